@@ -1,0 +1,45 @@
+"""Errors a user can meet: one human sentence each, with the process exit code it stands for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedvlmError(Exception):
+    """Root of the errors that are shown as one sentence, without a traceback."""
+
+    exit_code = 1
+
+
+class ConfigError(FedvlmError):
+    """Wrong flag, key, value or combination: what, where, nearest valid name, how to mend it."""
+
+    exit_code = 2
+
+
+class DataError(FedvlmError):
+    """Missing, corrupt or inconsistent data on disk."""
+
+    exit_code = 3
+
+
+class DivergedError(FedvlmError):
+    """A non-finite loss, gradient, update or aggregate; the message names client, round, tensor."""
+
+    exit_code = 4
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return ``; did you mean 'X'?`` for the nearest known name (case, dash, underscore aside).
+
+    An empty string where nothing is near.
+    """
+    names = {fold(k): k for k in known}
+    near = difflib.get_close_matches(fold(word), list(names), n=1, cutoff=0.6)
+    return f"; did you mean '{names[near[0]]}'?" if near else ""
+
+
+def fold(name: str) -> str:
+    """Fold case, dashes, underscores and blanks away: ``Oxford-Pets`` == ``oxfordpets``."""
+    return "".join(ch for ch in name.lower() if ch not in "-_ ")
