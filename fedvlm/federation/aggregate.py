@@ -1,0 +1,111 @@
+"""Aggregation rules: pure functions from client updates to one tree, accumulated in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedvlm.errors import DivergedError
+from fedvlm.federation.trees import Tree, first_non_finite
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one client sent: its shared tensors, declared extras and a weight.
+
+    Attributes:
+        client: id.
+        params: shared group only, no client axis.
+        weight: usually the number of training samples.
+        extras: declared side information (prototypes, control variates, ...).
+        metrics: scalars of the client's own training, for the log.
+    """
+
+    client: int
+    params: Tree
+    weight: float
+    extras: Tree = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def weighted_sum(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Return the weighted mean of equal-shaped tensors, in their own dtype.
+
+    Weights are normalised; the sum runs in float64, in the order given.
+    """
+    total = float(sum(weights))
+    out = torch.zeros(tensors[0].shape, dtype=torch.float64, device=tensors[0].device)
+    for tensor, weight in zip(tensors, weights, strict=True):
+        out.add_(tensor.double(), alpha=weight / total)
+    return out.to(tensors[0].dtype)
+
+
+def weighted_mean(updates: Sequence[Update], weights: Sequence[float] | None = None) -> Tree:
+    """Return sum_k p_k w_k with p_k = n_k / sum n (McMahan et al. 2017, FedAvg).
+
+    Raises:
+        DivergedError: the aggregate is not finite; the message names the tensor.
+    """
+    ordered = sorted(updates, key=lambda u: u.client)
+    share = [u.weight for u in ordered] if weights is None else list(weights)
+    tree = {
+        name: weighted_sum([u.params[name] for u in ordered], share)
+        for name in ordered[0].params
+    }
+    return checked(tree)
+
+
+def similarity_weights(
+    tensors: Sequence[Tensor], previous: Tensor, weights: Sequence[float], temperature: float
+) -> list[float]:
+    """Return FedTV's similarity-aware weights of one tensor, summing to 1.
+
+    c_i = cos(vec(W_i), vec(W_prev)), beta = softmax(c / temperature),
+    lambda_i = p_i beta_i / sum_j p_j beta_j. A zero vector has cosine 0.
+    """
+    base = previous.double().flatten()
+    cosines = torch.stack([_cosine(t.double().flatten(), base) for t in tensors])
+    beta = torch.softmax(cosines / temperature, 0)
+    share = beta * torch.tensor(list(weights), dtype=torch.float64, device=beta.device)
+    return (share / share.sum()).tolist()
+
+
+def similarity_aware(
+    updates: Sequence[Update], previous: Tree, temperature: float = 1.0
+) -> tuple[Tree, dict[str, list[float]]]:
+    """Aggregate each tensor with its own similarity-aware weights (FedTV, SAA).
+
+    Returns:
+        The aggregate, and per tensor the weights in the order of ascending client id.
+
+    Raises:
+        DivergedError: the aggregate is not finite.
+    """
+    ordered = sorted(updates, key=lambda u: u.client)
+    sizes = [u.weight for u in ordered]
+    tree, used = {}, {}
+    for name in ordered[0].params:
+        tensors = [u.params[name] for u in ordered]
+        used[name] = similarity_weights(tensors, previous[name], sizes, temperature)
+        tree[name] = weighted_sum(tensors, used[name])
+    return checked(tree), used
+
+
+def checked(tree: Tree) -> Tree:
+    """Return ``tree`` if all of it is finite.
+
+    Raises:
+        DivergedError: a leaf is not; the message names it.
+    """
+    bad = first_non_finite(tree)
+    if bad is not None:
+        raise DivergedError(f"the aggregate of '{bad}' is not finite; lower --lr")
+    return tree
+
+
+def _cosine(x: Tensor, y: Tensor) -> Tensor:
+    norm = x.norm() * y.norm()
+    return torch.where(norm > 0, (x @ y) / norm.clamp_min(torch.finfo(x.dtype).tiny), 0.0)

@@ -1,0 +1,182 @@
+"""Which samples a client sees at which step, and the padded batches of several clients at once.
+
+No sample is dropped: the last batch of an epoch is short, and a client with fewer samples than the
+batch size trains on what it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedvlm import rng
+from fedvlm.federation.trees import Tree
+
+
+class SampleSource(Protocol):
+    """Samples by index, whatever lies behind (cached features, pixels)."""
+
+    labels: Tensor  # [n] int64
+
+    def fetch(self, indices: Tensor, view: int) -> dict[str, Tensor]:
+        """Return streams ``{name: [len(indices), ...]}`` of one augmented view (0: the first)."""
+        ...
+
+
+class Split(Protocol):
+    """One client's samples, as indices into the source."""
+
+    @property
+    def train(self) -> np.ndarray: ...
+    @property
+    def val(self) -> np.ndarray: ...
+    @property
+    def test(self) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One mini-batch of K clients.
+
+    Attributes:
+        x: streams ``[K, B, ...]``.
+        y: labels ``[K, B]``.
+        w: 1 for a sample, 0 for padding, ``[K, B]``.
+        const: trees given to ``fit`` as ``const``, cut to the clients still at work.
+    """
+
+    x: Mapping[str, Tensor]
+    y: Tensor
+    w: Tensor
+    const: Mapping[str, Tree] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimiser step of the first ``active`` clients of the chunk.
+
+    Attributes:
+        active: how many clients of the chunk still have work.
+        index: 1-based step number.
+        epochs: local epoch (from 0) of each active client.
+        samples: samples used by all active clients together.
+        batches: ``per_step`` batches.
+    """
+
+    active: int
+    index: int
+    epochs: tuple[int, ...]
+    samples: int
+    batches: tuple[Batch, ...]
+
+
+class Batcher(Protocol):
+    """Gives the steps of one ``fit``; clients come sorted by falling number of steps."""
+
+    def steps(
+        self, clients: Sequence[int], round_: int, epochs: int, per_step: int, tag: str
+    ) -> Iterator[Step]:
+        """Yield the steps of ``epochs`` local epochs."""
+        ...
+
+    def sizes(self, clients: Sequence[int]) -> list[int]:
+        """Return the number of training samples per client."""
+        ...
+
+
+def step_slices(n: int, batch: int, per_step: int) -> list[list[tuple[int, int]]]:
+    """Cut ``n`` shuffled samples into steps of ``per_step`` disjoint batches.
+
+    A rest too small for full batches is shared out evenly; a rest smaller than ``per_step``
+    joins the step before, or repeats samples where there is none.
+    """
+    steps: list[list[tuple[int, int]]] = []
+    start = 0
+    while start < n:
+        take = min(n - start, batch * per_step)
+        if take < per_step and steps:
+            break
+        if take < per_step:
+            steps.append([(i % n, i % n + 1) for i in range(per_step)])
+            break
+        edges = [start + round(take * i / per_step) for i in range(per_step + 1)]
+        steps.append(list(zip(edges[:-1], edges[1:], strict=True)))
+        start += take
+    return steps
+
+
+@dataclass(frozen=True)
+class SplitBatcher:
+    """Batches from each client's training split.
+
+    Shuffles depend on (seed, tag, round, client, epoch) only. The augmented view of a local
+    epoch is its number in the whole run, modulo ``views``.
+    """
+
+    source: SampleSource
+    splits: Sequence[Split]
+    batch_size: int
+    seed: int
+    views: int
+    epochs_per_round: int
+    device: torch.device
+    dtype: torch.dtype
+
+    def sizes(self, clients: Sequence[int]) -> list[int]:
+        """See ``Batcher.sizes``."""
+        return [len(self.splits[c].train) for c in clients]
+
+    def steps(
+        self, clients: Sequence[int], round_: int, epochs: int, per_step: int, tag: str
+    ) -> Iterator[Step]:
+        """See ``Batcher.steps``."""
+        cuts = [step_slices(n, self.batch_size, per_step) for n in self.sizes(clients)]
+        totals = [epochs * len(c) for c in cuts]
+        orders: dict[tuple[int, int], Tensor] = {}
+        for t in range(max(totals, default=0)):
+            active = sum(total > t for total in totals)
+            done = [t // len(cuts[k]) for k in range(active)]
+            parts, samples = [], 0
+            for j in range(per_step):
+                picks, views = [], []
+                for k in range(active):
+                    order = self._order(orders, clients[k], k, round_, done[k], tag)
+                    start, stop = cuts[k][t % len(cuts[k])][j]
+                    picks.append(order[start:stop])
+                    views.append(((round_ - 1) * self.epochs_per_round + done[k]) % self.views)
+                parts.append(self._batch(picks, views))
+                samples += sum(map(len, picks))
+            yield Step(active, t + 1, tuple(done), samples, tuple(parts))
+
+    def _order(
+        self, memo: dict[tuple[int, int], Tensor], client: int, k: int, round_: int, epoch: int,
+        tag: str,
+    ) -> Tensor:
+        if (k, epoch) not in memo:
+            generator = rng.stream(self.seed, f"batches/{tag}", round_, client, epoch)
+            indices = torch.as_tensor(np.asarray(self.splits[client].train, dtype=np.int64))
+            memo.pop((k, epoch - 1), None)
+            memo[k, epoch] = indices[torch.randperm(len(indices), generator=generator)]
+        return memo[k, epoch]
+
+    def _batch(self, picks: Sequence[Tensor], views: Sequence[int]) -> Batch:
+        width = max(len(p) for p in picks)
+        index = torch.stack([torch.nn.functional.pad(p, (0, width - len(p)),
+                                                     value=int(p[0])) for p in picks])
+        weight = torch.stack([(torch.arange(width) < len(p)) for p in picks])
+        if len(set(views)) == 1:
+            flat = self.source.fetch(index.reshape(-1), views[0])
+            x = {s: v.reshape(*index.shape, *v.shape[1:]) for s, v in flat.items()}
+        else:
+            each = [self.source.fetch(row, view) for row, view in zip(index, views, strict=True)]
+            x = {s: torch.stack([e[s] for e in each]) for s in each[0]}
+        return Batch(
+            {s: v.to(self.device) for s, v in x.items()},
+            self.source.labels[index].to(self.device),
+            weight.to(self.device, self.dtype),
+        )

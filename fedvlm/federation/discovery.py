@@ -1,0 +1,102 @@
+"""Trainers by file name: ``trainers/<name>.py`` is loaded by path, never imported by name.
+
+So an installed fedvlm does not claim the top-level name ``trainers``, and
+``--trainer ./my.py:MyMethod`` works the same way.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from fedvlm.errors import ConfigError, did_you_mean, fold
+from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def trainer_files() -> dict[str, Path]:
+    """Return file stem -> path for the trainers beside the current folder or the package."""
+    for base in (Path.cwd(), REPOSITORY):
+        folder = base / "trainers"
+        if folder.is_dir():
+            return {
+                p.stem: p for p in sorted(folder.glob("*.py")) if not p.stem.startswith("_")
+            }
+    return {}
+
+
+def load_trainer(spec: str) -> type[Trainer]:
+    """Return the trainer class for a name or ``path.py:Class``.
+
+    Raises:
+        ConfigError: no such file, class or name; the message gives the nearest.
+    """
+    if ".py" in spec:
+        return _from_path(spec)
+    if spec in TRAINER_REGISTRY:
+        return TRAINER_REGISTRY.get(spec)
+    files = trainer_files()
+    stem = next((s for s in files if fold(s) == fold(spec)), None)
+    if stem is None:
+        raise ConfigError(
+            f"unknown trainer '{spec}'{did_you_mean(spec, files)} "
+            f"(known: {', '.join(files) or 'none'}; or ./my.py:MyMethod)"
+        )
+    return _only_trainer(_load(files[stem]), files[stem])
+
+
+def _from_path(spec: str) -> type[Trainer]:
+    file, _, name = spec.partition(":")
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"--trainer {spec}: no file '{path}'")
+    module = _load(path)
+    if not name:
+        return _only_trainer(module, path)
+    found = getattr(module, name, None)
+    if not (inspect.isclass(found) and issubclass(found, Trainer)):
+        known = [c.__name__ for c in _trainers_in(module)]
+        raise ConfigError(
+            f"--trainer {spec}: '{path}' has no Trainer class '{name}'"
+            f"{did_you_mean(name, known)} (it has: {', '.join(known) or 'none'})"
+        )
+    found.name = found.name or found.__name__
+    return found
+
+
+def _load(path: Path) -> ModuleType:
+    name = f"fedvlm_trainers.{path.stem}_{abs(hash(str(path.resolve())))}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"'{path}' cannot be loaded as a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _trainers_in(module: ModuleType) -> list[type[Trainer]]:
+    return [
+        c for c in vars(module).values()
+        if inspect.isclass(c) and issubclass(c, Trainer) and c.__module__ == module.__name__
+    ]
+
+
+def _only_trainer(module: ModuleType, path: Path) -> type[Trainer]:
+    found = [c for c in _trainers_in(module) if c.name]
+    if len(found) != 1:
+        raise ConfigError(
+            f"'{path}' must define exactly one named Trainer, it has {len(found)}; "
+            "give --trainer path.py:Class"
+        )
+    return found[0]

@@ -1,0 +1,149 @@
+"""Optimisers as pure functions over trees with a leading client axis.
+
+One client (K = 1) gives the same bits as ``torch.optim``; clients never mix. A fresh state per
+client and fit: momentum cannot leak. Sources: SGD with momentum as in torch.optim.SGD; Adam
+(Kingma and Ba 2015, algorithm 1); AdamW (Loshchilov and Hutter 2019, algorithm 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedvlm.errors import ConfigError, did_you_mean
+from fedvlm.federation.trees import State, Tree
+
+
+class Optimiser(Protocol):
+    """One rule; its state is slots of trees, so that it stacks and slices like everything else."""
+
+    def step(
+        self, p: Tree, g: Tree, state: State, lr: Sequence[float], t: int
+    ) -> tuple[Tree, State]:
+        """Return updated leaves for the names in ``g`` and the new state.
+
+        Args:
+            p: leaves ``[K, ...]``.
+            g: gradients; names may be a subset of those of ``p``.
+            state: what the last call returned; ``{}`` before the first.
+            lr: one learning rate per client.
+            t: step number, from 1.
+        """
+        ...
+
+
+def descend(p: Tensor, direction: Tensor, lr: Sequence[float]) -> Tensor:
+    """Return ``p - lr * direction`` with a rate per client, in torch.optim's own rounding."""
+    if len(set(lr)) <= 1:
+        return torch.add(p, direction, alpha=-lr[0])
+    return torch.stack(
+        [torch.add(p[k], direction[k], alpha=-rate) for k, rate in enumerate(lr)]
+    )
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent with momentum and coupled weight decay."""
+
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+
+    def step(
+        self, p: Tree, g: Tree, state: State, lr: Sequence[float], t: int
+    ) -> tuple[Tree, State]:
+        """See ``Optimiser.step``."""
+        old = state.get("momentum", {})
+        new, buffers = {}, {}
+        for name, grad in g.items():
+            d = torch.add(grad, p[name], alpha=self.weight_decay) if self.weight_decay else grad
+            if self.momentum:
+                if name in old:
+                    buf = torch.add(old[name] * self.momentum, d, alpha=1 - self.dampening)
+                else:
+                    buf = d.clone()
+                buffers[name] = buf
+                d = torch.add(d, buf, alpha=self.momentum) if self.nesterov else buf
+            new[name] = descend(p[name], d, lr)
+        return new, ({"momentum": buffers} if self.momentum else {})
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam; ``decoupled`` decay makes it AdamW."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled: bool = False
+
+    def step(
+        self, p: Tree, g: Tree, state: State, lr: Sequence[float], t: int
+    ) -> tuple[Tree, State]:
+        """See ``Optimiser.step``."""
+        b1, b2 = self.betas
+        old_m, old_v = state.get("m", {}), state.get("v", {})
+        new, ms, vs = {}, {}, {}
+        for name, grad in g.items():
+            x = p[name]
+            if self.decoupled and self.weight_decay:
+                x = self._shrink(x, lr)
+            elif self.weight_decay:
+                grad = torch.add(grad, x, alpha=self.weight_decay)
+            m = old_m[name] if name in old_m else torch.zeros_like(grad)
+            v = old_v[name] if name in old_v else torch.zeros_like(grad)
+            ms[name] = m = torch.lerp(m, grad, 1 - b1)
+            vs[name] = v = torch.addcmul(v * b2, grad, grad, value=1 - b2)
+            denominator = v.sqrt() / (1 - b2**t) ** 0.5 + self.eps
+            new[name] = self._move(x, m, denominator, [rate / (1 - b1**t) for rate in lr])
+        return new, {"m": ms, "v": vs}
+
+    def _shrink(self, x: Tensor, lr: Sequence[float]) -> Tensor:
+        if len(set(lr)) <= 1:
+            return x * (1 - lr[0] * self.weight_decay)
+        return torch.stack([x[k] * (1 - rate * self.weight_decay) for k, rate in enumerate(lr)])
+
+    @staticmethod
+    def _move(x: Tensor, m: Tensor, denominator: Tensor, step: Sequence[float]) -> Tensor:
+        if len(set(step)) <= 1:
+            return torch.addcdiv(x, m, denominator, value=-step[0])
+        rows = [
+            torch.addcdiv(x[k], m[k], denominator[k], value=-s) for k, s in enumerate(step)
+        ]
+        return torch.stack(rows)
+
+
+@dataclass(frozen=True)
+class OptimSpec:
+    """What ``OPTIM`` says, as plain values."""
+
+    name: str = "sgd"
+    lr: float = 0.005
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    dampening: float = 0.0
+    nesterov: bool = False
+    betas: tuple[float, float] = field(default=(0.9, 0.999))
+
+    def build(self) -> Optimiser:
+        """Return the optimiser.
+
+        Raises:
+            ConfigError: unknown name.
+        """
+        if self.name == "sgd":
+            return SGD(self.momentum, self.weight_decay, self.dampening, self.nesterov)
+        if self.name in ("adam", "adamw"):
+            return Adam(
+                self.betas, weight_decay=self.weight_decay, decoupled=self.name == "adamw"
+            )
+        known = ("sgd", "adam", "adamw")
+        raise ConfigError(
+            f"OPTIM.NAME '{self.name}' is not known{did_you_mean(self.name, known)} "
+            f"(known: {', '.join(known)})"
+        )

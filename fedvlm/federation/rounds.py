@@ -1,0 +1,170 @@
+"""The round loop: sample -> work -> check -> aggregate -> tell the subscribers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fedvlm import rng
+from fedvlm.errors import ConfigError, DivergedError, FedvlmError
+from fedvlm.federation.batches import Batcher
+from fedvlm.federation.context import Context
+from fedvlm.federation.engine import Engine, LocalEngine, RoundWork
+from fedvlm.federation.events import FedState, RoundFinished, RoundStarted, Subscriber
+from fedvlm.federation.groups import resolve
+from fedvlm.federation.optim import OptimSpec
+from fedvlm.federation.schedule import Schedule
+from fedvlm.federation.trainer import Trainer
+from fedvlm.federation.trees import Tree, cast, expand, nbytes, stack, stack_states
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What ``FED`` and ``OPTIM`` say, as plain values.
+
+    Attributes:
+        rounds, clients, frac: T, number of clients, share drawn per round.
+        epochs: local epochs.
+        first_round_all: every client works in round 1, whatever ``frac``.
+        nonfinite: ``abort`` or ``drop``.
+        seed: model seed (initialisation, shuffles, client sampling).
+    """
+
+    rounds: int
+    clients: int
+    frac: float = 1.0
+    epochs: int = 1
+    first_round_all: bool = True
+    nonfinite: str = "abort"
+    seed: int = 1
+    optim: OptimSpec = field(default_factory=OptimSpec)
+    schedule: Schedule | None = None
+
+    def sample(self, round_: int) -> list[int]:
+        """Return the clients of a round, ascending: max(int(frac K), 1), without replacement."""
+        if self.frac >= 1 or (round_ == 1 and self.first_round_all):
+            return list(range(self.clients))
+        generator = rng.stream(self.seed, "sample", round_)
+        order = torch.randperm(self.clients, generator=generator)
+        return sorted(order[: max(int(self.frac * self.clients), 1)].tolist())
+
+
+class Federation:
+    """One method on one model over one set of clients.
+
+    Args:
+        trainer: the method.
+        model: frozen model; ``model.backbone`` has ``digest`` and ``verify_frozen()`` (or None).
+        batcher: training batches by client.
+        plan: rounds, participation, optimiser.
+        engine: where clients run.
+        subscribers: called with every event, in order.
+    """
+
+    def __init__(
+        self, trainer: Trainer, model: Any, batcher: Batcher, plan: Plan, *,
+        engine: Engine | None = None, subscribers: Sequence[Subscriber] = (),
+    ) -> None:
+        self.trainer, self.model, self.batcher, self.plan = trainer, model, batcher, plan
+        self.engine = engine or LocalEngine()
+        self.subscribers = list(subscribers)
+        start = trainer.trainables(model, rng.stream(plan.seed, "init"))
+        self.p0 = cast(start, model.dtype, model.device)
+        self.groups = resolve(self.p0, trainer.groups, f"trainer {trainer.name}")
+
+    def context(self, clients: Sequence[int], round_: int = 0) -> Context:
+        """Return the context of a chunk of clients in a round."""
+        plan = self.plan
+        return Context(
+            self.model, self.groups, self.batcher, list(clients), round_, plan.seed, plan.epochs,
+            plan.optim, plan.schedule or Schedule(plan.optim.lr),
+            self.trainer.extras, plan.nonfinite,
+        )
+
+    def start(self) -> FedState:
+        """Return the untrained state (round 0)."""
+        ctx = self.context([])
+        clients = {c: self.trainer.init(ctx, self.p0) for c in range(self.plan.clients)}
+        return FedState(0, self.trainer.init_server(ctx, self.p0), clients)
+
+    def run(self, state: FedState | None = None, until: int | None = None) -> FedState:
+        """Run rounds until ``until`` (default: all) from ``state`` (default: the start).
+
+        Raises:
+            DivergedError: a number is not finite (policy ``abort``), or no client is left.
+            FedvlmError: the frozen backbone changed, or a trainer broke a contract.
+        """
+        before = self._frozen()
+        if state is None:
+            state = self.start()
+            self._tell(RoundFinished(0, self.plan.rounds, state, self))
+        for round_ in range(state.round + 1, (until or self.plan.rounds) + 1):
+            state = self.round(state, round_)
+        if self._frozen() != before:
+            raise FedvlmError("the frozen backbone changed during the run; no result is valid")
+        return state
+
+    def round(self, state: FedState, round_: int) -> FedState:
+        """Run one round and return the state after it; ``state`` itself is left as it was."""
+        chosen = self.plan.sample(round_)
+        self._tell(RoundStarted(round_, self.plan.rounds, chosen))
+        began, towers = time.perf_counter(), dict(getattr(self.model, "counters", {}))
+        down = {c: nbytes(self.trainer.down(state.server, c)) for c in chosen}
+        work = self.engine.run(
+            self.trainer, lambda ids: self.context(ids, round_), state.server,
+            {c: state.clients[c] for c in chosen},
+        )
+        if not work.updates:
+            raise DivergedError(
+                f"round {round_}: every client was dropped ({'; '.join(work.dropped.values())})"
+            )
+        self.trainer.report = {}
+        server = self.trainer.server(self.context([], round_), state.server, work.updates)
+        after = FedState(round_, server, state.clients | work.states)
+        spent = {n: v - towers.get(n, 0) for n, v in getattr(self.model, "counters", {}).items()}
+        self._tell(
+            RoundFinished(
+                round_, self.plan.rounds, after, self, work.updates, work.dropped,
+                {u.client: nbytes(u.params | u.extras) for u in work.updates}, down,
+                work.counters | spent, time.perf_counter() - began, dict(self.trainer.report),
+            )
+        )
+        return after
+
+    def personal(
+        self, state: FedState, clients: Sequence[int], chunk: int | None = None
+    ) -> Iterator[tuple[Sequence[int], Tree]]:
+        """Yield (clients, personal models ``[K, ...]``) after aggregation, chunk by chunk."""
+        size = chunk or getattr(self.engine, "chunk", 8)
+        size = size if self.trainer.batched else 1
+        sizes = self.batcher.sizes(list(clients))
+        order = [c for _, c in sorted(zip((-n for n in sizes), clients, strict=True))]
+        for i in range(0, len(order), size):
+            ids = order[i : i + size]
+            ctx = self.context(ids, state.round)
+            down = stack([self.trainer.down(state.server, c) for c in ids])
+            yield ids, self.trainer.personal(
+                ctx, stack_states([state.clients[c] for c in ids]), down
+            )
+
+    def shared(self, state: FedState) -> Tree:
+        """Return the global model ``[1, ...]``: initial personal tensors, aggregated shared ones.
+
+        That is what a client that was never trained would hold; no personal tensor enters it.
+        """
+        return expand(self.p0 | self.trainer.down(state.server, -1), 1)
+
+    def _frozen(self) -> str:
+        backbone = getattr(self.model, "backbone", None)
+        return backbone.verify_frozen() if backbone is not None else ""
+
+    def _tell(self, event: RoundStarted | RoundFinished) -> None:
+        for subscriber in self.subscribers:
+            subscriber(event)
+
+
+__all__ = ["ConfigError", "Federation", "Plan", "RoundWork"]

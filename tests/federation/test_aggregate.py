@@ -1,0 +1,99 @@
+"""Aggregation rules: closed forms of personalized_fl.md 5.2 and invariances."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedvlm.errors import ConfigError, DivergedError
+from fedvlm.federation.aggregate import Update, similarity_aware, weighted_mean, weighted_sum
+from fedvlm.federation.groups import resolve
+
+
+def ups(*vectors: tuple[float, ...], weights: tuple[float, ...] | None = None) -> list[Update]:
+    weights = weights or (1.0,) * len(vectors)
+    return [Update(i, {"w": torch.tensor(v, dtype=torch.float64)}, n)
+            for i, (v, n) in enumerate(zip(vectors, weights, strict=True))]
+
+
+OLD = {"w": torch.tensor([1.0, 0.0], dtype=torch.float64)}
+
+
+@pytest.mark.parametrize(
+    ("temperature", "expected"),
+    [(1.0, (1.462117157, 0.537882843)), (0.1, (1.999909204, 9.0796e-5)), (1e9, (1.0, 1.0))],
+)
+def test_similarity_aware_closed_form(temperature: float, expected: tuple[float, float]) -> None:
+    tree, used = similarity_aware(ups((2.0, 0.0), (0.0, 2.0)), OLD, temperature)
+    assert tree["w"].tolist() == pytest.approx(expected, abs=1e-8)
+    assert sum(used["w"]) == pytest.approx(1.0)
+    e = math.exp(1 / temperature)
+    assert used["w"][0] == pytest.approx(e / (1 + e))
+
+
+def test_similarity_aware_weights_by_samples_and_is_per_tensor() -> None:
+    updates = [
+        Update(0, {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([0.0, 1.0])}, 3.0),
+        Update(1, {"a": torch.tensor([0.0, 1.0]), "b": torch.tensor([1.0, 0.0])}, 1.0),
+    ]
+    old = {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([1.0, 0.0])}
+    _, used = similarity_aware(updates, old, 1.0)
+    e = math.e
+    assert used["a"][0] == pytest.approx(3 * e / (3 * e + 1))
+    assert used["b"][0] == pytest.approx(3 / (3 + e))
+
+
+def test_similarity_aware_survives_zero_and_opposite_vectors() -> None:
+    tree, used = similarity_aware(ups((0.0, 0.0), (-1.0, 0.0)), OLD, 1.0)
+    assert used["w"][0] == pytest.approx(1 / (1 + math.exp(-1)))
+    assert torch.isfinite(tree["w"]).all()
+
+
+def test_identical_clients_are_a_fixed_point() -> None:
+    same = ups((1.5, -2.0), (1.5, -2.0), (1.5, -2.0), weights=(1, 5, 9))
+    assert torch.allclose(weighted_mean(same)["w"], same[0].params["w"], atol=1e-15)
+    assert torch.allclose(similarity_aware(same, OLD)[0]["w"], same[0].params["w"], atol=1e-15)
+
+
+@given(
+    st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(-1e3, 1e3), st.integers(1, 99)), min_size=2,
+             max_size=6),
+    st.randoms(use_true_random=False), st.integers(2, 50),
+)
+@settings(max_examples=40, deadline=None)
+def test_order_and_common_factor_of_weights_change_nothing(rows: list, random: object,
+                                                           factor: int) -> None:
+    updates = [Update(i, {"w": torch.tensor([x, y], dtype=torch.float64)}, float(n))
+               for i, (x, y, n) in enumerate(rows)]
+    shuffled = list(updates)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert torch.equal(weighted_mean(updates)["w"], weighted_mean(shuffled)["w"])
+    scaled = [Update(u.client, u.params, u.weight * factor) for u in updates]
+    assert torch.allclose(weighted_mean(updates)["w"], weighted_mean(scaled)["w"], rtol=1e-12)
+
+
+def test_float64_accumulation_over_many_clients() -> None:
+    value = torch.tensor([0.1], dtype=torch.float32)
+    assert torch.equal(weighted_sum([value] * 10_000, [1.0] * 10_000), value)
+
+
+def test_non_finite_aggregate_names_the_tensor() -> None:
+    with pytest.raises(DivergedError, match="aggregate of 'w'"):
+        weighted_mean(ups((math.inf, 0.0), (1.0, 1.0)))
+
+
+def test_groups_must_cover_every_tensor_exactly_once() -> None:
+    names = ["text.sigma", "text.U", "image.fusion.query.bias"]
+    groups = resolve(names, [(r"text\.sigma", "shared"), (r"text\.U|image\..*", "personal")], "T")
+    assert groups.shared == ("text.sigma",)
+    assert groups.personal == ("text.U", "image.fusion.query.bias")
+    with pytest.raises(ConfigError) as caught:
+        resolve(names, [(r"text\..*", "shared"), (r"text\.U", "personal"), ("head", "frozen")], "T")
+    message = str(caught.value)
+    assert "'text.U' matches rules of several groups" in message
+    assert "'image.fusion.query.bias' matches no rule" in message
+    assert "'head' -> frozen matches no trainable" in message

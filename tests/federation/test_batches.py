@@ -1,0 +1,72 @@
+"""Batches: no sample lost, disjoint per step, a function of the seed."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedvlm.federation.batches import SplitBatcher, step_slices
+
+from .toys import ToySource, ToySplit
+
+
+@given(st.integers(0, 200), st.integers(1, 40), st.integers(1, 3))
+@settings(max_examples=200, deadline=None)
+def test_slices_use_every_sample_once(n: int, batch: int, per_step: int) -> None:
+    steps = step_slices(n, batch, per_step)
+    used = [i for step in steps for start, stop in step for i in range(start, stop)]
+    assert all(len(step) == per_step for step in steps)
+    assert all(0 < stop - start <= batch for step in steps for start, stop in step)
+    assert bool(steps) == (n > 0)
+    if n >= per_step:
+        assert len(used) == len(set(used))
+        assert len(used) > n - per_step
+    if per_step == 1:
+        assert used == list(range(n))
+
+
+def batcher(sizes: list[int], seed: int = 1, views: int = 1, batch: int = 4) -> SplitBatcher:
+    edges = np.cumsum([0, *sizes])
+    total = int(edges[-1])
+    source = ToySource({"i": torch.arange(total)}, torch.arange(total))
+    splits = [ToySplit(np.arange(a, b)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return SplitBatcher(source, splits, batch, seed, views, 2, torch.device("cpu"), torch.float64)
+
+
+def test_padding_is_weighted_zero_and_every_epoch_sees_all_samples() -> None:
+    seen: dict[int, list[int]] = {0: [], 1: []}
+    for step in batcher([10, 3]).steps([0, 1], 1, 2, 1, "w"):
+        (b,) = step.batches
+        assert b.x["i"].shape == b.y.shape == b.w.shape
+        for k in range(step.active):
+            seen[k] += b.y[k][b.w[k] > 0].tolist()
+        assert step.samples == int(b.w.sum())
+    assert sorted(seen[0]) == sorted(list(range(10)) * 2)
+    assert sorted(seen[1]) == sorted([10, 11, 12] * 2)
+
+
+def test_a_client_sees_the_same_batches_alone_and_in_company() -> None:
+    def sequence(clients: list[int], who: int) -> list[list[int]]:
+        k = clients.index(who)
+        return [s.batches[0].y[k][s.batches[0].w[k] > 0].tolist()
+                for s in batcher([10, 7, 3]).steps(clients, 4, 2, 1, "w") if s.active > k]
+
+    assert sequence([1], 1) == sequence([0, 1, 2], 1)
+
+
+def test_shuffles_depend_on_seed_round_and_tag() -> None:
+    def first(seed: int, round_: int, tag: str) -> list[int]:
+        return next(iter(batcher([40], seed).steps([0], round_, 1, 1, tag))).batches[0].y.tolist()
+
+    base = first(1, 1, "w")
+    assert base == first(1, 1, "w")
+    assert all(base != other for other in (first(2, 1, "w"), first(1, 2, "w"), first(1, 1, "v")))
+
+
+def test_global_generators_are_untouched() -> None:
+    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()
+    list(batcher([5, 2]).steps([0, 1], 1, 1, 1, "w"))
+    assert torch.equal(torch_state, torch.get_rng_state())
+    assert (numpy_state == np.random.get_state()[1]).all()

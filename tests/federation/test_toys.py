@@ -1,0 +1,300 @@
+"""Closed forms on the quadratic toys; APFL, Ditto, Per-FedAvg and Hermes show that the core fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedvlm.errors import DivergedError, FedvlmError
+from fedvlm.federation.aggregate import Update, weighted_mean
+from fedvlm.federation.batches import Batch, Step
+from fedvlm.federation.context import Context, Upload
+from fedvlm.federation.trees import State, Tree, map_leaves, mix, per_client, rows
+
+from .toys import A, B, ETA, Quadratic, quadratic
+
+
+def server(fed: Any, state: Any = None) -> float:
+    return float((state or fed.run()).server["w"]["w"])
+
+
+def test_fedavg_one_round_and_weights() -> None:
+    assert server(quadratic(Quadratic(), 1)) == pytest.approx(0.6, abs=1e-12)
+    assert server(quadratic(Quadratic(), 1, sizes=(3, 1))) == pytest.approx(0.3, abs=1e-12)
+
+
+@pytest.mark.parametrize(("epochs", "expected"), [(1, 3.0), (5, 2.680532285)])
+def test_fedavg_fixed_point(epochs: int, expected: float) -> None:
+    assert server(quadratic(Quadratic(), 300, epochs=epochs)) == pytest.approx(expected, abs=1e-8)
+
+
+class Prox(Quadratic):
+    mu = 1.0
+
+    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+        def pull(p: Tree, g: Tree, b: Batch) -> Tree:
+            return map_leaves(lambda g, w, w0: g + self.mu * (w - w0), g, p, b.const["d"])
+
+        w = ctx.fit(c["w"] | d, self.loss, edit=pull, const={"d": d})
+        return c | {"w": w}, ctx.upload(w)
+
+
+@pytest.mark.parametrize(
+    ("mu", "expected"), [(0.0, 2.680532285), (1.0, 2.691780822), (5.0, 2.777711915)]
+)
+def test_fedprox_fixed_point(mu: float, expected: float) -> None:
+    trainer = Prox()
+    trainer.mu = mu
+    assert server(quadratic(trainer, 400, epochs=5)) == pytest.approx(expected, abs=1e-8)
+
+
+class Ditto(Quadratic):
+    """v trained with the gradient of F + lam (v - w_received)."""
+
+    lam = 1.0
+
+    def init(self, ctx: Context, p0: Tree) -> State:
+        return {"w": p0, "v": p0}
+
+    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+        def pull(p: Tree, g: Tree, b: Batch) -> Tree:
+            return map_leaves(lambda g, v, w: g + self.lam * (v - w), g, p, b.const["d"])
+
+        v = ctx.fit(c["v"], self.loss, edit=pull, const={"d": d}, tag="v")
+        return super().local(ctx, c | {"v": v}, d)
+
+    def personal(self, ctx: Context, c: State, d: Tree) -> Tree:
+        return c["v"]
+
+
+def test_ditto() -> None:
+    fed = quadratic(Ditto(), 600)
+    state = fed.run()
+    (_, v), = fed.personal(state, [0, 1])
+    assert v["w"].tolist() == pytest.approx([1.5, 3.75], abs=1e-8)
+    local = Ditto()
+    local.lam = 0.0
+    fed = quadratic(local, 50)
+    state = fed.run()
+    assert float(state.clients[1]["v"]["w"]) == pytest.approx(3.9999999281, abs=1e-9)
+
+
+class APFL(Quadratic):
+    """w by SGD, v by the gradient of F(alpha v + (1 - alpha) w), alpha by Eq. 10."""
+
+    alpha0, alpha_lr = 0.5, 0.0
+
+    def init(self, ctx: Context, p0: Tree) -> State:
+        alpha = torch.tensor(self.alpha0, dtype=torch.float64)
+        return {"w": p0, "v": p0, "mix": {"alpha": alpha}}
+
+    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+        def mixed(model: Any, p: Tree, b: Batch) -> Tensor:
+            return self.loss(model, mix(p["alpha"], {"w": p["v"]}, {"w": p["w"]}), b)
+
+        def body(slots: State, batches: tuple[Batch, ...], step: Step) -> State:
+            _, _, gw = ctx.grad(slots["w"], self.loss, batches[0])
+            w = map_leaves(lambda x, g: x - ETA * g, slots["w"], gw)
+            joint = {"v": slots["v"]["w"], "w": w["w"], "alpha": slots["mix"]["alpha"]}
+            _, _, g = ctx.grad(joint, mixed, batches[0], ["v", "alpha"])
+            alpha = (joint["alpha"] - self.alpha_lr * g["alpha"]).clamp(0, 1)
+            return {"w": w, "v": {"w": joint["v"] - ETA * g["v"]}, "mix": {"alpha": alpha}}
+
+        new = ctx.loop({"w": c["w"] | d, "v": c["v"], "mix": c["mix"]}, body)
+        return c | new, ctx.upload(new["w"])
+
+    def personal(self, ctx: Context, c: State, d: Tree) -> Tree:
+        return mix(c["mix"]["alpha"], c["v"], c["w"] | d)
+
+
+def test_apfl() -> None:
+    trainer = APFL()
+    trainer.alpha0 = 1.0
+    state = quadratic(trainer, 10).run()
+    assert float(state.clients[1]["v"]["w"]) == pytest.approx(3.8870099004, abs=1e-9)
+    trainer = APFL()
+    trainer.alpha0 = 0.0
+    fed = quadratic(trainer, 10)
+    state = fed.run()
+    assert float(state.clients[1]["v"]["w"]) == 0.0
+    assert server(fed, state) == pytest.approx(server(quadratic(Quadratic(), 10)), abs=1e-14)
+
+
+def test_apfl_alpha_is_equation_10() -> None:
+    trainer = APFL()
+    trainer.alpha_lr = 0.1
+    fed = quadratic(trainer, 1, lr=0.0)
+    ctx = fed.context([0])
+    b = Batch(
+        {"a": torch.ones(1, 1, dtype=torch.float64), "b": torch.full((1, 1), 3.0, dtype=torch.float64)},
+        torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.float64),
+    )
+    p = {n: torch.tensor([x], dtype=torch.float64) for n, x in (("v", 2.0), ("w", 0.0), ("alpha", 0.5))}
+
+    def mixed(model: Any, q: Tree, b: Batch) -> Tensor:
+        return trainer.loss(model, mix(q["alpha"], {"w": q["v"]}, {"w": q["w"]}), b)
+
+    _, _, g = ctx.grad(p, mixed, b, ["alpha"])
+    assert float(p["alpha"] - 0.1 * g["alpha"]) == pytest.approx(0.9, abs=1e-12)
+
+
+class PerFedAvg(Quadratic):
+    """First-order and Hessian-free, with disjoint batches of one shuffled pass."""
+
+    alpha, mode = 0.1, "fo"
+
+    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+        def gradient(p: Tree, b: Batch) -> Tensor:
+            return ctx.grad(p, self.loss, b)[2]["w"]
+
+        def body(slots: State, batches: tuple[Batch, ...], step: Step) -> State:
+            w = slots["w"]["w"]
+            q = gradient({"w": w - self.alpha * gradient({"w": w}, batches[0])}, batches[1])
+            if self.mode == "hf":
+                up, down = ({"w": w + s * 1e-3 * q} for s in (1, -1))
+                h = (gradient(up, batches[2]) - gradient(down, batches[2])) / 2e-3
+                q = q - self.alpha * h
+            return {"w": {"w": w - 0.05 * q}}
+
+        new = ctx.loop({"w": c["w"] | d}, body, per_step=3)
+        return c | new, ctx.upload(new["w"])
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("fo", 2.8), ("hf", 2.578947368)])
+def test_per_fedavg(mode: str, expected: float) -> None:
+    trainer = PerFedAvg()
+    trainer.mode = mode
+    assert server(quadratic(trainer, 2000)) == pytest.approx(expected, abs=1e-8)
+
+
+class Hermes(Quadratic):
+    """Per-client masks, per-client downloads, the intersection rule; not batched."""
+
+    batched = False
+    masks = torch.tensor([[1.0, 1, 0, 0], [1, 0, 1, 0]], dtype=torch.float64)
+
+    def trainables(self, model: Any, generator: torch.Generator) -> Tree:
+        return {"w": torch.full((4,), 9.0, dtype=torch.float64)}
+
+    extras = ("mask",)
+
+    def init(self, ctx: Context, p0: Tree) -> State:
+        return {"w": p0, "mask": {"w": torch.ones(4, dtype=torch.float64)}}
+
+    def down(self, server: State, client: int) -> Tree:
+        return server.get(f"client{client}", server["w"])
+
+    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+        assert ctx.k == 1
+        client = ctx.clients[0]
+        trained = torch.tensor([[1.0, 2, 0, 0], [5, 0, 7, 0]], dtype=torch.float64)[client][None]
+        mask = self.masks[client][None]
+        new = c | {"w": {"w": trained}, "mask": {"w": mask}}
+        return new, ctx.upload({"w": trained * mask}, torch.ones(1), {"mask": mask})
+
+    def server(self, ctx: Context, server: State, updates: Any) -> State:
+        count = sum(u.extras["mask"] for u in updates)
+        mean = weighted_mean(updates)["w"]
+        shared = count == len(updates)
+        out = {"w": {"w": torch.where(shared, mean, server["w"]["w"])}}
+        for u in updates:
+            out[f"client{u.client}"] = {"w": torch.where(shared, mean, u.params["w"])}
+        return server | out
+
+
+def test_hermes_intersection() -> None:
+    fed = quadratic(Hermes(), 1)
+    state = fed.run()
+    assert state.server["w"]["w"].tolist() == [3, 9, 9, 9]
+    assert fed.trainer.down(state.server, 0)["w"].tolist() == [3, 2, 0, 0]
+    assert fed.trainer.down(state.server, 1)["w"].tolist() == [3, 0, 7, 0]
+
+
+@pytest.mark.parametrize("trainer", [Quadratic, Ditto, APFL, PerFedAvg])
+def test_stacked_clients_equal_one_by_one(trainer: type[Quadratic]) -> None:
+    """Unequal step counts: a finished client drops out exactly."""
+    runs = []
+    for chunk in (1, 2):
+        fed = quadratic(trainer(), 3, epochs=2, sizes=(7, 3), chunk=chunk, batch=2, momentum=0.9)
+        state = fed.run()
+        runs.append([float(state.server["w"]["w"])] + [
+            float(v) for c in (0, 1) for tree in state.clients[c].values() for v in tree.values()
+        ])
+    assert runs[0] == runs[1]
+    assert len({round(x, 6) for x in runs[0]}) > 1
+
+
+def test_client_without_samples_keeps_its_model() -> None:
+    fed = quadratic(Ditto(), 2, sizes=(3, 0))
+    state = fed.run()
+    assert torch.isfinite(state.server["w"]["w"])
+    assert float(state.clients[1]["v"]["w"]) == 0.0
+
+
+def test_upload_outside_the_shared_group_is_refused() -> None:
+    class Leaks(Quadratic):
+        def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+            return c, Upload({"w": d["w"], "secret": d["w"]}, ctx.sizes)
+
+    with pytest.raises(FedvlmError, match="secret"):
+        quadratic(Leaks(), 1).run()
+
+
+def test_server_tensor_written_by_a_client_is_noticed() -> None:
+    class Writes(Quadratic):
+        def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+            d["w"].add_(1.0)
+            return c, ctx.upload(d)
+
+    with pytest.raises(FedvlmError, match="changed server tensors"):
+        quadratic(Writes(), 1, chunk=1).run()
+
+
+class Explodes(Quadratic):
+    def loss(self, model: Any, p: Tree, b: Batch) -> Tensor:
+        value = super().loss(model, p, b)
+        bad = per_client(b.x["a"][:, 0] == 3.0, value)
+        return torch.where(bad, torch.nan, 1.0) * value
+
+
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_non_finite_is_named_or_dropped(chunk: int) -> None:
+    with pytest.raises(DivergedError, match=r"round 1, client 1: loss .* step 1"):
+        quadratic(Explodes(), 1, chunk=chunk).run()
+    fed = quadratic(Explodes(), 2, chunk=chunk, nonfinite="drop")
+    seen = []
+    fed.subscribers.append(seen.append)
+    state = fed.run()
+    assert float(state.server["w"]["w"]) == 0.0  # client 0 alone: b = 0
+    assert "client 1" in seen[-1].dropped[1]
+    assert float(state.clients[1]["w"]["w"]) == 0.0
+
+
+def test_all_dropped_stops() -> None:
+    class AllExplode(Quadratic):
+        def loss(self, model: Any, p: Tree, b: Batch) -> Tensor:
+            return super().loss(model, p, b) * torch.nan
+
+    with pytest.raises(DivergedError, match="every client"):
+        quadratic(AllExplode(), 1, nonfinite="drop").run()
+
+
+def test_sampling_depends_on_seed_and_round_only() -> None:
+    fed = quadratic(Quadratic(), 1)
+    plan = fed.plan.__class__(10, 20, frac=0.25, seed=3)
+    assert plan.sample(1) == list(range(20))
+    draws = [plan.sample(r) for r in range(2, 10)]
+    assert all(len(d) == 5 and d == sorted(set(d)) for d in draws)
+    assert draws == [plan.sample(r) for r in range(2, 10)]
+    assert len({tuple(d) for d in draws}) > 1
+
+
+def test_rows_and_constants() -> None:
+    assert (A, B) == ((1.0, 3.0), (0.0, 4.0))
+    tree = rows({"w": torch.arange(3.0)}, 1, 3)
+    assert tree["w"].tolist() == [1.0, 2.0]
+    one = Update(0, {"w": torch.tensor(2.0)}, 1.0)
+    assert weighted_mean([one])["w"] == 2.0

@@ -1,0 +1,86 @@
+"""Quadratic toys with known answers (personalized_fl.md 5.2-5.4), in float64.
+
+F_k(w) = a_k / 2 (w - b_k)^2 with a = (1, 3), b = (0, 4): one sample (a, b) per client.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedvlm.federation.batches import Batch, SplitBatcher
+from fedvlm.federation.engine import LocalEngine
+from fedvlm.federation.optim import OptimSpec
+from fedvlm.federation.rounds import Federation, Plan
+from fedvlm.federation.trainer import Trainer
+
+A, B, ETA = (1.0, 3.0), (0.0, 4.0), 0.1
+
+
+@dataclass
+class ToyModel:
+    """Nothing but a dtype and a device."""
+
+    dtype: torch.dtype = torch.float64
+    device: torch.device = torch.device("cpu")
+    counters: Counter = field(default_factory=Counter)
+
+
+@dataclass
+class ToySource:
+    streams: dict[str, Tensor]
+    labels: Tensor
+
+    def fetch(self, indices: Tensor, view: int) -> dict[str, Tensor]:
+        return {name: v[indices] for name, v in self.streams.items()}
+
+
+@dataclass
+class ToySplit:
+    train: np.ndarray
+    val: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    test: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+class Quadratic(Trainer):
+    """FedAvg on F_k."""
+
+    def __init__(self, cfg: Any = None) -> None:
+        super().__init__(cfg or SimpleNamespace(TRAINER={}))
+
+    def trainables(self, model: Any, generator: torch.Generator) -> dict[str, Tensor]:
+        return {"w": torch.zeros((), dtype=torch.float64)}
+
+    def value(self, p: dict[str, Tensor]) -> Tensor:
+        return p["w"]
+
+    def loss(self, model: Any, p: dict[str, Tensor], b: Batch) -> Tensor:
+        gap = self.value(p)[:, None] - b.x["b"]
+        return (b.w * b.x["a"] / 2 * gap**2).sum(1) / b.w.sum(1)
+
+
+def quadratic(
+    trainer: Trainer, rounds: int, *, epochs: int = 1, lr: float = ETA, sizes: Sequence[int] = (1, 1),
+    chunk: int = 8, momentum: float = 0.0, batch: int = 100, **plan: Any,
+) -> Federation:
+    """Return a federation on the toy; client k holds ``sizes[k]`` copies of its sample."""
+    a = torch.tensor([A[k] for k, n in enumerate(sizes) for _ in range(n)], dtype=torch.float64)
+    b = torch.tensor([B[k] for k, n in enumerate(sizes) for _ in range(n)], dtype=torch.float64)
+    edges = np.cumsum([0, *sizes])
+    splits = [ToySplit(np.arange(i, j)) for i, j in zip(edges[:-1], edges[1:], strict=True)]
+    source = ToySource({"a": a, "b": b}, torch.zeros(len(a), dtype=torch.int64))
+    batcher = SplitBatcher(
+        source, splits, batch, 1, 1, epochs, torch.device("cpu"), torch.float64
+    )
+    spec = OptimSpec("sgd", lr, momentum, 0.0)
+    return Federation(
+        trainer, ToyModel(), batcher,
+        Plan(rounds, len(sizes), epochs=epochs, optim=spec, **plan), engine=LocalEngine(chunk),
+    )
