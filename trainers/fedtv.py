@@ -24,8 +24,9 @@ Departures from the authors' code: fusion biases are personal and stay with thei
     width is N times the classes); the orthogonality term has value and gradient zero within
     rounding of its minimum; feature width is that of the joint embedding, so RN50 works.
     VARIANT published: softmax adapters, un-squared orthogonality, literal anchor, tau 1, a key
-    bias, unscaled fusion scores. VARIANT fixed: residual adapters with zero start, squared
-    orthogonality, template anchor, tau 0.1, no key bias, scores over sqrt(hidden).
+    bias, unscaled fusion scores, aggregation weights rounded to float32 as there. VARIANT fixed:
+    residual adapters with zero start, squared orthogonality, template anchor, tau 0.1, no key
+    bias, scores over sqrt(hidden), aggregation weights in float64.
 Extra data: none.
 Cost: ViT-B/16: 1,126,664 trained, 532,480 sent each way per client and round (2.13 MB); two
     packed text passes per step, images from the feature cache.
@@ -143,7 +144,8 @@ class FedTV(Trainer):
         """Average plainly in round 1, then with similarity-aware weights per tensor."""
         if ctx.round == 1:
             return server | {"w": weighted_mean(updates)}
-        tree, used = similarity_aware(updates, server["w"], self.mode["SAA_TEMP"])
+        dtype = torch.float32 if self.cfg.VARIANT == "published" else torch.float64
+        tree, used = similarity_aware(updates, server["w"], self.mode["SAA_TEMP"], dtype)
         self.report["aggregation_weights"] = used
         return server | {"w": tree}
 

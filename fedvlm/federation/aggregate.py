@@ -59,22 +59,26 @@ def weighted_mean(updates: Sequence[Update], weights: Sequence[float] | None = N
 
 
 def similarity_weights(
-    tensors: Sequence[Tensor], previous: Tensor, weights: Sequence[float], temperature: float
+    tensors: Sequence[Tensor], previous: Tensor, weights: Sequence[float], temperature: float,
+    dtype: torch.dtype = torch.float64,
 ) -> list[float]:
     """Return FedTV's similarity-aware weights of one tensor, summing to 1.
 
     c_i = cos(vec(W_i), vec(W_prev)), beta = softmax(c / temperature),
-    lambda_i = p_i beta_i / sum_j p_j beta_j. A zero vector has cosine 0.
+    lambda_i = p_i beta_i / sum_j p_j beta_j with p_i = n_i / sum n. A zero vector has cosine 0.
+    Cosines are taken in float64; ``dtype`` is that of beta and p beta (float32 in the authors'
+    code, which moves the weights by about 1e-8), the normalisation is float64 again.
     """
     base = previous.double().flatten()
-    cosines = torch.stack([_cosine(t.double().flatten(), base) for t in tensors])
-    beta = torch.softmax(cosines / temperature, 0)
-    share = beta * torch.tensor(list(weights), dtype=torch.float64, device=beta.device)
-    return (share / share.sum()).tolist()
+    cosines = torch.stack([_cosine(t.double().flatten(), base) for t in tensors]).cpu()
+    share = torch.tensor([w / sum(weights) for w in weights], dtype=dtype)
+    share = share * torch.softmax(cosines.to(dtype) / temperature, 0)
+    return [s / sum(share.tolist()) for s in share.tolist()]
 
 
 def similarity_aware(
-    updates: Sequence[Update], previous: Tree, temperature: float = 1.0
+    updates: Sequence[Update], previous: Tree, temperature: float = 1.0,
+    dtype: torch.dtype = torch.float64,
 ) -> tuple[Tree, dict[str, list[float]]]:
     """Aggregate each tensor with its own similarity-aware weights (FedTV, SAA).
 
@@ -89,7 +93,7 @@ def similarity_aware(
     tree, used = {}, {}
     for name in ordered[0].params:
         tensors = [u.params[name] for u in ordered]
-        used[name] = similarity_weights(tensors, previous[name], sizes, temperature)
+        used[name] = similarity_weights(tensors, previous[name], sizes, temperature, dtype)
         tree[name] = weighted_sum(tensors, used[name])
     return checked(tree), used
 
