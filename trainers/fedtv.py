@@ -30,8 +30,9 @@ Departures from the authors' code: fusion biases are personal and stay with thei
 Extra data: none.
 Cost: ViT-B/16: 1,126,664 trained, 532,480 sent each way per client and round (2.13 MB); two
     packed text passes per step, images from the feature cache.
-Expected numbers: golden figures of the authors' modules in float64, `pytest tests/test_golden.py`.
-Command: python federated_main.py --root DATA/ --dataset-config-file configs/datasets/eurosat.yaml --trainer FedTV
+Expected numbers: the authors' own figures in float64, `pytest tests/test_golden.py`.
+Command: python federated_main.py --root DATA/
+    --dataset-config-file configs/datasets/eurosat.yaml --trainer FedTV
 """
 
 from __future__ import annotations
@@ -99,9 +100,12 @@ class FedTV(Trainer):
     def trainables(self, model: Any, generator: torch.Generator) -> Tree:
         """Return the prompt factors, both adapters and the fusion (card: Shared, Personal)."""
         c, d = self.cfg, model.embed_dim
-        rank = min(c.N_CTX, model.text_width)
-        self.require(c.RANK <= rank, f"TRAINER.FEDTV.RANK {c.RANK} is above {rank}, the smaller of "
-                     "N_CTX and the text width; lower it or raise N_CTX")
+        most = min(c.N_CTX, model.text_width)
+        self.require(
+            most >= c.RANK,
+            f"TRAINER.FEDTV.RANK {c.RANK} is above {most}, the smaller of N_CTX and the text "
+            "width; lower it or raise N_CTX",
+        )
         return {
             **low_rank_prompt(c.NUM_PROMPT, c.N_CTX, model.text_width, c.RANK, generator),
             **gate_adapter("image.shared_adapter", d, self.mode["ADAPTER"], generator),

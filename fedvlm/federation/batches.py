@@ -159,7 +159,7 @@ class SplitBatcher:
     ) -> Tensor:
         if (k, epoch) not in memo:
             generator = rng.stream(self.seed, f"batches/{tag}", round_, client, epoch)
-            indices = torch.as_tensor(np.asarray(self.splits[client].train, dtype=np.int64))
+            indices = torch.tensor(self.splits[client].train, dtype=torch.int64)
             memo.pop((k, epoch - 1), None)
             memo[k, epoch] = indices[torch.randperm(len(indices), generator=generator)]
         return memo[k, epoch]

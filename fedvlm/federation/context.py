@@ -71,6 +71,7 @@ class Context:
         optim, schedule: what ``OPTIM`` says; the schedule's clock is the whole run.
         extras: patterns of what an upload may carry beside the shared group.
         nonfinite: ``abort`` raises; ``drop`` lets the round go on without the client.
+        clock_per_round: start the schedule again each round.
     """
 
     model: Any
@@ -84,6 +85,7 @@ class Context:
     schedule: Schedule
     extras: tuple[str, ...] = ()
     nonfinite: str = "abort"
+    clock_per_round: bool = False
     counters: Counter[str] = field(default_factory=Counter)
     logs: dict[str, Tensor] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
@@ -199,8 +201,9 @@ class Context:
         return [n for n in p if n in wanted]
 
     def clock(self, local_epoch: int) -> int:
-        """Return the 0-based epoch of the whole run."""
-        return max(self.round - 1, 0) * self.epochs + local_epoch
+        """Return the 0-based epoch of the schedule's clock."""
+        before = 0 if self.clock_per_round else max(self.round - 1, 0) * self.epochs
+        return before + local_epoch
 
     # ---- messages and checks ---------------------------------------------------------------
     def upload(

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from fedvlm import rng
-from fedvlm.errors import ConfigError, DivergedError, FedvlmError
+from fedvlm.errors import DivergedError, FedvlmError
 from fedvlm.federation.batches import Batcher
 from fedvlm.federation.context import Context
-from fedvlm.federation.engine import Engine, LocalEngine, RoundWork
+from fedvlm.federation.engine import Engine, LocalEngine
 from fedvlm.federation.events import FedState, RoundFinished, RoundStarted, Subscriber
 from fedvlm.federation.groups import resolve
 from fedvlm.federation.optim import OptimSpec
@@ -32,6 +32,8 @@ class Plan:
         first_round_all: every client works in round 1, whatever ``frac``.
         nonfinite: ``abort`` or ``drop``.
         seed: model seed (initialisation, shuffles, client sampling).
+        schedule: learning rates (default: constant); its clock is the epoch of the whole run,
+            or starts again each round with ``clock_per_round``.
     """
 
     rounds: int
@@ -43,6 +45,7 @@ class Plan:
     seed: int = 1
     optim: OptimSpec = field(default_factory=OptimSpec)
     schedule: Schedule | None = None
+    clock_per_round: bool = False
 
     def sample(self, round_: int) -> list[int]:
         """Return the clients of a round, ascending: max(int(frac K), 1), without replacement."""
@@ -82,7 +85,7 @@ class Federation:
         return Context(
             self.model, self.groups, self.batcher, list(clients), round_, plan.seed, plan.epochs,
             plan.optim, plan.schedule or Schedule(plan.optim.lr),
-            self.trainer.extras, plan.nonfinite,
+            self.trainer.extras, plan.nonfinite, plan.clock_per_round,
         )
 
     def start(self) -> FedState:
@@ -166,5 +169,3 @@ class Federation:
         for subscriber in self.subscribers:
             subscriber(event)
 
-
-__all__ = ["ConfigError", "Federation", "Plan", "RoundWork"]

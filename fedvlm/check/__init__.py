@@ -1,0 +1,1 @@
+"""Invariants that every method must keep, and ``python -m fedvlm check`` that tries them."""

@@ -1,0 +1,125 @@
+"""The table of invariants, and ``run``: which of them a trainer keeps.
+
+Written once, run over every trainer (personalized_fl.md 5.1, DESIGN.md 4): a new method is enrolled
+by existing. A method for which one cannot hold says so on its class, with the reason:
+``exempt = {"G6": "clients draw their own noise"}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fedvlm.check import inv_messages as messages
+from fedvlm.check import inv_training as training
+from fedvlm.check.compare import Broken
+from fedvlm.check.world import World
+from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.trainer import Trainer
+
+Check = Callable[[World, type[Trainer]], None]
+
+
+@dataclass(frozen=True)
+class Invariant:
+    """One statement about every method, and the functions that raise ``Broken`` if it fails."""
+
+    statement: str
+    checks: tuple[Check, ...]
+
+    def __call__(self, world: World, trainer: type[Trainer]) -> None:
+        """Try it.
+
+        Raises:
+            Broken: it does not hold, or the trainer fails in the attempt.
+        """
+        for check in self.checks:
+            try:
+                check(world, trainer)
+            except Broken:
+                raise
+            except Exception as error:
+                text = " ".join(str(error).split())
+                raise Broken(f"{type(error).__name__}: {text or 'no message'}") from error
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one invariant: ``state`` is ``ok``, ``broken`` or ``exempt``."""
+
+    name: str
+    statement: str
+    state: str
+    detail: str = ""
+
+
+INVARIANTS: dict[str, Invariant] = {
+    "G1": Invariant("only shared tensors and declared extras travel, and every byte is counted",
+                    (messages.g1_messages,)),
+    "G2": Invariant("client work leaves the server's state alone", (messages.g2_server_untouched,)),
+    "G3": Invariant("the order of clients changes nothing, and nothing leaks from one to the next",
+                    (messages.g3_order, messages.shuffled_server)),
+    "G4": Invariant("with a learning rate of zero nothing moves", (training.g4_no_rate,)),
+    "G5": Invariant("one client with full batches is centralised SGD", (training.g5_centralised,)),
+    "G6": Invariant("identical clients: the server holds what each of them sent",
+                    (messages.g6_identical,)),
+    "G7": Invariant("only the ratio of the clients' weights counts", (messages.g7_weights,)),
+    "G8": Invariant("save, load, continue: the bits of an uninterrupted run",
+                    (training.g8_resume,)),
+    "G9": Invariant("backbone weights and BatchNorm statistics never move", (training.g9_frozen,)),
+    "G10": Invariant("every trainable tensor has exactly one group; a stray one is refused",
+                     (messages.g10_groups,)),
+    "G11": Invariant("clients smaller than a batch still train", (training.g11_small_clients,)),
+    "G12": Invariant("the seed alone decides the numbers; evaluation does not change training",
+                     (training.g12_seeds,)),
+    "G13": Invariant("stacked, packed and cached computation equals the plain one",
+                     (training.g13_fast_paths,)),
+}
+
+
+def misdeclared(trainer: type[Trainer]) -> dict[str, str]:
+    """Return what is wrong with a trainer's ``exempt``, by its key; empty when all is well."""
+    wrong = {}
+    for name, reason in trainer.exempt.items():
+        if name not in INVARIANTS:
+            wrong[name] = f"exempt names '{name}', which is no invariant ({', '.join(INVARIANTS)})"
+        elif not str(reason).strip():
+            wrong[name] = f"exempt from {name} without a reason"
+    return wrong
+
+
+def run(
+    spec: str | type[Trainer], opts: Sequence[str] = (), world: World | None = None
+) -> list[Outcome]:
+    """Try every invariant on a trainer.
+
+    Args:
+        spec: a name, ``path.py:Class``, or the class itself.
+        opts: ``["TRAINER.X.Y", "value", ...]`` for its own options.
+        world: reused where given (``opts`` is then the world's).
+
+    Raises:
+        ConfigError: no such trainer or option.
+    """
+    trainer = load_trainer(spec) if isinstance(spec, str) else spec
+    world = world or World(opts)
+    world.config(trainer)  # wrong options are the user's mistake, not a broken invariant
+    wrong = misdeclared(trainer)
+    found = [Outcome(n, "exemptions are declared", "broken", said)
+             for n, said in wrong.items() if n not in INVARIANTS]
+    for name, invariant in INVARIANTS.items():
+        if name in wrong:
+            found.append(Outcome(name, invariant.statement, "broken", wrong[name]))
+        elif name in trainer.exempt:
+            found.append(Outcome(name, invariant.statement, "exempt", trainer.exempt[name]))
+        else:
+            found.append(_tried(name, invariant, world, trainer))
+    return found
+
+
+def _tried(name: str, invariant: Invariant, world: World, trainer: type[Trainer]) -> Outcome:
+    try:
+        invariant(world, trainer)
+    except Broken as error:
+        return Outcome(name, invariant.statement, "broken", str(error))
+    return Outcome(name, invariant.statement, "ok")

@@ -1,0 +1,232 @@
+"""A world small enough to try a method in seconds: a random CLIP of width 16 and four clients.
+
+Everything is float64, a function of the world's seed, and in memory: no download, no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from yacs.config import CfgNode
+
+from fedvlm import rng
+from fedvlm.check.compare import copied_fed, global_generators
+from fedvlm.config import build_config
+from fedvlm.config_schema import declare, default_schema
+from fedvlm.federation.batches import SplitBatcher
+from fedvlm.federation.engine import Engine, LocalEngine
+from fedvlm.federation.events import FedState, RoundFinished
+from fedvlm.federation.optim import OptimSpec
+from fedvlm.federation.rounds import Federation, Plan
+from fedvlm.federation.schedule import Schedule
+from fedvlm.federation.sources import FeatureSource, PixelSource
+from fedvlm.federation.trainer import Trainer
+from fedvlm.models.backbone import Backbone
+from fedvlm.models.model import VLModel
+from fedvlm.models.openclip import build_model, finish
+
+BASE, NEW = ("ox", "bear", "cat", "mouse"), ("hen", "wolf")
+SIZES, BATCH = (7, 5, 3, 1), 4  # two clients below the batch size, one with a single sample
+VAL, TEST = 2, 3  # samples per client
+ROUNDS, EPOCHS = 3, 2
+TEXT = {"context_length": 24, "vocab_size": 64, "width": 16, "heads": 2, "layers": 2}
+VIT = {"image_size": 8, "layers": 2, "width": 16, "head_width": 8, "patch_size": 4}
+RESNET = {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8, "head_width": 64}
+EMBED = 12  # not the text width: a method that takes one for the other fails
+
+
+class Letters:
+    """Tokenizer of one id per letter; a text cut at the context length still ends with its mark."""
+
+    start_id, eot_token_id = 62, 63
+
+    def __call__(self, texts: Sequence[str], context_length: int = 24) -> Tensor:
+        """Return ids ``[n, context_length]``, padded with 0."""
+        ids = torch.zeros(len(texts), context_length, dtype=torch.int64)
+        for row, text in enumerate(texts):
+            letters = [1 + ord(ch) % 61 for ch in text if ch != " "][: context_length - 2]
+            found = torch.tensor([self.start_id, *letters, self.eot_token_id])
+            ids[row, : len(found)] = found
+        return ids
+
+
+def small_backbone(vision: dict[str, Any] | None = None, seed: int = 7) -> Backbone:
+    """Return a random float64 CLIP: text width 16, two layers, joint embedding of 12.
+
+    Args:
+        vision: open_clip's ``vision_cfg``; default a ViT of width 16; ``RESNET`` has BatchNorm.
+        seed: of the weights.
+    """
+    arch = {
+        "embed_dim": EMBED, "quick_gelu": True, "vision_cfg": vision or VIT, "text_cfg": TEXT,
+    }
+    model, preprocess = build_model(arch, seed)
+    return finish(model, arch, preprocess, Letters(), "check", "random", dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Share:
+    """One client's samples (``fedvlm.federation.batches.Split``)."""
+
+    train: np.ndarray
+    val: np.ndarray
+    test: np.ndarray
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a federation differs from the world's plain one (sequential, plain text, features).
+
+    Attributes:
+        splits: clients; None: the world's four.
+        batch, lr, momentum, decay, seed, rounds: as in the config.
+        cosine: the learning rate falls over the run; False: constant.
+        chunk: clients stacked at once.
+        packed: the packed text tower.
+        pixels: images through the tower instead of features.
+        opts: more ``KEY, value`` of the method's own node.
+        engine: instead of the local one.
+    """
+
+    splits: Sequence[Share] | None = None
+    batch: int = BATCH
+    lr: float = 0.05
+    momentum: float = 0.9
+    decay: float = 1e-3
+    cosine: bool = True
+    seed: int = 1
+    rounds: int = ROUNDS
+    chunk: int = 1
+    packed: bool = False
+    pixels: bool = False
+    opts: dict[str, Any] = field(default_factory=dict)
+    engine: Engine | None = None
+
+
+@dataclass
+class Trajectory:
+    """A recorded run.
+
+    Attributes:
+        fed: the federation, its trainer used once.
+        states: copies of the state after each round, from 0.
+        events: one per round, from round 1.
+        digests: of the backbone before and after.
+        generators: states of the global generators before and after.
+    """
+
+    fed: Federation
+    states: list[FedState] = field(default_factory=list)
+    events: list[RoundFinished] = field(default_factory=list)
+    digests: tuple[str, ...] = ()
+    generators: tuple[list[Any], ...] = ()
+
+
+class World:
+    """The small world.
+
+    Args:
+        opts: ``["TRAINER.X.Y", "value", ...]`` for the methods' own options.
+        vision: see ``small_backbone``.
+        seed: of weights and images.
+    """
+
+    def __init__(
+        self, opts: Sequence[str] = (), vision: dict[str, Any] | None = None, seed: int = 7
+    ) -> None:
+        self.opts = list(opts)
+        self.backbone = small_backbone(vision, seed)
+        self.splits = _shares()
+        n = sum(len(part) for s in self.splits for part in (s.train, s.val, s.test))
+        draw = rng.stream(seed, "world")
+        self.labels = torch.arange(n) % len(BASE)
+        side = self.backbone.image_size
+        looks = torch.randn(len(BASE), 3, side, side, generator=draw)
+        noise = torch.randn(n, 3, side, side, generator=draw)
+        self.pixels = (looks[self.labels] + noise).double()
+        with torch.no_grad():
+            self.features = self.backbone.encode_image(self.pixels)
+        self._runs: dict[type[Trainer], Trajectory] = {}
+
+    def config(self, trainer: type[Trainer], more: dict[str, Any] | None = None) -> CfgNode:
+        """Return a whole config with the trainer's defaults, the world's opts and ``more``.
+
+        Raises:
+            ConfigError: an option that does not exist or is out of range.
+        """
+        schema = default_schema()
+        if trainer.name:
+            schema = declare(schema, f"TRAINER.{trainer.name.upper()}", trainer.options)
+        cfg, _ = build_config(None, None, {}, self.opts, schema)
+        cfg.defrost()
+        for key, value in (more or {}).items():
+            cfg.TRAINER[trainer.name.upper()][key] = value
+        cfg.FED.ROUNDS, cfg.FED.CLIENTS, cfg.FED.LOCAL_EPOCHS = ROUNDS, len(SIZES), EPOCHS
+        cfg.freeze()
+        return cfg
+
+    def model(self, packed: bool = False) -> VLModel:
+        """Return a new model of the base classes."""
+        return VLModel(self.backbone, BASE, packed=packed)
+
+    def federation(self, trainer: type[Trainer], setup: Setup | None = None) -> Federation:
+        """Return a new federation with a trainer of its own."""
+        s = setup or Setup()
+        splits = self.splits if s.splits is None else s.splits
+        source = (
+            PixelSource(lambda i, view: self.pixels[i], self.labels) if s.pixels
+            else FeatureSource.of(self.features[None], torch.arange(len(self.labels)), self.labels)
+        )
+        batcher = SplitBatcher(
+            source, splits, s.batch, s.seed, 1, EPOCHS, torch.device("cpu"), torch.float64
+        )
+        schedule = Schedule(s.lr, "cosine", s.rounds * EPOCHS) if s.cosine else Schedule(s.lr)
+        plan = Plan(
+            s.rounds, len(splits), epochs=EPOCHS, seed=s.seed, schedule=schedule,
+            optim=OptimSpec("sgd", s.lr, s.momentum, s.decay),
+        )
+        return Federation(
+            trainer(self.config(trainer, s.opts)), self.model(s.packed), batcher, plan,
+            engine=s.engine or LocalEngine(s.chunk),
+        )
+
+    def record(
+        self, trainer: type[Trainer], setup: Setup | None = None, start: FedState | None = None
+    ) -> Trajectory:
+        """Run ``setup`` from ``start`` (default: untrained) to its end and keep what happened."""
+        run = Trajectory(self.federation(trainer, setup))
+
+        def keep(event: Any) -> None:
+            if isinstance(event, RoundFinished):
+                run.states.append(copied_fed(event.state))
+                if event.round:
+                    run.events.append(replace(event, state=run.states[-1]))
+
+        run.fed.subscribers.append(keep)
+        before, digest = global_generators(), self.backbone.verify_frozen()
+        run.fed.run(None if start is None else copied_fed(start))
+        run.digests = (digest, self.backbone.verify_frozen())
+        run.generators = (before, global_generators())
+        return run
+
+    def trajectory(self, trainer: type[Trainer]) -> Trajectory:
+        """Return the plain run of three rounds, made once per trainer."""
+        if trainer not in self._runs:
+            self._runs[trainer] = self.record(trainer)
+        return self._runs[trainer]
+
+
+def _shares() -> list[Share]:
+    """Cut 0, 1, 2, ... into the clients' train, val and test samples."""
+    shares, at = [], 0
+    for size in SIZES:
+        edges = np.cumsum([at, size, VAL, TEST])
+        parts = [np.arange(i, j) for i, j in zip(edges[:-1], edges[1:], strict=True)]
+        shares.append(Share(*parts))
+        at = int(edges[-1])
+    return shares

@@ -1,0 +1,137 @@
+"""The command line: verbs, exit codes, one human sentence per error.
+
+Exit codes: 0 done, 1 a bug of ours, 2 config or usage, 3 data, 4 diverged, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from fedvlm.console import complain, say
+from fedvlm.errors import ConfigError, FedvlmError, did_you_mean
+
+# verb -> function that takes the remaining words and returns the exit code
+VERBS = {
+    "run": "fedvlm.cli:run",
+    "bench": "fedvlm.bench:main",
+    "list": "fedvlm.cli_list:main",
+    "show": "fedvlm.cli_list:show",
+    "config": "fedvlm.cli_list:config",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code; never raises, never shows a traceback.
+
+    Words without a verb are the main job: ``federated_main.py --root ...`` = ``fedvlm run ...``.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(words)
+        if sys.stdout is not None:  # it is None when started with `>&-`
+            sys.stdout.flush()
+        return code
+    except FedvlmError as error:
+        complain(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        complain("interrupted")
+        return 130
+    except BrokenPipeError:
+        return _reader_is_gone()
+    except Exception as error:  # the last resort: a bug gets a sentence too
+        return _bug(error, words)
+
+
+def console_script() -> int:
+    """Entry point of the installed command ``fedvlm``."""
+    return main(sys.argv[1:])
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0].startswith("-") or "." in words[0] or words[0].isupper():
+        return run(words)
+    verb, rest = words[0], words[1:]
+    if verb not in VERBS:
+        raise ConfigError(
+            f"unknown command '{verb}'{did_you_mean(verb, VERBS)} (known: {', '.join(VERBS)})"
+        )
+    return _function(verb)(rest)
+
+
+def _function(verb: str) -> Callable[[list[str]], int]:
+    module, _, name = VERBS[verb].partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        raise ConfigError(f"'{verb}' is not part of this installation ({module})") from None
+    return cast(Callable[[list[str]], int], found)
+
+
+def run(words: Sequence[str]) -> int:
+    """Do the main job: ``fedvlm run [flags] [KEY VALUE ...]``.
+
+    Raises:
+        FedvlmError: whatever is wrong; ``main`` turns it into a sentence and an exit code.
+    """
+    from fedvlm.cli_config import resolve
+    from fedvlm.cli_flags import parse
+
+    args = parse(words)
+    if args.help:
+        from fedvlm.cli_help import help_lines
+
+        say(*help_lines())
+        return 0
+    asked = resolve(args)
+    if args.print_config:
+        from fedvlm.config import config_lines
+
+        for job in asked.jobs:
+            head = [f"# seed {job.cfg.SEED}"] if len(asked.jobs) > 1 else []
+            say(*head, *config_lines(job.cfg, job.origins, asked.schema))
+        complain(*asked.notes, prefix="note")
+        return 0
+    complain(*asked.notes, prefix="note")
+    from fedvlm import cli_run  # builds data, model and loop: imports torch
+
+    for job in asked.jobs:
+        code = int(cli_run.run_job(job.cfg, job.origins, args))
+        if code:
+            return code
+    if len(asked.jobs) > 1:
+        return int(cli_run.report_seeds([job.cfg for job in asked.jobs], args))
+    return 0
+
+
+def _reader_is_gone() -> int:
+    """``| head`` closed our output: nothing is wrong, but the interpreter must not flush it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _bug(error: Exception, words: Sequence[str]) -> int:
+    """Say what happened in one sentence; the traceback goes to a file, or to stderr on demand."""
+    text = "".join(traceback.format_exception(error))
+    reason = " ".join(str(error).split())[:200] or "no message"
+    what = f"unexpected {type(error).__name__}: {reason}"
+    if "--debug" in words:
+        complain(what, *text.rstrip().splitlines())
+        return 1
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="fedvlm-", suffix=".traceback", delete=False, encoding="utf-8"
+        ) as file:
+            file.write(text)
+        complain(f"{what} (a bug; traceback in {file.name}, or shown with --debug)")
+    except OSError:
+        complain(f"{what} (a bug; --debug shows the traceback)")
+    return 1

@@ -1,0 +1,137 @@
+"""Subscribes to the round loop: evaluates, writes metrics and state, tells console and log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedvlm.cli_build import Built
+from fedvlm.console_rows import ClientRow, RoundRow
+from fedvlm.evaluation import Evaluator
+from fedvlm.federation.events import Event, FedState, RoundFinished, RoundStarted
+from fedvlm.runs import RunFolder
+
+METRICS = (
+    "personal", "personal_std", "personal_worst", "personal_worst_decile", "personal_micro",
+    "personal_macro_f1", "global", "global_macro_f1", "base_all", "base_other", "new", "hm2",
+    "hm3", "cm",
+)
+
+
+class Screen(Protocol):
+    """What ``Console`` and ``LogFile`` have in common."""
+
+    def round_started(self, round_: int, cids: Sequence[int]) -> None:
+        """Show who works."""
+
+    def round_finished(self, row: RoundRow) -> None:
+        """Show a finished round."""
+
+
+def make_evaluator(built: Built, **options: Any) -> Evaluator:
+    """Return the evaluator of a run on its test splits."""
+    cfg = built.cfg
+    return Evaluator(
+        built.model, built.federation.trainer, built.test, built.data,
+        every=int(cfg.TEST.EVAL_EVERY), batch_size=int(cfg.DATALOADER.TEST.BATCH_SIZE), **options,
+    )
+
+
+def validation_evaluator(built: Built) -> Evaluator:
+    """Return an evaluator whose test splits are the clients' validation splits."""
+    clients = [replace(c, test=c.val) for c in built.data.clients]
+    pooled = np.unique(np.concatenate([c.val for c in built.data.clients]))
+    data = replace(built.data, clients=clients, global_test=pooled, new_classnames=[])
+    return Evaluator(
+        built.model, built.federation.trainer, built.test, data, every=1,
+        batch_size=int(built.cfg.DATALOADER.TEST.BATCH_SIZE), cross=False,
+    )
+
+
+class Recorder:
+    """Order per round: evaluate, append metrics, save the state; a kill in between repeats it."""
+
+    def __init__(self, built: Built, folder: RunFolder, screens: Sequence[Screen]) -> None:
+        self.built, self.folder, self.screens = built, folder, screens
+        self.evaluator = make_evaluator(built, keep_logits=bool(built.cfg.TEST.KEEP_LOGITS))
+        by_validation = built.cfg.TEST.SELECT == "val"
+        self.validation = validation_evaluator(built) if by_validation else None
+        self.last: dict[int, ClientRow] = {}
+
+    def __call__(self, event: Event) -> None:
+        """See the class."""
+        if isinstance(event, RoundStarted):
+            for screen in self.screens:
+                screen.round_started(event.round, event.clients)
+            return
+        found = self.evaluator(event)
+        record = round_record(event) | (found or {})
+        if self.validation is not None:
+            checked = self.validation(event)
+            record["val"] = checked["personal"] if checked else None
+        if self.evaluator.logits:
+            self.folder.save_tensors("logits", self.evaluator.logits)
+        self.folder.append_metrics(record)
+        save(self.folder, event.state)
+        row = self.row(event, found)
+        for screen in self.screens:
+            screen.round_finished(row)
+
+    def row(self, event: RoundFinished, found: Mapping[str, Any] | None) -> RoundRow:
+        """Return what the screen shows of a round."""
+        accuracy = {c["client"]: c["accuracy"] for c in found["clients"]} if found else {}
+        losses = {u.client: u.metrics.get("loss") for u in event.updates}
+        rows = []
+        for c, split in enumerate(self.built.data.clients):
+            before = self.last.get(c)
+            state = "dropped" if c in event.dropped else "trained" if c in losses else "absent"
+            loss = losses.get(c, before.loss if before else None)
+            known = accuracy.get(c, before.accuracy if before else None)
+            rows.append(ClientRow(c, len(split.train), loss, known, state))
+        self.last = {r.cid: r for r in rows}
+        known_losses = [v for v in losses.values() if v is not None]
+        extra = {"global": found["global"]} if found and found["global"] is not None else {}
+        return RoundRow(
+            event.round, event.seconds,
+            sum(known_losses) / len(known_losses) if known_losses else None,
+            found["personal"] if found else None, found["personal_worst"] if found else None,
+            total(event.bytes_up) + total(event.bytes_down), rows, extra,
+        )
+
+
+def save(folder: RunFolder, state: FedState) -> None:
+    """Write the state after a round."""
+    folder.save_state(state.round, state.server, state.clients)
+
+
+def total(traffic: Mapping[int, Mapping[str, int]]) -> int:
+    """Return all bytes of a round."""
+    return sum(sum(tensors.values()) for tensors in traffic.values())
+
+
+def round_record(event: RoundFinished) -> dict[str, Any]:
+    """Return a round's line of ``metrics.jsonl`` without its evaluation."""
+    tensors = {name for sent in event.bytes_up.values() for name in sent}
+    return {
+        "round": event.round,
+        "seconds": event.seconds,
+        "participants": sorted(u.client for u in event.updates),
+        "dropped": {str(c): why for c, why in event.dropped.items()},
+        "train": {str(u.client): u.metrics for u in event.updates},
+        "bytes_up": {str(c): sum(sent.values()) for c, sent in event.bytes_up.items()},
+        "bytes_down": {str(c): sum(got.values()) for c, got in event.bytes_down.items()},
+        "bytes_up_by_tensor": {
+            name: sum(sent.get(name, 0) for sent in event.bytes_up.values())
+            for name in sorted(tensors)
+        },
+        "counters": dict(event.counters),
+        "aggregation": event.report,
+    }
+
+
+def summary(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the named numbers of a round's record or of a reference row."""
+    return {name: record[name] for name in METRICS if name in record}

@@ -1,0 +1,231 @@
+"""The main job: build, open the run folder, train, evaluate, write the results."""
+
+from __future__ import annotations
+
+import os
+import time
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from yacs.config import CfgNode
+
+from fedvlm.cli_build import Built, build, views_of
+from fedvlm.cli_record import Recorder, summary
+from fedvlm.config import flat
+from fedvlm.console import Console, complain, say
+from fedvlm.console_log import Headline, LogFile
+from fedvlm.errors import ConfigError, DataError
+from fedvlm.evaluation import zero_shot
+from fedvlm.federation.events import FedState
+from fedvlm.federation.trees import cast, numel
+from fedvlm.run_metrics import read_metrics
+from fedvlm.run_names import RunPath
+from fedvlm.runs import RunFolder
+
+SHOWN = (
+    "personal", "personal_worst", "global", "base_all", "base_other", "new", "hm2", "hm3", "cm",
+)
+
+
+def run_job(cfg: CfgNode, origins: dict[str, str], args: Namespace) -> int:
+    """Run one config to its end, or show its result if it is finished already.
+
+    Raises:
+        FedvlmError: anything a user can mend; ``cli.main`` turns it into a sentence.
+        KeyboardInterrupt: the state after the last whole round is saved.
+    """
+    if args.dry_run:
+        from fedvlm.cli_dry import dry_run
+
+        return dry_run(cfg)
+    began = time.perf_counter()
+    built = build(cfg, _progress)
+    folder = RunFolder.create(cfg.OUTPUT_DIR, run_path(cfg, built), built.identity)
+    _check_resume(cfg, folder)
+    console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
+    if folder.finished is not None:
+        console.notes([*folder.notes, f"finished before; results are in {folder.results_path}"])
+        console.result(folder.finished["results"]["table"])
+        return 0
+    with folder:
+        try:
+            _train(cfg, origins, built, folder, console, began)
+        except KeyboardInterrupt:
+            console.finish()
+            complain(
+                f"stopped; whole rounds are saved in {folder.path}; the same command goes on there"
+            )
+            raise
+        finally:
+            console.finish()
+    say(f"results: {folder.path}")
+    return 0
+
+
+def _train(
+    cfg: CfgNode, origins: dict[str, str], built: Built, folder: RunFolder, console: Console,
+    began: float,
+) -> None:
+    folder.write_config(flat(cfg), origins)
+    folder.write_partition(built.data.index_file())
+    folder.record_facts(
+        data_digest=built.data.digest, backbone_digest=built.backbone.digest,
+        notes=built.notes, chunk=built.identity["chunk"],
+    )
+    log = LogFile(folder.log_path, int(cfg.FED.ROUNDS))
+    state = restore(built, folder)
+    for screen in (console, log):
+        screen.header(header(cfg, built))
+        screen.notes([*built.notes, *folder.notes])
+    reference = zero_shot(
+        built.model, built.test, built.data, batch_size=int(cfg.DATALOADER.TEST.BATCH_SIZE)
+    )
+    built.federation.subscribers.append(Recorder(built, folder, (console, log)))
+    built.federation.run(state)
+    records, _ = read_metrics(folder.metrics_path)
+    table, results = conclude(cfg, reference, records)
+    for screen in (console, log):
+        screen.result(table)
+    log.finish(_headline(results["last"]))
+    info = {
+        "seconds_this_session": time.perf_counter() - began,
+        "seconds_rounds": sum(r["seconds"] for r in records),
+        "bytes_up": sum(sum(r["bytes_up"].values()) for r in records),
+        "bytes_down": sum(sum(r["bytes_down"].values()) for r in records),
+        "trainable": numel(built.federation.p0), "notes": built.notes,
+    }
+    folder.write_results(info, protocol(cfg, built), results | {"table": table})
+
+
+def restore(built: Built, folder: RunFolder) -> FedState | None:
+    """Return the state to go on from, on the model's device, or None for the beginning."""
+    saved = folder.restore()
+    if saved is None:
+        return None
+    model = built.model
+
+    def moved(state: Mapping[str, Any]) -> dict[str, Any]:
+        return {slot: cast(tree, model.dtype, model.device) for slot, tree in state.items()}
+
+    folder.notes.append(f"going on after round {saved.round}")
+    return FedState(
+        saved.round, moved(saved.server), {c: moved(s) for c, s in saved.clients.items()}
+    )
+
+
+def conclude(
+    cfg: CfgNode, reference: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the final table and the numbers of ``results.json`` from the rounds' records.
+
+    The last round is the headline. With ``TEST.SELECT val`` the round with the best validation
+    accuracy (the earliest of equals) stands beside it; the test set chooses nothing.
+    """
+    start, last = records[0], records[-1]
+    rows = {"zero-shot (template)": reference, "untrained start": start}
+    results: dict[str, Any] = {
+        "zero_shot": summary(reference), "untrained": summary(start), "last": dict(last),
+    }
+    if cfg.TEST.SELECT == "val":
+        known = [r for r in records if r.get("val") is not None and "personal" in r]
+        if not known:
+            raise DataError("TEST.SELECT val needs validation images; this split has none")
+        best = max(known, key=lambda r: (r["val"], -r["round"]))
+        rows[f"round {best['round']} (best on val)"] = best
+        results["selected"] = summary(best) | {"round": best["round"], "val": best["val"]}
+    rows[f"{cfg.TRAINER.NAME}, round {last['round']}"] = last
+    table = [
+        {"": name} | {k: row[k] for k in SHOWN if k in last and k in row}
+        for name, row in rows.items()
+    ]
+    return table, results
+
+
+def _headline(last: Mapping[str, Any]) -> Headline | None:
+    if last["personal"] is None:
+        return None
+    clients = [c for c in last["clients"] if c["n"]]
+    return Headline(
+        sum(c["n"] for c in clients), sum(c["correct"] for c in clients), last["personal"],
+        last["personal_macro_f1"],
+    )
+
+
+def header(cfg: CfgNode, built: Built) -> dict[str, object]:
+    """Return what a run says about itself first."""
+    shared, own = (len(built.federation.groups.names(g)) for g in ("shared", "personal"))
+    count = numel(built.federation.p0)
+    frozen = sum(p.numel() for p in built.backbone.model.parameters())
+    return {
+        "method": cfg.TRAINER.NAME,
+        "dataset": f"{cfg.DATASET.NAME}, {len(built.data.classnames)} classes "
+                   f"({cfg.DATASET.SUBSAMPLE_CLASSES}), shots {cfg.DATASET.NUM_SHOTS}",
+        "clients": f"{cfg.FED.CLIENTS}, {partition_name(cfg)}, "
+                   f"{min(len(c.train) for c in built.data.clients)} to "
+                   f"{max(len(c.train) for c in built.data.clients)} training images each",
+        "backbone": f"{cfg.MODEL.BACKBONE.NAME} on {built.model.device.type}, {cfg.MODEL.PREC}",
+        "trainable": f"{count:,} of {frozen + count:,} ({100 * count / (frozen + count):.2f} %), "
+                     f"{shared} tensors shared, {own} personal",
+        "seeds": f"model {cfg.SEED}, data {cfg.DATA_SEED}",
+    }
+
+
+def protocol(cfg: CfgNode, built: Built) -> dict[str, Any]:
+    """Return what a table must not mix."""
+    return {
+        "setting": setting(cfg), "dataset": cfg.DATASET.NAME, "trainer": cfg.TRAINER.NAME,
+        "tag": cfg.TAG, "shots": int(cfg.DATASET.NUM_SHOTS),
+        "subsample": cfg.DATASET.SUBSAMPLE_CLASSES,
+        "backbone": cfg.MODEL.BACKBONE.NAME, "weights": built.backbone.weights,
+        "backbone_digest": built.backbone.digest, "data_digest": built.data.digest,
+        "partition": partition_name(cfg), "rounds": int(cfg.FED.ROUNDS),
+        "local_epochs": int(cfg.FED.LOCAL_EPOCHS), "views": views_of(cfg), "seed": int(cfg.SEED),
+        "data_seed": int(cfg.DATA_SEED), "selection": cfg.TEST.SELECT,
+    }
+
+
+def setting(cfg: CfgNode) -> str:
+    """Return the first part of a run's path."""
+    return "personal" if cfg.DATASET.SUBSAMPLE_CLASSES == "all" else "base2new"
+
+
+def partition_name(cfg: CfgNode) -> str:
+    """Return the partition as the path has it: ``dirichlet-0.3-K20-f0.25``."""
+    fed = cfg.FED
+    beta = f"-{fed.BETA:g}" if "dirichlet" in fed.PARTITION else ""
+    legacy = "-legacy" if fed.LEGACY else ""
+    return f"{fed.PARTITION}{beta}{legacy}-K{fed.CLIENTS}-f{fed.FRAC:g}"
+
+
+def run_path(cfg: CfgNode, built: Built) -> RunPath:
+    """Return where a run lies below ``OUTPUT_DIR`` (DESIGN 7)."""
+    shots = cfg.DATASET.NUM_SHOTS
+    return RunPath(
+        setting(cfg), built.data.name, "all" if shots < 0 else int(shots),
+        built.federation.trainer.name, cfg.MODEL.BACKBONE.NAME, partition_name(cfg),
+        int(cfg.SEED), int(cfg.DATA_SEED), cfg.TAG,
+    )
+
+
+def _check_resume(cfg: CfgNode, folder: RunFolder) -> None:
+    if cfg.RESUME and Path(cfg.RESUME).expanduser().resolve() != folder.path.resolve():
+        folder.close("refused")
+        raise ConfigError(
+            f"--resume {cfg.RESUME}: this command's run folder is {folder.path}; give the flags "
+            "of that run (its config.yaml has them), or drop --resume"
+        )
+
+
+def _progress(what: str, done: int, of: int) -> None:
+    if done == of or os.environ.get("FEDVLM_PROGRESS"):
+        complain(f"encoded {of} {what}", prefix="note")
+
+
+def report_seeds(cfgs: Sequence[CfgNode], args: Namespace) -> int:
+    """Print mean and standard deviation over the seeds of finished runs; 0 always."""
+    from fedvlm.cli_seeds import seed_table
+
+    say(*seed_table(cfgs, args))
+    return 0

@@ -1,0 +1,169 @@
+"""What is known of image files: content hash and whether they decode, kept as JSON between runs.
+
+A record holds for (path, size, modification time); a changed file is read again. Records are a
+cache: losing them costs a pass over the images and changes no result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import PIL
+
+from fedvlm.data.datum import Datum
+from fedvlm.errors import DataError
+
+_FORMAT = f"fedvlm-images/1 pillow {PIL.__version__}"  # another Pillow may decode other files
+_STREAM = re.compile(r"\s*<_io\.BytesIO[^>]*>")  # Pillow names the buffer's address
+_WORKERS = min(8, os.cpu_count() or 1)
+
+
+class Record(NamedTuple):
+    """One file as it was when read: ``error`` is empty where it decodes, None where not tried."""
+
+    size: int
+    mtime_ns: int
+    sha256: str
+    error: str | None
+
+
+class ImageRecords:
+    """Records by absolute path.
+
+    Args:
+        file: the JSON file behind them; None keeps them in memory only.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self.file = file
+        self._records: dict[str, Record] = _load(file) if file else {}
+        self._changed = False
+
+    @classmethod
+    def of_folder(cls, folder: Path, kept_in: Path) -> ImageRecords:
+        """Return the records of one data set's folder, kept as a file in ``kept_in``."""
+        name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+        return cls(kept_in / f"{name}.json")
+
+    def content_key(self, sample: Datum) -> str:
+        """Return the sha256 of an image's bytes (file or array).
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        if sample.array is not None:
+            shape = repr(sample.array.shape).encode()
+            return hashlib.sha256(shape + np.ascontiguousarray(sample.array).tobytes()).hexdigest()
+        record = self._fresh(sample.impath, tried=False)
+        if record is None:
+            record = _read(sample.impath, None)
+            self._put(sample.impath, record)
+        if not record.sha256:
+            raise DataError(f"cannot read the image {sample.impath}: {record.error}")
+        return record.sha256
+
+    def find_broken(
+        self, samples: Sequence[Datum], check: Callable[[bytes], None]
+    ) -> dict[int, str]:
+        """Return position and reason of each image that does not decode.
+
+        Args:
+            check: raises on bytes that do not decode.
+
+        Raises:
+            DataError: files that do not exist: the set is incomplete, which no policy mends.
+        """
+        files = [i for i, s in enumerate(samples) if s.array is None]
+        self._refuse_missing([samples[i].impath for i in files])
+        todo = sorted({samples[i].impath for i in files if not self._fresh(samples[i].impath)})
+        try:
+            with ThreadPoolExecutor(_WORKERS) as pool:  # Pillow decodes outside Python's lock
+                records = pool.map(lambda path: _read(path, check), todo)
+                for path, record in zip(todo, records, strict=True):
+                    self._put(path, record)
+        finally:  # an interrupted pass over a large set goes on where it was
+            self.save()
+        found = {i: self._records[samples[i].impath].error for i in files}
+        return {i: error for i, error in found.items() if error}
+
+    def save(self) -> None:
+        """Write the records if any changed, whole or not at all."""
+        if not self._changed or self.file is None:
+            return
+        rows = {path: list(record) for path, record in sorted(self._records.items())}
+        # Only a cache: a full disk or a read-only home must not end the run.
+        with suppress(OSError):
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=self.file.parent, prefix=".records.")
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                    json.dump({"format": _FORMAT, "images": rows}, stream)
+                os.replace(temporary, self.file)
+            except OSError:
+                os.unlink(temporary)
+                raise
+            self._changed = False
+
+    def _put(self, path: str, record: Record) -> None:
+        self._records[path] = record
+        self._changed = True
+
+    def _fresh(self, path: str, tried: bool = True) -> Record | None:
+        record = self._records.get(path)
+        if record is None or (tried and record.error is None):
+            return None
+        try:
+            now = os.stat(path)
+        except OSError:
+            return None
+        same = (now.st_size, now.st_mtime_ns) == (record.size, record.mtime_ns)
+        return record if same else None
+
+    @staticmethod
+    def _refuse_missing(paths: Sequence[str]) -> None:
+        missing = [p for p in paths if not os.path.exists(p)]
+        if missing:
+            raise DataError(
+                f"{len(missing)} of {len(paths)} images that the split names do not exist "
+                f"(first: {missing[0]}); the image folder is incomplete or not the one the split "
+                "was made for"
+            )
+
+
+def _read(path: str, check: Callable[[bytes], None] | None) -> Record:
+    try:
+        before = os.stat(path)
+        raw = Path(path).read_bytes()
+    except OSError as error:
+        return Record(-1, -1, "", f"{error.strerror}")
+    digest = hashlib.sha256(raw).hexdigest()
+    reason: str | None = None
+    if check is not None:
+        reason = "the file is empty" if not raw else ""
+        if raw:
+            try:
+                check(raw)
+            except Exception as error:  # Pillow raises many kinds on broken files
+                reason = _STREAM.sub("", str(error)) or type(error).__name__
+    return Record(before.st_size, before.st_mtime_ns, digest, reason)
+
+
+def _load(file: Path) -> dict[str, Record]:
+    """Return the records of a file; none where it is absent, damaged or of another version."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if content["format"] != _FORMAT:
+            return {}
+        return {path: Record(*row) for path, row in content["images"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}

@@ -1,0 +1,234 @@
+"""From an image file to a tensor: decoding, the test transform, augmented views.
+
+An image is converted to RGB first, as Dassl's ``read_image`` does, then goes through open_clip's
+test transform. Augmented view v is a function of (data seed, content of the image, v) and of
+nothing else, so features of views can be cached exactly.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms import functional as TF
+
+from fedvlm.data.datum import Datum
+from fedvlm.data.image_records import ImageRecords
+from fedvlm.errors import ConfigError, DataError, did_you_mean
+from fedvlm.rng import numpy_stream
+
+CROP_SCALE = (0.08, 1.0)
+_RATIO = (3 / 4, 4 / 3)  # aspect ratios of torchvision's RandomResizedCrop
+_CROP_TRIES = 10
+_MODES = {"bicubic": InterpolationMode.BICUBIC, "bilinear": InterpolationMode.BILINEAR}
+RESIZE_MODES = ("shortest", "longest", "squash")
+
+
+class TransformSpec(Protocol):
+    """What a backbone wants of its pixels (any object with these plain values)."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def mean(self) -> tuple[float, ...]: ...
+    @property
+    def std(self) -> tuple[float, ...]: ...
+    @property
+    def interpolation(self) -> str: ...
+    @property
+    def resize_mode(self) -> str: ...
+
+
+class ImageLoader:
+    """Images of a list as normalised tensors, by position and view.
+
+    Args:
+        samples: what to load, ``FederatedData.samples``.
+        spec: the backbone's transform.
+        views: INPUT.VIEWS; 1 = every view is the test view, n > 1 = n augmented views.
+        data_seed: DATA_SEED, varies the augmented views.
+        crop_scale: INPUT.RRCROP_SCALE, share of the area a crop keeps.
+        records: known content keys (``FederatedData.records``); None = this object's own memory.
+
+    Raises:
+        ConfigError: unknown interpolation or resize mode, views < 1, crop scale not within (0, 1].
+    """
+
+    def __init__(
+        self,
+        samples: Sequence[Datum],
+        spec: TransformSpec,
+        views: int = 1,
+        data_seed: int = 0,
+        *,
+        crop_scale: Sequence[float] = CROP_SCALE,
+        records: ImageRecords | None = None,
+    ) -> None:
+        _check(spec, views, crop_scale)
+        self.samples, self.spec, self.views, self.data_seed = samples, spec, views, data_seed
+        self.crop_scale = (float(crop_scale[0]), float(crop_scale[1]))
+        self.records = records if records is not None else ImageRecords(None)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def load(self, i: int, view: int | None = None) -> Tensor:
+        """Return image ``i`` as float32 ``[3, S, S]``, normalised.
+
+        Args:
+            view: None for the deterministic test view; a training view from 0 to views - 1
+                (also the test view where ``views`` is 1).
+
+        Raises:
+            DataError: the image cannot be decoded (it was readable when the run began).
+        """
+        image = self._decode(i)
+        if view is None or self.views == 1:
+            image = resize_for_test(image, self.spec)
+        else:
+            if not 0 <= view < self.views:
+                raise IndexError(f"view {view} of {self.views}")
+            rng = numpy_stream(self.data_seed, "view", self.content_key(i), view)
+            image = random_crop_and_flip(image, self.spec, self.crop_scale, rng)
+        tensor = TF.to_tensor(image)
+        return TF.normalize(tensor, list(self.spec.mean), list(self.spec.std))
+
+    def batch(
+        self, indices: Sequence[int] | np.ndarray | Tensor, view: int | None = None
+    ) -> Tensor:
+        """Return images as float32 ``[n, 3, S, S]`` (see ``load``)."""
+        size = self.spec.size
+        loaded = [self.load(int(i), view) for i in indices]
+        return torch.stack(loaded) if loaded else torch.zeros(0, 3, size, size)
+
+    def content_key(self, i: int) -> str:
+        """Return the sha256 of the image's bytes: the same for a copy, other for any change."""
+        return self.records.content_key(self.samples[i])
+
+    def transform_key(self, view: int | None = None) -> str:
+        """Return a text that changes whenever the pixels of the same image would change.
+
+        With ``content_key`` it names a cached feature exactly.
+        """
+        spec = self.spec
+        numbers = ",".join(repr(float(v)) for v in (*spec.mean, *spec.std))
+        base = f"v1:{spec.size}:{spec.interpolation}:{spec.resize_mode}:{numbers}"
+        if view is None or self.views == 1:
+            return f"test:{base}"
+        scale = f"{self.crop_scale[0]!r}-{self.crop_scale[1]!r}"
+        return f"crop-flip:{base}:{scale}:seed{self.data_seed}:view{view}"
+
+    def _decode(self, i: int) -> Image.Image:
+        sample = self.samples[i]
+        if sample.array is not None:
+            return Image.fromarray(sample.array)
+        try:
+            return decode(sample.path.read_bytes())
+        except Exception as error:  # Pillow raises many kinds on broken files
+            raise DataError(f"cannot read the image {sample.impath}: {error}") from error
+
+
+def decode(raw: bytes) -> Image.Image:
+    """Return the first frame of an encoded image as RGB.
+
+    Raises:
+        Exception: of many kinds, for anything Pillow cannot decode whole.
+    """
+    with Image.open(io.BytesIO(raw)) as image:
+        image.load()
+        return to_rgb(image)
+
+
+def check_decodes(raw: bytes) -> None:
+    """Decode as cheaply as shows that the file is whole (JPEG at an eighth of its size).
+
+    Raises:
+        Exception: as ``decode``.
+    """
+    with Image.open(io.BytesIO(raw)) as image:
+        image.draft(None, (max(image.width // 8, 1), max(image.height // 8, 1)))
+        image.load()
+        to_rgb(image)
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Convert any Pillow mode to 8-bit RGB; transparency is dropped, 16 bits keep the upper 8."""
+    if image.mode.startswith("I"):  # Pillow's own conversion would clip at 255: all white
+        values = np.asarray(image).astype(np.int64)
+        deep = image.mode != "I" or values.max(initial=0) > 255
+        grey = np.clip(values >> 8 if deep else values, 0, 255).astype(np.uint8)
+        return Image.fromarray(grey).convert("RGB")
+    if image.mode == "F":
+        values = np.nan_to_num(np.asarray(image, dtype=np.float64))
+        unit = values.max(initial=0.0) <= 1.0
+        return Image.fromarray(
+            np.clip(values * 255 if unit else values, 0, 255).astype(np.uint8)
+        ).convert("RGB")
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image.convert("RGB") if image.mode != "RGB" else image.copy()
+
+
+def resize_for_test(image: Image.Image, spec: TransformSpec) -> Image.Image:
+    """Return the image as ``S x S`` RGB, as open_clip's test transform cuts it."""
+    size, mode = spec.size, _MODES[spec.interpolation]
+    if spec.resize_mode == "squash":
+        return TF.resize(image, [size, size], mode)
+    if spec.resize_mode == "longest":  # fits inside, the rest is black
+        ratio = max(image.height, image.width) / size
+        target = [max(round(image.height / ratio), 1), max(round(image.width / ratio), 1)]
+        return TF.center_crop(TF.resize(image, target, mode), [size, size])
+    return TF.center_crop(TF.resize(image, [size], mode), [size, size])
+
+
+def random_crop_and_flip(
+    image: Image.Image,
+    spec: TransformSpec,
+    scale: tuple[float, float],
+    rng: np.random.Generator,
+) -> Image.Image:
+    """Return a random crop, resized to ``S x S``, mirrored with probability 1/2 (CoOp's train)."""
+    top, left, height, width = crop_box(image.height, image.width, scale, rng)
+    size = [spec.size, spec.size]
+    crop = TF.resized_crop(image, top, left, height, width, size, _MODES[spec.interpolation])
+    return TF.hflip(crop) if rng.random() < 0.5 else crop
+
+
+def crop_box(
+    height: int, width: int, scale: tuple[float, float], rng: np.random.Generator
+) -> tuple[int, int, int, int]:
+    """Return (top, left, height, width), distributed as torchvision's RandomResizedCrop."""
+    for _ in range(_CROP_TRIES):
+        area = height * width * rng.uniform(*scale)
+        ratio = math.exp(rng.uniform(math.log(_RATIO[0]), math.log(_RATIO[1])))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            return int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1)), h, w
+    w, h = width, height
+    if width / height < _RATIO[0]:
+        h = max(round(width / _RATIO[0]), 1)
+    elif width / height > _RATIO[1]:
+        w = max(round(height * _RATIO[1]), 1)
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+def _check(spec: TransformSpec, views: int, crop_scale: Sequence[float]) -> None:
+    for what, value, known in (
+        ("interpolation", spec.interpolation, tuple(_MODES)),
+        ("resize mode", spec.resize_mode, RESIZE_MODES),
+    ):
+        if value not in known:
+            raise ConfigError(
+                f"unknown {what} '{value}'{did_you_mean(value, known)} (known: {', '.join(known)})"
+            )
+    if views < 1:
+        raise ConfigError(f"INPUT.VIEWS is {views}; it must be at least 1")
+    if len(crop_scale) != 2 or not 0 < crop_scale[0] <= crop_scale[1] <= 1:
+        raise ConfigError(f"INPUT.RRCROP_SCALE is {tuple(crop_scale)}; give 0 < low <= high <= 1")

@@ -1,0 +1,90 @@
+"""Find a data set's folders; if one is missing, say which, what is there, where to get it."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+from fedvlm.errors import DataError, did_you_mean
+
+_SHOWN = 8
+
+
+def listing(folder: Path) -> list[str]:
+    """Return the visible names in a folder, sorted (the order is the same on every machine).
+
+    Raises:
+        DataError: the folder cannot be read.
+    """
+    try:
+        return sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))
+    except OSError as error:
+        raise DataError(f"cannot read the folder {folder}: {error.strerror}") from error
+
+
+def subfolders(folder: Path) -> list[str]:
+    """Return the visible folders in a folder, sorted."""
+    return [name for name in listing(folder) if (folder / name).is_dir()]
+
+
+def _found(parent: Path, wanted: str) -> str:
+    names = listing(parent)
+    if not names:
+        return f"; {parent} is empty"
+    shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+    return f"; found there: {shown}{did_you_mean(wanted, names)}"
+
+
+def find_root(root: str) -> Path:
+    """Return DATASET.ROOT as an existing folder.
+
+    Raises:
+        DataError: empty, absent, or not a folder.
+    """
+    if not root.strip():
+        raise DataError(
+            "DATASET.ROOT is empty: give the folder that holds your data sets (--root DATA/)"
+        )
+    path = Path(root).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise DataError(f"DATASET.ROOT {path} is a file; give the folder that holds the data sets")
+    near = _found(path.parent, path.name) if path.parent.is_dir() else ""
+    raise DataError(f"DATASET.ROOT {path} does not exist{near}")
+
+
+def find(parent: Path, name: str, what: str, *, source: str = "", file: bool = False) -> Path:
+    """Return ``parent / name``, which must exist.
+
+    Args:
+        what: its name in the message: ``"the folder of EuroSAT (DATASET.DIR)"``.
+        source: where to get it.
+        file: a file is wanted, not a folder.
+
+    Raises:
+        DataError: absent or of the wrong kind; says what was found instead.
+    """
+    check_relative(name, what)
+    path = parent / name if name else parent
+    if path.is_file() if file else path.is_dir():
+        return path
+    if path.exists():
+        kind = "folder, not a file" if file else "file, not a folder"
+        raise DataError(f"{what}: {path} is a {kind}")
+    where = f"; get it from {source}" if source else ""
+    near = _found(path.parent, path.name) if path.parent.is_dir() else ""
+    raise DataError(f"{what} is missing: {path} does not exist{near}{where}")
+
+
+def check_relative(name: str, what: str) -> None:
+    """Refuse absolute paths and ``..`` (POSIX and Windows spellings).
+
+    Raises:
+        DataError: ``name`` may lead outside its folder.
+    """
+    windows = PureWindowsPath(name)
+    parts = set(PurePosixPath(name).parts) | set(windows.parts)
+    if PurePosixPath(name).is_absolute() or windows.drive or windows.root or ".." in parts:
+        raise DataError(f"{what}: '{name}' must be a relative path without '..'")
+    if "\0" in name:
+        raise DataError(f"{what}: '{name!r}' holds a null character")

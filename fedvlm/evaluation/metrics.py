@@ -1,0 +1,112 @@
+"""Metrics as pure functions; every accuracy is in percent.
+
+``accuracy``, ``error`` and ``macro_f1`` are Dassl's (scikit-learn's ``f1_score`` over the classes
+present in ``y_true``). Means over clients are unweighted; a client without a value (None: it has no
+such samples) is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+DECILE = 0.1
+
+
+def accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> float | None:
+    """Return the share of equal labels in percent, None for no samples."""
+    true, pred = _pair(y_true, y_pred)
+    return 100.0 * float(np.sum(true == pred)) / len(true) if len(true) else None
+
+
+def error(y_true: ArrayLike, y_pred: ArrayLike) -> float | None:
+    """Return 100 - accuracy, None for no samples."""
+    value = accuracy(y_true, y_pred)
+    return None if value is None else 100.0 - value
+
+
+def macro_f1(y_true: ArrayLike, y_pred: ArrayLike) -> float | None:
+    """Return the unweighted mean of F1 over the classes present in ``y_true``, in percent.
+
+    A prediction outside those classes counts as a miss of the true class only.
+    """
+    true, pred = _pair(y_true, y_pred)
+    if not len(true):
+        return None
+    scores = []
+    for label in np.unique(true):
+        hits = np.sum((true == label) & (pred == label))
+        scores.append(2.0 * hits / (np.sum(true == label) + np.sum(pred == label)))
+    return 100.0 * float(np.mean(scores))
+
+
+def harmonic_mean(*values: float | None) -> float | None:
+    """Return the harmonic mean; 0 if any value is 0, None if any is missing.
+
+    Raises:
+        ValueError: no values, or a negative one.
+    """
+    known = [v for v in values if v is not None]
+    if not values or any(v < 0 for v in known):
+        raise ValueError(f"no harmonic mean of {values}")
+    if len(known) < len(values):
+        return None
+    return 0.0 if 0 in known else len(known) / math.fsum(1.0 / v for v in known)
+
+
+def hm2(base_all: float | None, new: float | None) -> float | None:
+    """Return the harmonic mean of base and new classes."""
+    return harmonic_mean(base_all, new)
+
+
+def hm3(personal: float | None, base_all: float | None, new: float | None) -> float | None:
+    """Return the harmonic mean of own test split, base and new classes."""
+    return harmonic_mean(personal, base_all, new)
+
+
+def cm(personal: float | None, hm2_value: float | None) -> float | None:
+    """Return ``(personal + hm2) / 2``."""
+    return None if personal is None or hm2_value is None else (personal + hm2_value) / 2
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Return the unweighted mean of the values that exist, None for none."""
+    known = _known(values)
+    return math.fsum(known) / len(known) if known else None
+
+
+def std(values: Iterable[float | None]) -> float | None:
+    """Return the population standard deviation over clients (all of them are there: ddof = 0)."""
+    known = _known(values)
+    return float(np.std(known)) if known else None
+
+
+def worst(values: Iterable[float | None]) -> float | None:
+    """Return the smallest value."""
+    return min(_known(values), default=None)
+
+
+def worst_decile(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the lowest tenth of the values, of one value at least (rounded up)."""
+    known = sorted(_known(values))
+    return mean(known[: math.ceil(DECILE * len(known))]) if known else None
+
+
+def pooled(correct: Sequence[int], counts: Sequence[int]) -> float | None:
+    """Return accuracy over all samples of all clients together (``personal_micro``)."""
+    total = sum(counts)
+    return 100.0 * sum(correct) / total if total else None
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [float(v) for v in values if v is not None]
+
+
+def _pair(y_true: ArrayLike, y_pred: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    true, pred = np.asarray(y_true).reshape(-1), np.asarray(y_pred).reshape(-1)
+    if true.shape != pred.shape:
+        raise ValueError(f"{len(true)} labels but {len(pred)} predictions")
+    return true, pred

@@ -1,0 +1,196 @@
+"""The evaluation that every method goes through: a subscriber of the round loop.
+
+What the numbers mean:
+
+* ``personal``: each client's own model on its own test split, unweighted mean over all clients;
+  ``personal_micro`` pools the samples. ``global``: the shared model on the whole test set.
+* ``base_all``: the personal models on the test set of all base classes; ``base_other``: the same on
+  images of classes the client had no training image of; ``new``: the same models on unseen classes.
+* Logits range over all classes of the setting. Nothing is chosen on test; view 0 only.
+
+It draws no random number and changes no state: training goes on as if it had not been there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from fedvlm.errors import ConfigError, FedvlmError
+from fedvlm.evaluation import scores
+from fedvlm.evaluation.predict import Batches, Predicted, Predictor, Source
+
+Tree = Mapping[str, Tensor]
+
+
+@runtime_checkable
+class RoundFinishedLike(Protocol):
+    """``federation.events.RoundFinished``, or anything that offers its models."""
+
+    @property
+    def round(self) -> int:
+        """Number of the round; 0 is the untrained start."""
+        ...
+
+    @property
+    def total_rounds(self) -> int:
+        """Number of the last round."""
+        ...
+
+    def personal(self, clients: Sequence[int]) -> Iterator[tuple[Sequence[int], Tree]]:
+        """Yield chunks of clients with their models ``[K, ...]``, each client once."""
+        ...
+
+    def shared(self) -> Tree:
+        """Return the global model ``[1, ...]``."""
+        ...
+
+
+class Evaluator:
+    """Evaluates every ``every`` rounds, and always at the untrained start and the last round.
+
+    Args:
+        model: sees images and prompts; ``with_classes`` gives it other classes.
+        trainer: ``predictor(model, params) -> (x -> logits [K, B, C])``. A method that is bound to
+            its training classes says ``open_vocabulary = False`` and gets no ``new``.
+        source: test samples, ``fetch(indices, view=0)``.
+        federated: clients, test sets, labels.
+        every: rounds between evaluations; 0 for start and last round only.
+        batch_size: test samples per client and batch.
+        keep_logits: keep per-sample logits of the last round in ``logits``.
+        cross: also ask for ``base_all`` and ``base_other`` (at start and last round); by default
+            only where there are unseen classes.
+        on_result: called with each result.
+
+    Attributes:
+        results: every result so far, in order; plain JSON values.
+        logits: with ``keep_logits``, after the last round: ``global`` ``[n, C]``,
+            ``personal|<client>`` ``[n_k, C]``, and predicted labels (int64) under
+            ``labels|base_all|<client>``, ``labels|new|<client>``; true labels under
+            ``true|global``, ``true|personal|<client>``, ``true|new``. Samples in the order of the
+            partition's index arrays.
+    """
+
+    def __init__(
+        self, model: Any, trainer: Any, source: Source, federated: scores.Federated, *,
+        every: int = 1, batch_size: int = 256, keep_logits: bool = False,
+        cross: bool | None = None, on_result: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        if every < 0 or batch_size < 1:
+            raise ConfigError(
+                f"cannot evaluate every {every} rounds in batches of {batch_size}: "
+                "TEST.EVAL_EVERY starts at 0 and the test batch size at 1"
+            )
+        self.model, self.trainer, self.data = model, trainer, federated
+        self.every, self.keep_logits, self.on_result = every, keep_logits, on_result
+        self.with_new = scores.has_new(federated) and getattr(trainer, "open_vocabulary", True)
+        self.cross = scores.has_new(federated) if cross is None else cross
+        self.results: list[dict[str, Any]] = []
+        self.logits: dict[str, Tensor] = {}
+        self._batches = Batches(source, batch_size, getattr(model, "device", "cpu"))
+
+    def __call__(self, event: object) -> dict[str, Any] | None:
+        """Evaluate if ``event`` is a finished round that is due; return the result, else None."""
+        if not isinstance(event, RoundFinishedLike):
+            return None
+        if not self.due(event.round, event.total_rounds):
+            return None
+        result = self.evaluate(event)
+        self.results.append(result)
+        if self.on_result is not None:
+            self.on_result(result)
+        return result
+
+    def due(self, round_: int, total: int) -> bool:
+        """Say whether a round is evaluated."""
+        return round_ in (0, total) or (self.every > 0 and round_ % self.every == 0)
+
+    @property
+    def latest(self) -> dict[str, Any] | None:
+        """The newest result."""
+        return self.results[-1] if self.results else None
+
+    def evaluate(self, event: RoundFinishedLike) -> dict[str, Any]:
+        """Return the numbers of a finished round.
+
+        Returns:
+            ``round``, ``personal`` with ``_std``, ``_worst``, ``_worst_decile``, ``_micro``,
+            ``_macro_f1``, ``global``, ``global_macro_f1``, ``clients`` (a line each, see
+            ``scores.own_row``), ``notes``; at start and last round with unseen classes also
+            ``base_all``, ``base_other``, ``new``, ``hm2``, ``hm3``, ``cm``. Percent; None where a
+            number has no samples, absent where it was not asked for.
+
+        Raises:
+            FedvlmError: the event left a client's model out.
+        """
+        ends = event.round in (0, event.total_rounds)
+        keep = self.keep_logits and event.round == event.total_rounds
+        self.logits = {} if keep else self.logits
+        rows = self._personal(event, ends and self.cross, keep)
+        shared = self._batches.shared(
+            self._predictor(self.model, event.shared()), self.data.global_test, 1, keep
+        )[0]
+        if keep:
+            self._keep("global", self.data.global_test, shared)
+        result = {"round": event.round} | scores.personal_scores(rows)
+        result |= scores.global_scores(self.data, shared)
+        result |= scores.cross_scores(rows, result["personal"])
+        notes = scores.left_out(rows)
+        if ends and self.cross and scores.has_new(self.data) and not self.with_new:
+            notes.append("the method is bound to its training classes: no number for new ones")
+        return result | {"clients": rows, "notes": notes}
+
+    def _personal(
+        self, event: RoundFinishedLike, cross: bool, keep: bool
+    ) -> list[dict[str, Any]]:
+        """Return one line per client, by ascending id; each personal model is built once."""
+        rows: dict[int, dict[str, Any]] = {}
+        everyone = list(range(len(self.data.clients)))
+        for chunk, params in event.personal(everyone):
+            tests = [self.data.clients[c].test for c in chunk]
+            predict = self._predictor(self.model, params)
+            for c, test, found in zip(
+                chunk, tests, self._batches.own(predict, tests, keep), strict=True
+            ):
+                rows[c] = scores.own_row(c, self.data.labels[test], found)
+                if keep:
+                    self._keep(f"personal|{c}", test, found)
+            if cross:
+                self._cross(rows, chunk, predict, params, keep)
+        missing = [c for c in everyone if c not in rows]
+        if missing:
+            raise FedvlmError(f"round {event.round}: no personal model came for clients {missing}")
+        return [rows[c] for c in everyone]
+
+    def _cross(
+        self, rows: dict[int, dict[str, Any]], chunk: Sequence[int], predict: Predictor,
+        params: Tree, keep: bool,
+    ) -> None:
+        """Add base and new accuracies of a chunk's models to their lines."""
+        base = self._batches.shared(predict, self.data.global_test, len(chunk))
+        new: list[Predicted] = []
+        if self.with_new:
+            other = self._predictor(self.model.with_classes(self.data.new_classnames), params)
+            new = self._batches.shared(other, self.data.new_test, len(chunk))
+        for i, c in enumerate(chunk):
+            rows[c] |= scores.base_row(self.data, c, base[i])
+            if new:
+                rows[c] |= scores.new_row(self.data, new[i])
+            if keep:
+                self.logits[f"labels|base_all|{c}"] = torch.from_numpy(base[i].labels)
+                if new:
+                    self.logits[f"labels|new|{c}"] = torch.from_numpy(new[i].labels)
+                    self.logits["true|new"] = torch.from_numpy(self.data.labels[self.data.new_test])
+
+    def _predictor(self, model: Any, params: Tree) -> Predictor:
+        with torch.no_grad():  # text features: once per client and evaluation
+            predictor: Predictor = self.trainer.predictor(model, params)
+        return predictor
+
+    def _keep(self, name: str, indices: Any, found: Predicted) -> None:
+        if found.logits is not None:
+            self.logits[name] = found.logits
+        self.logits[f"true|{name}"] = torch.from_numpy(self.data.labels[indices])

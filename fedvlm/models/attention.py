@@ -1,0 +1,120 @@
+"""Layers of a frozen tower, remade for speed: split attention, pre-cast linears, folded GELU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedvlm.models.fold import QUICK_GELU
+from fedvlm.models.linear import frozen_linear
+
+
+class SplitAttention(nn.Module):
+    """Self-attention with separate q, k, v, o linears, equal to a packed MultiheadAttention.
+
+    A drop-in for the ``attn`` of open_clip's blocks (batch first, no dropout). Adapters (LoRA) can
+    wrap each linear; the attention itself is computed in the type of its input.
+
+    Args:
+        packed: the attention to split; its weights are copied.
+    """
+
+    def __init__(self, packed: nn.MultiheadAttention) -> None:
+        super().__init__()
+        width = packed.embed_dim
+        self.num_heads = packed.num_heads
+        weights = packed.in_proj_weight.detach().split(width)
+        biases = packed.in_proj_bias.detach().split(width)
+        layers = [_linear(w, b) for w, b in zip(weights, biases, strict=True)]
+        self.q_proj, self.k_proj, self.v_proj = layers
+        self.out_proj = _linear(packed.out_proj.weight, packed.out_proj.bias)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **_: Any
+    ) -> tuple[Tensor, None]:
+        """Attend: [n, L, width] -> ([n, L, width], None), like MultiheadAttention."""
+        heads = (query.shape[0], -1, self.num_heads, query.shape[-1] // self.num_heads)
+        q = self.q_proj(query).view(heads).transpose(1, 2)
+        k = self.k_proj(key).view(heads).transpose(1, 2)
+        v = self.v_proj(value).view(heads).transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
+        return self.out_proj(mixed.transpose(1, 2).reshape(query.shape)), None
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    out_features, in_features = weight.shape
+    # Made on the meta device: its own random weights would cost time and random numbers.
+    layer = nn.Linear(in_features, out_features, bias=bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
+    return layer
+
+
+class CastLinear(nn.Module):
+    """A frozen linear layer whose weights were cast once; its input and output keep their type.
+
+    With float32 weights it is the same layer through the fastest kernel (``linear``).
+    """
+
+    def __init__(self, layer: nn.Linear, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(layer.weight.detach().to(dtype), requires_grad=False)
+        bias = None if layer.bias is None else layer.bias.detach().to(dtype)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in_features] -> [..., out_features], in the type of ``x``."""
+        return frozen_linear(x, self.weight, self.bias)
+
+
+class CastConv(nn.Module):
+    """A frozen convolution whose weights were cast once; its input and output keep their type."""
+
+    def __init__(self, layer: nn.Conv2d, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.layer = layer.to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, in, H, W] -> [n, out, H', W'], in the type of ``x``."""
+        out: Tensor = self.layer(x.to(self.layer.weight.dtype))
+        return out.to(x.dtype)
+
+
+def cast_linears(module: nn.Module, dtype: torch.dtype) -> None:
+    """Remake, in place, a frozen tower's linear layers, convolutions and packed attentions.
+
+    Weights are cast once to ``dtype``; norms, softmax, attention and the residual stream stay as
+    they are (``performance.md`` 2.5). torch.autocast would cast the frozen weights at every call.
+    With float32 nothing but the order of sums changes.
+    """
+    for name, child in module.named_children():
+        if isinstance(child, nn.MultiheadAttention):
+            split = SplitAttention(child)
+            cast_linears(split, dtype)
+            setattr(module, name, split)
+        elif type(child).__name__ == "AttentionPool2d":
+            continue  # reads its linears' weights directly: stays fp32, it is one small layer
+        elif isinstance(child, nn.Linear):
+            setattr(module, name, CastLinear(child, dtype))
+        elif isinstance(child, nn.Conv2d) and dtype is not torch.float32:
+            setattr(module, name, CastConv(child, dtype))
+        else:
+            _fold_quick_gelu(child)
+            cast_linears(child, dtype)
+
+
+def _fold_quick_gelu(mlp: nn.Module) -> None:
+    """Turn an MLP's QuickGELU (three passes over memory) into SiLU (one): see ``fold``."""
+    from open_clip.transformer import QuickGELU
+
+    if not (isinstance(mlp, nn.Sequential) and type(getattr(mlp, "gelu", None)) is QuickGELU):
+        return
+    fc, proj = mlp.get_submodule("c_fc"), mlp.get_submodule("c_proj")
+    assert isinstance(fc, nn.Linear) and isinstance(proj, nn.Linear)  # open_clip's own layout
+    mlp.c_fc = _linear(*((t.double() * QUICK_GELU).to(t.dtype) for t in (fc.weight, fc.bias)))
+    mlp.c_proj = _linear((proj.weight.double() / QUICK_GELU).to(proj.weight.dtype), proj.bias)
+    mlp.gelu = nn.SiLU()

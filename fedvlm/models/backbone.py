@@ -1,0 +1,269 @@
+"""Frozen backbones: one class over open_clip's towers, whatever file or loader they came from."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedvlm.errors import ConfigError, did_you_mean
+from fedvlm.models.attention import cast_linears
+
+LOADERS = ("open_clip", "transformers")
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+Tokenizer = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class TransformSpec:
+    """What an image needs before the tower: plain values, handed to ``data``.
+
+    ``size`` in pixels; ``mean``/``std`` per channel on [0, 1] images; ``interpolation`` and
+    ``resize_mode`` in open_clip's words (``bicubic``; ``shortest``, ``longest``, ``squash``).
+    """
+
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str = "bicubic"
+    resize_mode: str = "shortest"
+
+    @property
+    def digest(self) -> str:
+        """sha256 of all values."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+class Backbone:
+    """A frozen vision-language model in eval mode; none of its parameters requires a gradient.
+
+    Args:
+        model: open_clip's ``CLIP`` or ``CustomTextCLIP`` in fp32 (or float64).
+        tokenizer: callable (texts, context_length=) -> ids [n, L].
+        name, weights: as the user gave them.
+        arch: the model config, part of the digest.
+        spec: image transform.
+        dtype: float32; bfloat16 (linear layers pre-cast, the rest fp32); float64 throughout.
+        plain: keep open_clip's own layers; otherwise the image tower's float32 products on a CPU
+            take the fastest kernel (equal up to the order of sums).
+
+    Raises:
+        ConfigError: a text tower that is not open_clip's own (a Hugging Face one, CoCa's).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Tokenizer,
+        *,
+        name: str,
+        weights: str,
+        arch: dict[str, Any],
+        spec: TransformSpec,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        plain: bool = False,
+    ) -> None:
+        if dtype not in DTYPES:
+            raise ConfigError(f"dtype {dtype} is not one of float32, bfloat16, float64")
+        self.name, self.weights, self.transform_spec = name, weights, spec
+        self.arch, self.dtype, self.device = arch, dtype, torch.device(device)
+        self.model: Any = model.eval().requires_grad_(False)
+        self.text_tower: Any = getattr(model, "text", model)
+        self.tokenizer = tokenizer
+        _check_text_tower(name, self.text_tower)
+        self.digest = digest_of(model, arch)
+        self._read_facts()
+        remade = self._remake(plain)
+        self._live = digest_of(model, arch) if remade else self.digest
+
+    def _read_facts(self) -> None:
+        arch, spec = self.arch, self.transform_spec
+        self.embed_dim = int(arch["embed_dim"])
+        self.text_width = int(self.text_tower.ln_final.normalized_shape[0])
+        self.context_length = int(self.text_tower.context_length)
+        self.image_size = spec.size
+        self.causal = self.text_tower.attn_mask is not None
+        self.pool = str(getattr(self.text_tower, "pool_type", None) or self.model.text_pool_type)
+        self.logit_scale = math.exp(float(self.model.logit_scale))
+        bias = self.model.logit_bias
+        self.logit_bias = None if bias is None else float(bias)
+
+    def _remake(self, plain: bool) -> bool:
+        """Bring the towers to their type and device; tell whether any layer was replaced."""
+        low = self.dtype is torch.bfloat16
+        fast = self.dtype is torch.float32 and self.device.type == "cpu" and not plain
+        self.model.to(self.device, torch.float64 if self.dtype is torch.float64 else torch.float32)
+        # The text tower stays whole: the packed path folds its weights before it casts them.
+        self._transformer = self.text_tower.transformer
+        if low:
+            self._transformer = copy.deepcopy(self._transformer)
+            cast_linears(self._transformer, self.dtype)
+        if low or fast:
+            cast_linears(self.model.visual, self.dtype)
+        self.model.requires_grad_(False)
+        return low or fast
+
+    @property
+    def numerics(self) -> str:
+        """What decides a feature's last bits beside weights and image: type, kernels, build."""
+        kernels = "plain" if self._live == self.digest else "fast"
+        chip = torch.backends.cpu.get_cpu_capability() if self.device.type == "cpu" else ""
+        return f"{self.dtype} {kernels} {self.device.type} {chip} torch {torch.__version__}"
+
+    @property
+    def feature_dtype(self) -> torch.dtype:
+        """Type of features, prompts and trainables: float64 for a float64 backbone, else fp32."""
+        return torch.float64 if self.dtype is torch.float64 else torch.float32
+
+    @staticmethod
+    def from_state_dict_openai(
+        state: dict[str, Tensor], *, dtype: torch.dtype = torch.float32, **options: Any
+    ) -> Backbone:
+        """Build a QuickGELU CLIP from tensors in OpenAI's layout (see ``openai.from_openai``)."""
+        from fedvlm.models.openai import from_openai
+
+        return from_openai(state, dtype=dtype, **options)
+
+    def encode_image(self, pixels: Tensor) -> Tensor:
+        """Image features [B, embed_dim], not normalised, of ``pixels`` [B, 3, H, W]."""
+        out: Tensor = self.model.visual(pixels.to(self.device, self.feature_dtype))
+        return out.to(self.feature_dtype)
+
+    def tokenize(self, texts: Iterable[str], context_length: int | None = None) -> Tensor:
+        """Token ids [n, context_length] of texts (cut at the end where too long)."""
+        length = context_length or self.context_length
+        return self.tokenizer(list(texts), context_length=length).to(self.device)
+
+    def token_ends(self, ids: Tensor) -> Tensor:
+        """Position [n] of the end-of-text token in each row of ``ids`` [n, L]."""
+        end = _end_id(self.tokenizer)
+        # Without a declared end token only CLIP's vocabulary is left: there it is the largest id.
+        marks = ids if end is None else (ids == end).int()
+        return marks.argmax(dim=-1)
+
+    def eot(self, ids: Tensor) -> Tensor:
+        """Position [n] at which the text tower is read out for each row of ``ids`` [n, L]."""
+        if self.pool in ("argmax", "eos"):
+            return self.token_ends(ids)
+        return torch.full_like(ids[:, 0], 0 if self.pool == "first" else ids.shape[1] - 1)
+
+    def embed_tokens(self, ids: Tensor) -> Tensor:
+        """Token embeddings [n, L, text_width], without positions."""
+        table: Tensor = self.text_tower.token_embedding.weight
+        return table[ids.to(self.device)]
+
+    def encode_embeddings(self, emb: Tensor, eot: Tensor) -> Tensor:
+        """Text features [n, embed_dim], not normalised: the oracle for every faster text path.
+
+        Args:
+            emb: [n, L, text_width], token embeddings without positions.
+            eot: [n], read-out positions (``eot``).
+        """
+        tower, length = self.text_tower, emb.shape[1]
+        mask = None if tower.attn_mask is None else tower.attn_mask[:length, :length]
+        x = self._transformer(emb + tower.positional_embedding[:length], attn_mask=mask)
+        # LayerNorm acts row by row, so reading the row first gives the same number.
+        x = tower.ln_final(x[torch.arange(len(x), device=x.device), eot.to(x.device)])
+        return project_text(tower.text_projection, x)
+
+    def verify_frozen(self) -> str:
+        """Hash the live parameters and buffers (BatchNorm statistics included) once more.
+
+        Returns ``digest`` if they are what they were at loading, another digest if not.
+        """
+        live = digest_of(self.model, self.arch)
+        return self.digest if live == self._live else live
+
+
+def project_text(projection: Any, x: Tensor) -> Tensor:
+    """Apply a text projection: a matrix [width, embed], a Linear, or None (identity)."""
+    if projection is None:
+        return x
+    return projection(x) if isinstance(projection, nn.Module) else x @ projection
+
+
+def _end_id(tokenizer: Any) -> int | None:
+    inner = getattr(tokenizer, "tokenizer", None)
+    for owner, field in ((tokenizer, "eot_token_id"), (inner, "eos_token_id")):
+        found = getattr(owner, field, None)
+        if found is not None:
+            return int(found)
+    return None
+
+
+def _check_text_tower(name: str, tower: Any) -> None:
+    plain = all(hasattr(tower, a) for a in ("token_embedding", "positional_embedding", "ln_final"))
+    if not plain or getattr(tower, "cls_emb", None) is not None:
+        raise ConfigError(
+            f"backbone '{name}' has a text tower that prompts cannot be fed into (Hugging Face "
+            "text encoders and CoCa are not supported): choose a CLIP or SigLIP backbone"
+        )
+
+
+def digest_of(model: nn.Module, arch: dict[str, Any]) -> str:
+    """sha256 over the architecture and the sorted names, shapes and values of all tensors.
+
+    Independent of the storage type: values that fit float32 are hashed as float32.
+    """
+    total = hashlib.sha256(json.dumps(arch, sort_keys=True, default=str).encode())
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    for key in sorted(tensors):
+        value = tensors[key].detach().cpu()
+        if value.is_floating_point():
+            single = value.float()
+            exact = torch.equal(single.to(value.dtype), value)
+            value = single if exact else value.double()
+        total.update(f"{key} {tuple(value.shape)}".encode())
+        total.update(value.contiguous().reshape(-1).numpy().tobytes())
+    return total.hexdigest()
+
+
+def load_backbone(
+    name: str,
+    weights: str = "",
+    *,
+    loader: str = "open_clip",
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    allow_random: bool = False,
+    seed: int = 0,
+    plain: bool = False,
+) -> Backbone:
+    """Load a frozen backbone.
+
+    Args:
+        name: CoOp's name (``ViT-B/16``), an open_clip name, ``tiny``, or ``local-dir:<folder>``;
+            with ``loader="transformers"`` a Hugging Face name or folder.
+        weights: tag, file (.safetensors, .pt state dict, OpenAI's TorchScript archive) or
+            ``local-dir:<folder>``; empty: the ``openai`` tag where the build has one.
+        loader: ``open_clip`` or ``transformers``.
+        dtype: float32, bfloat16 (linear layers only) or float64.
+        device: torch device.
+        allow_random: with no weights named, initialise at random from ``seed`` (bench, tests).
+        seed: of the random weights; the global generators are left alone.
+        plain: keep open_clip's own layers in the image tower (see ``Backbone``).
+
+    Raises:
+        ConfigError: unknown name, tag or loader; weights that do not fit the build.
+        DataError: weights that cannot be read or downloaded.
+    """
+    place: dict[str, Any] = {"dtype": dtype, "device": device, "plain": plain}
+    if loader == "open_clip":
+        from fedvlm.models.openclip import load
+
+        return load(name, weights, random=allow_random, seed=seed, **place)
+    if loader == "transformers":
+        from fedvlm.models.hf_clip import load_hf
+
+        return load_hf(name, weights, **place)
+    raise ConfigError(
+        f"unknown loader '{loader}'{did_you_mean(loader, LOADERS)} (known: {', '.join(LOADERS)})"
+    )

@@ -1,0 +1,108 @@
+"""Backbone names: CoOp's, open_clip's, ``tiny``; and the check that weights and activation agree.
+
+open_clip turns CoOp's ``ViT-B/16`` into ``ViT-B-16``, a plain-GELU model, although OpenAI's weights
+were trained with QuickGELU: the features are then wrong, without a warning for a local file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from fedvlm.errors import ConfigError, did_you_mean
+
+TINY = "tiny"
+LOCAL_DIR = "local-dir:"
+
+# CoOp's MODEL.BACKBONE.NAME -> the open_clip build with the same activation.
+COOP_NAMES = {
+    "RN50": "RN50-quickgelu",
+    "RN101": "RN101-quickgelu",
+    "ViT-B/32": "ViT-B-32-quickgelu",
+    "ViT-B/16": "ViT-B-16-quickgelu",
+    "ViT-L/14": "ViT-L-14-quickgelu",
+    "ViT-L/14@336px": "ViT-L-14-336-quickgelu",
+}
+
+# sha256 of the archives that OpenAI published (the digests stand in their download addresses).
+OPENAI_SHA256 = frozenset(
+    {
+        "afeb0e10f9e5a86da6080e35cf09123aca3b358a0c3e3b6c78a7b63bc04b6762",  # RN50
+        "8fa8567bab74a42d41c5915025a8e4538c3bdbe8804a470a72f30b0d94fab599",  # RN101
+        "7e526bd135e493cef0776de27d5f42653e6b4c8bf9e0f653bb11773263205fdd",  # RN50x4
+        "52378b407f34354e150460fe41077663dd5b39c54cd0bfd2b27167a4a06ec9aa",  # RN50x16
+        "be1cfb55d75a9666199fb2206c106743da0f6468c9d327f3e0d0a543a9919d9c",  # RN50x64
+        "40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af",  # ViT-B/32
+        "5806e77cd80f8b59890b7e101eabd078d9fb84e6937f9e85e4ecb61988df416f",  # ViT-B/16
+        "b8cca3fd41ae0c99ba7e8951adf17d267cdb84cd88be6f7c2e0eca1737a03836",  # ViT-L/14
+        "3035c92b350959924f9f00213499208652fc7ea050643e8b385c2dac08641f02",  # ViT-L/14@336px
+    }
+)
+
+
+def open_clip_name(name: str) -> str:
+    """Return the open_clip name of a backbone given by CoOp's or open_clip's name.
+
+    Raises:
+        ConfigError: neither knows the name.
+    """
+    import open_clip
+
+    known = open_clip.list_models()
+    if name in COOP_NAMES:
+        return COOP_NAMES[name]
+    if name in known:
+        return name
+    choices = [TINY, *COOP_NAMES, *known]
+    raise ConfigError(
+        f"unknown backbone '{name}'{did_you_mean(name, choices)} (--backbone takes '{TINY}', "
+        f"CoOp's {', '.join(COOP_NAMES)}, an open_clip name, or '{LOCAL_DIR}<folder>')"
+    )
+
+
+def looks_like_openai(path: Path) -> bool:
+    """Tell whether a weights file is OpenAI's: by its name, its own metadata or its sha256."""
+    if "openai" in path.name.lower():
+        return True
+    if path.suffix == ".safetensors":
+        from safetensors import safe_open
+
+        with safe_open(str(path), framework="pt") as file:
+            return "openai" in repr(file.metadata() or {}).lower()
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest() in OPENAI_SHA256
+
+
+def check_activation(name: str, build_quick_gelu: bool, weights: str, needs: bool | None) -> None:
+    """Refuse weights on a build with the other activation.
+
+    Args:
+        name: open_clip name of the build.
+        build_quick_gelu: whether the build uses QuickGELU.
+        weights: how the user named the weights, for the message.
+        needs: True: trained with QuickGELU; False: with GELU; None: not known (accepted).
+
+    Raises:
+        ConfigError: they differ.
+    """
+    if needs is None or needs == build_quick_gelu:
+        return
+    base = name.removesuffix("-quickgelu")
+    mended = f"{base}-quickgelu" if needs else base
+    act = {True: "QuickGELU", False: "GELU"}
+    raise ConfigError(
+        f"weights '{weights}' were trained with {act[needs]}, but backbone '{name}' computes "
+        f"{act[build_quick_gelu]}, which gives wrong features: use --backbone {mended}"
+    )
+
+
+def known_tags(name: str) -> dict[str, dict[str, Any]]:
+    """Return open_clip's pretrained tags for a build: tag -> its config (activation, mean, std)."""
+    from open_clip import pretrained
+
+    tags = pretrained.list_pretrained_tags_by_model(name)
+    return {tag: pretrained.get_pretrained_cfg(name, tag) for tag in tags}

@@ -1,0 +1,227 @@
+"""open_clip's loader: built-in names with tags or files, ``local-dir:`` folders, ``tiny``."""
+
+from __future__ import annotations
+
+import copy
+import json
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from fedvlm.errors import ConfigError, DataError, did_you_mean
+from fedvlm.models import names
+from fedvlm.models.backbone import Backbone, TransformSpec
+from fedvlm.models.weights import download, is_torchscript, load_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DEFAULT_TAG = "openai"
+_CONFIG_FILE = "open_clip_config.json"
+
+
+def load(
+    name: str,
+    weights: str = "",
+    *,
+    random: bool = False,
+    seed: int = 0,
+    **place: Any,
+) -> Backbone:
+    """Load an open_clip backbone; see ``backbone.load_backbone`` for arguments and errors.
+
+    ``place`` goes to ``Backbone``: dtype, device, plain.
+    """
+    if name == names.TINY:
+        return _load_tiny(weights, **place)
+    if name.startswith(names.LOCAL_DIR):
+        if weights:
+            raise ConfigError(f"--backbone {name} brings its weights: drop --weights '{weights}'")
+        return _load_folder(name, None, **place)
+    build = names.open_clip_name(name)
+    if weights.startswith(names.LOCAL_DIR):
+        return _load_folder(weights, build, **place)
+    arch = _builtin_config(build)
+    tags = names.known_tags(build)
+    if not weights and not random:
+        weights = _default_tag(name, build, tags)
+    model, preprocess = build_model(arch, seed)
+    if weights in tags:
+        quick = bool(arch.get("quick_gelu", False))
+        names.check_activation(build, quick, weights, bool(tags[weights].get("quick_gelu", False)))
+        load_file(model, download(weights, build, tags[weights]))
+        preprocess = _overlay(preprocess, tags[weights])
+    elif weights:
+        path = Path(weights).expanduser()
+        if not path.is_file():
+            raise ConfigError(_no_such_weights(weights, build, tags))
+        needs = True if is_torchscript(path) or names.looks_like_openai(path) else None
+        names.check_activation(build, bool(arch.get("quick_gelu", False)), weights, needs)
+        load_file(model, path)
+    return finish(model, arch, preprocess, _tokenizer(build, arch), name, weights, **place)
+
+
+def _no_such_weights(weights: str, build: str, tags: dict[str, Any]) -> str:
+    """Say that a weights name is neither tag nor file, and which build has it if another does."""
+    hint = did_you_mean(weights, tags)
+    base = build.removesuffix("-quickgelu")
+    if not hint and base != build and weights in names.known_tags(base):
+        hint = f"; it exists for the GELU build: use --backbone {base}"
+    listed = ", ".join(tags) or "none"
+    return f"--weights '{weights}' is neither a file nor a tag of {build}{hint} (tags: {listed})"
+
+
+def _default_tag(name: str, build: str, tags: dict[str, Any]) -> str:
+    if DEFAULT_TAG in tags:
+        return DEFAULT_TAG
+    listed = ", ".join(tags) or "none"
+    raise ConfigError(f"backbone '{name}' needs --weights: a file or one of its tags ({listed})")
+
+
+def _builtin_config(build: str) -> dict[str, Any]:
+    import open_clip
+
+    arch: dict[str, Any] = copy.deepcopy(open_clip.get_model_config(build))
+    return arch
+
+
+@contextmanager
+def _private_rng(seed: int) -> Iterator[None]:
+    """Seed torch's CPU generator inside the block only."""
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(seed)
+        yield
+
+
+def build_model(arch: dict[str, Any], seed: int = 0) -> tuple[nn.Module, dict[str, Any]]:
+    """Build open_clip's CLIP (or CustomTextCLIP) of a model config, with random weights.
+
+    Returns the model and open_clip's default preprocessing of its image size. ``arch`` holds
+    ``embed_dim, vision_cfg, text_cfg`` and optionally ``quick_gelu, custom_text, init_logit_*``.
+
+    Raises:
+        ConfigError: a config that open_clip cannot build, or a tower that is not supported.
+    """
+    from open_clip.model import CLIP, CustomTextCLIP
+    from open_clip.transform import PreprocessCfg
+
+    cfg = copy.deepcopy(arch)
+    custom = bool(cfg.pop("custom_text", False))
+    if "multimodal_cfg" in cfg or cfg.get("text_cfg", {}).get("hf_model_name"):
+        raise ConfigError(
+            "backbones with a Hugging Face text encoder or a multimodal decoder (CoCa) are not "
+            "supported: choose a CLIP or SigLIP backbone"
+        )
+    try:
+        with _private_rng(seed):
+            model = (CustomTextCLIP if custom else CLIP)(**cfg)
+    except (TypeError, AssertionError, KeyError, RuntimeError) as error:
+        raise ConfigError(f"open_clip cannot build this model config: {error}") from error
+    size = cfg["vision_cfg"].get("image_size", 224)
+    return model, asdict(PreprocessCfg(size=size))
+
+
+def _overlay(preprocess: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    from open_clip.transform import merge_preprocess_dict
+
+    size = preprocess["size"]
+    return merge_preprocess_dict(preprocess, more) | {"size": size}
+
+
+def finish(
+    model: nn.Module,
+    arch: dict[str, Any],
+    preprocess: dict[str, Any],
+    tokenizer: Any,
+    name: str,
+    weights: str,
+    **place: Any,
+) -> Backbone:
+    spec = _spec(preprocess, name)
+    return Backbone(
+        model, tokenizer, name=name, weights=weights or "random", arch=arch, spec=spec, **place
+    )
+
+
+def _spec(preprocess: dict[str, Any], name: str) -> TransformSpec:
+    size = preprocess["size"]
+    sides = {size} if isinstance(size, int) else set(size)
+    if len(sides) != 1:
+        raise ConfigError(f"backbone '{name}' takes {size} images; only square ones are supported")
+    return TransformSpec(
+        size=int(sides.pop()),
+        mean=tuple(float(v) for v in preprocess["mean"]),
+        std=tuple(float(v) for v in preprocess["std"]),
+        interpolation=str(preprocess["interpolation"]),
+        resize_mode=str(preprocess["resize_mode"]),
+    )
+
+
+def _tokenizer(source: str, arch: dict[str, Any]) -> Any:
+    import open_clip
+
+    try:
+        return open_clip.get_tokenizer(source)
+    except Exception as error:  # Hugging Face raises many kinds when it cannot download.
+        wanted = arch.get("text_cfg", {}).get("hf_tokenizer_name", source)
+        raise DataError(
+            f"cannot load the tokenizer '{wanted}' of {source} (offline?): "
+            f"use a folder that contains it with 'local-dir:FOLDER' ({type(error).__name__})"
+        ) from error
+
+
+def _load_tiny(weights: str, **place: Any) -> Backbone:
+    from fedvlm.models.tiny_clip import TINY_DIR, tiny_tokenizer
+
+    if weights:
+        raise ConfigError(f"--backbone tiny brings its weights: drop --weights '{weights}'")
+    if not (TINY_DIR / _CONFIG_FILE).is_file():
+        raise DataError(f"the embedded backbone is missing from {TINY_DIR}: reinstall fedvlm")
+    return _load_folder(
+        f"{names.LOCAL_DIR}{TINY_DIR}", None, tokenizer=tiny_tokenizer, alias=names.TINY, **place
+    )
+
+
+def _load_folder(
+    source: str, build: str | None, *, tokenizer: Any = None, alias: str = "", **place: Any
+) -> Backbone:
+    """Load ``local-dir:<folder>``: open_clip_config.json and a weights file beside it."""
+    from open_clip.factory import _find_checkpoint_in_dir
+
+    folder = Path(source.removeprefix(names.LOCAL_DIR)).expanduser()
+    file = folder / _CONFIG_FILE
+    if not file.is_file():
+        raise DataError(f"no {_CONFIG_FILE} in '{folder}' (named by '{source}')")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        arch = config["model_cfg"]
+        model, preprocess = build_model(arch)
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise DataError(f"{file} is not an open_clip config: {error!r}") from error
+    if build is not None and _normal(arch) != _normal(_builtin_config(build)):
+        raise ConfigError(
+            f"'{source}' holds another architecture than {build}: use --backbone {source}"
+        )
+    found = _find_checkpoint_in_dir(folder)
+    if not found:
+        raise DataError(f"no weights file (.safetensors, .bin, .pt) in '{folder}'")
+    needs = True if names.looks_like_openai(Path(found)) else None
+    names.check_activation(build or source, bool(arch.get("quick_gelu", False)), found, needs)
+    load_file(model, Path(found))
+    preprocess = _overlay(preprocess, config.get("preprocess_cfg", {}))
+    # Its tokenizer is bound to the model's own context length, whatever that is.
+    tok = tokenizer(arch["text_cfg"]["context_length"]) if tokenizer else _tokenizer(source, arch)
+    name = alias or (source if build is None else build)
+    return finish(model, arch, preprocess, tok, name, "embedded" if alias else source, **place)
+
+
+def _normal(arch: dict[str, Any]) -> tuple[Any, ...]:
+    """An architecture with open_clip's defaults filled in, for comparison."""
+    from open_clip.model import CLIPTextCfg, CLIPVisionCfg
+
+    vision, text = CLIPVisionCfg(**arch["vision_cfg"]), CLIPTextCfg(**arch["text_cfg"])
+    return arch["embed_dim"], bool(arch.get("quick_gelu", False)), repr(vision), repr(text)

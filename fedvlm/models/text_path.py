@@ -1,0 +1,98 @@
+"""Which way a context becomes text features: packed where proved equal, plain otherwise."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedvlm import rng
+from fedvlm.models.backbone import Backbone
+from fedvlm.models.layout import Layout
+from fedvlm.models.packed import PackedText, Unfoldable, largest_error
+from fedvlm.models.text import Prompts, assemble, plain_text
+
+# Largest difference of a normalised feature between packed and plain path, by type.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2}
+
+
+class TextPath:
+    """The text side of one backbone, shared by all class lists.
+
+    Args:
+        backbone: the towers.
+        packed: try the packed path; it is checked against the plain one before its first use.
+        bf16: bfloat16 linear layers in the packed path (always so for a bf16 backbone).
+        counters: ``text_tokens`` and ``text_passes`` are counted here.
+        notes: told why the plain path is used although packing was asked for.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        packed: bool,
+        bf16: bool,
+        counters: Counter[str],
+        notes: list[str],
+    ) -> None:
+        self.backbone, self.counters, self.notes = backbone, counters, notes
+        self._wanted = packed
+        self._packed: PackedText | None = None
+        low = bf16 or backbone.dtype is torch.bfloat16
+        self._weight_dtype = torch.bfloat16 if low else backbone.feature_dtype
+
+    def tower(self) -> PackedText | None:
+        """The packed tower, made and checked at the first call; None for the plain path."""
+        if not self._wanted or self._packed is not None:
+            return self._packed
+        self._wanted = False
+        try:
+            packed = PackedText(self.backbone, self._weight_dtype)
+            self._check(packed)
+            self._packed = packed
+        except Unfoldable as reason:
+            self.notes.append(f"text prompts take the plain path (slower): {reason}")
+        self._wanted = self._packed is not None
+        return self._packed
+
+    def _check(self, packed: PackedText) -> None:
+        """Compare both paths on three short texts with a random context."""
+        backbone = self.backbone
+        n_ctx = min(4, backbone.context_length // 4)
+        prompts = assemble(backbone, ("a", "b c", "d"), n_ctx)
+        shape = (1, n_ctx, backbone.text_width)
+        noise = torch.randn(shape, generator=rng.stream(0, "text-path-check"))
+        ctx = (0.02 * noise).to(backbone.device, backbone.feature_dtype)
+        with torch.no_grad():
+            plain = plain_text(backbone, prompts, ctx)
+            error = largest_error(packed, plain, ctx, prompts)
+        allowed = TOLERANCE[self._weight_dtype]
+        if not error <= allowed:
+            raise Unfoldable(f"packed features differ from plain ones by {error:.1e} > {allowed}")
+
+
+class ClassPrompts:
+    """The prompts of one class list with ``n_ctx`` vectors, ready to be encoded.
+
+    Raises:
+        ConfigError: a prompt that does not fit the context length.
+    """
+
+    def __init__(self, path: TextPath, classnames: Sequence[str], n_ctx: int) -> None:
+        self.path = path
+        self.prompts: Prompts = assemble(path.backbone, classnames, n_ctx)
+        tower = path.tower()
+        self.layouts: list[Layout] = [] if tower is None else tower.layouts(self.prompts)
+
+    def encode(self, ctx: Tensor) -> Tensor:
+        """Text features [P, C, embed_dim], not normalised, of ``ctx`` [P, n_ctx, text_width]."""
+        tower, counters = self.path.tower(), self.path.counters
+        counters["text_passes"] += 1
+        if tower is None:
+            counters["text_tokens"] += len(ctx) * self.prompts.ids.numel()
+            return plain_text(self.path.backbone, self.prompts, ctx)
+        counters["text_tokens"] += len(ctx) * sum(layout.tokens for layout in self.layouts)
+        return tower(ctx, self.layouts)

@@ -1,0 +1,173 @@
+"""Where a run lies, what it is, and its config as text: names, identity, YAML with origins."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import unicodedata
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_LIMIT = 60  # bytes of one part; the longest folder name has two of them
+_PLAIN = "._-+=,"
+_ABSENT = object()
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class RunPath:
+    """What the path of a run says.
+
+    Attributes:
+        setting: ``base2new``, ``personal``, ...
+        shots: per class, or a word such as ``all``.
+        tag: free text of the user; empty for none.
+        partition: e.g. ``dirichlet-0.3-n20``.
+        seed, data_seed: model seed; seed of partition and shots.
+    """
+
+    setting: str
+    dataset: str
+    shots: int | str
+    trainer: str
+    backbone: str
+    partition: str
+    seed: int
+    data_seed: int
+    tag: str = ""
+
+    def relative(self) -> Path:
+        """Return the path below the output folder, every part safe as one file name."""
+        trainer = safe_name(self.trainer) + (f"-{safe_name(self.tag)}" if self.tag else "")
+        return Path(
+            safe_name(self.setting), safe_name(self.dataset), f"shots_{safe_name(self.shots)}",
+            trainer, safe_name(self.backbone), safe_name(self.partition),
+            f"seed{safe_name(self.seed)}-data{safe_name(self.data_seed)}",
+        )
+
+
+def safe_name(text: object) -> str:
+    """Return ``text`` as one harmless file name: no separator, no leading dot or dash, <= 60 bytes.
+
+    ``/`` becomes ``_`` (``ViT-B/16`` -> ``ViT-B_16``); where anything else was changed or cut, a
+    hash of the whole text is appended, so that two texts do not share a folder.
+    """
+    raw = str(text)
+    slashed = raw.replace("/", "_")
+    composed = unicodedata.normalize("NFC", slashed)
+    name = "".join(c if c.isalnum() or c in _PLAIN else "_" for c in composed)
+    if name[:1] in (".", "-"):
+        name = "_" + name[1:]
+    if name == slashed and 0 < len(name.encode()) <= _LIMIT:
+        return name
+    mark = hashlib.sha256(raw.encode(errors="surrogatepass")).hexdigest()[:8]
+    cut = name.encode()[: _LIMIT - 9].decode(errors="ignore")
+    return f"{cut}~{mark}"
+
+
+def identity_digest(identity: Mapping[str, Any]) -> str:
+    """Return the sha256 of the canonical JSON of ``identity`` (sorted keys, floats by repr).
+
+    Raises:
+        TypeError: a value that JSON cannot hold.
+    """
+    text = json.dumps(
+        identity_plain(identity), sort_keys=True, separators=(",", ":"), allow_nan=False
+    )
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """Return ``value`` as JSON reads it back: text keys, lists; floats stay exact."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        return plain(value.item())
+    return value
+
+
+def identity_plain(value: Any) -> Any:
+    """Return ``plain(value)`` with NaN and infinities spelt out, so that strict JSON holds it."""
+    value = plain(value)
+    if isinstance(value, dict):
+        return {key: identity_plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [identity_plain(item) for item in value]
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def identity_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return ``KEY: old -> new`` for each leaf that differs, nested keys joined by dots."""
+    before, after = dict(_leaves(identity_plain(old))), dict(_leaves(identity_plain(new)))
+    return [
+        f"{key}: {_show(before.get(key, _ABSENT))} -> {_show(after.get(key, _ABSENT))}"
+        for key in sorted({*before, *after})
+        if _show(before.get(key, _ABSENT)) != _show(after.get(key, _ABSENT))
+    ]
+
+
+def shortened(lines: list[str]) -> str:
+    """Join the first few of ``lines`` for one sentence."""
+    rest = len(lines) - _SHOWN
+    return "; ".join(lines[:_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
+
+
+def config_text(resolved: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+    """Return the config as YAML that loads back as it is, each value's origin as a comment.
+
+    Args:
+        resolved: nested mappings of plain values.
+        origins: dotted key -> where the value came from (``default``, a file, ``flag --lr``).
+    """
+    return "".join(_lines(resolved, origins, "", 0)) or "{}\n"
+
+
+def _lines(
+    node: Mapping[str, Any], origins: Mapping[str, str], at: str, deep: int
+) -> Iterator[str]:
+    for key, value in node.items():
+        place = f"{at}.{key}".lstrip(".")
+        head = f"{'  ' * deep}{_scalar(key)}:"
+        if isinstance(value, Mapping) and value:
+            yield head + "\n"
+            yield from _lines(value, origins, place, deep + 1)
+            continue
+        origin = " ".join(str(origins.get(place, "")).split())
+        yield f"{head} {_scalar(value)}" + (f"  # {origin}" if origin else "") + "\n"
+
+
+def _scalar(value: Any) -> str:
+    """Return a value on one line of YAML; with line breaks of any kind in it, all escaped."""
+    known = plain(value)
+    text = yaml.safe_dump(
+        known, default_flow_style=True, width=2**31, allow_unicode=True, sort_keys=False
+    )
+    text = text.removesuffix("\n").removesuffix("\n...")
+    if len(text.splitlines()) <= 1:
+        return text
+    text = yaml.safe_dump(
+        known, default_flow_style=True, width=2**31, default_style='"', sort_keys=False
+    )
+    return text.removesuffix("\n")
+
+
+def _leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and (value or not at):
+        for key, item in value.items():
+            yield from _leaves(item, f"{at}.{key}".lstrip("."))
+    else:
+        yield at, value
+
+
+def _show(value: Any) -> str:
+    text = "absent" if value is _ABSENT else json.dumps(value)
+    if len(text) <= 80:
+        return text
+    return f"{text[:60]}... (sha256 {hashlib.sha256(text.encode()).hexdigest()[:8]})"

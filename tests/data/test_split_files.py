@@ -1,0 +1,124 @@
+"""Split files: the published ones against the facts table, and every way to be wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from data_helpers import shared
+
+from fedvlm.data.datum import DatasetBase
+from fedvlm.data.facts import FACTS, compare, facts_for
+from fedvlm.data.fewshot import relabel
+from fedvlm.data.split_file import read_split
+from fedvlm.errors import DataError
+
+PUBLISHED = {
+    "Caltech101": "split_zhou_Caltech101.json",
+    "DescribableTextures": "split_zhou_DescribableTextures.json",
+    "EuroSAT": "split_zhou_EuroSAT.json",
+    "OxfordFlowers": "split_zhou_OxfordFlowers.json",
+    "OxfordPets": "split_zhou_OxfordPets.json",
+    "StanfordCars": "split_zhou_StanfordCars.json",
+    "UCF101": "split_zhou_UCF101.json",
+}
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_published_split_agrees_with_the_facts(name: str) -> None:
+    folder, facts = shared("splits"), FACTS[name]
+    assert facts.split_file == PUBLISHED[name]
+    split = read_split(folder / facts.split_file, Path("/nowhere/images"))
+    data = DatasetBase(split.train, split.val, split.test, name=name)
+    sizes = {"train": len(data.train_x), "val": len(data.val), "test": len(data.test)}
+    assert compare(facts, data.num_classes, sizes) == []
+    base = relabel(data.num_classes, "base")
+    assert (len(base), data.num_classes - len(base)) == (facts.base, facts.new)
+    in_base = sum(d.label in base for d in data.test)
+    assert (in_base, len(data.test) - in_base) == (facts.base_test, facts.new_test)
+    assert data.lab2cname == dict(enumerate(data.classnames))
+    assert data.test[0].impath.startswith("/nowhere/images/")
+
+
+def test_a_subset_gets_a_note() -> None:
+    notes = compare(FACTS["EuroSAT"], 10, {"train": 1000, "val": 400, "test": 1000})
+    assert len(notes) == 1 and "not comparable with papers" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [("dtd", "DescribableTextures"), ("oxford-pets", "OxfordPets"), ("CIFAR_100", "Cifar100"),
+     ("caltech-101", "Caltech101"), ("shapes_domains", "ShapesDomains")],
+)  # fmt: skip
+def test_names_are_found(word: str, name: str) -> None:
+    facts = facts_for(word)
+    assert facts is not None and facts.name == name
+
+
+ROW = ["cat/1.jpg", 0, "cat"]
+OTHER = ["dog/1.jpg", 1, "dog"]
+
+
+def read(tmp_path: Path, content: Any) -> DatasetBase:
+    path = tmp_path / "split.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content), "utf-8")
+    split = read_split(path, tmp_path)
+    return DatasetBase(split.train, split.val, split.test, name="MySet")
+
+
+def split_of(train: list[Any], test: list[Any], **more: Any) -> dict[str, Any]:
+    return {"train": train, "val": [], "test": test, **more}
+
+
+TEST = [["cat/9.jpg", 0, "cat"], ["dog/9.jpg", 1, "dog"]]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "is not a JSON file"),
+        ([1], "an object with lists under train, val and test"),
+        ({"train": [ROW]}, "'test' must be a list"),
+        ({"train": [ROW], "tset": TEST, "test": TEST}, "did you mean 'test'"),
+        (split_of([], TEST), "'train' must be a list"),
+        ({"train": [ROW], "val": "x", "test": TEST}, "'val' must be a list"),
+        (split_of(["cat/1.jpg"], TEST), r"train\[0\]: a row is \[path, label, class name\]"),
+        (split_of([ROW, ["a", 1]], TEST), r"train\[1\]: a row is"),
+        (split_of([[1, 0, "cat"]], TEST), "the path must be a string"),
+        (split_of([["a.jpg", "0", "cat"]], TEST), "the label must be a whole number from 0"),
+        (split_of([["a.jpg", True, "cat"]], TEST), "the label must be a whole number from 0"),
+        (split_of([["a.jpg", -1, "cat"]], TEST), "the label must be a whole number from 0"),
+        (split_of([["a.jpg", 0, ""]], TEST), "the class name must be a string"),
+        (split_of([["/etc/passwd", 0, "cat"]], TEST), "relative path without '..'"),
+        (split_of([["../../x.jpg", 0, "cat"]], TEST), "relative path without '..'"),
+        (split_of([["cat/../../x.jpg", 0, "cat"]], TEST), "relative path without '..'"),
+        (split_of([["C:\\x.jpg", 0, "cat"]], TEST), "relative path without '..'"),
+        (split_of([["..\\x.jpg", 0, "cat"]], TEST), "relative path without '..'"),
+        (split_of([["a\0.jpg", 0, "cat"]], TEST), "null character"),
+        (split_of([ROW], [["x.jpg", 2, "dog"]]), r"0..1 without gaps.*first missing: 1"),
+        (split_of([["a", 1, "x"]], [["b", 2, "y"]]), "without gaps.*first missing: 0"),
+        (split_of([ROW, ["b.jpg", 0, "dog"]], TEST), "label 0 is called both 'cat' and 'dog'"),
+        (split_of([ROW, ["b.jpg", 1, "cat"]], [TEST[0]]), "labels 0 and 1 are both called 'cat'"),
+        (split_of([ROW, OTHER], [*TEST, ROW]), "1 image.s. are in train and in test"),
+        (split_of([ROW, OTHER], [*TEST, ["./cat//1.jpg", 0, "cat"]]), "in train and in test"),
+        (split_of([ROW, OTHER], TEST, val=[ROW]), "are in train and in val"),
+        (split_of([[*ROW, "site"], OTHER], TEST), "name it in all or none"),
+        (split_of([[*ROW, ""]], TEST), "the domain must be a name"),
+    ],
+)
+def test_bad_split_is_refused_in_one_sentence(tmp_path: Path, content: Any, says: str) -> None:
+    with pytest.raises(DataError, match=says) as caught:
+        read(tmp_path, content)
+    assert "\n" not in str(caught.value)
+
+
+def test_order_and_domains_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "split.json"
+    train = [["b.jpg", 1, "dog", "north"], ["a.jpg", 0, "cat", "south"]]
+    path.write_text(json.dumps(split_of(train, [["c.jpg", 0, "cat", "north"]])), "utf-8-sig")
+    split = read_split(path, tmp_path)
+    assert [(d.key, d.label, d.domain) for d in split.train] == [("b.jpg", 1, 0), ("a.jpg", 0, 1)]
+    assert split.domain_names == ["north", "south"]
+    assert split.test[0].domain == 0

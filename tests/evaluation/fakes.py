@@ -1,0 +1,112 @@
+"""A model, a method and a federation whose every prediction is known in closed form.
+
+A sample shows the class it looks like (one-hot features). A model adds its ``shift`` to that class,
+modulo the number of classes: shift 0 is always right where samples look like what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+WIDTH = 6
+
+
+class FakeSource:
+    """Features are one-hot of what a sample looks like; every call is written down."""
+
+    def __init__(self, looks: Sequence[int]) -> None:
+        self.features = F.one_hot(torch.as_tensor(looks), WIDTH).float()
+        self.calls: list[tuple[list[int], int]] = []
+
+    def fetch(self, indices: Tensor, view: int) -> dict[str, Tensor]:
+        assert indices.dtype == torch.int64 and indices.dim() == 1
+        self.calls.append((indices.tolist(), view))
+        return {"features": self.features[indices]}
+
+
+class FakeModel:
+    """C classes; the template classifier sees class c in feature c."""
+
+    device = "cpu"
+
+    def __init__(self, classnames: Sequence[str]) -> None:
+        self.classnames = tuple(classnames)
+
+    def with_classes(self, names: Sequence[str]) -> FakeModel:
+        return FakeModel(names)
+
+    def image(self, x: Mapping[str, Tensor]) -> Tensor:
+        return x["features"]
+
+    def anchor(self, kind: str, n_ctx: int) -> Tensor:
+        assert kind == "template" and n_ctx == 0
+        return torch.eye(WIDTH)[: len(self.classnames)]
+
+    def logits(self, z: Tensor, t: Tensor) -> Tensor:
+        return z @ t.transpose(-1, -2)
+
+
+class FakeTrainer:
+    """Predicts (looks + shift) mod C; counts how often it computes 'text features'."""
+
+    def __init__(self) -> None:
+        self.texts = 0
+
+    def predictor(self, model: FakeModel, params: Mapping[str, Tensor]) -> Any:
+        assert not torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        self.texts += 1
+        shift, c = params["shift"], len(model.classnames)
+
+        def predict(x: Mapping[str, Tensor]) -> Tensor:
+            looks = x["features"].argmax(-1)  # [K, B]
+            assert looks.shape[0] == shift.shape[0]
+            hot = F.one_hot((looks + shift.long()[:, None]) % c, c).float()
+            return hot.masked_fill(shift[:, None, None].isnan(), torch.nan)
+
+        return predict
+
+
+@dataclass
+class FakeEvent:
+    """Models by client; ``shared`` has shift ``everyone``. Chunks come in another order."""
+
+    round: int
+    total_rounds: int
+    shifts: Mapping[int, float]
+    everyone: float = 0.0
+    chunk: int = 2
+    asked: list[list[int]] = field(default_factory=list)
+
+    def personal(self, clients: Sequence[int]) -> Iterator[tuple[Sequence[int], dict[str, Tensor]]]:
+        assert torch.is_grad_enabled()  # a method may fine-tune a copy here
+        self.asked.append(list(clients))
+        order = [c for c in reversed(clients) if c in self.shifts]
+        for i in range(0, len(order), self.chunk):
+            ids = order[i : i + self.chunk]
+            assert torch.is_grad_enabled()
+            yield ids, {"shift": torch.tensor([float(self.shifts[c]) for c in ids])}
+
+    def shared(self) -> dict[str, Tensor]:
+        return {"shift": torch.tensor([self.everyone])}
+
+
+def federated(
+    labels: Sequence[int], clients: Sequence[tuple[Sequence[int], Sequence[int]]],
+    test: Sequence[int], new: Sequence[int] = (), new_classnames: Sequence[str] = (),
+) -> Any:
+    """Return a data object; ``clients`` are (train indices, test indices)."""
+    splits = [SimpleNamespace(train=np.array(a, dtype=np.int64), val=np.zeros(0, np.int64),
+                              test=np.array(b, dtype=np.int64)) for a, b in clients]
+    return SimpleNamespace(
+        labels=np.array(labels, dtype=np.int64), clients=splits,
+        global_test=np.array(test, dtype=np.int64), new_test=np.array(new, dtype=np.int64),
+        new_classnames=list(new_classnames), classnames=["a", "b", "c", "d"],
+    )

@@ -1,0 +1,62 @@
+"""Metrics against scikit-learn and against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import f1_score
+
+from fedvlm.evaluation import metrics
+
+pairs = st.lists(st.tuples(st.integers(0, 4), st.integers(-1, 6)), min_size=1, max_size=40)
+
+
+@given(pairs)
+@settings(max_examples=200, deadline=None)
+def test_macro_f1_is_scikit_learns_over_the_classes_present(pairs: list[tuple[int, int]]) -> None:
+    true, pred = np.array(pairs).T
+    want = 100 * f1_score(true, pred, average="macro", labels=np.unique(true), zero_division=0)
+    assert metrics.macro_f1(true, pred) == pytest.approx(want, abs=1e-9)
+
+
+def test_macro_f1_by_hand() -> None:
+    # class 0: 2 of 3 hit, predicted 2 times -> 4/5; class 1: 1 of 1 hit, predicted twice -> 2/3
+    assert metrics.macro_f1([0, 0, 0, 1], [0, 0, 1, 1]) == pytest.approx(100 * (4 / 5 + 2 / 3) / 2)
+    assert metrics.macro_f1([0, 0], [5, 5]) == 0.0
+    assert metrics.macro_f1([], []) is None
+
+
+def test_accuracy_and_error() -> None:
+    assert metrics.accuracy([0, 1, 2, 2], [0, 1, 1, 2]) == 75.0
+    assert metrics.error([0, 1, 2, 2], [0, 1, 1, 2]) == 25.0
+    assert metrics.accuracy([], []) is None and metrics.error([], []) is None
+    with pytest.raises(ValueError, match="2 labels but 1 predictions"):
+        metrics.accuracy([1, 2], [1])
+
+
+def test_harmonic_means() -> None:
+    assert metrics.harmonic_mean(50.0, 100.0) == pytest.approx(200 / 3)
+    assert metrics.harmonic_mean(7.0) == 7.0
+    assert metrics.harmonic_mean(0.0, 90.0, 90.0) == 0.0
+    assert metrics.harmonic_mean(50.0, None) is None and metrics.harmonic_mean(0.0, None) is None
+    assert metrics.hm2(40.0, 60.0) == pytest.approx(48.0)
+    assert metrics.hm3(90.0, 45.0, 30.0) == pytest.approx(45.0)
+    assert metrics.cm(90.0, 48.0) == 69.0 and metrics.cm(None, 48.0) is None
+    for bad in ((), (-1.0, 2.0)):
+        with pytest.raises(ValueError, match="harmonic"):
+            metrics.harmonic_mean(*bad)
+
+
+def test_over_clients() -> None:
+    values = [50.0, None, 100.0, 75.0]
+    assert metrics.mean(values) == 75.0 and metrics.worst(values) == 50.0
+    assert metrics.std(values) == pytest.approx(np.std([50, 100, 75]))
+    assert metrics.worst_decile(values) == 50.0
+    assert metrics.worst_decile([float(v) for v in range(20)]) == 0.5
+    assert metrics.worst_decile([float(v) for v in range(21)]) == 1.0  # three of 21: rounded up
+    for fn in (metrics.mean, metrics.std, metrics.worst, metrics.worst_decile):
+        assert fn([None, None]) is None and fn([]) is None
+    assert metrics.pooled([1, 0, 9], [2, 0, 10]) == pytest.approx(1000 / 12)
+    assert metrics.pooled([0], [0]) is None

@@ -1,0 +1,242 @@
+"""Stopped at every write point, a run that is started again ends with the same bits.
+
+The run is a toy (one tensor per slot, each round a function of the round before), so that what is
+tested is the order of the writes. The stop is an exception, and a real ``SIGKILL`` of a forked
+process.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedvlm import atomic, manifest
+from fedvlm.errors import DataError
+from fedvlm.runs import RunFolder, RunPath, read_results
+
+PARTS = RunPath("personal", "toy", 1, "Toy", "none", "iid", 1, 1)
+ROUNDS = 3
+
+
+class Stop(BaseException):
+    """As sudden as a kill: nothing below catches it."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No wait for the disk (a kill does not lose what the system holds), no git, no hook left."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    monkeypatch.setattr(manifest, "session", lambda argv: {
+        "command": "toy", "started": "", "versions": {}, "git": None, "machine": {}})
+    yield
+    atomic.on_write_point = None
+
+
+def step(tensor: torch.Tensor, round_: int) -> torch.Tensor:
+    return torch.sin(tensor * 1.7 + round_)
+
+
+def toy_run(root: Path) -> dict[str, Any]:
+    """Run to the end from wherever the folder stands; return the results."""
+    with RunFolder.create(root, PARTS, {"rounds": ROUNDS}, argv=["toy"]) as run:
+        if run.finished is not None:
+            return run.finished["results"]
+        state = run.restore()
+        if state is None:
+            at, w = 0, torch.linspace(0, 1, 5)
+            clients = {c: {"v": {"x": w + c}} for c in range(2)}
+            run.write_config({"ROUNDS": ROUNDS}, {})
+            run.append_metrics({"round": 0, "sum": float(w.sum())})
+            run.save_state(0, {"w": {"x": w}}, clients)
+        else:
+            at, w, clients = state.round, state.server["w"]["x"], state.clients
+        for r in range(at + 1, ROUNDS + 1):
+            w = step(w, r)
+            clients = {c: {"v": {"x": step(s["v"]["x"], r)}} for c, s in clients.items()}
+            run.append_metrics({"round": r, "sum": float(w.sum())})
+            run.save_state(r, {"w": {"x": w}}, clients, {"best": float(w.max())})
+        return run.write_results({}, {}, {"w": w.tolist(),
+                                          "v": [s["v"]["x"].tolist() for s in clients.values()]}
+                                 )["results"]
+
+
+def outcome(root: Path) -> dict[str, Any]:
+    """What has to be equal bit by bit after any history."""
+    folder = root / PARTS.relative()
+    record = read_results(folder / "results.json")
+    assert record is not None
+    state = folder / "state"
+    return {
+        "results": record["results"],
+        "metrics": (folder / "metrics.jsonl").read_text(),
+        "state": {p.name: p.read_bytes() for p in sorted(state.iterdir())},
+        "files": sorted(p.name for p in folder.iterdir()),
+    }
+
+
+def write_points(root: Path) -> list[str]:
+    seen: list[str] = []
+    atomic.on_write_point = seen.append
+    toy_run(root)
+    atomic.on_write_point = None
+    return seen
+
+
+def stop_at(number: int, action: Callable[[], None]) -> None:
+    """Do ``action`` at the write point of this number (from 0)."""
+    count = iter(range(10**6))
+
+    def hook(point: str) -> None:
+        if next(count) == number:
+            action()
+
+    atomic.on_write_point = hook
+
+
+def raise_stop() -> None:
+    raise Stop
+
+
+def in_child(root: Path, number: int) -> int:
+    """Run in a forked process that is killed at a write point; return its wait status."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            stop_at(number, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            toy_run(root)
+        finally:
+            os._exit(7)
+    return os.waitpid(pid, 0)[1]
+
+
+def test_every_write_point_stopped_by_an_exception(tmp_path: Path) -> None:
+    points = write_points(tmp_path / "whole")
+    want = outcome(tmp_path / "whole")
+    assert len(points) > 60 and len({p.split()[1] for p in points}) >= 12
+    for number in range(len(points)):
+        root = tmp_path / str(number)
+        stop_at(number, raise_stop)
+        with pytest.raises(Stop):
+            toy_run(root)
+        atomic.on_write_point = None
+        toy_run(root)
+        assert outcome(root) == want, points[number]
+
+
+def test_every_write_point_really_killed(tmp_path: Path) -> None:
+    points = write_points(tmp_path / "whole")
+    want = outcome(tmp_path / "whole")
+    for number in range(len(points)):
+        root = tmp_path / str(number)
+        status = in_child(root, number)
+        if os.WIFEXITED(status):
+            pytest.fail(f"point {number} ({points[number]}) was not reached")
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        toy_run(root)
+        assert outcome(root) == want, points[number]
+
+
+def test_killed_again_and_again(tmp_path: Path) -> None:
+    write_points(tmp_path / "whole")
+    for number in (9, 25, 22, 20, 24, 21, 19, 23):  # each gets a little further, or not at all
+        assert os.WIFSIGNALED(in_child(tmp_path / "run", number))
+    toy_run(tmp_path / "run")
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+def test_order_of_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """File contents reach the disk before the rename, the rename before the next file."""
+    seen: list[str] = []
+    real = os.replace
+    monkeypatch.setattr(os, "fsync", lambda h: seen.append(
+        "sync folder" if os.path.isdir(f"/proc/self/fd/{h}") else "sync file"))
+    monkeypatch.setattr(os, "replace", lambda a, b: (seen.append("replace"), real(a, b)))
+    atomic.write_bytes(tmp_path / "x", b"1")
+    assert seen == ["sync file", "replace", "sync folder"]
+    seen.clear()
+    atomic.append_line(tmp_path / "x", "2")
+    assert seen == ["sync file"] and (tmp_path / "x").read_bytes() == b"12\n"
+
+
+def fail_with(code: int) -> Callable[[], None]:
+    def action() -> None:
+        raise OSError(code, os.strerror(code))
+
+    return action
+
+
+@pytest.mark.parametrize("name, word", [("ENOSPC", "disk is full"), ("EROFS", "read-only"),
+                                        ("EIO", "input/output error")])
+def test_a_failing_disk_at_every_write_point(tmp_path: Path, name: str, word: str) -> None:
+    """One sentence that says what and where; nothing lost; no temporary file; goes on after."""
+    points = write_points(tmp_path / "whole")
+    want = outcome(tmp_path / "whole")
+    for number, point in enumerate(points):
+        if point.startswith("after-replace"):
+            continue  # nothing can fail there any more
+        root = tmp_path / str(number)
+        stop_at(number, fail_with(getattr(errno, name)))
+        with pytest.raises(DataError, match=word) as caught:
+            toy_run(root)
+        assert str(caught.value).count("\n") == 0 and point.split()[1] in str(caught.value)
+        assert list(root.rglob("*.part")) == [] and list(root.rglob("RUNNING")) == []
+        atomic.on_write_point = None
+        toy_run(root)
+        assert outcome(root) == want, point
+
+
+def test_previous_state_survives_a_disk_that_fills_up(tmp_path: Path) -> None:
+    """A real limit of the system (file size), not a simulated one."""
+    with RunFolder.create(tmp_path, PARTS, {"a": 1}) as run:
+        run.save_state(1, {"w": {"x": torch.ones(8)}}, {})
+        run.append_metrics({"round": 1})
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+        try:
+            with pytest.raises(DataError, match="file too large"):
+                run.save_state(2, {"w": {"x": torch.ones(8192)}}, {})
+            with pytest.raises(DataError, match="file too large"):
+                run.append_metrics({"round": 2, "blob": "x" * 8192})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            signal.signal(signal.SIGXFSZ, handler)
+        assert (run.path / "metrics.jsonl").read_text() == json.dumps({"round": 1}) + "\n"
+        state = run.restore()
+        assert state is not None and state.round == 1
+        names = sorted(p.name for p in run.state_dir.iterdir())
+        assert names == ["index.json", "round_0001.json", "round_0001.safetensors"]
+
+
+def test_folder_deleted_during_the_run(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, PARTS, {"a": 1})
+    shutil.rmtree(run.path)
+    for write in (lambda: run.append_metrics({"round": 1}), lambda: run.save_state(1, {}, {}),
+                  lambda: run.write_results({}, {}, {}), run.close):
+        with pytest.raises(DataError, match="deleted or moved"):
+            write()
+    assert not run.path.exists()
+    run.close()
+
+
+def test_read_only_folder(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root writes into read-only folders; the EROFS case above covers the sentence")
+    run = RunFolder.create(tmp_path, PARTS, {"a": 1})
+    run.path.chmod(0o500)
+    try:
+        with pytest.raises(DataError, match="read-only"):
+            run.write_results({}, {}, {})
+    finally:
+        run.path.chmod(0o700)
+        run.close()

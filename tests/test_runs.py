@@ -1,0 +1,348 @@
+"""The run folder: names, identity, lock, manifest, metrics, results."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedvlm import manifest, run_lock
+from fedvlm.errors import ConfigError, DataError
+from fedvlm.run_metrics import append_metrics, read_metrics, truncate_metrics
+from fedvlm.run_names import config_text, safe_name
+from fedvlm.runs import RunFolder, RunPath, identity_difference, identity_digest, read_results
+
+PARTS = RunPath("base2new", "EuroSAT", 16, "FedTV", "ViT-B/16", "dirichlet-0.3", 1, 2, tag="try")
+IDENTITY = {"FED": {"ROUNDS": 3, "FRAC": 0.1}, "seed": 1, "digests": {"backbone": "ab"}}
+
+
+def make(root: Path | str, identity: dict[str, Any] | None = None, **kw: Any) -> RunFolder:
+    return RunFolder.create(root, PARTS, IDENTITY if identity is None else identity, **kw)
+
+
+# ---- names --------------------------------------------------------------------------------------
+def test_path_is_the_designs() -> None:
+    assert str(PARTS.relative()) == (
+        "base2new/EuroSAT/shots_16/FedTV-try/ViT-B_16/dirichlet-0.3/seed1-data2"
+    )
+
+
+@pytest.mark.parametrize("text", [
+    "..", ".", "", "../../etc/passwd", "/abs", "a" * 400, "$(touch x)", "a\nb", "a\0b", "-rf", "~",
+    "x y", "é" * 100, "\udcff", "con|a", "*?", ".hidden", "`id`", "ﬁ",
+])
+def test_any_text_is_one_harmless_name(text: str, tmp_path: Path) -> None:
+    name = safe_name(text)
+    assert name and len(name.encode()) <= 60 and not set(name) & set("/\\\0\n $`*?|")
+    assert name not in (".", "..") and name[0] not in ".-"
+    (tmp_path / name).mkdir()
+    assert (tmp_path / name).resolve().parent == tmp_path.resolve()
+
+
+@given(st.text(), st.text())
+@settings(max_examples=200, deadline=None)
+def test_other_texts_get_other_names(a: str, b: str) -> None:
+    if a.replace("/", "_") != b.replace("/", "_"):
+        assert safe_name(a) != safe_name(b)
+
+
+@pytest.mark.parametrize("folder", ["a b", "é", "$(x)", "line\nbreak", "~", "d" * 250, "x/../y"])
+def test_output_dir_is_text(tmp_path: Path, folder: str) -> None:
+    with make(tmp_path / folder) as run:
+        run.write_results({}, {}, {})
+    assert (tmp_path / folder).is_dir() and make(tmp_path / folder).finished is not None
+
+
+@pytest.mark.parametrize("folder", ["d" * 300, "nul\0", "file/under"])
+def test_impossible_output_dir_is_a_config_error(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="--output-dir"):
+        make(str(tmp_path / folder))
+
+
+# ---- identity -----------------------------------------------------------------------------------
+def test_digest_is_canonical() -> None:
+    one, two = {"a": 1, "b": [1.5, None]}, {"b": (1.5, None), "a": 1}
+    assert identity_digest(one) == identity_digest(two)
+    assert identity_digest({"a": np.float64(0.1)}) == identity_digest({"a": 0.1})
+    assert identity_digest({"a": 0.1}) != identity_digest({"a": 0.1 + 2**-56})
+    assert len({identity_digest({"a": v}) for v in (1, 1.0, "1", True, None, [1], math.inf)}) == 7
+
+
+def test_difference_names_keys_old_and_new() -> None:
+    old = {"A": {"X": 1, "Y": 2}, "B": "b"}
+    assert identity_difference(old, {"A": {"X": 3, "Y": 2}, "C": None}) == [
+        "A.X: 1 -> 3", 'B: "b" -> absent', "C: absent -> null",
+    ]
+    assert identity_difference(old, old) == []
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("finish", [False, True])
+def test_another_identity_is_refused_and_nothing_touched(tmp_path: Path, finish: bool) -> None:
+    with make(tmp_path) as run:
+        run.append_metrics({"round": 1})
+        run.save_state(1, {}, {})
+        if finish:
+            run.write_results({}, {}, {"personal": 1.0})
+    before = snapshot(tmp_path)
+    other = IDENTITY | {"FED": {"ROUNDS": 5, "FRAC": 0.1}}
+    for resume in (True, False):
+        with pytest.raises(ConfigError, match=r"FED.ROUNDS: 3 -> 5"):
+            make(tmp_path, other, resume=resume)
+    assert snapshot(tmp_path) == before
+
+
+def test_files_without_manifest_and_damaged_manifest_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / PARTS.relative()
+    folder.mkdir(parents=True)
+    (folder / "log.txt").write_text("somebody's")
+    with pytest.raises(DataError, match=r"log.txt but no manifest"):
+        make(tmp_path)
+    for text in ("", "{", "[]", '{"identity": {"a": 1}, "sessions": [], "identity_digest": "x"}'):
+        (folder / "manifest.json").write_text(text)
+        with pytest.raises(DataError, match="damaged"):
+            make(tmp_path)
+    assert not (folder / "RUNNING").exists()
+
+
+def test_finished_run_is_reported_not_run_again(tmp_path: Path) -> None:
+    with make(tmp_path) as run:
+        assert run.finished is None
+        written = run.write_results({"seconds": 2.5}, {"setting": "base2new"}, {"personal": 81.25})
+    for resume in (True, False):
+        again = make(tmp_path, resume=resume)
+        assert again.finished == written == read_results(run.results_path)
+    assert set(written) == {"format", "identity_digest", "run_info", "protocol", "results"}
+    assert written["run_info"]["versions"]["torch"] and written["results"] == {"personal": 81.25}
+    with pytest.raises(RuntimeError, match="finished"):
+        again.append_metrics({})
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}'])
+def test_damaged_results_are_no_results(tmp_path: Path, text: str) -> None:
+    with make(tmp_path) as run:
+        run.write_results({}, {}, {})
+    run.results_path.write_text(text)
+    with make(tmp_path) as run:
+        assert run.finished is None and any("results.json is damaged" in n for n in run.notes)
+
+
+def test_foreign_results_are_refused(tmp_path: Path) -> None:
+    with make(tmp_path) as run:
+        run.write_results({}, {}, {})
+    record = json.loads(run.results_path.read_text()) | {"identity_digest": "f" * 64}
+    run.results_path.write_text(json.dumps(record))
+    with pytest.raises(ConfigError, match="results of another run"):
+        make(tmp_path)
+
+
+def test_restart_drops_unfinished_work(tmp_path: Path) -> None:
+    with make(tmp_path) as run:
+        run.append_metrics({"round": 1})
+        run.save_state(1, {}, {})
+    with make(tmp_path) as run:
+        state = run.restore()
+        assert state is not None and state.round == 1
+        assert read_metrics(run.metrics_path)[0] == [{"round": 1}]
+    with make(tmp_path, resume=False) as run:
+        assert run.restore() is None and read_metrics(run.metrics_path)[0] == []
+
+
+# ---- lock ---------------------------------------------------------------------------------------
+def test_second_process_is_refused_by_pid_then_stale_lock_is_taken_over(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from fedvlm import run_lock\n"
+        "run_lock.acquire(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)],
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None and child.stdout.readline() == b"held\n"
+        with pytest.raises(ConfigError, match=f"process {child.pid} on"):
+            run_lock.acquire(tmp_path)
+    finally:
+        child.kill()
+        child.communicate()
+    lock = run_lock.acquire(tmp_path)
+    assert len(lock.notes) == 1 and str(child.pid) in lock.notes[0]
+    lock.release()
+    lock.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_process_cannot_hold_it_twice(tmp_path: Path) -> None:
+    with make(tmp_path), pytest.raises(ConfigError, match=str(os.getpid())):
+        make(tmp_path)
+    make(tmp_path).close()
+
+
+def owner(**change: Any) -> str:
+    return json.dumps(run_lock._self() | change)
+
+
+def test_content_decides_where_the_system_lock_does_not_know(tmp_path: Path) -> None:
+    path = tmp_path / "RUNNING"
+    path.write_text(owner())  # alive, but nobody holds the flock
+    with pytest.raises(ConfigError, match=str(os.getpid())):
+        run_lock.acquire(tmp_path)
+    for stale in (owner(started=1), owner(pid=2**22 + 1), owner(pid=-1), "", "garbage", "[]",
+                  owner(host="elsewhere")):
+        path.write_text(stale)
+        run_lock.acquire(tmp_path).release()
+        assert not path.exists()
+
+
+def test_other_host_is_refused_without_system_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_lock, "_flock", lambda handle: None)
+    (tmp_path / "RUNNING").write_text(owner(host="elsewhere"))
+    with pytest.raises(ConfigError, match=r"on elsewhere .*delete"):
+        run_lock.acquire(tmp_path)
+
+
+def test_forked_child_of_a_dead_owner_does_not_block(tmp_path: Path) -> None:
+    """A data-loader worker outlives its killed parent and keeps the flock for a while."""
+    ready, done = os.pipe(), os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        run_lock.acquire(tmp_path)
+        if os.fork() == 0:  # the worker
+            os.write(ready[1], b"x")
+            os.close(done[1])
+            os.read(done[0], 1)
+            os._exit(0)
+        os.read(done[0], 1)
+        os._exit(0)
+    os.close(done[0])
+    os.read(ready[0], 1)
+    os.kill(parent, 9)
+    os.waitpid(parent, 0)
+    lock = run_lock.acquire(tmp_path)
+    lock.release()
+    os.close(done[1])
+    for handle in ready:
+        os.close(handle)
+
+
+def test_lock_goes_when_opening_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(argv: object) -> dict[str, Any]:
+        raise OSError("no session")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "session", fail)
+        with pytest.raises(OSError, match="no session"):
+            make(tmp_path)
+    make(tmp_path).close()
+
+
+# ---- manifest, config, partition ----------------------------------------------------------------
+def test_manifest_tells_where_a_run_comes_from(tmp_path: Path) -> None:
+    with make(tmp_path, argv=["federated_main.py", "--tag", "a b"]) as run:
+        run.record_facts(digests={"partition": "cd"})
+    with pytest.raises(KeyboardInterrupt), make(tmp_path) as run:
+        raise KeyboardInterrupt
+    record = json.loads((run.path / "manifest.json").read_text())
+    assert record["identity"] == IDENTITY and record["identity_digest"] == run.digest
+    assert record["facts"] == {"digests": {"partition": "cd"}}
+    first, second = record["sessions"]
+    assert first["command"] == "federated_main.py --tag 'a b'" and first["how"] == "stopped"
+    assert second["how"] == "interrupted" and second["ended"] >= second["started"]
+    assert first["versions"]["torch"] == torch.__version__.split("+")[0]
+    assert first["machine"]["cores"] == os.cpu_count()
+
+
+def test_resuming_elsewhere_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path).close()
+    same = make(tmp_path)
+    same.close()
+    assert not any("bit-equal" in n for n in same.notes)
+    monkeypatch.setattr(manifest, "versions", lambda: {"torch": "9.9"})
+    run = make(tmp_path)
+    run.close()
+    assert any("bit-equal" in n and "torch" in n and "9.9" in n for n in run.notes)
+
+
+def test_git_revision_of_a_checkout_only(tmp_path: Path) -> None:
+    assert manifest.git_revision(tmp_path / "fedvlm") is None
+    found = manifest.git_revision(Path(manifest.__file__).resolve().parent)
+    if found is None:
+        pytest.skip("this copy of fedvlm is not a git checkout")
+    assert len(found["revision"]) == 40 and isinstance(found["changed"], bool)
+
+
+@given(st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(min_size=1), inner), max_leaves=8,
+))
+@settings(max_examples=150, deadline=None)
+def test_config_loads_back_as_it_is(value: Any) -> None:
+    tree = {"A": {"B": value, "C": 1e-05}, "D": value}
+    text = config_text(tree, {"A.B": "flag --b\nsecond # line", "A.C": "default"})
+    assert yaml.safe_load(text) == tree and "1.0e-05  # default" in text
+
+
+def test_config_and_partition_files(tmp_path: Path) -> None:
+    with make(tmp_path) as run:
+        run.write_config({"FED": {"ROUNDS": 3}}, {"FED.ROUNDS": "flag --rounds"})
+        run.write_partition({"clients": [[1, 2], []], "digest": "x"})
+        path = run.save_tensors("logits", {"global": torch.ones(2, 3)})
+    assert (run.path / "config.yaml").read_text() == "FED:\n  ROUNDS: 3  # flag --rounds\n"
+    assert json.loads((run.path / "partition.json").read_text())["clients"] == [[1, 2], []]
+    assert path.name == "logits.safetensors" and path.stat().st_size > 24
+
+
+# ---- metrics ------------------------------------------------------------------------------------
+def test_metrics_are_strict_json_and_tell_what_was_not_finite(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    append_metrics(path, {"round": 1, "loss": [math.nan, 1 / 3], "acc": np.float32(0.5),
+                          "clients": {3: {"lr": -math.inf}}, "n": torch.tensor(4)})
+    line = path.read_text()
+    assert line.endswith("\n") and "NaN" not in line and "Infinity" not in line
+    assert json.loads(line) == {
+        "round": 1, "loss": [None, 1 / 3], "acc": 0.5, "clients": {"3": {"lr": None}}, "n": 4,
+        "non_finite": {"loss.0": "nan", "clients.3.lr": "-inf"},
+    }
+    with pytest.raises(TypeError, match="'w' of type Tensor"):
+        append_metrics(path, {"w": torch.zeros(3)})
+    assert path.read_text() == line
+
+
+def test_truncate_drops_later_rounds_and_the_cut_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for r in range(4):
+        append_metrics(path, {"round": r, "loss": 0.1 * r})
+    whole = path.read_text()
+    assert truncate_metrics(path, 3) == [] and path.read_text() == whole
+    path.write_text(whole + '{"round": 4, "lo')
+    records, notes = read_metrics(path)
+    assert len(records) == 4 and "line (5) is cut" in notes[0]
+    notes = truncate_metrics(path, 2)
+    assert len(notes) == 2 and "1 lines after round 2" in notes[1]
+    assert path.read_text() == "".join(whole.splitlines(keepends=True)[:3])
+    path.write_text("garbage\n" + whole)
+    assert "line 1 is damaged" in truncate_metrics(path, 9)[0] and path.read_text() == whole
+    truncate_metrics(path, -1)
+    assert path.read_text() == "" and truncate_metrics(tmp_path / "absent", 0) == []
+
+
+def test_whole_last_line_without_newline_counts_as_cut(tmp_path: Path) -> None:
+    """Its number might go on: ``1`` may be the start of ``12``, and an append would join it."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"round": 1}\n{"round": 2}')
+    assert read_metrics(path)[0] == [{"round": 1}]
