@@ -19,7 +19,8 @@ from fedvlm.errors import ConfigError, FedvlmError, did_you_mean
 # verb -> function that takes the remaining words and returns the exit code
 VERBS = {
     "run": "fedvlm.cli:run",
-    "bench": "fedvlm.bench:main",
+    "bench": "fedvlm.bench.cli:main",
+    "check": "fedvlm.check.cli:main",
     "list": "fedvlm.cli_list:main",
     "show": "fedvlm.cli_list:show",
     "config": "fedvlm.cli_list:config",

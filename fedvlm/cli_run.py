@@ -13,6 +13,7 @@ from yacs.config import CfgNode
 
 from fedvlm.cli_build import Built, build, views_of
 from fedvlm.cli_record import Recorder, summary
+from fedvlm.cli_seeds import seed_table
 from fedvlm.config import flat
 from fedvlm.console import Console, complain, say
 from fedvlm.console_log import Headline, LogFile
@@ -48,6 +49,7 @@ def run_job(cfg: CfgNode, origins: dict[str, str], args: Namespace) -> int:
     if folder.finished is not None:
         console.notes([*folder.notes, f"finished before; results are in {folder.results_path}"])
         console.result(folder.finished["results"]["table"])
+        _remember(args, folder)
         return 0
     with folder:
         try:
@@ -61,7 +63,13 @@ def run_job(cfg: CfgNode, origins: dict[str, str], args: Namespace) -> int:
         finally:
             console.finish()
     say(f"results: {folder.path}")
+    _remember(args, folder)
     return 0
+
+
+def _remember(args: Namespace, folder: RunFolder) -> None:
+    """Keep a finished run's results for the table over seeds."""
+    args.finished = [*getattr(args, "finished", []), folder.finished]
 
 
 def _train(
@@ -76,8 +84,10 @@ def _train(
     )
     log = LogFile(folder.log_path, int(cfg.FED.ROUNDS))
     state = restore(built, folder)
+    about = header(cfg, built)
+    console.header(about)
+    log.header(about, [f"{key}: {value}" for key, value in flat(cfg).items()])
     for screen in (console, log):
-        screen.header(header(cfg, built))
         screen.notes([*built.notes, *folder.notes])
     reference = zero_shot(
         built.model, built.test, built.data, batch_size=int(cfg.DATALOADER.TEST.BATCH_SIZE)
@@ -224,8 +234,7 @@ def _progress(what: str, done: int, of: int) -> None:
 
 
 def report_seeds(cfgs: Sequence[CfgNode], args: Namespace) -> int:
-    """Print mean and standard deviation over the seeds of finished runs; 0 always."""
-    from fedvlm.cli_seeds import seed_table
-
-    say(*seed_table(cfgs, args))
+    """Print mean and standard deviation over the seeds just run; 0 always."""
+    if not args.dry_run:
+        say(*seed_table(args.finished))
     return 0

@@ -159,9 +159,9 @@ def _optim() -> Schema:
         ),
         "OPTIM.CLOCK": Option(
             "run",
-            "the schedule's clock: local epochs of the whole run, of each round, "
-            "or legacy (one clock for all clients in turn, as the family's code has it)",
-            choices=("run", "round", "legacy"),
+            "the schedule's clock: local epochs of the whole run, or of each round (legacy)",
+            choices=("run", "round"),
+            aliases={"legacy": "round"},
         ),
         "OPTIM.STEPSIZE": Option((-1,), "epochs of the steps; -1 is the clock's length"),
         "OPTIM.GAMMA": Option(0.1, "factor of each step", low=0),

@@ -43,6 +43,7 @@ class RunLock:
         if self.handle < 0:
             return
         with contextlib.suppress(OSError):
+            os.ftruncate(self.handle, 0)  # says "free" where the folder became read-only
             if _same_file(self.path, self.handle):
                 self.path.unlink()
         os.close(self.handle)

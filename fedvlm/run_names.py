@@ -123,10 +123,17 @@ def config_text(resolved: Mapping[str, Any], origins: Mapping[str, str]) -> str:
     """Return the config as YAML that loads back as it is, each value's origin as a comment.
 
     Args:
-        resolved: nested mappings of plain values.
+        resolved: nested mappings of plain values; a flat one with dotted keys is nested first.
         origins: dotted key -> where the value came from (``default``, a file, ``flag --lr``).
     """
-    return "".join(_lines(resolved, origins, "", 0)) or "{}\n"
+    nested: dict[str, Any] = {}
+    for key, value in resolved.items():
+        *path, last = str(key).split(".")
+        node = nested
+        for part in path:
+            node = node.setdefault(part, {})
+        node[last] = value
+    return "".join(_lines(nested, origins, "", 0)) or "{}\n"
 
 
 def _lines(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,3 +21,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "golden_dir" in metafunc.fixturenames:
         dirs = [SHARED / "golden", *map(Path, metafunc.config.getoption("--golden"))]
         metafunc.parametrize("golden_dir", dirs, ids=[d.name for d in dirs])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Features and rendered sets of a test session lie in a folder of its own."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("FEDVLM_CACHE", str(tmp_path_factory.mktemp("cache")))
+    yield
+    patch.undo()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedvlm import manifest, run_lock
+from fedvlm import manifest
 from fedvlm.errors import ConfigError, DataError
-from fedvlm.run_metrics import append_metrics, read_metrics, truncate_metrics
+from fedvlm.run_metrics import read_metrics
 from fedvlm.run_names import config_text, safe_name
 from fedvlm.runs import RunFolder, RunPath, identity_difference, identity_digest, read_results
 
@@ -163,81 +161,10 @@ def test_restart_drops_unfinished_work(tmp_path: Path) -> None:
         assert run.restore() is None and read_metrics(run.metrics_path)[0] == []
 
 
-# ---- lock ---------------------------------------------------------------------------------------
-def test_second_process_is_refused_by_pid_then_stale_lock_is_taken_over(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from fedvlm import run_lock\n"
-        "run_lock.acquire(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
-    )
-    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)],
-                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        assert child.stdout is not None and child.stdout.readline() == b"held\n"
-        with pytest.raises(ConfigError, match=f"process {child.pid} on"):
-            run_lock.acquire(tmp_path)
-    finally:
-        child.kill()
-        child.communicate()
-    lock = run_lock.acquire(tmp_path)
-    assert len(lock.notes) == 1 and str(child.pid) in lock.notes[0]
-    lock.release()
-    lock.release()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_one_process_cannot_hold_it_twice(tmp_path: Path) -> None:
     with make(tmp_path), pytest.raises(ConfigError, match=str(os.getpid())):
         make(tmp_path)
     make(tmp_path).close()
-
-
-def owner(**change: Any) -> str:
-    return json.dumps(run_lock._self() | change)
-
-
-def test_content_decides_where_the_system_lock_does_not_know(tmp_path: Path) -> None:
-    path = tmp_path / "RUNNING"
-    path.write_text(owner())  # alive, but nobody holds the flock
-    with pytest.raises(ConfigError, match=str(os.getpid())):
-        run_lock.acquire(tmp_path)
-    for stale in (owner(started=1), owner(pid=2**22 + 1), owner(pid=-1), "", "garbage", "[]",
-                  owner(host="elsewhere")):
-        path.write_text(stale)
-        run_lock.acquire(tmp_path).release()
-        assert not path.exists()
-
-
-def test_other_host_is_refused_without_system_locks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_lock, "_flock", lambda handle: None)
-    (tmp_path / "RUNNING").write_text(owner(host="elsewhere"))
-    with pytest.raises(ConfigError, match=r"on elsewhere .*delete"):
-        run_lock.acquire(tmp_path)
-
-
-def test_forked_child_of_a_dead_owner_does_not_block(tmp_path: Path) -> None:
-    """A data-loader worker outlives its killed parent and keeps the flock for a while."""
-    ready, done = os.pipe(), os.pipe()
-    parent = os.fork()
-    if parent == 0:
-        run_lock.acquire(tmp_path)
-        if os.fork() == 0:  # the worker
-            os.write(ready[1], b"x")
-            os.close(done[1])
-            os.read(done[0], 1)
-            os._exit(0)
-        os.read(done[0], 1)
-        os._exit(0)
-    os.close(done[0])
-    os.read(ready[0], 1)
-    os.kill(parent, 9)
-    os.waitpid(parent, 0)
-    lock = run_lock.acquire(tmp_path)
-    lock.release()
-    os.close(done[1])
-    for handle in ready:
-        os.close(handle)
 
 
 def test_lock_goes_when_opening_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,6 +224,11 @@ def test_config_loads_back_as_it_is(value: Any) -> None:
     assert yaml.safe_load(text) == tree and "1.0e-05  # default" in text
 
 
+def test_flat_config_is_nested() -> None:
+    text = config_text({"A.B.C": 1, "A.D": "x", "E": [1.5]}, {"A.B.C": "flag", "E": "default"})
+    assert text == "A:\n  B:\n    C: 1  # flag\n  D: x\nE: [1.5]  # default\n"
+
+
 def test_config_and_partition_files(tmp_path: Path) -> None:
     with make(tmp_path) as run:
         run.write_config({"FED": {"ROUNDS": 3}}, {"FED.ROUNDS": "flag --rounds"})
@@ -305,44 +237,3 @@ def test_config_and_partition_files(tmp_path: Path) -> None:
     assert (run.path / "config.yaml").read_text() == "FED:\n  ROUNDS: 3  # flag --rounds\n"
     assert json.loads((run.path / "partition.json").read_text())["clients"] == [[1, 2], []]
     assert path.name == "logits.safetensors" and path.stat().st_size > 24
-
-
-# ---- metrics ------------------------------------------------------------------------------------
-def test_metrics_are_strict_json_and_tell_what_was_not_finite(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    append_metrics(path, {"round": 1, "loss": [math.nan, 1 / 3], "acc": np.float32(0.5),
-                          "clients": {3: {"lr": -math.inf}}, "n": torch.tensor(4)})
-    line = path.read_text()
-    assert line.endswith("\n") and "NaN" not in line and "Infinity" not in line
-    assert json.loads(line) == {
-        "round": 1, "loss": [None, 1 / 3], "acc": 0.5, "clients": {"3": {"lr": None}}, "n": 4,
-        "non_finite": {"loss.0": "nan", "clients.3.lr": "-inf"},
-    }
-    with pytest.raises(TypeError, match="'w' of type Tensor"):
-        append_metrics(path, {"w": torch.zeros(3)})
-    assert path.read_text() == line
-
-
-def test_truncate_drops_later_rounds_and_the_cut_line(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    for r in range(4):
-        append_metrics(path, {"round": r, "loss": 0.1 * r})
-    whole = path.read_text()
-    assert truncate_metrics(path, 3) == [] and path.read_text() == whole
-    path.write_text(whole + '{"round": 4, "lo')
-    records, notes = read_metrics(path)
-    assert len(records) == 4 and "line (5) is cut" in notes[0]
-    notes = truncate_metrics(path, 2)
-    assert len(notes) == 2 and "1 lines after round 2" in notes[1]
-    assert path.read_text() == "".join(whole.splitlines(keepends=True)[:3])
-    path.write_text("garbage\n" + whole)
-    assert "line 1 is damaged" in truncate_metrics(path, 9)[0] and path.read_text() == whole
-    truncate_metrics(path, -1)
-    assert path.read_text() == "" and truncate_metrics(tmp_path / "absent", 0) == []
-
-
-def test_whole_last_line_without_newline_counts_as_cut(tmp_path: Path) -> None:
-    """Its number might go on: ``1`` may be the start of ``12``, and an append would join it."""
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"round": 1}\n{"round": 2}')
-    assert read_metrics(path)[0] == [{"round": 1}]

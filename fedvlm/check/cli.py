@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fedvlm.console import say
 from fedvlm.errors import ConfigError
 
-USAGE = "check wants a trainer: fedvlm check fedtv, or fedvlm check ./my.py:MyMethod [KEY VALUE ...]"
+USAGE = "check wants a trainer: fedvlm check fedtv, or check ./my.py:MyMethod [KEY VALUE ...]"
 
 
 def main(argv: Sequence[str]) -> int:

@@ -109,7 +109,7 @@ class ShiftedGenerators:
     def __enter__(self) -> None:
         """Draw once from each."""
         self._kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
-        random.random()
+        random.random()  # noqa: S311
         np.random.random()
         torch.rand(1)
 

@@ -75,7 +75,8 @@ def _no_trace(event: RoundFinished, personal: Sequence[str]) -> None:
         for item in _walk(value):
             what = f"round {event.round}, {where}"
             if isinstance(item, str):
-                found = next((n for n, p in zip(personal, names, strict=True) if p.search(item)), "")
+                named = [p.search(item) for p in names]
+                found = next((m.group() for m in named if m), "")
                 demand(not found, f"{what}: names the personal tensor '{found}'")
             elif item.numel() > 1:
                 for client, state in event.state.clients.items():
@@ -135,6 +136,7 @@ class Ordered(LocalEngine):
             part = LocalEngine(1).run(trainer, make, server, {client: states[client]})
             joined.states |= part.states
             joined.updates += part.updates
+        joined.updates.sort(key=lambda u: u.client)  # as the engine does; see shuffled_server
         return joined
 
 
@@ -169,6 +171,7 @@ def g6_identical(world: World, trainer: Kind) -> None:
         for update in event.updates:
             what = f"{said}: clients {first.client} and {update.client}"
             same_tree(update.params, first.params, f"{what}, upload", CLOSE)
+        for update in event.updates:
             down = run.fed.trainer.down(event.state.server, update.client)
             sent = {n: v for n, v in update.params.items() if n in down}
             got = {n: v for n, v in down.items() if n in sent}

@@ -178,7 +178,7 @@ class World:
         """Return a new federation with a trainer of its own."""
         s = setup or Setup()
         splits = self.splits if s.splits is None else s.splits
-        source = (
+        source: Any = (
             PixelSource(lambda i, view: self.pixels[i], self.labels) if s.pixels
             else FeatureSource.of(self.features[None], torch.arange(len(self.labels)), self.labels)
         )

@@ -114,7 +114,7 @@ def draw_shares(
 def cut_counts(shares: FloatArray, counts: IntArray) -> IntArray:
     """Return whole numbers of images ``[C, K]``: cumulative shares times counts, cut down."""
     ends = np.floor(np.cumsum(shares, axis=1) * counts[:, None] + 1e-9).astype(np.int64)
-    pass
+    ends[:, -1] = counts
     ends = np.minimum(ends, counts[:, None])
     return np.diff(ends, axis=1, prepend=0)
 

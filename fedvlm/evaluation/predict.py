@@ -54,7 +54,7 @@ class Batches:
         self.source, self.batch_size, self.device = source, batch_size, device
 
     def _fetch(self, indices: np.ndarray) -> dict[str, Tensor]:
-        picked = torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64).reshape(-1))
+        picked = torch.tensor(np.asarray(indices, dtype=np.int64).reshape(-1))
         found = self.source.fetch(picked, view=0)
         return {name: v.to(self.device) for name, v in found.items()}
 

@@ -19,12 +19,9 @@ State = dict[str, Tree]  # slots of trees
 def stack(trees: Sequence[Tree]) -> Tree:
     """Stack K trees of equal names and shapes into one with leaves ``[K, ...]``.
 
-    The same object given K times is expanded, not copied.
+    Always a copy: strides decide which kernel runs, so a resumed run must see the same layout.
     """
-    first = trees[0]
-    if all(t is first for t in trees):
-        return expand(first, len(trees))
-    return {name: torch.stack([t[name] for t in trees]) for name in first}
+    return {name: torch.stack([t[name] for t in trees]) for name in trees[0]}
 
 
 def expand(tree: Tree, k: int) -> Tree:

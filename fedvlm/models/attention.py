@@ -114,7 +114,8 @@ def _fold_quick_gelu(mlp: nn.Module) -> None:
     if not (isinstance(mlp, nn.Sequential) and type(getattr(mlp, "gelu", None)) is QuickGELU):
         return
     fc, proj = mlp.get_submodule("c_fc"), mlp.get_submodule("c_proj")
-    assert isinstance(fc, nn.Linear) and isinstance(proj, nn.Linear)  # open_clip's own layout
+    if not (isinstance(fc, nn.Linear) and isinstance(proj, nn.Linear)):
+        return
     mlp.c_fc = _linear(*((t.double() * QUICK_GELU).to(t.dtype) for t in (fc.weight, fc.bias)))
     mlp.c_proj = _linear((proj.weight.double() / QUICK_GELU).to(proj.weight.dtype), proj.bias)
     mlp.gelu = nn.SiLU()

@@ -108,7 +108,8 @@ class Backbone:
             cast_linears(self._transformer, self.dtype)
         if low or fast:
             cast_linears(self.model.visual, self.dtype)
-        self.model.requires_grad_(False)
+        self.model.eval().requires_grad_(False)
+        self._transformer.eval().requires_grad_(False)
         return low or fast
 
     @property

@@ -25,10 +25,21 @@ from fedvlm.errors import DataError
 SCHEMA = 1
 ENV = "FEDVLM_CACHE"
 _TIMEOUT_S = 120.0
-_QUERY_KEYS = 500  # SQLite allows at least 999 variables in a statement
+_QUERY_KEYS = 4096  # rows read at a time
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS features (key TEXT NOT NULL, view INTEGER NOT NULL, "
     "crc INTEGER NOT NULL, value BLOB NOT NULL, PRIMARY KEY (key, view)) WITHOUT ROWID"
+)
+_SELECT = (
+    "SELECT key, crc, value FROM features "
+    "WHERE view = ? AND key IN (SELECT value FROM json_each(?))"
+)
+# Of two processes that encode the same image, both bring the same bits; a row is put again only
+# after it was found damaged.
+_INSERT = (
+    "INSERT INTO features VALUES (?, ?, ?, ?) ON CONFLICT (key, view) DO UPDATE "
+    "SET crc = excluded.crc, value = excluded.value "
+    "WHERE features.crc <> excluded.crc OR features.value <> excluded.value"
 )
 log = logging.getLogger(__name__)
 
@@ -119,10 +130,8 @@ class FeatureStore:
         found: dict[str, Tensor] = {}
         try:
             for at in range(0, len(wanted), _QUERY_KEYS):
-                part = wanted[at : at + _QUERY_KEYS]
-                marks = ",".join("?" * len(part))
-                query = f"SELECT key, crc, value FROM features WHERE view=? AND key IN ({marks})"
-                for key, crc, value in self._db.execute(query, (view, *part)):
+                part = json.dumps(wanted[at : at + _QUERY_KEYS])
+                for key, crc, value in self._db.execute(_SELECT, (view, part)):
                     if len(value) == self._bytes and zlib.crc32(value) == crc:
                         # A copy: the row must not keep the whole query result alive.
                         found[key] = torch.frombuffer(bytearray(value), dtype=self.dtype)
@@ -144,12 +153,9 @@ class FeatureStore:
         for key, row in zip(keys, values.detach().cpu().to(self.dtype), strict=True):
             blob = row.contiguous().numpy().tobytes()
             rows.append((key, view, zlib.crc32(blob), blob))
-        # A row is only ever asked for again when it was missing or damaged: replace the latter.
-        keep = "ON CONFLICT (key, view) DO UPDATE SET crc=excluded.crc, value=excluded.value"
-        keep += " WHERE features.crc <> excluded.crc OR features.value <> excluded.value"
         try:
             self._db.execute("BEGIN IMMEDIATE")
-            self._db.executemany(f"INSERT INTO features VALUES (?, ?, ?, ?) {keep}", rows)
+            self._db.executemany(_INSERT, rows)
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
             with contextlib.suppress(sqlite3.Error):

@@ -90,7 +90,10 @@ def load_hf(name: str, weights: str = "", **place: Any) -> Backbone:
 def _read(source: str, folder: Path) -> Any:
     """transformers' CLIPModel in float32, from a folder, the cache or the network."""
     from transformers import CLIPModel
+    from transformers.utils import logging as bars
 
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
     try:
         with (
             quiet_hub(offline=folder.is_dir() or not hub_is_reachable()),
@@ -103,6 +106,9 @@ def _read(source: str, folder: Path) -> Any:
             f"cannot load '{source}' with transformers ({reason}): "
             "name a folder with config.json and model.safetensors, or use --backbone tiny"
         ) from error
+    finally:
+        if shown:
+            bars.enable_progress_bar()
 
 
 def config_of(config: Any) -> dict[str, Any]:

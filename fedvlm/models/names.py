@@ -10,7 +10,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from fedvlm.errors import ConfigError, did_you_mean
+from fedvlm.errors import ConfigError, DataError, did_you_mean, fold
 
 TINY = "tiny"
 LOCAL_DIR = "local-dir:"
@@ -54,22 +54,32 @@ def open_clip_name(name: str) -> str:
         return COOP_NAMES[name]
     if name in known:
         return name
-    choices = [TINY, *COOP_NAMES, *known]
+    # CoOp's names win: 'vit-b16' means ViT-B/16, not open_clip's GELU build ViT-B-16.
+    plain = {fold(coop).replace("/", ""): coop for coop in (TINY, *COOP_NAMES)}
+    coop = plain.get(fold(name).replace("/", ""))
+    hint = did_you_mean(coop or name, [coop] if coop else [*plain.values(), *known])
     raise ConfigError(
-        f"unknown backbone '{name}'{did_you_mean(name, choices)} (--backbone takes '{TINY}', "
+        f"unknown backbone '{name}'{hint} (--backbone takes '{TINY}', "
         f"CoOp's {', '.join(COOP_NAMES)}, an open_clip name, or '{LOCAL_DIR}<folder>')"
     )
 
 
 def looks_like_openai(path: Path) -> bool:
-    """Tell whether a weights file is OpenAI's: by its name, its own metadata or its sha256."""
+    """Tell whether a weights file is OpenAI's: by its name, its own metadata or its sha256.
+
+    Raises:
+        DataError: a safetensors file that cannot be read.
+    """
     if "openai" in path.name.lower():
         return True
     if path.suffix == ".safetensors":
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
-        with safe_open(str(path), framework="pt") as file:
-            return "openai" in repr(file.metadata() or {}).lower()
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                return "openai" in repr(file.metadata() or {}).lower()
+        except SafetensorError as error:
+            raise DataError(f"cannot read weights from '{path}': {error}") from error
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 22):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import warnings
 import zipfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,7 +44,8 @@ def load_file(model: nn.Module, path: Path) -> None:
 
     try:
         if is_torchscript(path):
-            state = torch.jit.load(str(path), map_location="cpu").state_dict()
+            with warnings.catch_warnings(action="ignore", category=FutureWarning):
+                state = torch.jit.load(str(path), map_location="cpu").state_dict()
             for extra in ("input_resolution", "context_length", "vocab_size"):
                 state.pop(extra, None)
             model.load_state_dict(state, strict=True)

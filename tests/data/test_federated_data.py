@@ -185,6 +185,7 @@ def test_broken_images_are_skipped_by_name(root: Path, kind: str, shots: int) ->
     held = {s.key for s in data.samples}
     assert not held & {"a/0.png", "a/7.png", "b/9.png"}
     assert len(data.global_test) == 14
+    assert sorted(i for c in data.clients for i in c.test) == data.global_test.tolist()
     assert "b/9.png" in data.skipped and any("b/9.png (cannot identify" in n for n in data.notes)
     if shots < 0:
         assert data.skipped == ["a/0.png", "a/7.png", "b/9.png"]

@@ -133,6 +133,12 @@ def test_full_clients_get_nothing_more() -> None:
     assert held.sum() == 1000
 
 
+def test_cuts_lose_no_image_to_rounding() -> None:
+    short = np.array([[0.3, 0.3, 0.4 - 1e-6], [1.0, 0.0, 0.0]])
+    cut = cut_counts(short, np.array([1000, 7]))
+    assert cut.sum(axis=1).tolist() == [1000, 7] and (cut >= 0).all()
+
+
 def test_too_few_images_says_so_at_once() -> None:
     with pytest.raises(ConfigError, match="8 train images cannot give 5 clients 4 each"):
         make_partition(pool_of(2, 4), PartitionSpec("dirichlet", 5, min_size=4))

@@ -98,15 +98,20 @@ class FakeEvent:
         return {"shift": torch.tensor([self.everyone])}
 
 
+def frozen(values: Sequence[int]) -> np.ndarray:
+    """Return a read-only int64 array, as the real data has them."""
+    array = np.array(values, dtype=np.int64)
+    array.flags.writeable = False
+    return array
+
+
 def federated(
     labels: Sequence[int], clients: Sequence[tuple[Sequence[int], Sequence[int]]],
     test: Sequence[int], new: Sequence[int] = (), new_classnames: Sequence[str] = (),
 ) -> Any:
     """Return a data object; ``clients`` are (train indices, test indices)."""
-    splits = [SimpleNamespace(train=np.array(a, dtype=np.int64), val=np.zeros(0, np.int64),
-                              test=np.array(b, dtype=np.int64)) for a, b in clients]
+    splits = [SimpleNamespace(train=frozen(a), val=frozen([]), test=frozen(b)) for a, b in clients]
     return SimpleNamespace(
-        labels=np.array(labels, dtype=np.int64), clients=splits,
-        global_test=np.array(test, dtype=np.int64), new_test=np.array(new, dtype=np.int64),
+        labels=frozen(labels), clients=splits, global_test=frozen(test), new_test=frozen(new),
         new_classnames=list(new_classnames), classnames=["a", "b", "c", "d"],
     )

@@ -11,7 +11,11 @@ import torch
 
 from fedvlm.errors import ConfigError, FedvlmError
 from fedvlm.evaluation import Evaluator, zero_shot
+from fedvlm.evaluation.protocol import RoundFinishedLike
+from fedvlm.federation.events import FedState, RoundFinished, RoundStarted
 from tests.evaluation.fakes import FakeEvent, FakeModel, FakeSource, FakeTrainer, federated
+
+pytestmark = pytest.mark.filterwarnings("error")
 
 # 0-5 train (not used for scores), 6-13 test of 4 base classes, 14-16 test of 2 new classes
 LABELS = [0, 1, 2, 3, 0, 1] + [0, 0, 1, 1, 2, 2, 3, 3] + [0, 1, 1]
@@ -124,6 +128,13 @@ def test_logits_that_are_not_finite_count_as_wrong_and_are_told() -> None:
     assert result is not None and result["clients"][0]["accuracy"] == 0.0
     assert result["clients"][0]["broken"] == 3
     assert any("client 0: 3 of 3" in note for note in result["notes"])
+
+
+def test_the_loops_own_events_are_understood() -> None:
+    state = FedState(1, {}, {})
+    finished = RoundFinished(1, 4, state, None)  # type: ignore[arg-type]
+    assert isinstance(finished, RoundFinishedLike)
+    assert not isinstance(RoundStarted(1, 4, [0]), RoundFinishedLike)
 
 
 def test_missing_client_is_an_error() -> None:

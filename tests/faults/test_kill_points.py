@@ -13,6 +13,7 @@ import os
 import resource
 import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -229,14 +230,28 @@ def test_folder_deleted_during_the_run(tmp_path: Path) -> None:
     run.close()
 
 
-def test_read_only_folder(tmp_path: Path) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("root writes into read-only folders; the EROFS case above covers the sentence")
-    run = RunFolder.create(tmp_path, PARTS, {"a": 1})
-    run.path.chmod(0o500)
+def test_read_only_folder() -> None:
+    """Permissions as the system keeps them: root gives its own up for the test."""
+    root, user = Path(tempfile.mkdtemp()), os.geteuid()
+    if user == 0:
+        os.chown(root, 65534, -1)
+        os.seteuid(65534)
     try:
+        run = RunFolder.create(root, PARTS, {"a": 1})
+        run.save_state(1, {}, {})
+        for folder in (run.path, run.state_dir):
+            folder.chmod(0o500)
+        for write in (lambda: run.write_results({}, {}, {}), lambda: run.save_state(2, {}, {}),
+                      lambda: run.append_metrics({"round": 2}), run.close):
+            with pytest.raises(DataError, match="read-only"):
+                write()
         with pytest.raises(DataError, match="read-only"):
-            run.write_results({}, {}, {})
+            RunFolder.create(root, PARTS, {"a": 1})
+        for folder in (run.path, run.state_dir):
+            folder.chmod(0o700)
+        with RunFolder.create(root, PARTS, {"a": 1}) as run:
+            state = run.restore()
+            assert state is not None and state.round == 1
     finally:
-        run.path.chmod(0o700)
-        run.close()
+        os.seteuid(user)
+        shutil.rmtree(root)

@@ -245,12 +245,26 @@ def test_upload_outside_the_shared_group_is_refused() -> None:
 
 def test_server_tensor_written_by_a_client_is_noticed() -> None:
     class Writes(Quadratic):
+        def down(self, server: State, client: int) -> Tree:
+            self.held = server["w"]["w"]
+            return super().down(server, client)
+
         def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
-            d["w"].add_(1.0)
-            return c, ctx.upload(d)
+            self.held.add_(1.0)
+            return super().local(ctx, c, d)
 
     with pytest.raises(FedvlmError, match="changed server tensors"):
         quadratic(Writes(), 1, chunk=1).run()
+
+
+def test_download_written_in_place_reaches_nobody_else() -> None:
+    class Writes(Quadratic):
+        def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+            out = super().local(ctx, c, d)
+            d["w"].add_(1.0)
+            return out
+
+    assert server(quadratic(Writes(), 3)) == server(quadratic(Quadratic(), 3))
 
 
 class Explodes(Quadratic):

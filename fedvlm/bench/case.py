@@ -1,0 +1,240 @@
+"""One benchmark case: the same weights, images, batches and initial tensors for both sides."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from yacs.config import CfgNode
+
+from fedvlm import rng
+from fedvlm.bench.flops import Towers
+from fedvlm.bench.machine import Spent, timed
+from fedvlm.bench.names import class_names
+from fedvlm.bench.reference import ReferenceClip, ReferenceFedTV, literal_ids
+from fedvlm.errors import FedvlmError
+from fedvlm.federation.batches import Batch, SplitBatcher
+from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.engine import LocalEngine, RoundWork
+from fedvlm.federation.optim import OptimSpec
+from fedvlm.federation.rounds import Federation, Plan
+from fedvlm.federation.sources import FeatureSource, PixelSource
+from fedvlm.models.backbone import Backbone, load_backbone
+from fedvlm.models.store import cached_features
+from fedvlm.models.model import VLModel
+
+SGD = OptimSpec("sgd", 0.005, 0.9, 5e-4)
+SEED = 7
+TINY = "random-tiny"
+TINY_ARCH: dict[str, Any] = {
+    "embed_dim": 32, "quick_gelu": True,
+    "vision_cfg": {"image_size": 16, "patch_size": 8, "width": 64, "layers": 2, "head_width": 32},
+    "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 2, "layers": 3},
+}
+
+
+@dataclass
+class Samples:
+    """Random images ``[n, 3, S, S]`` with random labels; every client holds the same ones."""
+
+    pixels: Tensor
+    labels: Tensor
+    train: int
+
+    @property
+    def split(self) -> Clients:
+        """The indices of any client."""
+        every = np.arange(len(self.labels))
+        return Clients(every[: self.train], every[:0], every[self.train :])
+
+
+@dataclass(frozen=True)
+class Clients:
+    """Sorted indices of one client."""
+
+    train: np.ndarray
+    val: np.ndarray
+    test: np.ndarray
+
+
+@dataclass
+class Shared:
+    """What ``evaluation.Evaluator`` reads of the data: no unseen classes."""
+
+    clients: Sequence[Clients]
+    labels: np.ndarray
+    global_test: np.ndarray
+    new_test: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    new_classnames: Sequence[str] = ()
+
+
+def load_towers(name: str, dtype: torch.dtype, *, plain: bool, seed: int = SEED) -> Backbone:
+    """Return a backbone with random weights; equal seeds give equal weights."""
+    if name != TINY:
+        return load_backbone(name, dtype=dtype, allow_random=True, seed=seed, plain=plain)
+    import open_clip
+
+    from fedvlm.models.openclip import build_model, finish
+
+    model, preprocess = build_model(TINY_ARCH, seed)
+    tokenizer = open_clip.SimpleTokenizer(context_length=TINY_ARCH["text_cfg"]["context_length"])
+    return finish(model, TINY_ARCH, preprocess, tokenizer, name, "", dtype=dtype, plain=plain)
+
+
+class Case:
+    """Both sides, ready to be timed.
+
+    Args:
+        backbone: CoOp's name, or ``TINY``.
+        classes, batch: of a training step.
+        train, test: images per client.
+        dtype: float32, or float64 for the equality tests.
+
+    Raises:
+        ConfigError: a backbone that the reference recipe does not know.
+        FedvlmError: the two sides would not stand on the same weights.
+    """
+
+    def __init__(
+        self, backbone: str, classes: int, batch: int, train: int, test: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.plain = load_towers(backbone, dtype, plain=True)
+        self.clip = ReferenceClip(self.plain)
+        self.fast = load_towers(backbone, dtype, plain=False)
+        if self.plain.digest != self.fast.digest:
+            raise FedvlmError("bench: the two sides were not given the same weights")
+        self.names, self.batch, self.dtype = class_names(classes), batch, dtype
+        self.model = VLModel(self.fast, self.names)
+        self.cfg, self.kind = method()
+        self.start = self._start()
+        self.samples = self._images(train, test)
+        self.features: Tensor | None = None
+        self.fill = Spent(0.0, 0.0, 0)
+
+    def _start(self) -> dict[str, Tensor]:
+        """Initial tensors, away from orthonormal factors: their gradient is rounding noise."""
+        draw = rng.stream(SEED, "init")
+        drawn: dict[str, Tensor] = self.kind(self.cfg).trainables(self.model, draw)
+        noise = rng.stream(SEED, "bench-start")
+        for name in ("text.U", "text.V"):
+            drawn[name] = 0.9 * drawn[name] + 0.05 * torch.randn(drawn[name].shape, generator=noise)
+        return {n: v.to(self.dtype) for n, v in drawn.items()}
+
+    def _images(self, train: int, test: int) -> Samples:
+        size, draw = self.fast.image_size, rng.stream(SEED, "bench-images")
+        pixels = torch.randn(train + test, 3, size, size, generator=draw).to(self.dtype)
+        labels = torch.randint(len(self.names), (train + test,), generator=draw)
+        return Samples(pixels, labels, train)
+
+    def encode(self) -> Spent:
+        """Fill a cold feature cache with all images, as a run does, and return what it took."""
+        pixels = self.samples.pixels
+        with tempfile.TemporaryDirectory() as folder:
+            features, self.fill = timed(lambda: cached_features(
+                self.fast, [str(i) for i in range(len(pixels))], lambda i: pixels[i], view=-1,
+                transform_digest="bench", cache_dir=Path(folder),
+            ))
+        self.features = features
+        return self.fill
+
+    # ---- ours --------------------------------------------------------------------------------
+    def federation(self, clients: int, chunk: int, epochs: int, bf16: bool = False) -> Federation:
+        """Return our side: the method, the engine and the packed model on cached features."""
+        if self.features is None:
+            self.encode()
+        features = cast(Tensor, self.features)
+        model = VLModel(self.fast, self.names, bf16_text=True) if bf16 else self.model
+        source = FeatureSource.of(
+            features[None], torch.arange(len(features)), self.samples.labels
+        )
+        batcher = SplitBatcher(
+            source, [self.samples.split] * clients, self.batch, SEED, 1, epochs, model.device,
+            model.dtype,
+        )
+        plan = Plan(1, clients, epochs=epochs, seed=SEED, optim=SGD)
+        trainer = started(self.kind, self.cfg, self.start)
+        return Federation(trainer, model, batcher, plan, engine=LocalEngine(chunk))
+
+    # ---- reference ---------------------------------------------------------------------------
+    def reference(self) -> ReferenceFedTV:
+        """Return the reference recipe at the same initial tensors."""
+        n_ctx = int(self.start["text.sigma"].shape[1])
+        ids = literal_ids(self.plain, self.names, n_ctx)
+        own = self.cfg.TRAINER.FEDTV
+        return ReferenceFedTV(self.clip, ids, self.start, own.TEMP, own.ORTHO_WEIGHT)
+
+    def batches(self, epochs: int, client: int = 0) -> list[tuple[Tensor, Tensor]]:
+        """Return the (pixels, labels) that our side gives ``client`` in round 1, in order."""
+        pixels = self.samples.pixels
+        twin = SplitBatcher(
+            PixelSource(lambda i, _view: pixels[i], self.samples.labels),
+            [self.samples.split] * (client + 1), self.batch, SEED, 1, epochs,
+            torch.device("cpu"), self.dtype,
+        )
+        steps = twin.steps([client], 1, epochs, 1, "w")
+        return [(s.batches[0].x["pixels"][0], s.batches[0].y[0]) for s in steps]
+
+    def test_batches(self, size: int) -> list[Tensor]:
+        """Return the test images in the reference's batches."""
+        return list(self.samples.pixels[self.samples.train :].split(size))
+
+    # ---- formulas ----------------------------------------------------------------------------
+    @property
+    def towers(self) -> Towers:
+        """Return the widths and depths that the FLOP formulas need."""
+        visual, text = self.clip.visual, self.clip.transformer
+        grid = round((len(visual.positional_embedding) - 1) ** 0.5)
+        return Towers(
+            self.fast.text_width, len(text.resblocks), self.fast.context_length,
+            self.fast.embed_dim, visual.conv1.out_channels, len(visual.transformer.resblocks), grid,
+            self.fast.image_size // grid,
+        )
+
+    @property
+    def lengths(self) -> list[int]:
+        """Return each class's own tokens: name, full stop, end of text."""
+        ids = self.fast.tokenize([f"{n}." for n in self.names])
+        return [int(n) for n in self.fast.token_ends(ids)]
+
+
+def method() -> tuple[CfgNode, Any]:
+    """Return (config with FedTV's defaults, FedTV's class)."""
+    kind = load_trainer("FedTV")
+    node = CfgNode({key: option.default for key, option in kind.options.items()})
+    return CfgNode({"TRAINER": CfgNode({"FEDTV": node})}), kind
+
+
+def started(kind: Any, cfg: CfgNode, start: dict[str, Tensor]) -> Any:
+    """Return the trainer with given initial tensors; it keeps each step's losses in ``seen``."""
+
+    class Started(kind):  # type: ignore[misc]
+        """The method itself; only its start is given and its losses are kept."""
+
+        seen: list[Tensor] = []  # noqa: RUF012
+
+        def trainables(self, model: Any, generator: torch.Generator) -> dict[str, Tensor]:
+            """Return the given tensors."""
+            return dict(start)
+
+        def loss(self, model: Any, p: Any, b: Batch) -> Any:
+            """Compute the method's loss and keep it."""
+            value, parts = super().loss(model, p, b)
+            self.seen.append(value.detach())
+            return value, parts
+
+    trainer = Started(cfg)
+    trainer.seen = []
+    return trainer
+
+
+def local_round(fed: Federation) -> RoundWork:
+    """Let all clients do their local round from the start."""
+    state = fed.start()
+    return fed.engine.run(fed.trainer, lambda ids: fed.context(ids, 1), state.server, state.clients)

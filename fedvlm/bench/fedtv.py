@@ -1,0 +1,287 @@
+"""``bench fedtv``: the published recipe's cost against ours, interleaved, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedvlm.bench import flops, machine
+from fedvlm.bench.case import SGD, TINY, Case, Shared, local_round
+from fedvlm.bench.machine import Spent, timed
+from fedvlm.bench.reference import ReferenceFedTV
+from fedvlm.errors import ConfigError
+from fedvlm.evaluation.protocol import Evaluator
+from fedvlm.federation.events import FedState
+from fedvlm.federation.rounds import Federation
+
+EVALUATIONS = 2  # of every client and round, in the published recipe
+TEST_BATCH = 100
+NO_GRADIENT = "image.fusion.key.bias"  # cancels in the softmax: its gradient is rounding noise
+Record = dict[str, Any]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure; see ``bench.cli`` for the meaning of each.
+
+    Raises:
+        ConfigError: a number that is too small.
+    """
+
+    backbone: str = "ViT-B/16"
+    classes: int = 50
+    batch: int = 32
+    repeats: int = 3
+    threads: int = 1
+    stack: int = 8
+    clients: int = 10
+    epochs: int = 2
+    test_images: int = 100
+    bf16: bool = False
+    round: bool = False
+    cold: bool = False
+    profile: bool = False
+    dtype: torch.dtype = field(default=torch.float32)
+
+    def __post_init__(self) -> None:
+        for name in ("classes", "batch", "repeats", "threads", "stack", "clients", "epochs"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name} {getattr(self, name)}: must be at least 1")
+
+    @property
+    def full_round(self) -> bool:
+        """Whether a whole round is measured; the cold start is composed from it."""
+        return self.round or self.cold
+
+
+def tiny(o: Options) -> Options:
+    """Return the same options on a random tiny CLIP with few classes: seconds, no verdict."""
+    small = {"backbone": TINY, "classes": min(o.classes, 5), "batch": min(o.batch, 4)}
+    return Options(**{**vars(o), **small, "stack": min(o.stack, 3), "clients": min(o.clients, 3),
+                      "test_images": 6})
+
+
+def run(o: Options, say: Say = lambda _: None) -> Record:
+    """Measure and return a record of plain JSON values.
+
+    Args:
+        o: options.
+        say: told what goes on.
+
+    Raises:
+        ConfigError: a backbone that the reference recipe does not know.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(o.threads)
+    try:
+        return _run(o, say)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _run(o: Options, say: Say) -> Record:
+    loads = [machine.load()]
+    say(f"building {o.backbone} with random weights, once for each side")
+    case = Case(o.backbone, o.classes, o.batch, 2 * o.batch, _tests(o), o.dtype)
+    rate = machine.peaks(o.bf16)
+    say(f"filling the feature cache with {len(case.samples.labels)} images")
+    fill = case.encode()
+    setup = _warm(case, o)
+    record: Record = {
+        "setting": _setting(o, case), "cpu": machine.cpu_facts(), "flops": _flops(o, case),
+        "once": {
+            "fill_cpu_per_image": fill.cpu / len(case.samples.labels),
+            "fill_wall_per_image": fill.wall / len(case.samples.labels),
+            "text_setup_cpu": setup.cpu,
+        },
+    }
+    record["step"] = _steps(o, case, rate, loads, say)
+    record["peaks"] = rate
+    if o.full_round:
+        record["round"] = _round(o, case, say)
+        loads.append(machine.load())
+    if o.cold:
+        record["cold"] = _cold(o, record)
+    if o.profile:
+        from fedvlm.bench.profile import busiest
+
+        say("profiling ours")
+        fed = case.federation(o.stack, o.stack, 1)
+        record["profile"] = busiest(lambda: local_round(fed))
+    record["load"] = {"before": loads[0], "highest": max(loads), "cores": machine.cores()}
+    return record
+
+
+def _tests(o: Options) -> int:
+    return o.test_images if o.full_round else 0
+
+
+def _setting(o: Options, case: Case) -> Record:
+    return {
+        "backbone": o.backbone, "classes": o.classes, "batch": o.batch, "threads": o.threads,
+        "stack": o.stack, "n_ctx": int(case.start["text.sigma"].shape[1]), "repeats": o.repeats,
+        "dtype": str(o.dtype).removeprefix("torch."), "torch": torch.__version__,
+        "trained": sum(v.numel() for v in case.start.values()),
+    }
+
+
+def _flops(o: Options, case: Case) -> Record:
+    towers, lengths = case.towers, case.lengths
+    prefix = 1 + int(case.start["text.sigma"].shape[1])
+    reference = flops.reference_step(towers, o.classes, o.batch)
+    fast = flops.fast_step(towers, prefix, lengths)
+    return {
+        "reference_step": reference, "fast_step": fast, "ratio": reference / fast,
+        "image": flops.image(towers), "text_pass": flops.full_text(towers, o.classes),
+        "reference_tokens": o.classes * towers.context, "fast_tokens": prefix + sum(lengths),
+    }
+
+
+def _warm(case: Case, o: Options) -> Spent:
+    """Make and check the packed tower, the anchor and the layout: once per class list."""
+    sigma = case.start["text.sigma"]
+
+    def work() -> None:
+        with torch.no_grad():
+            case.model.anchor("literal", sigma.shape[1])
+            case.model.text(sigma.expand(o.stack, *sigma.shape))
+
+    return timed(work)[1]
+
+
+# ---- one training step ------------------------------------------------------------------------
+def _steps(
+    o: Options, case: Case, rate: dict[str, float], loads: list[float], say: Say
+) -> Record:
+    """Interleave reference steps with local rounds of ours, one pair per repeat."""
+    epochs = -(-o.repeats // 2)  # two batches per epoch
+    batches = case.batches(epochs)
+    sides = {
+        f"{prefix}{name}": case.federation(k, k, epochs, bf16=bool(prefix))
+        for prefix in (("", "bf16_") if o.bf16 else ("",))
+        for name, k in (("one", 1), ("stacked", o.stack))
+    }
+    for fed in sides.values():  # page faults of the first pass are no property of a step
+        local_round(fed)
+        fed.trainer.seen.clear()  # type: ignore[attr-defined]
+    reference = case.reference()
+    optimizer = reference.optimizer(SGD.lr, SGD.momentum, SGD.weight_decay)
+    losses, pairs = [], []
+    for i in range(o.repeats):
+        say(f"training step, pair {i + 1} of {o.repeats}")
+        pixels, labels = batches[i]
+        loss, spent = timed(lambda x=pixels, y=labels: reference.train_step(x, y, optimizer))  # type: ignore[misc]
+        losses.append(loss)
+        pair: Record = {"reference": vars(spent), "reference_image_cpu": reference.image_cpu}
+        for name, fed in sides.items():
+            _, spent = timed(lambda f=fed: local_round(f))  # type: ignore[misc]
+            pair[name] = vars(spent.over(len(batches) * fed.plan.clients))
+        for name, value in machine.peaks(o.bf16, tries=2).items():
+            rate[name] = max(rate[name], value)
+            pair[f"peak_{name}"] = value
+        loads.append(machine.load())
+        pairs.append(pair)
+    return {
+        "pairs": pairs, "reference_losses": losses,
+        "losses": {n: _losses(f, o.repeats) for n, f in sides.items()},
+        "tensors_rel": _tensor_error(reference, sides["one"]) if o.repeats % 2 == 0 else None,
+    }
+
+
+def _losses(fed: Federation, steps: int) -> list[float]:
+    """Return client 0's loss at each of the first steps."""
+    return [float(v[0]) for v in fed.trainer.seen[:steps]]  # type: ignore[attr-defined]
+
+
+def _tensor_error(reference: ReferenceFedTV, fed: Federation) -> float:
+    """Return the largest relative distance of a trained tensor, by the same number of steps."""
+    ours = local_round(fed).states[0]["w"]
+    theirs = reference.values()
+    return max(
+        float((ours[n] - theirs[n]).norm() / theirs[n].norm()) for n in theirs if n != NO_GRADIENT
+    )
+
+
+# ---- a whole round ----------------------------------------------------------------------------
+def _round(o: Options, case: Case, say: Say) -> Record:
+    """Time a round with its evaluation: ours whole, before and after one reference client."""
+    fed = case.federation(o.clients, o.stack, o.epochs)
+    split = case.samples.split
+    data = Shared([split] * o.clients, case.samples.labels.numpy(), split.test)
+    fed.subscribers.append(Evaluator(fed.model, fed.trainer, fed.batcher.source, data))  # type: ignore[attr-defined]
+    state = fed.start()
+    fed.round(state, 1)
+    say(f"a round of {o.clients} clients, ours")
+    after, first = timed(lambda: fed.round(state, 1))
+    say("the same, reference: one client")
+    client, logits, spent = _reference_client(o, case, after)
+    say("a round, ours, again")
+    _, second = timed(lambda: fed.round(state, 1))
+    ours = [_logits(fed, case, p) for p in _models(after)]
+    scale = max(float(z.abs().max()) for z in logits)
+    worst = max(float((a - b).abs().max()) for a, b in zip(ours, logits, strict=True))
+    return {
+        "clients": o.clients, "steps": 2 * o.epochs, "test_images": o.test_images,
+        "ours": [vars(first), vars(second)], "reference_client": vars(spent),
+        "reference_eval_cpu": [s.cpu for s in client], "logits_difference": worst,
+        "logits_largest": scale,
+    }
+
+
+def _models(after: FedState) -> list[dict[str, Tensor]]:
+    """Client 0's model before and after the aggregate reaches it."""
+    own = after.clients[0]["w"]
+    return [own, own | after.server["w"]]
+
+
+def _reference_client(
+    o: Options, case: Case, after: FedState
+) -> tuple[list[Spent], list[Tensor], Spent]:
+    """One client of the published recipe: local training and two full evaluations."""
+    reference = case.reference()
+    optimizer = reference.optimizer(SGD.lr, SGD.momentum, SGD.weight_decay)
+    batches, tests = case.batches(o.epochs), case.test_batches(TEST_BATCH)
+    evaluations: list[Spent] = []
+    logits: list[Tensor] = []
+
+    def evaluate() -> None:
+        found, spent = timed(lambda: reference.evaluate(tests))
+        logits.append(found)
+        evaluations.append(spent)
+
+    def work() -> None:
+        for pixels, labels in batches:
+            reference.train_step(pixels, labels, optimizer)
+        evaluate()
+        reference.set_values(after.server["w"])
+        evaluate()
+
+    _, spent = timed(work)
+    return evaluations, logits, spent
+
+
+def _logits(fed: Federation, case: Case, p: dict[str, Tensor]) -> Tensor:
+    features = case.features
+    assert features is not None  # noqa: S101 (the round above used them)
+    x = {"features": features[None, case.samples.train :]}
+    with torch.no_grad():
+        out: Tensor = fed.trainer.predict(fed.model, {n: v[None] for n, v in p.items()}, x)[0]
+    return out
+
+
+def _cold(o: Options, record: Record) -> Record:
+    """Compose ten rounds that start with an empty feature cache."""
+    rounds, work = 10, record["round"]
+    images = o.clients * (2 * o.batch + o.test_images)
+    ours = min(s["cpu"] for s in work["ours"])
+    once = images * record["once"]["fill_cpu_per_image"] + record["once"]["text_setup_cpu"]
+    reference = rounds * o.clients * work["reference_client"]["cpu"]
+    return {
+        "rounds": rounds, "images": images, "fill_cpu": once, "ours_cpu": once + rounds * ours,
+        "reference_cpu": reference, "ratio": reference / (once + rounds * ours),
+    }

@@ -1,0 +1,121 @@
+"""What the machine does and can do: clocks, memory, load, matrix-product peaks."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from fedvlm.models.linear import linear, onednn_available
+
+T = TypeVar("T")
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+# (rows, inner, columns): a square product, and the widest one of a packed ViT-B text tower.
+_SHAPES = ((1536, 1536, 1536), (2048, 512, 2048))
+
+
+@dataclass(frozen=True)
+class Spent:
+    """CPU seconds of all threads, wall seconds, peak resident memory in bytes."""
+
+    cpu: float
+    wall: float
+    rss: int
+
+    def over(self, n: int) -> Spent:
+        """Return the time of one of ``n`` equal parts."""
+        return Spent(self.cpu / n, self.wall / n, self.rss)
+
+
+def timed(work: Callable[[], T]) -> tuple[T, Spent]:
+    """Run ``work`` and return what it returned and what it spent."""
+    _reset_peak()
+    wall, cpu = time.perf_counter(), time.process_time()
+    out = work()
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    return out, Spent(cpu, wall, _peak())
+
+
+def _reset_peak() -> None:
+    """Start the kernel's high-water mark again (Linux; elsewhere it keeps rising)."""
+    try:
+        _CLEAR.write_text("5")
+    except OSError:
+        return
+
+
+def _peak() -> int:
+    try:
+        line = next(s for s in _STATUS.read_text().splitlines() if s.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
+    except (OSError, StopIteration, ValueError, IndexError):
+        unit = 1 if platform.system() == "Darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def load() -> float:
+    """Return the load average of the last minute (0 where there is none)."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+
+
+def cpu_facts() -> dict[str, object]:
+    """Return the processor's name, its core count and which wide units it has."""
+    fields: dict[str, str] = {}
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            fields.setdefault(key.strip(), value.strip())
+    except OSError:
+        fields = {}
+    flags = set(fields.get("flags", "").split())
+    return {
+        "name": fields.get("model name", platform.processor() or platform.machine()),
+        "family": f"{fields.get('cpu family', '?')}/{fields.get('model', '?')}",
+        "cores": cores(),
+        "amx": "amx_tile" in flags,
+        "avx512": "avx512f" in flags,
+        "avx512_bf16": "avx512_bf16" in flags,
+        "onednn_fp32": onednn_available(),
+    }
+
+
+def product_rate(
+    product: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype, tries: int = 4
+) -> float:
+    """Return the best FLOP per CPU second of ``product(x [m, k], w [n, k])`` over a few shapes."""
+    best = 0.0
+    generator = torch.Generator().manual_seed(0)
+    for m, k, n in _SHAPES:
+        x = torch.randn(m, k, generator=generator).to(dtype)
+        w = torch.randn(n, k, generator=generator).to(dtype)
+        product(x, w)
+        for _ in range(tries):
+            _, spent = timed(lambda x=x, w=w: product(x, w))  # type: ignore[misc]
+            best = max(best, 2 * m * k * n / max(spent.cpu, 1e-9))
+    return best
+
+
+def peaks(bf16: bool, tries: int = 4) -> dict[str, float]:
+    """Return matrix-product rates in FLOP per CPU second.
+
+    ``torch_fp32``: what ``torch.nn.Linear`` gets; ``fp32``: the best kernel that is here;
+    ``bf16`` if asked for.
+    """
+    plain = product_rate(torch.nn.functional.linear, torch.float32, tries)
+    found = {"torch_fp32": plain, "fp32": max(plain, product_rate(linear, torch.float32, tries))}
+    if bf16:
+        found["bf16"] = product_rate(torch.nn.functional.linear, torch.bfloat16, tries)
+    return found

@@ -1,0 +1,292 @@
+"""One good method and many bad ones: each bad one breaks the invariant it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedvlm.check.world import BATCH
+from fedvlm.federation.aggregate import Update, weighted_mean
+from fedvlm.federation.batches import Batch
+from fedvlm.federation.context import Context, Upload
+from fedvlm.federation.trainer import Trainer
+from fedvlm.federation.trees import State, Tree
+
+
+class Good(Trainer):
+    """A shared prompt and a personal shift of the image features; keeps every invariant."""
+
+    groups = ((r"text\.ctx", "shared"), (r"image\.shift", "personal"))
+
+    def trainables(self, model: Any, generator: torch.Generator) -> Tree:
+        return {
+            "text.ctx": torch.randn(4, model.text_width, generator=generator) * 0.02,
+            "image.shift": torch.randn(model.embed_dim, generator=generator) * 0.02,
+        }
+
+    def image_features(self, model: Any, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
+        return model.image(x) + p["image.shift"][:, None]
+
+
+class SendsPersonalTensor(Good):
+    """G1: under another name, in a declared extra."""
+
+    extras = ("prototype",)
+
+    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+        w = ctx.fit(c["w"] | d, self.loss)
+        extra = {"prototype": w["image.shift"].reshape(ctx.k, -1, 2)}
+        return c | {"w": w}, ctx.upload(w, None, extra)
+
+
+class LogsPersonalTensor(Good):
+    """G1: as a metric."""
+
+    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+        state, upload = super().local(ctx, c, d)
+        ctx.logs["norm of image.shift"] = state["w"]["image.shift"].norm(dim=-1)
+        return state, upload
+
+
+class ReportsPersonalTensor(Good):
+    """G1: numbers of a personal tensor in the report of the aggregation."""
+
+    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+        state, upload = super().local(ctx, c, d)
+        self.seen = state["w"]["image.shift"][0].tolist()
+        return state, upload
+
+    def server(self, ctx: Context, server: State, updates: Sequence[Update]) -> State:
+        self.report["drift"] = getattr(self, "seen", [])
+        return super().server(ctx, server, updates)
+
+
+class SendsUndeclared(Good):
+    """G1: a key that is neither shared nor declared, down instead of up."""
+
+    def init_server(self, ctx: Context, p0: Tree) -> State:
+        return {"w": {n: p0[n] for n in ctx.groups.shared}, "more": {"hint": torch.ones(3)}}
+
+    def down(self, server: State, client: int) -> Tree:
+        return server["w"] | server["more"]
+
+
+class WritesIntoDownload(Good):
+    """G2: where the version counter sees it."""
+
+    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+        d["text.ctx"][0].add_(0.01)
+        return super().local(ctx, c, d)
+
+
+class WritesBehindAutograd(Good):
+    """G2: where only the values tell."""
+
+    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+        d["text.ctx"].data[0] += 0.01
+        return super().local(ctx, c, d)
+
+
+class KeepsOptimiser(Good):
+    """G3: a buffer that stays from client to client, as in the authors' FedTV."""
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__(cfg)
+        self.buffer: Tensor | float = 0.0
+
+    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+        w = ctx.fit(c["w"] | d, self.loss)
+        self.buffer = 0.9 * self.buffer + (w["text.ctx"] - d["text.ctx"]).mean(0)
+        w = w | {"text.ctx": w["text.ctx"] + 0.1 * self.buffer}
+        return c | {"w": w}, ctx.upload(w)
+
+
+class TakesFirstUpdate(Good):
+    """G3: the server's rule depends on who comes first."""
+
+    def server(self, ctx: Context, server: State, updates: Sequence[Update]) -> State:
+        return server | {"w": updates[0].params}
+
+
+class DecaysByItself(Good):
+    """G4: a weight decay that is not multiplied by the learning rate."""
+
+    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+        state, upload = super().local(ctx, c, d)
+        return {"w": {n: v * 0.999 for n, v in state["w"].items()}}, upload
+
+
+class HalfStep(Good):
+    """G5 and G6: the server goes half the way."""
+
+    def server(self, ctx: Context, server: State, updates: Sequence[Update]) -> State:
+        mean = weighted_mean(updates)
+        return server | {"w": {n: (v + server["w"][n]) / 2 for n, v in mean.items()}}
+
+
+class NoiseByClient(Good):
+    """G6: identical clients that differ by their id."""
+
+    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+        w = ctx.fit(c["w"] | d, self.loss)
+        shift = torch.tensor(ctx.clients, dtype=torch.float64)[:, None, None] * 1e-4
+        return c | {"w": w}, ctx.upload(w | {"text.ctx": w["text.ctx"] + shift})
+
+
+class CountsAbsolutely(Good):
+    """G7: shrinks by the number of samples instead of their share."""
+
+    def server(self, ctx: Context, server: State, updates: Sequence[Update]) -> State:
+        total = sum(u.weight for u in updates)
+        return server | {"w": {n: v * (1 - 1 / total) for n, v in weighted_mean(updates).items()}}
+
+
+class CountsInSelf(Good):
+    """G8: what is not in the state is not saved."""
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__(cfg)
+        self.rounds = 0
+
+    def server(self, ctx: Context, server: State, updates: Sequence[Update]) -> State:
+        self.rounds += 1
+        mean = weighted_mean(updates)
+        return server | {"w": {n: v * (1 - 0.01 * self.rounds) for n, v in mean.items()}}
+
+
+class TouchesBackbone(Good):
+    """G9: nudges a frozen weight (and puts nothing back)."""
+
+    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+        state, upload = super().local(ctx, c, d)
+        ctx.model.backbone.text_tower.ln_final.weight.data[0] += 1e-3
+        return state, upload
+
+
+class TrainsBatchNorm(Good):
+    """G9: training mode moves the running statistics, as soon as there are pixels."""
+
+    def image_features(self, model: Any, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
+        if "pixels" in x:
+            model.backbone.model.train()
+        return super().image_features(model, p, x)
+
+
+class CatchesAll(Good):
+    """G10: whatever is added some day would be sent."""
+
+    groups = ((r".*", "shared"),)
+
+
+class TwoGroups(Good):
+    """G10: a tensor in two groups."""
+
+    groups = (*Good.groups, (r"image\..*", "shared"))
+
+
+class DropsLast(Good):
+    """G11: a client without a full batch does nothing."""
+
+    batched = False
+
+    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+        if float(ctx.sizes[0]) < BATCH:
+            return c, ctx.upload(c["w"] | d)
+        return super().local(ctx, c, d)
+
+
+class StandsStill(Good):
+    """G11: takes its steps and throws them away."""
+
+    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+        super().local(ctx, c, d)
+        return c, ctx.upload(c["w"] | d)
+
+
+class GlobalNoise(Good):
+    """G12: random numbers that no seed of ours decides."""
+
+    def loss(self, model: Any, p: Tree, b: Batch) -> Tensor:
+        return super().loss(model, p, b) * (1 + 0.01 * torch.rand(1, dtype=torch.float64))
+
+
+class IgnoresSeed(Good):
+    """G12: the same numbers for every seed."""
+
+    def trainables(self, model: Any, generator: torch.Generator) -> Tree:
+        return super().trainables(model, torch.Generator().manual_seed(0))
+
+    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+        w = {n: v * 0.9 for n, v in (c["w"] | d).items()}
+        return c | {"w": w}, ctx.upload(w)
+
+
+class EvaluationLearns(Good):
+    """G12: the model that is evaluated is fitted in place."""
+
+    def personal(self, ctx: Context, c: State, d: Tree) -> Tree:
+        c["w"]["image.shift"].data += 0.01
+        self.evaluated = True
+        return c["w"] | d
+
+    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+        if getattr(self, "evaluated", False):
+            c = {"w": {n: v + 1e-6 for n, v in c["w"].items()}}
+        return super().local(ctx, c, d)
+
+
+class WrongWidth(Good):
+    """G12: logits of another width than the class list."""
+
+    def text_features(self, model: Any, p: Tree) -> Tensor:
+        one = model.text(p["text.ctx"])
+        return torch.cat([one, one], 1)
+
+
+class MixesClients(Good):
+    """G13: normalises over the client axis."""
+
+    def image_features(self, model: Any, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
+        z = super().image_features(model, p, x)
+        return z - 0.1 * z.mean(0, keepdim=True)
+
+
+class WantsFeatures(Good):
+    """G13: other numbers on pixels than on their cached features."""
+
+    def image_features(self, model: Any, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
+        return super().image_features(model, p, x) * (2.0 if "pixels" in x else 1.0) + 0.1
+
+
+# (trainer, invariant that must catch it, what its sentence must say)
+BROKEN = [
+    (SendsPersonalTensor, "G1", r"upload of client \d: 'prototype' holds .*'image\.shift'"),
+    (LogsPersonalTensor, "G1", r"metrics: names the personal tensor 'image\.shift'"),
+    (ReportsPersonalTensor, "G1", r"report.*holds the personal tensor 'image\.shift'"),
+    (SendsUndeclared, "G1", r"download of client \d: 'hint' is neither"),
+    (WritesIntoDownload, "G2", r"changed server tensors"),
+    (WritesBehindAutograd, "G2", r"server's state after client work.*'text\.ctx'"),
+    (KeepsOptimiser, "G3", r"order|alone"),
+    (TakesFirstUpdate, "G3", r"updates in reverse order"),
+    (DecaysByItself, "G4", r"lr 0: client 0, slot 'w'.*differs"),
+    (HalfStep, "G5", r"centralised SGD: 'text\.ctx'"),
+    (HalfStep, "G6", r"server against client 0: 'text\.ctx'"),
+    (NoiseByClient, "G6", r"clients 0 and 1, upload"),
+    (CountsAbsolutely, "G7", r"weights times 4"),
+    (CountsInSelf, "G8", r"resumed after round 1"),
+    (TouchesBackbone, "G9", r"backbone (weight )?changed"),
+    (TrainsBatchNorm, "G9", r"BatchNorm buffers"),
+    (CatchesAll, "G10", r"'stray\.tensor' is taken in by the rule '\.\*'"),
+    (TwoGroups, "G10", r"image\.shift.*several groups"),
+    (DropsLast, "G11", r"client 2 with 3 sample\(s\).*no step"),
+    (StandsStill, "G11", r"did not change"),
+    (GlobalNoise, "G12", r"global random generator"),
+    (IgnoresSeed, "G12", r"another seed gives the same numbers"),
+    (EvaluationLearns, "G12", r"with an evaluation after each round"),
+    (WrongWidth, "G12", r"logits of clients .* not"),
+    (MixesClients, "G13", r"four clients stacked"),
+    (WantsFeatures, "G13", r"pixels instead of cached features"),
+]

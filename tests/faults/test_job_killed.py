@@ -1,0 +1,127 @@
+"""The real main job, stopped anywhere and started again, ends with the same bits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedvlm import atomic, cli_run
+from tests import jobs
+
+
+class Stop(BaseException):
+    """As sudden as a kill: nothing catches it."""
+
+
+@pytest.fixture(autouse=True)
+def no_hook_left() -> Iterator[None]:
+    yield
+    atomic.on_write_point = None
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """An uninterrupted run and the number of its write points."""
+    output, seen = tmp_path_factory.mktemp("whole"), []
+    atomic.on_write_point = seen.append
+    assert jobs.run(output) == 0
+    atomic.on_write_point = None
+    return output, len(seen)
+
+
+def test_two_runs_are_equal_bit_for_bit(whole: tuple[Path, int], tmp_path: Path) -> None:
+    assert jobs.run(tmp_path) == 0
+    jobs.same(whole[0], tmp_path)
+
+
+def stop_at(point: int) -> None:
+    left = [point]
+
+    def hook(_name: str) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Stop
+
+    atomic.on_write_point = hook
+
+
+@pytest.mark.parametrize("share", [i / 12 for i in range(12)])
+def test_stopped_at_a_write_point_and_resumed(
+    whole: tuple[Path, int], tmp_path: Path, share: float
+) -> None:
+    stop_at(int(share * whole[1]))
+    with pytest.raises(Stop):
+        jobs.run(tmp_path)
+    atomic.on_write_point = None
+    assert jobs.run(tmp_path) == 0
+    jobs.same(whole[0], tmp_path)
+
+
+@pytest.mark.slow
+def test_stopped_at_every_write_point(whole: tuple[Path, int], tmp_path: Path) -> None:
+    for point in range(whole[1]):
+        output = tmp_path / str(point)
+        stop_at(point)
+        with pytest.raises(Stop):
+            jobs.run(output)
+        atomic.on_write_point = None
+        assert jobs.run(output) == 0
+        jobs.same(whole[0], output)
+
+
+@pytest.mark.parametrize("point", [9, 24])
+def test_really_killed(whole: tuple[Path, int], tmp_path: Path, point: int) -> None:
+    hook = (
+        "import os, signal\nfrom fedvlm import atomic\nleft = [%d]\n"
+        "def hook(name):\n"
+        "    left[0] -= 1\n"
+        "    if left[0] < 0: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "atomic.on_write_point = hook" % point
+    )
+    assert jobs.spawn(tmp_path, before=hook).returncode == -signal.SIGKILL
+    assert jobs.run(tmp_path) == 0
+    jobs.same(whole[0], tmp_path)
+
+
+def test_ctrl_c_keeps_whole_rounds_and_exits_130(tmp_path: Path, whole: tuple[Path, int]) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(jobs.REPOSITORY)!r})\nfrom fedvlm.cli import main\n"
+        f"sys.exit(main({jobs.argv(tmp_path, '--rounds', '400')!r}))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=dict(os.environ), stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.rglob("state/round_0002.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command goes on there" in told
+    assert "Traceback" not in told
+    assert len(jobs.records(tmp_path)) >= 2
+
+
+def test_finished_run_is_shown_and_not_repeated(
+    whole: tuple[Path, int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_run, "_train", None)
+    assert jobs.run(whole[0]) == 0
+    assert "finished before" in capsys.readouterr().out
+
+
+def test_other_settings_are_refused_with_the_difference(
+    whole: tuple[Path, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert jobs.run(whole[0], "--lr", "0.5") == 2
+    told = capsys.readouterr().err
+    assert "OPTIM.LR" in told
+    assert "0.5" in told

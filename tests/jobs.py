@@ -1,0 +1,71 @@
+"""Runs the real main job, small, in this process or another, and reads what it left."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from fedvlm.cli import main
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SMALL = ("--demo", "--shots", "2", "--rounds", "2", "--num-users", "2", "--local-epochs", "1")
+
+
+def argv(output: Path, *more: str) -> list[str]:
+    return [*SMALL, "--output-dir", str(output), *more]
+
+
+def run(output: Path, *more: str) -> int:
+    return main(argv(output, *more))
+
+
+def spawn(output: Path, *more: str, before: str = "", **env: str) -> subprocess.CompletedProcess:
+    """Run the job in a new process; ``before`` is Python executed first."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n{before}\n"
+        f"from fedvlm.cli import main\nsys.exit(main({argv(output, *more)!r}))"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | env, capture_output=True, text=True,
+        timeout=300, check=False,
+    )
+
+
+def folder(output: Path) -> Path:
+    (found,) = [p.parent for p in output.rglob("manifest.json")]
+    return found
+
+
+def state(output: Path) -> dict[str, torch.Tensor]:
+    newest = sorted(folder(output).glob("state/round_*.safetensors"))[-1]
+    return safetensors.torch.load_file(newest)
+
+
+def records(output: Path) -> list[dict[str, Any]]:
+    lines = (folder(output) / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    for record in found:
+        record.pop("seconds")
+        record.pop("counters")  # passes through towers: a resumed session starts with cold caches
+    return found
+
+
+def results(output: Path) -> dict[str, Any]:
+    return json.loads((folder(output) / "results.json").read_text())["results"]
+
+
+def same(a: Path, b: Path) -> None:
+    """Two finished runs have the same bits in states and metrics."""
+    left, right = state(a), state(b)
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+    assert records(a) == records(b)
+    assert [row for row in results(a)["table"]] == [row for row in results(b)["table"]]

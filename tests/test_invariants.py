@@ -1,0 +1,144 @@
+"""The invariants, over every trainer of the repository; and that each of them can fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedvlm.check import cli
+from fedvlm.check.compare import Broken
+from fedvlm.check.invariants import INVARIANTS, misdeclared, run
+from fedvlm.check.world import BASE, World
+from fedvlm.errors import ConfigError
+from fedvlm.federation.discovery import load_trainer, trainer_files
+from fedvlm.federation.trainer import Trainer
+from fedvlm.models.model import VLModel
+
+from .broken_trainers import BROKEN, Good
+
+TRAINERS = sorted(trainer_files())
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    """One world: it keeps each trainer's trajectory."""
+    return World()
+
+
+@pytest.mark.parametrize("name", list(INVARIANTS))
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_invariant(world: World, trainer: str, name: str) -> None:
+    cls = load_trainer(trainer)
+    if name not in cls.exempt:
+        INVARIANTS[name](world, cls)
+        return
+    with pytest.raises(Broken):  # an exemption that is not needed must go
+        INVARIANTS[name](world, cls)
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_exemptions_have_a_reason(trainer: str) -> None:
+    assert misdeclared(load_trainer(trainer)) == {}
+
+
+def test_variant_fixed_of_fedtv() -> None:
+    found = run("fedtv", ["TRAINER.FEDTV.VARIANT", "fixed"])
+    assert {o.name: o.detail for o in found if o.state != "ok"} == {}
+
+
+@pytest.mark.parametrize("name", list(INVARIANTS))
+def test_a_good_trainer_keeps(world: World, name: str) -> None:
+    INVARIANTS[name](world, Good)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "name", "sentence"), BROKEN, ids=[f"{t.__name__}-{n}" for t, n, _ in BROKEN]
+)
+def test_a_broken_trainer_is_caught(trainer: type[Trainer], name: str, sentence: str) -> None:
+    with pytest.raises(Broken, match=sentence):
+        INVARIANTS[name](World(), trainer)
+
+
+def test_every_invariant_is_shown_to_fail() -> None:
+    assert {name for _, name, _ in BROKEN} == set(INVARIANTS)
+
+
+def test_exemptions(world: World) -> None:
+    class Exempt(Good):
+        exempt = {"G10": "the rule is the method", "G7": " ", "G99": "what"}
+
+    found = {o.name: o for o in run(Exempt, world=world)}
+    assert (found["G10"].state, found["G10"].detail) == ("exempt", "the rule is the method")
+    assert (found["G7"].state, found["G7"].detail) == ("broken", "exempt from G7 without a reason")
+    assert found["G99"].state == "broken" and "no invariant" in found["G99"].detail
+    assert {o.state for n, o in found.items() if n not in ("G10", "G7", "G99")} == {"ok"}
+
+
+def test_a_trainer_that_raises_is_broken_not_a_traceback(world: World) -> None:
+    class Raises(Good):
+        def loss(self, model: object, p: object, b: object) -> torch.Tensor:
+            raise TypeError("no\nloss")
+
+    found = {o.name: o for o in run(Raises, world=world)}
+    assert found["G1"].detail == "TypeError: no loss"
+    assert found["G10"].state == "ok"
+
+
+def test_the_world_packs_and_differs(world: World) -> None:
+    """The packed path is really taken, and the world is no degenerate one."""
+    ctx = 0.02 * torch.randn(1, 4, world.backbone.text_width, generator=torch.Generator()).double()
+    counts, texts = [], []
+    for packed in (False, True):
+        model = VLModel(world.backbone, BASE, packed=packed)
+        texts.append(model.text(ctx))
+        counts.append(model.counters["text_tokens"])
+        assert model.notes == []
+    assert counts[1] < counts[0]
+    assert torch.allclose(texts[0], texts[1], atol=1e-12)
+    assert world.backbone.embed_dim != world.backbone.text_width
+    assert float(world.features.std(0).min()) > 1e-3
+
+
+def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert cli.main(["fedtv"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(INVARIANTS) + 1
+    assert lines[-1] == f"fedtv: {len(INVARIANTS)} hold, 0 exempt, 0 broken"
+    mine = tmp_path / "my.py"
+    mine.write_text(MINE)
+    assert cli.main([f"{mine}:MyMethod"]) == 1
+    out = capsys.readouterr().out
+    assert "G10  broken" in out and "G7   exempt" in out and "1 exempt, 1 broken" in out
+
+
+MINE = '''
+import torch
+from fedvlm.federation.trainer import Trainer
+
+class MyMethod(Trainer):
+    exempt = {"G7": "for the test"}
+    def trainables(self, model, generator):
+        return {"text.ctx": torch.randn(4, model.text_width, generator=generator) * 0.02}
+'''
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "check wants a trainer"),
+        (["--all"], "check wants a trainer"),
+        (["fedvt"], "did you mean 'fedtv'"),
+        (["./absent.py:Mine"], "no file"),
+        (["fedtv", "TRAINER.FEDTV.RNAK", "2"], "did you mean 'TRAINER.FEDTV.RANK'"),
+    ],
+)
+def test_command_mistakes(words: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        cli.main(words)
+
+
+def test_command_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    assert "check fedtv" in capsys.readouterr().out
