@@ -43,7 +43,6 @@ MAY = {  # room -> rooms it may import (its own besides), docs/architecture.md s
 PREFIXES = {  # first part of a module's name below fedvlm -> room
     "errors": "base", "rng": "base", "registry": "base", "config": "config", "runs": "runs",
     "run": "runs", "atomic": "runs", "manifest": "runs", "console": "console", "cli": "cli",
-    "__main__": "cli",
 }
 CARD = (
     "Paper", "Equations", "Shared", "Personal", "Frozen", "Defaults", "Departures from the paper",
@@ -56,10 +55,10 @@ def room_of(module: str) -> str:
     parts = module.split(".")
     if parts[0] != "fedvlm":
         return "trainers"
-    if parts[1] in MAY and parts[-1] != "__main__":
-        return parts[1]  # a folder
     if parts[-1] == "__main__":
         return "cli"
+    if parts[1] in MAY:
+        return parts[1]  # a folder
     return PREFIXES.get(parts[1]) or PREFIXES[parts[1].split("_")[0]]
 
 

@@ -26,8 +26,8 @@ from fedvlm.federation.optim import OptimSpec
 from fedvlm.federation.rounds import Federation, Plan
 from fedvlm.federation.sources import FeatureSource, PixelSource
 from fedvlm.models.backbone import Backbone, load_backbone
-from fedvlm.models.store import cached_features
 from fedvlm.models.model import VLModel
+from fedvlm.models.store import cached_features
 
 SGD = OptimSpec("sgd", 0.005, 0.9, 5e-4)
 SEED = 7

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 
 from fedvlm.errors import DataError, did_you_mean
 
@@ -82,9 +82,10 @@ def check_relative(name: str, what: str) -> None:
     Raises:
         DataError: ``name`` may lead outside its folder.
     """
-    windows = PureWindowsPath(name)
-    parts = set(PurePosixPath(name).parts) | set(windows.parts)
-    if PurePosixPath(name).is_absolute() or windows.drive or windows.root or ".." in parts:
+    # Plain text operations: a split file has up to 10^5 paths.
+    parts = name.replace("\\", "/").split("/")
+    drive = name[1:2] == ":"
+    if (name and parts[0] == "") or drive or ".." in parts:
         raise DataError(f"{what}: '{name}' must be a relative path without '..'")
     if "\0" in name:
         raise DataError(f"{what}: '{name!r}' holds a null character")

@@ -84,6 +84,22 @@ class CastConv(nn.Module):
         return out.to(x.dtype)
 
 
+def split_attention(module: nn.Module) -> int:
+    """Replace, in place, every packed attention below ``module`` by a split one; return how many.
+
+    peft's wrapper for packed attention updates q, k and v jointly and does nothing when it is aimed
+    at ``out_proj``; on the split layers its plain ``lora.Linear`` works.
+    """
+    count = 0
+    for name, child in module.named_children():
+        if isinstance(child, nn.MultiheadAttention):
+            setattr(module, name, SplitAttention(child))
+            count += 1
+        else:
+            count += split_attention(child)
+    return count
+
+
 def cast_linears(module: nn.Module, dtype: torch.dtype) -> None:
     """Remake, in place, a frozen tower's linear layers, convolutions and packed attentions.
 
