@@ -1,0 +1,3 @@
+"""fedvlm: federated parameter-efficient fine-tuning of vision-language models."""
+
+__version__ = "0.1.0"

@@ -103,7 +103,7 @@ def _federation() -> Schema:
             aliases=PARTITION_ALIASES,
         ),
         "FED.BETA": Option(0.3, "concentration of the Dirichlet split", low=0, low_open=True),
-        "FED.MIN_SIZE": Option(2, "fewest training images a Dirichlet client may get", low=0),
+        "FED.MIN_SIZE": Option(2, "fewest training images a Dirichlet client may get", low=1),
         "FED.REPEAT_RATE": Option(
             0.0, "share of classes that all disjoint clients hold", low=0, high=1
         ),

@@ -261,12 +261,54 @@ class WantsFeatures(Good):
         return super().image_features(model, p, x) * (2.0 if "pixels" in x else 1.0) + 0.1
 
 
+class CutsTensor(Good):
+    """G1: sends another shape than it received."""
+
+    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+        w = ctx.fit(c["w"] | d, self.loss)
+        return {"w": w}, Upload({"text.ctx": w["text.ctx"][:, :2]}, ctx.sizes)
+
+
+class RoundsTensor(Good):
+    """G1: sends another type than it received."""
+
+    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+        w = ctx.fit(c["w"] | d, self.loss)
+        return {"w": w}, Upload({"text.ctx": w["text.ctx"].float()}, ctx.sizes)
+
+
+class WeighsNegatively(Good):
+    """G1: a weight below zero."""
+
+    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+        w = ctx.fit(c["w"] | d, self.loss)
+        return c | {"w": w}, ctx.upload(w, ctx.sizes - 2)
+
+
+class HidesNaN(Good):
+    """G14: goes on without a word."""
+
+    def image_features(self, model: Any, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
+        return super().image_features(model, p, x).nan_to_num()
+
+
+class SpreadsNaN(Good):
+    """G14: a NaN of one client stops all of its chunk."""
+
+    def loss(self, model: Any, p: Tree, b: Batch) -> Tensor:
+        value = super().loss(model, p, b)
+        return value + 0 * value.sum()
+
+
 # (trainer, invariant that must catch it, what its sentence must say)
 BROKEN = [
     (SendsPersonalTensor, "G1", r"upload of client \d: 'prototype' holds .*'image\.shift'"),
     (LogsPersonalTensor, "G1", r"metrics: names the personal tensor 'image\.shift'"),
     (ReportsPersonalTensor, "G1", r"report.*holds the personal tensor 'image\.shift'"),
     (SendsUndeclared, "G1", r"download of client \d: 'hint' is neither"),
+    (CutsTensor, "G1", r"upload of client 0: 'text\.ctx' is torch\.float64 \(2, 16\)"),
+    (RoundsTensor, "G1", r"upload of client 0: 'text\.ctx' is torch\.float32"),
+    (WeighsNegatively, "G1", r"upload of client 3: weight -1"),
     (WritesIntoDownload, "G2", r"changed server tensors"),
     (WritesBehindAutograd, "G2", r"server's state after client work.*'text\.ctx'"),
     (KeepsOptimiser, "G3", r"order|alone"),
@@ -289,4 +331,6 @@ BROKEN = [
     (WrongWidth, "G12", r"logits of clients .* not"),
     (MixesClients, "G13", r"four clients stacked"),
     (WantsFeatures, "G13", r"pixels instead of cached features"),
+    (HidesNaN, "G14", r"without a word"),
+    (SpreadsNaN, "G14", r"the stop does not name|left out clients \[0, 1, 2, 3\]"),
 ]

@@ -93,7 +93,7 @@ def test_orthogonality_is_flat_at_its_minimum(dtype: torch.dtype) -> None:
     u, v = (torch.linalg.qr(x.to(dtype))[0] for x in (tree["text.U"][0], tree["text.V"][0].T))
     p = {"text.U": u[None, None].requires_grad_(), "text.V": v.T[None, None].requires_grad_()}
     value = orthogonality(p, squared=False).sum()
-    assert float(value) == 0.0
+    assert float(value.detach()) == 0.0
     for grad in torch.autograd.grad(value, list(p.values())):
         assert float(grad.abs().max()) == 0.0
     off = {n: (x.detach() * 1.001).requires_grad_() for n, x in p.items()}
@@ -223,10 +223,10 @@ def test_feature_width_is_that_of_the_joint_embedding(world: World) -> None:
 def test_trains_on_a_resnet_whose_embedding_is_not_the_text_width(variant: str) -> None:
     resnet = World(["TRAINER.FEDTV.VARIANT", variant], RESNET)
     assert resnet.backbone.text_width != EMBED == resnet.backbone.embed_dim
-    run = resnet.record(FedTV, Setup(splits=resnet.splits[:2], rounds=1))
+    run = resnet.record(FedTV, Setup(splits=resnet.splits[:2], rounds=1, decay=0.0))
     first, last = (run.states[i].clients[0]["w"] for i in (0, 1))
-    still = [n for n in first if torch.equal(first[n], last[n])]
-    assert still == []  # weight decay alone moves all but zeros; gradients the rest
+    still = {n for n in first if torch.equal(first[n], last[n])}
+    assert still <= {"image.fusion.key.bias"}  # it cancels, see above
 
 
 @pytest.mark.parametrize(

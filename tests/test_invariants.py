@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedvlm.check import cli
-from fedvlm.check.compare import Broken
+from fedvlm.check.compare import Broken, same_fed
 from fedvlm.check.invariants import INVARIANTS, misdeclared, run
 from fedvlm.check.world import BASE, World
 from fedvlm.errors import ConfigError
@@ -99,6 +99,17 @@ def test_the_world_packs_and_differs(world: World) -> None:
     assert torch.allclose(texts[0], texts[1], atol=1e-12)
     assert world.backbone.embed_dim != world.backbone.text_width
     assert float(world.features.std(0).min()) > 1e-3
+
+
+def test_more_threads_change_nothing_but_rounding(world: World) -> None:
+    one = world.trajectory(load_trainer("FedTV"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 2)
+    try:
+        more = world.record(load_trainer("FedTV"))
+    finally:
+        torch.set_num_threads(threads)
+    same_fed(more.states[-1], one.states[-1], "more threads", 1e-9)
 
 
 def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

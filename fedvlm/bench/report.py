@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -164,10 +163,11 @@ def _cold(cold: Record) -> list[str]:
     ]
 
 
-def _profile(rows: Sequence[Record]) -> list[str]:
-    head = ["where our time goes (stacked step, torch.profiler, own CPU time)"]
+def _profile(found: Record) -> list[str]:
+    head = ["where our time goes (stacked step, torch.profiler, own CPU time): "
+            f"{found['products']:.0%} in matrix products"]
     return head + [
-        f"  {r['share']:>6.1%} {r['seconds']:>8.3f} s {r['calls']:>6} x  {r['op']}" for r in rows
+        f"  {r['share']:>6.1%} {r['seconds']:>8.3f} s {r['calls']:>6} x  {r['op']}" for r in found["rows"]
     ]
 
 

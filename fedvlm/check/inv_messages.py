@@ -40,8 +40,18 @@ def g1_messages(world: World, trainer: Kind) -> None:
                 stray = sorted(set(tree) - allowed - set(matching(tree, trainer.extras)))
                 demand(not stray, f"{what}: '{''.join(stray[:1])}' is neither shared nor declared")
                 _count(tree, counted.get(client, {}), what)
+                _form(tree, run.fed.p0, what)
                 _no_value(tree, event.state.clients[client], run.fed.groups.personal, what)
+        for u in event.updates:
+            said = f"round {event.round}, upload of client {u.client}: weight {u.weight}"
+            demand(0 <= u.weight < float("inf"), f"{said} is not a number from 0")
         _no_trace(event, run.fed.groups.personal)
+
+
+def _form(tree: Tree, start: Tree, what: str) -> None:
+    for name in set(tree) & set(start):
+        sent, own = ((tuple(v.shape), v.dtype) for v in (tree[name], start[name]))
+        demand(sent == own, f"{what}: '{name}' is {sent[1]} {sent[0]}, not {own[1]} {own[0]}")
 
 
 def _count(tree: Tree, counted: Mapping[str, int], what: str) -> None:

@@ -19,14 +19,16 @@ from fedvlm.check.compare import (
     moved,
     plain,
     same_fed,
+    same_state,
     same_tree,
 )
 from fedvlm.check.inv_messages import CLOSE, EXACT, Kind, work
 from fedvlm.check.world import EPOCHS, RESNET, SIZES, Setup, Trajectory, World
+from fedvlm.errors import DivergedError
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.events import FedState, RoundFinished
 from fedvlm.federation.groups import FROZEN
-from fedvlm.federation.trees import Tree, clone
+from fedvlm.federation.trees import Tree, clone, first_non_finite
 from fedvlm.run_state import load_newest_state, save_state
 
 
@@ -190,3 +192,27 @@ def g13_fast_paths(world: World, trainer: Kind) -> None:
     for said, setup in paths.items():
         fast = world.record(trainer, setup, run.states[1])
         same_fed(fast.states[-1], run.states[-1], f"{said} against the plain path", CLOSE)
+
+
+def g14_non_finite(world: World, trainer: Kind) -> None:
+    """A client with numbers that are not finite is named with its round; the others go on."""
+    bad = 1
+    for chunk in (1, 4):
+        setup = Setup(poisoned=(bad,), chunk=chunk, rounds=1)
+        try:
+            world.record(trainer, setup)
+        except DivergedError as error:
+            named = f"round 1, client {bad}"
+            demand(named in str(error), f"the stop does not name '{named}' but says: {error}")
+        else:
+            raise Broken(f"client {bad} trained on features that are not numbers, without a word")
+        run = world.record(trainer, replace(setup, nonfinite="drop"))
+        left = sorted(run.events[0].dropped)
+        demand(left == [bad], f"policy drop left out clients {left}, not [{bad}]")
+        start, end = run.states[0], run.states[-1]
+        what = f"policy drop: client {bad}"
+        same_state(end.clients[bad], start.clients[bad], f"{what} does not keep its old state")
+        for who, state in {"server": end.server, **end.clients}.items():
+            for slot, tree in state.items():
+                name = first_non_finite(tree)
+                demand(name is None, f"policy drop: {who}, slot '{slot}', '{name}' is not finite")

@@ -74,6 +74,8 @@ INVARIANTS: dict[str, Invariant] = {
                      (training.g12_seeds,)),
     "G13": Invariant("stacked, packed and cached computation equals the plain one",
                      (training.g13_fast_paths,)),
+    "G14": Invariant("a number that is not finite is named (client, round) and handled by policy",
+                     (training.g14_non_finite,)),
 }
 
 

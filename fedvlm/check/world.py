@@ -89,6 +89,8 @@ class Setup:
         chunk: clients stacked at once.
         packed: the packed text tower.
         pixels: images through the tower instead of features.
+        poisoned: clients whose training features are not a number.
+        nonfinite: policy for those.
         opts: more ``KEY, value`` of the method's own node.
         engine: instead of the local one.
     """
@@ -104,6 +106,8 @@ class Setup:
     chunk: int = 1
     packed: bool = False
     pixels: bool = False
+    poisoned: tuple[int, ...] = ()
+    nonfinite: str = "abort"
     opts: dict[str, Any] = field(default_factory=dict)
     engine: Engine | None = None
 
@@ -178,22 +182,27 @@ class World:
         """Return a new federation with a trainer of its own."""
         s = setup or Setup()
         splits = self.splits if s.splits is None else s.splits
-        source: Any = (
-            PixelSource(lambda i, view: self.pixels[i], self.labels) if s.pixels
-            else FeatureSource.of(self.features[None], torch.arange(len(self.labels)), self.labels)
-        )
         batcher = SplitBatcher(
-            source, splits, s.batch, s.seed, 1, EPOCHS, torch.device("cpu"), torch.float64
+            self._source(s), splits, s.batch, s.seed, 1, EPOCHS, torch.device("cpu"), torch.float64
         )
         schedule = Schedule(s.lr, "cosine", s.rounds * EPOCHS) if s.cosine else Schedule(s.lr)
         plan = Plan(
             s.rounds, len(splits), epochs=EPOCHS, seed=s.seed, schedule=schedule,
+            nonfinite=s.nonfinite,
             optim=OptimSpec("sgd", s.lr, s.momentum, s.decay),
         )
         return Federation(
             trainer(self.config(trainer, s.opts)), self.model(s.packed), batcher, plan,
             engine=s.engine or LocalEngine(s.chunk),
         )
+
+    def _source(self, setup: Setup) -> Any:
+        if setup.pixels:
+            return PixelSource(lambda i, view: self.pixels[i], self.labels)
+        features = self.features.clone()
+        for client in setup.poisoned:
+            features[torch.as_tensor(self.splits[client].train)] = torch.nan
+        return FeatureSource.of(features[None], torch.arange(len(self.labels)), self.labels)
 
     def record(
         self, trainer: type[Trainer], setup: Setup | None = None, start: FedState | None = None
