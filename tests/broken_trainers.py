@@ -75,7 +75,7 @@ class SendsUndeclared(Good):
 
 
 class WritesIntoDownload(Good):
-    """G2: where the version counter sees it."""
+    """G2: in place."""
 
     def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
         d["text.ctx"][0].add_(0.01)
@@ -83,10 +83,22 @@ class WritesIntoDownload(Good):
 
 
 class WritesBehindAutograd(Good):
-    """G2: where only the values tell."""
+    """G2: where no version counter sees it."""
 
     def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
         d["text.ctx"].data[0] += 0.01
+        return super().local(ctx, c, d)
+
+
+class KeepsServer(Good):
+    """G2: holds on to the server's own tensors and writes into them, copies or not."""
+
+    def down(self, server: State, client: int) -> Tree:
+        self.kept = server["w"]
+        return super().down(server, client)
+
+    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+        self.kept["text.ctx"].data += 0.01
         return super().local(ctx, c, d)
 
 
@@ -309,8 +321,9 @@ BROKEN = [
     (CutsTensor, "G1", r"upload of client 0: 'text\.ctx' is torch\.float64 \(2, 16\)"),
     (RoundsTensor, "G1", r"upload of client 0: 'text\.ctx' is torch\.float32"),
     (WeighsNegatively, "G1", r"upload of client 3: weight -1"),
-    (WritesIntoDownload, "G2", r"changed server tensors"),
+    (WritesIntoDownload, "G2", r"server's state after client work.*'text\.ctx'"),
     (WritesBehindAutograd, "G2", r"server's state after client work.*'text\.ctx'"),
+    (KeepsServer, "G2", r"server's state after client work.*'text\.ctx'"),
     (KeepsOptimiser, "G3", r"order|alone"),
     (TakesFirstUpdate, "G3", r"updates in reverse order"),
     (DecaysByItself, "G4", r"lr 0: client 0, slot 'w'.*differs"),

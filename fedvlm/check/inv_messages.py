@@ -19,7 +19,7 @@ from fedvlm.federation.events import FedState, RoundFinished
 from fedvlm.federation.groups import FROZEN, PERSONAL, SHARED, resolve
 from fedvlm.federation.rounds import Federation
 from fedvlm.federation.trainer import Trainer
-from fedvlm.federation.trees import State, Tree, matching
+from fedvlm.federation.trees import State, Tree, expand, matching
 
 CLOSE, EXACT = 1e-9, 1e-12
 Kind = type[Trainer]
@@ -119,16 +119,30 @@ def work(fed: Federation, state: FedState, clients: Sequence[int] | None = None)
 
 
 def g2_server_untouched(world: World, trainer: Kind) -> None:
-    """Client work changes neither the server's tensors nor the states and start it was given."""
-    for chunk in (1, len(world.splits)):
-        fed = world.federation(trainer, Setup(chunk=chunk))
+    """Client work changes neither the server's tensors nor the states and start it was given.
+
+    Once on views of the very tensors (an engine may hand out copies, none has to), once stacked.
+    """
+    for stacked in (False, True):
+        fed = world.federation(trainer, Setup(chunk=len(world.splits)))
         state = copied_fed(world.trajectory(trainer).states[1])
         given, start = copied_fed(state), copied({"start": fed.p0})
-        work(fed, state)
+        if stacked:
+            work(fed, state)
+        else:
+            _bare_work(fed, state)
         same_state(state.server, given.server, "the server's state after client work")
         for client, old in given.clients.items():
             same_state(state.clients[client], old, f"the state that client {client} came with")
         same_state({"start": fed.p0}, start, "the initial tensors after client work")
+
+
+def _bare_work(fed: Federation, state: FedState) -> None:
+    """Train each client on views of the server's and its own tensors."""
+    for client, own in state.clients.items():
+        views = {slot: expand(tree, 1) for slot, tree in own.items()}
+        down = expand(fed.trainer.down(state.server, client), 1)
+        fed.trainer.local(fed.context([client], state.round + 1), views, down)
 
 
 @dataclass(frozen=True)

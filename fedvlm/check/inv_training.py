@@ -28,7 +28,7 @@ from fedvlm.errors import DivergedError
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.events import FedState, RoundFinished
 from fedvlm.federation.groups import FROZEN
-from fedvlm.federation.trees import Tree, clone, first_non_finite
+from fedvlm.federation.trees import State, Tree, clone, first_non_finite
 from fedvlm.run_state import load_newest_state, save_state
 
 
@@ -212,7 +212,8 @@ def g14_non_finite(world: World, trainer: Kind) -> None:
         start, end = run.states[0], run.states[-1]
         what = f"policy drop: client {bad}"
         same_state(end.clients[bad], start.clients[bad], f"{what} does not keep its old state")
-        for who, state in {"server": end.server, **end.clients}.items():
+        parts: dict[str, State] = {f"client {c}": s for c, s in end.clients.items()}
+        for who, state in (parts | {"server": end.server}).items():
             for slot, tree in state.items():
                 name = first_non_finite(tree)
                 demand(name is None, f"policy drop: {who}, slot '{slot}', '{name}' is not finite")

@@ -23,7 +23,7 @@ def test_split_equals_packed(masked: bool) -> None:
     expected, _ = packed(x, x, x, need_weights=False, attn_mask=mask)
     got, _ = SplitAttention(packed)(x, x, x, attn_mask=mask)
     torch.testing.assert_close(got, expected)
-    grads = [torch.autograd.grad(y.square().sum(), x, retain_graph=True)[0] for y in (got, expected)]
+    grads = [torch.autograd.grad(y.square().sum(), x)[0] for y in (got, expected)]
     torch.testing.assert_close(*grads)
 
 
