@@ -12,7 +12,7 @@ from yacs.config import CfgNode
 from fedvlm.cli_build import build
 from fedvlm.console import Console
 from fedvlm.federation.batches import SplitBatcher, Step, step_slices
-from fedvlm.federation.trees import nbytes, numel
+from fedvlm.federation.trees import nbytes, numel, pick
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,18 @@ def dry_run(cfg: CfgNode) -> int:
     sent = sum(nbytes(work.updates[0].params | work.updates[0].extras).values())
     drawn = sum(len(federation.plan.sample(r)) for r in range(1, federation.plan.rounds + 1))
     share = drawn / (federation.plan.rounds * federation.plan.clients)
+    own = pick(federation.p0, federation.groups.personal)
+    whole = sum(steps) * federation.plan.rounds * share * seconds[-1]
     images = len({int(i) for c in built.data.clients for i in (*c.train, *c.test)})
     console = Console(federation.plan.rounds, federation.plan.clients)
     console.header(
         header(cfg, built)
         | {
             "bytes": f"{sent:,} up per client and round, {sent * drawn:,} in the whole run",
-            "personal": f"{4 * numel(state.clients[0]['w']):,} bytes per client",
+            "personal": f"{numel(own):,} numbers stay with each client",
             "steps": f"{sum(steps):,} client steps per round with all clients",
             "time": f"at most {seconds[-1]:.2f} s per client step (one client, images encoded "
-                    f"on the way), {sum(steps) * federation.plan.rounds * share * seconds[-1]:.0f} s "
+                    f"on the way), {whole:.0f} s "
                     f"for all rounds; {images:,} images to encode once",
             "memory": f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB peak",
         }

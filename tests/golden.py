@@ -90,9 +90,9 @@ class StoredBatches:
         self, clients: Sequence[int], round_: int, epochs: int, per_step: int, tag: str
     ) -> Iterator[Step]:
         for s in range(self.golden.meta["steps"]):
+            keys = [f"batch/{round_ - 1}/{c}/{s}" for c in clients]
             x, y = (
-                torch.stack([self.golden.tensor(f"batch/{round_ - 1}/{c}/{s}/{part}") for c in clients])
-                for part in "xy"
+                torch.stack([self.golden.tensor(f"{key}/{part}") for key in keys]) for part in "xy"
             )
             batch = Batch({"pixels": x}, y.long(), torch.ones(y.shape, dtype=torch.float64))
             yield Step(len(clients), s + 1, (0,) * len(clients), y.numel(), (batch,))

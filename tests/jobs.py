@@ -68,4 +68,4 @@ def same(a: Path, b: Path) -> None:
     for name in left:
         assert torch.equal(left[name], right[name]), name
     assert records(a) == records(b)
-    assert [row for row in results(a)["table"]] == [row for row in results(b)["table"]]
+    assert results(a)["table"] == results(b)["table"]

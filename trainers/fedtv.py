@@ -4,7 +4,8 @@ Paper: FedTV, 2026 (public repository, README and figure; the paper's text was n
 Equations:
     Text: P = sigma + U diag(S) V; T_c = normalise(TextEnc([SOS, P, name_c])).
     Vision: a(x) = softmax(W2 relu(W1 x)); x_g = a_g(x) x; x_p = a_p(x) x;
-        q = Wq x + bq, k_j = Wk x_j + bk, w = softmax_j(q . k_j) over x, x_g, x_p; z = sum_j w_j x_j.
+        q = Wq x + bq, k_j = Wk x_j + bk, w = softmax_j(q . k_j) over x, x_g, x_p;
+        z = sum_j w_j x_j.
     Loss: CE(scale z/|z| . T, y) + 0.1 (|U'U - I|_F + |VV' - I|_F)
         + mean_c softplus((cos(T0_c, T_c) - cos(T0_c, Tg_c)) / 0.5), Tg from sigma, T0 the anchor.
     Server: per tensor c_i = cos(W_i, W_prev), beta = softmax(c / tau), lambda ~ n_i beta_i;
@@ -16,7 +17,7 @@ Defaults: 10 rounds x 2 local epochs, batch 32, SGD lr 0.005, momentum 0.9, weig
     16 context tokens, rank 8, fusion width 64, SAA temperature 1.
 Departures from the paper: not known (its text was not available). The figure shows one beta for
     prompt and adapter; the code computes one per tensor, and so do we. The figure's anchor is a
-    template prompt; the code uses sixteen literal "X" (VARIANT published), VARIANT fixed the template.
+    template prompt; the code uses sixteen literal "X" (published), VARIANT fixed the template.
 Departures from the authors' code: fusion biases are personal and stay with their client (there
     they leak to the next one); a fresh optimiser per client and round (there one for all); no test
     set in any choice; one evaluation per round; no dropped last batch; `mu` is not an option

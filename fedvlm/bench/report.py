@@ -167,7 +167,8 @@ def _profile(found: Record) -> list[str]:
     head = ["where our time goes (stacked step, torch.profiler, own CPU time): "
             f"{found['products']:.0%} in matrix products"]
     return head + [
-        f"  {r['share']:>6.1%} {r['seconds']:>8.3f} s {r['calls']:>6} x  {r['op']}" for r in found["rows"]
+        f"  {r['share']:>6.1%} {r['seconds']:>8.3f} s {r['calls']:>6} x  {r['op']}"
+        for r in found["rows"]
     ]
 
 

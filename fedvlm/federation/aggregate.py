@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedvlm.errors import DivergedError
+from fedvlm.errors import DivergedError, FedvlmError
 from fedvlm.federation.trees import Tree, first_non_finite
 
 
@@ -35,8 +35,13 @@ def weighted_sum(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     """Return the weighted mean of equal-shaped tensors, in their own dtype.
 
     Weights are normalised; the sum runs in float64, in the order given.
+
+    Raises:
+        FedvlmError: all weights are zero.
     """
     total = float(sum(weights))
+    if not total > 0:
+        raise FedvlmError("no update has a weight above zero; there is nothing to average")
     out = torch.zeros(tensors[0].shape, dtype=torch.float64, device=tensors[0].device)
     for tensor, weight in zip(tensors, weights, strict=True):
         out.add_(tensor.double(), alpha=weight / total)

@@ -21,7 +21,10 @@ from fedvlm.federation.trees import Tree
 class SampleSource(Protocol):
     """Samples by index, whatever lies behind (cached features, pixels)."""
 
-    labels: Tensor  # [n] int64
+    @property
+    def labels(self) -> Tensor:
+        """Labels ``[n]``, int64."""
+        ...
 
     def fetch(self, indices: Tensor, view: int) -> dict[str, Tensor]:
         """Return streams ``{name: [len(indices), ...]}`` of one augmented view (0: the first)."""

@@ -130,8 +130,9 @@ class Context:
         """Run ``body`` once per step and return the final values of the slots given.
 
         ``body(slots, batches, step)`` gets ``per_step`` disjoint batches and returns new slots
-        (it may add some, which are gone at the end). Clients that have no step left drop out, exactly: their rows are set
-        aside and joined again at the end. ``const`` trees reach the body as ``batch.const``.
+        (it may add some, which are gone at the end). Clients that have no step left drop out,
+        exactly: their rows are set aside and joined again at the end. ``const`` trees reach the
+        body as ``batch.const``.
         """
         given, finished = tuple(slots), list[State]()
         active, const = self.k, dict(const or {})

@@ -9,12 +9,11 @@ from typing import Protocol
 from fedvlm.errors import FedvlmError
 from fedvlm.federation.aggregate import Update
 from fedvlm.federation.context import Context, Upload
+from fedvlm.federation.messages import check_finite, check_work, who
 from fedvlm.federation.trainer import Trainer
 from fedvlm.federation.trees import (
     State,
     Tree,
-    first_non_finite,
-    matching,
     stack,
     stack_states,
     unstack,
@@ -36,6 +35,11 @@ class RoundWork:
 
 class Engine(Protocol):
     """Runs the clients of one round, wherever they are."""
+
+    @property
+    def chunk(self) -> int:
+        """Clients stacked at once, in evaluation too."""
+        ...
 
     def run(
         self, trainer: Trainer, make: MakeContext, server: State, states: dict[int, State]
@@ -63,10 +67,11 @@ class LocalEngine:
         for clients in self._chunks(make(sorted(states)), 1 if not trainer.batched else self.chunk):
             ctx = make(clients)
             down = stack([trainer.down(server, c) for c in clients])
-            new, upload = trainer.local(ctx, stack_states([states[c] for c in clients]), down)
+            state = stack_states([states[c] for c in clients])
+            new, upload = check_work(trainer.name, ctx, _local(trainer, ctx, state, down), down)
             for name, n in ctx.counters.items():
                 work.counters[name] = work.counters.get(name, 0) + n
-            self._collect(work, trainer, ctx, unstack_states(new, ctx.k), upload)
+            self._collect(work, ctx, unstack_states(new, ctx.k), upload)
         if _versions(server) != versions:
             raise FedvlmError(f"trainer {trainer.name} changed server tensors during client work")
         work.updates.sort(key=lambda u: u.client)
@@ -82,15 +87,10 @@ class LocalEngine:
         return [order[i : i + size] for i in range(0, len(order), size)]
 
     @staticmethod
-    def _collect(
-        work: RoundWork, trainer: Trainer, ctx: Context, states: list[State], upload: Upload
-    ) -> None:
-        check_keys(trainer, ctx, upload)
+    def _collect(work: RoundWork, ctx: Context, states: list[State], upload: Upload) -> None:
         params, extras = unstack(upload.params, ctx.k), unstack(upload.extras, ctx.k)
         for k, client in enumerate(ctx.clients):
-            bad = first_non_finite(params[k] | extras[k])
-            if bad is not None and client not in ctx.failed:
-                ctx.fail(client, f"update '{bad}'")
+            check_finite(ctx, k, states[k], params[k] | extras[k])
             if client in ctx.failed:  # its old state is kept
                 work.dropped[client] = ctx.failed[client]
                 continue
@@ -101,23 +101,21 @@ class LocalEngine:
             )
 
 
-def check_keys(trainer: Trainer, ctx: Context, upload: Upload) -> None:
-    """Refuse an upload with a key outside the shared group and the declared extras.
-
-    Raises:
-        FedvlmError: names the tensors.
-    """
-    stray = set(upload.params) - set(ctx.groups.shared)
-    stray |= set(upload.extras) - set(matching(upload.extras, trainer.extras))
-    missing = set(ctx.groups.shared) - set(upload.params)
-    if stray or missing:
-        said = f"uploads {sorted(stray)} outside its shared group" if stray else (
-            f"does not upload {sorted(missing)}"
-        )
-        raise FedvlmError(f"trainer {trainer.name} {said}")
+def _local(trainer: Trainer, ctx: Context, state: State, down: Tree) -> object:
+    """Call the method; what it raises is told with the clients it was working on."""
+    try:
+        return trainer.local(ctx, state, down)
+    except FedvlmError:
+        raise
+    except Exception as error:
+        raise FedvlmError(
+            f"trainer {trainer.name}, round {ctx.round}, {who(ctx)}: "
+            f"{type(error).__name__}: {error} (--debug shows the traceback)"
+        ) from error
 
 
 def _versions(state: State) -> dict[str, int]:
-    """Return the in-place version counter of every tensor: it moves when a tensor is written."""
-    trees: dict[str, Tree] = state
-    return {f"{slot}/{name}": v._version for slot, tree in trees.items() for name, v in tree.items()}
+    """Return the in-place version counter of every tensor; it moves when a tensor is written."""
+    return {
+        f"{slot}/{name}": v._version for slot, tree in state.items() for name, v in tree.items()
+    }

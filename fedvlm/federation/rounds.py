@@ -105,7 +105,8 @@ class Federation:
         if state is None:
             state = self.start()
             self._tell(RoundFinished(0, self.plan.rounds, state, self))
-        for round_ in range(state.round + 1, (until or self.plan.rounds) + 1):
+        last = self.plan.rounds if until is None else until
+        for round_ in range(state.round + 1, last + 1):
             state = self.round(state, round_)
         if self._frozen() != before:
             raise FedvlmError("the frozen backbone changed during the run; no result is valid")
@@ -142,8 +143,8 @@ class Federation:
         self, state: FedState, clients: Sequence[int], chunk: int | None = None
     ) -> Iterator[tuple[Sequence[int], Tree]]:
         """Yield (clients, personal models ``[K, ...]``) after aggregation, chunk by chunk."""
-        size = chunk or getattr(self.engine, "chunk", 8)
-        size = size if self.trainer.batched else 1
+        most: int = chunk or self.engine.chunk
+        size = most if self.trainer.batched else 1
         sizes = self.batcher.sizes(list(clients))
         order = [c for _, c in sorted(zip((-n for n in sizes), clients, strict=True))]
         for i in range(0, len(order), size):

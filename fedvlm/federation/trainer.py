@@ -46,7 +46,7 @@ class Trainer:
     def __init__(self, cfg: Any) -> None:
         """Keep the config; ``self.cfg`` is the method's own node, ``self.root`` the whole tree."""
         self.root = cfg
-        self.cfg = cfg.TRAINER.get(self.name.upper()) if self.name else None
+        self.cfg: Any = cfg.TRAINER.get(self.name.upper()) if self.name else None
         self.report: dict[str, Any] = {}  # what the last aggregation has to tell the log
 
     def require(self, holds: bool, sentence: str) -> None:

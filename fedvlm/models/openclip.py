@@ -15,7 +15,13 @@ from torch import nn
 from fedvlm.errors import ConfigError, DataError, did_you_mean
 from fedvlm.models import names
 from fedvlm.models.backbone import Backbone, TransformSpec
-from fedvlm.models.weights import download, is_torchscript, load_file
+from fedvlm.models.weights import (
+    download,
+    hub_is_reachable,
+    is_torchscript,
+    load_file,
+    quiet_hub,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,23 +52,39 @@ def load(
     if weights.startswith(names.LOCAL_DIR):
         return _load_folder(weights, build, **place)
     arch = _builtin_config(build)
-    tags = names.known_tags(build)
-    if not weights and not random:
-        weights = _default_tag(name, build, tags)
+    _check_supported(arch)
+    file: Path | None = None
+    extra: dict[str, Any] = {}
+    if weights or not random:
+        weights, file, extra = _weights_file(name, build, weights, arch)
+    tokenizer = _tokenizer(build, arch)
     model, preprocess = build_model(arch, seed)
+    if file is not None:
+        load_file(model, file)
+    return finish(model, arch, _overlay(preprocess, extra), tokenizer, name, weights, **place)
+
+
+def _weights_file(
+    name: str, build: str, weights: str, arch: dict[str, Any]
+) -> tuple[str, Path, dict[str, Any]]:
+    """Return (weights as named, file, preprocessing of its tag); the activation is checked.
+
+    Raises:
+        ConfigError: neither a tag nor a file, or trained with the other activation.
+        DataError: a tag that cannot be downloaded.
+    """
+    tags = names.known_tags(build)
+    weights = weights or _default_tag(name, build, tags)
+    quick = bool(arch.get("quick_gelu", False))
     if weights in tags:
-        quick = bool(arch.get("quick_gelu", False))
         names.check_activation(build, quick, weights, bool(tags[weights].get("quick_gelu", False)))
-        load_file(model, download(weights, build, tags[weights]))
-        preprocess = _overlay(preprocess, tags[weights])
-    elif weights:
-        path = Path(weights).expanduser()
-        if not path.is_file():
-            raise ConfigError(_no_such_weights(weights, build, tags))
-        needs = True if is_torchscript(path) or names.looks_like_openai(path) else None
-        names.check_activation(build, bool(arch.get("quick_gelu", False)), weights, needs)
-        load_file(model, path)
-    return finish(model, arch, preprocess, _tokenizer(build, arch), name, weights, **place)
+        return weights, download(weights, build, tags[weights]), tags[weights]
+    path = Path(weights).expanduser()
+    if not path.is_file():
+        raise ConfigError(_no_such_weights(weights, build, tags))
+    needs = True if is_torchscript(path) or names.looks_like_openai(path) else None
+    names.check_activation(build, quick, weights, needs)
+    return weights, path, {}
 
 
 def _no_such_weights(weights: str, build: str, tags: dict[str, Any]) -> str:
@@ -97,6 +119,14 @@ def _private_rng(seed: int) -> Iterator[None]:
         yield
 
 
+def _check_supported(arch: dict[str, Any]) -> None:
+    if "multimodal_cfg" in arch or arch.get("text_cfg", {}).get("hf_model_name"):
+        raise ConfigError(
+            "backbones with a Hugging Face text encoder or a multimodal decoder (CoCa) are not "
+            "supported: choose a CLIP or SigLIP backbone"
+        )
+
+
 def build_model(arch: dict[str, Any], seed: int = 0) -> tuple[nn.Module, dict[str, Any]]:
     """Build open_clip's CLIP (or CustomTextCLIP) of a model config, with random weights.
 
@@ -111,11 +141,7 @@ def build_model(arch: dict[str, Any], seed: int = 0) -> tuple[nn.Module, dict[st
 
     cfg = copy.deepcopy(arch)
     custom = bool(cfg.pop("custom_text", False))
-    if "multimodal_cfg" in cfg or cfg.get("text_cfg", {}).get("hf_model_name"):
-        raise ConfigError(
-            "backbones with a Hugging Face text encoder or a multimodal decoder (CoCa) are not "
-            "supported: choose a CLIP or SigLIP backbone"
-        )
+    _check_supported(cfg)
     try:
         with _private_rng(seed):
             model = (CustomTextCLIP if custom else CLIP)(**cfg)
@@ -164,8 +190,12 @@ def _spec(preprocess: dict[str, Any], name: str) -> TransformSpec:
 def _tokenizer(source: str, arch: dict[str, Any]) -> Any:
     import open_clip
 
-    try:
+    if not arch.get("text_cfg", {}).get("hf_tokenizer_name"):
         return open_clip.get_tokenizer(source)
+    local = source.startswith(names.LOCAL_DIR)
+    try:
+        with quiet_hub(offline=local or not hub_is_reachable()):
+            return open_clip.get_tokenizer(source)
     except Exception as error:  # Hugging Face raises many kinds when it cannot download.
         wanted = arch.get("text_cfg", {}).get("hf_tokenizer_name", source)
         raise DataError(

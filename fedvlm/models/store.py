@@ -57,26 +57,41 @@ def cached_features(
     path = store_path(
         cache_dir or default_dir(), backbone.digest, transform_digest, backbone.numerics, size
     )
-    out = torch.empty(len(keys), backbone.embed_dim, dtype=backbone.feature_dtype)
     with FeatureStore(path, backbone.embed_dim, backbone.feature_dtype) as store:
         rows = store.get_many(keys, view)
-        first = {key: i for i, key in reversed(list(enumerate(keys)))}
-        missing = [(key, i) for key, i in first.items() if key not in rows]
-        missing.sort(key=lambda item: item[1])
-        done = 0
-        for part, pixels in _decoded(missing, load, size):
-            values = encode_padded(backbone, pixels, size)
-            names = [key for key, _ in part]
-            store.put_many(names, view, values)
-            rows.update(zip(names, values, strict=True))
-            done += len(part)
-            if progress is not None:
-                progress(done, len(missing))
+        _fill(store, rows, keys, view, backbone, load, size, progress)
         if notes is not None:
             notes.extend(store.notes)
+    out = torch.empty(len(keys), backbone.embed_dim, dtype=backbone.feature_dtype)
     for i, key in enumerate(keys):
         out[i] = rows[key]
     return out
+
+
+def _fill(
+    store: FeatureStore,
+    rows: dict[str, Tensor],
+    keys: Sequence[str],
+    view: int,
+    backbone: Backbone,
+    load: Load,
+    size: int,
+    progress: Progress | None,
+) -> None:
+    """Encode what ``rows`` lacks, each key once, into ``rows`` and the store."""
+    first: dict[str, int] = {}
+    for i, key in enumerate(keys):
+        first.setdefault(key, i)
+    missing = [(key, i) for key, i in first.items() if key not in rows]
+    done = 0
+    for part, pixels in _decoded(missing, load, size):
+        values = encode_padded(backbone, pixels, size)
+        names = [key for key, _ in part]
+        store.put_many(names, view, values)
+        rows.update(zip(names, values, strict=True))
+        done += len(part)
+        if progress is not None:
+            progress(done, len(missing))
 
 
 def encode_padded(backbone: Backbone, pixels: Tensor, size: int) -> Tensor:

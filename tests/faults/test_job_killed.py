@@ -79,11 +79,11 @@ def test_stopped_at_every_write_point(whole: tuple[Path, int], tmp_path: Path) -
 @pytest.mark.parametrize("point", [9, 24])
 def test_really_killed(whole: tuple[Path, int], tmp_path: Path, point: int) -> None:
     hook = (
-        "import os, signal\nfrom fedvlm import atomic\nleft = [%d]\n"
+        f"import os, signal\nfrom fedvlm import atomic\nleft = [{point}]\n"
         "def hook(name):\n"
         "    left[0] -= 1\n"
         "    if left[0] < 0: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "atomic.on_write_point = hook" % point
+        "atomic.on_write_point = hook"
     )
     assert jobs.spawn(tmp_path, before=hook).returncode == -signal.SIGKILL
     assert jobs.run(tmp_path) == 0

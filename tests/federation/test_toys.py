@@ -1,4 +1,4 @@
-"""Closed forms on the quadratic toys; APFL, Ditto, Per-FedAvg and Hermes show that the core fits."""
+"""Closed forms on the quadratic toys; APFL, Ditto, Per-FedAvg and Hermes fit the core."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedvlm.federation.batches import Batch, Step
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.trees import State, Tree, map_leaves, mix, per_client, rows
 
-from .toys import A, B, ETA, Quadratic, quadratic
+from .toys import ETA, A, B, Quadratic, quadratic
 
 
 def server(fed: Any, state: Any = None) -> float:
@@ -128,11 +128,9 @@ def test_apfl_alpha_is_equation_10() -> None:
     trainer.alpha_lr = 0.1
     fed = quadratic(trainer, 1, lr=0.0)
     ctx = fed.context([0])
-    b = Batch(
-        {"a": torch.ones(1, 1, dtype=torch.float64), "b": torch.full((1, 1), 3.0, dtype=torch.float64)},
-        torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.float64),
-    )
-    p = {n: torch.tensor([x], dtype=torch.float64) for n, x in (("v", 2.0), ("w", 0.0), ("alpha", 0.5))}
+    one = torch.ones(1, 1, dtype=torch.float64)
+    b = Batch({"a": one, "b": 3 * one}, torch.zeros(1, 1), one)
+    p = {"v": 2 * one[0], "w": 0 * one[0], "alpha": 0.5 * one[0]}
 
     def mixed(model: Any, q: Tree, b: Batch) -> Tensor:
         return trainer.loss(model, mix(q["alpha"], {"w": q["v"]}, {"w": q["w"]}), b)

@@ -67,8 +67,9 @@ class Quadratic(Trainer):
 
 
 def quadratic(
-    trainer: Trainer, rounds: int, *, epochs: int = 1, lr: float = ETA, sizes: Sequence[int] = (1, 1),
-    chunk: int = 8, momentum: float = 0.0, batch: int = 100, **plan: Any,
+    trainer: Trainer, rounds: int, *, epochs: int = 1, lr: float = ETA,
+    sizes: Sequence[int] = (1, 1), chunk: int = 8, momentum: float = 0.0, batch: int = 100,
+    **plan: Any,
 ) -> Federation:
     """Return a federation on the toy; client k holds ``sizes[k]`` copies of its sample."""
     a = torch.tensor([A[k] for k, n in enumerate(sizes) for _ in range(n)], dtype=torch.float64)
