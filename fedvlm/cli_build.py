@@ -91,7 +91,7 @@ def load_model(cfg: CfgNode, data: FederatedData) -> tuple[Backbone, VLModel]:
     backbone = load_backbone(
         cfg.MODEL.BACKBONE.NAME, cfg.MODEL.INIT_WEIGHTS, loader=cfg.MODEL.LOADER,
         dtype=DTYPES[cfg.MODEL.PREC], device=pick_device(cfg.DEVICE),
-        allow_random=not cfg.MODEL.BACKBONE.PRETRAINED, seed=cfg.SEED,
+        allow_random=not cfg.MODEL.BACKBONE.PRETRAINED, seed=cfg.SEED, plain=cfg.FED.PLAIN,
     )
     model = VLModel(
         backbone, data.classnames, templates=data.templates, packed=not cfg.FED.PLAIN,

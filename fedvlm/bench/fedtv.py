@@ -22,6 +22,7 @@ from fedvlm.federation.rounds import Federation
 
 EVALUATIONS = 2  # of every client and round, in the published recipe
 TEST_BATCH = 100
+TORCH = "torch_one"  # our side on torch's own products: the gain without faster kernels
 NO_GRADIENT = "image.fusion.key.bias"  # cancels in the softmax: its gradient is rounding noise
 Record = dict[str, Any]
 Say = Callable[[str], None]
@@ -163,7 +164,8 @@ def _steps(
     """Interleave reference steps with local rounds of ours, one pair per repeat."""
     epochs = -(-o.repeats // 2)  # two batches per epoch
     batches = case.batches(epochs)
-    sides = {
+    sides = {TORCH: case.federation(1, 1, epochs)} if machine.onednn_available() else {}
+    sides |= {
         f"{prefix}{name}": case.federation(k, k, epochs, bf16=bool(prefix))
         for prefix in (("", "bf16_") if o.bf16 else ("",))
         for name, k in (("one", 1), ("stacked", o.stack))
@@ -181,7 +183,8 @@ def _steps(
         losses.append(loss)
         pair: Record = {"reference": vars(spent), "reference_image_cpu": reference.image_cpu}
         for name, fed in sides.items():
-            _, spent = timed(lambda f=fed: local_round(f))  # type: ignore[misc]
+            with machine.torch_products(name == TORCH):
+                _, spent = timed(lambda f=fed: local_round(f))  # type: ignore[misc]
             pair[name] = vars(spent.over(len(batches) * fed.plan.clients))
         for name, value in machine.peaks(o.bf16, tries=2).items():
             rate[name] = max(rate[name], value)

@@ -6,7 +6,8 @@ import os
 import platform
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from fedvlm.models import linear as products
 from fedvlm.models.linear import linear, onednn_available
 
 T = TypeVar("T")
@@ -90,6 +92,18 @@ def cpu_facts() -> dict[str, object]:
         "avx512_bf16": "avx512_bf16" in flags,
         "onednn_fp32": onednn_available(),
     }
+
+
+@contextmanager
+def torch_products(wanted: bool = True) -> Iterator[None]:
+    """Make our frozen layers use torch's own products inside the block, as the reference does."""
+    kept = products.onednn_available
+    if wanted:
+        products.onednn_available = lambda: False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        products.onednn_available = kept
 
 
 def product_rate(

@@ -13,8 +13,11 @@ import torch
 from fedvlm.bench import cli, fedtv, flops, report
 from fedvlm.bench.case import TINY, Case, local_round
 from fedvlm.bench.flops import Towers
+from fedvlm.bench.machine import torch_products
 from fedvlm.bench.names import class_names
+from fedvlm.bench.profile import busiest
 from fedvlm.errors import ConfigError
+from fedvlm.models.linear import onednn_available
 
 LOSS = {torch.float32: 1e-5, torch.float64: 1e-9}
 TENSORS = {torch.float32: 1e-4, torch.float64: 1e-9}
@@ -80,6 +83,19 @@ def test_formulas_give_the_published_counts() -> None:
     assert flops.reference_eval(B16, 50, 101, 100) == pytest.approx(
         101 * flops.image(B16) + 2 * flops.full_text(B16, 50)
     )
+
+
+@pytest.mark.skipif(not onednn_available(), reason="oneDNN's products are not used here")
+def test_torch_products_really_replace_ours() -> None:
+    fed = Case(TINY, 3, 2, train=2, test=0).federation(clients=1, chunk=1, epochs=1)
+
+    def fast_products() -> int:
+        rows = busiest(lambda: local_round(fed), count=10_000)["rows"]
+        return sum(r["calls"] for r in rows if r["op"].endswith("_linear_pointwise"))
+
+    with torch_products():
+        assert fast_products() == 0
+    assert fast_products() > 0
 
 
 def test_class_names_are_distinct_and_long_enough_for_any_count() -> None:
