@@ -23,7 +23,7 @@ PARTITION_ALIASES = {
 
 def our_options() -> Schema:
     """Return all keys that this project reads, except the trainers' own."""
-    return _job() | _dataset() | _federation() | _model() | _optim() | _test()
+    return _job() | _dataset() | _federation() | _model() | _peft() | _optim() | _test()
 
 
 def _job() -> Schema:
@@ -139,6 +139,23 @@ def _model() -> Schema:
         ),
         "DATALOADER.TRAIN_X.BATCH_SIZE": Option(32, "training batch; no batch is dropped", low=1),
         "DATALOADER.TEST.BATCH_SIZE": Option(100, "test batch (Dassl: 32)", low=1),
+    }
+
+
+def _peft() -> Schema:
+    return {
+        "PEFT.TEXT": Option(
+            "prompt", "trained on the text side", choices=("none", "prompt")
+        ),
+        "PEFT.VISUAL": Option(
+            "none", "trained on the image side", choices=("none", "feature")
+        ),
+        "PEFT.HEAD": Option(
+            "text", "classifier: text features, or linear rows that start as text features",
+            choices=("text", "linear"),
+        ),
+        "PEFT.N_CTX": Option(16, "context tokens of a prompt", low=1),
+        "PEFT.WIDTH": Option(32, "hidden width of the feature adapter", low=1),
     }
 
 

@@ -43,7 +43,7 @@ def test_trainer_builds_on_the_tiny_clip(trainer: str, model: VLModel) -> None:
     made = load_trainer(trainer)(cfg)
     tree = made.trainables(model, stream(1, "init"))
     assert all(v.dtype == torch.float32 for v in tree.values())
-    groups = resolve_groups(tree, made.groups, trainer)
+    groups = resolve_groups(tree, made.rules(list(tree)), trainer)
     assert set(groups.of) == set(tree)
 
 

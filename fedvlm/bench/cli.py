@@ -92,11 +92,11 @@ def main(argv: Sequence[str]) -> int:
     path = Path(args.json).expanduser() if args.json else None
     if path is not None and not path.parent.is_dir():
         raise ConfigError(f"--json {path}: there is no folder '{path.parent}'; make it first")
-    from fedvlm.bench import fedtv, report  # torch
+    from fedvlm.bench import fedtv, options, report  # torch
 
     given = {n: getattr(args, n) for n in (*NUMBERS, *SWITCHES, "backbone") if n != "tiny"}
-    options = fedtv.Options(**given)
-    record = fedtv.run(fedtv.tiny(options) if args.tiny else options, _progress)
+    chosen = options.Options(**given)
+    record = fedtv.run(options.tiny(chosen) if args.tiny else chosen, _progress)
     say(*report.lines(record))
     if path is not None:
         write_json(path, record | {"summary": report.summary(record)})

@@ -2,71 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from statistics import median
-from typing import Any, cast
-
 import torch
-from torch import Tensor
 
 from fedvlm.bench import flops, machine
-from fedvlm.bench.case import SGD, TINY, Case, Shared, local_round
+from fedvlm.bench.case import SGD, Case, local_round
 from fedvlm.bench.machine import Spent, timed
+from fedvlm.bench.options import Options, Record
 from fedvlm.bench.reference import ReferenceFedTV
-from fedvlm.errors import ConfigError
-from fedvlm.evaluation.protocol import Evaluator
-from fedvlm.federation.batches import SplitBatcher
-from fedvlm.federation.events import FedState
+from fedvlm.bench.whole_round import Say, compose_cold, measure_round
 from fedvlm.federation.rounds import Federation
 
-EVALUATIONS = 2  # of every client and round, in the published recipe
-TEST_BATCH = 100
 TORCH = "torch_one"  # our side on torch's own products: the gain without faster kernels
 NO_GRADIENT = "image.fusion.key.bias"  # cancels in the softmax: its gradient is rounding noise
-Record = dict[str, Any]
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to measure; see ``bench.cli`` for the meaning of each.
-
-    Raises:
-        ConfigError: a number that is too small.
-    """
-
-    backbone: str = "ViT-B/16"
-    classes: int = 50
-    batch: int = 32
-    repeats: int = 3
-    threads: int = 1
-    stack: int = 8
-    clients: int = 10
-    epochs: int = 2
-    test_images: int = 100
-    bf16: bool = False
-    round: bool = False
-    cold: bool = False
-    profile: bool = False
-    dtype: torch.dtype = field(default=torch.float32)
-
-    def __post_init__(self) -> None:
-        for name in ("classes", "batch", "repeats", "threads", "stack", "clients", "epochs"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"--{name} {getattr(self, name)}: must be at least 1")
-
-    @property
-    def full_round(self) -> bool:
-        """Whether a whole round is measured; the cold start is composed from it."""
-        return self.round or self.cold
-
-
-def tiny(o: Options) -> Options:
-    """Return the same options on a random tiny CLIP with few classes: seconds, no verdict."""
-    small = {"backbone": TINY, "classes": min(o.classes, 5), "batch": min(o.batch, 4)}
-    return Options(**{**vars(o), **small, "stack": min(o.stack, 3), "clients": min(o.clients, 3),
-                      "test_images": 6})
 
 
 def run(o: Options, say: Say = lambda _: None) -> Record:
@@ -106,10 +53,10 @@ def _run(o: Options, say: Say) -> Record:
     record["step"] = _steps(o, case, rate, loads, say)
     record["peaks"] = rate
     if o.full_round:
-        record["round"] = _round(o, case, say)
+        record["round"] = measure_round(o, case, say)
         loads.append(machine.load())
     if o.cold:
-        record["cold"] = _cold(o, record)
+        record["cold"] = compose_cold(o, record)
     if o.profile:
         from fedvlm.bench.profile import busiest
 
@@ -210,89 +157,3 @@ def _tensor_error(reference: ReferenceFedTV, fed: Federation) -> float:
     return max(
         float((ours[n] - theirs[n]).norm() / theirs[n].norm()) for n in theirs if n != NO_GRADIENT
     )
-
-
-# ---- a whole round ----------------------------------------------------------------------------
-def _round(o: Options, case: Case, say: Say) -> Record:
-    """Time a round with its evaluation: ours whole, before and after one reference client."""
-    fed = case.federation(o.clients, o.stack, o.epochs)
-    split = case.samples.split
-    data = Shared([split] * o.clients, case.samples.labels.numpy(), split.test)
-    source = cast(SplitBatcher, fed.batcher).source
-    evaluator = Evaluator(fed.model, fed.trainer, source, data)
-    fed.subscribers.append(lambda event: void(evaluator(event)))
-    state = fed.start()
-    fed.round(state, 1)
-    say(f"a round of {o.clients} clients, ours")
-    after, first = timed(lambda: fed.round(state, 1))
-    say("the same, reference: one client")
-    client, logits, spent = _reference_client(o, case, after)
-    say("a round, ours, again")
-    _, second = timed(lambda: fed.round(state, 1))
-    ours = [_logits(fed, case, p) for p in _models(after)]
-    scale = max(float(z.abs().max()) for z in logits)
-    worst = max(float((a - b).abs().max()) for a, b in zip(ours, logits, strict=True))
-    return {
-        "clients": o.clients, "steps": 2 * o.epochs, "test_images": o.test_images,
-        "ours": [vars(first), vars(second)], "reference_client": vars(spent),
-        "reference_eval_cpu": [s.cpu for s in client], "logits_difference": worst,
-        "logits_largest": scale,
-    }
-
-
-def void(_: object) -> None:
-    """Drop a subscriber's result."""
-
-
-def _models(after: FedState) -> list[dict[str, Tensor]]:
-    """Client 0's model before and after the aggregate reaches it."""
-    own = after.clients[0]["w"]
-    return [own, own | after.server["w"]]
-
-
-def _reference_client(
-    o: Options, case: Case, after: FedState
-) -> tuple[list[Spent], list[Tensor], Spent]:
-    """One client of the published recipe: local training and two full evaluations."""
-    reference = case.reference()
-    optimizer = reference.optimizer(SGD.lr, SGD.momentum, SGD.weight_decay)
-    batches, tests = case.batches(o.epochs), case.test_batches(TEST_BATCH)
-    evaluations: list[Spent] = []
-    logits: list[Tensor] = []
-
-    def evaluate() -> None:
-        found, spent = timed(lambda: reference.evaluate(tests))
-        logits.append(found)
-        evaluations.append(spent)
-
-    def work() -> None:
-        for pixels, labels in batches:
-            reference.train_step(pixels, labels, optimizer)
-        evaluate()
-        reference.set_values(after.server["w"])
-        evaluate()
-
-    _, spent = timed(work)
-    return evaluations, logits, spent
-
-
-def _logits(fed: Federation, case: Case, p: dict[str, Tensor]) -> Tensor:
-    features = case.features
-    assert features is not None  # noqa: S101 (the round above used them)
-    x = {"features": features[None, case.samples.train :]}
-    with torch.no_grad():
-        out: Tensor = fed.trainer.predict(fed.model, {n: v[None] for n, v in p.items()}, x)[0]
-    return out
-
-
-def _cold(o: Options, record: Record) -> Record:
-    """Compose ten rounds that start with an empty feature cache."""
-    rounds, work = 10, record["round"]
-    images = o.clients * (2 * o.batch + o.test_images)
-    ours = median(s["cpu"] for s in work["ours"])
-    once = images * record["once"]["fill_cpu_per_image"] + record["once"]["text_setup_cpu"]
-    reference = rounds * o.clients * work["reference_client"]["cpu"]
-    return {
-        "rounds": rounds, "images": images, "fill_cpu": once, "ours_cpu": once + rounds * ours,
-        "reference_cpu": reference, "ratio": reference / (once + rounds * ours),
-    }

@@ -219,7 +219,7 @@ def g7_weights(world: World, trainer: Kind) -> None:
 def g10_groups(world: World, trainer: Kind) -> None:
     """Every trainable tensor has exactly one group, and a tensor without a rule is refused."""
     fed = world.federation(trainer)
-    rules = fed.trainer.groups
+    rules = fed.trainer.rules(list(fed.p0))
     for name in fed.p0:
         groups = {group for pattern, group in rules if re.fullmatch(pattern, name)}
         demand(

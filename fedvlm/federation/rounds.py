@@ -77,7 +77,7 @@ class Federation:
         self.subscribers = list(subscribers)
         start = trainer.trainables(model, rng.stream(plan.seed, "init"))
         self.p0 = cast(start, model.dtype, model.device)
-        self.groups = resolve(self.p0, trainer.groups, f"trainer {trainer.name}")
+        self.groups = resolve(self.p0, trainer.rules(list(self.p0)), f"trainer {trainer.name}")
 
     def context(self, clients: Sequence[int], round_: int = 0) -> Context:
         """Return the context of a chunk of clients in a round."""

@@ -49,6 +49,10 @@ class Trainer:
         self.cfg: Any = cfg.TRAINER.get(self.name.upper()) if self.name else None
         self.report: dict[str, Any] = {}  # what the last aggregation has to tell the log
 
+    def rules(self, names: Sequence[str]) -> Sequence[Rule]:
+        """Return the group rules for the tensors called ``names``; by default ``groups``."""
+        return self.groups
+
     def require(self, holds: bool, sentence: str) -> None:
         """Refuse a setting of the method's own options.
 

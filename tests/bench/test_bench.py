@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedvlm.bench import cli, fedtv, flops, report
+from fedvlm.bench import cli, fedtv, flops, options, report
 from fedvlm.bench.case import TINY, Case, local_round
 from fedvlm.bench.flops import Towers
 from fedvlm.bench.machine import torch_products
@@ -26,8 +26,8 @@ B16 = Towers(512, 12, 77, 512, 768, 12, 14, 16)
 
 @pytest.fixture(scope="module")
 def record() -> dict[str, Any]:
-    options = fedtv.tiny(fedtv.Options(repeats=2, bf16=True, cold=True, profile=True))
-    return fedtv.run(options)
+    asked = options.Options(repeats=2, bf16=True, cold=True, profile=True)
+    return fedtv.run(options.tiny(asked))
 
 
 @pytest.mark.parametrize("dtype", list(LOSS), ids=str)

@@ -1,0 +1,70 @@
+"""The base of methods that do not care what is trained: they split it by role, body and head."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedvlm.errors import ConfigError
+from fedvlm.federation.groups import Rule
+from fedvlm.federation.trainer import Trainer
+from fedvlm.federation.trees import Tree
+from fedvlm.models import peft
+
+WAYS_OUT = {
+    peft.BODY: "PEFT.VISUAL feature (--peft prompt+feature)",
+    peft.HEAD: "PEFT.TEXT prompt or PEFT.HEAD linear (--peft prompt)",
+}
+
+
+class PeftTrainer(Trainer):
+    """FedAvg over the tensors that ``PEFT`` builds.
+
+    Attributes:
+        roles: group of each role: ``{"body": "shared", "head": "personal"}`` is FedPer's.
+        needs: roles that must not be empty.
+    """
+
+    roles: ClassVar[Mapping[str, str]] = {peft.BODY: "shared", peft.HEAD: "shared"}
+    needs: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, cfg: Any) -> None:
+        """Read what is trained."""
+        super().__init__(cfg)
+        self.spec = peft.PeftSpec.of(cfg)
+
+    @property
+    def open_vocabulary(self) -> bool:
+        """Whether unseen classes stay defined: not with a linear head."""
+        return self.spec.head == "text"
+
+    def trainables(self, model: Any, generator: torch.Generator) -> Tree:
+        """Return what ``PEFT`` asks for.
+
+        Raises:
+            ConfigError: a role that the method needs is empty; the ways out are listed.
+        """
+        tree = peft.build(self.spec, model, generator)
+        for role in self.needs:
+            if not any(peft.role(name) == role for name in tree):
+                raise ConfigError(
+                    f"{self.name} needs something to train on the {role} side; "
+                    f"set {WAYS_OUT[role]}"
+                )
+        return tree
+
+    def rules(self, names: Sequence[str]) -> Sequence[Rule]:
+        """Return one rule per tensor, by its role."""
+        return [(re.escape(name), self.roles[peft.role(name)]) for name in names]
+
+    def text_features(self, model: Any, p: Tree) -> Tensor:
+        """See ``peft.text_features``."""
+        return peft.text_features(self.spec, model, p)
+
+    def image_features(self, model: Any, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
+        """See ``peft.image_features``."""
+        return peft.image_features(self.spec, model, p, x)
