@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedvlm.data.world_masks import DIGITS, LETTERS, NEW_NOUNS, SHAPES, SIDE, silhouette
 
-WORLD_VERSION = 1
+WORLD_VERSION = 2
 
 COLOURS = (
     "red", "green", "blue", "yellow", "orange", "purple", "pink", "cyan", "brown", "white",
