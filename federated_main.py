@@ -2,7 +2,7 @@
 
 import sys
 
-from fedvlm.cli import main
+from fedvlm.cli import console_script
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(console_script())

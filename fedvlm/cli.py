@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from fedvlm.console import complain, say
-from fedvlm.errors import ConfigError, FedvlmError, did_you_mean
+from fedvlm.console import complain, progress, say
+from fedvlm.errors import ConfigError, FedvlmError, did_you_mean, fold
 
 # verb -> function that takes the remaining words and returns the exit code
 VERBS = {
@@ -24,6 +25,12 @@ VERBS = {
     "list": "fedvlm.cli_list:main",
     "show": "fedvlm.cli_list:show",
     "config": "fedvlm.cli_list:config",
+}
+USAGES = {
+    "list": "fedvlm list: all methods; fedvlm list METHOD ...: the method's card",
+    "show": "fedvlm show RUN_FOLDER ...: the numbers of finished runs",
+    "config": "fedvlm config: all settings; fedvlm config WORD: those that hold the word; "
+              "fedvlm config --dataset X ...: the config that these flags give",
 }
 
 
@@ -41,24 +48,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FedvlmError as error:
         complain(str(error))
         return error.exit_code
-    except KeyboardInterrupt:
-        complain("interrupted")
+    except KeyboardInterrupt as stop:
+        complain(str(stop) or "nothing was lost", prefix="interrupted")
         return 130
     except BrokenPipeError:
         return _reader_is_gone()
+    except SyntaxError as error:  # a trainer's file
+        complain(f"{error.filename}:{error.lineno}: is not valid Python ({error.msg})")
+        return ConfigError.exit_code
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "fedvlm":
+            return _bug(error, words)
+        complain(_lacks(error))
+        return ConfigError.exit_code
     except Exception as error:  # the last resort: a bug gets a sentence too
         return _bug(error, words)
 
 
 def console_script() -> int:
-    """Entry point of the installed command ``fedvlm``."""
-    return main(sys.argv[1:])
+    """Entry point of the command: ``fedvlm``, ``python -m fedvlm``, ``federated_main.py``."""
+    code = main(sys.argv[1:])
+    if code == 130:  # a second Ctrl-C, while Python ends, kills at once and shows no traceback
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return code
 
 
 def _dispatch(words: list[str]) -> int:
     if not words or words[0].startswith("-") or "." in words[0] or words[0].isupper():
         return run(words)
     verb, rest = words[0], words[1:]
+    if verb == "help" or (verb in USAGES and rest and fold(rest[0]) in ("help", "h")):
+        say(USAGES.get(verb, "fedvlm " + " | ".join(VERBS) + "; fedvlm run --help lists the flags"))
+        return 0
     if verb not in VERBS:
         raise ConfigError(
             f"unknown command '{verb}'{did_you_mean(verb, VERBS)} (known: {', '.join(VERBS)})"
@@ -87,11 +108,15 @@ def run(words: Sequence[str]) -> int:
     from fedvlm.cli_flags import parse
 
     args = parse(words)
+    if args.version:
+        say(f"fedvlm {importlib.import_module('fedvlm').__version__}")
+        return 0
     if args.help:
         from fedvlm.cli_help import help_lines
 
         say(*help_lines())
         return 0
+    progress("loading PyTorch")  # with the trainer, and with the run itself
     asked = resolve(args)
     if args.print_config:
         from fedvlm.config import config_lines
@@ -117,6 +142,16 @@ def _reader_is_gone() -> int:
     """``| head`` closed our output: nothing is wrong, but the interpreter must not flush it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def _lacks(error: ModuleNotFoundError) -> str:
+    """Say which package this Python lacks, who asked for it, and how to get it."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename[:1] != "<"]
+    return (
+        f"this Python ({sys.executable}) has no module '{error.name}', which "
+        f"{frames[-1].filename}:{frames[-1].lineno} imports; `make install` and .venv/bin/python, "
+        "or pip install -c constraints.txt -e . bring fedvlm's own"
+    )
 
 
 def _bug(error: Exception, words: Sequence[str]) -> int:

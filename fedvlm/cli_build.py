@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import hashlib
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from yacs.config import CfgNode
 
+from fedvlm.cli_sources import Progress, image_sources, pixel_sources
 from fedvlm.config import flat
+from fedvlm.config_schema import default_schema
 from fedvlm.data.federated import FederatedData, build_federation
 from fedvlm.data.images import ImageLoader
 from fedvlm.errors import ConfigError
@@ -21,10 +22,8 @@ from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec
 from fedvlm.federation.rounds import Federation, Plan
 from fedvlm.federation.schedule import Schedule
-from fedvlm.federation.sources import FeatureSource, PixelSource
 from fedvlm.models.backbone import Backbone, load_backbone
 from fedvlm.models.model import VLModel
-from fedvlm.models.store import cached_features
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 CHUNK_BYTES = 2 << 30  # activations of one chunk of clients; a constant, so that bits do not move
@@ -35,7 +34,6 @@ WHERE = (
     "DATALOADER.NUM_WORKERS", "TRAIN.PRINT_FREQ", "TRAIN.CHECKPOINT_FREQ", "TEST.KEEP_LOGITS",
     "TEST.EVAL_EVERY", "DEVICE",
 )
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass
@@ -87,10 +85,16 @@ def views_of(cfg: CfgNode) -> int:
 
 
 def load_model(cfg: CfgNode, data: FederatedData) -> tuple[Backbone, VLModel]:
-    """Load the frozen backbone and wrap it with the run's class names."""
+    """Load the frozen backbone and wrap it with the run's class names.
+
+    Raises:
+        ConfigError: random weights asked of a backbone that brings its own; float64 on mps.
+    """
+    device = pick_device(cfg.DEVICE)
+    _check_model(cfg, device)
     backbone = load_backbone(
         cfg.MODEL.BACKBONE.NAME, cfg.MODEL.INIT_WEIGHTS, loader=cfg.MODEL.LOADER,
-        dtype=DTYPES[cfg.MODEL.PREC], device=pick_device(cfg.DEVICE),
+        dtype=DTYPES[cfg.MODEL.PREC], device=device,
         allow_random=not cfg.MODEL.BACKBONE.PRETRAINED, seed=cfg.SEED, plain=cfg.FED.PLAIN,
     )
     model = VLModel(
@@ -98,6 +102,19 @@ def load_model(cfg: CfgNode, data: FederatedData) -> tuple[Backbone, VLModel]:
         bf16_text=cfg.MODEL.PREC == "bf16",
     )
     return backbone, model
+
+
+def _check_model(cfg: CfgNode, device: torch.device) -> None:
+    name, weights = cfg.MODEL.BACKBONE.NAME, cfg.MODEL.INIT_WEIGHTS
+    brings = weights or name == "tiny" or name.startswith("local-dir:")
+    if not cfg.MODEL.BACKBONE.PRETRAINED and (brings or cfg.MODEL.LOADER == "transformers"):
+        raise ConfigError(
+            f"MODEL.BACKBONE.PRETRAINED False asks for random weights, but backbone '{name}' "
+            f"(MODEL.INIT_WEIGHTS '{weights}', MODEL.LOADER {cfg.MODEL.LOADER}) brings its own: "
+            "drop one of them, or name one of open_clip's builds without weights"
+        )
+    if device.type == "mps" and cfg.MODEL.PREC == "fp64":
+        raise ConfigError("MODEL.PREC fp64: mps has no float64; use --device cpu or fp32")
 
 
 def make_plan(cfg: CfgNode) -> Plan:
@@ -119,21 +136,40 @@ def make_plan(cfg: CfgNode) -> Plan:
     )
 
 
-def chunk_of(cfg: CfgNode, model: VLModel) -> int:
+def chunk_of(cfg: CfgNode, model: VLModel, trainer: Any) -> int:
     """Return how many clients are stacked: ``FED.CHUNK``, or by a fixed budget of memory."""
     if cfg.FED.PLAIN:
         return 1
     if cfg.FED.CHUNK:
         return int(cfg.FED.CHUNK)
-    tokens = 24 + 6 * len(model.classnames)  # a packed sequence of two prompt sets, roughly
-    per_client = 16 * model.text_width * 4 * 2 * tokens * 12
-    return max(1, min(MAX_CHUNK, CHUNK_BYTES // per_client))
+    # Tokens of two prompt sets, roughly: packed, or one full-length text per class.
+    packed = 24 + 6 * len(model.classnames)
+    backbone = model.backbone
+    tokens = packed if backbone.causal else 2 * len(model.classnames) * backbone.context_length
+    blocks = len(backbone.text_blocks)
+    per_client = 16 * model.text_width * 4 * 2 * tokens * blocks
+    block = trainer.token_block(model) if hasattr(trainer, "token_block") else None
+    if block is not None:  # the adapted blocks' activations of a batch of images
+        tower, batch = model.vision, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE)
+        rows = batch * tower.tokens * (len(tower.blocks) - block)
+        per_client += 24 * tower.width * 4 * rows
+    return max(1, min(MAX_CHUNK, CHUNK_BYTES // max(1, per_client)))
 
 
 def identity_of(
-    cfg: CfgNode, data: FederatedData, backbone: Backbone, chunk: int
+    cfg: CfgNode, data: FederatedData, backbone: Backbone, loader: ImageLoader, chunk: int
 ) -> dict[str, Any]:
-    """Return everything that changes the run's numbers (DESIGN 4.10)."""
+    """Return everything that changes the run's numbers (DESIGN 4.10).
+
+    The images count by their bytes; a trainer given as a file counts by the file's.
+    """
+    images = hashlib.sha256()
+    for i in range(len(data.samples)):
+        images.update(loader.content_key(i).encode())
+    own = {}
+    if ".py" in cfg.TRAINER.NAME:
+        file = Path(cfg.TRAINER.NAME.partition(":")[0]).expanduser()
+        own["trainer"] = hashlib.sha256(file.read_bytes()).hexdigest()
     keys = {
         k: v for k, v in flat(cfg).items()
         if k not in WHERE and (not k.startswith("TRAINER.") or k == "TRAINER.NAME"
@@ -141,7 +177,8 @@ def identity_of(
     }
     return {
         "config": keys, "data": data.digest, "backbone": backbone.digest, "chunk": chunk,
-        "device": pick_device(cfg.DEVICE).type,
+        "device": pick_device(cfg.DEVICE).type, "images": images.hexdigest(),
+        "transform": backbone.transform_spec.digest, **own,
     }
 
 
@@ -157,84 +194,50 @@ def make_loader(cfg: CfgNode, data: FederatedData, backbone: Backbone) -> ImageL
     )
 
 
-def pixel_sources(loader: ImageLoader, labels: Tensor) -> tuple[PixelSource, PixelSource]:
-    """Return (training views, test view) without any cache."""
-    return (
-        PixelSource(loader.load, labels),
-        PixelSource(lambda i, _view: loader.load(i, None), labels),
-    )
-
-
-def feature_sources(
-    cfg: CfgNode, data: FederatedData, backbone: Backbone, loader: ImageLoader, labels: Tensor,
-    progress: Progress | None,
-) -> tuple[FeatureSource, FeatureSource]:
-    """Return (training views, test view) from the feature cache, encoding what is missing."""
-    train = sorted({int(i) for c in data.clients for i in c.train})
-    every = sorted(
-        {int(i) for c in data.clients for part in (c.train, c.val, c.test) for i in part}
-        | set(data.global_test.tolist()) | set(data.new_test.tolist())
-    )
-    test = _encode(cfg, backbone, loader, every, None, progress)
-    test_source = FeatureSource.of(test[None], torch.tensor(every), labels)
-    if loader.views == 1:
-        return test_source, test_source
-    views = [_encode(cfg, backbone, loader, train, v, progress) for v in range(loader.views)]
-    return FeatureSource.of(torch.stack(views), torch.tensor(train), labels), test_source
-
-
-def _encode(
-    cfg: CfgNode, backbone: Backbone, loader: ImageLoader, indices: Sequence[int],
-    view: int | None, progress: Progress | None,
-) -> Tensor:
-    what = "images" if view is None else f"images, view {view + 1} of {loader.views}"
-    return cached_features(
-        backbone, [loader.content_key(i) for i in indices],
-        lambda position: loader.load(indices[position], view),
-        view=-1 if view is None else view, transform_digest=loader.transform_key(view),
-        cache_dir=cache_dir(cfg),
-        progress=None if progress is None else (lambda done, n: progress(what, done, n)),
-    )
-
-
-def cache_dir(cfg: CfgNode) -> Path | None:
-    """Return the feature cache's folder; None leaves the choice to the store."""
-    return Path(cfg.CACHE_DIR).expanduser() if cfg.CACHE_DIR else None
-
-
 def build(cfg: CfgNode, progress: Progress | None = None, *, pixels: bool = False) -> Built:
     """Build a run: config mistakes come first, then data, then weights, then image features.
+
+    Mistakes that only show with data and towers there (no validation images, a rank above the
+    prompt's length, tensors without a group) come before the first image is encoded.
 
     Args:
         progress: called with (what, done, of) while images are encoded.
         pixels: encode images batch by batch, without the cache (dry run, plain path).
     """
     trainer = load_trainer(cfg.TRAINER.NAME)(cfg)
-    data = build_federation(cfg)
+    data = build_federation(cfg, progress)
+    if cfg.TEST.SELECT == "val" and not any(len(c.val) for c in data.clients):
+        raise ConfigError(
+            "TEST.SELECT val: this split has no validation images; set DATASET.VAL_SHOTS above 0, "
+            "or TEST.SELECT last"
+        )
     backbone, model = load_model(cfg, data)
     loader = make_loader(cfg, data, backbone)
     labels = torch.from_numpy(data.labels.copy())
     train: SampleSource
     test: SampleSource
-    if pixels or cfg.FED.PLAIN:
-        train, test = pixel_sources(loader, labels)
-    else:
-        train, test = feature_sources(cfg, data, backbone, loader, labels, progress)
-    plan, chunk = make_plan(cfg), chunk_of(cfg, model)
+    train, test = pixel_sources(loader, labels)
+    plan, chunk = make_plan(cfg), chunk_of(cfg, model, trainer)
     batcher = SplitBatcher(
         train, data.clients, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), int(cfg.SEED), loader.views,
-        plan.epochs, model.device, model.dtype,
+        plan.epochs, model.device, model.dtype, plain=test,
     )
     federation = Federation(trainer, model, batcher, plan, engine=LocalEngine(chunk))
-    identity = identity_of(cfg, data, backbone, chunk)
-    notes = [*data.notes, *model.notes, *_marks(cfg, loader)]
+    if not (pixels or cfg.FED.PLAIN):
+        train, test = image_sources(cfg, data, model, loader, labels, trainer, progress)
+        federation.batcher = replace(batcher, source=train, plain=test)
+    identity = identity_of(cfg, data, backbone, loader, chunk)
+    notes = [*data.notes, *model.notes, *_marks(cfg, loader, trainer)]
     return Built(cfg, data, backbone, model, federation, train, test, loader, identity, notes)
 
 
-def _marks(cfg: CfgNode, loader: ImageLoader) -> list[str]:
+def _marks(cfg: CfgNode, loader: ImageLoader, trainer: Any) -> list[str]:
     marks = [f"K = {loader.views} training view(s) per image"]
     if cfg.MODEL.BACKBONE.NAME == "tiny":
         marks.append("embedded tiny backbone: not comparable with papers")
     if not cfg.MODEL.BACKBONE.PRETRAINED:
         marks.append("random backbone weights: accuracies mean nothing")
+    usual = {k: o.default for k, o in default_schema().items() if k.startswith("PEFT.")}
+    if not hasattr(trainer, "spec") and any(flat(cfg)[k] != v for k, v in usual.items()):
+        marks.append(f"{trainer.name} brings its own trainable tensors: PEFT (--peft) is not read")
     return marks

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from yacs.config import CfgNode
 
-from fedvlm.cli_build import build
+from fedvlm.cli_build import Built, build
 from fedvlm.console import Console
-from fedvlm.federation.batches import SplitBatcher, Step, step_slices
+from fedvlm.federation.batches import Batch, SplitBatcher, Step, step_slices
 from fedvlm.federation.trees import nbytes, numel, pick
 
 
@@ -30,6 +30,10 @@ class FirstStep:
     ) -> Iterator[Step]:
         """Yield one step."""
         yield next(self.inner.steps(clients, round_, epochs, per_step, tag))
+
+    def held_out(self, clients: Sequence[int]) -> Batch | None:
+        """See ``Batcher.held_out``."""
+        return self.inner.held_out(clients)
 
 
 def dry_run(cfg: CfgNode) -> int:
@@ -60,7 +64,7 @@ def dry_run(cfg: CfgNode) -> int:
     share = drawn / (federation.plan.rounds * federation.plan.clients)
     own = pick(federation.p0, federation.groups.personal)
     whole = sum(steps) * federation.plan.rounds * share * seconds[-1]
-    images = len({int(i) for c in built.data.clients for i in (*c.train, *c.test)})
+    images = images_of(built)
     console = Console(federation.plan.rounds, federation.plan.clients)
     console.header(
         header(cfg, built)
@@ -76,3 +80,12 @@ def dry_run(cfg: CfgNode) -> int:
     )
     console.notes([*built.notes, "dry run: nothing was written"])
     return 0
+
+
+def images_of(built: Built) -> int:
+    """Return how many images the run encodes before it begins, every view counted."""
+    data, views = built.data, built.loader.views
+    train = {int(i) for c in data.clients for i in c.train}
+    held = {int(i) for c in data.clients for part in (c.val, c.test) for i in part}
+    every = train | held | set(data.global_test.tolist()) | set(data.new_test.tolist())
+    return len(every) + (views * len(train) if views > 1 else 0)

@@ -11,6 +11,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from fedvlm.cli_flagtable import FLAGS, REFUSED, Flag
+from fedvlm.cli_peft import expand
 from fedvlm.errors import ConfigError, did_you_mean, fold
 
 
@@ -34,6 +35,12 @@ def parse(argv: Sequence[str]) -> Namespace:
 def by_name() -> dict[str, Flag]:
     """Return the folded spelling of every flag, aliases included."""
     return {fold(name): flag for flag in FLAGS for name in flag.names}
+
+
+def _like_a_switch(word: str) -> bool:
+    """Whether a word is, or is meant to be, True or False (``Flase``), and not a key."""
+    words = ("true", "false")
+    return word.lower() in words or ("." not in word and bool(did_you_mean(word, words)))
 
 
 class _Parser:
@@ -100,7 +107,7 @@ class _Parser:
         following = self.words[self.at] if self.at < len(self.words) else None
         if following is None or following.startswith("--"):
             return []
-        if flag.kind == "switch" and following.lower() not in ("true", "false"):
+        if flag.kind == "switch" and not _like_a_switch(following):
             return []
         self.at += 1
         return [following]
@@ -123,6 +130,8 @@ class _Parser:
                 self.mistakes.append(f"{name} names a number twice: {' '.join(given)}")
             else:
                 setattr(self.found, flag.dest, [int(n) for n in numbers])
+        elif flag.dest == "peft":
+            self._peft(name, given[0])
         elif flag.key:
             self.found.flags[flag.key] = given[0] if given else "True"
             self.found.flag_names[flag.key] = name
@@ -133,3 +142,13 @@ class _Parser:
             setattr(self.found, flag.dest, word.lower() == "true")
         else:
             setattr(self.found, flag.dest, given[0])
+
+    def _peft(self, name: str, value: str) -> None:
+        """One flag, three keys."""
+        try:
+            keys = expand(value)
+        except ConfigError as mistake:
+            self.mistakes.append(str(mistake))
+            return
+        self.found.flags |= keys
+        self.found.flag_names |= dict.fromkeys(keys, name)

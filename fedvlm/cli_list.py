@@ -30,6 +30,9 @@ def main(argv: Sequence[str]) -> int:
         say(*_rows(files))
         return 0
     for word in argv:
+        if word.partition(":")[0].endswith(".py"):
+            say(*card(Path(word.partition(":")[0]).expanduser()).splitlines())
+            continue
         stem = next((s for s in files if fold(s) == fold(word)), None)
         if stem is None:
             near, known = did_you_mean(word, files), ", ".join(files) or "none"
@@ -46,7 +49,9 @@ def card(path: Path) -> str:
     """
     try:
         return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    except (SyntaxError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except (SyntaxError, UnicodeDecodeError, ValueError) as error:
         raise ConfigError(f"{path}: is not a Python file ({error})") from None
 
 

@@ -17,7 +17,7 @@ from fedvlm.runs import RunFolder
 METRICS = (
     "personal", "personal_std", "personal_worst", "personal_worst_decile", "personal_micro",
     "personal_macro_f1", "global", "global_macro_f1", "base_all", "base_other", "new", "hm2",
-    "hm3", "cm",
+    "hm3", "cm", "personal_before_ft",
 )
 
 
@@ -32,11 +32,15 @@ class Screen(Protocol):
 
 
 def make_evaluator(built: Built, **options: Any) -> Evaluator:
-    """Return the evaluator of a run on its test splits."""
+    """Return the evaluator of a run on its test splits.
+
+    Selection by validation may name any round, so then every round has its test numbers.
+    """
     cfg = built.cfg
+    every = 1 if cfg.TEST.SELECT == "val" else int(cfg.TEST.EVAL_EVERY)
     return Evaluator(
         built.model, built.federation.trainer, built.test, built.data,
-        every=int(cfg.TEST.EVAL_EVERY), batch_size=int(cfg.DATALOADER.TEST.BATCH_SIZE), **options,
+        every=every, batch_size=int(cfg.DATALOADER.TEST.BATCH_SIZE), **options,
     )
 
 
@@ -93,7 +97,10 @@ class Recorder:
             rows.append(ClientRow(c, len(split.train), loss, known, state))
         self.last = {r.cid: r for r in rows}
         known_losses = [v for v in losses.values() if v is not None]
-        extra = {"global": found["global"]} if found and found["global"] is not None else {}
+        shown = {"global": "global", "before fine-tuning": "personal_before_ft"}
+        extra = {
+            name: found[key] for name, key in shown.items() if found and found.get(key) is not None
+        }
         return RoundRow(
             event.round, event.seconds,
             sum(known_losses) / len(known_losses) if known_losses else None,
@@ -129,7 +136,7 @@ def round_record(event: RoundFinished) -> dict[str, Any]:
         },
         "counters": dict(event.counters),
         "aggregation": event.report,
-    }
+    } | ({"finetune": event.federation.finetuning_cost()} if event.finetuned else {})
 
 
 def summary(record: Mapping[str, Any]) -> dict[str, Any]:

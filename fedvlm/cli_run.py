@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -11,22 +10,24 @@ from typing import Any
 
 from yacs.config import CfgNode
 
+from fedvlm import run_state
 from fedvlm.cli_build import Built, build, views_of
 from fedvlm.cli_record import Recorder, summary
 from fedvlm.cli_seeds import seed_table
 from fedvlm.config import flat
-from fedvlm.console import Console, complain, say
+from fedvlm.console import Console, progress, say
 from fedvlm.console_log import Headline, LogFile
-from fedvlm.errors import ConfigError, DataError
+from fedvlm.errors import ConfigError
 from fedvlm.evaluation import zero_shot
 from fedvlm.federation.events import FedState
-from fedvlm.federation.trees import cast, numel
+from fedvlm.federation.trees import numel
 from fedvlm.run_metrics import read_metrics
 from fedvlm.run_names import RunPath
 from fedvlm.runs import RunFolder
 
 SHOWN = (
-    "personal", "personal_worst", "global", "base_all", "base_other", "new", "hm2", "hm3", "cm",
+    "personal", "personal_before_ft", "personal_worst", "global", "base_all", "base_other", "new",
+    "hm2", "hm3", "cm",
 )
 
 
@@ -42,12 +43,14 @@ def run_job(cfg: CfgNode, origins: dict[str, str], args: Namespace) -> int:
 
         return dry_run(cfg)
     began = time.perf_counter()
-    built = build(cfg, _progress)
+    built = build(cfg, progress)
     folder = RunFolder.create(cfg.OUTPUT_DIR, run_path(cfg, built), built.identity)
     _check_resume(cfg, folder)
     console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
     if folder.finished is not None:
         console.notes([*folder.notes, f"finished before; results are in {folder.results_path}"])
+        if cfg.TEST.KEEP_LOGITS and not (folder.path / "logits.safetensors").exists():
+            console.notes(["it kept no logits: run it again under another --tag to have them"])
         console.result(folder.finished["results"]["table"])
         _remember(args, folder)
         return 0
@@ -55,11 +58,9 @@ def run_job(cfg: CfgNode, origins: dict[str, str], args: Namespace) -> int:
         try:
             _train(cfg, origins, built, folder, console, began)
         except KeyboardInterrupt:
-            console.finish()
-            complain(
-                f"stopped; whole rounds are saved in {folder.path}; the same command goes on there"
-            )
-            raise
+            raise KeyboardInterrupt(
+                f"whole rounds are saved in {folder.path}; the same command goes on there"
+            ) from None
         finally:
             console.finish()
     say(f"results: {folder.path}")
@@ -91,11 +92,11 @@ def _train(
         screen.notes([*built.notes, *folder.notes])
     reference = zero_shot(
         built.model, built.test, built.data, batch_size=int(cfg.DATALOADER.TEST.BATCH_SIZE)
-    )
+    ) if built.backbone.has_text else None
     built.federation.subscribers.append(Recorder(built, folder, (console, log)))
     built.federation.run(state)
     records, _ = read_metrics(folder.metrics_path)
-    table, results = conclude(cfg, reference, records)
+    table, results = conclude(cfg, reference, records, built.federation.trainer.name)
     for screen in (console, log):
         screen.result(table)
     log.finish(_headline(results["last"]))
@@ -110,14 +111,29 @@ def _train(
 
 
 def restore(built: Built, folder: RunFolder) -> FedState | None:
-    """Return the state to go on from, on the model's device, or None for the beginning."""
+    """Return the state to go on from, on the model's device, or None for the beginning.
+
+    Without the metrics of every round before it, a state would end in results with gaps.
+    """
     saved = folder.restore()
     if saved is None:
         return None
+    known = [r.get("round") for r in read_metrics(folder.metrics_path)[0]]
+    if known != list(range(saved.round + 1)):
+        folder.truncate_metrics(-1)
+        run_state.clear_states(folder.state_dir)
+        folder.notes.append(
+            f"metrics.jsonl lacks rounds before the state of round {saved.round}: the run starts "
+            "again from the beginning"
+        )
+        return None
     model = built.model
 
-    def moved(state: Mapping[str, Any]) -> dict[str, Any]:
-        return {slot: cast(tree, model.dtype, model.device) for slot, tree in state.items()}
+    def moved(state: Mapping[str, Any]) -> dict[str, Any]:  # types stay: a float64 slot is exact
+        return {
+            slot: {name: v.to(model.device) for name, v in tree.items()}
+            for slot, tree in state.items()
+        }
 
     folder.notes.append(f"going on after round {saved.round}")
     return FedState(
@@ -126,7 +142,8 @@ def restore(built: Built, folder: RunFolder) -> FedState | None:
 
 
 def conclude(
-    cfg: CfgNode, reference: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
+    cfg: CfgNode, reference: Mapping[str, Any] | None, records: Sequence[Mapping[str, Any]],
+    name: str,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the final table and the numbers of ``results.json`` from the rounds' records.
 
@@ -134,21 +151,20 @@ def conclude(
     accuracy (the earliest of equals) stands beside it; the test set chooses nothing.
     """
     start, last = records[0], records[-1]
-    rows = {"zero-shot (template)": reference, "untrained start": start}
-    results: dict[str, Any] = {
-        "zero_shot": summary(reference), "untrained": summary(start), "last": dict(last),
-    }
+    rows = {"zero-shot (template)": reference} if reference else {}
+    rows["untrained start"] = start
+    results: dict[str, Any] = {"untrained": summary(start), "last": dict(last)}
+    if reference:  # a backbone without text tower has none
+        results["zero_shot"] = summary(reference)
     if cfg.TEST.SELECT == "val":
         known = [r for r in records if r.get("val") is not None and "personal" in r]
-        if not known:
-            raise DataError("TEST.SELECT val needs validation images; this split has none")
         best = max(known, key=lambda r: (r["val"], -r["round"]))
         rows[f"round {best['round']} (best on val)"] = best
         results["selected"] = summary(best) | {"round": best["round"], "val": best["val"]}
-    rows[f"{cfg.TRAINER.NAME}, round {last['round']}"] = last
+    rows[f"{name}, round {last['round']}"] = last
     table = [
-        {"": name} | {k: row[k] for k in SHOWN if k in last and k in row}
-        for name, row in rows.items()
+        {"": label} | {k: row[k] for k in SHOWN if k in last and k in row}
+        for label, row in rows.items()
     ]
     return table, results
 
@@ -226,11 +242,6 @@ def _check_resume(cfg: CfgNode, folder: RunFolder) -> None:
             f"--resume {cfg.RESUME}: this command's run folder is {folder.path}; give the flags "
             "of that run (its config.yaml has them), or drop --resume"
         )
-
-
-def _progress(what: str, done: int, of: int) -> None:
-    if done == of or os.environ.get("FEDVLM_PROGRESS"):
-        complain(f"encoded {of} {what}", prefix="note")
 
 
 def report_seeds(cfgs: Sequence[CfgNode], args: Namespace) -> int:

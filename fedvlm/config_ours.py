@@ -91,11 +91,11 @@ def _dataset() -> Schema:
 
 def _federation() -> Schema:
     return {
-        "FED.ROUNDS": Option(10, "communication rounds", low=1),
+        "FED.ROUNDS": Option(10, "communication rounds", low=1, high=1_000_000),
         "FED.CLIENTS": Option(10, "clients", low=1),
         "FED.FRAC": Option(1.0, "share of clients per round", low=0, low_open=True, high=1),
         "FED.FIRST_ROUND_ALL": Option(True, "all clients work in round 1, whatever FRAC says"),
-        "FED.LOCAL_EPOCHS": Option(2, "epochs a client trains per round", low=1),
+        "FED.LOCAL_EPOCHS": Option(2, "epochs a client trains per round", low=1, high=100_000),
         "FED.PARTITION": Option(
             "disjoint",
             "how classes and images are shared out",
@@ -116,6 +116,19 @@ def _federation() -> Schema:
         ),
         "FED.CHUNK": Option(0, "clients computed at once; 0 is by memory", low=0),
         "FED.PLAIN": Option(False, "plain path: no cache, no packing, client by client"),
+        "FED.FINETUNE_EPOCHS": Option(
+            -1,
+            "epochs that every client fine-tunes a copy of its model after the last round, without "
+            "upload; 0 is none, -1 the method's own",
+            low=-1,
+        ),
+        "FED.FINETUNE_TRAIN": Option(
+            "own",
+            "what the final fine-tuning trains: the method's own choice, all tensors, a group, or "
+            "a side of the model",
+            choices=("own", "all", "shared", "personal", "body", "head"),
+        ),
+        "FED.FINETUNE_LR": Option(0.0, "its constant rate; 0 is the method's, or OPTIM.LR", low=0),
         "FED.BUDGET": Option("rounds", "what a fair comparison holds equal", choices=("rounds",)),
     }
 
@@ -130,7 +143,10 @@ def _model() -> Schema:
             "", "tag, file or local-dir:FOLDER; '' is openai for OpenAI's CLIP names"
         ),
         "MODEL.LOADER": Option(
-            "open_clip", "library that builds the towers", choices=("open_clip", "transformers")
+            "open_clip",
+            "library that builds the towers; timm and transformers-vit bring a supervised ViT "
+            "without text tower (--peft head)",
+            choices=("open_clip", "transformers", "timm", "transformers-vit"),
         ),
         "MODEL.PREC": Option(
             "fp32",
@@ -145,24 +161,39 @@ def _model() -> Schema:
 def _peft() -> Schema:
     return {
         "PEFT.TEXT": Option(
-            "prompt", "trained on the text side", choices=("none", "prompt")
+            "prompt", "trained on the text side: nothing, a prompt, or LoRA inside the tower",
+            choices=("none", "prompt", "lora"),
         ),
         "PEFT.VISUAL": Option(
-            "none", "trained on the image side", choices=("none", "feature")
+            "none", "trained on the image side: nothing, an adapter on the feature, or LoRA or "
+            "two adapters in each block of the tower",
+            choices=("none", "feature", "lora", "adapter"),
         ),
         "PEFT.HEAD": Option(
             "text", "classifier: text features, or linear rows that start as text features",
             choices=("text", "linear"),
         ),
         "PEFT.N_CTX": Option(16, "context tokens of a prompt", low=1),
-        "PEFT.WIDTH": Option(32, "hidden width of the feature adapter", low=1),
+        "PEFT.WIDTH": Option(32, "hidden width of the adapters", low=1),
+        "PEFT.RANK": Option(8, "LoRA's rank", low=1),
+        "PEFT.ALPHA": Option(16.0, "LoRA's alpha; its update counts alpha / rank", low=0),
+        "PEFT.TARGETS": Option("q,v", "layers that LoRA changes, of q,k,v,o,mlp"),
+        "PEFT.BLOCKS": Option(
+            0, "last blocks of a tower that LoRA or adapters change; 0 takes all", low=0
+        ),
+        "PEFT.LORA_AVG": Option(
+            "factors", "average of LoRA: both factors, B only with A frozen, or the product",
+            choices=("factors", "freeze_a", "product_svd"),
+        ),
     }
 
 
 def _optim() -> Schema:
     return {
         "OPTIM.NAME": Option("sgd", "optimiser (Dassl: adam)", choices=("sgd", "adam", "adamw")),
-        "OPTIM.LR": Option(0.005, "learning rate (Dassl: 3e-4)", low=0, low_open=True),
+        "OPTIM.LR": Option(
+            0.005, "learning rate (Dassl: 3e-4)", low=0, low_open=True, high=1e6
+        ),
         "OPTIM.MOMENTUM": Option(0.9, "SGD's momentum", low=0, high=1, high_open=True),
         "OPTIM.WEIGHT_DECAY": Option(5e-4, "L2 penalty; decoupled in adamw", low=0),
         "OPTIM.SGD_DAMPNING": Option(0.0, "SGD's dampening (Dassl's spelling)", low=0, high=1),

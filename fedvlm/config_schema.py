@@ -144,11 +144,15 @@ class Option:
         """Return the bounds in words: ``above 0 and at most 1``; empty without bounds."""
         parts = []
         if self.low is not None:
-            parts.append(f"{'above' if self.low_open else 'at least'} {self.low:g}")
+            parts.append(f"{'above' if self.low_open else 'at least'} {_plain(self.low)}")
         if self.high is not None:
-            parts.append(f"{'below' if self.high_open else 'at most'} {self.high:g}")
+            parts.append(f"{'below' if self.high_open else 'at most'} {_plain(self.high)}")
         parts += [f"not {v}" for v in self.never]
         return " and ".join(parts)
+
+
+def _plain(bound: float) -> str:
+    return f"{bound:.0f}" if float(bound).is_integer() and abs(bound) < 1e9 else f"{bound:g}"
 
 
 def _float(value: int) -> float:

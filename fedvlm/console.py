@@ -6,18 +6,18 @@ closed pipe (``| head``) silences it, text that the terminal cannot encode is es
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
+from fedvlm.console_progress import ProgressLine, wants_live
 from fedvlm.console_rows import ClientRow, RoundRow, one_line, round_line, table_lines
 
 if TYPE_CHECKING:
     from fedvlm.console_live import LiveTable
 
-__all__ = ["ClientRow", "Console", "RoundRow", "complain", "say", "wants_live"]
+__all__ = ["ClientRow", "Console", "RoundRow", "complain", "progress", "say", "wants_live"]
 
 
 def say(*lines: str, stream: TextIO | None = None) -> None:
@@ -29,6 +29,7 @@ def say(*lines: str, stream: TextIO | None = None) -> None:
     out = sys.stdout if stream is None else stream
     if out is None:  # started with a closed stdout (`>&-`)
         return
+    progress.clear()
     for line in lines:
         try:
             out.write(line + "\n")
@@ -47,12 +48,7 @@ def complain(*texts: str, prefix: str = "error") -> None:
         return
 
 
-def wants_live(stream: TextIO) -> bool:
-    """Return whether ``stream`` is a terminal that can redraw (``TERM=dumb`` cannot)."""
-    try:
-        return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
-    except (ValueError, AttributeError):  # closed, or none at all
-        return False
+progress = ProgressLine()  # the only one: whatever is written next wipes it
 
 
 class Console:

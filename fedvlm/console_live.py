@@ -19,6 +19,15 @@ _PER_SECOND = 4
 _STYLES = {"training": "cyan", "dropped": "yellow", "NaN": "bold red", "absent": "dim"}
 
 
+def columns(width: int) -> list[str]:
+    """Return the table's columns that fit a terminal of ``width``; what is known least goes."""
+    names = ["client", "n", "loss", "accuracy", "change", "history", "state"]
+    for name, needs in (("history", 74), ("n", 59), ("change", 51)):
+        if width < needs:
+            names.remove(name)
+    return names
+
+
 class QuietStream(io.TextIOBase):
     """A stream for rich's refresh thread that forgets what a closed pipe refuses."""
 
@@ -116,21 +125,26 @@ class LiveTable:
         """Return the table as it stands; called by the refresh thread."""
         row, ascii_only = self.row, not str(self.rich.encoding).lower().startswith("utf")
         table = Table(title=Text(self._head()), caption=Text(self._foot(row)), expand=False)
-        for name in ("client", "n", "loss", "accuracy", "change"):
-            table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("history", no_wrap=True)
-        table.add_column("state", no_wrap=True)
+        shown = columns(self.rich.width)
+        for name in shown:
+            left = name in ("history", "state")
+            table.add_column(name, justify="left" if left else "right", no_wrap=True)
         rows, middle = chosen(row.clients) if row else ([], None)
         for client in rows:
             past = list(self.history[client.cid])
             state = "training" if client.cid in self.working else client.state
-            table.add_row(
-                str(client.cid), str(client.n), number(client.loss, 3), number(client.accuracy),
-                f"{past[-1] - past[-2]:+.1f}" if len(past) > 1 else "-",
-                spark(past, ascii_only=ascii_only), Text(state, _STYLES.get(state, "")),
-            )  # fmt: skip
+            cells: dict[str, str | Text] = {
+                "client": str(client.cid), "n": str(client.n), "loss": number(client.loss, 3),
+                "accuracy": number(client.accuracy), "history": spark(past, ascii_only=ascii_only),
+                "change": f"{past[-1] - past[-2]:+.1f}" if len(past) > 1 else "-",
+                "state": Text(state, _STYLES.get(state, "")),
+            }  # fmt: skip
+            table.add_row(*(cells[name] for name in shown))
         if middle is not None:
-            table.add_row("median", "", "", number(middle), "", "", f"of {len(self.history)}")
+            last = {
+                "client": "median", "accuracy": number(middle), "state": f"of {len(self.history)}",
+            }
+            table.add_row(*(last.get(name, "") for name in shown))
         return table
 
     def _head(self) -> str:
@@ -141,10 +155,10 @@ class LiveTable:
     def _foot(self, row: RoundRow | None) -> str:
         if row is None:
             return "first round is running"
-        return (
-            f"mean {number(row.personal)}  worst {number(row.worst)}  "
-            f"{human_bytes(self.sent)} sent  {self._pace():.1f} s per round"
-        )
+        known = f"mean {number(row.personal)}  worst {number(row.worst)}"
+        if not self.spent:
+            return f"{known}  before training"
+        return f"{known}  {human_bytes(self.sent)} sent  {self._pace():.1f} s per round"
 
     def _pace(self) -> float:
         """Seconds per round over the last five."""

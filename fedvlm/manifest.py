@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedvlm import __version__
+
 PACKAGES = (
     "fedvlm", "torch", "torchvision", "open_clip_torch", "transformers", "peft", "safetensors",
     "numpy", "yacs", "pillow",
@@ -64,6 +66,7 @@ def versions() -> dict[str, str | None]:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             found[name] = None
+    found["fedvlm"] = __version__  # also in a checkout that is not installed
     return found
 
 

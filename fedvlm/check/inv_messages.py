@@ -37,7 +37,7 @@ def g1_messages(world: World, trainer: Kind) -> None:
         ):
             for client, tree in trees.items():
                 what = f"round {event.round}, {kind} of client {client}"
-                stray = sorted(set(tree) - allowed - set(matching(tree, trainer.extras)))
+                stray = sorted(set(tree) - allowed - set(matching(tree, run.fed.trainer.extras)))
                 demand(not stray, f"{what}: '{''.join(stray[:1])}' is neither shared nor declared")
                 _count(tree, counted.get(client, {}), what)
                 _form(tree, run.fed.p0, what)

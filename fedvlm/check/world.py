@@ -17,6 +17,7 @@ from yacs.config import CfgNode
 from fedvlm import rng
 from fedvlm.check.compare import copied_fed, global_generators
 from fedvlm.config import build_config
+from fedvlm.config_files import lookup
 from fedvlm.config_schema import declare, default_schema
 from fedvlm.federation.batches import SplitBatcher
 from fedvlm.federation.engine import Engine, LocalEngine
@@ -157,7 +158,9 @@ class World:
             self.features = self.backbone.encode_image(self.pixels)
         self._runs: dict[type[Trainer], Trajectory] = {}
 
-    def config(self, trainer: type[Trainer], more: dict[str, Any] | None = None) -> CfgNode:
+    def config(
+        self, trainer: type[Trainer], more: dict[str, Any] | None = None, clients: int = len(SIZES)
+    ) -> CfgNode:
         """Return a whole config with the trainer's defaults, the world's opts and ``more``.
 
         Raises:
@@ -166,11 +169,12 @@ class World:
         schema = default_schema()
         if trainer.name:
             schema = declare(schema, f"TRAINER.{trainer.name.upper()}", trainer.options)
-        cfg, _ = build_config(None, None, {}, self.opts, schema)
+        own = lookup(trainer.name, "trainers") if trainer.name else None
+        cfg, _ = build_config(None, own, {}, self.opts, schema)
         cfg.defrost()
         for key, value in (more or {}).items():
             cfg.TRAINER[trainer.name.upper()][key] = value
-        cfg.FED.ROUNDS, cfg.FED.CLIENTS, cfg.FED.LOCAL_EPOCHS = ROUNDS, len(SIZES), EPOCHS
+        cfg.FED.ROUNDS, cfg.FED.CLIENTS, cfg.FED.LOCAL_EPOCHS = ROUNDS, clients, EPOCHS
         cfg.freeze()
         return cfg
 
@@ -182,27 +186,37 @@ class World:
         """Return a new federation with a trainer of its own."""
         s = setup or Setup()
         splits = self.splits if s.splits is None else s.splits
+        cfg = self.config(trainer, s.opts, len(splits))
+        momentum = s.momentum if cfg.OPTIM.MOMENTUM else 0.0  # a YAML may ask for plain SGD
+        made, model = trainer(cfg), self.model(s.packed)
+        inside = getattr(made, "token_block", lambda model: None)(model) is not None
         batcher = SplitBatcher(
-            self._source(s), splits, s.batch, s.seed, 1, EPOCHS, torch.device("cpu"), torch.float64
+            self._source(s, s.pixels or inside), splits, s.batch, s.seed, 1, EPOCHS,
+            torch.device("cpu"), torch.float64,
         )
         schedule = Schedule(s.lr, "cosine", s.rounds * EPOCHS) if s.cosine else Schedule(s.lr)
         plan = Plan(
             s.rounds, len(splits), epochs=EPOCHS, seed=s.seed, schedule=schedule,
             nonfinite=s.nonfinite,
-            optim=OptimSpec("sgd", s.lr, s.momentum, s.decay),
+            optim=OptimSpec("sgd", s.lr, momentum, s.decay),
         )
-        return Federation(
-            trainer(self.config(trainer, s.opts)), self.model(s.packed), batcher, plan,
-            engine=s.engine or LocalEngine(s.chunk),
-        )
+        return Federation(made, model, batcher, plan, engine=s.engine or LocalEngine(s.chunk))
 
-    def _source(self, setup: Setup) -> Any:
-        if setup.pixels:
-            return PixelSource(lambda i, view: self.pixels[i], self.labels)
-        features = self.features.clone()
+    def _source(self, setup: Setup, from_pixels: bool) -> Any:
+        """Return features, or pixels (asked for, or the method works inside the image tower)."""
+        pixels, features = self.pixels.clone(), self.features.clone()
         for client in setup.poisoned:
-            features[torch.as_tensor(self.splits[client].train)] = torch.nan
+            train = torch.as_tensor(self.splits[client].train)
+            features[train], pixels[train] = torch.nan, torch.nan
+        if from_pixels:
+            return PixelSource(lambda i, view: pixels[i], self.labels)
         return FeatureSource.of(features[None], torch.arange(len(self.labels)), self.labels)
+
+    def streams(self, fed: Federation, index: Tensor) -> dict[str, Tensor]:
+        """Return the streams of samples ``index [K, B]`` as this federation's batches do."""
+        source = fed.batcher.source  # type: ignore[attr-defined]
+        flat = source.fetch(index.reshape(-1), 0)
+        return {name: v.reshape(*index.shape, *v.shape[1:]) for name, v in flat.items()}
 
     def record(
         self, trainer: type[Trainer], setup: Setup | None = None, start: FedState | None = None

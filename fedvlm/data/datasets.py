@@ -95,7 +95,14 @@ def _known_folder(facts: Facts, cfg: CfgNode) -> Path:
         return find(find_root(cfg.DATASET.ROOT), wanted, what)
     from fedvlm.data.builtin import materialise  # renders images: only when asked for
 
-    return materialise(facts.builtin, builtin_root(cfg))
+    root = builtin_root(cfg)
+    try:
+        return materialise(facts.builtin, root)
+    except OSError as error:
+        raise DataError(
+            f"cannot render {facts.name} into {root}: {error.strerror or error}; set CACHE_DIR or "
+            "$FEDVLM_CACHE to a folder that can be written"
+        ) from error
 
 
 def _format(cfg: CfgNode, default: str) -> str:

@@ -16,7 +16,7 @@ from fedvlm.data.datasets import load_dataset, templates
 from fedvlm.data.datum import PARTS, DatasetBase, Datum, IntArray, domains_of, labels_of
 from fedvlm.data.draw import Drawn, Setting, spec_of
 from fedvlm.data.fewshot import short_classes
-from fedvlm.data.image_records import ImageRecords
+from fedvlm.data.image_records import ImageRecords, Progress
 from fedvlm.data.index_file import canonical_hash, read_index_file, sealed, spec_from
 from fedvlm.data.partition import Partition, PartitionSpec
 from fedvlm.data.plan import check_fits
@@ -101,8 +101,11 @@ class FederatedData:
         return canonical_hash(parts)
 
 
-def build_federation(cfg: CfgNode) -> FederatedData:
+def build_federation(cfg: CfgNode, progress: Progress | None = None) -> FederatedData:
     """Read the set, draw shots, check the images used, and give each client its share.
+
+    Args:
+        progress: called with (what, done, of) while images are checked.
 
     Raises:
         ConfigError: values that cannot work together; said before any image is opened.
@@ -123,6 +126,7 @@ def build_federation(cfg: CfgNode) -> FederatedData:
         check_fits(spec, setting.pool, setting.data.num_classes)
     folder = _common_folder(setting.data)
     records = ImageRecords.of_folder(folder, records_dir(cfg)) if folder else ImageRecords(None)
+    records.progress = progress
     new_half = cfg.DATASET.TEST_NEW and setting.spec.half == "base"
     drawn = Drawn(setting, records, cfg.DATASET.ON_CORRUPT, new_half)
     partition = drawn.from_file(content, index) if content is not None else drawn.partition()
@@ -216,6 +220,12 @@ def _notes(setting: Setting) -> list[str]:
         notes.append(
             f"{len(names)} class(es) have fewer than {spec.shots} training images and give all "
             f"they have: {', '.join(names[:_NAMED])}"
+        )
+    tested = set(setting.pool.labels["test"].tolist())
+    untested = [name for label, name in enumerate(setting.classnames) if label not in tested]
+    if untested and tested - {-1}:
+        notes.append(
+            f"{len(untested)} class(es) have no test image: {', '.join(untested[:_NAMED])}"
         )
     if spec.kind == "disjoint" and spec.legacy:
         notes.append("legacy-2023 class map: the same for every data seed; shots follow DATA_SEED")

@@ -25,6 +25,7 @@ from fedvlm.errors import DataError
 
 _FORMAT = f"fedvlm-images/1 pillow {PIL.__version__}"  # another Pillow may decode other files
 _STREAM = re.compile(r"\s*<_io\.BytesIO[^>]*>")  # Pillow names the buffer's address
+Progress = Callable[[str, int, int], None]
 _WORKERS = min(8, os.cpu_count() or 1)
 
 
@@ -48,6 +49,7 @@ class ImageRecords:
         self.file = file
         self._records: dict[str, Record] = _load(file) if file else {}
         self._changed = False
+        self.progress: Progress | None = None  # told (what, done, of) while files are read
 
     @classmethod
     def of_folder(cls, folder: Path, kept_in: Path) -> ImageRecords:
@@ -89,8 +91,10 @@ class ImageRecords:
         try:
             with ThreadPoolExecutor(_WORKERS) as pool:  # Pillow decodes outside Python's lock
                 records = pool.map(lambda path: _read(path, check), todo)
-                for path, record in zip(todo, records, strict=True):
+                for done, (path, record) in enumerate(zip(todo, records, strict=True), 1):
                     self._put(path, record)
+                    if self.progress is not None:
+                        self.progress("checking images", done, len(todo))
         finally:  # an interrupted pass over a large set goes on where it was
             self.save()
         found = {i: self._records[samples[i].impath].error for i in files}

@@ -26,12 +26,12 @@ def subfolders(folder: Path) -> list[str]:
     return [name for name in listing(folder) if (folder / name).is_dir()]
 
 
-def _found(parent: Path, wanted: str) -> str:
+def _found(parent: Path, wanted: str, where: str = "") -> str:
     names = listing(parent)
     if not names:
         return f"; {parent} is empty"
     shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-    return f"; found there: {shown}{did_you_mean(wanted, names)}"
+    return f"; found {f'in {where}' if where else 'there'}: {shown}{did_you_mean(wanted, names)}"
 
 
 def find_root(root: str) -> Path:
@@ -49,7 +49,7 @@ def find_root(root: str) -> Path:
         return path
     if path.exists():
         raise DataError(f"DATASET.ROOT {path} is a file; give the folder that holds the data sets")
-    near = _found(path.parent, path.name) if path.parent.is_dir() else ""
+    near = _found(path.parent, path.name, str(path.parent)) if path.parent.is_dir() else ""
     raise DataError(f"DATASET.ROOT {path} does not exist{near}")
 
 
@@ -73,6 +73,8 @@ def find(parent: Path, name: str, what: str, *, source: str = "", file: bool = F
         raise DataError(f"{what}: {path} is a {kind}")
     where = f"; get it from {source}" if source else ""
     near = _found(path.parent, path.name) if path.parent.is_dir() else ""
+    if name and parent.resolve().name == name:
+        near = f"; that name is {parent} itself: give the folder above it as --root"
     raise DataError(f"{what} is missing: {path} does not exist{near}{where}")
 
 

@@ -75,8 +75,9 @@ def read_folders(folder: Path, names: Names) -> Tree:
     """
     parts = _part_folders(folder)
     if not parts:
-        groups = {"": folder}
-        return _read_uncut(folder, groups, names, class_folders(folder, names))
+        groups, classes = {"": folder}, class_folders(folder, names)
+        _refuse_parts_below(folder, classes)
+        return _read_uncut(folder, groups, names, classes)
     classes = sorted({c for path in parts.values() for c in class_folders(path, names)})
     lists: dict[str, list[Datum]] = {part: [] for part in PARTS}
     for part, path in parts.items():
@@ -95,6 +96,13 @@ def read_domains(folder: Path, names: Names) -> Tree:
         DataError: no domains, no classes, or domains of both kinds.
     """
     domains = subfolders(folder)
+    parts = [name for name in domains if name.lower() in _PART_NAMES]
+    if parts:
+        raise DataError(
+            f"{folder} holds '{parts[0]}', a part and no domain; expected <domain>/<class>/<image> "
+            "or <domain>/{train,test}/<class>/<image>; a tree without domains is DATASET.FORMAT "
+            "folders"
+        )
     if not domains:
         raise DataError(f"{folder} has no domain folders; expected <domain>/<class>/<image>")
     cut = {d: _part_folders(folder / d) for d in domains}
@@ -168,6 +176,16 @@ def _data(folder: Path, root: Path, label: int, domain: int, classname: str) -> 
         )
     base = folder.relative_to(root).as_posix()
     return [Datum(str(folder / file), label, domain, classname, f"{base}/{file}") for file in files]
+
+
+def _refuse_parts_below(folder: Path, classes: Sequence[str]) -> None:
+    """Refuse ``<domain>/{train,test}/<class>``: its domains would pass for classes."""
+    for name in classes:
+        if {"train", "test"} <= {below.lower() for below in subfolders(folder / name)}:
+            raise DataError(
+                f"{folder / name} holds train and test folders, so '{name}' is no class; set "
+                "DATASET.FORMAT domains, or give the folder that holds train and test itself"
+            )
 
 
 def _clean(folder_name: str, names: Names) -> str:

@@ -6,6 +6,8 @@ What the numbers mean:
   ``personal_micro`` pools the samples. ``global``: the shared model on the whole test set.
 * ``base_all``: the personal models on the test set of all base classes; ``base_other``: the same on
   images of classes the client had no training image of; ``new``: the same models on unseen classes.
+* After the last round ``personal`` (and ``base_*``, ``new``) is after the final fine-tuning of a
+  method or run that has one; ``personal_before_ft`` is the same mean before it.
 * Logits range over all classes of the setting. Nothing is chosen on test; view 0 only.
 
 It draws no random number and changes no state: training goes on as if it had not been there.
@@ -20,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.errors import ConfigError, FedvlmError
-from fedvlm.evaluation import scores
+from fedvlm.evaluation import metrics, scores
 from fedvlm.evaluation.predict import Batches, Predicted, Predictor, Source
 
 Tree = Mapping[str, Tensor]
@@ -46,6 +48,20 @@ class RoundFinishedLike(Protocol):
 
     def shared(self) -> Tree:
         """Return the global model ``[1, ...]``."""
+        ...
+
+
+@runtime_checkable
+class FinetunedLike(Protocol):
+    """A finished round whose personal models may have had a final fine-tuning."""
+
+    @property
+    def finetuned(self) -> bool:
+        """Whether ``personal`` is after it."""
+        ...
+
+    def before_finetuning(self, clients: Sequence[int]) -> Iterator[tuple[Sequence[int], Tree]]:
+        """Yield the models as they were before, as ``RoundFinishedLike.personal``."""
         ...
 
 
@@ -121,7 +137,8 @@ class Evaluator:
             ``_macro_f1``, ``global``, ``global_macro_f1``, ``clients`` (a line each, see
             ``scores.own_row``), ``notes``; at start and last round with unseen classes also
             ``base_all``, ``base_other``, ``new``, ``hm2``, ``hm3``, ``cm``. Percent; None where a
-            number has no samples, absent where it was not asked for.
+            number has no samples, absent where it was not asked for. After a final fine-tuning
+            also ``personal_before_ft``, and ``accuracy_before_ft`` in the clients' lines.
 
         Raises:
             FedvlmError: the event left a client's model out.
@@ -138,10 +155,22 @@ class Evaluator:
         result = {"round": event.round} | scores.personal_scores(rows)
         result |= scores.global_scores(self.data, shared)
         result |= scores.cross_scores(rows, result["personal"])
+        if isinstance(event, FinetunedLike) and event.finetuned:
+            result["personal_before_ft"] = self._before(event, rows)
         notes = scores.left_out(rows)
         if ends and self.cross and scores.has_new(self.data) and not self.with_new:
             notes.append("the method is bound to its training classes: no number for new ones")
         return result | {"clients": rows, "notes": notes}
+
+    def _before(self, event: FinetunedLike, rows: Sequence[dict[str, Any]]) -> float | None:
+        """Add the accuracies before the final fine-tuning to the lines; return their mean."""
+        for chunk, params in event.before_finetuning([row["client"] for row in rows]):
+            tests = [self.data.clients[c].test for c in chunk]
+            found = self._batches.own(self._predictor(self.model, params), tests)
+            for c, test, one in zip(chunk, tests, found, strict=True):
+                own = scores.own_row(c, self.data.labels[test], one)
+                rows[c]["accuracy_before_ft"] = own["accuracy"]
+        return metrics.mean(row["accuracy_before_ft"] for row in rows)
 
     def _personal(
         self, event: RoundFinishedLike, cross: bool, keep: bool

@@ -42,10 +42,11 @@ def weighted_sum(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     total = float(sum(weights))
     if not total > 0:
         raise FedvlmError("no update has a weight above zero; there is nothing to average")
-    out = torch.zeros(tensors[0].shape, dtype=torch.float64, device=tensors[0].device)
+    first = tensors[0]
+    out = torch.zeros(first.shape, dtype=torch.float64, device=_accurate(first).device)
     for tensor, weight in zip(tensors, weights, strict=True):
-        out.add_(tensor.double(), alpha=weight / total)
-    return out.to(tensors[0].dtype)
+        out.add_(_accurate(tensor), alpha=weight / total)
+    return out.to(first.dtype).to(first.device)
 
 
 def weighted_mean(updates: Sequence[Update], weights: Sequence[float] | None = None) -> Tree:
@@ -74,11 +75,13 @@ def similarity_weights(
     Cosines are taken in float64; ``dtype`` is that of beta and p beta (float32 in the authors'
     code, which moves the weights by about 1e-8), the normalisation is float64 again.
     """
-    base = previous.double().flatten()
-    cosines = torch.stack([_cosine(t.double().flatten(), base) for t in tensors]).cpu()
+    base = _accurate(previous).flatten()
+    cosines = torch.stack([_cosine(_accurate(t).flatten(), base) for t in tensors]).cpu()
     share = torch.tensor([w / sum(weights) for w in weights], dtype=dtype)
     share = share * torch.softmax(cosines.to(dtype) / temperature, 0)
-    return [s / sum(share.tolist()) for s in share.tolist()]
+    values = share.tolist()
+    total = sum(values)
+    return [value / total for value in values]
 
 
 def similarity_aware(
@@ -113,6 +116,11 @@ def checked(tree: Tree) -> Tree:
     if bad is not None:
         raise DivergedError(f"the aggregate of '{bad}' is not finite; lower --lr")
     return tree
+
+
+def _accurate(tensor: Tensor) -> Tensor:
+    """Return ``tensor`` in float64, on the CPU where its device has none (Apple's mps)."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
 def _cosine(x: Tensor, y: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ batch size trains on what it has.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -91,22 +91,30 @@ class Batcher(Protocol):
         """Return the number of training samples per client."""
         ...
 
+    def held_out(self, clients: Sequence[int]) -> Batch | None:
+        """Return the validation samples of each client as one batch; None if nobody has any."""
+        ...
+
 
 def step_slices(n: int, batch: int, per_step: int) -> list[list[tuple[int, int]]]:
     """Cut ``n`` shuffled samples into steps of ``per_step`` disjoint batches.
 
-    A rest too small for full batches is shared out evenly; a rest smaller than ``per_step``
-    joins the step before, or repeats samples where there is none.
+    A rest too small for full batches is shared out evenly; a rest smaller than ``per_step`` is
+    shared with the step before, in two steps. Fewer than ``per_step`` samples in all are repeated.
+    With batches of one sample a rest below ``per_step`` is left for another epoch's shuffle.
     """
+    if 0 < n < per_step:
+        return [[(i % n, i % n + 1) for i in range(per_step)]]
+    whole = batch * per_step
+    takes, rest = [whole] * (n // whole), n % whole
+    if rest >= per_step:
+        takes.append(rest)
+    elif rest and whole + rest >= 2 * per_step:
+        both = takes.pop() + rest
+        takes += [both - both // 2, both // 2]
     steps: list[list[tuple[int, int]]] = []
     start = 0
-    while start < n:
-        take = min(n - start, batch * per_step)
-        if take < per_step and steps:
-            break
-        if take < per_step:
-            steps.append([(i % n, i % n + 1) for i in range(per_step)])
-            break
+    for take in takes:
         edges = [start + round(take * i / per_step) for i in range(per_step + 1)]
         steps.append(list(zip(edges[:-1], edges[1:], strict=True)))
         start += take
@@ -118,7 +126,8 @@ class SplitBatcher:
     """Batches from each client's training split.
 
     Shuffles depend on (seed, tag, round, client, epoch) only. The augmented view of a local
-    epoch is its number in the whole run, modulo ``views``.
+    epoch is its number in the whole run, modulo ``views``. Validation samples come un-augmented
+    from ``plain``; without it from ``source``, first view.
     """
 
     source: SampleSource
@@ -129,6 +138,7 @@ class SplitBatcher:
     epochs_per_round: int
     device: torch.device
     dtype: torch.dtype
+    plain: SampleSource | None = None
 
     def sizes(self, clients: Sequence[int]) -> list[int]:
         """See ``Batcher.sizes``."""
@@ -155,6 +165,17 @@ class SplitBatcher:
                 parts.append(self._batch(picks, views))
                 samples += sum(map(len, picks))
             yield Step(active, t + 1, tuple(done), samples, tuple(parts))
+
+    def held_out(self, clients: Sequence[int]) -> Batch | None:
+        """See ``Batcher.held_out``; a client without any has only padding (``w`` 0)."""
+        picks = [torch.tensor(self.splits[c].val, dtype=torch.int64) for c in clients]
+        filler = next((p[:1] for p in picks if len(p)), None)
+        if filler is None:
+            return None
+        here = replace(self, source=self.plain or self.source)
+        b = here._batch([p if len(p) else filler for p in picks], [0] * len(picks))
+        some = torch.tensor([[len(p) > 0] for p in picks])
+        return replace(b, w=b.w * some.to(b.w))
 
     def _order(
         self, memo: dict[tuple[int, int], Tensor], client: int, k: int, round_: int, epoch: int,

@@ -47,9 +47,11 @@ class Means:
     def add(self, values: Mapping[str, Tensor]) -> None:
         """Add one number for each of the first ``len(value)`` clients."""
         for name, value in values.items():
-            zeros = torch.zeros(self._k, dtype=torch.float64)
-            self._sums.setdefault(name, zeros)[: len(value)] += value.double().cpu()
-            self._counts.setdefault(name, zeros.clone())[: len(value)] += 1
+            if name not in self._sums:
+                self._sums[name] = torch.zeros(self._k, dtype=torch.float64)
+                self._counts[name] = torch.zeros(self._k, dtype=torch.float64)
+            self._sums[name][: len(value)] += value.cpu().double()
+            self._counts[name][: len(value)] += 1
 
     def values(self) -> Tree:
         """Return the means ``[K]``; NaN for a client without a step."""
@@ -242,6 +244,21 @@ class Context:
                 "FED.NONFINITE drop to go on without such clients"
             )
         self.failed.setdefault(client, message)
+
+    def accuracy(self, p: Tree, predict: Callable[[Any, Tree, Any], Tensor]) -> Tensor:
+        """Return each client's accuracy ``[K]`` on its validation split, float64, 0 to 1.
+
+        NaN for a client without validation samples. The test split is out of reach here.
+
+        Args:
+            predict: ``predict(model, p, x)`` -> logits ``[K, B, C]``.
+        """
+        b = self.batcher.held_out(self.clients)
+        if b is None:
+            return torch.full((self.k,), torch.nan, dtype=torch.float64)
+        with torch.no_grad():
+            right = predict(self.model, p, b.x).argmax(-1) == b.y
+        return self.average(right.double().cpu(), b.w.double().cpu())
 
     def average(self, value: Tensor, weight: Tensor) -> Tensor:
         """Return the weighted mean over the last axis, one number per client."""

@@ -19,8 +19,12 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def trainer_files() -> dict[str, Path]:
-    """Return file stem -> path for the trainers beside the current folder or the package."""
-    for base in (Path.cwd(), REPOSITORY):
+    """Return file stem -> path for the trainers beside the package, else the current folder.
+
+    The package's own come first: the current folder may be another project's checkout (CoOp has a
+    ``trainers`` folder too).
+    """
+    for base in (REPOSITORY, Path.cwd()):
         folder = base / "trainers"
         if folder.is_dir():
             return {

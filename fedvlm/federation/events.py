@@ -56,9 +56,18 @@ class RoundFinished:
     seconds: float = 0.0
     report: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def finetuned(self) -> bool:
+        """Whether ``personal`` is after a final fine-tuning (``before_finetuning``: before)."""
+        return self.federation.finetunes(self.state)
+
     def personal(self, clients: Sequence[int]) -> Iterator[tuple[Sequence[int], Tree]]:
         """Yield (clients, personal models ``[K, ...]``) chunk by chunk."""
         return self.federation.personal(self.state, clients)
+
+    def before_finetuning(self, clients: Sequence[int]) -> Iterator[tuple[Sequence[int], Tree]]:
+        """Yield the same models as they were before the final fine-tuning."""
+        return self.federation.personal(self.state, clients, finetune=False)
 
     def shared(self) -> Tree:
         """Return the global model ``[1, ...]``: what a new client would start from."""

@@ -16,14 +16,18 @@ def check_work(name: str, ctx: Context, out: Any, down: Tree) -> tuple[State, Up
 
     Raises:
         FedvlmError: not (state, Upload), keys outside the shared group and the declared extras,
-            a wrong shape or type, weights that are not one finite number >= 0 per client.
+            a wrong shape or type, state without a client axis, weights that are not one finite
+            number >= 0 per client.
     """
     where = f"trainer {name}, round {ctx.round}, {who(ctx)}"
     if not (isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], Upload)):
         raise FedvlmError(f"{where}: local returned {type(out).__name__}, not (state, ctx.upload)")
     state, upload = out
     _check_keys(where, ctx, upload)
+    _check_axis(where, ctx, state)
     for tensor, value in upload.params.items():
+        if tensor not in down:
+            raise FedvlmError(f"{where}: the download lacks '{tensor}' of the shared group")
         if value.shape != down[tensor].shape:
             raise FedvlmError(
                 f"{where}: upload '{tensor}' has shape {list(value.shape)}, "
@@ -48,6 +52,17 @@ def _check_keys(where: str, ctx: Context, upload: Upload) -> None:
         )
     if missing:
         raise FedvlmError(f"{where}: does not upload {sorted(missing)} of the shared group")
+
+
+def _check_axis(where: str, ctx: Context, state: State) -> None:
+    """Refuse leaves that would be cut along another axis than the clients'."""
+    for slot, tree in state.items():
+        for name, value in tree.items():
+            if value.dim() == 0 or len(value) != ctx.k:
+                raise FedvlmError(
+                    f"{where}: '{name}' in slot '{slot}' of the new state has shape "
+                    f"{list(value.shape)}, without a leading axis of {ctx.k} clients"
+                )
 
 
 def _check_weight(where: str, ctx: Context, weight: Tensor) -> None:

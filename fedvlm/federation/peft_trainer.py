@@ -10,13 +10,17 @@ import torch
 from torch import Tensor
 
 from fedvlm.errors import ConfigError
+from fedvlm.federation.aggregate import Update, checked, weighted_mean
+from fedvlm.federation.context import Context
 from fedvlm.federation.groups import Rule
 from fedvlm.federation.trainer import Trainer
-from fedvlm.federation.trees import Tree
+from fedvlm.federation.trees import State, Tree
 from fedvlm.models import peft
+from fedvlm.models.lora import FACTOR_A, is_factor
+from fedvlm.models.lora_average import average_peft
 
 WAYS_OUT = {
-    peft.BODY: "PEFT.VISUAL feature (--peft prompt+feature)",
+    peft.BODY: "PEFT.VISUAL feature, lora or adapter (--peft prompt+lora)",
     peft.HEAD: "PEFT.TEXT prompt or PEFT.HEAD linear (--peft prompt)",
 }
 
@@ -58,8 +62,33 @@ class PeftTrainer(Trainer):
         return tree
 
     def rules(self, names: Sequence[str]) -> Sequence[Rule]:
-        """Return one rule per tensor, by its role."""
-        return [(re.escape(name), self.roles[peft.role(name)]) for name in names]
+        """Return one rule per tensor, by its role; under ``freeze_a`` LoRA's A is frozen."""
+        fixed = self.spec.average == "freeze_a"
+        return [
+            (re.escape(name), "frozen" if fixed and is_factor(name) and name.endswith(FACTOR_A)
+             else self.roles[peft.role(name)])
+            for name in names
+        ]
+
+    def token_block(self, model: Any) -> int | None:
+        """Return the first changed block of the image tower; None: image features suffice."""
+        return peft.first_block(self.spec, model)
+
+    def mean(self, updates: Sequence[Update]) -> Tree:
+        """Return the weighted mean of the uploads; LoRA by ``PEFT.LORA_AVG``.
+
+        Raises:
+            DivergedError: the aggregate is not finite.
+        """
+        if self.spec.average != "product_svd":
+            return weighted_mean(updates)
+        ordered = sorted(updates, key=lambda u: u.client)
+        weights = [u.weight for u in ordered]
+        return checked(average_peft([u.params for u in ordered], weights, "product_svd"))
+
+    def server(self, ctx: Context, server: State, updates: Sequence[Update]) -> State:
+        """Return the server's state after a round."""
+        return server | {"w": self.mean(updates)}
 
     def text_features(self, model: Any, p: Tree) -> Tensor:
         """See ``peft.text_features``."""

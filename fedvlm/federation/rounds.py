@@ -15,6 +15,7 @@ from fedvlm.federation.batches import Batcher
 from fedvlm.federation.context import Context
 from fedvlm.federation.engine import Engine, LocalEngine
 from fedvlm.federation.events import FedState, RoundFinished, RoundStarted, Subscriber
+from fedvlm.federation.finetune import Finetune
 from fedvlm.federation.groups import resolve
 from fedvlm.federation.optim import OptimSpec
 from fedvlm.federation.schedule import Schedule
@@ -78,6 +79,8 @@ class Federation:
         start = trainer.trainables(model, rng.stream(plan.seed, "init"))
         self.p0 = cast(start, model.dtype, model.device)
         self.groups = resolve(self.p0, trainer.rules(list(self.p0)), f"trainer {trainer.name}")
+        wanted: Finetune = trainer.own_finetune().asked(trainer.root)
+        self.finetuning = wanted.on(self.groups, trainer.name)
 
     def context(self, clients: Sequence[int], round_: int = 0) -> Context:
         """Return the context of a chunk of clients in a round."""
@@ -139,10 +142,30 @@ class Federation:
         )
         return after
 
+    def finetunes(self, state: FedState) -> bool:
+        """Say whether the personal models of ``state`` are fine-tuned: after the last round."""
+        return self.finetuning.epochs > 0 and state.round >= self.plan.rounds
+
+    def finetuning_cost(self) -> dict[str, float]:
+        """Return epochs, rate and samples (all clients together) of the final fine-tuning."""
+        sizes = self.batcher.sizes(range(self.plan.clients))
+        epochs = self.finetuning.epochs
+        rate = self.finetuning.lr or self.plan.optim.lr
+        return {"epochs": epochs, "lr": rate, "samples": epochs * sum(sizes)}
+
     def personal(
-        self, state: FedState, clients: Sequence[int], chunk: int | None = None
+        self, state: FedState, clients: Sequence[int], chunk: int | None = None, *,
+        finetune: bool = True,
     ) -> Iterator[tuple[Sequence[int], Tree]]:
-        """Yield (clients, personal models ``[K, ...]``) after aggregation, chunk by chunk."""
+        """Yield (clients, personal models ``[K, ...]``) after aggregation, chunk by chunk.
+
+        After the last round they have had the final fine-tuning, unless ``finetune`` is False. A
+        client whose fine-tuning is not finite keeps numbers that are not (policy ``drop``).
+
+        Raises:
+            DivergedError: the fine-tuning is not finite (policy ``abort``).
+        """
+        tune = finetune and self.finetunes(state)
         most: int = chunk or self.engine.chunk
         size = most if self.trainer.batched else 1
         sizes = self.batcher.sizes(list(clients))
@@ -151,9 +174,11 @@ class Federation:
             ids = order[i : i + size]
             ctx = self.context(ids, state.round)
             down = stack([self.trainer.down(state.server, c) for c in ids])
-            yield ids, self.trainer.personal(
-                ctx, stack_states([state.clients[c] for c in ids]), down
-            )
+            own = stack_states([state.clients[c] for c in ids])
+            if tune:
+                yield ids, self.trainer.finetune(ctx, own, down, self.finetuning)
+            else:
+                yield ids, self.trainer.personal(ctx, own, down)
 
     def shared(self, state: FedState) -> Tree:
         """Return the global model ``[1, ...]``: initial personal tensors, aggregated shared ones.

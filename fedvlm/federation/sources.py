@@ -1,38 +1,56 @@
-"""Sample sources: cached features (the default) and pixels (the plain path)."""
+"""Sample sources: what was computed once (features, activations), and pixels (the plain path)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fedvlm.errors import FedvlmError
+
 
 @dataclass(frozen=True)
 class FeatureSource:
-    """Cached image features.
+    """Cached image features, or activations inside the tower.
 
     Attributes:
-        features: ``[views, m, d]``, the samples that are used.
+        features: ``[m, ...]`` per view, the samples that are used.
         labels: ``[n]`` int64, all samples.
         rows: ``[n]`` int64, a sample's row in ``features`` (-1: not cached here).
+        stream: what they are: ``features``, or ``tokens.<b>`` (entering block b).
     """
 
-    features: Tensor
+    features: Tensor | Sequence[Tensor]
     labels: Tensor
     rows: Tensor
+    stream: str = "features"
 
     @classmethod
-    def of(cls, features: Tensor, indices: Tensor, labels: Tensor) -> FeatureSource:
-        """Build from features ``[views, m, d]`` of the samples ``indices`` ``[m]``."""
+    def of(
+        cls, features: Tensor | Sequence[Tensor], indices: Tensor, labels: Tensor,
+        stream: str = "features",
+    ) -> FeatureSource:
+        """Build from ``[m, ...]`` per view of the samples ``indices`` ``[m]``."""
         rows = torch.full((len(labels),), -1, dtype=torch.int64)
         rows[indices] = torch.arange(len(indices))
-        return cls(features, labels, rows)
+        return cls(features, labels, rows, stream)
 
     def fetch(self, indices: Tensor, view: int) -> dict[str, Tensor]:
-        """Return ``{"features": [len(indices), d]}``."""
-        return {"features": self.features[view][self.rows[indices].to(self.features.device)]}
+        """Return ``{stream: [len(indices), ...]}``.
+
+        Raises:
+            FedvlmError: a sample whose features are not here (row -1 would be another sample's).
+        """
+        rows = self.rows[indices]
+        if bool((rows < 0).any()):
+            raise FedvlmError(
+                f"sample {int(indices[rows < 0][0])} has no cached features in this source: it "
+                "holds the samples of its own splits only"
+            )
+        table = self.features[view]
+        return {self.stream: table[rows.to(table.device)]}
 
 
 @dataclass(frozen=True)

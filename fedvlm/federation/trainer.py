@@ -18,6 +18,7 @@ from fedvlm.errors import ConfigError
 from fedvlm.federation.aggregate import Update, weighted_mean
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
+from fedvlm.federation.finetune import TAG, Finetune
 from fedvlm.federation.groups import Rule
 from fedvlm.federation.trees import State, Tree
 from fedvlm.registry import Registry
@@ -65,7 +66,10 @@ class Trainer:
     # ---- model ----------------------------------------------------------------------------
     def trainables(self, model: Any, generator: torch.Generator) -> Tree:
         """Return the initial trainable tensors (no client axis), equal for all clients."""
-        raise NotImplementedError(f"trainer {self.name} has no trainables")
+        raise ConfigError(
+            f"trainer {self.name or type(self).__name__} does not say what is trained: define "
+            "trainables(self, model, generator)"
+        )
 
     def text_features(self, model: Any, p: Tree) -> Tensor:
         """Return the classifier: normalised text features ``[K, C, d]``."""
@@ -103,6 +107,24 @@ class Trainer:
     def personal(self, ctx: Context, c: State, d: Tree) -> Tree:
         """Return the model that is evaluated for each client after aggregation."""
         return c["w"] | d
+
+    def own_finetune(self) -> Finetune:
+        """Return the final personalisation that belongs to the method; by default none.
+
+        Its ``train`` and ``lr`` hold also where the user asks for one (``--finetune-epochs``).
+        """
+        return Finetune()
+
+    def finetune(self, ctx: Context, c: State, d: Tree, how: Finetune) -> Tree:
+        """Return the models evaluated after the last round: ``personal``, trained on a copy.
+
+        Called instead of ``personal`` if ``how.epochs`` is above 0. State and random streams of
+        the run stay as they are.
+        """
+        return ctx.fit(
+            self.personal(ctx, c, d), self.loss, train=how.train, epochs=how.epochs,
+            lr=how.lr or ctx.optim.lr, tag=TAG,
+        )
 
     # ---- server ---------------------------------------------------------------------------
     def init_server(self, ctx: Context, p0: Tree) -> State:

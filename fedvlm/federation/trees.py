@@ -7,10 +7,12 @@ axis. All functions are pure: no leaf is changed in place.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
+
+from fedvlm.errors import FedvlmError
 
 Tree = dict[str, Tensor]
 State = dict[str, Tree]  # slots of trees
@@ -20,8 +22,22 @@ def stack(trees: Sequence[Tree]) -> Tree:
     """Stack K trees of equal names and shapes into one with leaves ``[K, ...]``.
 
     Always a copy: strides decide which kernel runs, so a resumed run must see the same layout.
+
+    Raises:
+        FedvlmError: trees of other names: cutting them to the first one's would lose tensors.
     """
+    _same_names(trees, "tensors")
     return {name: torch.stack([t[name] for t in trees]) for name in trees[0]}
+
+
+def _same_names(parts: Sequence[Mapping[str, object]], what: str) -> None:
+    for other in parts:
+        if other.keys() != parts[0].keys():
+            odd = sorted(other.keys() ^ parts[0].keys())
+            raise FedvlmError(
+                f"clients of one chunk differ in their {what} {odd}: every client must have the "
+                "same ones from its first round on (make them in init)"
+            )
 
 
 def expand(tree: Tree, k: int) -> Tree:
@@ -35,7 +51,12 @@ def unstack(tree: Tree, k: int) -> list[Tree]:
 
 
 def stack_states(states: Sequence[State]) -> State:
-    """Stack K client states slot by slot."""
+    """Stack K client states slot by slot.
+
+    Raises:
+        FedvlmError: clients with other slots or tensors than the first one's.
+    """
+    _same_names(states, "slots")
     return {slot: stack([s[slot] for s in states]) for slot in states[0]}
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedvlm.errors import ConfigError, did_you_mean
 from fedvlm.models.attention import cast_linears
 
-LOADERS = ("open_clip", "transformers")
+LOADERS = ("open_clip", "transformers", "timm", "transformers-vit")
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 Tokenizer = Callable[..., Tensor]
 
@@ -58,6 +58,8 @@ class Backbone:
         ConfigError: a text tower that is not open_clip's own (a Hugging Face one, CoCa's).
     """
 
+    has_text = True  # False: an image tower alone, for the head view
+
     def __init__(
         self,
         model: nn.Module,
@@ -78,7 +80,8 @@ class Backbone:
         self.model: Any = model.eval().requires_grad_(False)
         self.text_tower: Any = getattr(model, "text", model)
         self.tokenizer = tokenizer
-        _check_text_tower(name, self.text_tower)
+        if self.has_text:
+            _check_text_tower(name, self.text_tower)
         self.digest = digest_of(model, arch)
         self._read_facts()
         remade = self._remake(plain)
@@ -102,7 +105,7 @@ class Backbone:
         fast = self.dtype is torch.float32 and self.device.type == "cpu" and not plain
         self.model.to(self.device, torch.float64 if self.dtype is torch.float64 else torch.float32)
         # The text tower stays whole: the packed path folds its weights before it casts them.
-        self._transformer = self.text_tower.transformer
+        self._transformer = self.text_tower.transformer if self.has_text else nn.Identity()
         if low:
             self._transformer = copy.deepcopy(self._transformer)
             cast_linears(self._transformer, self.dtype)
@@ -111,6 +114,11 @@ class Backbone:
         self.model.eval().requires_grad_(False)
         self._transformer.eval().requires_grad_(False)
         return low or fast
+
+    @property
+    def text_blocks(self) -> Any:
+        """The text tower's blocks, as they compute."""
+        return getattr(self._transformer, "resblocks", ())
 
     @property
     def numerics(self) -> str:
@@ -245,7 +253,8 @@ def load_backbone(
             with ``loader="transformers"`` a Hugging Face name or folder.
         weights: tag, file (.safetensors, .pt state dict, OpenAI's TorchScript archive) or
             ``local-dir:<folder>``; empty: the ``openai`` tag where the build has one.
-        loader: ``open_clip`` or ``transformers``.
+        loader: ``open_clip`` or ``transformers``; ``timm`` or ``transformers-vit`` for a
+            supervised ViT without text tower (``vit_backbone``).
         dtype: float32, bfloat16 (linear layers only) or float64.
         device: torch device.
         allow_random: with no weights named, initialise at random from ``seed`` (bench, tests).
@@ -265,6 +274,10 @@ def load_backbone(
         from fedvlm.models.hf_clip import load_hf
 
         return load_hf(name, weights, **place)
+    if loader in LOADERS:
+        from fedvlm.models.vit_backbone import load_vit
+
+        return load_vit(name, weights, loader=loader, random=allow_random, seed=seed, **place)
     raise ConfigError(
         f"unknown loader '{loader}'{did_you_mean(loader, LOADERS)} (known: {', '.join(LOADERS)})"
     )

@@ -38,30 +38,33 @@ def fold_block(block: Any, constant: float, dtype: torch.dtype) -> Block:
     """Fold one of open_clip's ``ResidualAttentionBlock`` (``constant``: see ``activation``)."""
     attn, fc, proj = block.attn, block.mlp.c_fc, block.mlp.c_proj
     width, heads = attn.embed_dim, attn.num_heads
-    scale = attn.in_proj_weight.new_ones(3 * width, 1).double()
+    device = attn.in_proj_weight.device
+    scale = _double(attn.in_proj_weight.new_ones(3 * width, 1))
     scale[:width] = (width // heads) ** -0.5
     grow = scale.new_full((1, 1), constant)
     return Block(
-        qkv=_cast(_behind_norm(block.ln_1, attn.in_proj_weight, attn.in_proj_bias, scale), dtype),
-        out=_cast(_before_scale(block.ls_1, attn.out_proj, 1.0), dtype),
-        fc=_cast(_behind_norm(block.ln_2, fc.weight, fc.bias, grow), dtype),
-        proj=_cast(_before_scale(block.ls_2, proj, 1 / constant), dtype),
+        qkv=_cast(
+            _behind_norm(block.ln_1, attn.in_proj_weight, attn.in_proj_bias, scale), dtype, device
+        ),
+        out=_cast(_before_scale(block.ls_1, attn.out_proj, 1.0), dtype, device),
+        fc=_cast(_behind_norm(block.ln_2, fc.weight, fc.bias, grow), dtype, device),
+        proj=_cast(_before_scale(block.ls_2, proj, 1 / constant), dtype, device),
         eps=(float(block.ln_1.eps), float(block.ln_2.eps)),
     )
 
 
 def fold_projection(norm: Any, projection: Any, dtype: torch.dtype) -> Pair:
     """Fold the final norm's affine part into the text projection: ([embed, width], [embed])."""
-    gain, shift = norm.weight.double(), norm.bias.double()
+    gain, shift = _double(norm.weight), _double(norm.bias)
     bias = None
     if projection is None:
         matrix = torch.diag(torch.ones_like(gain))
     elif isinstance(projection, nn.Linear):
-        matrix, bias = projection.weight.double(), projection.bias
+        matrix, bias = _double(projection.weight), projection.bias
     else:
-        matrix = projection.double().T
-    total = matrix @ shift + (0.0 if bias is None else bias.double())
-    return _cast((matrix * gain, total), dtype)
+        matrix = _double(projection).T
+    total = matrix @ shift + (0.0 if bias is None else _double(bias))
+    return _cast((matrix * gain, total), dtype, norm.weight.device)
 
 
 def heads_of(blocks: list[Any]) -> int:
@@ -102,19 +105,25 @@ def activation_of(blocks: list[Any]) -> tuple[Callable[[Tensor], Tensor], float]
 
 def _behind_norm(norm: Any, weight: Tensor, bias: Tensor, scale: Tensor) -> Pair:
     """A linear layer behind a LayerNorm: absorb its gain and shift, and a row ``scale``."""
-    weight, bias = weight.double(), bias.double()
-    folded = scale * weight * norm.weight.double()
-    return folded, scale.squeeze(1) * (bias + weight @ norm.bias.double())
+    weight, bias = _double(weight), _double(bias)
+    folded = scale * weight * _double(norm.weight)
+    return folded, scale.squeeze(1) * (bias + weight @ _double(norm.bias))
 
 
 def _before_scale(layer_scale: Any, layer: nn.Linear, factor: float) -> Pair:
     """A linear layer before a LayerScale: absorb it, and a ``factor`` on the layer's input."""
-    weight, bias = layer.weight.double(), layer.bias.double()
+    weight, bias = _double(layer.weight), _double(layer.bias)
     if hasattr(layer_scale, "gamma"):
-        gamma = layer_scale.gamma.double()
+        gamma = _double(layer_scale.gamma)
         weight, bias = gamma.unsqueeze(1) * weight, gamma * bias
     return weight * factor, bias
 
 
-def _cast(pair: Pair, dtype: torch.dtype) -> Pair:
-    return pair[0].to(dtype).contiguous(), pair[1].to(dtype).contiguous()
+def _cast(pair: Pair, dtype: torch.dtype, device: torch.device) -> Pair:
+    weight, bias = (t.to(dtype).to(device).contiguous() for t in pair)
+    return weight, bias
+
+
+def _double(tensor: Tensor) -> Tensor:
+    """Return ``tensor`` in float64, on the CPU where its device has none (Apple's mps)."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()

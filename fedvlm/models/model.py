@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +11,11 @@ from torch import Tensor
 
 from fedvlm.errors import ConfigError, did_you_mean
 from fedvlm.models.backbone import Backbone
+from fedvlm.models.blocks import Edits, NoEdits
 from fedvlm.models.text import PLACEHOLDER, clean_name, encode_texts
+from fedvlm.models.text_lora import TextTower
 from fedvlm.models.text_path import ClassPrompts, TextPath
+from fedvlm.models.vision_tower import PREFIX, VisionTower, pick_stream
 
 ANCHORS = ("literal", "template")
 
@@ -63,16 +66,22 @@ class VLModel:
         )
         self._prompts: dict[int, ClassPrompts] = {}
         self._anchors: dict[tuple[str, int], Tensor] = {}
+        self._vision: VisionTower | None = None
+        self._texts: TextTower | None = None
         self._family: dict[tuple[str, ...], VLModel] = {self.classnames: self}
 
     def image(self, x: dict[str, Tensor]) -> Tensor:
         """Image features [K, B, embed_dim], not normalised, without gradient.
 
         Args:
-            x: ``features`` [K, B, embed_dim] (used as they are) or ``pixels`` [K, B, 3, H, W].
+            x: ``features`` [K, B, embed_dim] (used as they are), ``tokens.<b>`` [K, B, n, width]
+                (they go on from block b) or ``pixels`` [K, B, 3, H, W].
         """
         if "features" in x:
             return x["features"].to(self.device, self.dtype)
+        if any(name.startswith(PREFIX) for name in x):
+            with torch.no_grad():
+                return self.adapted_image(x, NoEdits())[0]
         pixels = x["pixels"]
         clients, batch = pixels.shape[:2]
         with torch.no_grad():
@@ -82,6 +91,61 @@ class VLModel:
             ]
         self.counters["image_forwards"] += clients * batch
         return torch.cat(parts).view(clients, batch, -1)
+
+    @property
+    def vision(self) -> VisionTower:
+        """The image tower in pieces, read at the first call.
+
+        Raises:
+            ConfigError: the backbone has no ViT image tower.
+        """
+        if self._vision is None:
+            self._vision = VisionTower(self.backbone)
+        return self._vision
+
+    def adapted_image(
+        self, x: Mapping[str, Tensor], edits: Edits, taps: Sequence[int] = ()
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Image features through towers that the clients have adapted.
+
+        Args:
+            x: a stream ``tokens.<b>`` [K, B, n, width] or ``pixels`` [K, B, 3, H, W]; the gradient
+                reaches pixels that ask for it.
+            edits: the clients' adapters (``block_adapters.TreeEdits``).
+            taps: blocks whose outputs are wanted as well.
+
+        Returns:
+            Features [K, B, embed_dim], not normalised, and ``{tap: [K, B, n, width]}``.
+        """
+        tower, (name, start) = self.vision, pick_stream(x)
+        given = x[name].to(self.device, self.dtype)
+        clients, batch = given.shape[:2]
+        # Without a graph nothing needs the whole batch at once.
+        size = batch if torch.is_grad_enabled() else max(1, self.image_chunk // clients)
+        parts = []
+        for part in given.split(size, dim=1):
+            rows = part
+            if start < 0:
+                rows = tower.enter(part.flatten(0, 1)).unflatten(0, part.shape[:2])
+            parts.append(tower.leave(rows, max(start, 0), edits, taps))
+        self.counters["image_forwards"] += clients * batch
+        self.counters["image_blocks"] += clients * batch * (len(tower.blocks) - max(start, 0))
+        tapped = {t: torch.cat([found[t] for _, found in parts], 1) for t in taps}
+        return torch.cat([z for z, _ in parts], 1), tapped
+
+    def adapted_text(self, p: Mapping[str, Tensor], start: int, scale: float) -> Tensor:
+        """Text features [K, C, embed_dim] of the templates through adapted towers (``TextTower``).
+
+        Args:
+            p: tree with ``text.lora.*`` [K, ...].
+            start: the first adapted block.
+            scale: LoRA's alpha over its rank.
+        """
+        if self._texts is None:
+            self._texts = TextTower(
+                self.backbone, self.classnames, self.templates, self.counters
+            )
+        return self._texts.encode(p, start, scale)
 
     def text(self, ctx: Tensor) -> Tensor:
         """Normalised text features [..., C, embed_dim] of contexts [..., n_ctx, text_width].
@@ -144,6 +208,6 @@ class VLModel:
                 bf16_text=self.bf16_text,
             )
             other.counters, other.notes, other._family = self.counters, self.notes, self._family
-            other._text_path = self._text_path
+            other._text_path, other._vision = self._text_path, self._vision
             self._family[key] = other
         return self._family[key]

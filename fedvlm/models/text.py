@@ -99,8 +99,8 @@ def plain_text(backbone: Backbone, prompts: Prompts, ctx: Tensor) -> Tensor:
     return out.view(sets, classes, -1)
 
 
-def encode_texts(backbone: Backbone, texts: Sequence[str], chunk: int = 256) -> Tensor:
-    """Text features [n, embed_dim], not normalised and without gradient, of whole texts.
+def fitting_ids(backbone: Backbone, texts: Sequence[str]) -> Tensor:
+    """Token ids [n, context_length] of whole texts.
 
     Raises:
         ConfigError: a text that does not fit the context length.
@@ -113,7 +113,16 @@ def encode_texts(backbone: Backbone, texts: Sequence[str], chunk: int = 256) -> 
             f"the text '{texts[worst]}' needs {int(ends[worst]) + 1} tokens, "
             f"but {backbone.name} has {backbone.context_length}: shorten the template or the name"
         )
-    ids = ids[:, : backbone.context_length]
+    return ids[:, : backbone.context_length]
+
+
+def encode_texts(backbone: Backbone, texts: Sequence[str], chunk: int = 256) -> Tensor:
+    """Text features [n, embed_dim], not normalised and without gradient, of whole texts.
+
+    Raises:
+        ConfigError: a text that does not fit the context length.
+    """
+    ids = fitting_ids(backbone, texts)
     with torch.no_grad():
         parts = [
             backbone.encode_embeddings(backbone.embed_tokens(part), backbone.eot(part))

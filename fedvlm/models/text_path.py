@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from fedvlm import rng
 from fedvlm.models.backbone import Backbone
@@ -14,6 +16,8 @@ from fedvlm.models.layout import Layout
 from fedvlm.models.packed import PackedText, Unfoldable, largest_error
 from fedvlm.models.text import Prompts, assemble, plain_text
 
+# Activations of the plain path kept for the backward pass, in bytes.
+PLAIN_BYTES = 8 << 30
 # Largest difference of a normalised feature between packed and plain path, by type.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
@@ -93,6 +97,30 @@ class ClassPrompts:
         counters["text_passes"] += 1
         if tower is None:
             counters["text_tokens"] += len(ctx) * self.prompts.ids.numel()
-            return plain_text(self.path.backbone, self.prompts, ctx)
+            return self._plain(ctx)
         counters["text_tokens"] += len(ctx) * sum(layout.tokens for layout in self.layouts)
         return tower(ctx, self.layouts)
+
+    def _plain(self, ctx: Tensor) -> Tensor:
+        """The plain path, in pieces where its activations would take more than ``PLAIN_BYTES``."""
+        backbone, whole = self.path.backbone, self.prompts
+        classes, length = whole.ids.shape
+        blocks = len(backbone.text_tower.transformer.resblocks)
+        # 16 width-sized values per row and block, as for the packed path.
+        per_text = 16 * backbone.text_width * ctx.element_size() * blocks * length
+        most = max(1, PLAIN_BYTES // per_text)
+        if len(ctx) * classes <= most:
+            return plain_text(backbone, whole, ctx)
+        step, columns = min(classes, most), []
+        for at in range(0, classes, step):
+            cut = slice(at, at + step)
+            part = replace(whole, ids=whole.ids[cut], eot=whole.eot[cut], ends=whole.ends[cut])
+            # Too large to keep: each piece is computed again when its gradient is asked for.
+            pieces = [
+                checkpoint(
+                    plain_text, backbone, part, s, use_reentrant=False, preserve_rng_state=False
+                )
+                for s in ctx.split(max(1, most // step))
+            ]
+            columns.append(torch.cat(pieces))
+        return torch.cat(columns, dim=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import socket
 import warnings
 import zipfile
@@ -51,7 +52,16 @@ def load_file(model: nn.Module, path: Path) -> None:
             model.load_state_dict(state, strict=True)
         else:
             load_checkpoint(model, str(path), strict=True, weights_only=True, device="cpu")
-    except Exception as error:  # torch, safetensors, zip and pickle each have kinds of their own
+    except pickle.UnpicklingError as error:
+        raise DataError(
+            f"'{path}' holds pickled code, which is refused: use safetensors"
+        ) from error
+    except (IndexError, KeyError, EOFError) as error:
+        raise DataError(
+            f"'{path}' is not a weights file of this model (safetensors, state dict or OpenAI's "
+            "TorchScript)"
+        ) from error
+    except Exception as error:  # torch, safetensors and zip each have kinds of their own
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"cannot load weights from '{path}': {reason}") from error
 

@@ -1,4 +1,4 @@
-"""Faults of one client's message (style_and_ux.md 6.2, 25 and 34): refused, with client and tensor."""
+"""Faults of one client's message (style_and_ux.md 6.2): refused, with client and tensor."""
 
 from __future__ import annotations
 

@@ -1,0 +1,77 @@
+"""Activations that enter a block of the image tower, computed once per run.
+
+Kept in memory, or in an unnamed file mapped into memory where they are many; nothing outlives the
+run. Batches have a fixed size, as in ``store``, so that a resumed run sees the same bits.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedvlm.models.store import CPU_BATCH, GPU_BATCH
+from fedvlm.models.vision_tower import VisionTower
+
+IN_MEMORY = 2 << 30  # bytes; more lies in a file
+WORKERS = 2
+Load = Callable[[int], Tensor]
+Progress = Callable[[int, int], None]
+
+
+def bank_bytes(tower: VisionTower, images: int) -> int:
+    """Return how many bytes the activations of ``images`` images take."""
+    return images * tower.tokens * tower.width * tower.backbone.feature_dtype.itemsize
+
+
+def has_room(tower: VisionTower, images: int, folder: Path) -> bool:
+    """Tell whether they fit in memory, or in half of the free space below ``folder``."""
+    wanted = bank_bytes(tower, images)
+    folder.mkdir(parents=True, exist_ok=True)
+    return wanted <= IN_MEMORY or wanted <= shutil.disk_usage(folder).free // 2
+
+
+def empty_bank(tower: VisionTower, images: int, folder: Path) -> Tensor:
+    """Return room for ``[images, n, width]``, in memory or in a file that has no name."""
+    shape, dtype = (images, tower.tokens, tower.width), tower.backbone.feature_dtype
+    if bank_bytes(tower, images) <= IN_MEMORY:
+        return torch.empty(shape, dtype=dtype)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="tokens-") as file:
+        count = shape[0] * shape[1] * shape[2]
+        # The mapping keeps the file alive after its name is gone.
+        return torch.from_file(file.name, shared=True, size=count, dtype=dtype).view(shape)
+
+
+def fill_bank(
+    tower: VisionTower, block: int, out: Tensor, load: Load, progress: Progress | None = None
+) -> None:
+    """Write the activations entering ``block`` of every image to ``out [m, n, width]``.
+
+    Args:
+        tower: the frozen image tower.
+        block: the block they enter.
+        out: see ``empty_bank``.
+        load: position -> pixels ``[3, H, W]``; called from threads.
+        progress: called with (images so far, of).
+    """
+    size = CPU_BATCH if tower.backbone.device.type == "cpu" else GPU_BATCH
+    spans = [range(at, min(at + size, len(out))) for at in range(0, len(out), size)]
+    with ThreadPoolExecutor(WORKERS, thread_name_prefix="decode") as pool, torch.no_grad():
+        ahead = _ask(pool, load, spans[0]) if spans else []
+        for number, span in enumerate(spans):
+            pixels = torch.stack([one.result() for one in ahead])
+            ahead = _ask(pool, load, spans[number + 1]) if number + 1 < len(spans) else []
+            filler = pixels[:1].expand(size - len(pixels), -1, -1, -1)
+            rows = tower.enter(torch.cat([pixels, filler]), block)
+            out[span.start : span.stop] = rows[: len(span)].to(out.device)
+            if progress is not None:
+                progress(span.stop, len(out))
+
+
+def _ask(pool: ThreadPoolExecutor, load: Load, span: Sequence[int]) -> list[Future[Tensor]]:
+    return [pool.submit(load, i) for i in span]

@@ -1,0 +1,98 @@
+"""Accuracy before and after a final fine-tuning, on models whose predictions are known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedvlm.evaluation import Evaluator
+from tests import jobs
+from tests.evaluation.fakes import FakeEvent, FakeModel, FakeSource, FakeTrainer, federated
+
+LABELS = [0, 1, 2, 3]
+
+
+class Tuned(FakeEvent):
+    """Right after the fine-tuning; before it client 1 was one class off."""
+
+    finetuned = True
+
+    def before_finetuning(
+        self, clients: Sequence[int]
+    ) -> Iterator[tuple[Sequence[int], dict[str, Tensor]]]:
+        yield list(clients), {"shift": torch.tensor([float(c == 1) for c in clients])}
+
+
+def evaluator() -> Evaluator:
+    data = federated(LABELS, [([0], [0, 1]), ([1], [2, 3]), ([2], [])], LABELS)
+    return Evaluator(FakeModel("abcd"), FakeTrainer(), FakeSource(LABELS), data)
+
+
+def test_both_numbers() -> None:
+    right = {0: 0.0, 1: 0.0, 2: 0.0}
+    result = evaluator()(Tuned(3, 3, right))
+    assert result is not None
+    assert (result["personal"], result["personal_before_ft"]) == (100.0, 50.0)
+    assert [c["accuracy_before_ft"] for c in result["clients"]] == [100.0, 0.0, None]
+    assert [c["accuracy"] for c in result["clients"]] == [100.0, 100.0, None]
+    plain = evaluator()(FakeEvent(3, 3, right))
+    assert plain is not None and "personal_before_ft" not in plain
+    event = Tuned(2, 3, right)
+    event.finetuned = False
+    early = evaluator()(event)
+    assert early is not None and "personal_before_ft" not in early
+
+
+@pytest.mark.parametrize("trainer", ["FedAvg", "FedTV"])
+def test_on_the_command_line(tmp_path: Path, trainer: str) -> None:
+    """The flag leaves training alone; both numbers are in the results, with what it cost."""
+    words = ("--trainer", trainer, "--lr", "0.1")
+    assert jobs.run(tmp_path / "without", *words) == 0
+    assert jobs.run(tmp_path / "with", *words, "--finetune-epochs", "8") == 0
+    a, b = jobs.state(tmp_path / "without"), jobs.state(tmp_path / "with")
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    plain, tuned = (jobs.results(tmp_path / name)["last"] for name in ("without", "with"))
+    assert tuned["personal_before_ft"] == plain["personal"]
+    assert [c["accuracy_before_ft"] for c in tuned["clients"]] == [
+        c["accuracy"] for c in plain["clients"]
+    ]
+    assert [c["correct"] for c in tuned["clients"]] != [c["correct"] for c in plain["clients"]]
+    assert tuned["finetune"]["epochs"] == 8 and tuned["finetune"]["samples"] > 0
+    assert "personal_before_ft" not in plain and "finetune" not in plain
+    assert jobs.run(tmp_path / "again", *words, "--finetune-epochs", "8") == 0
+    again, first = (json.dumps(jobs.records(tmp_path / name)) for name in ("again", "with"))
+    assert again == first
+
+
+KILLED = """
+import os
+from fedvlm import cli_record
+call = cli_record.Recorder.__call__
+def stop(self, event):
+    if getattr(event, "finetuned", False):
+        os._exit(9)
+    return call(self, event)
+cli_record.Recorder.__call__ = stop
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("FedRep", "--local-epochs", "2"), ("LG-FedAvg", "--finetune-epochs", "2", "--opts",
+                                         "TRAINER.LG-FEDAVG.WARMUP_ROUNDS", "1")],
+    ids=lambda words: words[0],
+)
+def test_killed_before_the_fine_tuning_and_resumed(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """The same bits as an uninterrupted run, in states and in both numbers."""
+    line = ("--trainer", *words)
+    assert jobs.run(tmp_path / "whole", *line) == 0
+    assert jobs.spawn(tmp_path / "cut", *line, before=KILLED).returncode == 9
+    assert [r["round"] for r in jobs.records(tmp_path / "cut")] == [0, 1]
+    assert jobs.run(tmp_path / "cut", *line) == 0
+    jobs.same(tmp_path / "whole", tmp_path / "cut")
+    assert jobs.results(tmp_path / "cut")["last"]["personal_before_ft"] is not None

@@ -1,0 +1,225 @@
+"""Adapters inside the towers: the frozen model at the start, exact per client, cached below."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedvlm.errors import ConfigError, FedvlmError
+from fedvlm.models import peft, text_lora
+from fedvlm.models.block_adapters import adapter_tree, parse_targets
+from fedvlm.models.blocks import Block
+from fedvlm.models.model import VLModel
+from fedvlm.models.peft import PeftSpec
+from tests.models.toys import NAMES, toy
+
+EVERY = ("q", "k", "v", "o", "fc", "proj")
+K = 3
+
+
+def spec_of(visual: str = "lora", text: str = "none", **more: Any) -> PeftSpec:
+    return PeftSpec(text, visual, "text", **({"rank": 4, "targets": EVERY, "width": 5} | more))
+
+
+def start(spec: PeftSpec, model: VLModel, noise: float = 0.0, k: int = K) -> dict[str, Tensor]:
+    gen = torch.Generator().manual_seed(3)
+    tree = peft.build(spec, model, gen)
+    return {
+        n: v.to(model.dtype) + noise * torch.randn(k, *v.shape, generator=gen, dtype=model.dtype)
+        for n, v in tree.items()
+    }
+
+
+def pixels(k: int = K, batch: int = 2) -> Tensor:
+    gen = torch.Generator().manual_seed(5)
+    return torch.randn(k, batch, 3, 32, 32, generator=gen, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", ["vit", "gelu", "custom", "siglip"])
+@pytest.mark.parametrize("visual", ["lora", "adapter"])
+def test_untrained_adapters_are_the_frozen_towers(kind: str, visual: str) -> None:
+    model = VLModel(toy(kind, dtype=torch.float64), NAMES, templates=("a {}.", "one {}, grey."))
+    spec = spec_of(visual, "lora")
+    p = start(spec, model)
+    x = {"pixels": pixels()}
+    assert torch.allclose(peft.image_features(spec, model, p, x), model.image(x), 0, 1e-12)
+    anchor = model.anchor("template", 0).expand(K, -1, -1)
+    assert torch.allclose(peft.text_features(spec, model, p), anchor, 0, 1e-12)
+
+
+@pytest.mark.parametrize("visual", ["lora", "adapter"])
+def test_the_fast_layers_carry_the_same_update(visual: str) -> None:
+    """float32 layers are stored folded (QuickGELU as SiLU): an update must be folded too."""
+    spec = spec_of(visual, "lora")
+    exact = VLModel(toy(dtype=torch.float64), NAMES)
+    fast = VLModel(toy(), NAMES)
+    p = start(spec, exact, 0.3)
+    q = {n: v.float() for n, v in p.items()}
+    for side in (
+        lambda m, t: peft.image_features(spec, m, t, {"pixels": pixels()}),
+        lambda m, t: peft.text_features(spec, m, t),
+    ):
+        want = side(exact, p)
+        assert float((side(fast, q) - want).norm() / want.norm()) < 1e-5
+
+
+def test_bfloat16_backbone_takes_adapters() -> None:
+    spec = spec_of("lora", "lora")
+    exact, low = VLModel(toy(), NAMES), VLModel(toy(dtype=torch.bfloat16), NAMES)
+    p = {n: v.float() for n, v in start(spec, exact, 0.1).items()}
+    want = F.normalize(peft.image_features(spec, exact, p, {"pixels": pixels()}), dim=-1)
+    got = F.normalize(peft.image_features(spec, low, p, {"pixels": pixels()}), dim=-1)
+    assert float((got - want).abs().max()) < 5e-2
+    assert float((peft.text_features(spec, low, p) - peft.text_features(spec, exact, p))
+                 .abs().max()) < 5e-2
+
+
+@pytest.mark.parametrize("visual", ["lora", "adapter"])
+def test_clients_are_separate_and_every_tensor_learns(visual: str) -> None:
+    model = VLModel(toy(dtype=torch.float64), NAMES)
+    spec = spec_of(visual, "lora")
+    p = {n: v.requires_grad_() for n, v in start(spec, model, 0.2).items()}
+    x = pixels()
+    z, t = peft.image_features(spec, model, p, {"pixels": x}), peft.text_features(spec, model, p)
+    for i in range(K):
+        one = {n: v[i : i + 1] for n, v in p.items()}
+        alone = peft.image_features(spec, model, one, {"pixels": x[i : i + 1]})
+        assert torch.allclose(alone[0], z[i], 0, 1e-12)
+        assert torch.allclose(peft.text_features(spec, model, one)[0], t[i], 0, 1e-12)
+    grads = torch.autograd.grad(model.logits(z, t)[1].square().sum(), list(p.values()))
+    for grad in grads:
+        assert float(grad[1].norm()) > 0 and not grad[0].any() and not grad[2].any()
+
+
+def test_gradients_are_those_of_central_differences() -> None:
+    model = VLModel(toy(dtype=torch.float64), NAMES)
+    for visual in ("lora", "adapter"):
+        spec = spec_of(visual)
+        p = start(spec, model, 0.2, 1)
+        gen = torch.Generator().manual_seed(7)
+        way = {n: torch.randn(v.shape, generator=gen, dtype=v.dtype) for n, v in p.items()}
+        size = torch.cat([v.flatten() for v in way.values()]).norm()
+        way = {n: v / size for n, v in way.items()}
+        x = {"pixels": pixels(1)}
+        step = torch.zeros((), dtype=torch.float64, requires_grad=True)
+
+        def value(
+            s: Tensor | float, spec: PeftSpec = spec, p: Any = p, way: Any = way, x: Any = x
+        ) -> Tensor:
+            moved = {n: v + s * way[n] for n, v in p.items()}
+            return peft.image_features(spec, model, moved, x).square().sum()
+
+        (slope,) = torch.autograd.grad(value(step), step)
+        rough = (value(1e-4) - value(-1e-4)) / 2e-4
+        assert float(slope) == pytest.approx(float(rough), rel=1e-6)
+
+
+@pytest.mark.parametrize("visual", ["lora", "adapter"])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_cached_activations_give_the_same_features_and_gradients(visual: str, blocks: int) -> None:
+    model = VLModel(toy(dtype=torch.float64), NAMES)
+    spec = spec_of(visual, blocks=blocks)
+    first = peft.first_block(spec, model)
+    assert first == 2 - blocks
+    p = {n: v.requires_grad_() for n, v in start(spec, model, 0.2).items()}
+    assert all(int(n.split(".")[2]) >= first for n in p)
+    x = pixels()
+    with torch.no_grad():
+        kept = model.vision.enter(x.flatten(0, 1), first).unflatten(0, x.shape[:2])
+    found = []
+    for batch in ({"pixels": x}, {f"tokens.{first}": kept}):
+        z = peft.image_features(spec, model, p, batch)
+        found.append([z, *torch.autograd.grad(z.square().sum(), list(p.values()))])
+        with torch.no_grad():  # in smaller pieces, without a graph
+            assert torch.allclose(peft.image_features(spec, model, p, batch), z, 0, 1e-12)
+    for a, b in zip(*found, strict=True):
+        assert torch.allclose(a, b, 1e-10, 1e-12)
+    assert torch.allclose(
+        model.image({f"tokens.{first}": kept}), model.image({"pixels": x}), 0, 1e-12
+    )
+
+
+def test_taps_are_the_blocks_outputs() -> None:
+    model = VLModel(toy(dtype=torch.float64), NAMES)
+    spec = spec_of("adapter")
+    x = pixels(1)
+    z, taps = peft.image_taps(spec, model, start(spec, model, 0.0, 1), {"pixels": x}, (0, 1))
+    want = model.backbone.model.visual.forward_intermediates(
+        x[0], output_fmt="NLC", output_extra_tokens=True
+    )
+    assert torch.allclose(z[0], want["image_features"], 0, 1e-12)
+    for i in (0, 1):
+        assert torch.allclose(taps[i][0, :, 1:], want["image_intermediates"][i], 0, 1e-12)
+        assert torch.allclose(taps[i][0, :, :1], want["image_intermediates_prefix"][i], 0, 1e-12)
+
+
+def test_the_gradient_reaches_pixels() -> None:
+    model = VLModel(toy(dtype=torch.float64), NAMES)
+    spec = spec_of("adapter")
+    x = pixels(1).requires_grad_()
+    out = peft.image_features(spec, model, start(spec, model, 0.1, 1), {"pixels": x})
+    (grad,) = torch.autograd.grad(out.square().sum(), x)
+    assert float(grad.abs().max()) > 0
+
+
+def test_new_classes_keep_a_client_s_text_tower() -> None:
+    model = VLModel(toy(dtype=torch.float64), NAMES)
+    spec = spec_of("none", "lora", blocks=1)
+    p = start(spec, model, 0.3)
+    other = model.with_classes(["x", "red_fox"])
+    want = peft.text_features(spec, model, p)[:, 4:6]
+    assert torch.allclose(peft.text_features(spec, other, p), want, 0, 1e-12)
+
+
+def test_texts_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = VLModel(toy(dtype=torch.float64), NAMES, templates=("a {}.", "one {}, grey."))
+    spec = spec_of("none", "lora")
+    p = {n: v.requires_grad_() for n, v in start(spec, model, 0.3).items()}
+    found = []
+    for limit in (1 << 40, 1):
+        monkeypatch.setattr(text_lora, "MAX_BYTES", limit)
+        t = peft.text_features(spec, model, p)
+        found.append([t, *torch.autograd.grad(t.sin().sum(), list(p.values()))])
+    for a, b in zip(*found, strict=True):
+        assert torch.allclose(a, b, 1e-10, 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("width", "hidden", "blocks", "count"),
+    [(768, 32, 12, 1_235_712), (768, 16, 12, 645_504), (768, 64, 12, 2_416_128),
+     (192, 32, 12, 309_504)],
+)  # fmt: skip
+def test_adapter_counts(width: int, hidden: int, blocks: int, count: int) -> None:
+    one = torch.empty(width, width, device="meta")
+    made = [
+        Block(i, 1, {"o": (one, None)}, (F.relu,) * 2, (F.relu,) * 2, F.relu, 1.0)
+        for i in range(blocks)
+    ]
+    tree = adapter_tree("image", made, hidden, torch.Generator())
+    assert sum(v.numel() for v in tree.values()) == count
+    assert len(tree) == 12 * blocks
+
+
+def test_refusals() -> None:
+    model = VLModel(toy(), NAMES)
+    gen = torch.Generator()
+    with pytest.raises(ConfigError, match="has 2 blocks"):
+        peft.build(spec_of(blocks=3), model, gen)
+    with pytest.raises(ConfigError, match="RANK 99 is above 48"):
+        peft.build(spec_of(rank=99), model, gen)
+    with pytest.raises(ConfigError, match="ViT image tower.*ModifiedResNet.*PEFT.VISUAL feature"):
+        peft.build(spec_of(), VLModel(toy("resnet"), NAMES), gen)
+    with pytest.raises(ConfigError, match="text tower of cosine"):
+        peft.build(spec_of("none", "lora"), VLModel(toy("cosine"), NAMES), gen)
+    with pytest.raises(ConfigError, match="no 'out'"):
+        parse_targets("q,out")
+    with pytest.raises(ConfigError, match="names no layer"):
+        parse_targets(" , ")
+    assert parse_targets("q, MLP,fc") == ("q", "fc", "proj")
+    p = start(spec_of(), model, 0.0, 1)
+    with pytest.raises(FedvlmError, match="need pixels or tokens"):
+        peft.image_features(spec_of(), model, p, {"features": torch.zeros(1, 2, 24)})

@@ -1,0 +1,119 @@
+"""Supervised ViTs without a text tower: timm's and transformers' features, and the head view."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fedvlm.errors import ConfigError, DataError
+from fedvlm.models import peft
+from fedvlm.models.backbone import load_backbone
+from fedvlm.models.model import VLModel
+from fedvlm.models.peft import PeftSpec
+from fedvlm.models.vit_backbone import _arch, build_vit
+
+F64: dict[str, Any] = {"dtype": torch.float64}
+
+
+def shaken(model: Any) -> Any:
+    """Move every parameter away from its neutral start (zero biases, unit gains)."""
+    gen = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.05 * torch.randn(p.shape, generator=gen))
+    return model.eval()
+
+
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_timm_s_features(scale: float | None) -> None:
+    import timm
+
+    with torch.random.fork_rng([]):
+        model = shaken(timm.create_model(
+            "vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, init_values=scale
+        )).double()
+    arch = _arch(32, 8, 192, 2, 3, 768, 1e-6) | {"layer_scale": scale is not None}
+    visual = build_vit(arch, model.state_dict(), "x").double().eval()
+    x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    with torch.no_grad():
+        want = model.forward_head(model.forward_features(x), pre_logits=True)
+        assert torch.allclose(visual(x), want, 0, 1e-6)  # positions + bias, rounded once
+
+
+def test_timm_by_name_and_file(tmp_path: Path) -> None:
+    import timm
+
+    state = torch.random.get_rng_state()
+    name = "vit_tiny_patch16_224"
+    one = load_backbone(name, loader="timm", allow_random=True, seed=3)
+    assert one.digest == load_backbone(name, loader="timm", allow_random=True, seed=3).digest
+    assert torch.equal(state, torch.random.get_rng_state())
+    with torch.random.fork_rng([]):
+        model = shaken(timm.create_model(name))
+    save_file(model.state_dict(), str(tmp_path / "w.safetensors"))
+    ours = load_backbone(name, str(tmp_path / "w.safetensors"), loader="timm")
+    x = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        want = model.forward_head(model.forward_features(x), pre_logits=True)
+    assert float((ours.encode_image(x) - want).norm() / want.norm()) < 1e-5
+    assert (ours.embed_dim, ours.image_size, ours.has_text) == (192, 224, False)
+    assert ours.verify_frozen() == ours.digest
+
+
+def hugging(folder: Path) -> Any:
+    from transformers import ViTConfig, ViTModel
+
+    config = ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, patch_size=8,
+                       intermediate_size=48, image_size=32)  # fmt: skip
+    with torch.random.fork_rng([]):
+        model = shaken(ViTModel(config, add_pooling_layer=False))
+    model.save_pretrained(folder)
+    return model.double()
+
+
+def test_transformers_features(tmp_path: Path) -> None:
+    model = hugging(tmp_path)
+    ours = load_backbone(str(tmp_path), loader="transformers-vit", **F64)
+    x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    with torch.no_grad():
+        want = model(pixel_values=x).last_hidden_state[:, 0]
+    assert torch.allclose(ours.encode_image(x), want, 0, 1e-6)
+    assert ours.transform_spec.resize_mode == "squash"
+
+
+@pytest.mark.parametrize("visual", ["none", "feature", "lora", "adapter"])
+def test_the_head_view(tmp_path: Path, visual: str) -> None:
+    hugging(tmp_path)
+    model = VLModel(load_backbone(str(tmp_path), loader="transformers-vit", **F64), ["a", "b"])
+    spec = PeftSpec("none", visual, "linear", width=4, rank=2)
+    tree = peft.build(spec, model, torch.Generator().manual_seed(0))
+    assert torch.allclose(tree["head.weight"].norm(dim=1), torch.ones(2))
+    p = {n: v.double().expand(2, *v.shape) for n, v in tree.items()}
+    x = {"pixels": torch.randn(2, 3, 3, 32, 32, dtype=torch.float64)}
+    z = peft.image_features(spec, model, p, x)
+    assert torch.allclose(z, model.image(x), 0, 1e-12)
+    logits = model.logits(z, peft.text_features(spec, model, p))
+    assert logits.shape == (2, 3, 2) and float(logits.abs().max()) <= 16.0
+
+
+def test_refusals(tmp_path: Path) -> None:
+    hugging(tmp_path)
+    model = VLModel(load_backbone(str(tmp_path), loader="transformers-vit"), ["a", "b"])
+    for spec in (PeftSpec("prompt"), PeftSpec("none", "lora")):
+        with pytest.raises(ConfigError, match="no text tower to classify with: use --peft head"):
+            peft.build(spec, model, torch.Generator())
+    with pytest.raises(ConfigError, match="has no text tower"):
+        model.anchor("template", 0)
+    with pytest.raises(ConfigError, match="timm has no model 'vit_tinny.*vit_tiny"):
+        load_backbone("vit_tinny_patch16_224", loader="timm", allow_random=True)
+    for other in ("resnet18", "vit_tiny_r_s16_p8_224", "deit_tiny_distilled_patch16_224"):
+        with pytest.raises(ConfigError, match="not a plain ViT"):
+            load_backbone(other, loader="timm", allow_random=True)
+    with pytest.raises(DataError, match="PRETRAINED False"):
+        load_backbone("vit_tiny_patch16_224", str(tmp_path / "none"), loader="timm")
+    with pytest.raises(DataError, match="cannot load"):
+        load_backbone(str(tmp_path / "none"), loader="transformers-vit")

@@ -1,0 +1,48 @@
+"""``--peft``: words to keys, and what contradicts itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedvlm.cli_flags import parse
+from fedvlm.cli_peft import OFF, WORDS, expand
+from fedvlm.config import build_config
+from fedvlm.config_schema import default_schema
+from fedvlm.errors import ConfigError
+from fedvlm.models.peft import HEADS, TEXT, VISUAL, PeftSpec
+
+
+@pytest.mark.parametrize(
+    ("words", "want"),
+    [("prompt", ("prompt", "none", "text")), ("prompt+lora", ("prompt", "lora", "text")),
+     ("head", ("none", "none", "linear")), ("Head + Adapter", ("none", "adapter", "linear")),
+     ("text_lora+lora", ("lora", "lora", "text")), ("feature", ("none", "feature", "text"))],
+)  # fmt: skip
+def test_words(words: str, want: tuple[str, ...]) -> None:
+    flags = parse(["--peft", words]).flags
+    assert tuple(flags.values()) == want and list(flags) == list(OFF)
+    cfg, _ = build_config(None, None, flags, [], default_schema())
+    spec = PeftSpec.of(cfg)
+    assert (spec.text, spec.visual, spec.head) == want
+
+
+def test_every_word_is_a_choice() -> None:
+    choices = {"PEFT.TEXT": TEXT, "PEFT.VISUAL": VISUAL, "PEFT.HEAD": HEADS}
+    schema = default_schema()
+    for key, value in WORDS.values():
+        assert value in choices[key]
+    for key, known in choices.items():
+        assert schema[key].choices == known
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [("promt", "no 'promt'.*prompt"), ("", "no ''"), ("prompt+", "no ''"),
+     ("lora+adapter", "lora and adapter both set PEFT.VISUAL"),
+     ("prompt+text-lora", "both set PEFT.TEXT"), ("prompt+head", "no text side; drop head")],
+)  # fmt: skip
+def test_contradictions(words: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        expand(words)
+    with pytest.raises(ConfigError, match=said):
+        parse(["--peft", words])

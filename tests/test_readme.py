@@ -1,0 +1,155 @@
+"""The pages keep their word: every command of README.md and CONTRIBUTING.md is read and tried.
+
+What runs here in seconds is run; what needs other data, weights or an hour is parsed and resolved.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from fedvlm import cli
+from fedvlm.bench.cli import parse as parse_bench
+from fedvlm.cli_config import resolve
+from fedvlm.cli_flags import by_name, parse
+from fedvlm.config import flat
+from fedvlm.errors import fold
+
+from .jobs import REPOSITORY
+
+PAGES = {name: (REPOSITORY / name).read_text(encoding="utf-8")
+         for name in ("README.md", "CONTRIBUTING.md")}
+MAKEFILE = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """Return the fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def inline(text: str) -> list[str]:
+    """Return what stands in backticks inside the prose."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S))
+
+
+def commands(name: str) -> list[str]:
+    """Return a page's command lines: of its ``sh`` blocks, and whole commands in its prose."""
+    fenced = [line for block in blocks(PAGES[name], "sh") for line in block.splitlines()]
+    prose = [w for w in inline(PAGES[name]) if re.match(r"(python|pytest|make) \S", w)]
+    return [" ".join(shlex.split(c, comments=True)) for c in (*fenced, *prose) if c.strip()]
+
+
+ALL = [(name, command) for name in PAGES for command in commands(name)]
+
+
+def jobs_of(command: str) -> list[list[str]]:
+    """Return the words after ``python federated_main.py`` of a command, if it is one."""
+    words = shlex.split(command)
+    return [words[2:]] if words[:2] == ["python", "federated_main.py"] else []
+
+
+@pytest.fixture
+def method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the method of CONTRIBUTING.md, saved as the page says; the current one."""
+    (code,) = blocks(PAGES["CONTRIBUTING.md"], "python")
+    (tmp_path / "prox.py").write_text(code, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_pages_are_finished_and_begin_with_a_command():
+    for name, text in PAGES.items():
+        assert "@@" not in text, f"{name} holds a placeholder"
+    lines = PAGES["README.md"].splitlines()
+    assert next(i for i, line in enumerate(lines, 1) if line.startswith("make ")) <= 15
+
+
+def test_every_command_is_of_a_kind_that_is_tried():
+    assert len(ALL) >= 10
+    kinds = r"make [a-z-]+$|python federated_main\.py |python -m fedvlm (list|check|bench) |pytest "
+    assert [c for _, c in ALL if not re.match(kinds, c)] == []
+
+
+@pytest.mark.parametrize("command", sorted({c for _, c in ALL if c.startswith("make ")}))
+def test_make_targets_exist(command: str):
+    assert re.search(rf"^{command.split()[1]}:.*##", MAKEFILE, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", sorted({c for _, c in ALL if jobs_of(c)}))
+def test_main_jobs_resolve_and_every_flag_takes_effect(method: Path, command: str):
+    (words,) = jobs_of(command)
+    args = parse(words)
+    asked = resolve(args)
+    assert asked.notes == ()
+    assert [job.cfg.SEED for job in asked.jobs] == (args.seeds or [1])
+    for job in asked.jobs:
+        for key, typed in args.flags.items():
+            assert str(flat(job.cfg)[key]) == typed, key
+            assert job.origins[key] == f"flag {args.flag_names[key]}"
+
+
+@pytest.mark.parametrize(
+    "command", sorted({c for _, c in ALL if jobs_of(c) and "--demo" in c} | {
+        "python federated_main.py --demo"  # what `make demo` runs
+    }),
+)
+def test_demos_run(method: Path, command: str, capsys: pytest.CaptureFixture[str]):
+    (words,) = jobs_of(command)
+    assert cli.main([*words, "--rounds", "1", "--output-dir", "out"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^results: out/", said, flags=re.MULTILINE)
+    header = next(line for line in said.splitlines() if "personal  personal_worst" in line)
+    shown = next(line for line in PAGES["README.md"].splitlines() if "personal_worst  g" in line)
+    assert header.split() == shown.split(), "the README's table has other columns"
+
+
+def test_make_demo_runs_the_demo():
+    assert re.search(r"^demo:.*\n\t.*federated_main\.py --demo$", MAKEFILE, flags=re.MULTILINE)
+
+
+def test_the_method_of_the_page_passes_its_check(
+    method: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert "python -m fedvlm check ./prox.py:MyProx" in commands("CONTRIBUTING.md")
+    code = cli.main(["check", "./prox.py:MyProx"])
+    said = capsys.readouterr().out
+    assert code == 0, said
+    assert said.splitlines()[-1].endswith("0 broken")
+    assert cli.main(["list", "./prox.py"]) == 0
+    assert "Command: " + commands("CONTRIBUTING.md")[0].removesuffix(" --rounds 2") in (
+        capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize("command", sorted({c for _, c in ALL if "fedvlm list" in c}))
+def test_list_commands_run(command: str, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(shlex.split(command)[3:]) == 0
+    assert "Departures from the authors' code:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", sorted({c for _, c in ALL if "fedvlm bench" in c}))
+def test_bench_commands_parse(command: str):
+    args = parse_bench(shlex.split(command)[4:])
+    assert (args.what, args.backbone, args.classes) == ("fedtv", "ViT-B/16", 50)
+    assert re.search(r"^bench:.*\n\t.*" + re.escape(command[7:]), MAKEFILE, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_flags_keys_and_files_that_the_prose_names_exist(name: str):
+    words = inline(PAGES[name])
+    flags = [w for w in words if w.startswith("--")]
+    parse([piece for w in flags for piece in shlex.split(w)])  # unknown ones are refused
+    assert all(fold(w.split()[0]) in {fold(n) for n in by_name()} for w in flags)
+    pairs = [w.split()[1:] for w in flags if w.startswith("--opts")]
+    assert all(resolve(parse(["--demo", "--opts", *pair])) for pair in pairs)
+    files = [w for w in words if re.fullmatch(r"[\w./-]+/[\w.-]+\.(py|yaml|md|json)", w)]
+    linked = re.findall(r"\]\(([^):]+)\)", PAGES[name])
+    bare = [f"configs/datasets/{w}" for w in words if re.fullmatch(r"\w+\.yaml", w)]
+    bare = [f for f in bare if not f.endswith("/config.yaml")]  # a run folder's
+    own = [f for f in [*files, *linked, *bare] if not f.startswith(("./", "DATA/"))]
+    assert [f for f in own if not (REPOSITORY / f).exists()] == []
+    tests = [c.split()[1] for n, c in ALL if n == name and c.startswith("pytest ")]
+    assert [t for t in tests if not (REPOSITORY / t).exists()] == []

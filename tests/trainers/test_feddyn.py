@@ -1,0 +1,47 @@
+"""FedDyn against closed forms (personalized_fl.md 5.2)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.federation.toys import ETA
+
+from .toys import drive, own, shared
+
+TWO = {"FED.CLIENTS": 2}
+HALF = {"ALPHA": 0.5}
+
+
+def test_fixed_point_with_a_near_exact_local_solve() -> None:
+    _, state = drive("FedDyn", 150, epochs=150, options=HALF, keys=TWO)
+    assert shared(state) == pytest.approx(3.0, abs=1e-8)
+    assert own(state, slot="h") == pytest.approx([3.0, -3.0], abs=1e-7)
+    assert float(state.server["h"]["image.w"]) == pytest.approx(0.0, abs=1e-8)
+
+
+def test_two_steps_the_pull_is_of_the_squared_norm() -> None:
+    """With the norm un-squared (PFLlib) the pull would be alpha / 2, however far."""
+    _, state = drive("FedDyn", 1, epochs=2, options={"ALPHA": 1.0}, keys=TWO)
+    first = ETA * 12
+    second = first - ETA * (3 * (first - 4) + 1.0 * first)
+    wrong = first - ETA * (3 * (first - 4) + 0.5)
+    assert own(state)[1] == pytest.approx(second, abs=1e-12)
+    assert abs(own(state)[1] - wrong) > 1e-2
+
+
+def test_linear_terms_and_server_after_one_round() -> None:
+    _, state = drive("FedDyn", 1, options=HALF, keys=TWO)
+    assert own(state) == pytest.approx([0.0, 1.2], abs=1e-12)
+    assert own(state, slot="h") == pytest.approx([0.0, -0.6], abs=1e-12)
+    assert float(state.server["h"]["image.w"]) == pytest.approx(-0.3, abs=1e-12)
+    assert shared(state) == pytest.approx(0.6 + 0.3 / 0.5, abs=1e-12)
+
+
+def test_linear_term_enters_the_next_round() -> None:
+    _, state = drive("FedDyn", 2, options=HALF, keys=TWO)
+    assert own(state) == pytest.approx([1.2 - ETA * 1.2, 1.2 - ETA * (3 * (1.2 - 4) + 0.6)])
+
+
+def test_clients_that_are_away_count() -> None:
+    _, state = drive("FedDyn", 1, options=HALF, keys={"FED.CLIENTS": 4})
+    assert float(state.server["h"]["image.w"]) == pytest.approx(-0.15, abs=1e-12)

@@ -1,0 +1,126 @@
+"""FedProto: prototypes travel, weights do not; an empty shared group is no special case."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedvlm.check.world import BASE, EMBED, Setup, World
+from fedvlm.errors import ConfigError
+from fedvlm.federation.aggregate import Update
+from fedvlm.federation.batches import Batch
+from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.trees import expand
+
+FedProto = load_trainer("FedProto")
+BOTH = ["PEFT.VISUAL", "feature", "PEFT.WIDTH", "6"]
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World(BOTH)
+
+
+def update(client: int, mean: list[list[float]], count: list[float]) -> Update:
+    extras = {"proto.mean": torch.tensor(mean).double(), "proto.count": torch.tensor(count)}
+    return Update(client, {}, 1.0, extras)
+
+
+def test_server_weighs_by_samples_and_keeps_what_nobody_has(world: World) -> None:
+    fed = world.federation(FedProto)
+    old = {"proto": {"proto.mean": torch.tensor([[9.0, 9.0], [8.0, 8.0], [7.0, 7.0]]).double(),
+                     "proto.count": torch.tensor([0.0, 5.0, 0.0])}}
+    got = fed.trainer.server(fed.context([], 1), old, [
+        update(1, [[4.0, 0.0], [0.0, 0.0], [0.0, 0.0]], [3.0, 0.0, 0.0]),
+        update(0, [[0.0, 4.0], [0.0, 0.0], [1.0, 2.0]], [1.0, 0.0, 2.0]),
+    ])["proto"]
+    assert got["proto.mean"].tolist() == [[3.0, 1.0], [8.0, 8.0], [1.0, 2.0]]
+    assert got["proto.count"].tolist() == [4.0, 5.0, 2.0]  # text features count 0, also later
+
+
+def test_only_prototypes_travel(world: World) -> None:
+    run = world.trajectory(FedProto)
+    assert run.fed.groups.shared == ()
+    c, d = len(BASE), EMBED
+    for event in run.events:
+        for u in event.updates:
+            assert u.params == {}
+            assert set(u.extras) == {"proto.mean", "proto.count"}
+        assert event.bytes_up[0] == {"proto.mean": 8 * c * d, "proto.count": 8 * c}
+        assert event.bytes_down[0] == event.bytes_up[0]
+    end = run.states[-1]
+    assert end.server["w"] == {}
+    first, second = end.clients[0]["w"], end.clients[1]["w"]
+    assert not torch.equal(first["image.adapter.up"], second["image.adapter.up"])
+
+
+def test_means_are_of_the_trained_model(world: World) -> None:
+    run = world.trajectory(FedProto)
+    u, state, split = run.events[0].updates[0], run.states[1].clients[0], world.splits[0]
+    p = expand(state["w"], 1)
+    x = {"features": world.features[torch.as_tensor(split.train)][None]}
+    z = run.fed.trainer.unit(run.fed.model, p, x)[0]
+    for label in range(len(BASE)):
+        mine = world.labels[torch.as_tensor(split.train)] == label
+        assert torch.allclose(u.extras["proto.mean"][label], z[mine].mean(0), atol=1e-12)
+        assert int(u.extras["proto.count"][label]) == int(mine.sum())
+
+
+def test_prediction_is_the_nearest_prototype(world: World) -> None:
+    run = world.trajectory(FedProto)
+    (ids, p), = run.fed.personal(run.states[-1], [0])
+    x = {"features": world.features[None]}
+    logits = run.fed.trainer.predict(run.fed.model, p, x)[0]
+    z = run.fed.trainer.unit(run.fed.model, p, x)[0]
+    far = torch.stack([(z - m).square().sum(-1) for m in p["proto.mean"][0]], -1)
+    assert torch.allclose(logits, -far, atol=1e-12)
+    assert ids == [0]
+
+
+def test_untrained_start_is_zero_shot(world: World) -> None:
+    run = world.trajectory(FedProto)
+    x = {"features": world.features[None]}
+    got = run.fed.trainer.predict(run.fed.model, run.fed.shared(run.states[0]), x)
+    text = run.fed.model.anchor("template", 0)[None]
+    assert torch.equal(got.argmax(-1), run.fed.model.logits(x["features"], text).argmax(-1))
+
+
+def test_loss_and_unknown_classes(world: World) -> None:
+    """Class 1 has no prototype yet, so its samples are pulled nowhere."""
+    fed = world.federation(FedProto)
+    index = torch.tensor([0, 1, 4])
+    assert world.labels[index].tolist() == [0, 1, 0]
+    p = expand(fed.p0, 1)
+    mean = torch.zeros(1, len(BASE), EMBED, dtype=torch.float64)
+    count = torch.tensor([[2.0, 0.0, 0.0, 0.0]])
+    b = Batch({"features": world.features[index][None]}, world.labels[index][None],
+              torch.ones(1, 3, dtype=torch.float64),
+              {"d": {"proto.mean": mean, "proto.count": count}})
+    value, parts = fed.trainer.drawn(fed.model, p, b)
+    assert float(parts["proto_loss"]) == pytest.approx(2 / 3, abs=1e-12)  # |z|^2 = 1, twice of 3
+    assert float(value) == pytest.approx(float(parts["cls_loss"]) + 2 / 3, abs=1e-12)
+    assert float(fed.trainer.loss(fed.model, p, b)) == pytest.approx(
+        float(parts["cls_loss"]), abs=1e-12
+    )
+
+
+def test_first_round_has_no_pull_later_ones_do(world: World) -> None:
+    run = world.trajectory(FedProto)
+    assert all(u.metrics["proto_loss"] == 0 for u in run.events[0].updates)
+    assert all(u.metrics["proto_loss"] > 0 for u in run.events[1].updates)
+
+
+def test_head_predicts_where_asked(world: World) -> None:
+    run = world.record(FedProto, Setup(rounds=1, opts={"PREDICT": "head"}))
+    (_, p), = run.fed.personal(run.states[-1], [0])
+    x = {"features": world.features[None]}
+    z = run.fed.trainer.image_features(run.fed.model, p, x)
+    want = run.fed.model.logits(z, run.fed.model.text(p["text.ctx"]))
+    assert torch.equal(run.fed.trainer.predict(run.fed.model, p, x), want)
+    assert run.fed.trainer.open_vocabulary
+    assert not world.federation(FedProto).trainer.open_vocabulary
+
+
+def test_frozen_features_are_refused() -> None:
+    with pytest.raises(ConfigError, match="FedProto needs something to train on the body side"):
+        World(["PEFT.VISUAL", "none"]).federation(FedProto)

@@ -1,0 +1,287 @@
+"""Hermes: personalized_fl.md 5.4 on the real class, and the defects of its port."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedvlm.check.world import Setup, Share, World
+from fedvlm.errors import ConfigError, DataError
+from fedvlm.federation.aggregate import Update
+from fedvlm.federation.batches import Batch
+from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.events import FedState, RoundFinished
+from fedvlm.federation.rounds import Federation
+from fedvlm.federation.trainer import Trainer
+from fedvlm.federation.trees import Tree
+from tests.federation.toys import quadratic
+
+from .toys import config, leaves
+
+HERMES = load_trainer("Hermes")
+HOME = sys.modules[HERMES.__module__]
+DOWN, UP = "image.adapter.down", "image.adapter.up"
+ALWAYS = {"ACC_MODE": "abs", "ACC_THR": 0.0, "WARMUP": 0}
+NEVER = {"ACC_MODE": "abs", "ACC_THR": 1.0, "WARMUP": 0}
+FEATURE = World(["PEFT.TEXT", "prompt", "PEFT.VISUAL", "feature", "PEFT.WIDTH", "10"])
+
+
+class Units:
+    """Ten hidden channels of an adapter, pulled to a point of each client's; any accuracy."""
+
+    accurate = 0.5
+
+    def trainables(self, model: Any, generator: torch.Generator) -> Tree:
+        draw = torch.Generator().manual_seed(0)
+        return {
+            DOWN: torch.randn(10, 3, generator=draw).double(),
+            UP: torch.randn(3, 10, generator=draw).double(),
+            "text.ctx": torch.randn(2, 3, generator=draw).double(),
+        }
+
+    def loss(self, model: Any, p: Tree, b: Batch) -> Tensor:
+        gaps = [(v - b.x["b"][:, :1, None]).pow(2).mean((1, 2)) for v in p.values()]
+        return torch.stack(gaps).sum(0)
+
+    def accuracy(self, ctx: Any, w: Tree) -> Tensor:
+        return torch.full((1,), self.accurate, dtype=torch.float64)
+
+
+def units(options: dict[str, Any], rounds: int = 4, kind: type[Trainer] = HERMES) -> Federation:
+    made = type("UnitHermes", (Units, kind), {})
+    own = options if kind is HERMES else {}
+    return quadratic(made(config(kind, own)), rounds, momentum=0.9, epochs=2, lr=1.0)
+
+
+def history(fed: Federation) -> list[RoundFinished]:
+    seen: list[RoundFinished] = []
+    fed.subscribers.append(lambda e: seen.append(e) if isinstance(e, RoundFinished) else None)
+    fed.run()
+    return seen
+
+
+# ---- schedule and masks -----------------------------------------------------------------------
+@pytest.mark.parametrize("overlap", ["intersection", "coverage"])
+def test_schedule_and_dead_entries(overlap: str) -> None:
+    """10 units, rate 0.2, target 0.5: 20, 40, 50, 50 %; nothing dead ever grows again."""
+    found, dead = [], []
+    for event in history(units(ALWAYS | {"OVERLAP": overlap}))[1:]:
+        for client, state in event.state.clients.items():
+            gone = state["mask"]["image.adapter"] == 0
+            down = event.federation.trainer.down(event.state.server, client)
+            for tree in (state["w"], down, event.updates[client].params):
+                assert float(tree[DOWN][gone].abs().max()) == 0.0
+                assert float(tree[UP][:, gone].abs().max()) == 0.0
+            assert float(state["w"][DOWN][~gone].abs().min()) > 0
+            assert bool((state["w"]["text.ctx"] != 0).all())  # exempt
+            found.append(float(state["prune"]["pruned"]))
+            dead.append(int(gone.sum()))
+    assert found == pytest.approx([0.2, 0.2, 0.4, 0.4, 0.5, 0.5, 0.5, 0.5], abs=1e-12)
+    assert dead == [2, 2, 4, 4, 5, 5, 5, 5]
+
+
+@pytest.mark.parametrize(("rank", "dead"), [(8, [2, 3, 4]), (10, [2, 4, 5])])
+def test_rounding_of_the_cumulated_share(rank: int, dead: list[int]) -> None:
+    mask, score = torch.ones(1, rank), torch.arange(float(rank), 0, -1)[None]
+    for share, count in zip((0.2, 0.4, 0.5), dead, strict=True):
+        before, mask = mask, HOME.kill(mask, score, share)
+        assert int((mask == 0).sum()) == count
+        assert bool((mask <= before).all())
+        assert mask[0].tolist() == [1.0] * (rank - count) + [0.0] * count  # the lowest go
+
+
+def test_dead_units_stay_dead_whatever_their_score() -> None:
+    mask = torch.tensor([[1.0, 0.0, 1.0, 1.0]])
+    score = torch.tensor([[0.1, 9.0, 0.3, 0.2]])
+    assert HOME.kill(mask, score, 0.5).tolist() == [[0.0, 0.0, 1.0, 1.0]]
+
+
+@pytest.mark.parametrize(("warmup", "dead"), [(1, [0, 2, 4]), (2, [0, 0, 2])])
+def test_warm_up(warmup: int, dead: list[int]) -> None:
+    events = history(units(ALWAYS | {"WARMUP": warmup}, 3))[1:]
+    assert [int((e.state.clients[0]["mask"]["image.adapter"] == 0).sum()) for e in events] == dead
+
+
+def test_relative_bar_is_of_the_best_so_far() -> None:
+    fed = units({"ACC_MODE": "rel", "ACC_THR": 0.9, "WARMUP": 0}, 4)
+    state, found = fed.start(), []
+    for round_, accurate in enumerate((0.5, 0.44, 0.46, 0.6), 1):
+        fed.trainer.accurate = accurate
+        state = fed.round(state, round_)
+        found.append(float(state.clients[0]["prune"]["pruned"]))
+    assert found == pytest.approx([0.2, 0.2, 0.4, 0.5])
+    assert float(state.clients[0]["prune"]["best"]) == 0.6
+
+
+@pytest.mark.parametrize("overlap", ["intersection", "coverage"])
+def test_below_the_bar_it_is_fedavg(overlap: str) -> None:
+    ours = history(units(NEVER | {"OVERLAP": overlap}))
+    plain = history(units({}, kind=load_trainer("FedAvg")))
+    for mine, other in zip(ours, plain, strict=True):
+        for name, value in other.state.server["w"].items():
+            gap = (mine.state.server["w"][name] - value).abs().max()
+            assert float(gap) <= (0.0 if overlap == "intersection" else 1e-14)
+            for state in mine.state.clients.values():
+                assert all(bool((m == 1).all()) for m in state["mask"].values())
+    assert ours[-1].report["overlap_fraction"] == 1.0
+
+
+# ---- aggregation ------------------------------------------------------------------------------
+def update(client: int, values: list[float], mask: list[int]) -> Update:
+    row = torch.tensor(values, dtype=torch.float64)
+    keep = {"mask.image.adapter": torch.tensor(mask) > 0}
+    return Update(client, {DOWN: row[:, None], UP: row[None], "text.ctx": row}, 1.0, keep)
+
+
+@pytest.mark.parametrize(
+    ("rule", "whole"), [("intersection", [3, 9, 9, 9]), ("coverage", [3, 2, 7, 9])]
+)
+def test_both_overlap_rules(rule: str, whole: list[float]) -> None:
+    updates = [update(0, [1, 2, 0, 0], [1, 1, 0, 0]), update(1, [5, 0, 7, 0], [1, 0, 1, 0])]
+    nine = {n: torch.full_like(v, 9.0) for n, v in updates[0].params.items()}
+    server, own = HOME.aggregate(updates, nine, rule)
+    for name in (DOWN, UP):  # rows of one, columns of the other
+        assert server[name].flatten().tolist() == whole
+        assert own[0][name].flatten().tolist() == [3, 2, 0, 0]
+        assert own[1][name].flatten().tolist() == [3, 0, 7, 0]
+    for tree in (server, own[0], own[1]):  # not prunable: the plain mean
+        assert tree["text.ctx"].tolist() == [3, 1, 3.5, 0]
+
+
+def test_coverage_weighs_by_samples() -> None:
+    updates = [update(0, [1, 2, 0, 0], [1, 1, 0, 0]), update(1, [5, 4, 0, 0], [1, 1, 0, 0])]
+    updates[1] = replace(updates[1], weight=3.0)
+    server, _ = HOME.aggregate(updates, dict(updates[0].params), "coverage")
+    assert server[DOWN].flatten().tolist() == pytest.approx([4.0, 3.5, 0, 0])
+
+
+def test_overlap_is_reported_and_small_ones_are_warned_of() -> None:
+    trainer = units(ALWAYS).trainer
+    some = [update(0, [1] * 4, [1, 1, 0, 0]), update(1, [1] * 4, [1, 0, 1, 0])]
+    report = trainer.report_overlap(some)
+    assert report == {"overlap_fraction": 0.25, "pruned": {"0": 0.5, "1": 0.5}}
+    none = [update(0, [1] * 4, [1, 1, 0, 0]), update(1, [1] * 4, [0, 0, 1, 1])]
+    assert "OVERLAP coverage" in trainer.report_overlap(none)["warning"]
+
+
+def test_masks_are_read_and_each_client_gets_its_own_model() -> None:
+    """The port's list of masked layers is empty: all is averaged and nobody has an own model."""
+    last = history(units(ALWAYS))[-1]
+    masks = [s["mask"]["image.adapter"] for s in last.state.clients.values()]
+    assert not torch.equal(*masks)
+    first, second = (last.federation.trainer.down(last.state.server, c) for c in (0, 1))
+    alone = (masks[0] > 0) & (masks[1] == 0)
+    assert bool((first[DOWN][alone] != 0).all()) and bool((second[DOWN][alone] == 0).all())
+    kept = (masks[0] > 0) & (masks[1] > 0)
+    assert torch.equal(first[DOWN][kept], second[DOWN][kept])
+    mean = (last.updates[0].params[DOWN] + last.updates[1].params[DOWN])[kept] / 2
+    assert torch.allclose(first[DOWN][kept], mean, atol=1e-15)
+    assert set(last.updates[0].params) == set(last.state.server["w"])  # no weight_orig
+
+
+# ---- units ------------------------------------------------------------------------------------
+def test_score_is_what_a_component_adds() -> None:
+    draw = torch.Generator().manual_seed(1)
+    a, b = "image.lora.3.q.A", "image.lora.3.q.B"
+    tree = {a: torch.randn(4, 7, generator=draw).double(),
+            b: torch.randn(5, 4, generator=draw).double()}
+    score = HOME.scores(tree)["image.lora.3.q"]
+    for j in range(4):
+        outer = torch.linalg.matrix_norm(torch.outer(tree[b][:, j], tree[a][j]))
+        mask = torch.ones(4).double()
+        mask[j] = 0
+        left = HOME.masked(tree, {"image.lora.3.q": mask})
+        assert left[a][j].abs().max() == 0 and left[b][:, j].abs().max() == 0
+        gone = torch.linalg.matrix_norm(tree[b] @ tree[a] - left[b] @ left[a])
+        assert float(score[j]) == pytest.approx(float(outer), abs=1e-14)
+        assert float(gone) == pytest.approx(float(outer), abs=1e-14)
+
+
+def test_which_tensors_have_units() -> None:
+    names = [
+        "image.adapter.3.mlp.down.weight", "image.adapter.3.mlp.down.bias",
+        "image.adapter.3.mlp.up.weight", "image.adapter.3.mlp.up.bias",
+        "image.adapter.3.mlp.ln.weight", "text.lora.0.v.A", "text.lora.0.v.B", "text.ctx",
+        "head.weight", DOWN, UP,
+    ]
+    assert HOME.sites(dict.fromkeys(names, torch.zeros(1))) == {
+        "image.adapter.3.mlp": names[:3], "text.lora.0.v": names[5:7], "image.adapter": [DOWN, UP],
+    }
+
+
+@pytest.mark.parametrize("visual", ["lora", "adapter", "feature"])
+def test_every_kind_of_unit_is_pruned_in_a_run(visual: str) -> None:
+    """A-row and B-column masks agree; pruned LoRA components are zero on both sides."""
+    world = World(["PEFT.TEXT", "none", "PEFT.VISUAL", visual, "PEFT.WIDTH", "10"])
+    setup = Setup(opts=ALWAYS, rounds=3, pixels=True, splits=world.splits[:2])
+    state = world.record(HERMES, setup).states[-1]
+    for own in state.clients.values():
+        assert own["mask"].keys() == HOME.sites(own["w"]).keys() != set()
+        for site, names in HOME.sites(own["w"]).items():
+            gone = own["mask"][site] == 0
+            assert int(gone.sum()) == len(gone) // 2
+            dead = [v for v in names if HOME.unit(v)[1] is not HOME.ENTRIES]
+            rows = [own["w"][n].movedim(0 if HOME.unit(n)[1] is HOME.ROWS else -1, 0)
+                    for n in dead]
+            assert len(rows) == 2 and all(not bool(r[gone].any()) for r in rows)
+            assert all(bool(r[~gone].any(-1).all()) for r in rows)
+
+
+def test_nothing_to_prune_is_refused() -> None:
+    with pytest.raises(ConfigError, match="PEFT.VISUAL feature"):
+        World(["PEFT.TEXT", "prompt", "PEFT.VISUAL", "none"]).federation(HERMES)
+
+
+# ---- validation -------------------------------------------------------------------------------
+def test_the_decision_sees_validation_images_only() -> None:
+    """Other test images change nothing; other validation labels can."""
+    own = {"ACC_MODE": "abs", "ACC_THR": 0.99, "WARMUP": 0}
+    shares = list(FEATURE.splits[:2])
+    blank = [replace(s, test=np.zeros(0, np.int64)) for s in shares]
+    one, other = (
+        FEATURE.record(HERMES, Setup(opts=own, rounds=2, splits=s)).states[-1]
+        for s in (shares, blank)
+    )
+    assert all(torch.equal(v, dict(leaves(other))[n]) for n, v in leaves(one))
+    fed = FEATURE.federation(HERMES, Setup(opts=own))
+    ctx = fed.context([0])
+    p = {n: v[None] for n, v in fed.p0.items()}
+    index = torch.as_tensor(FEATURE.splits[0].val)
+    logits = fed.trainer.predict(fed.model, p, {"features": FEATURE.features[index][None]})
+    right = (logits[0].argmax(-1) == FEATURE.labels[index]).double().mean()
+    assert fed.trainer.accuracy(ctx, p).tolist() == [float(right)]
+
+
+def empty(share: Share) -> Share:
+    return replace(share, val=np.zeros(0, np.int64))
+
+
+def test_a_client_without_validation_images_never_prunes() -> None:
+    shares = [FEATURE.splits[0], empty(FEATURE.splits[1])]
+    run = FEATURE.record(HERMES, Setup(opts=ALWAYS, splits=shares))
+    dead = [int((run.states[-1].clients[c]["mask"]["image.adapter"] == 0).sum()) for c in (0, 1)]
+    assert dead == [5, 0]
+    assert run.events[-1].report["without_validation"] == [1]
+
+
+def test_no_validation_images_at_all_is_refused() -> None:
+    shares = [empty(s) for s in FEATURE.splits]
+    with pytest.raises(DataError, match="VAL_SHOTS"):
+        FEATURE.record(HERMES, Setup(opts=ALWAYS, splits=shares))
+
+
+def test_final_fine_tuning_keeps_the_mask() -> None:
+    made = type("UnitHermes", (Units, HERMES), {})
+    keys = {"FED.FINETUNE_EPOCHS": 3}
+    fed = quadratic(made(config(HERMES, ALWAYS, keys)), 3, momentum=0.9)
+    state: FedState = fed.run()
+    for (c,), p in fed.personal(state, [0, 1]):
+        gone = state.clients[c]["mask"]["image.adapter"] == 0
+        assert int(gone.sum()) == 5 and not bool(p[DOWN][0][gone].any())
+        assert not torch.equal(p[DOWN][0], fed.trainer.down(state.server, c)[DOWN])

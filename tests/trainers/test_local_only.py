@@ -1,0 +1,46 @@
+"""LocalOnly: an empty shared group travels, aggregates, resumes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedvlm.federation.events import FedState, RoundFinished
+from fedvlm.run_state import load_newest_state, save_state
+from tests.trainers.toys import drive, leaves, own, personal
+
+
+def test_each_client_descends_alone() -> None:
+    fed, state = drive("LocalOnly", 10, epochs=2)
+    expected = [0.0, 4 * (1 - 0.7**20)]
+    assert own(state) == pytest.approx(expected, abs=1e-12)
+    assert personal(fed, state) == own(state)
+
+
+def test_nothing_is_sent_and_nothing_aggregated() -> None:
+    fed, state = drive("LocalOnly", 1)
+    seen: list[RoundFinished] = []
+    fed.subscribers.append(lambda e: seen.append(e) if isinstance(e, RoundFinished) else None)
+    fed.run()
+    assert seen[-1].bytes_up == {0: {}, 1: {}} and seen[-1].bytes_down == {0: {}, 1: {}}
+    assert [u.weight for u in seen[-1].updates] == [1.0, 1.0]
+    assert state.server == {"w": {}}
+    assert float(fed.shared(state)["image.w"][0]) == 0.0  # the untrained start
+
+
+def test_an_empty_shared_group_survives_a_resume(tmp_path: Path) -> None:
+    fed, whole = drive("LocalOnly", 4, momentum=0.9)
+    half = fed.run(until=2)
+    save_state(tmp_path, 2, half.server, half.clients, {}, identity="t")
+    saved, _ = load_newest_state(tmp_path, identity="t")
+    assert saved is not None
+    rest = fed.run(FedState(saved.round, saved.server, saved.clients))
+    for (place, a), (other, b) in zip(leaves(rest), leaves(whole), strict=True):
+        assert place == other and torch.equal(a, b)
+
+
+def test_an_unsampled_client_rests() -> None:
+    _, state = drive("LocalOnly", 1, frac=0.5, first_round_all=False)
+    assert sum(v == 0.0 for v in own(state)) >= 1

@@ -1,0 +1,62 @@
+"""Ditto: a private model beside FedAvg's, pulled to the global model as it was received.
+
+Paper: Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021.
+Equations: w by FedAvg; client k: min_v F_k(v) + LAMBDA/2 |v - w_t|^2, w_t the model received this
+    round, by steps with the gradient grad F_k(v) + LAMBDA (v - w_t).
+Shared: all of PEFT (w)
+Personal: a copy v of all of PEFT; it is what is evaluated.
+Frozen: both towers, the logit scale.
+Defaults: LAMBDA 1, as many epochs for v as for w; v starts where w starts.
+Departures from the paper: PEFT tensors are trained, distances are between them (of LoRA: between
+    the factors); the server weights clients by samples (there evenly, clients drawn by samples).
+Departures from the authors' code: v is trained over whole epochs, then w (there v and w take turns
+    on each batch; their results do not depend on each other); no choice of LAMBDA per client on
+    validation data (their dynamic_lam).
+Extra data: none.
+Cost: twice FedAvg's local work, FedAvg's traffic.
+Command: python federated_main.py --demo --trainer Ditto
+"""
+
+from __future__ import annotations
+
+from fedvlm.config_schema import Option
+from fedvlm.federation.context import Context, Upload
+from fedvlm.federation.finetune import TAG, Finetune
+from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.proximal import pull
+from fedvlm.federation.trainer import TRAINER_REGISTRY
+from fedvlm.federation.trees import State, Tree
+
+
+@TRAINER_REGISTRY.register("Ditto")
+class Ditto(PeftTrainer):
+    """See the module's card."""
+
+    name = "Ditto"
+    options = {
+        "LAMBDA": Option(1.0, "strength of the private model's pull to the global one", low=0.0),
+        "P_EPOCHS": Option(0, "local epochs of the private model; 0 is FED.LOCAL_EPOCHS", low=0),
+    }
+
+    def init(self, ctx: Context, p0: Tree) -> State:
+        """Return both models at the common start."""
+        return {"w": p0, "v": p0}
+
+    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+        """Train v against the model received, then w."""
+        v = ctx.fit(
+            c["v"], self.loss, epochs=self.cfg.P_EPOCHS or None, tag="v",
+            edit=pull("d", self.cfg.LAMBDA), const={"d": d},
+        )
+        return super().local(ctx, c | {"v": v}, d)
+
+    def personal(self, ctx: Context, c: State, d: Tree) -> Tree:
+        """Return v."""
+        return c["v"]
+
+    def finetune(self, ctx: Context, c: State, d: Tree, how: Finetune) -> Tree:
+        """Train a copy of v as in a round, against the last global model."""
+        return ctx.fit(
+            c["v"], self.loss, train=how.train, epochs=how.epochs, lr=how.lr or ctx.optim.lr,
+            tag=TAG, edit=pull("d", self.cfg.LAMBDA), const={"d": d},
+        )

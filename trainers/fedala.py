@@ -1,0 +1,120 @@
+"""FedALA: each client learns, number by number, how much of the received model it takes.
+
+Paper: Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning,
+    AAAI 2023.
+Equations: start of a client's round: w^ = w_l + (w_g - w_l) * W on the last LAYERS tensors, w_g
+    below; W <- clip_[0,1](W - eta dF/dw^ * (w_g - w_l)) on a share of the data, until the losses
+    are steady the first time, one pass later. Then F is trained from w^, and sent.
+Shared: all of PEFT
+Personal: none (W and the last local model stay with the client)
+Frozen: both towers, the logit scale.
+Defaults: eta 1, 80 % of the data, all tensors mixed; steady = standard deviation of the last ten
+    losses below 0.1, at most 50 passes.
+Departures from the paper: LAYERS counts trained tensors, image side first (0: all of them; a
+    prompt or an adapter is few). The share of the data is whole batches, rounded up. The passes
+    of the first time are bounded.
+Departures from the authors' code: what is evaluated is the mixture with the newest received
+    model, as there; W is learned for it anew and not kept.
+Extra data: none.
+Cost: FedAvg's bytes; a pass over the data per round for W, more the first time; again at each
+    evaluation. Client by client: each decides for itself when its losses are steady.
+Command: python federated_main.py --demo --trainer FedALA
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import torch
+
+from fedvlm.config_schema import Option
+from fedvlm.federation.batches import Batch
+from fedvlm.federation.context import Context, Upload
+from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.trainer import TRAINER_REGISTRY
+from fedvlm.federation.trees import State, Tree, map_leaves, pick
+from fedvlm.models.peft import BODY, role
+
+WINDOW = 10  # losses whose spread tells whether they are steady
+
+
+@TRAINER_REGISTRY.register("FedALA")
+class FedALA(PeftTrainer):
+    """See the module's card. Slot ``mix`` holds W, slot ``ala`` whether it was learned before."""
+
+    name = "FedALA"
+    batched = False
+    options = {
+        "MIX_LR": Option(1.0, "step of the mixing weights (eta)", low=0.0),
+        "SHARE": Option(0.8, "share of the data they are learned on", low=0.0, high=1.0,
+                        low_open=True),
+        "LAYERS": Option(0, "last trained tensors that are mixed; 0 is all", low=0),
+        "STEADY": Option(0.1, "spread of the last ten losses that ends the first time", low=0.0),
+        "MAX_EPOCHS": Option(50, "passes at most the first time", low=1),
+    }
+
+    def init(self, ctx: Context, p0: Tree) -> State:
+        """Return the start: all of the received model is taken."""
+        ones = map_leaves(torch.ones_like, pick(p0, self.mixed(ctx)))
+        return {"w": p0, "mix": ones, "ala": {"learned": torch.zeros((), device=ctx.model.device)}}
+
+    def mixed(self, ctx: Context) -> list[str]:
+        """Return the names that are mixed: the last ones, image side first."""
+        names = sorted(ctx.groups.shared, key=lambda n: role(n) != BODY)
+        return names[-self.cfg.LAYERS:] if self.cfg.LAYERS else names
+
+    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+        """Mix, train from there, send."""
+        start, kept = self.adapt(ctx, c, d, "ala")
+        w = ctx.fit(start, self.loss)
+        return c | kept | {"w": w}, ctx.upload(w)
+
+    def personal(self, ctx: Context, c: State, d: Tree) -> Tree:
+        """Return the mixture with the newest received model."""
+        return self.adapt(ctx, c, d, "ala-personal")[0]
+
+    def adapt(self, ctx: Context, c: State, d: Tree, tag: str) -> tuple[Tree, State]:
+        """Return one client's mixture and its new slots."""
+        received = c["w"] | d
+        old, new = (pick(t, self.mixed(ctx)) for t in (c["w"], received))
+        gap = map_leaves(torch.sub, new, old)
+        if all(bool((v == 0).all()) for v in gap.values()):  # nothing to choose from
+            return received, {}
+        mix, losses = c["mix"], list[float]()
+        passes = 1 if bool(c["ala"]["learned"]) else self.cfg.MAX_EPOCHS
+        for turn in range(passes):
+            mix, value = self.one_pass(ctx, received, (old, gap), mix, f"{tag}-{turn}")
+            losses.append(value)
+            if len(losses) > WINDOW and statistics.pstdev(losses[-WINDOW:]) < self.cfg.STEADY:
+                break
+        learned = {"learned": torch.ones_like(c["ala"]["learned"])}
+        return received | blend(old, gap, mix), {"mix": mix, "ala": learned}
+
+    def one_pass(
+        self, ctx: Context, received: Tree, pair: tuple[Tree, Tree], mix: Tree, tag: str
+    ) -> tuple[Tree, float]:
+        """Learn the mixing weights on one share of the data; return them and the last loss."""
+        steps = list(ctx.batcher.steps(ctx.clients, ctx.round, 1, 1, tag))
+        value = 0.0
+        for step in steps[: math.ceil(self.cfg.SHARE * len(steps))]:
+            mix, value = self.mix_step(ctx, received, pair, mix, step.batches[0])
+            ctx.counters["mix_steps"] += 1
+        return mix, value
+
+    def mix_step(
+        self, ctx: Context, received: Tree, pair: tuple[Tree, Tree], mix: Tree, batch: Batch
+    ) -> tuple[Tree, float]:
+        """Take one step of W <- clip(W - eta dF/dw^ * (w_g - w_l))."""
+        old, gap = pair
+        at = received | blend(old, gap, mix)
+        value, _, grads = ctx.grad(at, self.loss, batch, list(mix))
+        ctx.check(value, "loss of the local aggregation")
+        eta = self.cfg.MIX_LR
+        new = {n: (mix[n] - eta * g * gap[n]).clamp(0, 1) for n, g in grads.items()}
+        return mix | new, float(value)
+
+
+def blend(old: Tree, gap: Tree, mix: Tree) -> Tree:
+    """Return w_l + (w_g - w_l) * W."""
+    return map_leaves(lambda w, g, m: w + g * m, old, gap, mix)

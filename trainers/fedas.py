@@ -1,0 +1,168 @@
+"""FedAS: the received body is aligned to the client's old features; Fisher traces weigh the mean.
+
+Paper: Yang et al., FedAS: Bridging Inconsistency in Personalized Federated Learning, CVPR 2024.
+Equations:
+    alignment: p_c = mean of f(x; old local body) over class c; on a copy of the received body
+        sum_c MSE(f(x_c), p_c) per batch, ALIGN_EPOCHS of plain SGD; then CE on body and head;
+    Fisher trace: F_k = sum over batches |grad mean NLL(batch)|^2 at the trained model;
+    server: body <- sum_k F_k body_k / sum_k F_k; all zero: by samples.
+Shared: body (image.*)
+Personal: head (text.*, head.*); never sent
+Frozen: both towers, the logit scale.
+Defaults: alignment one epoch at 0.01, from a client's second round on; Fisher over all trained
+    tensors in batches of 16; a feature adapter and a linear head that starts as text features.
+Departures from the paper: features are CLIP's adapted ones, un-normalised (of unit length their
+    mean squared error is too small to align anything; ALIGN_REDUCTION sum is for that).
+Departures from the authors' code: alignment works on a copy (there every client moves the one
+    global model, so that later clients receive it aligned to earlier ones); no batch is dropped,
+    so clients of any size are aligned and have a trace; heads are not sent; clients that are not
+    chosen compute nothing. Evaluated is, as there, the client's own trained model, before the next
+    download. ALIGN_* and FIM_* are flat names.
+    The weights are what the method defines, and know it: F_k grows with the number of batches and
+    with smaller ones (FIM_BATCH), uses the client's labels, and falls as a client fits well, so
+    that on easy data the less trained client weighs more. AGG samples (or data) and uniform switch
+    them off, ALIGN no the alignment.
+Extra data: none.
+Cost: the body's bytes and one number of samples; two more passes over the images for prototypes
+    and alignment, one for the trace (FIM_MODE sample: one per sample).
+Command: python federated_main.py --demo --trainer FedAS
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedvlm.config_schema import Option
+from fedvlm.federation.aggregate import Update
+from fedvlm.federation.batches import Batch
+from fedvlm.federation.context import Context, Upload
+from fedvlm.federation.groups import PERSONAL, SHARED
+from fedvlm.federation.optim import OptimSpec
+from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.prototypes import class_means, membership, of_labels
+from fedvlm.federation.trainer import TRAINER_REGISTRY
+from fedvlm.federation.trees import State, Tree, per_client, rows
+from fedvlm.federation.weighting import SAMPLES, UNIFORM, client_weights
+from fedvlm.models.peft import BODY, HEAD
+
+COUNT = "fedas.samples"
+
+
+@TRAINER_REGISTRY.register("FedAS")
+class FedAS(PeftTrainer):
+    """See the module's card. Slot ``met`` tells whether a client has trained before."""
+
+    name = "FedAS"
+    roles = {BODY: SHARED, HEAD: PERSONAL}
+    needs = (BODY, HEAD)
+    extras = (r"fedas\.samples",)
+    exempt = {"G5": "the received body is aligned before it is trained"}
+    options = {
+        "ALIGN": Option(True, "align the received body before training"),
+        "ALIGN_LR": Option(0.01, "its learning rate (LoRA wants 0.1 to 1)", low=0.0),
+        "ALIGN_EPOCHS": Option(1, "its passes over the data", low=1),
+        "ALIGN_REDUCTION": Option("mean", "squared error over channels", choices=("mean", "sum")),
+        "ALIGN_FEATURE": Option("unnormalised", "features that are aligned",
+                                choices=("unnormalised", "normalised")),
+        "SKIP_FIRST": Option(True, "no alignment at a client's first round"),
+        "FIM_PARAMS": Option("all", "tensors of the Fisher trace", choices=("all", "shared")),
+        "FIM_MODE": Option("batch", "gradients of batch means, or of single samples",
+                           choices=("batch", "sample")),
+        "FIM_BATCH": Option(16, "most samples per gradient in mode batch", low=1),
+        "AGG": Option("fim", "weights of the mean: Fisher traces, samples, or all alike",
+                      choices=("fim", SAMPLES, UNIFORM), aliases={"data": SAMPLES}),
+    }
+
+    # ---- client ---------------------------------------------------------------------------
+    def init(self, ctx: Context, p0: Tree) -> State:
+        """Return the start of a client that has not trained."""
+        return {"w": p0, "met": {"rounds": torch.zeros((), device=ctx.model.device)}}
+
+    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+        """Align a copy of the received body, train all, take the Fisher trace."""
+        w = ctx.fit(self.aligned(ctx, c, d), self.loss)
+        met = {"rounds": c["met"]["rounds"] + 1}
+        extras = {COUNT: ctx.sizes.to(ctx.model.device, ctx.model.dtype)}
+        return c | {"w": w, "met": met}, ctx.upload(w, self.weight(ctx, w), extras)
+
+    def personal(self, ctx: Context, c: State, d: Tree) -> Tree:
+        """Return the client's own model; the shared body where it never trained."""
+        new = c["met"]["rounds"] == 0
+        return c["w"] | {n: torch.where(per_client(new, v), v, c["w"][n]) for n, v in d.items()}
+
+    def aligned(self, ctx: Context, c: State, d: Tree) -> Tree:
+        """Return the client's model with the received body, aligned where that is due."""
+        received = c["w"] | d
+        new = (c["met"]["rounds"] == 0) & self.cfg.SKIP_FIRST
+        if not self.cfg.ALIGN or bool(new.all()):
+            return received
+        own = class_means(
+            ctx, lambda p, x: self.features(ctx.model, p, x), c["w"],
+            len(ctx.model.classnames), ctx.model.embed_dim,
+        )
+        moved = ctx.fit(
+            received, self.align_loss, train=(SHARED,), epochs=self.cfg.ALIGN_EPOCHS,
+            lr=self.cfg.ALIGN_LR, tag="align", const={"old": {"mean": own.mean}},
+            optim=OptimSpec("sgd", self.cfg.ALIGN_LR, momentum=0.0, weight_decay=0.0),
+        )
+        return {n: torch.where(per_client(new, v), received[n], v) for n, v in moved.items()}
+
+    def features(self, model: Any, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
+        """Return the features that are aligned, ``[K, B, d]``."""
+        z = self.image_features(model, p, x)
+        return F.normalize(z, dim=-1) if self.cfg.ALIGN_FEATURE == "normalised" else z
+
+    def align_loss(self, model: Any, p: Tree, b: Batch) -> Tensor:
+        """Return the sum over classes of the mean squared distance to the old mean, ``[K]``."""
+        old = b.const["old"]["mean"]
+        square = (self.features(model, p, b.x) - of_labels(old, b.y)).square()
+        each = square.mean(-1) if self.cfg.ALIGN_REDUCTION == "mean" else square.sum(-1)
+        member = membership(b, old.shape[1])  # [K, B, C]
+        per_class = (member * each[..., None]).sum(1) / member.sum(1).clamp_min(1)
+        return per_class.sum(1)
+
+    # ---- weights --------------------------------------------------------------------------
+    def weight(self, ctx: Context, w: Tree) -> Tensor:
+        """Return each client's weight in the mean, ``[K]``."""
+        if self.cfg.AGG == "fim":
+            return self.fisher(ctx, w)
+        return client_weights(ctx, self.cfg.AGG)
+
+    def fisher(self, ctx: Context, w: Tree) -> Tensor:
+        """Return the trace of the empirical Fisher information at ``w``, ``[K]``, float64."""
+        names = ctx.trained(w, (SHARED,) if self.cfg.FIM_PARAMS == "shared" else (SHARED, PERSONAL))
+        size = 1 if self.cfg.FIM_MODE == "sample" else int(self.cfg.FIM_BATCH)
+        trace = torch.zeros(ctx.k, dtype=torch.float64)
+        for step in ctx.batcher.steps(ctx.clients, ctx.round, 1, 1, "fisher"):
+            for piece in pieces(step.batches[0], size):
+                k = len(piece.y)
+                _, _, grads = ctx.grad(rows(w, 0, k), self.loss, piece, names)
+                for g in grads.values():
+                    trace[:k] += g.cpu().double().reshape(k, -1).square().sum(1)
+        ctx.check(trace, "the Fisher trace")
+        return torch.where(torch.isfinite(trace), trace, 0.0)  # such a client is left out
+
+    def server(self, ctx: Context, server: State, updates: Sequence[Update]) -> State:
+        """Average the bodies with the clients' weights; by samples if all weights are zero."""
+        ordered = sorted(updates, key=lambda u: u.client)
+        weights = [u.weight for u in ordered]
+        if not sum(weights) > 0:
+            weights = [float(u.extras[COUNT]) for u in ordered]
+        self.report["aggregation_weights"] = [w / sum(weights) for w in weights]
+        weighted = [replace(u, weight=w) for u, w in zip(ordered, weights, strict=True)]
+        return server | {"w": self.mean(weighted)}
+
+
+def pieces(b: Batch, size: int) -> Iterator[Batch]:
+    """Cut a batch along its samples; clients are sorted by size, so empty rows come last."""
+    for i in range(0, b.y.shape[1], size):
+        w = b.w[:, i : i + size]
+        k = int((w.sum(1) > 0).sum())
+        x = {s: v[:k, i : i + size] for s, v in b.x.items()}
+        yield replace(b, x=x, y=b.y[:k, i : i + size], w=w[:k])

@@ -1,0 +1,53 @@
+"""ZeroShot: CLIP as it is, with the data set's template; nothing is trained.
+
+Paper: Radford et al., Learning Transferable Visual Models From Natural Language Supervision,
+    ICML 2021.
+Equations: logits = scale x/|x| . T0, T0 the normalised mean of the templates' text features.
+Shared: none
+Personal: none
+Frozen: everything.
+Defaults: DATASET.TEMPLATE or the set's own; FED.ROUNDS 1, since every round gives the same numbers.
+Departures from the paper: no ensemble of 80 prompts unless the data set's templates say so.
+Departures from the authors' code: none known.
+Extra data: none.
+Cost: no byte travels, no step is taken; one text pass per class list.
+Command: python federated_main.py --demo --trainer ZeroShot
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedvlm.federation.context import Context, Upload
+from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer
+from fedvlm.federation.trees import State, Tree
+
+
+@TRAINER_REGISTRY.register("ZeroShot")
+class ZeroShot(Trainer):
+    """No tensors: rounds pass without work (see the card)."""
+
+    name = "ZeroShot"
+    groups = ()
+    exempt = {
+        "G5": "there is nothing to train",
+        "G11": "nobody trains",
+        "G12": "no number depends on the seed",
+        "G14": "nobody trains, so no training number can fail to be finite",
+    }
+
+    def trainables(self, model: Any, generator: torch.Generator) -> Tree:
+        """Return no tensor."""
+        return {}
+
+    def text_features(self, model: Any, p: Tree) -> Tensor:
+        """Return the template's text features ``[1, C, d]``, the same for every client."""
+        anchor: Tensor = model.anchor("template", 0)
+        return anchor[None]
+
+    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+        """Do nothing and send nothing."""
+        return c, ctx.upload({})
