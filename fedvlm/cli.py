@@ -25,6 +25,7 @@ VERBS = {
     "list": "fedvlm.cli_list:main",
     "show": "fedvlm.cli_list:show",
     "config": "fedvlm.cli_list:config",
+    "new-trainer": "fedvlm.cli_new:main",
 }
 USAGES = {
     "list": "fedvlm list: all methods; fedvlm list METHOD ...: the method's card",

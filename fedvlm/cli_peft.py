@@ -53,3 +53,10 @@ def expand(value: str) -> dict[str, str]:
             f"--peft {value}: a linear head has no text side; drop head or {by['PEFT.TEXT']}"
         )
     return OFF | found
+
+
+def words_of(text: str, visual: str, head: str) -> str:
+    """Return the words of ``--peft`` for the three keys: ``prompt+lora``; ``none`` for nothing."""
+    asked = {"PEFT.TEXT": text, "PEFT.VISUAL": visual, "PEFT.HEAD": head}
+    words = [word for word, (key, value) in WORDS.items() if asked[key] == value]
+    return "+".join(words) or "none"

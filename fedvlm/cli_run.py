@@ -12,6 +12,7 @@ from yacs.config import CfgNode
 
 from fedvlm import run_state
 from fedvlm.cli_build import Built, build, views_of
+from fedvlm.cli_peft import words_of
 from fedvlm.cli_record import Recorder, summary
 from fedvlm.cli_seeds import seed_table
 from fedvlm.config import flat
@@ -19,7 +20,9 @@ from fedvlm.console import Console, progress, say
 from fedvlm.console_log import Headline, LogFile
 from fedvlm.errors import ConfigError
 from fedvlm.evaluation import zero_shot
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.events import FedState
+from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.trees import numel
 from fedvlm.run_metrics import read_metrics
 from fedvlm.run_names import RunPath
@@ -43,8 +46,9 @@ def run_job(cfg: CfgNode, origins: dict[str, str], args: Namespace) -> int:
 
         return dry_run(cfg)
     began = time.perf_counter()
+    chosen = peft_choice(cfg, origins)
     built = build(cfg, progress)
-    folder = RunFolder.create(cfg.OUTPUT_DIR, run_path(cfg, built), built.identity)
+    folder = RunFolder.create(cfg.OUTPUT_DIR, run_path(cfg, built, chosen), built.identity)
     _check_resume(cfg, folder)
     console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
     if folder.finished is not None:
@@ -206,6 +210,8 @@ def protocol(cfg: CfgNode, built: Built) -> dict[str, Any]:
         "subsample": cfg.DATASET.SUBSAMPLE_CLASSES,
         "backbone": cfg.MODEL.BACKBONE.NAME, "weights": built.backbone.weights,
         "backbone_digest": built.backbone.digest, "data_digest": built.data.digest,
+        "peft": words_of(cfg.PEFT.TEXT, cfg.PEFT.VISUAL, cfg.PEFT.HEAD)
+        if isinstance(built.federation.trainer, PeftTrainer) else "",
         "partition": partition_name(cfg), "rounds": int(cfg.FED.ROUNDS),
         "local_epochs": int(cfg.FED.LOCAL_EPOCHS), "views": views_of(cfg), "seed": int(cfg.SEED),
         "data_seed": int(cfg.DATA_SEED), "selection": cfg.TEST.SELECT,
@@ -225,12 +231,33 @@ def partition_name(cfg: CfgNode) -> str:
     return f"{fed.PARTITION}{beta}{legacy}-K{fed.CLIENTS}-f{fed.FRAC:g}"
 
 
-def run_path(cfg: CfgNode, built: Built) -> RunPath:
-    """Return where a run lies below ``OUTPUT_DIR`` (DESIGN 7)."""
+def peft_choice(cfg: CfgNode, origins: Mapping[str, str]) -> str:
+    """Return the trainable set in words, ``-prompt+lora``, where the user chose it; else nothing.
+
+    Raises:
+        ConfigError: a choice for a method that brings its own trainable tensors.
+    """
+    keys = ("PEFT.TEXT", "PEFT.VISUAL", "PEFT.HEAD")
+    if all(origins[key] == "default" or origins[key].endswith(".yaml") for key in keys):
+        return ""
+    if not issubclass(load_trainer(cfg.TRAINER.NAME), PeftTrainer):
+        raise ConfigError(
+            f"--peft and PEFT.* do not change {cfg.TRAINER.NAME}, which brings its own trainable "
+            "tensors; drop them"
+        )
+    return f"-{words_of(cfg.PEFT.TEXT, cfg.PEFT.VISUAL, cfg.PEFT.HEAD)}"
+
+
+def run_path(cfg: CfgNode, built: Built, chosen: str = "") -> RunPath:
+    """Return where a run lies below ``OUTPUT_DIR`` (DESIGN 7).
+
+    Args:
+        chosen: the user's trainable set, see ``peft_choice``.
+    """
     shots = cfg.DATASET.NUM_SHOTS
     return RunPath(
         setting(cfg), built.data.name, "all" if shots < 0 else int(shots),
-        built.federation.trainer.name, cfg.MODEL.BACKBONE.NAME, partition_name(cfg),
+        built.federation.trainer.name + chosen, cfg.MODEL.BACKBONE.NAME, partition_name(cfg),
         int(cfg.SEED), int(cfg.DATA_SEED), cfg.TAG,
     )
 

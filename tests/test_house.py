@@ -41,7 +41,8 @@ MAY = {  # room -> rooms it may import (its own besides), docs/architecture.md s
             *FILES},
 }
 PREFIXES = {  # first part of a module's name below fedvlm -> room
-    "__version__": "base", "errors": "base", "rng": "base", "registry": "base", "config": "config", "runs": "runs",
+    "__version__": "base", "errors": "base", "rng": "base", "registry": "base",
+    "config": "config", "runs": "runs",
     "run": "runs", "atomic": "runs", "manifest": "runs", "console": "console", "cli": "cli",
 }
 CARD = (

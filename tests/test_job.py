@@ -157,7 +157,7 @@ def test_bad_input_is_one_sentence(
 def test_divergence_names_client_round_and_exits_4(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert jobs.run(tmp_path, "--lr", "1e30") == 4
+    assert jobs.run(tmp_path, "--lr", "1e6", "--rounds", "30") == 4
     told = capsys.readouterr().err
     assert re.search(r"round \d+, client \d+", told)
 

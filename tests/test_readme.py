@@ -69,7 +69,7 @@ def test_the_pages_are_finished_and_begin_with_a_command():
 
 def test_every_command_is_of_a_kind_that_is_tried():
     assert len(ALL) >= 10
-    kinds = r"make [a-z-]+$|python federated_main\.py |python -m fedvlm (list|check|bench) |pytest "
+    kinds = r"make [a-z-]+$|python federated_main\.py |python -m fedvlm (list|check|bench|new-trainer) |pytest "
     assert [c for _, c in ALL if not re.match(kinds, c)] == []
 
 

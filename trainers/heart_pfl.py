@@ -24,9 +24,9 @@ Departures from the paper: two bottleneck adapters per ViT block for its 1x1 con
     MSE stages are layer-normalised (outlier channels). Pseudo-labels for attacks, gate by
     that loss; attacks are made once per round and image, not once per step.
 Departures from the authors' code: it implements the described method. There HDA carries no
-    gradient and the reverse KL swaps its arguments (zero, then NaN), so no distilled model was
-    ever adopted; attacks clamp normalised images to [0, 1]; teachers run in training mode;
-    published numbers are therefore no target. A loss that is not finite stops the run.
+    gradient; the reverse KL swaps its arguments, gives NaN, and the gate then adopts nothing;
+    attacks clamp normalised images to [0, 1]; teachers run in training mode. Published numbers
+    are therefore no target. A loss that is not finite stops the run.
 Extra data: AKT uses the clients' validation images (no labels unless asked). AKT_PROXY train takes
     a share of the training images instead, which the clients then do not train on: equal data.
 Cost: w and v trained, one more pass per step for f_w, one for the prototypes; AKT per image and

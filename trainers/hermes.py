@@ -43,6 +43,7 @@ from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.finetune import TAG, Finetune
 from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.proximal import require_same_basis
 from fedvlm.federation.trainer import TRAINER_REGISTRY
 from fedvlm.federation.trees import State, Tree
 
@@ -89,7 +90,7 @@ class Hermes(PeftTrainer):
         """Return what ``PEFT`` asks for.
 
         Raises:
-            ConfigError: nothing in it can be pruned, or its LoRA components are not kept apart.
+            ConfigError: nothing in it can be pruned, or LoRA's components do not last.
         """
         tree = super().trainables(model, generator)
         if not sites(tree):
@@ -97,11 +98,7 @@ class Hermes(PeftTrainer):
                 "Hermes prunes adapters and LoRA and finds neither: set PEFT.VISUAL feature, lora "
                 "or adapter, or PEFT.TEXT lora"
             )
-        self.require(
-            getattr(self.spec, "average", "") != "product_svd",
-            "Hermes prunes components of LoRA, which PEFT.LORA_AVG product_svd turns into others; "
-            "set it to factors or freeze_a",
-        )
+        require_same_basis(self.name, self.spec)
         return tree
 
     def init(self, ctx: Context, p0: Tree) -> State:

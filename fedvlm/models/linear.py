@@ -44,7 +44,8 @@ class _FrozenLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (weight,) = ctx.saved_tensors
-        return linear(grads[0].to(weight.dtype), weight.t()).to(ctx.x_dtype), None, None
+        # Not ``linear``: where a second derivative is asked for, this product needs one too.
+        return frozen_linear(grads[0].to(weight.dtype), weight.t()).to(ctx.x_dtype), None, None
 
 
 def frozen_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

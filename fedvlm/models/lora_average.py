@@ -55,10 +55,15 @@ def average_peft(
 
 
 def _mean(tensors: Sequence[Tensor], share: Sequence[float]) -> Tensor:
-    total = torch.zeros_like(tensors[0], dtype=torch.float64)
+    total = torch.zeros_like(_double(tensors[0]))
     for tensor, part in zip(tensors, share, strict=True):
-        total.add_(tensor.double(), alpha=part)
-    return total.to(tensors[0].dtype)
+        total.add_(_double(tensor), alpha=part)
+    return total.to(tensors[0].dtype).to(tensors[0].device)
+
+
+def _double(tensor: Tensor) -> Tensor:
+    """Return ``tensor`` in float64, on the CPU where its device has none (Apple's mps)."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
 def product_svd(
@@ -80,16 +85,16 @@ def product_svd(
     kept, dtype = rank or first.shape[0], first.dtype
     if kept == first.shape[0] and all(torch.equal(a, first) for a, _ in pairs):
         return first.clone(), _mean([b for _, b in pairs], share)  # exact as it is
-    a = torch.cat([pair[0].double() for pair in pairs])
-    b = torch.cat([p * pair[1].double() for pair, p in zip(pairs, share, strict=True)], dim=1)
+    a = torch.cat([_double(pair[0]) for pair in pairs])
+    b = torch.cat([p * _double(pair[1]) for pair, p in zip(pairs, share, strict=True)], dim=1)
     q_b, r_b = torch.linalg.qr(b)
     q_a, r_a = torch.linalg.qr(a.mT)
     u, s, vh = torch.linalg.svd(r_b @ r_a.mT, full_matrices=False)
     left, right = q_b @ u[:, :kept] * s[:kept], vh[:kept] @ q_a.mT
     if all(pair[0].shape[0] == kept for pair in pairs):
-        near = _mean([pair[0].double() for pair in pairs], share)
+        near = _mean([_double(pair[0]) for pair in pairs], share)
         right, left = _near(left, right, int((s[:kept] > 1e-12 * s[0]).sum()), near)
-    return right.to(dtype), left.to(dtype)
+    return right.to(dtype).to(first.device), left.to(dtype).to(first.device)
 
 
 def _near(left: Tensor, right: Tensor, live: int, mean: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedvlm.errors import ConfigError, FedvlmError
 from fedvlm.models import peft, text_lora
@@ -173,6 +174,24 @@ def test_new_classes_keep_a_client_s_text_tower() -> None:
     other = model.with_classes(["x", "red_fox"])
     want = peft.text_features(spec, model, p)[:, 4:6]
     assert torch.allclose(peft.text_features(spec, other, p), want, 0, 1e-12)
+
+
+def test_second_derivatives_of_the_fast_layers() -> None:
+    """oneDNN's product has no derivative of its own: left bare, it loses terms without a word."""
+    spec = spec_of("lora", "lora")
+    p = start(spec, VLModel(toy(dtype=torch.float64), NAMES), 0.3)
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        model, x = VLModel(toy(dtype=dtype), NAMES), {"pixels": pixels().to(dtype)}
+        q = {n: v.to(dtype).requires_grad_() for n, v in p.items()}
+        with sdpa_kernel(SDPBackend.MATH):
+            z, t = peft.image_features(spec, model, q, x), peft.text_features(spec, model, q)
+            loss = model.logits(z, t).square().mean()
+            grads = torch.autograd.grad(loss, list(q.values()), create_graph=True)
+            size = sum(g.square().sum() for g in grads)
+            second = torch.autograd.grad(size, list(q.values()))
+        found.append(torch.cat([h.flatten().double() for h in second]))
+    assert float((found[0] - found[1]).norm() / found[0].norm()) < 1e-3
 
 
 def test_texts_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from fedvlm.check.world import World
+from fedvlm.errors import ConfigError
+from fedvlm.federation.discovery import load_trainer
+
 from .toys import drive, own, personal, shared
 
 SPLIT_PROX = (1.578947, 3.729730)  # the proximal step after the optimiser's: Plato's
@@ -69,3 +73,9 @@ def test_stacked_equals_one_by_one(how: dict[str, int]) -> None:
     one = drive("Ditto", 3, chunk=1, **unequal)[1]
     other = drive("Ditto", 3, **unequal, **how)[1]
     assert own(other, slot="v") == own(one, slot="v") and shared(other) == shared(one)
+
+
+def test_lora_factors_must_keep_their_basis() -> None:
+    world = World(["PEFT.TEXT", "none", "PEFT.VISUAL", "lora", "PEFT.LORA_AVG", "product_svd"])
+    with pytest.raises(ConfigError, match="LORA_AVG.*factors or freeze_a"):
+        world.federation(load_trainer("Ditto"))

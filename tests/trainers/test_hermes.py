@@ -285,3 +285,9 @@ def test_final_fine_tuning_keeps_the_mask() -> None:
         gone = state.clients[c]["mask"]["image.adapter"] == 0
         assert int(gone.sum()) == 5 and not bool(p[DOWN][0][gone].any())
         assert not torch.equal(p[DOWN][0], fed.trainer.down(state.server, c)[DOWN])
+
+
+def test_lora_factors_must_keep_their_basis() -> None:
+    world = World(["PEFT.TEXT", "none", "PEFT.VISUAL", "lora", "PEFT.LORA_AVG", "product_svd"])
+    with pytest.raises(ConfigError, match="LORA_AVG.*factors or freeze_a"):
+        world.federation(load_trainer("Hermes"))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from fedvlm.check.world import World
 from fedvlm.errors import ConfigError
+from fedvlm.federation.discovery import load_trainer
 
 from .toys import drive, leaves, own, personal, shared
 
@@ -51,3 +53,9 @@ def test_stacked_equals_one_by_one() -> None:
     assert {n: v.tolist() for n, v in ends[0].items()} == {
         n: v.tolist() for n, v in ends[1].items()
     }
+
+
+def test_lora_factors_must_keep_their_basis() -> None:
+    world = World(["PEFT.TEXT", "none", "PEFT.VISUAL", "lora", "PEFT.LORA_AVG", "product_svd"])
+    with pytest.raises(ConfigError, match="LORA_AVG.*factors or freeze_a"):
+        world.federation(load_trainer("pFedMe"))

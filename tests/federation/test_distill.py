@@ -1,0 +1,271 @@
+"""Server-side distillation and HEART-PFL's use of it (heart_thorki_fedas.md 5.2), in float64."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedvlm.errors import ConfigError, DivergedError
+from fedvlm.federation.adaptation import part_of
+from fedvlm.federation.distill import Distillation, Proxy, distil, ensemble, symmetric_kl
+from fedvlm.federation.rounds import Federation
+from fedvlm.federation.trees import Tree
+from fedvlm.models.attack import PGD
+from tests.trainers.toys_e import Recorded, federation, shares
+
+F64 = torch.float64
+PEFT = {"PEFT.VISUAL": "adapter", "PEFT.TEXT": "none", "PEFT.WIDTH": 4}
+
+
+def row(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=F64)
+
+
+def logits(*shape: int, seed: int = 0, size: float = 3.0) -> Tensor:
+    return size * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+# ---- the loss --------------------------------------------------------------------------------
+def test_the_stated_numbers() -> None:
+    t, s = row(0, 0), row(math.log(3), 0)
+    p, q = t.softmax(-1), s.softmax(-1)
+    assert float((p * (p / q).log()).sum()) == pytest.approx(0.1438410, abs=5e-8)
+    assert float((q * (q / p).log()).sum()) == pytest.approx(0.1308121, abs=1e-7)
+    assert float(symmetric_kl(t, s)) == pytest.approx(0.25 * math.log(3), abs=1e-14)
+    assert float(symmetric_kl(t, s)) == pytest.approx(0.2746531, abs=5e-8)
+    clean = symmetric_kl(ensemble(torch.stack([row(2, 0, -1), row(0, 2, -1)])), row(2, 0, -1))
+    assert float(clean) == pytest.approx(0.4112224 + 0.3183772, abs=1e-7)
+    adversarial = symmetric_kl(row(0, 0, 0), row(1, 0, 0))
+    assert float(adversarial) == pytest.approx(0.1194991 + 0.1232845, abs=1e-7)
+    assert float(clean + adversarial) == pytest.approx(0.9723832, abs=2e-7)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_identities(seed: int) -> None:
+    a, b = logits(6, 5, seed=seed), logits(6, 5, seed=seed + 50)
+    found = symmetric_kl(a, b)
+    closed = ((a.softmax(-1) - b.softmax(-1)) * (a - b)).sum(-1)
+    assert torch.allclose(found, closed, atol=1e-12)
+    assert torch.allclose(found, symmetric_kl(b, a), atol=1e-13)
+    assert torch.allclose(found, symmetric_kl(a + 7, b - 3), atol=1e-12)
+    assert bool((found >= 0).all())
+    assert torch.equal(symmetric_kl(a, a), torch.zeros(6, dtype=F64))
+
+
+def test_extremes_are_finite_in_value_and_gradient() -> None:
+    """Swapped arguments of kl_div give NaN here."""
+    a, b = row(50, -50, 0), row(-50, 50, 0).requires_grad_()
+    value = symmetric_kl(a, b)
+    value.backward()
+    assert float(value.detach()) == pytest.approx(200.0, rel=1e-6)
+    assert bool(torch.isfinite(b.grad).all())
+
+
+def test_ensemble() -> None:
+    z = torch.stack([row(2, 0), row(0, 0)])
+    assert float(ensemble(z).softmax(-1)[0]) == pytest.approx(0.7310586, abs=5e-8)
+    assert float(ensemble(z, "probs").softmax(-1)[0]) == pytest.approx(0.6903985, abs=5e-8)
+    many = logits(4, 3, 5)
+    for kind in ("logits", "probs"):
+        assert torch.allclose(ensemble(many, kind), ensemble(many[[2, 0, 3, 1]], kind), atol=1e-12)
+        alone = ensemble(many[:1], kind).log_softmax(-1)
+        assert torch.allclose(alone, many[0].log_softmax(-1), atol=1e-12)
+
+
+# ---- the loop, on a linear model of six pixels ---------------------------------------------------
+class Counting:
+    """logits = w x; counts models times images that ask for the gradient to pixels."""
+
+    def __init__(self) -> None:
+        self.attacked = self.calls = 0
+
+    def __call__(self, p: Tree, x: Tensor) -> Tensor:
+        self.calls += 1
+        if x.requires_grad:
+            self.attacked += x.shape[0] * x.shape[1]
+        return x.flatten(2) @ p["w"].mT
+
+
+def tree(seed: int) -> Tree:
+    return {"w": logits(4, 12, seed=seed, size=1.0)}
+
+
+def proxy(n: int = 20) -> Proxy:
+    x = torch.rand(n, 3, 2, 2, generator=torch.Generator().manual_seed(9)).double()
+    return Proxy(lambda i: x[i], torch.arange(n) % 4)
+
+
+HOW = Distillation(steps=30, batch=8, lr=0.05, attack=PGD(steps=3))
+
+
+def run(student: Tree, teachers: list[Tree], how: Distillation = HOW, **more: Any) -> Any:
+    predict = more.get("predict", Counting())
+    return distil(student, teachers, predict, more.get("proxy", proxy()), how,
+                  torch.Generator().manual_seed(0))
+
+
+def test_the_student_comes_nearer_and_nothing_else_moves() -> None:
+    student, teachers = tree(0), [tree(1), tree(2), tree(3)]
+    kept = [t["w"].clone() for t in (student, *teachers)]
+    found = run(student, teachers)
+    assert found.adopted and found.best > found.initial
+    assert all(torch.equal(t["w"], k) for t, k in zip((student, *teachers), kept, strict=True))
+    mean = sum(t["w"] for t in teachers) / 3
+    assert float((found.tree["w"] - mean).norm()) < float((student["w"] - mean).norm())
+    again = run(student, teachers)
+    assert torch.equal(again.tree["w"], found.tree["w"])
+
+
+def test_one_teacher_equal_to_the_student() -> None:
+    student = tree(0)
+    how = replace(HOW, steps=1, gate="none", attack=PGD(steps=3, random_start=False))
+    found = run(student, [tree(0)], how)
+    assert found.loss == pytest.approx(0.0, abs=1e-14)
+    assert torch.allclose(found.tree["w"], student["w"], atol=1e-7)  # Adam on rounding at most
+
+
+@pytest.mark.parametrize(("adversary", "models"), [("shared", 1), ("own", 4)])
+def test_attack_passes(adversary: str, models: int) -> None:
+    """Per image S backward passes, or (N + 1) S: never again for another step."""
+    count = Counting()
+    how = replace(HOW, adversary=adversary, steps=50)
+    found = run(tree(0), [tree(1), tree(2), tree(3)], how, predict=count)
+    assert count.attacked == found.attack_passes == 20 * 3 * models
+
+
+def test_own_adversaries_hurt_their_own_teacher_more() -> None:
+    students = [
+        run(tree(0), [tree(1), tree(2)], replace(HOW, adversary=a)).tree["w"]
+        for a in ("shared", "own")
+    ]
+    assert not torch.equal(*students)
+
+
+def test_the_gate_is_strict() -> None:
+    for gate in ("kl", "val_acc"):
+        found = run(tree(0), [tree(1)], replace(HOW, lr=0.0, gate=gate))
+        assert not found.adopted and found.best == found.initial
+    assert run(tree(0), [tree(1)], replace(HOW, lr=0.0, gate="none")).adopted
+
+
+@pytest.mark.parametrize("gate", ["kl", "val_acc"])
+@pytest.mark.parametrize("lr", [1e-3, 0.05, 50.0])
+def test_what_is_adopted_is_not_worse(gate: str, lr: float) -> None:
+    student = tree(0)
+    found = run(student, [tree(1), tree(2)], replace(HOW, gate=gate, lr=lr))
+    assert found.best >= found.initial
+    assert found.adopted is (found.best > found.initial)
+    if not found.adopted:
+        assert found.tree is student
+
+
+def test_accuracy_gate_reads_true_labels() -> None:
+    perfect = {"w": torch.zeros(4, 12, dtype=F64)}
+    perfect["w"][:, :4] = 9 * torch.eye(4, dtype=F64)
+    x = torch.zeros(20, 3, 2, 2, dtype=F64)
+    labels = torch.arange(20) % 4
+    x.flatten(1)[torch.arange(20), labels] = 1
+    wrong = {"w": perfect["w"].roll(1, 0)}
+    how = replace(HOW, gate="val_acc", lr=0.5)
+    found = run(wrong, [perfect], how, proxy=Proxy(lambda i: x[i], labels))
+    assert (found.initial, found.best, found.adopted) == (0.0, 1.0, True)
+
+
+def test_pseudo_labels_need_no_labels() -> None:
+    given = proxy()
+    other = Proxy(given.images, (given.labels + 1) % 4)
+    ends = [run(tree(0), [tree(1)], proxy=q).tree["w"] for q in (given, other)]
+    assert torch.equal(*ends)
+    how = replace(HOW, labels="true")
+    ends = [run(tree(0), [tree(1)], how, proxy=q).tree["w"] for q in (given, other)]
+    assert not torch.equal(*ends)
+
+
+def test_not_finite_raises() -> None:
+    bad = {"w": torch.full((4, 12), torch.nan, dtype=F64)}
+    for gate in ("kl", "none"):
+        with pytest.raises(DivergedError, match="distillation"):
+            run(tree(0), [tree(1), bad], replace(HOW, gate=gate))
+
+
+def test_too_few_images() -> None:
+    with pytest.raises(ConfigError, match="1 proxy image"):
+        run(tree(0), [tree(1)], proxy=proxy(1))
+
+
+# ---- in HEART-PFL ------------------------------------------------------------------------------
+def heart(options: dict[str, Any] | None = None, **more: Any) -> tuple[Federation, list[Any]]:
+    chosen = {"AKT": True, "AKT_STEPS": 3, "AKT_ATTACK_STEPS": 2, "AKT_GATE": "none"}
+    fed = federation("HEART-PFL", chosen | (options or {}), PEFT, **more)
+    events: list[Any] = []
+    fed.subscribers.append(lambda e: events.append(e) if getattr(e, "updates", ()) else None)
+    return fed, events
+
+
+def test_off_after_the_first_rounds() -> None:
+    fed, events = heart({"AKT_ROUNDS": 0.15}, rounds=8)
+    fed.run()
+    assert [("akt" in e.report) for e in events] == [True, True] + [False] * 6
+    off, events = heart({"AKT": False}, rounds=2)
+    off.run()
+    assert [e.report for e in events] == [{}, {}]
+
+
+def test_the_proxy_is_the_union_of_validation_images() -> None:
+    fed, _ = heart(rounds=1)
+    found = fed.trainer.proxy(fed.context([], 1))
+    index = sorted(int(i) for s in shares() for i in s.val)
+    assert torch.equal(found.labels, fed.batcher.source.labels[index])
+    pixels = found.images(torch.arange(len(index)))
+    assert float(pixels.min()) >= 0 and float(pixels.max()) <= 1
+    fed.run()
+    assert isinstance(fed.batcher.pixels, Recorded) and fed.batcher.pixels.seen == set(index)
+    trained = {int(i) for s in shares() for i in s.train}
+    assert fed.batcher.source.seen == trained
+
+
+def test_equal_data_holds_the_proxy_out_of_the_clients_training() -> None:
+    fed, events = heart({"AKT_PROXY": "train", "WEIGHTING": "samples"}, rounds=2,
+                        splits=shares(val=0))
+    held = {int(i) for c in range(3) for i in part_of(fed.batcher, c, 0.2, 1).val}
+    fed.run()
+    assert len(held) >= 4 and fed.batcher.pixels.seen == held
+    assert not fed.batcher.source.seen & held
+    sizes = [12, 8, 5]
+    for u in events[0].updates:
+        assert u.weight == sizes[u.client] - len(part_of(fed.batcher, u.client, 0.2, 1).val)
+
+
+def test_no_proxy_is_told_before_training() -> None:
+    fed, events = heart(proxy=False)
+    with pytest.raises(ConfigError, match="gives the server no proxy images.*AKT False"):
+        fed.run()
+    empty, more = heart(splits=shares(val=0))
+    with pytest.raises(ConfigError, match="no client has images in its val part.*VAL_SHOTS"):
+        empty.run()
+    assert events == more == []
+
+
+def test_teachers_answer_twice_alike_and_the_backbone_stays() -> None:
+    fed, events = heart({"AKT_ROUNDS": 1.0})
+    fed.run()  # verifies the backbone's digest
+    sent = {n: v[None] for n, v in events[0].updates[0].params.items()}
+    x = {"pixels": fed.batcher.source.images[:5][None]}
+    one, two = (fed.trainer.predict(fed.model, sent, x) for _ in range(2))
+    assert torch.equal(one, two)
+    assert not any(m.training for m in fed.model.backbone.model.modules())
+
+
+def test_the_student_is_what_clients_receive() -> None:
+    on, _ = heart({"AKT_ROUNDS": 1.0}, rounds=1)
+    off, _ = heart({"AKT": False}, rounds=1)
+    a, b = on.run(), off.run()
+    assert any(not torch.equal(v, b.server["w"][n]) for n, v in a.server["w"].items())
+    for c in a.clients:  # clients of round 1 did the same work
+        assert all(torch.equal(v, b.clients[c]["v"][n]) for n, v in a.clients[c]["v"].items())
+    assert set(a.server["w"]) == set(on.groups.shared)

@@ -1,0 +1,90 @@
+"""Single steps, the proximal pull, and validation samples inside a method."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedvlm.federation.batches import Batch, Step
+from fedvlm.federation.proximal import pull
+from fedvlm.federation.steps import descend, gradient, optimise
+from fedvlm.federation.trees import State, Tree
+
+from .toys import Quadratic, ToySource, quadratic
+
+UNEQUAL = {"epochs": 3, "sizes": (7, 3), "batch": 2, "momentum": 0.9}
+
+
+def test_optimise_in_a_loop_is_fit_to_the_bit() -> None:
+    fed = quadratic(Quadratic(), 1, **UNEQUAL)
+    ctx = fed.context([0, 1], 1)
+    p = {"w": torch.tensor([0.3, -0.2], dtype=torch.float64)}
+
+    def body(slots: State, batches: tuple[Batch, ...], step: Step) -> State:
+        _, g = gradient(ctx, slots["v"], fed.trainer.loss, batches[0], "a test")
+        return optimise(ctx, slots, "v", g, step) | {"other": slots["other"]}
+
+    other = {"w": torch.zeros(2).double()}
+    ours = ctx.loop({"v": p, "other": other}, body)
+    assert ours["v"]["w"].tolist() == ctx.fit(p, fed.trainer.loss)["w"].tolist()
+    assert ours["other"]["w"].tolist() == [0.0, 0.0]
+
+
+def test_descend_has_no_state_and_a_rate_per_client() -> None:
+    p = {"w": torch.ones(2).double(), "still": torch.ones(2).double()}
+    new = descend(p, {"w": torch.tensor([1.0, 2.0]).double()}, [0.5, 0.25])
+    assert new["w"].tolist() == [0.5, 0.5] and new["still"] is p["still"]
+
+
+def test_pull_leaves_out_what_the_anchor_lacks() -> None:
+    p = {n: torch.full((1,), 2.0) for n in ("a", "b")}
+    b = Batch({}, torch.zeros(1, 1), torch.ones(1, 1), {"home": {"a": torch.full((1,), 0.5)}})
+    grads = {n: torch.ones(1) for n in p}
+    pulled: Tree = pull("home", 2.0)(p, grads, b)
+    assert float(pulled["a"]) == 4.0 and pulled["b"] is grads["b"]
+    assert pull("home", 0.0)(p, grads, b)["a"] is grads["a"]
+
+
+def with_validation(sizes: list[int]) -> Any:
+    """Return a federation whose client k has ``sizes[k]`` validation samples, from ``plain``."""
+    fed = quadratic(Quadratic(), 1, sizes=(2, 2, 2))  # type: ignore[arg-type]
+    start, splits = 0, []
+    for split, n in zip(fed.batcher.splits, sizes, strict=True):
+        splits.append(replace(split, val=np.arange(start, start + n)))
+        start += n
+    labels = torch.tensor([0, 1, 0, 1, 1, 1])
+    plain = ToySource({"id": torch.arange(6.0).double()}, labels)
+    fed.batcher = replace(fed.batcher, splits=splits, plain=plain)
+    return fed
+
+
+@pytest.fixture(autouse=True)
+def three(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("A", (1.0, 3.0, 1.0)), ("B", (0.0, 4.0, 1.0))):
+        monkeypatch.setattr(f"{__package__}.toys.{name}", value)
+
+
+def ones(model: Any, p: Tree, x: dict[str, Tensor]) -> Tensor:
+    """Predict class 1 everywhere."""
+    k, n = x["id"].shape
+    return torch.tensor([0.0, 1.0]).expand(k, n, 2)
+
+
+def test_held_out_is_padded_and_from_the_plain_source() -> None:
+    fed = with_validation([4, 0, 2])
+    b = fed.context([0, 1, 2]).batcher.held_out([0, 1, 2])
+    assert b.x["id"][0].tolist() == [0, 1, 2, 3] and b.x["id"][2, :2].tolist() == [4, 5]
+    assert b.w.tolist() == [[1, 1, 1, 1], [0, 0, 0, 0], [1, 1, 0, 0]]
+    found = fed.context([0, 1, 2]).accuracy({}, ones)
+    assert found[[0, 2]].tolist() == [0.5, 1.0] and bool(found[1].isnan())
+
+
+def test_nobody_has_validation_samples() -> None:
+    fed = with_validation([0, 0, 0])
+    assert fed.batcher.held_out([0, 1, 2]) is None
+    assert bool(fed.context([0, 1]).accuracy({}, ones).isnan().all())

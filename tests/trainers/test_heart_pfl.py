@@ -1,0 +1,365 @@
+"""HEART-PFL (heart_thorki_fedas.md 5.1, 5.5): alignment, proximal term, groups, modes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedvlm.errors import ConfigError, DivergedError
+from fedvlm.federation import alignment
+from fedvlm.federation.alignment import hda, squared_distance, through
+from fedvlm.federation.batches import Batch
+from fedvlm.federation.optim import SGD
+from fedvlm.federation.rounds import Federation
+from fedvlm.federation.trees import Tree, numel
+from fedvlm.models.block_adapters import adapter_tree
+from fedvlm.models.blocks import NoEdits
+from tests.trainers.toys_e import CLASSES, Recorded, federation
+
+PEFT = {"PEFT.VISUAL": "adapter", "PEFT.TEXT": "none", "PEFT.WIDTH": 4}
+F64 = torch.float64
+
+
+def heart(options: dict[str, Any] | None = None, **more: Any) -> Federation:
+    return federation("HEART-PFL", options, PEFT | more.pop("keys", {}), **more)
+
+
+def stages(*values: list[float]) -> list[Tensor]:
+    return [torch.tensor(v, dtype=F64).view(1, 1, -1) for v in values]
+
+
+def random_stages(seed: int, k: int = 2, b: int = 3) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return [torch.randn(k, b, d, generator=draw, dtype=F64) for d in (4, 5, 6, 7)]
+
+
+ONE = torch.ones(1, 1, dtype=F64)
+
+
+# ---- alignment -------------------------------------------------------------------------------
+def test_the_stated_numbers() -> None:
+    f = stages([1, 0], [3, 4], [1, 2], [0, 0, 0])
+    p = stages([1, 1], [4, 3], [3, 2], [1, 1, 1])
+    each = [float(hda([a], [b], ONE, early=int(j < 2))) for j, (a, b) in enumerate(zip(f, p,
+                                                                                strict=True))]
+    assert each == pytest.approx([0.292893, 0.04, 2.0, 1.0], abs=5e-7)
+    assert float(hda(f, p, ONE)) == pytest.approx(0.833223, abs=5e-7)
+    assert 0.1 * float(hda(f, p, ONE)) == pytest.approx(0.0833223, abs=5e-8)
+
+
+def test_the_stated_gradient() -> None:
+    f, (p,) = stages([1, 0]), stages([1, 1])
+    p.requires_grad_()
+    hda(f, [p], ONE, early=1).sum().backward()
+    assert p.grad.flatten().tolist() == pytest.approx([-0.353553, 0.353553], abs=5e-7)
+
+
+def test_zero_range_and_scaling() -> None:
+    f, p, has = random_stages(0), random_stages(1), torch.ones(2, 3, dtype=F64)
+    assert hda(f, f, has).tolist() == pytest.approx([0, 0], abs=1e-15)
+    early = hda(f[:2], p[:2], has)
+    assert bool(((early >= 0) & (early <= 2)).all())
+    assert hda(f[:1], [-f[0]], has).tolist() == pytest.approx([2, 2])
+    for scaled in ([3 * v for v in f[:2]], [0.1 * v for v in f[:2]]):
+        assert torch.allclose(hda(scaled, p[:2], has), early)
+        assert torch.allclose(hda(p[:2], scaled, has), early)
+    deep = hda(f[2:], p[2:], has, early=0)
+    assert torch.allclose(hda([3 * v for v in f[2:]], [3 * v for v in p[2:]], has, 0), 9 * deep)
+
+
+def test_vectors_equal_loops_and_classes_without_prototype_are_out() -> None:
+    f, p = random_stages(0), random_stages(1)
+    has = torch.tensor([[1, 0, 1], [1, 1, 1]], dtype=F64)
+    for k in range(2):
+        total, pairs = 0.0, 0
+        for i in range(3):
+            for j in range(4):
+                if has[k, i]:
+                    a, b = f[j][k, i], p[j][k, i]
+                    total += float(1 - F.cosine_similarity(a, b, 0) if j < 2
+                                   else F.mse_loss(a, b))
+                    pairs += 1
+        assert float(hda(f, p, has)[k]) == pytest.approx(total / pairs, abs=1e-12)
+    moved = [v.clone() for v in f]
+    for v in moved:
+        v[0, 1] += 5
+    assert torch.equal(hda(moved, p, has), hda(f, p, has))
+    assert hda(f, p, torch.zeros_like(has)).tolist() == [0, 0]
+
+
+def batch(stage: list[Tensor], y: Tensor, has: Tensor | None = None) -> Batch:
+    """A batch whose cached prototypes are ``stage [K, C, width]``."""
+    proto = {f"stage.{j}": v for j, v in enumerate(stage)}
+    proto["has"] = torch.ones(len(y), stage[0].shape[1], dtype=F64) if has is None else has
+    return Batch({}, y, torch.ones(y.shape, dtype=F64), {"proto": proto})
+
+
+def test_straight_through() -> None:
+    """The cache's value; the exact gradient where the cache is the batch's own means."""
+    y = torch.tensor([[0, 1, 0], [1, 1, 1]])
+    f, own, other = random_stages(0), random_stages(1), random_stages(2)
+    own = [v.requires_grad_() for v in own]
+    b = batch([v[:, :2] for v in other], y)
+    got, plain = through(own, b), alignment.cached(b)
+    assert all(torch.equal(a, c) for a, c in zip(got, plain, strict=True))
+
+    def means(v: Tensor) -> Tensor:
+        rows = [[v[k][y[k] == c].mean(0) if bool((y[k] == c).any()) else v[k][0] * 0
+                 for c in range(2)] for k in range(2)]
+        return torch.stack([torch.stack(row) for row in rows])
+
+    exact = [means(v) for v in own]
+    has, clients = torch.ones(2, 3, dtype=F64), torch.arange(2)[:, None]
+    loss = hda(f, [m[clients, y] for m in exact], has).sum()
+    wanted = torch.autograd.grad(loss, own, retain_graph=True)
+    b = batch([m.detach() for m in exact], y)
+    ours = hda(f, through(own, b), alignment.known(b)).sum()
+    assert float(ours.detach()) == pytest.approx(float(loss.detach()), abs=1e-14)
+    for one, two in zip(torch.autograd.grad(ours, own), wanted, strict=True):
+        assert torch.allclose(one, two, atol=1e-12) and float(one.abs().max()) > 0
+
+
+# ---- proximal term ---------------------------------------------------------------------------
+def test_prox_value_and_gradient() -> None:
+    p = {"a": torch.tensor([[1.0, 2.0]], dtype=F64, requires_grad=True)}
+    value = squared_distance(p, {"a": torch.zeros(1, 2, dtype=F64)})
+    assert value.tolist() == [5.0]
+    (g,) = torch.autograd.grad(value.sum(), p["a"])
+    assert g.tolist() == [[2.0, 4.0]]
+
+
+def test_prox_alone_shrinks_the_distance() -> None:
+    p: Tree = {"a": torch.ones(1, 1, dtype=F64)}
+    home, sizes = {"a": torch.zeros(1, 1, dtype=F64)}, [1.0]
+    for t in range(1, 11):
+        leaf = {"a": p["a"].detach().requires_grad_()}
+        (g,) = torch.autograd.grad(squared_distance(leaf, home).sum(), leaf["a"])
+        p = SGD().step(p, {"a": g}, {}, [0.01], t)[0]
+        sizes.append(float(p["a"]))
+    assert [b / a for a, b in zip(sizes[:-1], sizes[1:], strict=True)] == pytest.approx([0.98] * 10)
+    assert sizes[-1] == pytest.approx(0.8170728, abs=5e-8)
+
+
+# ---- the real model --------------------------------------------------------------------------
+def shaken(fed: Federation, seed: int, k: int = 1) -> Tree:
+    draw = torch.Generator().manual_seed(seed)
+    return {n: v + 0.1 * torch.randn(k, *v.shape, generator=draw, dtype=F64)
+            for n, v in fed.p0.items()}
+
+
+def real_batch(fed: Federation, v: Tree, d: Tree) -> Batch:
+    ctx = fed.context([0], 1)
+    step = next(iter(ctx.batcher.steps([0], 1, 1, 1, "v")))
+    b = step.batches[0]
+    return Batch(b.x, b.y, b.w, {"d": d, "proto": fed.trainer.prototypes(ctx, v)})
+
+
+@pytest.mark.parametrize("mode", ["proto", "global", "none"])
+def test_where_the_gradient_goes(mode: str) -> None:
+    """Released code: a constant, under every setting."""
+    fed = heart({"HDA_GRAD": mode})
+    v, d = ({n: x.requires_grad_() for n, x in shaken(fed, s).items()} for s in (1, 2))
+    frozen_v = {n: x.detach() for n, x in v.items()}
+    b = real_batch(fed, frozen_v, d)
+    _, parts = fed.trainer.personal_loss(fed.model, v, b)
+    if mode == "global":
+        assert "hda" not in parts
+        parts = fed.trainer.shared_loss(fed.model, d, b)[1]
+        assert flows(parts["hda"], d) and not flows(parts["hda"], v)
+        return
+    assert parts["hda"].requires_grad is (mode == "proto")
+    assert float(parts["hda"].detach()) > 0
+    if mode == "proto":
+        assert flows(parts["hda"], v) and not flows(parts["hda"], d)
+
+
+def flows(value: Tensor, tree: Tree) -> bool:
+    grads = torch.autograd.grad(
+        value.sum(), list(tree.values()), allow_unused=True, retain_graph=True
+    )
+    return any(g is not None and float(g.abs().max()) > 0 for g in grads)
+
+
+def test_prototypes_are_class_means_of_the_personal_model() -> None:
+    fed = heart()
+    v = shaken(fed, 1)
+    found = fed.trainer.prototypes(fed.context([0], 1), v)
+    source, index = fed.batcher.source, torch.arange(12)
+    look = fed.trainer.look(fed.model, v, {"pixels": source.images[index][None]})[1]
+    for j, f in enumerate(look):
+        want = torch.stack([f[0, source.labels[index] == c].mean(0) for c in range(4)])
+        assert torch.allclose(found[f"stage.{j}"][0], want, atol=1e-12)
+    assert found["has"].tolist() == [[1, 1, 1, 1]]
+
+
+def test_stages() -> None:
+    """Quarters of the adapted blocks; 2, 5, 8, 11 of twelve."""
+    twelve = SimpleNamespace(vision=SimpleNamespace(
+        blocks=[SimpleNamespace(index=i) for i in range(12)]
+    ))
+    assert heart().trainer.stages(twelve) == [2, 5, 8, 11]
+    assert heart().trainer.stages(heart().model) == [0, 0, 1, 1]
+    assert heart({"HDA_INDICES": (0, 4, 8, 11)}).trainer.stages(twelve) == [0, 4, 8, 11]
+    last = heart(keys={"PEFT.BLOCKS": 1})
+    assert last.trainer.stages(last.model) == [1, 1, 1, 1]
+    low = heart({"HDA_INDICES": (0, 1, 1, 1)}, keys={"PEFT.BLOCKS": 1})
+    with pytest.raises(ConfigError, match="HDA_INDICES 0: the adapted blocks are 1 to 1"):
+        low.trainer.stages(low.model)
+
+
+def test_start_is_the_frozen_model() -> None:
+    fed = heart()
+    x = {"pixels": fed.batcher.source.images[:6][None]}
+    start = {n: v[None] for n, v in fed.p0.items()}
+    ours = fed.trainer.predict(fed.model, start, x)
+    z = fed.model.adapted_image(x, NoEdits())[0]
+    assert torch.equal(ours, fed.model.logits(z, fed.model.anchor("template", 0)[None]))
+    assert torch.allclose(z, fed.model.image(x), atol=1e-12)
+
+
+def test_parameter_counts() -> None:
+    def blocks(width: int) -> list[Any]:
+        return [SimpleNamespace(index=i, shape=lambda site: (width, width)) for i in range(12)]
+
+    gen = torch.Generator()
+    assert numel(adapter_tree("image", blocks(768), 32, gen)) == 1_235_712
+    assert numel(adapter_tree("image", blocks(192), 32, gen)) == 309_504
+
+
+@pytest.mark.parametrize(("classes", "count"), [(100, 1_459_428), (101, 1_459_941),
+                                                (102, 1_460_454)])
+def test_parameter_count_of_the_papers_resnet(classes: int, count: int) -> None:
+    """Section 1.1, built here as a reference: the toolkit's own towers are ViTs."""
+    from torchvision.models import resnet18
+
+    with torch.device("meta"):
+        net = resnet18(num_classes=classes)
+        for m in [m for m in net.modules() if hasattr(m, "conv2")]:
+            c = m.conv2.out_channels
+            for i in (1, 2):
+                m.add_module(f"adapter{i}", nn.Sequential(
+                    nn.BatchNorm2d(c), nn.Dropout(0.3), nn.Conv2d(c, c, 1, bias=False)
+                ))
+    wanted = ("adapter", "bn1", "bn2", "fc.weight", "fc.bias")
+    trained = {n: p for n, p in net.named_parameters() if any(w in n for w in wanted)}
+    convs = sum(p.numel() for n, p in trained.items() if "adapter" in n and p.dim() == 4)
+    assert convs == 1_392_640
+    assert sum(p.numel() for p in trained.values()) == count
+    if classes == 100:
+        assert sum(p.numel() for p in net.parameters()) == 12_628_132
+
+
+# ---- rounds ----------------------------------------------------------------------------------
+def test_what_travels_and_what_stays() -> None:
+    events: list[Any] = []
+    fed = heart(rounds=2, frac=0.4, first_round_all=False)
+    fed.subscribers.append(events.append)
+    assert set(fed.groups.shared) == set(fed.p0)
+    assert all(n.startswith("image.adapter.") for n in fed.p0)
+    state = fed.start()
+    for round_ in (1, 2):
+        before = {c: {s: dict(t) for s, t in slots.items()} for c, slots in state.clients.items()}
+        state = fed.round(state, round_)
+        done = events[-1]
+        worked = {u.client for u in done.updates}
+        assert len(worked) == 1
+        for u in done.updates:
+            assert set(u.params) == set(fed.groups.shared) and not u.extras
+            assert all(not torch.equal(u.params[n], state.clients[u.client]["v"][n])
+                       for n in u.params if n.endswith("up.weight"))
+        for c in set(before) - worked:
+            for slot, tree in before[c].items():
+                assert all(torch.equal(state.clients[c][slot][n], v) for n, v in tree.items())
+    frozen = list(fed.model.backbone.model.parameters())
+    assert all(p.grad is None and not p.requires_grad for p in frozen)
+
+
+def test_a_client_starts_from_the_model_it_first_receives() -> None:
+    fed = heart({"PROX": 0.0, "HDA_WEIGHT": 0.0})
+    state = fed.run()
+    down = fed.trainer.down(state.server, 0)
+    fresh = fed.start().clients[0]
+    d = {n: v[None] for n, v in down.items()}
+    c = {s: {n: v[None] for n, v in t.items()} for s, t in fresh.items()}
+    assert all(torch.equal(v, d[n]) for n, v in fed.trainer.personal(None, c, d).items())
+    c["met"]["rounds"] += 1
+    assert all(torch.equal(v, c["v"][n]) for n, v in fed.trainer.personal(None, c, d).items())
+
+
+def test_without_alignment_and_pull_both_models_are_plain_training() -> None:
+    """From one start, over the same loss: v differs from w only by its shuffles."""
+    fed = heart({"PROX": 0.0, "HDA_WEIGHT": 0.0}, rounds=1, batch=100)
+    one = fed.run().clients[0]
+    assert all(torch.allclose(one["v"][n], w, atol=1e-12) for n, w in one["w"].items())
+    pulled = heart({"PROX": 5.0, "HDA_WEIGHT": 0.0}, rounds=1, batch=100, epochs=3)
+    free = heart({"PROX": 0.0, "HDA_WEIGHT": 0.0}, rounds=1, batch=100, epochs=3)
+    start = pulled.p0
+
+    def far(fed: Federation) -> float:
+        v = fed.run().clients[0]["v"]
+        return sum(float((v[n] - start[n]).square().sum()) for n in start)
+
+    assert far(pulled) < 0.9 * far(free)
+
+
+@pytest.mark.parametrize("mode", ["proto", "global", "none"])
+def test_modes_change_the_model_that_they_name(mode: str) -> None:
+    plain = heart({"HDA_WEIGHT": 0.0}, rounds=1).run().clients[0]
+    moved = heart({"HDA_WEIGHT": 5.0, "HDA_GRAD": mode}, rounds=1).run().clients[0]
+    differs = {
+        slot: any(not torch.equal(moved[slot][n], v) for n, v in plain[slot].items())
+        for slot in ("v", "w")
+    }
+    assert differs == {"v": mode == "proto", "w": mode == "global"}
+
+
+def test_stacked_is_sequential() -> None:
+    one, many = (heart(chunk=c).run() for c in (1, 8))
+    for c in one.clients:
+        for slot in ("w", "v"):
+            for n, v in one.clients[c][slot].items():
+                assert torch.allclose(v, many.clients[c][slot][n], atol=1e-10)
+
+
+def test_seeds() -> None:
+    ends = [heart(rounds=1, seed=s).run().server["w"] for s in (1, 1, 2)]
+    assert all(torch.equal(ends[0][n], v) for n, v in ends[1].items())
+    assert any(not torch.equal(ends[0][n], v) for n, v in ends[2].items())
+
+
+def test_learns() -> None:
+    """On its own images: the toy's tower is random, so nothing is said about others."""
+    fed = heart(rounds=4, epochs=10)
+    state = fed.run()
+    source = fed.batcher.source
+    assert isinstance(source, Recorded)
+    right = total = 0
+    for ids, p in fed.personal(state, [0, 1, 2]):
+        for k, c in enumerate(ids):
+            index = torch.as_tensor(fed.batcher.splits[c].train)
+            z = fed.trainer.predict(
+                fed.model, {n: v[k : k + 1] for n, v in p.items()},
+                {"pixels": source.images[index][None]},
+            )
+            right += int((z[0].argmax(-1) == source.labels[index]).sum())
+            total += len(index)
+    assert total == 25 and right >= 20, f"{right} of {total}, chance is {total // len(CLASSES)}"
+
+
+def test_not_finite_stops_the_run() -> None:
+    fed = heart()
+    fed.batcher.source.images[0] = torch.nan
+    with pytest.raises(DivergedError, match="round 1, client 0"):
+        fed.run()
+
+
+def test_needs_blocks() -> None:
+    with pytest.raises(ConfigError, match="set PEFT.VISUAL adapter"):
+        heart(keys={"PEFT.VISUAL": "feature"})
+    with pytest.raises(ConfigError, match="wants 4 blocks, got 2"):
+        heart({"HDA_INDICES": (1, 2)})
