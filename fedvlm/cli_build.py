@@ -17,6 +17,7 @@ from fedvlm.data.federated import FederatedData, build_federation
 from fedvlm.data.images import ImageLoader
 from fedvlm.errors import ConfigError
 from fedvlm.federation.batches import SampleSource, SplitBatcher
+from fedvlm.federation.budget import Budget, plain_work
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec
@@ -136,6 +137,14 @@ def make_plan(cfg: CfgNode) -> Plan:
     )
 
 
+def make_budget(cfg: CfgNode, plan: Plan, batcher: SplitBatcher) -> Budget:
+    """Return what the run may spend: FedAvg's work under the same config (``FED.BUDGET``)."""
+    unit = cfg.FED.BUDGET
+    cohorts = [] if unit == "rounds" else [plan.sample(r + 1) for r in range(plan.rounds)]
+    sizes = batcher.sizes(range(plan.clients))
+    return Budget(unit, plain_work(unit, cohorts, sizes, plan.epochs, batcher.batch_size))
+
+
 def chunk_of(cfg: CfgNode, model: VLModel, trainer: Any) -> int:
     """Return how many clients are stacked: ``FED.CHUNK``, or by a fixed budget of memory."""
     if cfg.FED.PLAIN:
@@ -222,7 +231,10 @@ def build(cfg: CfgNode, progress: Progress | None = None, *, pixels: bool = Fals
         train, data.clients, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), int(cfg.SEED), loader.views,
         plan.epochs, model.device, model.dtype, plain=test,
     )
-    federation = Federation(trainer, model, batcher, plan, engine=LocalEngine(chunk))
+    federation = Federation(
+        trainer, model, batcher, plan, engine=LocalEngine(chunk),
+        budget=make_budget(cfg, plan, batcher),
+    )
     if not (pixels or cfg.FED.PLAIN):
         train, test = image_sources(cfg, data, model, loader, labels, trainer, progress)
         federation.batcher = replace(batcher, source=train, plain=test)
@@ -237,6 +249,8 @@ def _marks(cfg: CfgNode, loader: ImageLoader, trainer: Any) -> list[str]:
         marks.append("embedded tiny backbone: not comparable with papers")
     if not cfg.MODEL.BACKBONE.PRETRAINED:
         marks.append("random backbone weights: accuracies mean nothing")
+    if trainer.extra_data:
+        marks.append(f"extra data: {trainer.extra_data}")
     usual = {k: o.default for k, o in default_schema().items() if k.startswith("PEFT.")}
     if not hasattr(trainer, "spec") and any(flat(cfg)[k] != v for k, v in usual.items()):
         marks.append(f"{trainer.name} brings its own trainable tensors: PEFT (--peft) is not read")

@@ -22,7 +22,7 @@ USAGE = (
 )
 LONGEST = 30
 
-CODE = '''"""{name}: one line that says what the method does (CHANGE every field of this card).
+CODE = '''"""{name}: what it does, in one line (CHANGE every field of this card).
 
 Paper: none yet, {year}.
 Equations: w by FedAvg; client k is evaluated with MIX w_k + (1 - MIX) w, where w_k is its model

@@ -119,9 +119,16 @@ def total(traffic: Mapping[int, Mapping[str, int]]) -> int:
     return sum(sum(tensors.values()) for tensors in traffic.values())
 
 
+def by_tensor(traffic: Mapping[int, Mapping[str, int]]) -> dict[str, int]:
+    """Return a round's bytes by tensor, all clients together."""
+    names = {name for tensors in traffic.values() for name in tensors}
+    return {
+        name: sum(tensors.get(name, 0) for tensors in traffic.values()) for name in sorted(names)
+    }
+
+
 def round_record(event: RoundFinished) -> dict[str, Any]:
     """Return a round's line of ``metrics.jsonl`` without its evaluation."""
-    tensors = {name for sent in event.bytes_up.values() for name in sent}
     return {
         "round": event.round,
         "seconds": event.seconds,
@@ -130,10 +137,8 @@ def round_record(event: RoundFinished) -> dict[str, Any]:
         "train": {str(u.client): u.metrics for u in event.updates},
         "bytes_up": {str(c): sum(sent.values()) for c, sent in event.bytes_up.items()},
         "bytes_down": {str(c): sum(got.values()) for c, got in event.bytes_down.items()},
-        "bytes_up_by_tensor": {
-            name: sum(sent.get(name, 0) for sent in event.bytes_up.values())
-            for name in sorted(tensors)
-        },
+        "bytes_up_by_tensor": by_tensor(event.bytes_up),
+        "bytes_down_by_tensor": by_tensor(event.bytes_down),
         "counters": dict(event.counters),
         "aggregation": event.report,
     } | ({"finetune": event.federation.finetuning_cost()} if event.finetuned else {})

@@ -26,6 +26,7 @@ from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.trees import numel
 from fedvlm.run_metrics import read_metrics
 from fedvlm.run_names import RunPath
+from fedvlm.run_totals import sentence, totals
 from fedvlm.runs import RunFolder
 
 SHOWN = (
@@ -103,15 +104,29 @@ def _train(
     table, results = conclude(cfg, reference, records, built.federation.trainer.name)
     for screen in (console, log):
         screen.result(table)
+    spent = totals(records)
+    ended = ending(cfg, built)
+    for screen in (console, log):
+        screen.notes([*ended, sentence(spent)])
     log.finish(_headline(results["last"]))
     info = {
-        "seconds_this_session": time.perf_counter() - began,
-        "seconds_rounds": sum(r["seconds"] for r in records),
-        "bytes_up": sum(sum(r["bytes_up"].values()) for r in records),
-        "bytes_down": sum(sum(r["bytes_down"].values()) for r in records),
-        "trainable": numel(built.federation.p0), "notes": built.notes,
+        "seconds_this_session": time.perf_counter() - began, "seconds_rounds": spent["seconds"],
+        "bytes_up": spent["bytes_up"], "bytes_down": spent["bytes_down"], "totals": spent,
+        "trainable": numel(built.federation.p0), "notes": [*built.notes, *ended],
     }
     folder.write_results(info, protocol(cfg, built), results | {"table": table})
+
+
+def ending(cfg: CfgNode, built: Built) -> list[str]:
+    """Return what is to be said of a run that ``FED.BUDGET`` ended (nothing otherwise)."""
+    budget, last = built.federation.budget, built.federation.last_round
+    if not budget.plain:
+        return []
+    spent, most = sum(budget.spent.values()), sum(budget.plain)
+    return [
+        f"FED.BUDGET {budget.unit}: ended after round {last} of at most {cfg.FED.ROUNDS}, "
+        f"{spent:,} {budget.unit} of all clients spent, FedAvg's are {most:,}"
+    ]
 
 
 def restore(built: Built, folder: RunFolder) -> FedState | None:
@@ -122,7 +137,8 @@ def restore(built: Built, folder: RunFolder) -> FedState | None:
     saved = folder.restore()
     if saved is None:
         return None
-    known = [r.get("round") for r in read_metrics(folder.metrics_path)[0]]
+    records = read_metrics(folder.metrics_path)[0]
+    known = [r.get("round") for r in records]
     if known != list(range(saved.round + 1)):
         folder.truncate_metrics(-1)
         run_state.clear_states(folder.state_dir)
@@ -139,6 +155,8 @@ def restore(built: Built, folder: RunFolder) -> FedState | None:
             for slot, tree in state.items()
         }
 
+    for record in records[1:]:
+        built.federation.budget.record(record["round"], record["counters"])
     folder.notes.append(f"going on after round {saved.round}")
     return FedState(
         saved.round, moved(saved.server), {c: moved(s) for c, s in saved.clients.items()}
@@ -214,7 +232,8 @@ def protocol(cfg: CfgNode, built: Built) -> dict[str, Any]:
         if isinstance(built.federation.trainer, PeftTrainer) else "",
         "partition": partition_name(cfg), "rounds": int(cfg.FED.ROUNDS),
         "local_epochs": int(cfg.FED.LOCAL_EPOCHS), "views": views_of(cfg), "seed": int(cfg.SEED),
-        "data_seed": int(cfg.DATA_SEED), "selection": cfg.TEST.SELECT,
+        "data_seed": int(cfg.DATA_SEED), "selection": cfg.TEST.SELECT, "budget": cfg.FED.BUDGET,
+        "extra_data": built.federation.trainer.extra_data,
     }
 
 

@@ -129,7 +129,12 @@ def _federation() -> Schema:
             choices=("own", "all", "shared", "personal", "body", "head"),
         ),
         "FED.FINETUNE_LR": Option(0.0, "its constant rate; 0 is the method's, or OPTIM.LR", low=0),
-        "FED.BUDGET": Option("rounds", "what a fair comparison holds equal", choices=("rounds",)),
+        "FED.BUDGET": Option(
+            "rounds",
+            "what a fair comparison holds equal: rounds, or FedAvg's optimiser steps or samples "
+            "(a method that spends more per round gets fewer of the FED.ROUNDS)",
+            choices=("rounds", "steps", "samples"),
+        ),
     }
 
 

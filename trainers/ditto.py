@@ -19,15 +19,11 @@ Command: python federated_main.py --demo --trainer Ditto
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-
 from fedvlm.config_schema import Option
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.finetune import TAG, Finetune
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.proximal import pull, require_same_basis
+from fedvlm.federation.proximal import pull
 from fedvlm.federation.trainer import TRAINER_REGISTRY
 from fedvlm.federation.trees import State, Tree
 
@@ -37,19 +33,11 @@ class Ditto(PeftTrainer):
     """See the module's card."""
 
     name = "Ditto"
+    same_basis = True
     options = {
         "LAMBDA": Option(1.0, "strength of the private model's pull to the global one", low=0.0),
         "P_EPOCHS": Option(0, "local epochs of the private model; 0 is FED.LOCAL_EPOCHS", low=0),
     }
-
-    def trainables(self, model: Any, generator: torch.Generator) -> Tree:
-        """Return what ``PEFT`` asks for.
-
-        Raises:
-            ConfigError: LoRA averaged so that both models' factors do not compare.
-        """
-        require_same_basis(self.name, self.spec)
-        return super().trainables(model, generator)
 
     def init(self, ctx: Context, p0: Tree) -> State:
         """Return both models at the common start."""

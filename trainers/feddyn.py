@@ -39,6 +39,7 @@ class FedDyn(PeftTrainer):
     """See the module's card. Slot ``h`` holds the linear term, on clients and server."""
 
     name = "FedDyn"
+    same_basis = True
     options = {
         "ALPHA": Option(1.0, "weight of the quadratic term", low=0.0, low_open=True),
     }

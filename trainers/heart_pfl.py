@@ -48,15 +48,7 @@ from fedvlm.config_schema import Option
 from fedvlm.errors import ConfigError
 from fedvlm.federation.adaptation import at_work, part_of, parted, sizes_of
 from fedvlm.federation.aggregate import Update
-from fedvlm.federation.alignment import (
-    EARLY,
-    STAGES,
-    cached,
-    hda,
-    known,
-    squared_distance,
-    through,
-)
+from fedvlm.federation.alignment import EARLY, STAGES, cached, hda, known, squared_distance, through
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.distill import Distillation, Proxy, distil, image_proxy
@@ -229,6 +221,13 @@ class HeartPFL(PeftTrainer):
         return self.own(c, d)
 
     # ---- server ---------------------------------------------------------------------------
+    @property
+    def extra_data(self) -> str:
+        """What is used beside the clients' training images, for the summary; empty: nothing."""
+        if not self.last_akt or self.cfg.AKT_PROXY == "train":
+            return ""
+        return "the server distils over the clients' validation images"
+
     @property
     def last_akt(self) -> int:
         """Last round with distillation; 0: none."""

@@ -43,7 +43,6 @@ from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.finetune import TAG, Finetune
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.proximal import require_same_basis
 from fedvlm.federation.trainer import TRAINER_REGISTRY
 from fedvlm.federation.trees import State, Tree
 
@@ -65,6 +64,7 @@ class Hermes(PeftTrainer):
     """See the module's card."""
 
     name = "Hermes"
+    same_basis = True
     batched = False
     extras = (r"mask\..+",)
     options = {
@@ -98,7 +98,6 @@ class Hermes(PeftTrainer):
                 "Hermes prunes adapters and LoRA and finds neither: set PEFT.VISUAL feature, lora "
                 "or adapter, or PEFT.TEXT lora"
             )
-        require_same_basis(self.name, self.spec)
         return tree
 
     def init(self, ctx: Context, p0: Tree) -> State:

@@ -22,16 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
-
-import torch
 
 from fedvlm.config_schema import Option
 from fedvlm.federation.aggregate import Update
 from fedvlm.federation.batches import Batch, Step
 from fedvlm.federation.context import Context, Means, Upload
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.proximal import pull, require_same_basis
+from fedvlm.federation.proximal import pull
 from fedvlm.federation.steps import descend, gradient, rates
 from fedvlm.federation.trainer import TRAINER_REGISTRY
 from fedvlm.federation.trees import State, Tree, map_leaves, pick
@@ -42,6 +39,7 @@ class PFedMe(PeftTrainer):
     """See the module's card."""
 
     name = "pFedMe"
+    same_basis = True
     options = {
         "LAMBDA": Option(
             15.0, "pull between personal and global model", low=0.0, low_open=True
@@ -54,15 +52,6 @@ class PFedMe(PeftTrainer):
         ),
     }
     exempt = {"G5": "the global model follows the personal one, not the loss"}
-
-    def trainables(self, model: Any, generator: torch.Generator) -> Tree:
-        """Return what ``PEFT`` asks for.
-
-        Raises:
-            ConfigError: LoRA averaged so that both models' factors do not compare.
-        """
-        require_same_basis(self.name, self.spec)
-        return super().trainables(model, generator)
 
     def init(self, ctx: Context, p0: Tree) -> State:
         """Return both models at the common start."""

@@ -43,6 +43,7 @@ class SCAFFOLD(PeftTrainer):
     """See the module's card. Slot ``c`` holds the control variate, on clients and server."""
 
     name = "SCAFFOLD"
+    same_basis = True
     extras = (r"control\..*",)
     options = {"SERVER_LR": Option(1.0, "step of the server along the clients' mean", low=0.0)}
 

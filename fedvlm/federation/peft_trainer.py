@@ -31,10 +31,12 @@ class PeftTrainer(Trainer):
     Attributes:
         roles: group of each role: ``{"body": "shared", "head": "personal"}`` is FedPer's.
         needs: roles that must not be empty.
+        same_basis: the method compares or subtracts tensors of two rounds or two models.
     """
 
     roles: ClassVar[Mapping[str, str]] = {peft.BODY: "shared", peft.HEAD: "shared"}
     needs: ClassVar[tuple[str, ...]] = ()
+    same_basis: ClassVar[bool] = False
 
     def __init__(self, cfg: Any) -> None:
         """Read what is trained."""
@@ -50,8 +52,17 @@ class PeftTrainer(Trainer):
         """Return what ``PEFT`` asks for.
 
         Raises:
-            ConfigError: a role that the method needs is empty; the ways out are listed.
+            ConfigError: a role that the method needs is empty (the ways out are listed), or LoRA
+                averaged so that factors of two rounds do not compare.
         """
+        if self.same_basis and self.spec.average == "product_svd" and (
+            "lora" in (self.spec.text, self.spec.visual)
+        ):
+            raise ConfigError(
+                f"{self.name} compares a client's own LoRA factors with the server's, and "
+                "PEFT.LORA_AVG product_svd makes other factors of the same product each round: set "
+                "it to factors or freeze_a"
+            )
         tree = peft.build(self.spec, model, generator)
         for role in self.needs:
             if not any(peft.role(name) == role for name in tree):

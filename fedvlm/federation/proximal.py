@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from fedvlm.errors import ConfigError
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Edit
 from fedvlm.federation.trees import Tree
-from fedvlm.models.peft import PeftSpec
 
 
 def pull(anchor: str, strength: float) -> Edit:
@@ -25,17 +23,3 @@ def pull(anchor: str, strength: float) -> Edit:
         }
 
     return edit
-
-
-def require_same_basis(owner: str, spec: PeftSpec) -> None:
-    """Refuse an averaging of LoRA after which a client's factors and the server's do not compare.
-
-    Raises:
-        ConfigError: ``PEFT.LORA_AVG product_svd`` with LoRA: it gives new factors each round.
-    """
-    if spec.average == "product_svd" and "lora" in (spec.text, spec.visual):
-        raise ConfigError(
-            f"{owner} compares a client's own LoRA factors with the server's, and PEFT.LORA_AVG "
-            "product_svd makes other factors of the same product each round: set it to factors or "
-            "freeze_a"
-        )

@@ -12,6 +12,7 @@ import torch
 from fedvlm import rng
 from fedvlm.errors import DivergedError, FedvlmError
 from fedvlm.federation.batches import Batcher
+from fedvlm.federation.budget import Budget
 from fedvlm.federation.context import Context
 from fedvlm.federation.engine import Engine, LocalEngine
 from fedvlm.federation.events import FedState, RoundFinished, RoundStarted, Subscriber
@@ -67,14 +68,16 @@ class Federation:
         plan: rounds, participation, optimiser.
         engine: where clients run.
         subscribers: called with every event, in order.
+        budget: what ends the run before ``plan.rounds`` (default: nothing).
     """
 
     def __init__(
         self, trainer: Trainer, model: Any, batcher: Batcher, plan: Plan, *,
         engine: Engine | None = None, subscribers: Sequence[Subscriber] = (),
+        budget: Budget | None = None,
     ) -> None:
         self.trainer, self.model, self.batcher, self.plan = trainer, model, batcher, plan
-        self.engine = engine or LocalEngine()
+        self.engine, self.budget = engine or LocalEngine(), budget or Budget()
         self.subscribers = list(subscribers)
         start = trainer.trainables(model, rng.stream(plan.seed, "init"))
         self.p0 = cast(start, model.dtype, model.device)
@@ -91,6 +94,11 @@ class Federation:
             self.trainer.extras, plan.nonfinite, plan.clock_per_round,
         )
 
+    @property
+    def last_round(self) -> int:
+        """The number of the last round, as far as it is known."""
+        return self.budget.last(self.plan.rounds)
+
     def start(self) -> FedState:
         """Return the untrained state (round 0)."""
         ctx = self.context([])
@@ -99,6 +107,8 @@ class Federation:
 
     def run(self, state: FedState | None = None, until: int | None = None) -> FedState:
         """Run rounds until ``until`` (default: all) from ``state`` (default: the start).
+
+        Whoever goes on from a ``state`` enters its rounds in ``budget`` first.
 
         Raises:
             DivergedError: a number is not finite (policy ``abort``), or no client is left.
@@ -110,6 +120,8 @@ class Federation:
             self._tell(RoundFinished(0, self.plan.rounds, state, self))
         last = self.plan.rounds if until is None else until
         for round_ in range(state.round + 1, last + 1):
+            if round_ > self.last_round:
+                break
             state = self.round(state, round_)
         if self._frozen() != before:
             raise FedvlmError("the frozen backbone changed during the run; no result is valid")
@@ -133,9 +145,10 @@ class Federation:
         server = self.trainer.server(self.context([], round_), state.server, work.updates)
         after = FedState(round_, server, state.clients | work.states)
         spent = {n: v - towers.get(n, 0) for n, v in getattr(self.model, "counters", {}).items()}
+        self.budget.record(round_, work.counters)
         self._tell(
             RoundFinished(
-                round_, self.plan.rounds, after, self, work.updates, work.dropped,
+                round_, self.last_round, after, self, work.updates, work.dropped,
                 {u.client: nbytes(u.params | u.extras) for u in work.updates}, down,
                 work.counters | spent, time.perf_counter() - began, dict(self.trainer.report),
             )
@@ -144,7 +157,7 @@ class Federation:
 
     def finetunes(self, state: FedState) -> bool:
         """Say whether the personal models of ``state`` are fine-tuned: after the last round."""
-        return self.finetuning.epochs > 0 and state.round >= self.plan.rounds
+        return self.finetuning.epochs > 0 and state.round >= self.last_round
 
     def finetuning_cost(self) -> dict[str, float]:
         """Return epochs, rate and samples (all clients together) of the final fine-tuning."""

@@ -50,6 +50,14 @@ class Trainer:
         self.cfg: Any = cfg.TRAINER.get(self.name.upper()) if self.name else None
         self.report: dict[str, Any] = {}  # what the last aggregation has to tell the log
 
+    @property
+    def extra_data(self) -> str:
+        """What is used beside the clients' training images, in words for results; empty: nothing.
+
+        A subclass may set a plain class attribute of this name.
+        """
+        return ""
+
     def rules(self, names: Sequence[str]) -> Sequence[Rule]:
         """Return the group rules for the tensors called ``names``; by default ``groups``."""
         return self.groups

@@ -1,0 +1,66 @@
+"""How many rounds a method gets where methods are matched by work (``FED.BUDGET``).
+
+What plain FedAvg would spend under the same config, in optimiser steps or in samples, is the
+budget of every method. A method that spends more per round gets fewer rounds: the run ends before
+the round that would go beyond the budget, if that round cost what the last one did. Nobody gets
+more than ``FED.ROUNDS`` rounds, and everybody gets one. The final fine-tuning, adaptation for the
+evaluation and the server's own training are not counted; learning-rate schedules and the phases of
+a method go on counting in ``FED.ROUNDS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fedvlm.federation.batches import step_slices
+
+
+@dataclass
+class Budget:
+    """The work of a run so far against what it may spend.
+
+    Attributes:
+        unit: ``rounds`` (no limit of its own), ``steps`` or ``samples``.
+        plain: what FedAvg spends in rounds 1, 2, ... (all clients together); empty for ``rounds``.
+        spent: round -> what it cost.
+    """
+
+    unit: str = "rounds"
+    plain: Sequence[int] = ()
+    spent: dict[int, int] = field(default_factory=dict)
+
+    def record(self, round_: int, counters: Mapping[str, int]) -> None:
+        """Enter what a round cost; entering it again replaces it."""
+        if self.plain:
+            self.spent[round_] = int(counters.get(self.unit, 0))
+
+    def last(self, rounds: int) -> int:
+        """Return the number of the run's last round: ``rounds``, or where the budget ends."""
+        total, limit = 0, sum(self.plain)
+        for round_ in sorted(self.spent):
+            cost = self.spent[round_]
+            total += cost
+            if round_ >= rounds:
+                break
+            # The next round, if it cost as many times FedAvg's as this one did; in whole numbers.
+            here, following = self.plain[round_ - 1], self.plain[round_]
+            if total * here + cost * following > limit * here:
+                return round_
+        return rounds
+
+
+def plain_work(
+    unit: str, cohorts: Sequence[Sequence[int]], sizes: Sequence[int], epochs: int, batch: int
+) -> tuple[int, ...]:
+    """Return what FedAvg spends in each round, all clients together; nothing for ``rounds``.
+
+    Args:
+        cohorts: the clients of each round.
+        sizes: training samples of each client.
+        epochs, batch: of the local training.
+    """
+    if unit == "rounds":
+        return ()
+    each = [n if unit == "samples" else len(step_slices(n, batch, 1)) for n in sizes]
+    return tuple(epochs * sum(each[c] for c in cohort) for cohort in cohorts)
