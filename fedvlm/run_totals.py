@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 # In our records -> in the totals. Tower forwards are those of training; the evaluation's and the
-# filling of the feature cache are not among them.
+# filling of the feature cache are not among them. ``text_passes`` counts a pass of several stacked
+# clients once, ``text_tokens`` counts each client's tokens.
 NAMES = {"steps": "local_steps"}
 COUNTED = ("local_steps", "samples", "image_forwards", "text_passes", "text_tokens")
 
@@ -43,7 +44,7 @@ def sentence(found: Mapping[str, Any]) -> str:
     """Return the totals as one line for the screen."""
     return (
         f"totals: {found['rounds']} rounds, {found['local_steps']:,} local steps, "
-        f"{found['samples']:,} samples, {found['image_forwards']:,} image and "
-        f"{found['text_passes']:,} text passes, {found['seconds']:.1f} s, "
+        f"{found['samples']:,} samples, {found['image_forwards']:,} images and "
+        f"{found['text_tokens']:,} text tokens through towers, {found['seconds']:.1f} s, "
         f"{found['bytes_up'] / 1e6:.2f} MB up, {found['bytes_down'] / 1e6:.2f} MB down"
     )

@@ -115,12 +115,7 @@ def methods(wanted: Sequence[str] | None = None) -> dict[str, tuple[str, ...]]:
         ConfigError: no such method.
     """
     known: dict[str, tuple[str, ...]] = {}
-    for stem in trainer_files():
-        try:
-            name = load_trainer(stem).name
-        except Exception as error:  # a trainer at work in the editor must not stop the others
-            print(f"left out: {stem}: {error}", file=sys.stderr)
-            continue
+    for name in (load_trainer(stem).name for stem in trainer_files()):
         known[name] = ("--trainer", name)
         known |= {v: flags for v, flags in VARIANTS.items() if flags[1] == name}
     if not wanted:

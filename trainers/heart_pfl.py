@@ -1,7 +1,7 @@
 """HEART-PFL: personal adapters aligned to global features; adversarial distillation.
 
-Paper: HEART-PFL (hierarchical directional alignment, adversarial knowledge transfer), 2026
-    (the public repository; its tables were not available).
+Paper: HEART-PFL (hierarchical directional alignment, adversarial knowledge transfer), 2025 (the
+    year of the public repository's runs; its tables were not available).
 Equations:
     v (personal): CE + PROX |v - w_t|^2 + HDA_WEIGHT L_HDA; w (to be sent): CE. L_HDA is the mean
         over samples i and four stages of 1 - cos(f_w(x_i), p_{y_i}) (first two stages) and

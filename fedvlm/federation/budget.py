@@ -37,17 +37,13 @@ class Budget:
 
     def last(self, rounds: int) -> int:
         """Return the number of the run's last round: ``rounds``, or where the budget ends."""
-        total, limit = 0, sum(self.plain)
-        for round_ in sorted(self.spent):
-            cost = self.spent[round_]
-            total += cost
-            if round_ >= rounds:
-                break
-            # The next round, if it cost as many times FedAvg's as this one did; in whole numbers.
-            here, following = self.plain[round_ - 1], self.plain[round_]
-            if total * here + cost * following > limit * here:
-                return round_
-        return rounds
+        newest = max(self.spent, default=rounds)
+        if newest >= rounds:
+            return rounds
+        # The next round, if it cost as many times FedAvg's as this one did; in whole numbers.
+        here, following = self.plain[newest - 1], self.plain[newest]
+        needed = sum(self.spent.values()) * here + self.spent[newest] * following
+        return newest if needed > sum(self.plain) * here else rounds
 
 
 def plain_work(

@@ -1,0 +1,154 @@
+"""``FED.BUDGET``: rounds matched by FedAvg's work, whatever a round of the method costs."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedvlm import atomic
+from fedvlm.federation.budget import Budget, plain_work
+from tests import jobs
+
+MORE = ("--rounds", "5")  # FedAvg takes 1 step per client and round here, Ditto 2
+
+
+def rounds_of(plain: list[int], costs: list[int], unit: str = "steps") -> int:
+    """Play the loop: return how many rounds a method with these costs runs."""
+    budget, most = Budget(unit, plain), len(plain)
+    for round_ in range(1, most + 1):
+        if round_ > budget.last(most):
+            return round_ - 1
+        budget.record(round_, {unit: costs[round_ - 1], "other": 10**9})
+    return most
+
+
+def test_plain_work_counts_what_fedavg_does() -> None:
+    cohorts, sizes = [[0, 1, 2], [1], [0, 2]], [7, 4, 9]
+    assert plain_work("samples", cohorts, sizes, 2, 4) == (40, 8, 32)
+    assert plain_work("steps", cohorts, sizes, 2, 4) == (2 * (2 + 1 + 3), 2, 10)
+    assert plain_work("rounds", cohorts, sizes, 2, 4) == ()
+
+
+def test_by_rounds_nothing_ends_early() -> None:
+    budget = Budget()
+    budget.record(1, {"steps": 10**9})
+    assert budget.last(7) == 7 and budget.spent == {}
+
+
+@pytest.mark.parametrize(("factor", "rounds"), [(0, 6), (1, 6), (2, 3), (3, 2), (4, 1), (50, 1)])
+def test_a_method_that_costs_more_gets_fewer_rounds(factor: int, rounds: int) -> None:
+    assert rounds_of([10] * 6, [10 * factor] * 6) == rounds
+
+
+def test_unequal_rounds_end_where_the_budget_does() -> None:
+    draw = random.Random(3)
+    for _ in range(300):
+        plain = [draw.randint(1, 50) for _ in range(draw.randint(1, 12))]
+        assert rounds_of(plain, plain) == len(plain)  # FedAvg itself always gets all its rounds
+        factor = draw.randint(2, 4)
+        costs = [factor * n for n in plain]
+        done = rounds_of(plain, costs)
+        assert done == 1 or sum(costs[:done]) <= sum(plain)
+        assert done == len(plain) or sum(costs[: done + 1]) > sum(plain)
+
+
+def test_a_round_entered_twice_counts_once() -> None:
+    budget = Budget("steps", [10] * 4)
+    for _ in range(5):
+        budget.record(1, {"steps": 20})
+    assert budget.spent == {1: 20} and budget.last(4) == 4
+    budget.record(2, {"steps": 20})
+    assert budget.last(4) == 2
+
+
+# ---- the real job --------------------------------------------------------------------------------
+def ditto(output: Path, *more: str, unit: str = "steps") -> int:
+    words = ("--trainer", "Ditto", *MORE, *more, "--opts", "FED.BUDGET", unit)
+    return jobs.run(output, *words)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A run by steps and the number of its write points."""
+    output, seen = tmp_path_factory.mktemp("whole"), []
+    atomic.on_write_point = seen.append
+    assert ditto(output, "--finetune-epochs", "1") == 0
+    atomic.on_write_point = None
+    return output, len(seen)
+
+
+@pytest.fixture(autouse=True)
+def no_hook_left() -> Iterator[None]:
+    yield
+    atomic.on_write_point = None
+
+
+def test_the_run_ends_with_a_true_last_round(whole: tuple[Path, int]) -> None:
+    lines = (jobs.folder(whole[0]) / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert [r["round"] for r in records] == [0, 1, 2]
+    assert ["finetune" in r for r in records] == [False, False, True]
+    assert "base_all" in records[-1] and "base_all" not in records[1]
+    results = json.loads((jobs.folder(whole[0]) / "results.json").read_text())
+    assert results["results"]["last"]["round"] == 2
+    assert results["protocol"]["budget"] == "steps" and results["protocol"]["rounds"] == 5
+    totals = results["run_info"]["totals"]
+    assert totals["rounds"] == 2 and totals["local_steps"] == 8  # FedAvg: 5 rounds x 2 clients
+    said = "FED.BUDGET steps: ended after round 2 of at most 5, 8 steps of all clients spent"
+    assert any(said in note for note in results["run_info"]["notes"])
+
+
+def test_a_matched_run_is_the_beginning_of_an_unmatched_one(
+    whole: tuple[Path, int], tmp_path: Path
+) -> None:
+    words = ("--trainer", "Ditto", *MORE, "--finetune-epochs", "1")
+    assert jobs.run(tmp_path, *words) == 0
+    assert [r["train"] for r in jobs.records(tmp_path)[:3]] == [
+        r["train"] for r in jobs.records(whole[0])
+    ]
+    assert len(jobs.records(tmp_path)) == 6
+
+
+def test_fedavg_is_not_changed_by_its_own_budget(tmp_path: Path) -> None:
+    words = ("--trainer", "FedAvg", "--num-users", "4", "--frac", "0.5", "--rounds", "4",
+             "--partition", "dirichlet")
+    for unit in ("rounds", "steps", "samples"):
+        assert jobs.run(tmp_path / unit, *words, "--opts", "FED.BUDGET", unit) == 0
+    for unit in ("steps", "samples"):
+        jobs.same(tmp_path / "rounds", tmp_path / unit)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.8, 0.9, 0.97])
+def test_a_stopped_run_ends_where_a_whole_one_does(
+    whole: tuple[Path, int], tmp_path: Path, share: float
+) -> None:
+    left = [int(share * whole[1])]
+
+    def hook(_name: str) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+
+    atomic.on_write_point = hook
+    assert ditto(tmp_path, "--finetune-epochs", "1") == 130
+    atomic.on_write_point = None
+    assert ditto(tmp_path, "--finetune-epochs", "1") == 0
+    jobs.same(whole[0], tmp_path)
+    infos = [json.loads((jobs.folder(o) / "results.json").read_text())["run_info"]
+             for o in (whole[0], tmp_path)]
+    for name in ("rounds", "client_rounds", "local_steps", "samples", "bytes_up_by_tensor",
+                 "bytes_down_by_tensor", "finetune_samples"):
+        assert infos[0]["totals"][name] == infos[1]["totals"][name], name
+
+
+def test_the_budget_belongs_to_the_identity(
+    whole: tuple[Path, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ditto(whole[0], "--finetune-epochs", "1", unit="samples") == 2
+    assert "FED.BUDGET: steps -> samples" in capsys.readouterr().err
+
+
