@@ -229,7 +229,7 @@ def build(cfg: CfgNode, progress: Progress | None = None, *, pixels: bool = Fals
     plan, chunk = make_plan(cfg), chunk_of(cfg, model, trainer)
     batcher = SplitBatcher(
         train, data.clients, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), int(cfg.SEED), loader.views,
-        plan.epochs, model.device, model.dtype, plain=test,
+        plan.epochs, model.device, model.dtype, plain=test, pixels=test,
     )
     federation = Federation(
         trainer, model, batcher, plan, engine=LocalEngine(chunk),

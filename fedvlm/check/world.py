@@ -193,6 +193,7 @@ class World:
         batcher = SplitBatcher(
             self._source(s, s.pixels or inside), splits, s.batch, s.seed, 1, EPOCHS,
             torch.device("cpu"), torch.float64,
+            pixels=PixelSource(lambda i, view: self.pixels[i], self.labels),
         )
         schedule = Schedule(s.lr, "cosine", s.rounds * EPOCHS) if s.cosine else Schedule(s.lr)
         plan = Plan(

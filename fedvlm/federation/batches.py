@@ -127,7 +127,8 @@ class SplitBatcher:
 
     Shuffles depend on (seed, tag, round, client, epoch) only. The augmented view of a local
     epoch is its number in the whole run, modulo ``views``. Validation samples come un-augmented
-    from ``plain``; without it from ``source``, first view.
+    from ``plain``; without it from ``source``, first view. ``pixels`` gives any sample's normalised
+    pixels, un-augmented, to servers that train (None: this run has none for them).
     """
 
     source: SampleSource
@@ -139,6 +140,7 @@ class SplitBatcher:
     device: torch.device
     dtype: torch.dtype
     plain: SampleSource | None = None
+    pixels: SampleSource | None = None
 
     def sizes(self, clients: Sequence[int]) -> list[int]:
         """See ``Batcher.sizes``."""
