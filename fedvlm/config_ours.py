@@ -131,8 +131,8 @@ def _federation() -> Schema:
         "FED.FINETUNE_LR": Option(0.0, "its constant rate; 0 is the method's, or OPTIM.LR", low=0),
         "FED.BUDGET": Option(
             "rounds",
-            "what a fair comparison holds equal: rounds, or FedAvg's optimiser steps or samples "
-            "(a method that spends more per round gets fewer of the FED.ROUNDS)",
+            "what a fair comparison holds equal: rounds, or FedAvg's local gradients or "
+            "samples (a method that spends more per round gets fewer of the FED.ROUNDS)",
             choices=("rounds", "steps", "samples"),
         ),
     }

@@ -44,6 +44,7 @@ class FedALA(PeftTrainer):
     """See the module's card. Slot ``mix`` holds W, slot ``ala`` whether it was learned before."""
 
     name = "FedALA"
+    same_basis = True
     batched = False
     options = {
         "MIX_LR": Option(1.0, "step of the mixing weights (eta)", low=0.0),

@@ -15,9 +15,10 @@ Departures from the paper: features are CLIP's adapted ones, un-normalised (of u
     mean squared error is too small to align anything; ALIGN_REDUCTION sum is for that).
 Departures from the authors' code: alignment works on a copy (there every client moves the one
     global model, so that later clients receive it aligned to earlier ones); no batch is dropped,
-    so clients of any size are aligned and have a trace; heads are not sent; clients that are not
-    chosen compute nothing. Evaluated is, as there, the client's own trained model, before the next
-    download. ALIGN_* and FIM_* are flat names.
+    so clients of any size are aligned and have a trace; alignment takes the run's batches (there
+    16 samples); heads are not sent; clients that are not chosen compute nothing. Evaluated is, as
+    there, the client's own trained model, before the next download. ALIGN_* and FIM_* are flat
+    names.
     The weights are what the method defines, and know it: F_k grows with the number of batches and
     with smaller ones (FIM_BATCH), uses the client's labels, and falls as a client fits well, so
     that on easy data the less trained client weighs more. AGG samples (or data) and uniform switch

@@ -10,7 +10,7 @@ Frozen: both towers, the logit scale.
 Defaults: rank 4, one epoch of the local ones private; a prompt and a feature adapter.
 Departures from the paper: the towers are frozen, so S is what PEFT trains. A prompt or a linear
     head gets a low-rank term of its own; beside the feature adapter stands a second, smaller one
-    (width RANK) behind it. All private parts start at zero.
+    (width RANK) behind it. All private parts start without effect.
 Departures from the authors' code: the mean is over the clients of the round (there over all, those
     that did not work included).
 Extra data: none.

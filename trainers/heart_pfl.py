@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -46,19 +47,23 @@ from torch import Tensor
 
 from fedvlm.config_schema import Option
 from fedvlm.errors import ConfigError
-from fedvlm.federation.adaptation import at_work, part_of, parted, sizes_of
+from fedvlm.federation.adaptation import at_work, parted, set_aside
 from fedvlm.federation.aggregate import Update
 from fedvlm.federation.alignment import EARLY, STAGES, cached, hda, known, squared_distance, through
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.distill import Distillation, Proxy, distil, image_proxy
+from fedvlm.federation.finetune import Finetune
+from fedvlm.federation.groups import FROZEN
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.prototypes import class_means
 from fedvlm.federation.trainer import TRAINER_REGISTRY, cross_entropy
-from fedvlm.federation.trees import State, Tree, per_client
+from fedvlm.federation.trees import State, Tree, expand, per_client, pick
 from fedvlm.federation.weighting import UNIFORM, client_weights, weighting
 from fedvlm.models import peft
 from fedvlm.models.attack import PGD, PixelSpace
+
+FIXED = "fixed"  # server slot: tensors nobody trains (PEFT.LORA_AVG freeze_a), for distillation
 
 
 @TRAINER_REGISTRY.register("HEART-PFL")
@@ -67,6 +72,7 @@ class HeartPFL(PeftTrainer):
 
     name = "HEART-PFL"
     needs = (peft.BODY,)
+    same_basis = True
     options = {
         "PROX": Option(1.0, "weight of |v - w|^2 in the personal loss", low=0.0),
         "HDA_WEIGHT": Option(0.1, "weight of the feature alignment", low=0.0),
@@ -106,17 +112,16 @@ class HeartPFL(PeftTrainer):
     def __init__(self, cfg: Any) -> None:
         """Refuse what has no blocks to align."""
         super().__init__(cfg)
-        c = self.cfg
         self.require(
             self.spec.visual in peft.IN_TOWER,
             "HEART-PFL aligns block outputs that adapters change: set PEFT.VISUAL adapter (or "
             f"lora; --peft adapter), not {self.spec.visual}",
         )
         self.require(
-            len(c.HDA_INDICES) in (0, STAGES),
-            f"TRAINER.HEART-PFL.HDA_INDICES wants {STAGES} blocks, got {len(c.HDA_INDICES)}",
+            len(self.cfg.HDA_INDICES) in (0, STAGES),
+            f"TRAINER.HEART-PFL.HDA_INDICES wants {STAGES} blocks, got {len(self.cfg.HDA_INDICES)}",
         )
-        self.aligns = c.HDA_WEIGHT > 0
+        self.aligns = self.cfg.HDA_WEIGHT > 0
 
     # ---- features -------------------------------------------------------------------------
     def stages(self, model: Any) -> list[int]:
@@ -141,11 +146,8 @@ class HeartPFL(PeftTrainer):
         """Return image features ``[K, B, d]`` and the stages' ``[K, B, width]``."""
         at = self.stages(model)
         z, found = peft.image_taps(self.spec, model, p, x, sorted(set(at)))
-        pooled = {
-            b: h[:, :, 0] if self.cfg.HDA_POOL == "class" else h[:, :, 1:].mean(2)
-            for b, h in found.items()
-        }
-        stages = [pooled[b] for b in at]
+        first = self.cfg.HDA_POOL == "class"
+        stages = [found[b][:, :, 0] if first else found[b][:, :, 1:].mean(2) for b in at]
         if self.cfg.HDA_NORM == "layernorm":
             stages = [*stages[:EARLY], *(F.layer_norm(f, f.shape[-1:]) for f in stages[EARLY:])]
         return z, stages
@@ -158,8 +160,8 @@ class HeartPFL(PeftTrainer):
             len(ctx.model.classnames), STAGES * width,
         )
         parts = found.mean.split(width, -1)
-        means = {f"stage.{j}": part for j, part in enumerate(parts)}
-        return means | {"has": (found.count > 0).to(found.mean.dtype)}
+        has = {"has": (found.count > 0).to(found.mean.dtype)}
+        return {f"stage.{j}": part for j, part in enumerate(parts)} | has
 
     # ---- client ---------------------------------------------------------------------------
     def personal_loss(self, model: Any, p: Tree, b: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -196,14 +198,20 @@ class HeartPFL(PeftTrainer):
 
     def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
         """Train v against the model received, then w; on the fit part with AKT_PROXY train."""
-        if not (self.cfg.AKT and self.cfg.AKT_PROXY == "train"):
-            new = self.train(ctx, c | {"d": d})
-            return c | new, ctx.upload(new["w"], client_weights(ctx, self.cfg.WEIGHTING))
-        batcher = parted(ctx, self.cfg.AKT_SHARE)
-        new = at_work(ctx, batcher, c | {"d": d}, self.train)
-        sizes = sizes_of(ctx, batcher)
-        weight = (sizes > 0).to(sizes) if self.cfg.WEIGHTING == UNIFORM else sizes
-        return c | new, ctx.upload(new["w"], weight)
+        fit = self.fit_part(ctx)
+        new = at_work(ctx, fit.batcher, c | {"d": d}, self.train)
+        return c | new, ctx.upload(new["w"], client_weights(fit, self.cfg.WEIGHTING))
+
+    def fit_part(self, ctx: Context) -> Context:
+        """Return ``ctx`` without the training images that AKT_PROXY train gives the server."""
+        held = self.cfg.AKT and self.cfg.AKT_PROXY == "train"
+        return replace(ctx, batcher=parted(ctx, self.cfg.AKT_SHARE)) if held else ctx
+
+    def finetune(self, ctx: Context, c: State, d: Tree, how: Finetune) -> Tree:
+        """Fine-tune a copy of v, on what the client trains on."""
+        plain = super().finetune
+        batcher, state = self.fit_part(ctx).batcher, c | {"d": d}
+        return at_work(ctx, batcher, state, lambda i, s: {"v": plain(i, s, s["d"], how)})["v"]
 
     def train(self, ctx: Context, c: State) -> State:
         """Return new slots ``v``, ``w`` and ``met`` from a state with the download ``d``."""
@@ -237,27 +245,27 @@ class HeartPFL(PeftTrainer):
         """Return the server's state; a missing proxy is told before any training."""
         if self.last_akt:
             self.proxy(ctx)
-        return super().init_server(ctx, p0)
+        fixed = pick(p0, ctx.groups.names(FROZEN)) if self.last_akt else {}
+        return super().init_server(ctx, p0) | ({FIXED: fixed} if fixed else {})
 
     def server(self, ctx: Context, server: State, updates: Sequence[Update]) -> State:
         """Average, then distil in the first rounds."""
         mean = self.mean(updates)
         if ctx.round > self.last_akt:
             return server | {"w": mean}
-        ordered = sorted(updates, key=lambda u: u.client)
         space = PixelSpace.of(ctx.model.backbone.transform_spec)
 
         def predict(p: Tree, pixels: Tensor) -> Tensor:
-            return self.predict(ctx.model, p, {"pixels": space.normalise(pixels)})
+            whole = p | expand(server.get(FIXED, {}), len(pixels))
+            return self.predict(ctx.model, whole, {"pixels": space.normalise(pixels)})
 
+        teachers = [u.params for u in sorted(updates, key=lambda u: u.client)]
         found = distil(
-            mean, [u.params for u in ordered], predict, self.proxy(ctx), self.distillation(),
+            mean, teachers, predict, self.proxy(ctx), self.distillation(),
             ctx.stream("akt"),
         )
-        self.report["akt"] = {
-            "adopted": int(found.adopted), "initial": found.initial, "best": found.best,
-            "loss": found.loss, "attack_passes": found.attack_passes,
-        }
+        told = ("initial", "best", "loss", "attack_passes")
+        self.report["akt"] = {"adopted": int(found.adopted)} | {n: getattr(found, n) for n in told}
         return server | {"w": found.tree}
 
     def distillation(self) -> Distillation:
@@ -281,8 +289,8 @@ class HeartPFL(PeftTrainer):
             raise ConfigError(
                 f"TRAINER.HEART-PFL.AKT True: this run gives the server no proxy images; set {off}"
             )
-        parts = [self._proxy_of(batcher, k, ctx.seed) for k in range(len(batcher.splits))]
-        index = sorted({int(i) for part in parts for i in part})
+        share = self.cfg.AKT_SHARE if self.cfg.AKT_PROXY == "train" else None
+        index = set_aside(batcher, share, ctx.seed)
         if not index:
             raise ConfigError(
                 f"TRAINER.HEART-PFL.AKT True: no client has images in its {self.cfg.AKT_PROXY} "
@@ -290,8 +298,3 @@ class HeartPFL(PeftTrainer):
             )
         space = PixelSpace.of(ctx.model.backbone.transform_spec)
         return image_proxy(batcher.pixels, torch.tensor(index), space, ctx.model)
-
-    def _proxy_of(self, batcher: Any, client: int, seed: int) -> Any:
-        if self.cfg.AKT_PROXY == "val":
-            return batcher.splits[client].val
-        return part_of(batcher, client, self.cfg.AKT_SHARE, seed).val

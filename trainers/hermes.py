@@ -67,6 +67,7 @@ class Hermes(PeftTrainer):
     same_basis = True
     batched = False
     extras = (r"mask\..+",)
+    extra_data = "clients decide on pruning by their validation images"
     options = {
         "RATE": Option(0.2, "share of the original units pruned at a time", low=0, high=1),
         "TARGET": Option(0.5, "share at which pruning ends", low=0, high=1, high_open=True),
@@ -161,14 +162,15 @@ class Hermes(PeftTrainer):
         """Average by the overlap rule; keep one model per client.
 
         Raises:
-            DataError: no client of the round has validation images, so none can ever prune.
+            DataError: no client has validation images, so none can ever prune.
         """
         ordered = sorted(updates, key=lambda u: u.client)
         blind = [u.client for u in ordered if math.isnan(u.metrics.get("val_accuracy", 0.0))]
-        if len(blind) == len(ordered):
+        batcher: Any = ctx.batcher
+        if len(blind) == len(ordered) and not any(len(part.val) for part in batcher.splits):
             raise DataError(
-                "Hermes prunes by validation accuracy, and no client of this round has validation "
-                "images: set DATASET.VAL_SHOTS above 0, or take another dataset"
+                "Hermes prunes by validation accuracy, and no client has validation images: set "
+                "DATASET.VAL_SHOTS above 0, or take another dataset"
             )
         overlap = self.report_overlap(ordered)
         self.report.update(overlap | ({"without_validation": blind} if blind else {}))

@@ -40,6 +40,7 @@ from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.steps import descend, gradient, rates
 from fedvlm.federation.trainer import TRAINER_REGISTRY
 from fedvlm.federation.trees import State, Tree
+from fedvlm.federation.weighting import UNIFORM, client_weights
 
 # Autograd nodes without a derivative. With ``inputs`` given, torch prunes or passes over them in
 # silence: the Hessian's part behind them would just be missing.
@@ -95,7 +96,7 @@ class PerFedAvg(PeftTrainer):
         return tree
 
     def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
-        """Take outer steps; the plain mean is asked for by equal weights."""
+        """Take outer steps; the mean is plain."""
         means = Means(ctx.k)
 
         def body(slots: State, batches: tuple[Batch, ...], step: Step) -> State:
@@ -108,7 +109,7 @@ class PerFedAvg(PeftTrainer):
 
         w = ctx.loop({"w": c["w"] | d}, body, per_step=self.per_step)["w"]
         ctx.logs.update(means.values())
-        return c | {"w": w}, ctx.upload(w, torch.ones(ctx.k, dtype=torch.float64))
+        return c | {"w": w}, ctx.upload(w, client_weights(ctx, UNIFORM))
 
     def inner(self, ctx: Context, w: Tree, b: Batch, what: str) -> Tree:
         """Return ``w - a grad F(w; b)``."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import platform
 import resource
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -46,6 +48,17 @@ def timed(work: Callable[[], T]) -> tuple[T, Spent]:
     return out, Spent(cpu, wall, _peak())
 
 
+def settle() -> int:
+    """Give freed memory back to the system where that can be asked for; return what is in use.
+
+    Resident bytes; 0 where the system does not say. A peak minus this is what a piece of work took.
+    """
+    gc.collect()
+    with suppress(OSError, AttributeError, TypeError):  # only glibc can
+        ctypes.CDLL(None).malloc_trim(0)
+    return _status("VmRSS:")
+
+
 def _reset_peak() -> None:
     """Start the kernel's high-water mark again (Linux; elsewhere it keeps rising)."""
     try:
@@ -55,12 +68,20 @@ def _reset_peak() -> None:
 
 
 def _peak() -> int:
+    found = _status("VmHWM:")
+    if found:
+        return found
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _status(field: str) -> int:
+    """Return a field of the process's status in bytes; 0 where there is none (not Linux)."""
     try:
-        line = next(s for s in _STATUS.read_text().splitlines() if s.startswith("VmHWM:"))
+        line = next(s for s in _STATUS.read_text().splitlines() if s.startswith(field))
         return int(line.split()[1]) * 1024
     except (OSError, StopIteration, ValueError, IndexError):
-        unit = 1 if platform.system() == "Darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        return 0
 
 
 def cores() -> int:

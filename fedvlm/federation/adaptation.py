@@ -66,6 +66,16 @@ def part_of(batcher: Any, client: int, ratio: float, seed: int) -> Part:
     return Part(indices[fit].numpy(), indices[ada].numpy(), whole.test)
 
 
+def set_aside(batcher: Any, ratio: float | None, seed: int) -> list[int]:
+    """Return all clients' adaptation parts, ascending; with ``ratio`` None their validation."""
+    clients = range(len(batcher.splits))
+    parts = [
+        batcher.splits[k].val if ratio is None else part_of(batcher, k, ratio, seed).val
+        for k in clients
+    ]
+    return sorted({int(i) for part in parts for i in part})
+
+
 def at_work(ctx: Context, batcher: Batcher, state: State, work: Work) -> State:
     """Return ``work(context, state)`` on another batcher's samples.
 

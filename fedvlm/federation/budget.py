@@ -1,11 +1,12 @@
 """How many rounds a method gets where methods are matched by work (``FED.BUDGET``).
 
-What plain FedAvg would spend under the same config, in optimiser steps or in samples, is the
-budget of every method. A method that spends more per round gets fewer rounds: the run ends before
-the round that would go beyond the budget, if that round cost what the last one did. Nobody gets
-more than ``FED.ROUNDS`` rounds, and everybody gets one. The final fine-tuning, adaptation for the
-evaluation and the server's own training are not counted; learning-rate schedules and the phases of
-a method go on counting in ``FED.ROUNDS``.
+What plain FedAvg would spend under the same config, in local steps (batches trained on) or in
+samples, is the budget of every method. A method that spends more per round gets fewer rounds: the
+run ends before the round that would go beyond the budget, if that round cost what the last one did.
+Nobody gets more than ``FED.ROUNDS`` rounds, and everybody gets one. The final fine-tuning,
+adaptation for the evaluation and the server's own training are not counted; a batch from which a
+method takes several gradients (APFL, pFedMe, Per-FedAvg, FedALA) counts as often. Learning-rate
+schedules and the phases of a method go on counting in ``FED.ROUNDS``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedvlm.federation.batches import step_slices
+
+COUNTERS = {"steps": "gradients", "samples": "gradient_samples"}  # unit -> counter
 
 
 @dataclass
@@ -33,7 +36,7 @@ class Budget:
     def record(self, round_: int, counters: Mapping[str, int]) -> None:
         """Enter what a round cost; entering it again replaces it."""
         if self.plain:
-            self.spent[round_] = int(counters.get(self.unit, 0))
+            self.spent[round_] = int(counters.get(COUNTERS[self.unit], 0))
 
     def last(self, rounds: int) -> int:
         """Return the number of the run's last round: ``rounds``, or where the budget ends."""

@@ -115,6 +115,8 @@ class Context:
         Clients never mix, so the gradient of the sum is each client's own. A tensor without
         influence on the loss has no entry, as in torch.optim.
         """
+        self.counters["gradients"] += len(batch.y)
+        self.counters["gradient_samples"] += int(batch.w.sum())
         names = list(p) if train is None else list(train)
         leaves = {n: p[n].detach().requires_grad_() for n in names}
         with torch.enable_grad():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedvlm import atomic
-from fedvlm.federation.budget import Budget, plain_work
+from fedvlm.federation.budget import COUNTERS, Budget, plain_work
 from tests import jobs
 
 MORE = ("--rounds", "5")  # FedAvg takes 1 step per client and round here, Ditto 2
@@ -22,7 +22,7 @@ def rounds_of(plain: list[int], costs: list[int], unit: str = "steps") -> int:
     for round_ in range(1, most + 1):
         if round_ > budget.last(most):
             return round_ - 1
-        budget.record(round_, {unit: costs[round_ - 1], "other": 10**9})
+        budget.record(round_, {COUNTERS[unit]: costs[round_ - 1], "other": 10**9})
     return most
 
 
@@ -59,9 +59,9 @@ def test_unequal_rounds_end_where_the_budget_does() -> None:
 def test_a_round_entered_twice_counts_once() -> None:
     budget = Budget("steps", [10] * 4)
     for _ in range(5):
-        budget.record(1, {"steps": 20})
+        budget.record(1, {COUNTERS["steps"]: 20})
     assert budget.spent == {1: 20} and budget.last(4) == 4
-    budget.record(2, {"steps": 20})
+    budget.record(2, {COUNTERS["steps"]: 20})
     assert budget.last(4) == 2
 
 
@@ -149,6 +149,6 @@ def test_the_budget_belongs_to_the_identity(
     whole: tuple[Path, int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ditto(whole[0], "--finetune-epochs", "1", unit="samples") == 2
-    assert "FED.BUDGET: steps -> samples" in capsys.readouterr().err
+    assert 'config.FED.BUDGET: "steps" -> "samples"' in capsys.readouterr().err
 
 
