@@ -147,7 +147,8 @@ class HeartPFL(PeftTrainer):
         at = self.stages(model)
         z, found = peft.image_taps(self.spec, model, p, x, sorted(set(at)))
         first = self.cfg.HDA_POOL == "class"
-        stages = [found[b][:, :, 0] if first else found[b][:, :, 1:].mean(2) for b in at]
+        pooled = {b: h[:, :, 0] if first else h[:, :, 1:].mean(2) for b, h in found.items()}
+        stages = [pooled[b] for b in at]
         if self.cfg.HDA_NORM == "layernorm":
             stages = [*stages[:EARLY], *(F.layer_norm(f, f.shape[-1:]) for f in stages[EARLY:])]
         return z, stages
@@ -192,8 +193,7 @@ class HeartPFL(PeftTrainer):
 
     def own(self, c: State, d: Tree) -> Tree:
         """Return v; the model received where the client has not trained yet."""
-        new = c["met"]["rounds"] == 0
-        v = c["v"]
+        new, v = c["met"]["rounds"] == 0, c["v"]
         return v | {n: torch.where(per_client(new, x), x, v[n]) for n, x in d.items()}
 
     def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:

@@ -1,4 +1,4 @@
-"""Defects found by reading the trainers side by side; each test failed before its mending."""
+"""What a review of the trainers found and mended; and the choice of the proxy images."""
 
 from __future__ import annotations
 
