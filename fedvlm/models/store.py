@@ -95,10 +95,19 @@ def _fill(
 
 
 def encode_padded(backbone: Backbone, pixels: Tensor, size: int) -> Tensor:
-    """Features [n, embed_dim] of n <= ``size`` images through a batch of exactly ``size``."""
+    """Features [n, embed_dim] of n <= ``size`` images through a batch of exactly ``size``.
+
+    In float64 on one thread: measured with two, a row's bits depend on its place in the batch.
+    """
     filler = pixels[:1].expand(size - len(pixels), -1, -1, -1)
-    with torch.no_grad():
-        return backbone.encode_image(torch.cat([pixels, filler]))[: len(pixels)].cpu()
+    threads = torch.get_num_threads()
+    if backbone.feature_dtype is torch.float64:
+        torch.set_num_threads(1)
+    try:
+        with torch.no_grad():
+            return backbone.encode_image(torch.cat([pixels, filler]))[: len(pixels)].cpu()
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _decoded(
