@@ -7,14 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedvlm.errors import ConfigError, DivergedError
-from fedvlm.federation import alignment
-from fedvlm.federation.alignment import hda, squared_distance, through
 from fedvlm.federation.batches import Batch
-from fedvlm.federation.optim import SGD
 from fedvlm.federation.rounds import Federation
 from fedvlm.federation.trees import Tree, numel
 from fedvlm.models.block_adapters import adapter_tree
@@ -29,123 +25,6 @@ def heart(options: dict[str, Any] | None = None, **more: Any) -> Federation:
     return federation("HEART-PFL", options, PEFT | more.pop("keys", {}), **more)
 
 
-def stages(*values: list[float]) -> list[Tensor]:
-    return [torch.tensor(v, dtype=F64).view(1, 1, -1) for v in values]
-
-
-def random_stages(seed: int, k: int = 2, b: int = 3) -> list[Tensor]:
-    draw = torch.Generator().manual_seed(seed)
-    return [torch.randn(k, b, d, generator=draw, dtype=F64) for d in (4, 5, 6, 7)]
-
-
-ONE = torch.ones(1, 1, dtype=F64)
-
-
-# ---- alignment -------------------------------------------------------------------------------
-def test_the_stated_numbers() -> None:
-    f = stages([1, 0], [3, 4], [1, 2], [0, 0, 0])
-    p = stages([1, 1], [4, 3], [3, 2], [1, 1, 1])
-    each = [float(hda([a], [b], ONE, early=int(j < 2))) for j, (a, b) in enumerate(zip(f, p,
-                                                                                strict=True))]
-    assert each == pytest.approx([0.292893, 0.04, 2.0, 1.0], abs=5e-7)
-    assert float(hda(f, p, ONE)) == pytest.approx(0.833223, abs=5e-7)
-    assert 0.1 * float(hda(f, p, ONE)) == pytest.approx(0.0833223, abs=5e-8)
-
-
-def test_the_stated_gradient() -> None:
-    f, (p,) = stages([1, 0]), stages([1, 1])
-    p.requires_grad_()
-    hda(f, [p], ONE, early=1).sum().backward()
-    assert p.grad.flatten().tolist() == pytest.approx([-0.353553, 0.353553], abs=5e-7)
-
-
-def test_zero_range_and_scaling() -> None:
-    f, p, has = random_stages(0), random_stages(1), torch.ones(2, 3, dtype=F64)
-    assert hda(f, f, has).tolist() == pytest.approx([0, 0], abs=1e-15)
-    early = hda(f[:2], p[:2], has)
-    assert bool(((early >= 0) & (early <= 2)).all())
-    assert hda(f[:1], [-f[0]], has).tolist() == pytest.approx([2, 2])
-    for scaled in ([3 * v for v in f[:2]], [0.1 * v for v in f[:2]]):
-        assert torch.allclose(hda(scaled, p[:2], has), early)
-        assert torch.allclose(hda(p[:2], scaled, has), early)
-    deep = hda(f[2:], p[2:], has, early=0)
-    assert torch.allclose(hda([3 * v for v in f[2:]], [3 * v for v in p[2:]], has, 0), 9 * deep)
-
-
-def test_vectors_equal_loops_and_classes_without_prototype_are_out() -> None:
-    f, p = random_stages(0), random_stages(1)
-    has = torch.tensor([[1, 0, 1], [1, 1, 1]], dtype=F64)
-    for k in range(2):
-        total, pairs = 0.0, 0
-        for i in range(3):
-            for j in range(4):
-                if has[k, i]:
-                    a, b = f[j][k, i], p[j][k, i]
-                    total += float(1 - F.cosine_similarity(a, b, 0) if j < 2
-                                   else F.mse_loss(a, b))
-                    pairs += 1
-        assert float(hda(f, p, has)[k]) == pytest.approx(total / pairs, abs=1e-12)
-    moved = [v.clone() for v in f]
-    for v in moved:
-        v[0, 1] += 5
-    assert torch.equal(hda(moved, p, has), hda(f, p, has))
-    assert hda(f, p, torch.zeros_like(has)).tolist() == [0, 0]
-
-
-def batch(stage: list[Tensor], y: Tensor, has: Tensor | None = None) -> Batch:
-    """A batch whose cached prototypes are ``stage [K, C, width]``."""
-    proto = {f"stage.{j}": v for j, v in enumerate(stage)}
-    proto["has"] = torch.ones(len(y), stage[0].shape[1], dtype=F64) if has is None else has
-    return Batch({}, y, torch.ones(y.shape, dtype=F64), {"proto": proto})
-
-
-def test_straight_through() -> None:
-    """The cache's value; the exact gradient where the cache is the batch's own means."""
-    y = torch.tensor([[0, 1, 0], [1, 1, 1]])
-    f, own, other = random_stages(0), random_stages(1), random_stages(2)
-    own = [v.requires_grad_() for v in own]
-    b = batch([v[:, :2] for v in other], y)
-    got, plain = through(own, b), alignment.cached(b)
-    assert all(torch.equal(a, c) for a, c in zip(got, plain, strict=True))
-
-    def means(v: Tensor) -> Tensor:
-        rows = [[v[k][y[k] == c].mean(0) if bool((y[k] == c).any()) else v[k][0] * 0
-                 for c in range(2)] for k in range(2)]
-        return torch.stack([torch.stack(row) for row in rows])
-
-    exact = [means(v) for v in own]
-    has, clients = torch.ones(2, 3, dtype=F64), torch.arange(2)[:, None]
-    loss = hda(f, [m[clients, y] for m in exact], has).sum()
-    wanted = torch.autograd.grad(loss, own, retain_graph=True)
-    b = batch([m.detach() for m in exact], y)
-    ours = hda(f, through(own, b), alignment.known(b)).sum()
-    assert float(ours.detach()) == pytest.approx(float(loss.detach()), abs=1e-14)
-    for one, two in zip(torch.autograd.grad(ours, own), wanted, strict=True):
-        assert torch.allclose(one, two, atol=1e-12) and float(one.abs().max()) > 0
-
-
-# ---- proximal term ---------------------------------------------------------------------------
-def test_prox_value_and_gradient() -> None:
-    p = {"a": torch.tensor([[1.0, 2.0]], dtype=F64, requires_grad=True)}
-    value = squared_distance(p, {"a": torch.zeros(1, 2, dtype=F64)})
-    assert value.tolist() == [5.0]
-    (g,) = torch.autograd.grad(value.sum(), p["a"])
-    assert g.tolist() == [[2.0, 4.0]]
-
-
-def test_prox_alone_shrinks_the_distance() -> None:
-    p: Tree = {"a": torch.ones(1, 1, dtype=F64)}
-    home, sizes = {"a": torch.zeros(1, 1, dtype=F64)}, [1.0]
-    for t in range(1, 11):
-        leaf = {"a": p["a"].detach().requires_grad_()}
-        (g,) = torch.autograd.grad(squared_distance(leaf, home).sum(), leaf["a"])
-        p = SGD().step(p, {"a": g}, {}, [0.01], t)[0]
-        sizes.append(float(p["a"]))
-    assert [b / a for a, b in zip(sizes[:-1], sizes[1:], strict=True)] == pytest.approx([0.98] * 10)
-    assert sizes[-1] == pytest.approx(0.8170728, abs=5e-8)
-
-
-# ---- the real model --------------------------------------------------------------------------
 def shaken(fed: Federation, seed: int, k: int = 1) -> Tree:
     draw = torch.Generator().manual_seed(seed)
     return {n: v + 0.1 * torch.randn(k, *v.shape, generator=draw, dtype=F64)
