@@ -8,28 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fedvlm.config_data import data_options
 from fedvlm.config_schema import Option, Schema, Value
-
-PARTITIONS = ("iid", "disjoint", "dirichlet", "domain", "domain_dirichlet")
-PARTITION_ALIASES = {
-    "pathological": "disjoint",
-    "disjoint-classes": "disjoint",
-    "homo": "iid",
-    "noniid-labeldir": "dirichlet",
-    "dir": "dirichlet",
-    "domain-dir": "domain_dirichlet",
-}
 
 
 def our_options() -> Schema:
     """Return all keys that this project reads, except the trainers' own."""
-    return _job() | _dataset() | _federation() | _model() | _peft() | _optim() | _test()
+    return _job() | data_options() | _federation() | _model() | _peft() | _optim() | _test()
 
 
 def _job() -> Schema:
     return {
         "SEED": Option(1, "seed of initial tensors, batches and client sampling", low=0),
         "DATA_SEED": Option(1, "seed of the partition, the shots and the views", low=0),
+        "SINKS": Option(
+            (), "also send every round's numbers to: tensorboard, wandb (if installed)"
+        ),
         "OUTPUT_DIR": Option("output", "folder that holds all run folders"),
         "RESUME": Option("", "run folder to go on with; the same command again resumes by itself"),
         "CACHE_DIR": Option("", "folder of caches; '' is $FEDVLM_CACHE, else ~/.cache"),
@@ -44,51 +38,6 @@ def _job() -> Schema:
     }
 
 
-def _dataset() -> Schema:
-    return {
-        "DATASET.ROOT": Option("", "folder that holds the datasets' folders (CoOp's $DATA)"),
-        "DATASET.NAME": Option("", "dataset"),
-        "DATASET.DIR": Option("", "the dataset's folder below ROOT"),
-        "DATASET.IMAGE_DIR": Option("", "folder of the images below DIR"),
-        "DATASET.SPLIT_FILE": Option("", "split_zhou_*.json below DIR"),
-        "DATASET.FORMAT": Option(
-            "",
-            "layout on disk; '' is the set's own",
-            choices=("", "coop", "folders", "domains", "cifar"),
-        ),
-        "DATASET.TEMPLATE": Option("", "prompt with {} for the class name; '' is the set's own"),
-        "DATASET.NUM_SHOTS": Option(
-            16, "training images per class; -1 takes all (Dassl: -1)", low=-1, never=(0,)
-        ),
-        "DATASET.VAL_SHOTS": Option(
-            -1, "validation images per class; -1 is CoOp's rule, min(shots, 4)", low=-1
-        ),
-        "DATASET.SUBSAMPLE_CLASSES": Option(
-            "all",
-            "classes that the clients hold (FedTV's code: base)",
-            choices=("all", "base", "new"),
-        ),
-        "DATASET.TEST_NEW": Option(True, "with base classes, also test on the new ones"),
-        "DATASET.ON_CORRUPT": Option(
-            "skip", "an unreadable image: skip and count it, or stop", choices=("skip", "refuse")
-        ),
-        "INPUT.VIEWS": Option(
-            1,
-            "views per image: 1 is one deterministic view, n > 1 that many augmented ones, "
-            "0 a fresh one per local epoch of the whole run (the papers')",
-            low=0,
-        ),
-        "INPUT.RRCROP_SCALE": Option(
-            (0.08, 1.0),
-            "smallest and largest area share of the random resized crop",
-            low=0,
-            low_open=True,
-            high=1,
-            length=2,
-        ),
-    }
-
-
 def _federation() -> Schema:
     return {
         "FED.ROUNDS": Option(10, "communication rounds", low=1, high=1_000_000),
@@ -96,19 +45,6 @@ def _federation() -> Schema:
         "FED.FRAC": Option(1.0, "share of clients per round", low=0, low_open=True, high=1),
         "FED.FIRST_ROUND_ALL": Option(True, "all clients work in round 1, whatever FRAC says"),
         "FED.LOCAL_EPOCHS": Option(2, "epochs a client trains per round", low=1, high=100_000),
-        "FED.PARTITION": Option(
-            "disjoint",
-            "how classes and images are shared out",
-            choices=PARTITIONS,
-            aliases=PARTITION_ALIASES,
-        ),
-        "FED.BETA": Option(0.3, "concentration of the Dirichlet split", low=0, low_open=True),
-        "FED.MIN_SIZE": Option(2, "fewest training images a Dirichlet client may get", low=1),
-        "FED.REPEAT_RATE": Option(
-            0.0, "share of classes that all disjoint clients hold", low=0, high=1
-        ),
-        "FED.INDEX_FILE": Option("", "index file with a split to use instead of drawing one"),
-        "FED.LEGACY": Option(False, "the family's own class map (random.seed(2023))"),
         "FED.NONFINITE": Option(
             "abort",
             "a NaN or Inf update: stop the run, or drop that client for the round",
@@ -228,6 +164,10 @@ def _optim() -> Schema:
 def _test() -> Schema:
     return {
         "TEST.EVAL_EVERY": Option(1, "rounds between evaluations; the last is always one", low=1),
+        "TEST.TARGETS": Option(
+            (), "cross-dataset transfer: names of datasets whose test images the global model "
+            "also classifies, by their own class names",
+        ),
         "TEST.KEEP_LOGITS": Option(False, "keep the last round's logits per sample"),
         "TEST.SELECT": Option(
             "last", "headline round: the last, or the best on validation", choices=("last", "val")

@@ -16,6 +16,7 @@ from fedvlm.data.cachedir import builtin_root
 from fedvlm.data.cifar import read_cifar
 from fedvlm.data.datum import PARTS, DatasetBase
 from fedvlm.data.facts import FACTS, Facts, compare, facts_for
+from fedvlm.data.layouts import read_known
 from fedvlm.data.locate import find, find_root, listing
 from fedvlm.data.readers import Names, Tree, read_domains, read_folders
 from fedvlm.data.split_file import read_split
@@ -23,7 +24,8 @@ from fedvlm.errors import ConfigError, DataError, did_you_mean, fold
 from fedvlm.registry import Registry
 
 DATASET_REGISTRY: Registry[Callable[[CfgNode], DatasetBase]] = Registry("dataset")
-FORMATS = ("coop", "folders", "domains", "cifar")
+FORMATS = ("coop", "csv", "folders", "domains", "cifar")
+_HINT = "; or set DATASET.FORMAT (folders, csv, ...) to read a copy of another shape"
 DEFAULT_TEMPLATE = "a photo of a {}."
 
 
@@ -68,15 +70,28 @@ def templates(cfg: CfgNode) -> list[str]:
 
 
 def _read_known(facts: Facts, cfg: CfgNode) -> DatasetBase:
-    folder = _known_folder(facts, cfg)
-    form = _format(cfg, facts.form)
-    image_dir = cfg.DATASET.IMAGE_DIR or facts.image_dir
-    split_file = cfg.DATASET.SPLIT_FILE or facts.split_file
-    names = Names(facts.renames, facts.drop)
-    data = _read(facts.name, folder, form, image_dir, split_file, names, facts.source)
+    root, folder = cfg.DATASET.ROOT, cfg.DATASET.DIR
+    if facts.builtin:
+        root = _builtin_root(facts, cfg)
+    if cfg.DATASET.FORMAT or cfg.DATASET.IMAGE_DIR or cfg.DATASET.SPLIT_FILE:
+        data = _read_as_told(facts, cfg, root)
+    else:
+        data = _dataset(facts.name, read_known(facts, root, folder, _HINT))
     sizes = {part: len(data.part(part)) for part in PARTS}
     data.notes += compare(facts, data.num_classes, sizes)
     return data
+
+
+def _read_as_told(facts: Facts, cfg: CfgNode, root: str) -> DatasetBase:
+    """Read a known set in the layout that the config spells out, not in one of its own."""
+    node = cfg.DATASET
+    what = f"the folder of {facts.name} (DATASET.DIR)"
+    folder = find(find_root(root), node.DIR or facts.folder, what, source=facts.source)
+    form = _format(cfg, facts.form)
+    split_file = node.SPLIT_FILE or facts.split_file
+    names = Names(facts.renames, facts.drop)
+    image_dir = node.IMAGE_DIR or facts.image_dir
+    return _read(facts.name, folder, form, image_dir, split_file, names, facts.source)
 
 
 def _read_own(cfg: CfgNode) -> DatasetBase:
@@ -86,21 +101,19 @@ def _read_own(cfg: CfgNode) -> DatasetBase:
     return _read(node.NAME, folder, form, node.IMAGE_DIR, node.SPLIT_FILE, Names({}), "")
 
 
-def _known_folder(facts: Facts, cfg: CfgNode) -> Path:
-    wanted = cfg.DATASET.DIR or facts.folder
-    what = f"the folder of {facts.name} (DATASET.DIR)"
-    if not facts.builtin:
-        return find(find_root(cfg.DATASET.ROOT), wanted, what, source=facts.source)
-    if cfg.DATASET.ROOT and (Path(cfg.DATASET.ROOT).expanduser() / wanted).is_dir():
-        return find(find_root(cfg.DATASET.ROOT), wanted, what)
+def _builtin_root(facts: Facts, cfg: CfgNode) -> str:
+    """Return the root of a set that this project renders; the user's own copy of it goes first."""
+    root = cfg.DATASET.ROOT
+    if root and (Path(root).expanduser() / (cfg.DATASET.DIR or facts.folder)).is_dir():
+        return str(root)
     from fedvlm.data.builtin import materialise  # renders images: only when asked for
 
-    root = builtin_root(cfg)
+    place = builtin_root(cfg)
     try:
-        return materialise(facts.builtin, root)
+        return str(materialise(facts.builtin, place).parent)
     except OSError as error:
         raise DataError(
-            f"cannot render {facts.name} into {root}: {error.strerror or error}; set CACHE_DIR or "
+            f"cannot render {facts.name} into {place}: {error.strerror or error}; set CACHE_DIR or "
             "$FEDVLM_CACHE to a folder that can be written"
         ) from error
 

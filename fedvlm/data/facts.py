@@ -6,6 +6,7 @@ with a note. Class names come from the split files; ``renames`` serve trees with
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fedvlm.errors import fold
@@ -22,10 +23,11 @@ class Facts:
         name: the value of ``DATASET.NAME``.
         folder: its folder under the root; ``image_dir`` and ``split_file`` lie in it.
         classes, base, new: number of classes, and of the base and new halves.
-        train, val, test: images of the published split.
+        train, val, test: images of the published split, None where not known.
         base_test, new_test: test images of the two halves, None where not known.
         form: ``coop`` (split file), ``folders``, ``domains`` or ``cifar``.
         renames: folder name to class name; ``drop``: folders that are no class.
+        domains: domain name to number of images (0 where not known), in the order of their numbers.
         source: where to get it; empty for sets this project renders itself.
     """
 
@@ -34,9 +36,9 @@ class Facts:
     image_dir: str
     split_file: str
     classes: int
-    train: int
-    val: int
-    test: int
+    train: int | None
+    val: int | None
+    test: int | None
     template: str
     form: str = "coop"
     base_test: int | None = None
@@ -46,6 +48,7 @@ class Facts:
     drop: tuple[str, ...] = ()
     source: str = COOP_DATA
     builtin: str = ""
+    domains: dict[str, int] = field(default_factory=dict)
 
     @property
     def base(self) -> int:
@@ -135,11 +138,13 @@ def facts_for(name: str) -> Facts | None:
 def compare(facts: Facts, classes: int, sizes: dict[str, int]) -> list[str]:
     """Return notes on where a copy differs from the published set; empty where it is the same."""
     want = {"train": facts.train, "val": facts.val, "test": facts.test}
-    if (classes, sizes) == (facts.classes, want):
+    same = all(want[part] in (None, sizes[part]) for part in sizes)
+    if classes == facts.classes and same:
         return []
 
-    def row(n: int, s: dict[str, int]) -> str:
-        return f"{n} classes, {s['train']}/{s['val']}/{s['test']} images in train/val/test"
+    def row(n: int, s: Mapping[str, int | None]) -> str:
+        counts = "/".join("?" if s[p] is None else str(s[p]) for p in ("train", "val", "test"))
+        return f"{n} classes, {counts} images in train/val/test"
 
     return [
         f"{facts.name}: this copy has {row(classes, sizes)}; the published set has "

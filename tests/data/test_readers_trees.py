@@ -102,7 +102,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         (config(tmp_path / "file", cache, DATASET__NAME="EuroSAT"), "is a file"),
         (
             config(tmp_path, cache, DATASET__NAME="EuroSAT"),
-            "eurosat does not exist; found there: .*did you mean 'eurosat_old'.*; get it from http",
+            "eurosat does not exist; found in .*did you mean 'eurosat_old'.*; get it from http",
         ),
         (own_split(tmp_path, cache, DATASET__DIR="mien"), "did you mean 'mine'"),
         (own_split(tmp_path, cache, DATASET__IMAGE_DIR="imagse"), "did you mean 'images'"),
