@@ -1,0 +1,212 @@
+"""The numbers a table can show: what each means, which way is better, and its value of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedvlm.errors import ConfigError, DataError, did_you_mean
+from fedvlm.report.table_facts import REFERENCES, Entry
+from fedvlm.run_metrics import read_metrics
+
+SECTIONS = {
+    "zero_shot": "of the zero-shot model", "untrained": "of the untrained start",
+    "selected": "of the round chosen by validation",
+}
+TOTALS = "totals"
+ROUNDS_TO = "rounds_to:"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number's meaning.
+
+    Attributes:
+        name: as ``--metric`` takes it.
+        words: its definition.
+        unit: as shown, after ``scale``.
+        lower: whether smaller is better.
+        harmonic: whether it is a harmonic mean, so that an average is a mean of such means.
+        scale: factor from the stored number to the shown one.
+        digits: decimals shown; None: the table's.
+    """
+
+    name: str
+    words: str
+    unit: str = "%"
+    lower: bool = False
+    harmonic: bool = False
+    scale: float = 1.0
+    digits: int | None = None
+
+    @property
+    def title(self) -> str:
+        """Name and unit for a header; percent goes without saying."""
+        return self.name if self.unit == "%" else f"{self.name} ({self.unit})"
+
+
+def _count(name: str, words: str) -> Metric:
+    return Metric(name, words, "count", lower=True, digits=0)
+
+
+DEFINED = {m.name: m for m in (
+    Metric("personal", "each client's own model on its own test split, unweighted mean over "
+                       "clients"),
+    Metric("personal_before_ft", "as personal, before the final fine-tuning"),
+    Metric("personal_std", "standard deviation of personal accuracy over clients", lower=True),
+    Metric("personal_worst", "personal accuracy of the worst client"),
+    Metric("personal_worst_decile", "mean personal accuracy of the worst tenth of the clients"),
+    Metric("personal_micro", "personal accuracy over the pooled test images of all clients"),
+    Metric("personal_macro_f1", "macro-F1 of the personal models, mean over clients"),
+    Metric("global", "the shared model on the whole test set"),
+    Metric("global_macro_f1", "macro-F1 of the shared model on the whole test set"),
+    Metric("base_all", "the personal models on the test set of all base classes, mean over "
+                       "clients"),
+    Metric("base_other", "the personal models on base classes of other clients, mean over clients"),
+    Metric("new", "the personal models on unseen classes, mean over clients"),
+    Metric("hm2", "harmonic mean of base_all and new", harmonic=True),
+    Metric("hm3", "harmonic mean of personal, base_all and new", harmonic=True),
+    Metric("cm", "mean of personal and hm2"),
+    Metric("unseen", "the shared model on the domain that no client holds"),
+    Metric("unseen_personal", "the personal models on the domain that no client holds, mean over "
+                              "clients"),
+    Metric("targets", "mean over other data sets of the shared model's accuracy, each with its own "
+                      "class names"),
+    Metric("accuracy", "accuracy that the log reports last"),
+    Metric("error", "error rate that the log reports last", lower=True),
+    Metric("macro_f1", "macro-F1 that the log reports last"),
+    Metric("seconds", "seconds of the last round's training and aggregation", "s", True),
+    Metric("totals.seconds", "seconds of training and aggregation", "s", True),
+    Metric("totals.bytes_up", "bytes sent by all clients", "MB", True, scale=1e-6, digits=2),
+    Metric("totals.bytes_down", "bytes sent to all clients", "MB", True, scale=1e-6, digits=2),
+    _count("totals.rounds", "rounds done"),
+    _count("totals.local_steps", "local steps of all clients"),
+    _count("totals.samples", "training samples of all clients"),
+    _count("totals.image_forwards", "training images through the image tower"),
+    _count("totals.text_passes", "passes through the text tower in training"),
+    _count("totals.text_tokens", "text tokens through the text tower in training"),
+    _count("trainable", "trainable parameters of a client"),
+)}
+
+
+def metric(name: str) -> Metric:
+    """Return what a number means; one without definition is named as such.
+
+    Raises:
+        ConfigError: ``rounds_to:`` without a number.
+    """
+    if name in DEFINED:
+        return DEFINED[name]
+    if name.startswith(ROUNDS_TO):
+        target = _target(name)
+        words = f"first evaluated round with personal >= {target:g} %"
+        return Metric(name, words, "rounds", lower=True, digits=1)
+    section, _, rest = name.partition(".")
+    if section == "target":
+        return Metric(name, f"the shared model on {rest}'s test images, with its class names")
+    if section in SECTIONS and (rest in DEFINED or rest.startswith("target.")):
+        inner = metric(rest)
+        return replace(inner, name=name, words=f"{inner.words}; {SECTIONS[section]}")
+    if section == TOTALS:
+        return _count(name, f"'{rest}' of the run's totals")
+    return Metric(name, f"'{name}' as the results name it", "")
+
+
+def known_metrics(found: Sequence[Entry]) -> list[str]:
+    """Return every number that at least one of the runs has."""
+    names: dict[str, None] = {}
+    for entry in found:
+        run = entry.run
+        for section in ("last", *SECTIONS, TOTALS):
+            numbers = run.info.get(TOTALS) if section == TOTALS else run.results.get(section)
+            if isinstance(numbers, Mapping):
+                head = "" if section == "last" else f"{section}."
+                names |= {
+                    f"{head}{k}": None for k, v in numbers.items()
+                    if _number(v) is not None and k != "round"
+                }
+        if _number(run.info.get("trainable")) is not None:
+            names["trainable"] = None
+    return list(names)
+
+
+def check_metrics(asked: Sequence[str], found: Sequence[Entry]) -> tuple[str, ...]:
+    """Return the names asked for, ``target.*`` and the like resolved; refuse what no run has.
+
+    Raises:
+        ConfigError: with the nearest known name.
+    """
+    known, names = known_metrics(found), list[str]()
+    for name in asked:
+        metric(name)
+        names += [k for k in known if name.endswith(".*") and k.startswith(name[:-1])] or [name]
+    for name in names:
+        if name not in known and not name.startswith(ROUNDS_TO):
+            short = [k for k in known if "." not in k]
+            raise ConfigError(
+                f"--metric {name}: none of these runs has it{did_you_mean(name, known)} (known: "
+                f"{', '.join(short)}, zero_shot.*, untrained.*, totals.*, {ROUNDS_TO}70)"
+            )
+    return tuple(dict.fromkeys(names))
+
+
+def value(entry: Entry, name: str) -> float | None:
+    """Return a number of a run, unscaled; None where it has none such."""
+    run = entry.run
+    if entry.reference:
+        return _number(run.results[REFERENCES[entry.reference]].get(name))
+    if name.startswith(ROUNDS_TO):
+        return _first_round(entry, _target(name))
+    if name == "trainable":
+        return _number(run.info.get(name))
+    if name.startswith(f"{TOTALS}."):
+        totals = run.info.get(TOTALS)
+        return _number(totals.get(name.partition(".")[2])) if isinstance(totals, Mapping) else None
+    found = run.value(name)
+    return found if found is None or math.isfinite(found) else None
+
+
+def metrics_problems(names: Sequence[str], found: Sequence[Entry]) -> list[str]:
+    """Return what ``rounds_to`` cannot read: runs without whole ``metrics.jsonl``."""
+    if not any(name.startswith(ROUNDS_TO) for name in names):
+        return []
+    problems = []
+    for entry in found:
+        path = entry.run.path / "metrics.jsonl"
+        try:
+            records, notes = read_metrics(path)
+        except DataError as error:
+            records, notes = [], [str(error)]
+        problems += [f"{path}: {note}" for note in notes]
+        if not records and not notes:
+            problems.append(f"{path} is missing or empty, so {ROUNDS_TO} knows nothing of that run")
+    return problems
+
+
+def _first_round(entry: Entry, target: float) -> float | None:
+    try:
+        records = entry.run.rounds()
+    except DataError:
+        return None
+    for record in records:
+        found = _number(record.get("personal"))
+        if found is not None and found >= target:
+            return _number(record.get("round"))
+    return None
+
+
+def _target(name: str) -> float:
+    try:
+        found = float(name.removeprefix(ROUNDS_TO))
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise ConfigError(f"--metric {name}: {ROUNDS_TO} wants an accuracy in %: {ROUNDS_TO}70")
+    return found
+
+
+def _number(found: Any) -> float | None:
+    good = isinstance(found, int | float) and not isinstance(found, bool)
+    return float(found) if good and math.isfinite(found) else None

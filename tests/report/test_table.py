@@ -1,0 +1,216 @@
+"""Tables of runs: numbers, marks, averages, rows and columns, caption."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedvlm.errors import ConfigError
+from fedvlm.report.collect import collect
+from fedvlm.report.table import Spec, Table, tables
+from fedvlm.report.table_cells import BEST, SECOND, Cell
+
+from .table_runs import write_run, write_seeds
+
+
+def table(root: Path, **spec: Any) -> Table:
+    (found,) = tables(collect([root]), Spec(**spec), "fedvlm table x")
+    return found
+
+
+def cell(found: Table, row: str, column: str) -> Cell:
+    return found.cells[found.rows.index(row)][found.columns.index(column)]
+
+
+def test_mean_sample_std_and_t_interval_over_seeds(tmp_path: Path):
+    write_seeds(tmp_path, "A", [81.2, 82.0, 80.5])
+    one = cell(table(tmp_path, ci=True), "A", "Pets")
+    assert (one.n, one.text) == (3, "81.2")
+    assert one.mean == pytest.approx((81.2 + 82.0 + 80.5) / 3)
+    deviations = [v - one.mean for v in (81.2, 82.0, 80.5)]
+    assert one.std == pytest.approx(math.sqrt(sum(d * d for d in deviations) / 2))
+    # t(0.975, 2) = 4.302652...
+    assert one.ci == pytest.approx(4.30265273 * one.std / math.sqrt(3), rel=1e-6)
+    assert one.spread(ci=False) == "0.8" and one.spread(ci=True) == "1.9"
+
+
+def test_one_seed_has_no_spread(tmp_path: Path):
+    write_seeds(tmp_path, "A", [50.0])
+    found = table(tmp_path)
+    assert cell(found, "A", "Pets").spread(ci=False) == ""
+    assert "no spread" in found.caption
+
+
+def test_best_second_and_ties_go_by_what_is_shown(tmp_path: Path):
+    for trainer, value in {"A": 80.04, "B": 79.96, "C": 70.0, "D": 60.0}.items():
+        write_seeds(tmp_path, trainer, [value])
+    found = table(tmp_path)
+    ranks = {row: cell(found, row, "Pets").rank for row in found.rows}
+    assert ranks == {"A": BEST, "B": BEST, "C": SECOND, "D": 0}
+    exact = table(tmp_path, digits=2)
+    assert [line[0].rank for line in exact.cells] == [BEST, SECOND, 0, 0]
+
+
+def test_lower_is_better_for_costs_and_equal_figures_get_no_mark(tmp_path: Path):
+    for trainer, sent in {"A": 3_000_000, "B": 1_000_000}.items():
+        totals = {"bytes_up": sent, "seconds": 1.0, "local_steps": 4}
+        write_seeds(tmp_path, trainer, [50.0], info={"totals": totals})
+    found = table(tmp_path, cols=("metric",), metrics=("personal", "totals.bytes_up"))
+    assert found.columns == ("personal", "totals.bytes_up (MB)")
+    assert [c.text for c in found.cells[1]] == ["50.0", "1.00"]
+    assert [[c.rank for c in line] for line in found.cells] == [[0, SECOND], [0, BEST]]
+
+
+def test_methods_as_columns_compete_within_a_row(tmp_path: Path):
+    for trainer, (pets, dtd) in {"A": (90.0, 40.0), "B": (80.0, 50.0)}.items():
+        write_seeds(tmp_path, trainer, [pets])
+        write_seeds(tmp_path, trainer, [dtd], "DTD")
+    found = table(tmp_path, rows=("dataset",), cols=("trainer",))
+    assert found.rows == ("DTD", "Pets", "average")
+    assert [[c.rank for c in line] for line in found.cells] == [
+        [SECOND, BEST], [BEST, SECOND], [0, 0],
+    ]  # both averages are 65.0
+
+
+def test_fewer_seeds_are_marked_and_missing_cells_spoil_the_average(tmp_path: Path):
+    write_seeds(tmp_path, "A", [70.0, 80.0])
+    write_seeds(tmp_path, "A", [30.0], "DTD")
+    write_seeds(tmp_path, "B", [60.0, 62.0])
+    found = table(tmp_path)
+    assert cell(found, "A", "DTD").suffix == " (n=1)†"
+    assert cell(found, "A", "Pets").suffix == ""
+    assert cell(found, "A", "average").text == "52.5"  # (75 + 30) / 2: of the cells' means
+    assert cell(found, "A", "average").fewer
+    assert cell(found, "B", "DTD").text == cell(found, "B", "average").text == "-"
+    notes = " ".join(found.notes)
+    assert "† fewer than 2 seeds: A / DTD n = 1" in notes and "no data set is missing" in notes
+
+
+def test_average_of_harmonic_means_is_a_mean_of_harmonic_means(tmp_path: Path):
+    for dataset, hm in {"Pets": 60.0, "DTD": 40.0}.items():
+        write_run(tmp_path, "A", dataset, last={"hm2": hm, "base_all": 50.0})
+    found = table(tmp_path, rows=("dataset",), cols=("metric",), metrics=("base_all", "hm2"))
+    assert cell(found, "average", "hm2").mean == 50.0
+    assert "of hm2 a mean of harmonic means" in found.caption
+    assert all(c.rank == 0 for line in found.cells for c in line)  # data sets are no rivals
+
+
+def test_several_metrics_without_an_axis_make_several_tables(tmp_path: Path):
+    write_run(tmp_path, "A", last={"personal": 50.0, "global": 40.0})
+    found = tables(collect([tmp_path]), Spec(metrics=("personal", "global")))
+    assert [t.metrics for t in found] == [("personal",), ("global",)]
+    assert [t.cells[0][0].text for t in found] == ["50.0", "40.0"]
+
+
+def test_rows_by_numbers_are_in_their_order(tmp_path: Path):
+    for shots in (16, 2, -1, 4):
+        write_run(tmp_path, "A", last={"personal": 50.0}, shots=shots, data_digest=f"{shots}")
+    found = table(tmp_path, rows=("shots",))
+    assert found.rows == ("shots 2", "shots 4", "shots 16", "all shots")
+    assert "method A" in found.caption and "16 shots" not in found.caption
+
+
+def test_trainable_set_and_tag_are_part_of_the_method_unless_they_are_an_axis(tmp_path: Path):
+    for tag in ("", "low"):
+        write_run(tmp_path, "A", last={"personal": 50.0}, tag=tag, peft="prompt")
+    assert table(tmp_path).rows == ("A [prompt]", "A [prompt] (low)")
+    apart = table(tmp_path, rows=("trainer",), cols=("tag",))
+    assert (apart.rows, apart.columns) == (("A [prompt]",), ("low", "none"))
+
+
+def test_config_keys_can_be_an_axis_and_a_filter(tmp_path: Path):
+    for lr in (0.1, 0.01):
+        write_run(tmp_path, "A", last={"personal": 100 * lr}, config={"OPTIM.LR": lr})
+    found = table(tmp_path, rows=("OPTIM.LR",))
+    assert found.rows == ("OPTIM.LR 0.01", "OPTIM.LR 0.1")
+    kept = table(tmp_path, where=(("OPTIM.LR", "0.1"),))
+    assert cell(kept, "A", "Pets").mean == pytest.approx(10.0)
+
+
+def test_rounds_to_an_accuracy(tmp_path: Path):
+    for seed, curve in {1: (10.0, 60.0, 75.0), 2: (10.0, 72.0, 74.0)}.items():
+        write_run(tmp_path, "A", seed=seed, last={"personal": curve[-1]}, curve=curve)
+    names = ("rounds_to:70", "rounds_to:75", "rounds_to:99")
+    found = table(tmp_path, cols=("metric",), metrics=names)
+    assert [c.text + c.suffix for c in found.cells[0]] == ["1.5", "- (1/2)", "- (0/2)"]
+    assert any("only a of b seeds" in note for note in found.notes)
+    (next(tmp_path.rglob("metrics.jsonl"))).unlink()
+    again = table(tmp_path, metrics=("rounds_to:70",))
+    assert any("metrics.jsonl is missing or empty" in note for note in again.notes)
+
+
+def test_reference_rows_count_each_seed_once(tmp_path: Path):
+    for trainer in ("A", "B"):
+        for seed in (1, 2):
+            sections = {"zero_shot": {"personal": 60.0 + seed}, "untrained": {"personal": 50.0}}
+            write_run(tmp_path, trainer, seed=seed, last={"personal": 80.0}, sections=sections)
+    found = table(tmp_path, reference=("zero-shot", "untrained"))
+    assert found.rows == ("zero-shot", "A", "A, untrained", "B", "B, untrained")
+    assert (cell(found, "zero-shot", "Pets").n, cell(found, "zero-shot", "Pets").mean) == (2, 61.5)
+    named = table(tmp_path, metrics=("zero_shot.personal",))
+    assert cell(named, "A", "Pets").mean == 61.5 and "of the zero-shot model" in named.caption
+    with pytest.raises(ConfigError, match="needs trainer"):
+        table(tmp_path, rows=("backbone",), reference=("zero-shot",))
+
+
+def test_extra_data_is_marked(tmp_path: Path):
+    write_run(tmp_path, "A", last={"personal": 50.0}, extra_data="a proxy split")
+    write_run(tmp_path, "B", last={"personal": 50.0})
+    found = table(tmp_path)
+    assert found.rows == ("A*", "B")
+    assert "* extra data (A): a proxy split" in found.notes
+
+
+def test_caption_names_protocol_digests_and_command(tmp_path: Path):
+    write_seeds(tmp_path, "A", [50.0, 52.0])
+    digest = collect([tmp_path]).runs[0].protocol["data_digest"]
+    words = table(tmp_path).caption
+    for part in (
+        "personal: each client's own model", "n = 2 seeds (seeds 1, 2)", "setting personal",
+        "partition disjoint-K10-f1", "16 shots", "K = 1 training view", "2 rounds",
+        "tiny (embedded, digest bbbbbbbb)", "Last round", digest[:8],
+        "not comparable with papers", "Made by: fedvlm table x",
+    ):
+        assert part.lower() in words.lower(), part
+
+
+def test_unpaired_seeds_are_told(tmp_path: Path):
+    write_run(tmp_path, "A", seed=1, last={"personal": 50.0})
+    write_run(tmp_path, "B", seed=2, last={"personal": 50.0})
+    assert any("same seeds" in note for note in table(tmp_path).notes)
+
+
+def test_targets_and_held_out_domains(tmp_path: Path):
+    last = {"personal": 50.0, "targets": 35.0, "target.DTD": 30.0, "target.Food101": 40.0}
+    write_run(tmp_path / "xd", "A", last=last, sections={"zero_shot": {"target.DTD": 20.0}})
+    found = table(tmp_path / "xd", cols=("metric",), metrics=("target.*", "targets"),
+                  reference=("zero-shot",))
+    assert found.columns == ("target.DTD", "target.Food101", "targets")
+    assert [[c.text for c in line] for line in found.cells] == [
+        ["20.0", "-", "-"], ["30.0", "40.0", "35.0"],
+    ]
+    for domain, value in {"red": 60.0, "blue": 80.0}.items():
+        write_run(tmp_path / "dg", "A", last={"unseen": value}, held_out=domain,
+                  partition=f"domain-{domain}", data_digest=domain)
+    left_out = table(tmp_path / "dg", cols=("held_out",), metrics=("unseen",))
+    assert left_out.columns == ("blue", "red", "average")
+    assert [c.text for c in left_out.cells[0]] == ["80.0", "60.0", "70.0"]
+
+
+def test_a_run_of_an_older_version_lacks_a_key_and_that_is_told(tmp_path: Path):
+    write_run(tmp_path, "A", last={"personal": 50.0})
+    write_run(tmp_path, "B", last={"personal": 60.0}, batch_size=32)
+    assert any("1 run(s) name no batch_size" in note for note in table(tmp_path).notes)
+
+
+def test_a_missing_first_cell_does_not_turn_the_order(tmp_path: Path):
+    for trainer, seconds in {"B": 9.0, "C": 1.0}.items():
+        totals = {"seconds": seconds, "local_steps": 4}
+        write_run(tmp_path, trainer, "DTD", last={"personal": 50.0}, info={"totals": totals})
+    write_run(tmp_path, "A", "Pets", last={"personal": 50.0})
+    found = table(tmp_path, cols=("dataset", "metric"), metrics=("personal", "totals.seconds"))
+    column = "DTD / totals.seconds (s)"
+    assert [cell(found, row, column).rank for row in "ABC"] == [0, SECOND, BEST]

@@ -1,0 +1,135 @@
+"""Which runs may share a table, filters, and words that are not known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedvlm.errors import ConfigError
+from fedvlm.report.collect import collect
+from fedvlm.report.table import Spec, Table, tables
+
+from .table_runs import write_run, write_seeds
+
+LAST = {"personal": 50.0}
+
+
+def table(root: Path, **spec: Any) -> Table:
+    (found,) = tables(collect([root]), Spec(**spec))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("key", "one", "other"),
+    [
+        ("rounds", 2, 5), ("local_epochs", 1, 2), ("views", 1, 4), ("shots", 16, 4),
+        ("partition", "disjoint-K10-f1", "dirichlet-0.3-K20-f1"), ("backbone", "tiny", "RN50"),
+        ("backbone_digest", "b" * 64, "c" * 64), ("budget", "rounds", "steps"),
+        ("selection", "last", "val"), ("setting", "personal", "base2new"),
+        ("data_digest", "d" * 64, "e" * 64), ("invented_later", "x", "y"),
+    ],
+)
+def test_another_protocol_is_refused_by_name(tmp_path: Path, key: str, one: Any, other: Any):
+    a = write_run(tmp_path, "A", last=LAST, **{key: one})
+    b = write_run(tmp_path, "B", last=LAST, **{key: other})
+    with pytest.raises(ConfigError) as refused:
+        table(tmp_path)
+    said = str(refused.value)
+    assert key in said and str(a) in said and str(b) in said and "--where" in said
+    assert str(one)[:8] in said and str(other)[:8] in said and "\n" not in said
+    mixed = table(tmp_path, mixed=(key,))
+    assert "Mixed on request" in mixed.caption and key in mixed.caption
+    axis = table(tmp_path, cols=(key,))
+    assert len(axis.columns) == 2 and "Mixed" not in axis.caption
+
+
+def test_mixed_allows_the_named_key_only(tmp_path: Path):
+    write_run(tmp_path, "A", last=LAST)
+    write_run(tmp_path, "B", last=LAST, rounds=5, shots=4, data_digest="f" * 64)
+    with pytest.raises(ConfigError, match="rounds is 2"):
+        table(tmp_path, mixed=("shots",))
+    assert "rounds (2, 5)" in table(tmp_path, mixed=()).caption
+    with pytest.raises(ConfigError, match="did you mean 'rounds'"):
+        table(tmp_path, mixed=("round",))
+
+
+def test_methods_may_differ_in_hyper_parameters_but_not_in_batch_size(tmp_path: Path):
+    write_run(tmp_path, "A", last=LAST)
+    write_run(tmp_path, "B", last=LAST, config={"OPTIM.LR": 0.5})
+    assert table(tmp_path).rows == ("A", "B")
+    write_run(tmp_path, "C", last=LAST, config={"DATALOADER.TRAIN_X.BATCH_SIZE": 8})
+    with pytest.raises(ConfigError, match=r"TRAIN_X\.BATCH_SIZE is 32 in .* and 8 in "):
+        table(tmp_path)
+
+
+def test_seeds_of_a_cell_have_one_config(tmp_path: Path):
+    write_run(tmp_path, "A", seed=1, last=LAST, folder="A")
+    write_run(tmp_path, "A", seed=2, last=LAST, folder="A", config={"OPTIM.LR": 0.5})
+    with pytest.raises(ConfigError, match=r"A, Pets: .*OPTIM\.LR is 0\.01 in .* and 0\.5 in "):
+        table(tmp_path)
+    assert "OPTIM.LR (0.01, 0.5)" in table(tmp_path, mixed=("OPTIM.LR",)).caption
+    assert table(tmp_path, where=(("OPTIM.LR", "0.5"),)).n == 1
+
+
+def test_two_runs_of_one_seed_are_refused_and_a_copy_counts_once(tmp_path: Path):
+    write_run(tmp_path / "x", "A", last=LAST)
+    write_run(tmp_path / "copy", "A", last=LAST)
+    assert table(tmp_path).cells[0][0].n == 1
+    write_run(tmp_path, "A", last=LAST, config={"OPTIM.LR": 0.5})
+    for mixed in (None, ()):
+        with pytest.raises(ConfigError, match=r"same seeds and differ in OPTIM\.LR"):
+            table(tmp_path, mixed=mixed)
+
+
+def test_a_run_without_training_has_no_rounds_to_agree_in(tmp_path: Path):
+    write_run(tmp_path, "A", last=LAST)
+    write_run(tmp_path, "ZeroShot", last=LAST, rounds=1, local_epochs=5,
+              info={"totals": {"local_steps": 0}}, config={"DATALOADER.TRAIN_X.BATCH_SIZE": 1})
+    found = table(tmp_path)
+    assert found.rows == ("A", "ZeroShot") and "2 rounds" in found.caption
+
+
+def test_other_method_needs_an_axis(tmp_path: Path):
+    write_run(tmp_path, "A", last=LAST)
+    write_run(tmp_path, "B", last=LAST)
+    with pytest.raises(ConfigError, match="trainer is A in .* and B in "):
+        table(tmp_path, rows=("backbone",))
+
+
+def test_filters(tmp_path: Path):
+    for trainer in ("A", "B", "C"):
+        write_seeds(tmp_path, trainer, [50.0, 60.0], tag="" if trainer == "A" else "t")
+    assert table(tmp_path, where=(("trainer", "A"), ("trainer", "B (t)"))).rows == ("A", "B (t)")
+    assert table(tmp_path, where=(("tag", ""),)).rows == ("A",)
+    assert table(tmp_path, exclude=(("tag", "t"), ("seed", "2"))).n == 1
+    digest = collect([tmp_path]).runs[0].protocol["data_digest"]
+    assert table(tmp_path, where=(("data_digest", digest[:8]),)).n == 1
+    with pytest.raises(ConfigError, match="leave none of 6 runs.*the runs have seed 1, 2"):
+        table(tmp_path, where=(("seed", "7"),))
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"rows": ("trainr",)}, "--rows trainr.*did you mean 'trainer'"),
+        ({"cols": ("datset",)}, "--cols datset.*did you mean 'dataset'"),
+        ({"where": (("shot", "1"),)}, "--where shot.*did you mean 'shots'"),
+        ({"metrics": ("persnal",)}, "--metric persnal.*did you mean 'personal'"),
+        ({"metrics": ("totals.byte_up",)}, "did you mean 'totals.bytes_up'"),
+        ({"metrics": ("rounds_to:x",)}, "wants an accuracy"),
+        ({"rows": ("dataset",), "cols": ("dataset",)}, "both name dataset"),
+    ],
+)
+def test_unknown_words_get_the_nearest_known_one(tmp_path: Path, spec: dict[str, Any], said: str):
+    write_run(tmp_path, "A", last=LAST)
+    with pytest.raises(ConfigError, match=said):
+        table(tmp_path, **spec)
+
+
+def test_unreadable_config_is_told_and_not_compared(tmp_path: Path):
+    path = write_run(tmp_path, "A", last=LAST)
+    write_run(tmp_path, "B", last=LAST)
+    (path / "manifest.json").write_text("{")
+    assert any("were not compared" in note for note in table(tmp_path).notes)
