@@ -1,0 +1,190 @@
+"""DATASET.FEWSHOT_FILE: the shots a file names, instead of drawn ones.
+
+Two kinds are read: CoOp's ``split_fewshot/shot_<k>-seed_<s>.pkl`` (``{"train": [Datum, ...],
+"val": [...]}``, through the restricted unpickler) and JSON of the same shape with relative paths
+or ``[path, label, class name]`` rows. CoOp's paths are absolute ones of the machine that wrote
+them, so an image is found by the longest end of its path that the set knows; its label must agree.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from yacs.config import CfgNode
+
+from fedvlm.data.datum import DatasetBase, Datum, IntArray
+from fedvlm.data.facts import facts_for
+from fedvlm.data.layouts import layouts_of
+from fedvlm.data.locate import listing
+from fedvlm.data.partition import PartitionSpec, Pool
+from fedvlm.data.pickles import Record, load_restricted
+from fedvlm.data.plan import drawn_per_client
+from fedvlm.data.split_file import read_json
+from fedvlm.errors import ConfigError, DataError, did_you_mean
+
+USED = ("train", "val")
+_BY_DOMAIN = "domain_dirichlet"  # draws its shots in each domain
+
+
+@dataclass(frozen=True)
+class GivenShots:
+    """The images a few-shot file names.
+
+    Attributes:
+        positions: by part, sorted positions into the set's lists.
+        note: for the run's notes.
+    """
+
+    positions: dict[str, IntArray]
+    note: str
+
+    def of_run(self, pool: Pool) -> dict[str, IntArray]:
+        """Return the positions whose class (and domain) takes part in the run."""
+        return {p: at[pool.labels[p][at] >= 0] for p, at in self.positions.items()}
+
+
+def given_shots(
+    cfg: CfgNode, data: DatasetBase, full: Pool, spec: PartitionSpec
+) -> GivenShots | None:
+    """Return the shots that DATASET.FEWSHOT_FILE names; None where it is not set.
+
+    Args:
+        full: labels and domains of the whole set, -1 in a held-out domain.
+
+    Raises:
+        ConfigError: together with keys that draw otherwise.
+        DataError: the file is missing or malformed, names an image that the set's list of that
+            part lacks, a wrong label, an image twice, or another number of shots.
+    """
+    name = cfg.DATASET.get("FEWSHOT_FILE", "")
+    if not name:
+        return None
+    if cfg.FED.INDEX_FILE:
+        raise ConfigError("DATASET.FEWSHOT_FILE and FED.INDEX_FILE both say which images are used; "
+                          "drop one of them")
+    if spec.shots < 0:
+        raise ConfigError("DATASET.FEWSHOT_FILE needs DATASET.NUM_SHOTS, the images per class that "
+                          "it holds, not -1")
+    if drawn_per_client(spec):
+        raise ConfigError(f"DATASET.FEWSHOT_FILE: with FED.PARTITION {spec.kind} every client "
+                          "draws its own shots, so no one file can name them; take disjoint or "
+                          "dirichlet")
+    path = _find(name, cfg, data.name)
+    content = _content(path)
+    positions = {
+        part: _positions(content.get(part, []), data, part, f"{path}: {part}") for part in USED
+    }
+    _check_count(positions, full, spec, path)
+    return GivenShots(positions, f"shots read from {path.name}, not drawn by the data seed")
+
+
+def _find(name: str, cfg: CfgNode, set_name: str) -> Path:
+    """Return the file: below the set's folder, else as a path of its own.
+
+    Raises:
+        DataError: it is nowhere; says where it was looked for.
+    """
+    root, facts = Path(cfg.DATASET.ROOT).expanduser(), facts_for(set_name)
+    folders = [cfg.DATASET.DIR] if cfg.DATASET.DIR else []
+    folders += [one.folder for one in layouts_of(facts)] if facts and not folders else []
+    tried = dict.fromkeys([*(root / f / name for f in folders), Path(name).expanduser()])
+    for path in tried:
+        if path.is_file():
+            return path
+    parents = (p.parent for p in tried if p.parent.is_dir())
+    near = did_you_mean(Path(name).name, [n for parent in parents for n in listing(parent)])
+    raise DataError("DATASET.FEWSHOT_FILE is missing: looked for "
+                    f"{' and '.join(map(str, tried))}{near}")
+
+
+def _content(path: Path) -> dict[str, Any]:
+    pickled = path.suffix.lower() in (".pkl", ".pickle")
+    content = load_restricted(path, records=True) if pickled else read_json(path)
+    lists = isinstance(content, dict) and all(
+        isinstance(content.get(part, []), list | tuple) for part in USED
+    )
+    if not lists or not content.get("train"):
+        raise DataError(f"{path}: a few-shot file is an object with lists under train and val")
+    return dict(content)
+
+
+def _positions(rows: Sequence[Any], data: DatasetBase, part: str, where: str) -> IntArray:
+    items = data.part(part)
+    at = {datum.key: i for i, datum in enumerate(items)}
+    found: list[int] = []
+    for n, row in enumerate(rows):
+        key, label = _row(row, f"{where}[{n}]")
+        position = _match(key, at)
+        if position is None:
+            others = (other for other in ("train", "val", "test") if other != part)
+            elsewhere = [o for o in others if _match(key, _keys(data.part(o))) is not None]
+            hint = f"; it is in the {elsewhere[0]} list" if elsewhere else ""
+            raise DataError(f"{where}[{n}]: '{key}' is not in the {part} list of {data.name}{hint};"
+                            " the file was made of another split")
+        if label is not None and label != items[position].label:
+            raise DataError(f"{where}[{n}]: '{key}' has label {label} there but "
+                            f"{items[position].label} in {data.name}; the file was made of another "
+                            "split")
+        found.append(position)
+    if len(set(found)) != len(found):
+        twice = next(i for i, n in Counter(found).items() if n > 1)
+        raise DataError(f"{where}: '{items[twice].key}' is named twice")
+    return np.asarray(sorted(found), dtype=np.int64)
+
+
+def _keys(items: Sequence[Datum]) -> dict[str, int]:
+    return {datum.key: i for i, datum in enumerate(items)}
+
+
+def _match(key: str, at: dict[str, int]) -> int | None:
+    """Return the position of a relative path, or of the longest known end of an absolute one."""
+    text = key.replace("\\", "/")
+    parts = [p for p in text.split("/") if p not in ("", ".")]
+    absolute = text.startswith("/") or text[1:2] == ":" or ".." in parts
+    ends = ("/".join(parts[start:]) for start in range(len(parts) if absolute else 1))
+    return next((at[end] for end in ends if end in at), None)
+
+
+def _row(row: Any, where: str) -> tuple[str, int | None]:
+    """Return the path and, where the row has one, the label."""
+    path, label = row, None
+    if isinstance(row, Record):
+        fields = row.fields
+        path, label = (fields.get(f"_{n}", fields.get(n)) for n in ("impath", "label"))
+    elif isinstance(row, list | tuple) and len(row) >= 2:
+        path, label = row[0], row[1]
+    whole = label is None or (isinstance(label, int | np.integer) and not isinstance(label, bool))
+    if not isinstance(path, str) or not path or not whole or (label is None and row is not path):
+        raise DataError(f"{where}: a row is a path, [path, label, class name], or CoOp's Datum")
+    return path, None if label is None else int(label)
+
+
+def _check_count(
+    positions: dict[str, IntArray], full: Pool, spec: PartitionSpec, path: Path
+) -> None:
+    """Refuse another number of shots than the config says; a class may have too few images."""
+    asked = {"train": ("DATASET.NUM_SHOTS", spec.shots)}
+    if spec.val_shots >= 0:
+        asked["val"] = ("DATASET.VAL_SHOTS", spec.val_shots)
+    for part, (key, shots) in asked.items():
+        groups = _groups(full, part, spec.kind == _BY_DOMAIN)
+        held = Counter(int(groups[i]) for i in positions[part])
+        for group, there in Counter(groups[groups >= 0].tolist()).items():
+            if held[group] != min(shots, there):
+                name = full.called(group % full.num_classes)
+                raise DataError(f"{path}: {held[group]} {part} image(s) of class {name} where "
+                                f"{key} {shots} asks for {min(shots, there)}; set {key} to what "
+                                "the file holds")
+
+
+def _groups(full: Pool, part: str, by_domain: bool) -> IntArray:
+    """Return the group ``[n]`` each image is drawn in: its class, or (domain, class); -1 none."""
+    labels = full.labels[part]
+    if not by_domain:
+        return labels
+    return np.where(labels >= 0, full.domains[part] * full.num_classes + labels, -1)
