@@ -12,12 +12,17 @@ PARTITION_ALIASES = {
     "pathological": "disjoint",
     "disjoint-classes": "disjoint",
     "homo": "iid",
+    "homogeneous": "iid",
     "noniid-labeldir": "dirichlet",
+    "labeldir": "dirichlet",
     "dir": "dirichlet",
     "noniid-labeldir100": "superclass_dirichlet",
     "noniid-labeluni": "n_classes",
     "quantity-skew": "quantity",
+    "by-domain": "domain",
+    "domains": "domain",
     "domain-dir": "domain_dirichlet",
+    "domain-label-dir": "domain_dirichlet",
 }
 
 
@@ -32,7 +37,7 @@ def _dataset() -> Schema:
         "DATASET.NAME": Option("", "dataset"),
         "DATASET.DIR": Option("", "the dataset's folder below ROOT"),
         "DATASET.IMAGE_DIR": Option("", "folder of the images below DIR"),
-        "DATASET.SPLIT_FILE": Option("", "split_zhou_*.json below DIR"),
+        "DATASET.SPLIT_FILE": Option("", "split_zhou_*.json or a CSV table, below DIR"),
         "DATASET.FORMAT": Option(
             "",
             "layout on disk; '' is the set's own",
@@ -82,7 +87,10 @@ def _partition() -> Schema:
             choices=PARTITIONS,
             aliases=PARTITION_ALIASES,
         ),
-        "FED.BETA": Option(0.3, "concentration of the Dirichlet split", low=0, low_open=True),
+        "FED.BETA": Option(
+            0.3, "concentration of the Dirichlet (kinds with dirichlet, quantity)",
+            low=0, low_open=True,
+        ),
         "FED.BETA_FINE": Option(
             10.0, "superclass_dirichlet: concentration over the classes of a superclass",
             low=0, low_open=True,
@@ -91,7 +99,9 @@ def _partition() -> Schema:
         "FED.HELD_OUT_DOMAIN": Option(
             "", "leave one domain out: no client holds it, `unseen` is the accuracy on it"
         ),
-        "FED.MIN_SIZE": Option(2, "fewest training images a Dirichlet client may get", low=1),
+        "FED.MIN_SIZE": Option(
+            2, "fewest training images of a client (Dirichlet kinds and quantity)", low=1
+        ),
         "FED.REPEAT_RATE": Option(
             0.0, "share of classes that all disjoint clients hold", low=0, high=1
         ),

@@ -97,6 +97,8 @@ def test_precedence_default_dataset_trainer_extra_flag_opts(tmp_path: Path):
     ("OUTPUT_DIR", "$(rm -r x) ../~", "$(rm -r x) ../~"),
     ("FED.PARTITION", "pathological", "disjoint"), ("FED.PARTITION", "dir", "dirichlet"),
     ("FED.PARTITION", "noniid-labeldir", "dirichlet"),
+    ("FED.PARTITION", "noniid-labeldir100", "superclass_dirichlet"),
+    ("FED.PARTITION", "noniid-labeluni", "n_classes"), ("FED.PARTITION", "domains", "domain"),
     ("FED.PARTITION", "HOMO", "iid"), ("DEVICE", "cuda:1", "cuda:1"),
 ])  # fmt: skip
 def test_opts_are_decoded_as_yacs_does(key: str, text: str, value: object):
@@ -111,7 +113,7 @@ def test_opts_are_decoded_as_yacs_does(key: str, text: str, value: object):
     ("TRAINER.FEDTV.RANK", "0"), ("FED.ROUNDS", "2.0"), ("FED.ROUNDS", "many"), ("SEED", "-1"),
     ("FED.ROUNDS", "True"), ("FED.LEGACY", "1"), ("FED.LEGACY", "__import__('os').getpid()"),
     ("OPTIM.STEPSIZE", "5"), ("OPTIM.STEPSIZE", "(1.5,)"), ("OPTIM.LR", "1" * 400),
-    ("FED.PARTITION", "noniid-labeldir100"), ("DEVICE", "cuda:x"), ("FED.LOCAL_EPOCHS", ""),
+    ("FED.PARTITION", "noniid-labeldir7"), ("DEVICE", "cuda:x"), ("FED.LOCAL_EPOCHS", ""),
     ("OPTIM.MOMENTUM", "1"), ("INPUT.RRCROP_SCALE", "(0, 1)"), ("INPUT.RRCROP_SCALE", "(1,)"),
      ("FED.ROUNDS", "(" * 500),
 ])  # fmt: skip

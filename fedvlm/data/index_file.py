@@ -16,7 +16,7 @@ import numpy as np
 from fedvlm.data.datum import PARTS, Datum
 from fedvlm.data.partition import Partition, PartitionSpec
 from fedvlm.data.split_file import read_json
-from fedvlm.errors import ConfigError, DataError
+from fedvlm.errors import ConfigError, DataError, fold
 
 FORMAT = "fedvlm-index/1"
 _HASH = "sha256"
@@ -66,7 +66,8 @@ def spec_from(content: Mapping[str, Any], asked: PartitionSpec, where: str) -> P
     """Return the spec an index file was made with.
 
     Args:
-        asked: what the config says; its classes and number of clients must be the file's.
+        asked: what the config says; its classes, number of clients and held-out domain must be
+            the file's.
 
     Raises:
         ConfigError: they are not.
@@ -86,6 +87,11 @@ def spec_from(content: Mapping[str, Any], asked: PartitionSpec, where: str) -> P
         raise ConfigError(
             f"DATASET.SUBSAMPLE_CLASSES is {asked.half}, but FED.INDEX_FILE {where} was made with "
             f"{spec.half}; set it to {spec.half}"
+        )
+    if fold(asked.held_out) != fold(spec.held_out):
+        raise ConfigError(
+            f"FED.HELD_OUT_DOMAIN is '{asked.held_out}', but FED.INDEX_FILE {where} was made with "
+            f"'{spec.held_out}'; set it to that"
         )
     return spec
 

@@ -1,91 +1,36 @@
 """Who holds what: partitions as pure functions of labels, domains and a ``PartitionSpec``.
 
-Here: iid, disjoint classes, and by domain. ``partition_dirichlet.py`` holds the skewed ones.
+Here: the plain data, iid, and by domain. ``partition_classes.py`` deals classes,
+``partition_dirichlet.py``, ``partition_superclass.py`` and ``partition_quantity.py`` skew.
 All randomness is a stream of (seed, "partition", ...); the same spec gives the same partition.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from fedvlm.data.datum import PARTS, IntArray
-from fedvlm.errors import ConfigError
+from fedvlm.data.partition_spec import PartitionSpec
+from fedvlm.errors import ConfigError, did_you_mean, fold
 from fedvlm.rng import numpy_stream
-
-LEGACY_SEED = 2023  # the family seeds Python's generator with it, whatever the run's seed
-# Which options change the result, by kind; the others are not part of a partition's identity.
-_USES = {
-    "iid": (),
-    "disjoint": ("repeat_rate", "legacy"),
-    "dirichlet": ("beta", "min_size"),
-    "domain": (),
-    "domain_dirichlet": ("beta", "min_size"),
-}
-
-
-@dataclass(frozen=True)
-class PartitionSpec:
-    """Everything that a partition depends on beside the data set.
-
-    Attributes:
-        kind: iid, disjoint, dirichlet, domain or domain_dirichlet.
-        clients: number of clients, K.
-        seed: DATA_SEED.
-        beta: concentration of the Dirichlet; small is skewed.
-        min_size: training images each client must get (Dirichlet kinds).
-        repeat_rate: share of the classes that all clients hold (disjoint).
-        legacy: the family's class map of 2023 (disjoint).
-        shots, val_shots: images per class, negative for all.
-        half: all, base or new classes.
-    """
-
-    kind: str
-    clients: int
-    seed: int = 0
-    beta: float = 0.3
-    min_size: int = 1
-    repeat_rate: float = 0.0
-    legacy: bool = False
-    shots: int = -1
-    val_shots: int = -1
-    half: str = "all"
-
-    def __post_init__(self) -> None:
-        checks = (
-            (self.clients >= 1, f"FED.CLIENTS is {self.clients}; it must be at least 1"),
-            (self.beta > 0 and np.isfinite(self.beta), f"FED.BETA is {self.beta}; it must be > 0"),
-            (self.min_size >= 1, f"FED.MIN_SIZE is {self.min_size}; it must be at least 1"),
-            (0 <= self.repeat_rate <= 1, f"FED.REPEAT_RATE is {self.repeat_rate}; it is 0 to 1"),
-            (self.shots != 0, "DATASET.NUM_SHOTS is 0; give at least 1, or -1 for all images"),
-            (
-                not (self.legacy and self.repeat_rate > 0),
-                "FED.LEGACY and FED.REPEAT_RATE cannot be combined; set one of them to its default",
-            ),
-        )
-        for right, message in checks:
-            if not right:
-                raise ConfigError(message)
-
-    def identity(self) -> dict[str, Any]:
-        """Return the fields that change the result of this kind, ready for JSON."""
-        always = ("kind", "clients", "seed", "shots", "val_shots", "half")
-        keep = {*always, *_USES.get(self.kind, ())}
-        return {name: value for name, value in asdict(self).items() if name in keep}
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Labels and domains of the images at hand, by part; positions are into these arrays."""
+    """Labels and domains of the images at hand, by part; positions are into these arrays.
+
+    Label -1 stands for an image that takes no part; domains are numbers into ``domain_names``.
+    """
 
     labels: Mapping[str, IntArray]
     num_classes: int
     domains: Mapping[str, IntArray] = field(default_factory=dict)
     domain_names: Sequence[str] = ()
+    class_names: Sequence[str] = ()
 
     def select(self, positions: Mapping[str, IntArray]) -> Pool:
         """Return the pool of the given positions only."""
@@ -94,7 +39,12 @@ class Pool:
             self.num_classes,
             {part: d[positions[part]] for part, d in self.domains.items()},
             self.domain_names,
+            self.class_names,
         )
+
+    def called(self, label: int) -> str:
+        """Return a class by its name, or by its number where names are not known."""
+        return f"'{self.class_names[label]}'" if len(self.class_names) else str(label)
 
 
 @dataclass(frozen=True)
@@ -141,6 +91,14 @@ def fewer_clients(limit: int) -> str:
     return "FED.CLIENTS 1" if limit <= 1 else f"FED.CLIENTS 1 to {limit}"
 
 
+def no_images(part: str, where: str = "") -> str:
+    """Return the message for a part of the set, or of one of its domains, without any image."""
+    return (
+        f"there are no {part} images{where} to deal; use another DATASET.SPLIT_FILE or "
+        "DATASET.SUBSAMPLE_CLASSES" + (", or FED.HELD_OUT_DOMAIN to leave it out" if where else "")
+    )
+
+
 def iid(pool: Pool, spec: PartitionSpec) -> Partition:
     """Deal a random permutation of each part into K nearly equal shares (the family's ``homo``).
 
@@ -149,6 +107,8 @@ def iid(pool: Pool, spec: PartitionSpec) -> Partition:
     """
     for part in ("train", "test"):
         n = len(pool.labels[part])
+        if not n:
+            raise ConfigError(no_images(part))
         if n < spec.clients:
             raise ConfigError(
                 f"FED.CLIENTS {spec.clients}: there are only {n} {part} images to deal; "
@@ -165,88 +125,25 @@ def iid(pool: Pool, spec: PartitionSpec) -> Partition:
     )
 
 
-def check_disjoint(spec: PartitionSpec, num_classes: int, all_classes: int | None = None) -> None:
-    """Refuse a disjoint partition with fewer classes than clients, before any image is read.
-
-    Args:
-        all_classes: classes of the whole set where the run uses base or new ones.
+def domain_number(name: str, domain_names: Sequence[str], dataset: str) -> int | None:
+    """Return the number of FED.HELD_OUT_DOMAIN, None where it is empty.
 
     Raises:
-        ConfigError: it does not fit; the message names the choices that do.
+        ConfigError: no such domain, or none would be left.
     """
-    common = int(spec.repeat_rate * num_classes)
-    if common == 0 and num_classes < spec.clients:
-        choices = [fewer_clients(num_classes)]
-        if all_classes is not None and all_classes >= spec.clients and all_classes > num_classes:
-            choices.append(f"DATASET.SUBSAMPLE_CLASSES all ({all_classes} classes)")
-        choices.append("FED.PARTITION dirichlet or iid")
+    if not name:
+        return None
+    known = [fold(domain) for domain in domain_names]
+    if fold(name) not in known:
+        names = f"known: {', '.join(domain_names)}" if known else f"{dataset} has no domains"
         raise ConfigError(
-            f"FED.PARTITION disjoint cannot deal {num_classes} classes to {spec.clients} clients; "
-            f"use {', or '.join(choices)}"
+            f"unknown FED.HELD_OUT_DOMAIN '{name}'{did_you_mean(name, domain_names)} ({names})"
         )
-    if spec.legacy:
-        _legacy_map(num_classes, spec.clients)
-
-
-def class_map(num_classes: int, spec: PartitionSpec) -> list[list[int]]:
-    """Return the classes each client holds under the disjoint partition.
-
-    By default class ids are shuffled with DATA_SEED and the remainder is spread evenly. With
-    ``legacy`` ids 0..C-1 are shuffled by ``random.Random(2023)``, each client gets int(round(C/K)),
-    the last one the rest, whatever the seed (the published repositories' rule). With a
-    ``repeat_rate`` the first int(rate * C) shuffled classes are common to all clients.
-
-    Raises:
-        ConfigError: as ``check_disjoint``.
-    """
-    check_disjoint(spec, num_classes)
-    if spec.legacy:
-        return _legacy_map(num_classes, spec.clients)
-    order = numpy_stream(spec.seed, "partition", "classes").permutation(num_classes)
-    common = int(spec.repeat_rate * num_classes)
-    own = np.array_split(order[common:], spec.clients)
-    return [sorted(int(c) for c in (*order[:common], *mine)) for mine in own]
-
-
-def _legacy_map(num_classes: int, clients: int) -> list[list[int]]:
-    order = list(range(num_classes))
-    random.Random(LEGACY_SEED).shuffle(order)  # noqa: S311 (the family's stream, kept private)
-    each = int(round(num_classes / clients))
-    bounds = [*(each * j for j in range(clients)), num_classes]
-    held = [order[lo:hi] for lo, hi in zip(bounds, bounds[1:], strict=False)]
-    empty = [j for j, classes in enumerate(held) if not classes]
-    if empty:
+    if len(known) < 2:
         raise ConfigError(
-            f"FED.LEGACY: {num_classes} classes, {each} to each of {clients} clients, leave "
-            f"client {empty[0]} with none; set FED.LEGACY False or use another FED.CLIENTS"
+            f"FED.HELD_OUT_DOMAIN '{name}': {dataset} has no other domain; leave it empty"
         )
-    return [sorted(classes) for classes in held]
-
-
-def disjoint(pool: Pool, spec: PartitionSpec) -> Partition:
-    """Deal classes, not images ("pathological"): a client holds all images of its classes.
-
-    Training and validation images of a class that all clients hold (``repeat_rate``) are dealt
-    evenly, so that every one is used once; its test images are in every client's test set.
-
-    Raises:
-        ConfigError: as ``check_disjoint``.
-    """
-    held = class_map(pool.num_classes, spec)
-    counts = np.bincount(np.concatenate([np.asarray(h) for h in held]), minlength=pool.num_classes)
-    shares: dict[str, list[IntArray]] = {}
-    for part, labels in pool.labels.items():
-        own = [c for c in range(pool.num_classes) if counts[c] == 1 or part == "test"]
-        mine = [np.flatnonzero(np.isin(labels, list(set(h) & set(own)))) for h in held]
-        for c in sorted(set(range(pool.num_classes)) - set(own)):
-            stream = numpy_stream(spec.seed, "partition", "common", part, c)
-            dealt = np.array_split(stream.permutation(np.flatnonzero(labels == c)), spec.clients)
-            turn = c % spec.clients  # so that client 0 does not get every odd image
-            mine = [
-                np.concatenate([m, dealt[(j + turn) % spec.clients]]) for j, m in enumerate(mine)
-            ]
-        shares[part] = mine
-    return Partition.of(shares)
+    return known.index(fold(name))
 
 
 def clients_per_domain(spec: PartitionSpec, domain_names: Sequence[str]) -> int:
@@ -285,9 +182,11 @@ def domain(pool: Pool, spec: PartitionSpec) -> Partition:
         for part in PARTS:
             mine = np.flatnonzero(pool.domains[part] == number)
             if part != "val" and len(mine) < each:
+                if not len(mine):
+                    raise ConfigError(no_images(part, f" of domain '{name}'"))
                 raise ConfigError(
                     f"domain '{name}' has {len(mine)} {part} images for {each} clients; "
-                    f"use FED.CLIENTS {len(pool.domain_names)}"
+                    f"use FED.CLIENTS {len(pool.domain_names) * len(mine)}"
                 )
             stream = numpy_stream(spec.seed, "partition", "domain", name, part)
             shares[part] += np.array_split(stream.permutation(mine), each)

@@ -11,16 +11,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedvlm.data.datum import PARTS, IntArray
-from fedvlm.data.partition import Partition, PartitionSpec, Pool, clients_per_domain
+from fedvlm.data.partition import Partition, Pool, clients_per_domain
+from fedvlm.data.partition_cut import (
+    HIGHEST_BETA,
+    NEGLIGIBLE,
+    FloatArray,
+    check_enough,
+    cut_counts,
+    deal,
+)
+from fedvlm.data.partition_spec import PartitionSpec
 from fedvlm.errors import ConfigError
 from fedvlm.rng import numpy_stream
 
-FloatArray = NDArray[np.float64]
 TRIES = 2000
-_NEGLIGIBLE = 1e-12
+_LEAST_TRIES, _CELLS = 200, 2_000_000  # of large tables fewer draws: seconds, not minutes
 
 
 def dirichlet(pool: Pool, spec: PartitionSpec) -> Partition:
@@ -62,25 +69,20 @@ def _cut(
     where: str,
 ) -> dict[str, list[IntArray]]:
     counts = {p: np.bincount(labels[p], minlength=num_classes) for p in PARTS}
+    check_enough({p: int(counts[p].sum()) for p in PARTS}, spec, clients, where)
     needed = {"train": spec.min_size, "test": 1}
-    for part, least in needed.items():
-        if counts[part].sum() < least * clients:
-            raise ConfigError(
-                f"{counts[part].sum()} {part} images{where} cannot give {clients} clients "
-                f"{least} each; use fewer FED.CLIENTS"
-                + (" or a lower FED.MIN_SIZE" if part == "train" and spec.min_size > 1 else "")
-            )
-    best = 0
-    for _ in range(TRIES):
+    best = (0, 0)
+    tries = min(TRIES, max(_LEAST_TRIES, _CELLS // (num_classes * clients)))
+    for _ in range(tries):
         shares = draw_shares(counts["train"], clients, spec.beta, rng)
         sizes = {p: cut_counts(shares, counts[p]).sum(axis=0) for p in needed}
         if all(sizes[p].min() >= least for p, least in needed.items()):
-            return _deal(labels, shares, counts, rng)
-        best = max(best, int(sizes["train"].min()))
+            return deal(labels, {p: cut_counts(shares, counts[p]) for p in PARTS}, rng)
+        best = max(best, (int(sizes["train"].min()), int(sizes["test"].min())))
     raise ConfigError(
-        f"none of {TRIES} Dirichlet draws with FED.BETA {spec.beta:g} gave each of {clients} "
-        f"clients{where} {spec.min_size} training images and a test image (best: smallest client "
-        f"with {best}); raise FED.BETA, lower FED.MIN_SIZE or use fewer FED.CLIENTS"
+        f"none of {tries} Dirichlet draws with FED.BETA {spec.beta:g} gave each of {clients} "
+        f"clients{where} {spec.min_size} training images and a test image (best: at least "
+        f"{best[0]} and {best[1]}); raise FED.BETA, lower FED.MIN_SIZE or use fewer FED.CLIENTS"
     )
 
 
@@ -92,6 +94,7 @@ def draw_shares(
     Args:
         train_counts: training images per class ``[C]``.
     """
+    beta = min(beta, HIGHEST_BETA)
     raw = rng.dirichlet(np.full(clients, beta), size=len(train_counts))
     cap = train_counts.sum() / clients
     held = np.zeros(clients, dtype=np.int64)
@@ -101,39 +104,11 @@ def draw_shares(
         if not open_.any():
             open_[:] = True
         row = np.where(open_, np.nan_to_num(raw[c]), 0.0)
-        if row.sum() < _NEGLIGIBLE:  # all mass fell on full clients: draw among the open ones
+        if row.sum() < NEGLIGIBLE:  # all mass fell on full clients: draw among the open ones
             row[:] = 0.0
             row[open_] = np.nan_to_num(rng.dirichlet(np.full(int(open_.sum()), beta)))
-        if row.sum() < _NEGLIGIBLE:  # beta so small that the draw underflows: its limit, one client
+        if row.sum() < NEGLIGIBLE:  # beta so small that the draw underflows: its limit, one client
             row[rng.choice(np.flatnonzero(open_))] = 1.0
         shares[c] = row / row.sum()
         held += cut_counts(shares[c : c + 1], np.array([count]))[0]
     return shares
-
-
-def cut_counts(shares: FloatArray, counts: IntArray) -> IntArray:
-    """Return whole numbers of images ``[C, K]``: cumulative shares times counts, cut down."""
-    ends = np.floor(np.cumsum(shares, axis=1) * counts[:, None] + 1e-9).astype(np.int64)
-    ends[:, -1] = counts
-    ends = np.minimum(ends, counts[:, None])
-    return np.diff(ends, axis=1, prepend=0)
-
-
-def _deal(
-    labels: Mapping[str, IntArray],
-    shares: FloatArray,
-    counts: Mapping[str, IntArray],
-    rng: np.random.Generator,
-) -> dict[str, list[IntArray]]:
-    clients = shares.shape[1]
-    dealt: dict[str, list[IntArray]] = {}
-    for part in PARTS:
-        sizes = cut_counts(shares, counts[part])
-        mine: list[list[IntArray]] = [[] for _ in range(clients)]
-        for c in range(len(sizes)):
-            order = rng.permutation(np.flatnonzero(labels[part] == c))
-            for j, piece in enumerate(np.split(order, np.cumsum(sizes[c])[:-1])):
-                mine[j].append(piece)
-        empty = np.zeros(0, dtype=np.int64)
-        dealt[part] = [np.concatenate([empty, *pieces]) for pieces in mine]
-    return dealt

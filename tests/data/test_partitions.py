@@ -12,12 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedvlm.data.datum import PARTS, IntArray
-from fedvlm.data.partition import Partition, PartitionSpec, Pool, class_map
+from fedvlm.data.partition import Partition, PartitionSpec, Pool
+from fedvlm.data.partition_classes import class_map
 from fedvlm.data.partition_dirichlet import cut_counts, draw_shares
 from fedvlm.data.plan import canonical_kind, make_partition
+from fedvlm.data.superclasses import CIFAR100
 from fedvlm.errors import ConfigError
 
-KINDS = ("iid", "disjoint", "dirichlet", "domain", "domain_dirichlet")
+KINDS = (
+    "iid", "disjoint", "n_classes", "dirichlet", "superclass_dirichlet", "quantity", "domain",
+    "domain_dirichlet",
+)  # fmt: skip
+NAMES = [name for group in CIFAR100.values() for name in group]
 DOMAINS = ("a", "b")
 
 
@@ -30,7 +36,7 @@ def pool_of(classes: int, per_class: int, seed: int = 0, val: bool = True) -> Po
         order = rng.permutation(classes * each)
         labels[part] = np.repeat(np.arange(classes), each)[order]
         domains[part] = np.tile(np.arange(2), classes * each)[: classes * each][order]
-    return Pool(labels, classes, domains, DOMAINS)
+    return Pool(labels, classes, domains, DOMAINS, NAMES[:classes])
 
 
 def assert_each_once(partition: Partition, pool: Pool, clients: int) -> None:
@@ -64,7 +70,7 @@ def test_each_index_exactly_once_and_deterministic(
     kind: str, classes: int, per_class: int, half: int, beta: float, seed: int
 ) -> None:
     pool = pool_of(classes, per_class)
-    spec = PartitionSpec(kind, clients=2 * half, seed=seed, beta=beta)
+    spec = PartitionSpec(kind, 2 * half, seed=seed, beta=beta, classes_per_client=classes)
     before = random.getstate(), np.random.get_state()[1].copy()
     try:
         first = make_partition(pool, spec)
@@ -80,7 +86,8 @@ def test_each_index_exactly_once_and_deterministic(
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_seed_gives_another_partition(kind: str) -> None:
     pool = pool_of(12, 20)
-    one, two = (make_partition(pool, PartitionSpec(kind, 4, seed=s)) for s in (1, 2))
+    specs = [PartitionSpec(kind, 4, seed=s, classes_per_client=4) for s in (1, 2)]
+    one, two = (make_partition(pool, spec) for spec in specs)
     assert not equal(one, two)
 
 
@@ -251,7 +258,8 @@ def test_unknown_kind() -> None:
 @pytest.mark.parametrize(
     "bad",
     [{"clients": 0}, {"beta": 0.0}, {"beta": float("inf")}, {"min_size": 0}, {"shots": 0},
-     {"repeat_rate": 1.5}, {"legacy": True, "repeat_rate": 0.1}],
+     {"repeat_rate": 1.5}, {"beta_fine": 0.0}, {"classes_per_client": 0},
+     {"legacy": True, "repeat_rate": 0.1}],
 )  # fmt: skip
 def test_values_out_of_range(bad: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="FED|DATASET"):
@@ -262,3 +270,11 @@ def test_unused_options_do_not_change_the_identity() -> None:
     make: Callable[..., PartitionSpec] = PartitionSpec
     assert make("disjoint", 3, beta=0.1).identity() == make("disjoint", 3, beta=0.9).identity()
     assert make("dirichlet", 3, beta=0.1).identity() != make("dirichlet", 3, beta=0.9).identity()
+    used = {"n_classes": "classes_per_client", "superclass_dirichlet": "beta_fine"}
+    for kind in KINDS:
+        plain = make(kind, 3).identity()
+        assert "held_out" not in plain
+        assert make(kind, 3, held_out="b").identity() == plain | {"held_out": "b"}
+        for option in ("classes_per_client", "beta_fine"):
+            changed = make(kind, 3, **{option: 7}).identity()
+            assert (changed != plain) == (used.get(kind) == option)

@@ -1,0 +1,41 @@
+"""Who holds how much: images counted by client, domain, part and class, as rows and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from typing import Any
+
+from fedvlm.data.datum import PARTS
+from fedvlm.data.federated import FederatedData
+
+COLUMNS = ("client", "domain", "part", "class", "images")
+
+
+def count_rows(data: FederatedData) -> list[dict[str, Any]]:
+    """Return one row per (client, part, domain, class) that has images, in that order.
+
+    A row holds ``client`` (from 0), ``domain`` (the images' own, empty in a set without domains),
+    ``part`` (train, val or test), ``class`` (its name) and ``images`` (how many, at least 1).
+    Domains and classes come in the set's order, so a class nobody holds has no row.
+    """
+    rows: list[dict[str, Any]] = []
+    for number, client in enumerate(data.clients):
+        for part in PARTS:
+            held = getattr(client, part)
+            pairs = zip(data.domains[held].tolist(), data.labels[held].tolist(), strict=True)
+            for (domain, label), images in sorted(Counter(pairs).items()):
+                name = data.domain_names[domain] if data.domain_names else ""
+                values = (number, name, part, data.classnames[label], images)
+                rows.append(dict(zip(COLUMNS, values, strict=True)))
+    return rows
+
+
+def partition_csv(data: FederatedData) -> str:
+    """Return ``count_rows`` as CSV with a header line (a run's ``partition.csv``)."""
+    text = io.StringIO()
+    table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    table.writeheader()
+    table.writerows(count_rows(data))
+    return text.getvalue()
