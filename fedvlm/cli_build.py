@@ -34,6 +34,7 @@ WHERE = (
     "OUTPUT_DIR", "RESUME", "CACHE_DIR", "TAG", "DATASET.ROOT", "VERBOSE", "USE_CUDA", "VERSION",
     "DATALOADER.NUM_WORKERS", "TRAIN.PRINT_FREQ", "TRAIN.CHECKPOINT_FREQ", "TEST.KEEP_LOGITS",
     "TEST.EVAL_EVERY", "DEVICE",
+    "FED.INDEX_FILE", "DATASET.FEWSHOT_FILE",  # the data digest stands for what they say
 )
 
 
@@ -85,19 +86,33 @@ def views_of(cfg: CfgNode) -> int:
     return int(cfg.INPUT.VIEWS) or int(cfg.FED.ROUNDS * cfg.FED.LOCAL_EPOCHS)
 
 
-def load_model(cfg: CfgNode, data: FederatedData) -> tuple[Backbone, VLModel]:
+class Maker:
+    """Makes a run's data and towers, anew each time; a sweep's keeps what its cells share."""
+
+    def data(self, cfg: CfgNode, progress: Progress | None) -> FederatedData:
+        """Return the clients' images."""
+        return build_federation(cfg, progress)
+
+    def backbone(self, cfg: CfgNode, device: torch.device) -> Backbone:
+        """Return the frozen towers."""
+        return load_backbone(
+            cfg.MODEL.BACKBONE.NAME, cfg.MODEL.INIT_WEIGHTS, loader=cfg.MODEL.LOADER,
+            dtype=DTYPES[cfg.MODEL.PREC], device=device,
+            allow_random=not cfg.MODEL.BACKBONE.PRETRAINED, seed=cfg.SEED, plain=cfg.FED.PLAIN,
+        )
+
+
+def load_model(
+    cfg: CfgNode, data: FederatedData, maker: Maker | None = None
+) -> tuple[Backbone, VLModel]:
     """Load the frozen backbone and wrap it with the run's class names.
 
     Raises:
         ConfigError: random weights asked of a backbone that brings its own; float64 on mps.
     """
     device = pick_device(cfg.DEVICE)
-    _check_model(cfg, device)
-    backbone = load_backbone(
-        cfg.MODEL.BACKBONE.NAME, cfg.MODEL.INIT_WEIGHTS, loader=cfg.MODEL.LOADER,
-        dtype=DTYPES[cfg.MODEL.PREC], device=device,
-        allow_random=not cfg.MODEL.BACKBONE.PRETRAINED, seed=cfg.SEED, plain=cfg.FED.PLAIN,
-    )
+    check_model(cfg, device)
+    backbone = (maker or Maker()).backbone(cfg, device)
     model = VLModel(
         backbone, data.classnames, templates=data.templates, packed=not cfg.FED.PLAIN,
         bf16_text=cfg.MODEL.PREC == "bf16",
@@ -105,7 +120,8 @@ def load_model(cfg: CfgNode, data: FederatedData) -> tuple[Backbone, VLModel]:
     return backbone, model
 
 
-def _check_model(cfg: CfgNode, device: torch.device) -> None:
+def check_model(cfg: CfgNode, device: torch.device) -> None:
+    """Refuse combinations of ``MODEL`` keys that cannot work (``ConfigError``)."""
     name, weights = cfg.MODEL.BACKBONE.NAME, cfg.MODEL.INIT_WEIGHTS
     brings = weights or name == "tiny" or name.startswith("local-dir:")
     if not cfg.MODEL.BACKBONE.PRETRAINED and (brings or cfg.MODEL.LOADER == "transformers"):
@@ -179,15 +195,19 @@ def identity_of(
     if ".py" in cfg.TRAINER.NAME:
         file = Path(cfg.TRAINER.NAME.partition(":")[0]).expanduser()
         own["trainer"] = hashlib.sha256(file.read_bytes()).hexdigest()
-    keys = {
+    return {
+        "config": identity_config(cfg), "data": data.digest, "backbone": backbone.digest,
+        "chunk": chunk, "device": pick_device(cfg.DEVICE).type, "images": images.hexdigest(),
+        "transform": backbone.transform_spec.digest, **own,
+    }
+
+
+def identity_config(cfg: CfgNode) -> dict[str, Any]:
+    """Return the config keys of a run's identity: all that may move a number."""
+    return {
         k: v for k, v in flat(cfg).items()
         if k not in WHERE and (not k.startswith("TRAINER.") or k == "TRAINER.NAME"
                                or k.startswith(f"TRAINER.{_node(cfg)}."))
-    }
-    return {
-        "config": keys, "data": data.digest, "backbone": backbone.digest, "chunk": chunk,
-        "device": pick_device(cfg.DEVICE).type, "images": images.hexdigest(),
-        "transform": backbone.transform_spec.digest, **own,
     }
 
 
@@ -203,7 +223,10 @@ def make_loader(cfg: CfgNode, data: FederatedData, backbone: Backbone) -> ImageL
     )
 
 
-def build(cfg: CfgNode, progress: Progress | None = None, *, pixels: bool = False) -> Built:
+def build(
+    cfg: CfgNode, progress: Progress | None = None, *, pixels: bool = False,
+    maker: Maker | None = None,
+) -> Built:
     """Build a run: config mistakes come first, then data, then weights, then image features.
 
     Mistakes that only show with data and towers there (no validation images, a rank above the
@@ -212,15 +235,16 @@ def build(cfg: CfgNode, progress: Progress | None = None, *, pixels: bool = Fals
     Args:
         progress: called with (what, done, of) while images are encoded.
         pixels: encode images batch by batch, without the cache (dry run, plain path).
+        maker: of data and towers; by default everything is made anew.
     """
     trainer = load_trainer(cfg.TRAINER.NAME)(cfg)
-    data = build_federation(cfg, progress)
+    data = (maker or Maker()).data(cfg, progress)
     if cfg.TEST.SELECT == "val" and not any(len(c.val) for c in data.clients):
         raise ConfigError(
             "TEST.SELECT val: this split has no validation images; set DATASET.VAL_SHOTS above 0, "
             "or TEST.SELECT last"
         )
-    backbone, model = load_model(cfg, data)
+    backbone, model = load_model(cfg, data, maker)
     loader = make_loader(cfg, data, backbone)
     labels = torch.from_numpy(data.labels.copy())
     train: SampleSource
@@ -249,6 +273,8 @@ def _marks(cfg: CfgNode, loader: ImageLoader, trainer: Any) -> list[str]:
         marks.append("embedded tiny backbone: not comparable with papers")
     if not cfg.MODEL.BACKBONE.PRETRAINED:
         marks.append("random backbone weights: accuracies mean nothing")
+    if cfg.TEST.TARGETS and not getattr(trainer, "open_vocabulary", True):
+        marks.append(f"{trainer.name} is bound to its training classes: no number for TEST.TARGETS")
     if trainer.extra_data:
         marks.append(f"extra data: {trainer.extra_data}")
     usual = {k: o.default for k, o in default_schema().items() if k.startswith("PEFT.")}

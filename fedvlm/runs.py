@@ -119,6 +119,10 @@ class RunFolder:
         """Write ``partition.json``: the index file of the partition."""
         atomic.write_json(self._own("partition.json"), index)
 
+    def write_text(self, name: str, text: str) -> None:
+        """Write a text file of the run, ``partition.csv`` for one."""
+        atomic.write_text(self._own(name), text)
+
     def record_facts(self, **facts: Any) -> None:
         """Add facts (digests of backbone and partition, ...) to ``manifest.json``."""
         self._manifest.setdefault("facts", {}).update(atomic.json_ready(facts))

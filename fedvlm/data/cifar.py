@@ -1,13 +1,7 @@
-"""CIFAR-10 and CIFAR-100: class folders of images, or torchvision's pickles read without trust.
-
-The unpickler knows numpy arrays, strings, bytes, numbers, lists and dicts; anything else in the
-file is refused before it is built, so a crafted file runs no code.
-"""
+"""CIFAR-10 and CIFAR-100: class folders of images, or torchvision's pickles read without trust."""
 
 from __future__ import annotations
 
-import io
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedvlm.data.datum import PARTS, Datum
+from fedvlm.data.pickles import load_restricted
 from fedvlm.data.readers import Names, Tree, read_folders
 from fedvlm.errors import DataError
 
@@ -96,55 +91,3 @@ def _field(content: Any, key: str, path: Path) -> Any:
     if not isinstance(content, dict) or key not in content:
         raise DataError(f"{path}: no '{key}' in it; is this a file of CIFAR?")
     return content[key]
-
-
-class _NdarrayMark:
-    """Stands for ``numpy.ndarray`` in the stream; cannot be called to reserve memory."""
-
-    def __new__(cls) -> _NdarrayMark:
-        raise pickle.UnpicklingError("an array may not be built directly")
-
-
-def _reconstruct(kind: type, shape: object, code: object) -> NDArray[Any]:
-    if kind is not _NdarrayMark:
-        raise pickle.UnpicklingError("only plain arrays may be rebuilt")
-    return np.ndarray(0, dtype=np.int8)  # its state follows in the stream, checked by numpy
-
-
-def _latin1(text: str, encoding: str) -> bytes:
-    if not isinstance(text, str) or encoding != "latin1":
-        raise pickle.UnpicklingError("only latin1 bytes may be decoded")
-    return text.encode("latin1")
-
-
-_ALLOWED: dict[tuple[str, str], Any] = {
-    ("numpy", "dtype"): np.dtype,
-    ("numpy", "ndarray"): _NdarrayMark,
-    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
-    ("_codecs", "encode"): _latin1,
-}
-
-
-class _Restricted(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        try:
-            return _ALLOWED[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}") from None
-
-
-def load_restricted(path: Path) -> Any:
-    """Return a pickle's content if it holds only arrays, strings, numbers, lists and dicts.
-
-    Raises:
-        DataError: unreadable, broken, or it asks for any other class or function.
-    """
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-    try:
-        return _Restricted(io.BytesIO(raw), encoding="latin1").load()
-    except Exception as error:  # a crafted stream can raise anything
-        raise DataError(f"{path} is not a plain pickle of arrays and lists: {error}") from error

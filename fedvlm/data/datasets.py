@@ -6,6 +6,7 @@ alone (``DATASET.DIR`` and ``DATASET.FORMAT``). Reading lists files; it decodes 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,10 +15,12 @@ from yacs.config import CfgNode
 
 from fedvlm.data.cachedir import builtin_root
 from fedvlm.data.cifar import read_cifar
+from fedvlm.data.csv_table import read_csv
 from fedvlm.data.datum import PARTS, DatasetBase
 from fedvlm.data.facts import FACTS, Facts, compare, facts_for
 from fedvlm.data.layouts import read_known
 from fedvlm.data.locate import find, find_root, listing
+from fedvlm.data.prepared import prepared_layouts, prepared_name
 from fedvlm.data.readers import Names, Tree, read_domains, read_folders
 from fedvlm.data.split_file import read_split
 from fedvlm.errors import ConfigError, DataError, did_you_mean, fold
@@ -52,6 +55,23 @@ def load_dataset(cfg: CfgNode) -> DatasetBase:
     return _read_own(cfg)
 
 
+def load_for_training(cfg: CfgNode) -> DatasetBase:
+    """Read the data set that ``cfg.DATASET`` names, which must have training images.
+
+    Raises:
+        ConfigError: it is only there to be tested on (ImageNetV2, -Sketch, -A, -R); else as
+            ``load_dataset``.
+        DataError: as ``load_dataset``.
+    """
+    data = load_dataset(cfg)
+    if not data.train_x:
+        raise ConfigError(
+            f"{data.name} has test images only and cannot be trained on: train on another set, "
+            f"such as ImageNet, and name {data.name} in TEST.TARGETS"
+        )
+    return data
+
+
 def templates(cfg: CfgNode) -> list[str]:
     """Return the prompt templates: DATASET.TEMPLATE (one or a list), else the set's own.
 
@@ -70,25 +90,41 @@ def templates(cfg: CfgNode) -> list[str]:
 
 
 def _read_known(facts: Facts, cfg: CfgNode) -> DatasetBase:
-    root, folder = cfg.DATASET.ROOT, cfg.DATASET.DIR
-    if facts.builtin:
-        root = _builtin_root(facts, cfg)
-    if cfg.DATASET.FORMAT or cfg.DATASET.IMAGE_DIR or cfg.DATASET.SPLIT_FILE:
+    root = find_root(_builtin_root(facts, cfg) if facts.builtin else cfg.DATASET.ROOT)
+    if _is_told(facts, cfg):
         data = _read_as_told(facts, cfg, root)
     else:
-        data = _dataset(facts.name, read_known(facts, root, folder, _HINT))
-    sizes = {part: len(data.part(part)) for part in PARTS}
-    data.notes += compare(facts, data.num_classes, sizes)
+        # A config that repeats the set's own folder does not shut out its other folders.
+        folder = "" if facts.folder == cfg.DATASET.DIR else cfg.DATASET.DIR
+        more = prepared_layouts(facts, root, folder, cfg)
+        data = _dataset(facts.name, read_known(facts, root, folder, more, _HINT))
+    data.notes += _differences(facts, data)
     return data
 
 
-def _read_as_told(facts: Facts, cfg: CfgNode, root: str) -> DatasetBase:
+def _differences(facts: Facts, data: DatasetBase) -> list[str]:
+    """Return notes on where what was read differs from the facts table."""
+    sizes = {part: len(data.part(part)) for part in PARTS}
+    base = sum(datum.label < facts.base for datum in data.test)
+    number = Counter(data.domain_names[datum.domain] for datum in data.all() if data.domain_names)
+    return compare(facts, data.num_classes, sizes, base, number)
+
+
+def _is_told(facts: Facts, cfg: CfgNode) -> bool:
+    """Return whether the config asks for another layout than the facts table names."""
+    node = cfg.DATASET
+    asked = (fold(node.FORMAT), node.IMAGE_DIR, node.SPLIT_FILE)
+    own = (facts.form, facts.image_dir, facts.split_file)
+    return any(value not in ("", mine) for value, mine in zip(asked, own, strict=True))
+
+
+def _read_as_told(facts: Facts, cfg: CfgNode, root: Path) -> DatasetBase:
     """Read a known set in the layout that the config spells out, not in one of its own."""
     node = cfg.DATASET
     what = f"the folder of {facts.name} (DATASET.DIR)"
-    folder = find(find_root(root), node.DIR or facts.folder, what, source=facts.source)
-    form = _format(cfg, facts.form)
-    split_file = node.SPLIT_FILE or facts.split_file
+    folder = find(root, node.DIR or facts.folder, what, source=facts.source)
+    form = _format(cfg, _form_of(node.SPLIT_FILE) if node.SPLIT_FILE else facts.form)
+    split_file = node.SPLIT_FILE or (facts.split_file if form == "coop" else "")
     names = Names(facts.renames, facts.drop)
     image_dir = node.IMAGE_DIR or facts.image_dir
     return _read(facts.name, folder, form, image_dir, split_file, names, facts.source)
@@ -97,15 +133,22 @@ def _read_as_told(facts: Facts, cfg: CfgNode, root: str) -> DatasetBase:
 def _read_own(cfg: CfgNode) -> DatasetBase:
     node = cfg.DATASET
     folder = find(find_root(node.ROOT), node.DIR, f"the folder of {node.NAME} (DATASET.DIR)")
-    form = _format(cfg, "coop" if node.SPLIT_FILE else "folders")
+    form = _format(cfg, _form_of(node.SPLIT_FILE))
     return _read(node.NAME, folder, form, node.IMAGE_DIR, node.SPLIT_FILE, Names({}), "")
+
+
+def _form_of(split_file: str) -> str:
+    """Return the format that a config without DATASET.FORMAT means."""
+    if split_file.lower().endswith(".csv"):
+        return "csv"
+    return "coop" if split_file else "folders"
 
 
 def _builtin_root(facts: Facts, cfg: CfgNode) -> str:
     """Return the root of a set that this project renders; the user's own copy of it goes first."""
-    root = cfg.DATASET.ROOT
+    root: str = cfg.DATASET.ROOT
     if root and (Path(root).expanduser() / (cfg.DATASET.DIR or facts.folder)).is_dir():
-        return str(root)
+        return root
     from fedvlm.data.builtin import materialise  # renders images: only when asked for
 
     place = builtin_root(cfg)
@@ -120,6 +163,11 @@ def _builtin_root(facts: Facts, cfg: CfgNode) -> str:
 
 def _format(cfg: CfgNode, default: str) -> str:
     form = cfg.DATASET.FORMAT or default
+    if not cfg.DATASET.FORMAT and form not in FORMATS:
+        raise ConfigError(
+            f"{cfg.DATASET.NAME}: DATASET.IMAGE_DIR alone does not say how this copy is laid out; "
+            f"leave it empty, or set DATASET.FORMAT too ({', '.join(FORMATS)})"
+        )
     if fold(form) not in FORMATS:
         raise ConfigError(
             f"unknown DATASET.FORMAT '{form}'{did_you_mean(form, FORMATS)} "
@@ -137,8 +185,8 @@ def _read(
     names: Names,
     source: str,
 ) -> DatasetBase:
-    if form == "coop":
-        return _read_coop(name, folder, image_dir, split_file, source)
+    if form in ("coop", "csv"):
+        return _read_split(name, folder, form, image_dir, split_file, source)
     if form == "cifar":
         return _dataset(name, read_cifar(folder))
     images = find(folder, image_dir, f"the image folder of {name} (DATASET.IMAGE_DIR)")
@@ -146,11 +194,11 @@ def _read(
     return _dataset(name, reader(images, names))
 
 
-def _read_coop(
-    name: str, folder: Path, image_dir: str, split_file: str, source: str
+def _read_split(
+    name: str, folder: Path, form: str, image_dir: str, split_file: str, source: str
 ) -> DatasetBase:
     if not split_file:
-        raise ConfigError(f"{name}: DATASET.FORMAT coop needs DATASET.SPLIT_FILE")
+        raise ConfigError(f"{name}: DATASET.FORMAT {form} needs DATASET.SPLIT_FILE")
     if not (folder / split_file).is_file():
         seen = ", ".join(listing(folder)[:8]) or "nothing"
         where = f"; get it from {source}" if source else ""
@@ -162,10 +210,12 @@ def _read_coop(
     path = find(folder, split_file, f"the split file of {name}", file=True)
     what = f"the image folder of {name} (DATASET.IMAGE_DIR)"
     images = find(folder, image_dir, what, source=source)
-    split = read_split(path, images)
-    return DatasetBase(
-        split.train, split.val, split.test, name=name, domain_names=split.domain_names
-    )
+    if form == "csv":
+        return _dataset(name, read_csv(path, images))
+    data = _dataset(name, read_split(path, images).tree())
+    if path.name == prepared_name(name):
+        data.notes.append(f"{name}: not the published split ({path.name})")
+    return data
 
 
 def _dataset(name: str, tree: Tree) -> DatasetBase:

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from yacs.config import CfgNode
 
+from fedvlm.data.broken import broken_images
 from fedvlm.data.datum import PARTS, DatasetBase, IntArray, domains_of, labels_of
 from fedvlm.data.fewshot import relabel
+from fedvlm.data.fewshot_file import GivenShots
 from fedvlm.data.image_records import ImageRecords
-from fedvlm.data.images import check_decodes
 from fedvlm.data.index_file import partition_from
-from fedvlm.data.partition import Partition, PartitionSpec, Pool
+from fedvlm.data.partition import Partition, PartitionSpec, Pool, domain_number
 from fedvlm.data.plan import (
     candidates,
     canonical_kind,
     drawn_per_client,
     make_partition,
+    short_of_shots,
     shots_per_client,
 )
-from fedvlm.errors import DataError
-
-_NAMED = 10  # broken images named in a note or message
 
 
 def spec_of(cfg: CfgNode) -> PartitionSpec:
@@ -37,28 +37,54 @@ def spec_of(cfg: CfgNode) -> PartitionSpec:
         clients=cfg.FED.CLIENTS,
         seed=cfg.DATA_SEED,
         beta=float(cfg.FED.BETA),
+        beta_fine=float(cfg.FED.BETA_FINE),
         min_size=cfg.FED.MIN_SIZE,
+        classes_per_client=cfg.FED.CLASSES_PER_CLIENT,
         repeat_rate=float(cfg.FED.REPEAT_RATE),
         legacy=cfg.FED.LEGACY,
         shots=cfg.DATASET.NUM_SHOTS,
         val_shots=cfg.DATASET.VAL_SHOTS,
         half=cfg.DATASET.SUBSAMPLE_CLASSES,
+        held_out=cfg.FED.HELD_OUT_DOMAIN,
     )
 
 
 class Setting:
-    """A data set cut to the run's classes."""
+    """A data set cut to the run's classes, less the domain that no client holds.
+
+    Attributes:
+        held_out: number of that domain (into ``data.domain_names``), or None.
+        full: labels of the whole set, -1 in the held-out domain.
+        pool: labels of the run, -1 also for classes that take no part. The other domains are
+            numbered anew from 0; ``domain_names`` lists them.
+        unseen: positions in ``data.test`` of the held-out domain's images of the run's classes.
+
+    Raises:
+        ConfigError: a held-out domain that the set does not have; names those it has.
+    """
 
     def __init__(self, data: DatasetBase, spec: PartitionSpec) -> None:
-        self.data, self.spec = data, spec
+        self.data = data
+        self.held_out = domain_number(spec.held_out, data.domain_names, data.name)
+        name = "" if self.held_out is None else data.domain_names[self.held_out]
+        self.spec = replace(spec, held_out=name)
         self.map = relabel(data.num_classes, spec.half)
         table = np.full(data.num_classes, -1, dtype=np.int64)
         table[list(self.map)] = list(self.map.values())
         labels = {part: labels_of(data.part(part)) for part in PARTS}
         domains = {part: domains_of(data.part(part)) for part in PARTS}
-        self.full = Pool(labels, data.num_classes, domains, data.domain_names)
+        out = -1 if self.held_out is None else self.held_out
+        self.unseen = np.flatnonzero((domains["test"] == out) & (table[labels["test"]] >= 0))
+        names = list(data.domain_names)
+        if self.held_out is not None:
+            seen = {part: domains[part] != out for part in PARTS}
+            labels = {part: np.where(seen[part], labels[part], -1) for part in PARTS}
+            table = np.append(table, -1)  # label -1 stays -1
+            domains = {p: np.where(seen[p], d - (d > out), -1) for p, d in domains.items()}
+            names.pop(self.held_out)
+        self.full = Pool(labels, data.num_classes, domains, names, data.classnames)
         run = {part: table[labels[part]] for part in PARTS}
-        self.pool = Pool(run, len(self.map), domains, data.domain_names)
+        self.pool = Pool(run, len(self.map), domains, names, self.classnames)
 
     @property
     def classnames(self) -> list[str]:
@@ -80,25 +106,31 @@ class Drawn:
         self.setting, self.records, self.policy = setting, records, policy
         self.notes: list[str] = []
         self.skipped: list[str] = []
-        test = setting.full.labels["test"]
-        run = np.flatnonzero(setting.pool.labels["test"] >= 0)
-        new = np.flatnonzero(setting.pool.labels["test"] < 0) if new_half else run[:0]
-        bad = self._broken({"test": np.concatenate([run, new])})["test"]
+        test, mine = setting.full.labels["test"], setting.pool.labels["test"]
+        run = np.flatnonzero(mine >= 0)
+        new = np.flatnonzero((mine < 0) & (test >= 0)) if new_half else run[:0]
+        bad = self._broken({"test": np.concatenate([run, new, setting.unseen])})["test"]
         self.test = without(run, bad)
         self.new_test = without(new, bad)
+        self.unseen = without(setting.unseen, bad)
         if not len(self.test) or (new_half and len(test) and not len(self.new_test)):
             what = "test images of the run's classes" if not len(self.test) else "new test images"
             self.notes.append(f"{setting.data.name}: there are no {what}")
 
-    def partition(self) -> Partition:
-        """Draw, leave out what does not decode, deal."""
+    def partition(self, given: GivenShots | None = None) -> Partition:
+        """Draw (or take the ``given`` shots), leave out what does not decode, deal."""
         setting, spec = self.setting, self.setting.spec
         if drawn_per_client(spec):
             whole = shots_per_client(setting.pool, spec)
+            self.notes += short_of_shots(setting.pool, whole, spec)
             bad = self._broken({p: whole.used()[p] for p in ("train", "val")})
             bad["test"] = self._not_tested()
             return whole.without(bad)
-        picked = candidates(setting.full, setting.pool, spec)
+        if given is not None:
+            picked = given.of_run(setting.pool)
+            self.notes.append(given.note)
+        else:
+            picked = candidates(setting.full, setting.pool, spec)
         bad = self._broken({p: picked[p] for p in ("train", "val")})
         use = {p: without(picked[p], bad[p]) for p in ("train", "val")} | {"test": self.test}
         return make_partition(setting.pool.select(use), spec).through(use)
@@ -120,22 +152,13 @@ class Drawn:
 
     def _broken(self, positions: Mapping[str, IntArray]) -> dict[str, set[int]]:
         """Return the positions that do not decode; count and name them, or refuse."""
+        lists = {p: [self.setting.data.part(p)[i] for i in at] for p, at in positions.items()}
+        places, notes = broken_images(self.setting.data.name, lists, self.records, self.policy)
         found: dict[str, set[int]] = {part: set() for part in PARTS}
-        lines = []
-        for part, where in positions.items():
-            items = [self.setting.data.part(part)[i] for i in where]
-            broken = self.records.find_broken(items, check_decodes)
-            found[part] = {int(where[i]) for i in broken}
-            self.skipped += [items[i].key for i in broken]
-            lines += [f"{items[i].key} ({reason})" for i, reason in broken.items()]
-        if lines:
-            named = "; ".join(lines[:_NAMED]) + ("; ..." if len(lines) > _NAMED else "")
-            if self.policy == "refuse":
-                raise DataError(
-                    f"{self.setting.data.name}: {len(lines)} image(s) do not decode: {named}; "
-                    "replace them, or set DATASET.ON_CORRUPT skip"
-                )
-            self.notes.append(f"{len(lines)} image(s) do not decode and are left out: {named}")
+        for part, bad in places.items():
+            found[part] = {int(positions[part][i]) for i in bad}
+            self.skipped += [lists[part][i].key for i in bad]
+        self.notes += notes
         return found
 
 

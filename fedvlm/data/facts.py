@@ -7,59 +7,13 @@ with a note. Class names come from the split files; ``renames`` serve trees with
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
+from fedvlm.data.facts_domains import DOMAIN_ROWS
+from fedvlm.data.facts_row import Facts
 from fedvlm.errors import fold
 
-COOP_DATA = "https://github.com/KaiyangZhou/CoOp/blob/main/DATASETS.md"
 CIFAR_DATA = "https://www.cs.toronto.edu/~kriz/cifar.html"
-
-
-@dataclass(frozen=True)
-class Facts:
-    """One data set's row of the table.
-
-    Attributes:
-        name: the value of ``DATASET.NAME``.
-        folder: its folder under the root; ``image_dir`` and ``split_file`` lie in it.
-        classes, base, new: number of classes, and of the base and new halves.
-        train, val, test: images of the published split, None where not known.
-        base_test, new_test: test images of the two halves, None where not known.
-        form: ``coop`` (split file), ``folders``, ``domains`` or ``cifar``.
-        renames: folder name to class name; ``drop``: folders that are no class.
-        domains: domain name to number of images (0 where not known), in the order of their numbers.
-        source: where to get it; empty for sets this project renders itself.
-    """
-
-    name: str
-    folder: str
-    image_dir: str
-    split_file: str
-    classes: int
-    train: int | None
-    val: int | None
-    test: int | None
-    template: str
-    form: str = "coop"
-    base_test: int | None = None
-    new_test: int | None = None
-    aliases: tuple[str, ...] = ()
-    renames: dict[str, str] = field(default_factory=dict)
-    drop: tuple[str, ...] = ()
-    source: str = COOP_DATA
-    builtin: str = ""
-    domains: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def base(self) -> int:
-        """Number of base classes: ceil(classes / 2)."""
-        return (self.classes + 1) // 2
-
-    @property
-    def new(self) -> int:
-        """Number of new classes."""
-        return self.classes // 2
-
+IMAGENET_DATA = "https://www.image-net.org/download.php"
 
 _CALTECH_NAMES = {
     "airplanes": "airplane",
@@ -80,6 +34,8 @@ _EUROSAT_NAMES = {
     "SeaLake": "Sea or Lake",
 }
 _PHOTO = "a photo of a {}."
+_PARTS = ("train", "val", "test")
+_APART = "numbers are not comparable with papers"
 
 # fmt: off
 _ROWS = (
@@ -107,6 +63,21 @@ _ROWS = (
     Facts("UCF101", "ucf101", "UCF-101-midframes", "split_zhou_UCF101.json",
           101, 7639, 1898, 3783, "a photo of a person doing {}.",
           base_test=1934, new_test=1849, aliases=("ucf",)),
+    Facts("FGVCAircraft", "fgvc_aircraft", "images", "",
+          100, 3334, 3333, 3333, "a photo of a {}, a type of aircraft.", form="aircraft",
+          base_test=1666, new_test=1667, aliases=("aircraft", "fgvc")),
+    Facts("ImageNet", "imagenet", "images", "", 1000, 1281167, 0, 50000, _PHOTO, form="imagenet",
+          base_test=25000, new_test=25000, source=IMAGENET_DATA,
+          parts={"train": "train", "test": "val"}),
+    Facts("ImageNetV2", "imagenetv2", "imagenetv2-matched-frequency-format-val", "",
+          1000, 0, 0, 10000, _PHOTO, form="imagenet", base_test=5000, new_test=5000,
+          parts={"test": ""}),
+    Facts("ImageNetSketch", "imagenet-sketch", "images", "", 1000, 0, 0, 50889, _PHOTO,
+          form="imagenet", parts={"test": ""}),
+    Facts("ImageNetA", "imagenet-adversarial", "imagenet-a", "", 200, 0, 0, 7500, _PHOTO,
+          form="imagenet", parts={"test": ""}),
+    Facts("ImageNetR", "imagenet-rendition", "imagenet-r", "", 200, 0, 0, 30000, _PHOTO,
+          form="imagenet", parts={"test": ""}),
     Facts("Cifar10", "cifar-10", "", "", 10, 50000, 0, 10000, _PHOTO, form="cifar",
           base_test=5000, new_test=5000, source=CIFAR_DATA),
     Facts("Cifar100", "cifar-100", "", "", 100, 50000, 0, 10000, _PHOTO, form="cifar",
@@ -123,30 +94,57 @@ _ROWS = (
 )
 # fmt: on
 
-FACTS: dict[str, Facts] = {row.name: row for row in _ROWS}
+FACTS: dict[str, Facts] = {row.name: row for row in (*_ROWS, *DOMAIN_ROWS)}
+
+__all__ = ["FACTS", "Facts", "compare", "facts_for"]
 
 
 def facts_for(name: str) -> Facts | None:
     """Return the row for a set's name or alias (case, dash, underscore aside), or None."""
     wanted = fold(name)
-    for row in _ROWS:
+    for row in FACTS.values():
         if wanted in {fold(row.name), fold(row.folder), *map(fold, row.aliases)}:
             return row
     return None
 
 
-def compare(facts: Facts, classes: int, sizes: dict[str, int]) -> list[str]:
-    """Return notes on where a copy differs from the published set; empty where it is the same."""
+def compare(
+    facts: Facts,
+    classes: int,
+    sizes: Mapping[str, int],
+    base_test: int | None = None,
+    domains: Mapping[str, int] | None = None,
+) -> list[str]:
+    """Return notes on where a copy differs from the published set; empty where it is the same.
+
+    Args:
+        classes: number of classes found.
+        sizes: number of images found, by part.
+        base_test: test images found of the base classes; None leaves the halves unchecked.
+        domains: number of images found, by domain; None leaves them unchecked.
+    """
     want = {"train": facts.train, "val": facts.val, "test": facts.test}
-    same = all(want[part] in (None, sizes[part]) for part in sizes)
-    if classes == facts.classes and same:
-        return []
+    if classes != facts.classes or any(want[p] not in (None, n) for p, n in sizes.items()):
+        return [
+            f"{facts.name}: this copy has {_row(classes, sizes)}; the published set has "
+            f"{_row(facts.classes, want)}: {_APART}"
+        ]
+    if base_test is not None and facts.base_test not in (None, base_test):
+        return [
+            f"{facts.name}: this copy has {base_test}/{sizes['test'] - base_test} test images of "
+            f"base/new classes; the published set has {facts.base_test}/{facts.new_test}: {_APART}"
+        ]
+    found = {fold(name): number for name, number in (domains or {}).items()}
+    off = [d for d, n in facts.domains.items() if found and n and found.get(fold(d)) != n]
+    if off:
+        had = found.get(fold(off[0]), 0)
+        return [
+            f"{facts.name}: this copy has {had} images of domain '{off[0]}'; the published set has "
+            f"{facts.domains[off[0]]}: {_APART}"
+        ]
+    return []
 
-    def row(n: int, s: Mapping[str, int | None]) -> str:
-        counts = "/".join("?" if s[p] is None else str(s[p]) for p in ("train", "val", "test"))
-        return f"{n} classes, {counts} images in train/val/test"
 
-    return [
-        f"{facts.name}: this copy has {row(classes, sizes)}; the published set has "
-        f"{row(facts.classes, want)}: numbers are not comparable with papers"
-    ]
+def _row(classes: int, sizes: Mapping[str, int | None]) -> str:
+    counts = "/".join("?" if sizes[p] is None else str(sizes[p]) for p in _PARTS)
+    return f"{classes} classes, {counts} images in train/val/test"

@@ -12,12 +12,22 @@ import numpy as np
 from yacs.config import CfgNode
 
 from fedvlm.data.cachedir import records_dir
-from fedvlm.data.datasets import load_dataset, templates
+from fedvlm.data.datasets import load_for_training, templates
 from fedvlm.data.datum import PARTS, DatasetBase, Datum, IntArray, domains_of, labels_of
 from fedvlm.data.draw import Drawn, Setting, spec_of
 from fedvlm.data.fewshot import short_classes
+from fedvlm.data.fewshot_file import given_shots
 from fedvlm.data.image_records import ImageRecords, Progress
 from fedvlm.data.index_file import canonical_hash, read_index_file, sealed, spec_from
+from fedvlm.data.others import (
+    DATASET,
+    OtherTest,
+    Target,
+    held_out_domain,
+    load_targets,
+    split_digest,
+    target_tests,
+)
 from fedvlm.data.partition import Partition, PartitionSpec
 from fedvlm.data.plan import check_fits
 from fedvlm.errors import ConfigError, DataError, did_you_mean
@@ -48,13 +58,14 @@ class FederatedData:
         clients: one split per client.
         global_test: indices of all test images of the run's classes.
         new_test: indices of the new classes' test images.
-        labels, domains: int64 ``[len(samples)]``.
+        labels, domains: int64 ``[len(samples)]``; a target's images have its labels and domain -1.
         domain_names: by domain number; empty for a set without domains.
         spec: how it was partitioned.
         skipped: keys of images that do not decode.
         digest: sha256 over the index file and the set's lists.
         notes: sentences for the log and the results.
         records: known content keys, for ``ImageLoader``.
+        others: more test sets of the global model: the domain left out, targets of transfer.
     """
 
     name: str
@@ -73,6 +84,7 @@ class FederatedData:
     split_digest: str
     notes: list[str]
     records: ImageRecords = field(repr=False)
+    others: list[OtherTest] = field(default_factory=list)
 
     def index_file(self) -> dict[str, Any]:
         """Return the index file's content: paths per client and part, spec, and hash."""
@@ -97,7 +109,10 @@ class FederatedData:
     @property
     def digest(self) -> str:
         """The sha256 that stands for this data and this partition in a run's identity."""
-        parts = [self.index_file()["sha256"], self.split_digest, self.new_classnames]
+        parts: list[Any] = [self.index_file()["sha256"], self.split_digest, self.new_classnames]
+        targets = [o for o in self.others if o.kind == DATASET]  # a domain is in the spec
+        if targets:
+            parts.append([[o.name, o.split_digest, o.classnames, o.templates] for o in targets])
         return canonical_hash(parts)
 
 
@@ -117,24 +132,30 @@ def build_federation(cfg: CfgNode, progress: Progress | None = None) -> Federate
             f"{did_you_mean(cfg.DATASET.ON_CORRUPT, _POLICIES)} (known: skip, refuse)"
         )
     spec, prompts = spec_of(cfg), templates(cfg)
-    setting = Setting(load_dataset(cfg), spec)
+    setting = Setting(load_for_training(cfg), spec)
     index = cfg.FED.INDEX_FILE
     content = read_index_file(index) if index else None
     if content is not None:
         setting.spec = spec_from(content, spec, index)
     else:
         check_fits(spec, setting.pool, setting.data.num_classes)
+    given = given_shots(cfg, setting.data, setting.full, setting.spec)
+    targets = load_targets(cfg, setting.data.name)
     folder = _common_folder(setting.data)
     records = ImageRecords.of_folder(folder, records_dir(cfg)) if folder else ImageRecords(None)
     records.progress = progress
     new_half = cfg.DATASET.TEST_NEW and setting.spec.half == "base"
     drawn = Drawn(setting, records, cfg.DATASET.ON_CORRUPT, new_half)
-    partition = drawn.from_file(content, index) if content is not None else drawn.partition()
-    return _assemble(setting, drawn, partition, prompts)
+    if content is not None:
+        partition = drawn.from_file(content, index)
+    else:
+        partition = drawn.partition(given)
+    return _assemble(setting, drawn, partition, prompts, targets)
 
 
 def _assemble(
-    setting: Setting, drawn: Drawn, partition: Partition, prompts: list[str]
+    setting: Setting, drawn: Drawn, partition: Partition, prompts: list[str],
+    targets: Sequence[Target],
 ) -> FederatedData:
     data, spec = setting.data, setting.spec
     used = partition.used() | {"test": drawn.test}
@@ -148,14 +169,23 @@ def _assemble(
     new_map = setting.new_map if len(drawn.new_test) else {}
     new_test = _shift(drawn.new_test, drawn.new_test, len(samples))
     samples += [_relabelled(data.test[i], new_map) for i in drawn.new_test]
+    unseen = _shift(drawn.unseen, drawn.unseen, len(samples))
+    others = held_out_domain(
+        data.domain_names, setting.held_out, setting.classnames, prompts, unseen
+    )
+    samples += [_relabelled(data.test[i], setting.map) for i in drawn.unseen]
+    found, target_notes = target_tests(targets, len(samples), drawn.records, drawn.policy)
+    others += [other for other, _ in found]
+    samples += [datum for _, images in found for datum in images]
     domains = domains_of(samples)
     clients = [
         ClientSplit(a, b, c, _one_domain(domains[a], data.domain_names))
         for a, b, c in zip(indices["train"], indices["val"], indices["test"], strict=True)
     ]
     _refuse_empty(clients)
-    twins = _twins(clients, samples, (global_test, new_test), drawn.records)
-    notes = [*data.notes, *drawn.notes, *_notes(setting), *twins]
+    tests = (global_test, new_test, *(other.indices for other in others))
+    twins = _twins(clients, samples, tests, drawn.records)
+    notes = [*data.notes, *drawn.notes, *_notes(setting), *target_notes, *twins]
     return FederatedData(
         name=data.name,
         samples=samples,
@@ -170,9 +200,10 @@ def _assemble(
         domain_names=data.domain_names,
         spec=spec,
         skipped=sorted(set(drawn.skipped)),
-        split_digest=_split_digest(data),
+        split_digest=split_digest(data),
         notes=notes,
         records=drawn.records,
+        others=others,
     )
 
 
@@ -204,11 +235,6 @@ def _refuse_empty(clients: Sequence[ClientSplit]) -> None:
 def _common_folder(data: DatasetBase) -> Path | None:
     folders = {os.path.dirname(d.impath) for d in data.all() if d.array is None}
     return Path(os.path.commonpath(folders)) if folders else None
-
-
-def _split_digest(data: DatasetBase) -> str:
-    rows = {part: [[d.key, d.label, d.domain] for d in data.part(part)] for part in PARTS}
-    return canonical_hash([data.classnames, data.domain_names, rows])
 
 
 def _notes(setting: Setting) -> list[str]:

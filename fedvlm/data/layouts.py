@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedvlm.data.facts import Facts
-from fedvlm.data.locate import check_relative, find_root, listing
+from fedvlm.data.locate import check_relative, listing
 from fedvlm.data.readers import Tree
 from fedvlm.errors import DataError, did_you_mean
 
@@ -23,7 +23,8 @@ class Layout:
     Attributes:
         name: said in notes and by the doctor: ``CoOp split file``, ``FedBN pickles``.
         folder: below the root; ``DATASET.DIR`` replaces it.
-        needs: files and folders below ``folder`` that must be there.
+        needs: files and folders that must be there, below ``folder`` or as absolute paths; what
+            ends in ``/`` must be a folder.
         read: (folder, facts) -> lists; it opens no image.
         published: False where the split is not the published one; results carry it.
     """
@@ -45,10 +46,13 @@ class Layout:
         place = self.place(root, folder)
         if not place.is_dir():
             return [place.relative_to(root).as_posix()]
-        return [
-            (place / need).relative_to(root).as_posix()
-            for need in self.needs if not (place / need).exists()
-        ]
+        lacks = [place / need for need in self.needs if not _is_there(place, need)]
+        inside = [(path, path.is_relative_to(root)) for path in lacks]
+        return [(p.relative_to(root) if below else p).as_posix() for p, below in inside]
+
+
+def _is_there(place: Path, need: str) -> bool:
+    return (place / need).is_dir() if need.endswith("/") else (place / need).exists()
 
 
 def layouts_of(facts: Facts) -> tuple[Layout, ...]:
@@ -66,23 +70,27 @@ def choose(layouts: Sequence[Layout], root: Path, folder: str = "") -> Layout | 
 def nearest(layouts: Sequence[Layout], root: Path, folder: str = "") -> Layout:
     """Return the layout of which most is there: its folder first, then the fewest needs missing."""
     def lacks(one: Layout) -> tuple[bool, int]:
-        return not one.place(root, folder).is_dir(), len(one.missing(root, folder))
+        place = one.place(root, folder)
+        return place == root or not place.is_dir(), len(one.missing(root, folder))
 
     return min(layouts, key=lacks)
 
 
-def read_known(facts: Facts, root_text: str, folder: str, hint: str = "") -> Tree:
+def read_known(
+    facts: Facts, root: Path, folder: str, more: Sequence[Layout] = (), hint: str = ""
+) -> Tree:
     """Read a known set in the first layout that fits.
 
     Args:
-        root_text: DATASET.ROOT.
+        root: DATASET.ROOT, an existing folder.
         folder: DATASET.DIR; empty for each layout's own.
+        more: layouts that are tried after the set's own.
         hint: what else can be done, said at the end of the error.
 
     Raises:
         DataError: no layout fits; says what the nearest one lacks, what is there, where to get it.
     """
-    root, layouts = find_root(root_text), layouts_of(facts)
+    layouts = (*layouts_of(facts), *more)
     found = choose(layouts, root, folder)
     if found is None:
         raise DataError(_nothing_fits(facts, layouts, root, folder, hint))
@@ -110,10 +118,17 @@ def _nothing_fits(
     else:
         seen = ", ".join(listing(place)[:8]) or "nothing"
         what = f"{', '.join(lacks)} missing in {root} (layout '{best.name}'); found there: {seen}"
-    others = [one.name for one in layouts if one is not best]
+    others = [one.name for one in layouts if one is not best and one.published]
     also = f"; other layouts that are known: {', '.join(others)}" if others else ""
     source = f"; get it from {facts.source}" if facts.source else ""
-    return f"{facts.name}: {what}{also}{source}{hint}"
+    return f"{facts.name}: {what}{also}{source}{_prepare(facts, layouts, place, root)}{hint}"
+
+
+def _prepare(facts: Facts, layouts: Sequence[Layout], place: Path, root: Path) -> str:
+    """Return how to make a split where the images are there and only the split file is not."""
+    if all(one.published for one in layouts) or not (place / facts.image_dir).is_dir():
+        return ""
+    return f"; or make a split: python -m fedvlm data prepare {facts.name} --root {root}"
 
 
 Table = Mapping[str, tuple[Layout, ...]]

@@ -18,9 +18,12 @@ from fedvlm.errors import DataError
 from fedvlm.rng import numpy_stream
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-_PART_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+PART_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 _SHARES = (0.5, 0.7)  # 50 % train, 20 % val, 30 % test
 _SPLIT_SEED = 0
+OWN_CUT = (
+    "each class was cut 50/20/30 into train, val and test by this project: not a published split"
+)
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,11 @@ def image_files(folder: Path) -> list[str]:
     found: list[str] = []
     for here, folders, files in os.walk(folder):
         folders[:] = [f for f in folders if not f.startswith(".")]
-        for file in files:
+        below = Path(here).relative_to(folder).as_posix()
+        prefix = "" if below == "." else f"{below}/"
+        for file in files:  # plain text operations: ImageNet has 1.3 million files
             if file.lower().endswith(SUFFIXES) and not file.startswith("."):
-                found.append((Path(here) / file).relative_to(folder).as_posix())
+                found.append(prefix + file)
     return sorted(found)
 
 
@@ -83,20 +88,23 @@ def read_folders(folder: Path, names: Names) -> Tree:
     for part, path in parts.items():
         for label, name in enumerate(classes):
             if (path / name).is_dir():
-                lists[part] += _data(path / name, folder, label, 0, _clean(name, names))
+                lists[part] += class_data(path / name, folder, label, 0, _clean(name, names))
     return Tree(lists, [], [])
 
 
-def read_domains(folder: Path, names: Names) -> Tree:
+def read_domains(folder: Path, names: Names, only: Sequence[str] = ()) -> Tree:
     """Read ``<domain>/<class>/file`` or ``<domain>/{train,val,test}/<class>/file``.
 
     Domain and class names come from the tree. Classes are the union over domains, sorted.
 
+    Args:
+        only: the domains to read, in this order; other folders are left aside.
+
     Raises:
         DataError: no domains, no classes, or domains of both kinds.
     """
-    domains = subfolders(folder)
-    parts = [name for name in domains if name.lower() in _PART_NAMES]
+    domains = list(only) or subfolders(folder)
+    parts = [name for name in domains if name.lower() in PART_NAMES]
     if parts:
         raise DataError(
             f"{folder} holds '{parts[0]}', a part and no domain; expected <domain>/<class>/<image> "
@@ -127,7 +135,8 @@ def _read_cut_domains(folder: Path, cut: dict[str, dict[str, Path]], names: Name
         for part, path in parts.items():
             for label, name in enumerate(classes):
                 if (path / name).is_dir():
-                    lists[part] += _data(path / name, folder, label, number, _clean(name, names))
+                    named = _clean(name, names)
+                    lists[part] += class_data(path / name, folder, label, number, named)
     return Tree(lists, list(cut), _lacking(lists, list(cut), classes))
 
 
@@ -136,19 +145,21 @@ def _read_uncut(folder: Path, groups: dict[str, Path], names: Names, classes: li
     for number, (domain, path) in enumerate(groups.items()):
         for label, name in enumerate(classes):
             if (path / name).is_dir():
-                mine = _data(path / name, folder, label, number, _clean(name, names))
-                for part, items in zip(PARTS, _cut(mine, domain, name), strict=True):
+                mine = class_data(path / name, folder, label, number, _clean(name, names))
+                for part, items in zip(PARTS, cut_class(mine, domain, name), strict=True):
                     lists[part] += items
     domain_names = [d for d in groups if d]
-    notes = [
-        f"{folder.name}: the tree has no train and test folders, so each class was cut 50/20/30 "
-        "into train, val and test by this project: not a published split"
-    ]
+    notes = [f"{folder.name}: the tree has no train and test folders, so {OWN_CUT}"]
     return Tree(lists, domain_names, notes + _lacking(lists, domain_names, classes))
 
 
-def _cut(items: list[Datum], domain: str, name: str) -> list[list[Datum]]:
-    """Cut one class 50/20/30; test keeps one image and train one wherever there are two."""
+def cut_class(items: list[Datum], domain: str, name: str) -> list[list[Datum]]:
+    """Cut one class 50/20/30; test keeps one image and train one wherever there are two.
+
+    Args:
+        items: the images of one class and domain, in an order that the machine does not choose.
+        domain, name: of the domain and the class; they alone choose the stream.
+    """
     order = numpy_stream(_SPLIT_SEED, "tree-split", domain, name).permutation(len(items))
     a, b = (int(share * len(items)) for share in _SHARES)
     a, b = max(a, 1), max(b, 1)
@@ -159,7 +170,7 @@ def _cut(items: list[Datum], domain: str, name: str) -> list[list[Datum]]:
 
 def _part_folders(folder: Path) -> dict[str, Path]:
     found = {
-        _PART_NAMES[n.lower()]: folder / n for n in subfolders(folder) if n.lower() in _PART_NAMES
+        PART_NAMES[n.lower()]: folder / n for n in subfolders(folder) if n.lower() in PART_NAMES
     }
     if found and not {"train", "test"} <= set(found):
         lacks = "test" if "train" in found else "train"
@@ -167,7 +178,12 @@ def _part_folders(folder: Path) -> dict[str, Path]:
     return {part: found[part] for part in PARTS if part in found}
 
 
-def _data(folder: Path, root: Path, label: int, domain: int, classname: str) -> list[Datum]:
+def class_data(folder: Path, root: Path, label: int, domain: int, classname: str) -> list[Datum]:
+    """Return the images below a class folder, sorted; keys are relative to ``root``.
+
+    Raises:
+        DataError: there is none.
+    """
     files = image_files(folder)
     if not files:
         raise DataError(
@@ -175,7 +191,10 @@ def _data(folder: Path, root: Path, label: int, domain: int, classname: str) -> 
             "fill it or remove it"
         )
     base = folder.relative_to(root).as_posix()
-    return [Datum(str(folder / file), label, domain, classname, f"{base}/{file}") for file in files]
+    place = str(folder)
+    return [
+        Datum(f"{place}/{file}", label, domain, classname, f"{base}/{file}") for file in files
+    ]
 
 
 def _refuse_parts_below(folder: Path, classes: Sequence[str]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedvlm.data.datum import PARTS, Datum
 from fedvlm.data.locate import check_relative
+from fedvlm.data.readers import Tree
 from fedvlm.errors import DataError, did_you_mean
 
 
@@ -24,6 +25,11 @@ class Split:
     val: list[Datum]
     test: list[Datum]
     domain_names: list[str]
+
+    def tree(self) -> Tree:
+        """Return the lists as every reader gives them."""
+        parts = {"train": self.train, "val": self.val, "test": self.test}
+        return Tree(parts, self.domain_names, [])
 
 
 def read_json(path: Path) -> Any:
@@ -74,6 +80,11 @@ def read_split(path: Path, image_dir: Path) -> Split:
     return Split(lists["train"], lists["val"], lists["test"], list(domains))
 
 
+def image_key(relative: str) -> str:
+    """Return a path as it is compared: ``./a.jpg`` and ``a.jpg`` are one image."""
+    return "/".join(p for p in relative.replace("\\", "/").split("/") if p not in ("", "."))
+
+
 def _datum(row: Any, where: str, image_dir: Path, domains: dict[str, int]) -> Datum:
     if not isinstance(row, list) or len(row) not in (3, 4):
         raise DataError(f"{where}: a row is [path, label, class name], not {_short(row)}")
@@ -88,8 +99,7 @@ def _datum(row: Any, where: str, image_dir: Path, domains: dict[str, int]) -> Da
     domain = row[3] if len(row) == 4 else ""
     if not isinstance(domain, str) or (len(row) == 4 and not domain):
         raise DataError(f"{where}: the domain must be a name, not {_short(domain)}")
-    # Keys are compared as text, so "./a.jpg" and "a.jpg" must not be two images.
-    key = "/".join(p for p in relative.replace("\\", "/").split("/") if p not in ("", "."))
+    key = image_key(relative)
     number = domains.setdefault(domain, len(domains)) if domain or domains else 0
     return Datum(str(image_dir / key), label, number, classname, key)
 

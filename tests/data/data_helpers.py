@@ -49,9 +49,11 @@ def config(root: Path | str, cache: Path, **keys: Any) -> CfgNode:
     cfg.FED = CfgNode(
         {
             "CLIENTS": 2, "PARTITION": "disjoint", "BETA": 0.5, "MIN_SIZE": 1,
-            "REPEAT_RATE": 0.0, "INDEX_FILE": "", "LEGACY": False,
+            "REPEAT_RATE": 0.0, "INDEX_FILE": "", "LEGACY": False, "BETA_FINE": 10.0,
+            "CLASSES_PER_CLIENT": 2, "HELD_OUT_DOMAIN": "",
         }
     )  # fmt: skip
+    cfg.TEST = CfgNode({"TARGETS": ()})
     for key, value in keys.items():
         *path, last = key.split("__")
         node = cfg
