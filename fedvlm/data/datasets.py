@@ -52,7 +52,7 @@ def load_dataset(cfg: CfgNode) -> DatasetBase:
             f"(known: {', '.join(known)}; own data: set DATASET.DIR and DATASET.FORMAT, "
             "see configs/datasets/custom_folders.yaml)"
         )
-    return _read_own(cfg)
+    return _dataset(name, read_as_told(cfg, find_root(cfg.DATASET.ROOT)))
 
 
 def load_for_training(cfg: CfgNode) -> DatasetBase:
@@ -91,15 +91,19 @@ def templates(cfg: CfgNode) -> list[str]:
 
 def _read_known(facts: Facts, cfg: CfgNode) -> DatasetBase:
     root = find_root(_builtin_root(facts, cfg) if facts.builtin else cfg.DATASET.ROOT)
-    if _is_told(facts, cfg):
-        data = _read_as_told(facts, cfg, root)
+    if is_told(facts, cfg):
+        data = _dataset(facts.name, read_as_told(cfg, root))
     else:
-        # A config that repeats the set's own folder does not shut out its other folders.
-        folder = "" if facts.folder == cfg.DATASET.DIR else cfg.DATASET.DIR
+        folder = folder_of(facts, cfg)
         more = prepared_layouts(facts, root, folder, cfg)
         data = _dataset(facts.name, read_known(facts, root, folder, more, _HINT))
     data.notes += _differences(facts, data)
     return data
+
+
+def folder_of(facts: Facts, cfg: CfgNode) -> str:
+    """Return DATASET.DIR; empty where it repeats the set's own, which shuts no other folder out."""
+    return "" if facts.folder == cfg.DATASET.DIR else str(cfg.DATASET.DIR)
 
 
 def _differences(facts: Facts, data: DatasetBase) -> list[str]:
@@ -110,7 +114,7 @@ def _differences(facts: Facts, data: DatasetBase) -> list[str]:
     return compare(facts, data.num_classes, sizes, base, number)
 
 
-def _is_told(facts: Facts, cfg: CfgNode) -> bool:
+def is_told(facts: Facts, cfg: CfgNode) -> bool:
     """Return whether the config asks for another layout than the facts table names."""
     node = cfg.DATASET
     asked = (fold(node.FORMAT), node.IMAGE_DIR, node.SPLIT_FILE)
@@ -118,23 +122,26 @@ def _is_told(facts: Facts, cfg: CfgNode) -> bool:
     return any(value not in ("", mine) for value, mine in zip(asked, own, strict=True))
 
 
-def _read_as_told(facts: Facts, cfg: CfgNode, root: Path) -> DatasetBase:
-    """Read a known set in the layout that the config spells out, not in one of its own."""
-    node = cfg.DATASET
-    what = f"the folder of {facts.name} (DATASET.DIR)"
+def read_as_told(cfg: CfgNode, root: Path) -> Tree:
+    """Read a set, known or not, in the layout that the config spells out.
+
+    Raises:
+        ConfigError: the config does not say how it is laid out.
+        DataError: something is missing on disk or inconsistent.
+    """
+    node, facts = cfg.DATASET, facts_for(cfg.DATASET.NAME)
+    name = facts.name if facts else node.NAME
+    what = f"the folder of {name} (DATASET.DIR)"
+    if facts is None:
+        folder = find(root, node.DIR, what)
+        form = _format(cfg, _form_of(node.SPLIT_FILE))
+        return _read(name, folder, form, node.IMAGE_DIR, node.SPLIT_FILE, Names({}), "")
     folder = find(root, node.DIR or facts.folder, what, source=facts.source)
     form = _format(cfg, _form_of(node.SPLIT_FILE) if node.SPLIT_FILE else facts.form)
     split_file = node.SPLIT_FILE or (facts.split_file if form == "coop" else "")
     names = Names(facts.renames, facts.drop)
     image_dir = node.IMAGE_DIR or facts.image_dir
-    return _read(facts.name, folder, form, image_dir, split_file, names, facts.source)
-
-
-def _read_own(cfg: CfgNode) -> DatasetBase:
-    node = cfg.DATASET
-    folder = find(find_root(node.ROOT), node.DIR, f"the folder of {node.NAME} (DATASET.DIR)")
-    form = _format(cfg, _form_of(node.SPLIT_FILE))
-    return _read(node.NAME, folder, form, node.IMAGE_DIR, node.SPLIT_FILE, Names({}), "")
+    return _read(name, folder, form, image_dir, split_file, names, facts.source)
 
 
 def _form_of(split_file: str) -> str:
@@ -184,19 +191,19 @@ def _read(
     split_file: str,
     names: Names,
     source: str,
-) -> DatasetBase:
+) -> Tree:
     if form in ("coop", "csv"):
         return _read_split(name, folder, form, image_dir, split_file, source)
     if form == "cifar":
-        return _dataset(name, read_cifar(folder))
+        return read_cifar(folder)
     images = find(folder, image_dir, f"the image folder of {name} (DATASET.IMAGE_DIR)")
     reader = read_domains if form == "domains" else read_folders
-    return _dataset(name, reader(images, names))
+    return reader(images, names)
 
 
 def _read_split(
     name: str, folder: Path, form: str, image_dir: str, split_file: str, source: str
-) -> DatasetBase:
+) -> Tree:
     if not split_file:
         raise ConfigError(f"{name}: DATASET.FORMAT {form} needs DATASET.SPLIT_FILE")
     if not (folder / split_file).is_file():
@@ -211,11 +218,11 @@ def _read_split(
     what = f"the image folder of {name} (DATASET.IMAGE_DIR)"
     images = find(folder, image_dir, what, source=source)
     if form == "csv":
-        return _dataset(name, read_csv(path, images))
-    data = _dataset(name, read_split(path, images).tree())
+        return read_csv(path, images)
+    tree = read_split(path, images).tree()
     if path.name == prepared_name(name):
-        data.notes.append(f"{name}: not the published split ({path.name})")
-    return data
+        tree.notes.append(f"{name}: not the published split ({path.name})")
+    return tree
 
 
 def _dataset(name: str, tree: Tree) -> DatasetBase:

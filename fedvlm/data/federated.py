@@ -13,7 +13,7 @@ from yacs.config import CfgNode
 
 from fedvlm.data.cachedir import records_dir
 from fedvlm.data.datasets import load_for_training, templates
-from fedvlm.data.datum import PARTS, DatasetBase, Datum, IntArray, domains_of, labels_of
+from fedvlm.data.datum import PARTS, Datum, IntArray, domains_of, labels_of
 from fedvlm.data.draw import Drawn, Setting, spec_of
 from fedvlm.data.fewshot import short_classes
 from fedvlm.data.fewshot_file import given_shots
@@ -141,7 +141,7 @@ def build_federation(cfg: CfgNode, progress: Progress | None = None) -> Federate
         check_fits(spec, setting.pool, setting.data.num_classes)
     given = given_shots(cfg, setting.data, setting.full, setting.spec)
     targets = load_targets(cfg, setting.data.name)
-    folder = _common_folder(setting.data)
+    folder = common_folder(setting.data.all())
     records = ImageRecords.of_folder(folder, records_dir(cfg)) if folder else ImageRecords(None)
     records.progress = progress
     new_half = cfg.DATASET.TEST_NEW and setting.spec.half == "base"
@@ -169,14 +169,8 @@ def _assemble(
     new_map = setting.new_map if len(drawn.new_test) else {}
     new_test = _shift(drawn.new_test, drawn.new_test, len(samples))
     samples += [_relabelled(data.test[i], new_map) for i in drawn.new_test]
-    unseen = _shift(drawn.unseen, drawn.unseen, len(samples))
-    others = held_out_domain(
-        data.domain_names, setting.held_out, setting.classnames, prompts, unseen
-    )
-    samples += [_relabelled(data.test[i], setting.map) for i in drawn.unseen]
-    found, target_notes = target_tests(targets, len(samples), drawn.records, drawn.policy)
-    others += [other for other, _ in found]
-    samples += [datum for _, images in found for datum in images]
+    others, more, target_notes = _others(setting, drawn, prompts, targets, len(samples))
+    samples += more
     domains = domains_of(samples)
     clients = [
         ClientSplit(a, b, c, _one_domain(domains[a], data.domain_names))
@@ -207,6 +201,23 @@ def _assemble(
     )
 
 
+def _others(
+    setting: Setting, drawn: Drawn, prompts: list[str], targets: Sequence[Target], start: int
+) -> tuple[list[OtherTest], list[Datum], list[str]]:
+    """Return the test sets beside the run's own, their images (from index ``start``), and notes."""
+    data = setting.data
+    unseen = _shift(drawn.unseen, drawn.unseen, start)
+    others = held_out_domain(
+        data.domain_names, setting.held_out, setting.classnames, prompts, unseen
+    )
+    samples = [_relabelled(data.test[i], setting.map) for i in drawn.unseen]
+    found, notes = target_tests(targets, start + len(samples), drawn.records, drawn.policy)
+    for other, images in found:
+        others.append(other)
+        samples += images
+    return others, samples, notes
+
+
 def _shift(positions: IntArray, used: IntArray, start: int) -> IntArray:
     """Translate positions into a list to indices into the samples that hold ``used`` of it."""
     indices = (np.searchsorted(used, positions) + start).astype(np.int64)
@@ -232,8 +243,9 @@ def _refuse_empty(clients: Sequence[ClientSplit]) -> None:
         )
 
 
-def _common_folder(data: DatasetBase) -> Path | None:
-    folders = {os.path.dirname(d.impath) for d in data.all() if d.array is None}
+def common_folder(samples: Sequence[Datum]) -> Path | None:
+    """Return the folder that holds all image files; None where there are none."""
+    folders = {os.path.dirname(d.impath) for d in samples if d.array is None}
     return Path(os.path.commonpath(folders)) if folders else None
 
 

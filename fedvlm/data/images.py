@@ -7,9 +7,12 @@ nothing else, so features of views can be cached exactly.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
+import time
 from collections.abc import Sequence
+from threading import Lock
 from typing import Protocol
 
 import numpy as np
@@ -75,21 +78,26 @@ class ImageLoader:
         self.samples, self.spec, self.views, self.data_seed = samples, spec, views, data_seed
         self.crop_scale = (float(crop_scale[0]), float(crop_scale[1]))
         self.records = records if records is not None else ImageRecords(None)
+        self.reading = 0.0  # seconds of file access of ``load``, summed over threads
+        self._lock = Lock()
 
     def __len__(self) -> int:
         return len(self.samples)
 
-    def load(self, i: int, view: int | None = None) -> Tensor:
+    def load(self, i: int, view: int | None = None, *, key: str = "") -> Tensor:
         """Return image ``i`` as float32 ``[3, S, S]``, normalised.
 
         Args:
             view: None for the deterministic test view; a training view from 0 to views - 1
                 (also the test view where ``views`` is 1).
+            key: the content key that the result is to be kept under; the bytes read now are
+                checked against it.
 
         Raises:
-            DataError: the image cannot be decoded (it was readable when the run began).
+            DataError: the image cannot be decoded (it was readable when the run began), or is no
+                longer the one that ``key`` stands for.
         """
-        image = self._decode(i)
+        image = self._decode(i, key)
         if view is None or self.views == 1:
             image = resize_for_test(image, self.spec)
         else:
@@ -125,14 +133,24 @@ class ImageLoader:
         scale = f"{self.crop_scale[0]!r}-{self.crop_scale[1]!r}"
         return f"crop-flip:{base}:{scale}:seed{self.data_seed}:view{view}"
 
-    def _decode(self, i: int) -> Image.Image:
+    def _decode(self, i: int, key: str = "") -> Image.Image:
         sample = self.samples[i]
         if sample.array is not None:
             return Image.fromarray(sample.array)
+        began = time.perf_counter()
         try:
-            return decode(sample.path.read_bytes())
+            raw = sample.path.read_bytes()
+            changed = bool(key) and hashlib.sha256(raw).hexdigest() != key
+            with self._lock:
+                self.reading += time.perf_counter() - began
+            if not changed:
+                return decode(raw)
         except Exception as error:  # Pillow raises many kinds on broken files
             raise DataError(f"cannot read the image {sample.impath}: {error}") from error
+        raise DataError(
+            f"the image {sample.impath} has changed since this command began; leave the images "
+            "alone while it works, and start it again (what is encoded so far is kept)"
+        )
 
 
 def decode(raw: bytes) -> Image.Image:

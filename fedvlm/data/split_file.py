@@ -42,16 +42,18 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, a number too long
         raise DataError(f"{path} is not a JSON file: {error}") from error
 
 
-def read_split(path: Path, image_dir: Path) -> Split:
+def read_split(path: Path, image_dir: Path, faults: list[str] | None = None) -> Split:
     """Read a split file.
 
     Args:
         path: the JSON file.
         image_dir: what its paths are relative to; it need not exist.
+        faults: takes a sentence for each wrong row, which is then left out (the doctor's way);
+            None ends the reading at the first.
 
     Raises:
         DataError: wrong schema, a path that is absolute or holds ``..``, a label that is not a
@@ -74,10 +76,24 @@ def read_split(path: Path, image_dir: Path) -> Split:
         if not isinstance(rows, list):
             raise DataError(f"{path}: '{part}' must be a list of [path, label, class name]")
         where = f"{path}: {part}"
-        lists[part] = [_datum(r, f"{where}[{i}]", image_dir, domains) for i, r in enumerate(rows)]
+        lists[part] = _data(rows, where, image_dir, domains, faults)
     if domains and "" in domains:
         raise DataError(f"{path}: some rows name a domain and some do not; name it in all or none")
     return Split(lists["train"], lists["val"], lists["test"], list(domains))
+
+
+def _data(
+    rows: list[Any], where: str, image_dir: Path, domains: dict[str, int], faults: list[str] | None
+) -> list[Datum]:
+    found = []
+    for i, row in enumerate(rows):
+        try:
+            found.append(_datum(row, f"{where}[{i}]", image_dir, domains))
+        except DataError as error:
+            if faults is None:
+                raise
+            faults.append(str(error))
+    return found
 
 
 def image_key(relative: str) -> str:

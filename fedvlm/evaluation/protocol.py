@@ -6,6 +6,9 @@ What the numbers mean:
   ``personal_micro`` pools the samples. ``global``: the shared model on the whole test set.
 * ``base_all``: the personal models on the test set of all base classes; ``base_other``: the same on
   images of classes the client had no training image of; ``new``: the same models on unseen classes.
+* ``unseen``: the global model on the domain that no client holds; ``unseen_personal``: the personal
+  models on it. ``target.<NAME>``: the global model on another data set's test images, with that
+  set's class names; ``targets``: their mean.
 * After the last round ``personal`` (and ``base_*``, ``new``) is after the final fine-tuning of a
   method or run that has one; ``personal_before_ft`` is the same mean before it.
 * Logits range over all classes of the setting. Nothing is chosen on test; view 0 only.
@@ -18,11 +21,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedvlm.errors import ConfigError, FedvlmError
-from fedvlm.evaluation import metrics, scores
+from fedvlm.evaluation import metrics, others, scores
 from fedvlm.evaluation.predict import Batches, Predicted, Predictor, Source
 
 Tree = Mapping[str, Tensor]
@@ -71,7 +75,7 @@ class Evaluator:
     Args:
         model: sees images and prompts; ``with_classes`` gives it other classes.
         trainer: ``predictor(model, params) -> (x -> logits [K, B, C])``. A method that is bound to
-            its training classes says ``open_vocabulary = False`` and gets no ``new``.
+            its training classes says ``open_vocabulary = False``: no ``new``, no targets.
         source: test samples, ``fetch(indices, view=0)``.
         federated: clients, test sets, labels.
         every: rounds between evaluations; 0 for start and last round only.
@@ -85,9 +89,10 @@ class Evaluator:
         results: every result so far, in order; plain JSON values.
         logits: with ``keep_logits``, after the last round: ``global`` ``[n, C]``,
             ``personal|<client>`` ``[n_k, C]``, and predicted labels (int64) under
-            ``labels|base_all|<client>``, ``labels|new|<client>``; true labels under
-            ``true|global``, ``true|personal|<client>``, ``true|new``. Samples in the order of the
-            partition's index arrays.
+            ``labels|base_all|<client>``, ``labels|new|<client>``, ``labels|unseen|<client>``; true
+            labels under ``true|global``, ``true|personal|<client>``, ``true|new``. The global
+            model's logits on other test sets are ``unseen`` and ``target.<NAME>``, true labels
+            ``true|unseen``, ... Samples in the order of the partition's index arrays.
     """
 
     def __init__(
@@ -102,7 +107,9 @@ class Evaluator:
             )
         self.model, self.trainer, self.data = model, trainer, federated
         self.every, self.keep_logits, self.on_result = every, keep_logits, on_result
-        self.with_new = scores.has_new(federated) and getattr(trainer, "open_vocabulary", True)
+        self.open = bool(getattr(trainer, "open_vocabulary", True))
+        self.with_new = scores.has_new(federated) and self.open
+        self.unseen = others.unseen_of(federated)
         self.cross = scores.has_new(federated) if cross is None else cross
         self.results: list[dict[str, Any]] = []
         self.logits: dict[str, Tensor] = {}
@@ -136,7 +143,9 @@ class Evaluator:
             ``round``, ``personal`` with ``_std``, ``_worst``, ``_worst_decile``, ``_micro``,
             ``_macro_f1``, ``global``, ``global_macro_f1``, ``clients`` (a line each, see
             ``scores.own_row``), ``notes``; at start and last round with unseen classes also
-            ``base_all``, ``base_other``, ``new``, ``hm2``, ``hm3``, ``cm``. Percent; None where a
+            ``base_all``, ``base_other``, ``new``, ``hm2``, ``hm3``, ``cm``. With a domain left out
+            ``unseen``, and at start and last round ``unseen_personal``; with other data sets, at
+            start and last round, ``target.<NAME>`` and ``targets``. Percent; None where a
             number has no samples, absent where it was not asked for. After a final fine-tuning
             also ``personal_before_ft``, and ``accuracy_before_ft`` in the clients' lines.
 
@@ -146,21 +155,34 @@ class Evaluator:
         ends = event.round in (0, event.total_rounds)
         keep = self.keep_logits and event.round == event.total_rounds
         self.logits = {} if keep else self.logits
-        rows = self._personal(event, ends and self.cross, keep)
-        shared = self._batches.shared(
-            self._predictor(self.model, event.shared()), self.data.global_test, 1, keep
-        )[0]
-        if keep:
-            self._keep("global", self.data.global_test, shared)
+        rows = self._personal(event, ends, keep)
         result = {"round": event.round} | scores.personal_scores(rows)
-        result |= scores.global_scores(self.data, shared)
+        result |= self._global(event.shared(), ends, keep)
         result |= scores.cross_scores(rows, result["personal"])
         if isinstance(event, FinetunedLike) and event.finetuned:
             result["personal_before_ft"] = self._before(event, rows)
         notes = scores.left_out(rows)
-        if ends and self.cross and scores.has_new(self.data) and not self.with_new:
+        if ends and self.cross and scores.has_new(self.data) and not self.open:
             notes.append("the method is bound to its training classes: no number for new ones")
+        if ends and others.has_targets(self.data) and not self.open:
+            notes.append("the method is bound to its training classes: no number for TEST.TARGETS")
         return result | {"clients": rows, "notes": notes}
+
+    def _global(self, params: Tree, ends: bool, keep: bool) -> dict[str, Any]:
+        """Return the shared model's numbers on the whole test set and on other ones."""
+        predict = self._predictor(self.model, params)
+        shared = self._batches.shared(predict, self.data.global_test, 1, keep)[0]
+        beside = others.predictions(
+            self.data, self._batches, self.model, lambda model: self._predictor(model, params),
+            predict, targets=ends and self.open, keep_logits=keep,
+        )
+        if keep:
+            self._keep("global", self.data.global_test, shared)
+            for other in self.data.others:
+                if others.key_of(other) in beside:
+                    name = others.key_of(other)
+                    self._keep(name, other.indices, beside[name])
+        return scores.global_scores(self.data, shared) | others.other_scores(self.data, beside)
 
     def _before(self, event: FinetunedLike, rows: Sequence[dict[str, Any]]) -> float | None:
         """Add the accuracies before the final fine-tuning to the lines; return their mean."""
@@ -173,7 +195,7 @@ class Evaluator:
         return metrics.mean(row["accuracy_before_ft"] for row in rows)
 
     def _personal(
-        self, event: RoundFinishedLike, cross: bool, keep: bool
+        self, event: RoundFinishedLike, ends: bool, keep: bool
     ) -> list[dict[str, Any]]:
         """Return one line per client, by ascending id; each personal model is built once."""
         rows: dict[int, dict[str, Any]] = {}
@@ -187,8 +209,10 @@ class Evaluator:
                 rows[c] = scores.own_row(c, self.data.labels[test], found)
                 if keep:
                     self._keep(f"personal|{c}", test, found)
-            if cross:
+            if ends and self.cross:
                 self._cross(rows, chunk, predict, params, keep)
+            if ends and self.unseen is not None:
+                self._unseen(rows, chunk, predict, self.unseen.indices, keep)
         missing = [c for c in everyone if c not in rows]
         if missing:
             raise FedvlmError(f"round {event.round}: no personal model came for clients {missing}")
@@ -213,6 +237,17 @@ class Evaluator:
                 if new:
                     self.logits[f"labels|new|{c}"] = torch.from_numpy(new[i].labels)
                     self.logits["true|new"] = torch.from_numpy(self.data.labels[self.data.new_test])
+
+    def _unseen(
+        self, rows: dict[int, dict[str, Any]], chunk: Sequence[int], predict: Predictor,
+        indices: np.ndarray, keep: bool,
+    ) -> None:
+        """Add a chunk's accuracies on the domain that no client holds to their lines."""
+        found = self._batches.shared(predict, indices, len(chunk))
+        for c, one in zip(chunk, found, strict=True):
+            rows[c][others.UNSEEN] = metrics.accuracy(self.data.labels[indices], one.labels)
+            if keep:
+                self.logits[f"labels|unseen|{c}"] = torch.from_numpy(one.labels)
 
     def _predictor(self, model: Any, params: Tree) -> Predictor:
         with torch.no_grad():  # text features: once per client and evaluation

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedvlm.evaluation import scores
+from fedvlm.evaluation import others, scores
 from fedvlm.evaluation.predict import Batches, Predicted, Predictor, Source
 
 
@@ -20,7 +20,8 @@ def zero_shot(
     """Return the numbers of the model as it comes, named as in ``Evaluator.evaluate``.
 
     One model for all clients: ``personal`` is it on each client's test split, ``base_all`` and
-    ``new`` are the same for everyone. Each test image is encoded once.
+    ``new`` are the same for everyone, and so is ``unseen``. A target's images have its own template
+    prompt. Each test image is encoded once.
 
     Args:
         model: ``anchor("template", 0)`` ``[C, d]`` is the classifier.
@@ -44,8 +45,14 @@ def zero_shot(
             new = scores.new_row(federated, batches.shared(unseen, federated.new_test, 1)[0])
         for c, row in enumerate(rows):
             row |= scores.base_row(federated, c, base) | new
+    beside = others.other_scores(federated, others.predictions(
+        federated, batches, model, template_predictor, predict, targets=True
+    ))
+    if others.UNSEEN in beside:
+        for row in rows:
+            row[others.UNSEEN] = beside[others.UNSEEN]
     result = {"round": None} | scores.personal_scores(rows)
-    result |= scores.global_scores(federated, base)
+    result |= scores.global_scores(federated, base) | beside
     result |= scores.cross_scores(rows, result["personal"])
     return result | {"clients": rows, "notes": scores.left_out(rows)}
 

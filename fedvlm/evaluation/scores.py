@@ -27,6 +27,35 @@ class ClientData(Protocol):
         ...
 
 
+class OtherTest(Protocol):
+    """One more test set (``data.others.OtherTest``)."""
+
+    @property
+    def name(self) -> str:
+        """Of the domain or data set."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """``domain``: the run's classes; ``dataset``: its own."""
+        ...
+
+    @property
+    def classnames(self) -> Sequence[str]:
+        """By label."""
+        ...
+
+    @property
+    def templates(self) -> Sequence[str]:
+        """Prompt templates."""
+        ...
+
+    @property
+    def indices(self) -> np.ndarray:
+        """Its test images."""
+        ...
+
+
 class Federated(Protocol):
     """What is read of the federated data set (``data.federated.FederatedData``)."""
 
@@ -53,6 +82,11 @@ class Federated(Protocol):
     @property
     def new_classnames(self) -> Sequence[str]:
         """Unseen classes, by their label."""
+        ...
+
+    @property
+    def others(self) -> Sequence[OtherTest]:
+        """More test sets: a domain that no client holds, other data sets."""
         ...
 
 
@@ -123,7 +157,8 @@ def personal_scores(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def cross_scores(rows: Sequence[dict[str, Any]], personal: float | None) -> dict[str, Any]:
     """Return means over clients of ``base_all``, ``base_other`` and, where there is one, ``new``.
 
-    With ``new`` come ``hm2`` (base_all, new), ``hm3`` (personal, base_all, new) and ``cm``.
+    With ``new`` come ``hm2`` (base_all, new), ``hm3`` (personal, base_all, new) and ``cm``. Where
+    the lines have ``unseen``, its mean is ``unseen_personal``.
     """
     found: dict[str, Any] = {
         name: metrics.mean(row[name] for row in rows)
@@ -133,6 +168,8 @@ def cross_scores(rows: Sequence[dict[str, Any]], personal: float | None) -> dict
         found["hm2"] = metrics.hm2(found["base_all"], found["new"])
         found["hm3"] = metrics.hm3(personal, found["base_all"], found["new"])
         found["cm"] = metrics.cm(personal, found["hm2"])
+    if rows and "unseen" in rows[0]:
+        found["unseen_personal"] = metrics.mean(row["unseen"] for row in rows)
     return found
 
 

@@ -18,6 +18,7 @@ from fedvlm.models.text_path import ClassPrompts, TextPath
 from fedvlm.models.vision_tower import PREFIX, VisionTower, pick_stream
 
 ANCHORS = ("literal", "template")
+Family = tuple[tuple[str, ...], tuple[str, ...]]  # class names, templates
 
 
 class VLModel:
@@ -68,7 +69,7 @@ class VLModel:
         self._anchors: dict[tuple[str, int], Tensor] = {}
         self._vision: VisionTower | None = None
         self._texts: TextTower | None = None
-        self._family: dict[tuple[str, ...], VLModel] = {self.classnames: self}
+        self._family: dict[Family, VLModel] = {(self.classnames, self.templates): self}
 
     def image(self, x: dict[str, Tensor]) -> Tensor:
         """Image features [K, B, embed_dim], not normalised, without gradient.
@@ -195,14 +196,20 @@ class VLModel:
         """Logits [K, B, C] = scale * normalise(z [K, B, d]) . t [K, C, d] (``t`` normalised)."""
         return self.scale * F.normalize(z, dim=-1) @ t.transpose(-1, -2)
 
-    def with_classes(self, names: Sequence[str]) -> VLModel:
-        """Return the model of another class list over the same towers and counters (cached)."""
-        key = tuple(names)
+    def with_classes(
+        self, names: Sequence[str], templates: Sequence[str] | None = None
+    ) -> VLModel:
+        """Return the model of another class list over the same towers and counters (cached).
+
+        Args:
+            templates: of those classes; None keeps this model's.
+        """
+        key = (tuple(names), tuple(self.templates if templates is None else templates))
         if key not in self._family:
             other = VLModel(
                 self.backbone,
-                key,
-                templates=self.templates,
+                key[0],
+                templates=key[1],
                 packed=self.packed,
                 image_chunk=self.image_chunk,
                 bf16_text=self.bf16_text,

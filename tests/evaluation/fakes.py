@@ -37,11 +37,13 @@ class FakeModel:
 
     device = "cpu"
 
-    def __init__(self, classnames: Sequence[str]) -> None:
-        self.classnames = tuple(classnames)
+    def __init__(self, classnames: Sequence[str], templates: Sequence[str] = ("{}",)) -> None:
+        self.classnames, self.templates = tuple(classnames), tuple(templates)
 
-    def with_classes(self, names: Sequence[str]) -> FakeModel:
-        return FakeModel(names)
+    def with_classes(
+        self, names: Sequence[str], templates: Sequence[str] | None = None
+    ) -> FakeModel:
+        return FakeModel(names, self.templates if templates is None else templates)
 
     def image(self, x: Mapping[str, Tensor]) -> Tensor:
         return x["features"]
@@ -108,10 +110,20 @@ def frozen(values: Sequence[int]) -> np.ndarray:
 def federated(
     labels: Sequence[int], clients: Sequence[tuple[Sequence[int], Sequence[int]]],
     test: Sequence[int], new: Sequence[int] = (), new_classnames: Sequence[str] = (),
+    others: Sequence[Any] = (),
 ) -> Any:
     """Return a data object; ``clients`` are (train indices, test indices)."""
     splits = [SimpleNamespace(train=frozen(a), val=frozen([]), test=frozen(b)) for a, b in clients]
     return SimpleNamespace(
         labels=frozen(labels), clients=splits, global_test=frozen(test), new_test=frozen(new),
         new_classnames=list(new_classnames), classnames=["a", "b", "c", "d"],
+        others=list(others),
+    )
+
+
+def other(name: str, kind: str, indices: Sequence[int], classnames: Sequence[str]) -> Any:
+    """Return one more test set."""
+    return SimpleNamespace(
+        name=name, kind=kind, classnames=list(classnames), templates=[f"{name} {{}}"],
+        indices=frozen(indices),
     )
