@@ -1,0 +1,96 @@
+"""Similarity of uploads: closed forms, what is left out, and what a run records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fedvlm import cli_similarity
+from fedvlm.federation.aggregate import Update
+from fedvlm.federation.trainer import Trainer
+from tests import jobs
+
+
+def event(updates: list[Update], round_: int = 1, total: int = 5) -> Any:
+    trainer = SimpleNamespace(down=lambda server, client: Trainer.down(None, server, client))
+    return SimpleNamespace(
+        round=round_, total_rounds=total, updates=updates,
+        federation=SimpleNamespace(trainer=trainer),
+    )
+
+
+def update(client: int, *values: float, **more: list[float]) -> Update:
+    tensors = {"a": list(values)} | more
+    return Update(client, {n: torch.tensor(v) for n, v in tensors.items()}, 1.0)
+
+
+def test_closed_form() -> None:
+    before = {"w": {"a": torch.tensor([1.0, 0.0])}}
+    updates = [update(3, 1.0, -2.0), update(1, 1.0, 1.0)]
+    found = cli_similarity.similarity(event(updates), before)
+    assert found is not None and found["clients"] == [1, 3]
+    assert found["update"] == [[1.0, -1.0], [-1.0, 1.0]]  # (0, 1) and (0, -2)
+    between = round(-1 / 10**0.5, 6)  # (1, 1) and (1, -2)
+    assert found["tensors"] == {"a": [[1.0, between], [between, 1.0]]}
+    assert found["to_global"] == {"a": [round(2**-0.5, 6), round(5**-0.5, 6)]}
+
+
+def test_the_update_is_one_vector_over_all_tensors() -> None:
+    before = {"w": {"a": torch.zeros(2), "b": torch.zeros(1)}}
+    updates = [update(0, 1.0, 0.0, b=[1.0]), update(1, 1.0, 0.0, b=[-1.0])]
+    found = cli_similarity.similarity(event(updates), before)
+    assert found is not None and found["update"][0][1] == 0.0
+    assert found["tensors"]["b"][0][1] == -1.0
+    assert found["to_global"]["a"] == [0.0, 0.0]  # a zero vector has cosine 0
+
+
+def test_a_method_that_shares_nothing_has_none() -> None:
+    assert cli_similarity.similarity(event([Update(0, {}, 1.0)]), {"w": {}}) is None
+
+
+def test_first_and_last_round_only() -> None:
+    one = [update(0, 1.0)]
+    wanted = [r for r in range(6) if cli_similarity.wanted(event(one if r else [], r))]
+    assert wanted == [1, 5]
+
+
+def test_a_line_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli_similarity, "MOST_CLIENTS", 3)
+    monkeypatch.setattr(cli_similarity, "MOST_VALUES", 8)
+    before = {"w": {"a": torch.zeros(2)}}
+    found = cli_similarity.similarity(event([update(c, 1.0, c) for c in range(5)]), before)
+    assert found is not None and found["clients"] == [0, 1, 2] and found["left_out"] == 2
+    assert "tensors" not in found and len(found["update"]) == 3
+
+
+def test_a_run_records_it_also_when_it_was_cut(tmp_path: Path) -> None:
+    """The last round is done again from the saved state: the same numbers come out."""
+    assert jobs.run(tmp_path) == 0
+    records = {r["round"]: r for r in jobs.records(tmp_path)}
+    assert ["similarity" in records[r] for r in (0, 1, 2)] == [False, True, True]
+    assert records[2]["similarity"]["clients"] == [0, 1]
+    assert not any("personal" in n for n in records[2]["similarity"]["tensors"])
+    folder = jobs.folder(tmp_path)
+    results = json.loads((folder / "results.json").read_text())
+    assert "similarity" not in results["results"]["last"]
+    (folder / "results.json").unlink()
+    for state in folder.glob("state/*0002*"):
+        state.unlink()
+    picture = (folder / "partition.svg").stat().st_mtime_ns
+    assert jobs.run(tmp_path) == 0
+    assert {r["round"]: r for r in jobs.records(tmp_path)} == records
+    assert (folder / "partition.svg").stat().st_mtime_ns == picture  # drawn once
+
+
+def test_a_picture_that_fails_ends_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fedvlm.cli_figures import draw_partition
+
+    draw_partition(tmp_path, "no CSV here")
+    assert "no picture of the partition: cannot read" in capsys.readouterr().err
