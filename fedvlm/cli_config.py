@@ -13,6 +13,7 @@ from yacs.config import CfgNode
 from fedvlm.config import build_config, unused_keys, yaml_keys
 from fedvlm.config_files import config_names, find_config, lookup
 from fedvlm.config_schema import Schema, declare, default_schema
+from fedvlm.data.facts import facts_for
 from fedvlm.errors import ConfigError, did_you_mean
 
 LoadTrainer = Callable[[str], Any]
@@ -91,10 +92,22 @@ def _dataset_yaml(args: Namespace) -> Path | None:
     if given and args.demo:
         raise ConfigError("--demo brings its own dataset; drop --demo or the dataset flag")
     if given:
-        return find_config(given[0], "datasets")
+        return dataset_file(given[0])
     if not args.demo and "DATASET.NAME" not in args.opts[::2]:
         raise ConfigError(_no_dataset())
     return None
+
+
+def dataset_file(given: str) -> Path:
+    """Return the dataset config that a path, a config's name or a set's other name means.
+
+    Raises:
+        ConfigError: there is none; the nearest name and the list are shown.
+    """
+    facts = facts_for(given)
+    words = (given, facts.name, facts.folder, *facts.aliases) if facts else (given,)
+    found = (lookup(word, "datasets") for word in words)
+    return next((file for file in found if file), None) or find_config(given, "datasets")
 
 
 def _no_dataset() -> str:

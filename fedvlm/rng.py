@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import random
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def seed_of(seed: int, purpose: str, *keys: int | str) -> int:
@@ -21,6 +24,8 @@ def seed_of(seed: int, purpose: str, *keys: int | str) -> int:
 
 def stream(seed: int, purpose: str, *keys: int | str) -> torch.Generator:
     """Return a fresh CPU ``torch.Generator`` for (seed, purpose, keys...)."""
+    import torch  # here, so that what only reads or draws shots need not load it
+
     generator = torch.Generator(device="cpu")
     generator.manual_seed(seed_of(seed, purpose, *keys))
     return generator

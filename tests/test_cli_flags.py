@@ -167,6 +167,7 @@ def test_without_a_dataset_one_sentence_lists_them(house: Path):
     assert jobs("DATASET.NAME mine").jobs[0].cfg.DATASET.NAME == "mine"
     assert "not both" in mistakes("--dataset oxford_pets --dataset-config-file x.yaml")[0]
     assert "did you mean 'oxford_pets'" in mistakes("--dataset oxford_pet")[0]
+    assert jobs("--dataset pets").jobs[0].cfg == jobs("--dataset oxford_pets").jobs[0].cfg
 
 
 def test_seeds_vary_both_unless_the_data_seed_is_given(house: Path):

@@ -26,7 +26,7 @@ DOMAIN_ROWS = (
     Facts("DomainNetFull", "domainnet", "", "", 345, None, None, None, _PHOTO, form="domains",
           domains=_DOMAINNET, aliases=("domainnet345",), source=DASSL_DATA),
     Facts("OfficeCaltech10", "office_caltech_10", "", "", 10, None, None, None, _PHOTO,
-          form="domains", domains=_OFFICE, aliases=("office",), source=FEDBN_DATA),
+          form="domains", domains=_OFFICE, aliases=("office", "office_caltech"), source=FEDBN_DATA),
     Facts("PACS", "pacs", "", "", 7, None, None, None, _PHOTO, form="domains",
           domains=_PACS, source=DASSL_DATA),
     Facts("OfficeHome", "office_home", "", "", 65, None, None, None, _PHOTO, form="domains",

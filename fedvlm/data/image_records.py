@@ -1,7 +1,9 @@
 """What is known of image files: content hash and whether they decode, kept as JSON between runs.
 
-A record holds for (path, size, modification time); a changed file is read again. Records are a
-cache: losing them costs a pass over the images and changes no result.
+A record holds for (path, size, time of modification, time of change); a changed file is read again.
+The last of these no program can set, so that a file with other bytes, the same size and a restored
+date is noticed too; ``verify`` reads all files whatever their times. Records are a cache: losing
+them costs a pass over the images and changes no result.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import PIL
 from fedvlm.data.datum import Datum
 from fedvlm.errors import DataError
 
-_FORMAT = f"fedvlm-images/1 pillow {PIL.__version__}"  # another Pillow may decode other files
+_FORMAT = f"fedvlm-images/2 pillow {PIL.__version__}"  # another Pillow may decode other files
 _STREAM = re.compile(r"\s*<_io\.BytesIO[^>]*>")  # Pillow names the buffer's address
 Progress = Callable[[str, int, int], None]
 _WORKERS = min(8, os.cpu_count() or 1)
@@ -34,8 +36,14 @@ class Record(NamedTuple):
 
     size: int
     mtime_ns: int
+    ctime_ns: int
     sha256: str
     error: str | None
+
+    @property
+    def stamp(self) -> tuple[int, int, int]:
+        """What ``os.stat`` said of the file."""
+        return self.size, self.mtime_ns, self.ctime_ns
 
 
 class ImageRecords:
@@ -87,24 +95,47 @@ class ImageRecords:
         """
         files = [i for i, s in enumerate(samples) if s.array is None]
         self._refuse_missing([samples[i].impath for i in files])
-        todo = sorted({samples[i].impath for i in files if not self._fresh(samples[i].impath)})
-        try:
-            with ThreadPoolExecutor(_WORKERS) as pool:  # Pillow decodes outside Python's lock
-                records = pool.map(lambda path: _read(path, check), todo)
-                for done, (path, record) in enumerate(zip(todo, records, strict=True), 1):
-                    self._put(path, record)
-                    if self.progress is not None:
-                        self.progress("checking images", done, len(todo))
-        finally:  # an interrupted pass over a large set goes on where it was
-            self.save()
+        todo = {samples[i].impath for i in files if not self._fresh(samples[i].impath)}
+        self._read_all(sorted(todo), check, "checking images")
         found = {i: self._records[samples[i].impath].error for i in files}
         return {i: error for i, error in found.items() if error}
 
+    def verify(self, samples: Sequence[Datum], check: Callable[[bytes], None]) -> list[str]:
+        """Read every file again; return those with other bytes though their times are the same.
+
+        Args:
+            check: as of ``find_broken``.
+
+        Raises:
+            DataError: files that do not exist.
+        """
+        paths = sorted({s.impath for s in samples if s.array is None})
+        self._refuse_missing(paths)
+        before = {path: self._records.get(path) for path in paths}
+        self._read_all(paths, check, "verifying images")
+        return [
+            path for path, old in before.items()
+            if old is not None and old.stamp == (new := self._records[path]).stamp
+            and old.sha256 != new.sha256
+        ]  # fmt: skip
+
+    def _read_all(self, todo: list[str], check: Callable[[bytes], None], what: str) -> None:
+        try:
+            with ThreadPoolExecutor(_WORKERS) as pool:  # Pillow decodes outside Python's lock
+                records = pool.map(lambda path: _read(path, check, self._records.get(path)), todo)
+                for done, (path, record) in enumerate(zip(todo, records, strict=True), 1):
+                    self._put(path, record)
+                    if self.progress is not None:
+                        self.progress(what, done, len(todo))
+        finally:  # an interrupted pass over a large set goes on where it was
+            self.save()
+
     def save(self) -> None:
-        """Write the records if any changed, whole or not at all."""
+        """Write the records if any changed, whole or not at all; others' are kept."""
         if not self._changed or self.file is None:
             return
-        rows = {path: list(record) for path, record in sorted(self._records.items())}
+        every = _load(self.file) | self._records  # another process may have added some
+        rows = {path: list(record) for path, record in sorted(every.items())}
         # Only a cache: a full disk or a read-only home must not end the run.
         with suppress(OSError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -130,8 +161,7 @@ class ImageRecords:
             now = os.stat(path)
         except OSError:
             return None
-        same = (now.st_size, now.st_mtime_ns) == (record.size, record.mtime_ns)
-        return record if same else None
+        return record if _stamp(now) == record.stamp else None
 
     @staticmethod
     def _refuse_missing(paths: Sequence[str]) -> None:
@@ -144,22 +174,30 @@ class ImageRecords:
             )
 
 
-def _read(path: str, check: Callable[[bytes], None] | None) -> Record:
+def _stamp(stat: os.stat_result) -> tuple[int, int, int]:
+    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
+def _read(
+    path: str, check: Callable[[bytes], None] | None, known: Record | None = None
+) -> Record:
     try:
         before = os.stat(path)
         raw = Path(path).read_bytes()
     except OSError as error:
-        return Record(-1, -1, "", f"{error.strerror}")
+        return Record(-1, -1, -1, "", f"{error.strerror}")
     digest = hashlib.sha256(raw).hexdigest()
     reason: str | None = None
-    if check is not None:
+    if known is not None and known.sha256 == digest and known.error is not None:
+        reason = known.error  # only its times are new
+    elif check is not None:
         reason = "the file is empty" if not raw else ""
         if raw:
             try:
                 check(raw)
             except Exception as error:  # Pillow raises many kinds on broken files
                 reason = _STREAM.sub("", str(error)) or type(error).__name__
-    return Record(before.st_size, before.st_mtime_ns, digest, reason)
+    return Record(*_stamp(before), digest, reason)
 
 
 def _load(file: Path) -> dict[str, Record]:
