@@ -25,11 +25,20 @@ VERBS = {
     "list": "fedvlm.cli_list:main",
     "show": "fedvlm.cli_list:show",
     "config": "fedvlm.cli_list:config",
+    "table": "fedvlm.cli_table:main",
+    "figures": "fedvlm.cli_figures:main",
+    "report": "fedvlm.cli_report:main",
     "new-trainer": "fedvlm.cli_new:main",
+    "data": "fedvlm.cli_data:main",
+    "sweep": "fedvlm.cli_sweep:main",
 }
 USAGES = {
     "list": "fedvlm list: all methods; fedvlm list METHOD ...: the method's card",
+    "figures": "fedvlm figures RUN_OR_OUTPUT ... --into FOLDER: PNG, SVG and CSV; --help says more",
+    "report": "fedvlm report RUN_OR_OUTPUT ... --into FILE: one HTML page; --help says more",
     "show": "fedvlm show RUN_FOLDER ...: the numbers of finished runs",
+    "sweep": "fedvlm sweep PLAN.yaml (or --trainers A B --datasets X Y --seeds 1 2 3): all cells, "
+             "resumable; --list --dry-run --jobs N --retry-failed --only I-J --slurm FILE",
     "config": "fedvlm config: all settings; fedvlm config WORD: those that hold the word; "
               "fedvlm config --dataset X ...: the config that these flags give",
 }
@@ -41,8 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     Words without a verb are the main job: ``federated_main.py --root ...`` = ``fedvlm run ...``.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    return guarded(lambda: _dispatch(words), words)
+
+
+def guarded(call: Callable[[], int], words: Sequence[str]) -> int:
+    """Return the exit code of ``call``; every error becomes a sentence, as in ``main``."""
     try:
-        code = _dispatch(words)
+        code = call()
         if sys.stdout is not None:  # it is None when started with `>&-`
             sys.stdout.flush()
         return code

@@ -88,4 +88,5 @@ def images_of(built: Built) -> int:
     train = {int(i) for c in data.clients for i in c.train}
     held = {int(i) for c in data.clients for part in (c.val, c.test) for i in part}
     every = train | held | set(data.global_test.tolist()) | set(data.new_test.tolist())
+    every |= {int(i) for other in data.others for i in other.indices}
     return len(every) + (views * len(train) if views > 1 else 0)

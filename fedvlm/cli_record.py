@@ -8,16 +8,18 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fedvlm import cli_similarity
 from fedvlm.cli_build import Built
 from fedvlm.console_rows import ClientRow, RoundRow
 from fedvlm.evaluation import Evaluator
+from fedvlm.evaluation.others import TARGET
 from fedvlm.federation.events import Event, FedState, RoundFinished, RoundStarted
 from fedvlm.runs import RunFolder
 
 METRICS = (
     "personal", "personal_std", "personal_worst", "personal_worst_decile", "personal_micro",
     "personal_macro_f1", "global", "global_macro_f1", "base_all", "base_other", "new", "hm2",
-    "hm3", "cm", "personal_before_ft",
+    "hm3", "cm", "personal_before_ft", "unseen", "unseen_personal", "targets",
 )
 
 
@@ -48,7 +50,9 @@ def validation_evaluator(built: Built) -> Evaluator:
     """Return an evaluator whose test splits are the clients' validation splits."""
     clients = [replace(c, test=c.val) for c in built.data.clients]
     pooled = np.unique(np.concatenate([c.val for c in built.data.clients]))
-    data = replace(built.data, clients=clients, global_test=pooled, new_classnames=[])
+    data = replace(
+        built.data, clients=clients, global_test=pooled, new_classnames=[], others=[]
+    )
     return Evaluator(
         built.model, built.federation.trainer, built.test, data, every=1,
         batch_size=int(built.cfg.DATALOADER.TEST.BATCH_SIZE), cross=False,
@@ -56,10 +60,18 @@ def validation_evaluator(built: Built) -> Evaluator:
 
 
 class Recorder:
-    """Order per round: evaluate, append metrics, save the state; a kill in between repeats it."""
+    """Order per round: evaluate, append metrics, save the state; a kill in between repeats it.
 
-    def __init__(self, built: Built, folder: RunFolder, screens: Sequence[Screen]) -> None:
+    Args:
+        state: what the run goes on from; None for its beginning.
+    """
+
+    def __init__(
+        self, built: Built, folder: RunFolder, screens: Sequence[Screen],
+        state: FedState | None = None,
+    ) -> None:
         self.built, self.folder, self.screens = built, folder, screens
+        self.before = state.server if state else {}  # what the next round's clients start from
         self.evaluator = make_evaluator(built, keep_logits=bool(built.cfg.TEST.KEEP_LOGITS))
         by_validation = built.cfg.TEST.SELECT == "val"
         self.validation = validation_evaluator(built) if by_validation else None
@@ -73,6 +85,10 @@ class Recorder:
             return
         found = self.evaluator(event)
         record = round_record(event) | (found or {})
+        if cli_similarity.wanted(event):
+            alike = cli_similarity.similarity(event, self.before)
+            record |= {"similarity": alike} if alike else {}
+        self.before = event.state.server
         if self.validation is not None:
             checked = self.validation(event)
             record["val"] = checked["personal"] if checked else None
@@ -97,7 +113,7 @@ class Recorder:
             rows.append(ClientRow(c, len(split.train), loss, known, state))
         self.last = {r.cid: r for r in rows}
         known_losses = [v for v in losses.values() if v is not None]
-        shown = {"global": "global", "before fine-tuning": "personal_before_ft"}
+        shown = {"global": "global", "unseen": "unseen", "before fine-tuning": "personal_before_ft"}
         extra = {
             name: found[key] for name, key in shown.items() if found and found.get(key) is not None
         }
@@ -146,4 +162,5 @@ def round_record(event: RoundFinished) -> dict[str, Any]:
 
 def summary(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the named numbers of a round's record or of a reference row."""
-    return {name: record[name] for name in METRICS if name in record}
+    targets = [name for name in record if name.startswith(TARGET)]
+    return {name: record[name] for name in (*METRICS, *targets) if name in record}

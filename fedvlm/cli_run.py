@@ -11,13 +11,18 @@ from typing import Any
 from yacs.config import CfgNode
 
 from fedvlm import run_state
-from fedvlm.cli_build import Built, build, views_of
+from fedvlm.cli_build import Built, Maker, build, views_of
+from fedvlm.cli_figures import draw_partition
+from fedvlm.cli_partition import partition_name
 from fedvlm.cli_peft import words_of
-from fedvlm.cli_record import Recorder, summary
+from fedvlm.cli_record import Recorder
+from fedvlm.cli_results import conclude, headline
 from fedvlm.cli_seeds import seed_table
 from fedvlm.config import flat
 from fedvlm.console import Console, progress, say
-from fedvlm.console_log import Headline, LogFile
+from fedvlm.console_log import LogFile
+from fedvlm.data.others import DATASET
+from fedvlm.data.partition_counts import partition_csv
 from fedvlm.errors import ConfigError
 from fedvlm.evaluation import zero_shot
 from fedvlm.federation.discovery import load_trainer
@@ -29,14 +34,14 @@ from fedvlm.run_names import RunPath
 from fedvlm.run_totals import sentence, totals
 from fedvlm.runs import RunFolder
 
-SHOWN = (
-    "personal", "personal_before_ft", "personal_worst", "global", "base_all", "base_other", "new",
-    "hm2", "hm3", "cm",
-)
 
-
-def run_job(cfg: CfgNode, origins: dict[str, str], args: Namespace) -> int:
+def run_job(
+    cfg: CfgNode, origins: dict[str, str], args: Namespace, maker: Maker | None = None
+) -> int:
     """Run one config to its end, or show its result if it is finished already.
+
+    Args:
+        maker: of data and towers, where several runs share them; see ``cli_build.Maker``.
 
     Raises:
         FedvlmError: anything a user can mend; ``cli.main`` turns it into a sentence.
@@ -48,7 +53,7 @@ def run_job(cfg: CfgNode, origins: dict[str, str], args: Namespace) -> int:
         return dry_run(cfg)
     began = time.perf_counter()
     chosen = peft_choice(cfg, origins)
-    built = build(cfg, progress)
+    built = build(cfg, progress, maker=maker)
     folder = RunFolder.create(cfg.OUTPUT_DIR, run_path(cfg, built, chosen), built.identity)
     _check_resume(cfg, folder)
     console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
@@ -84,6 +89,7 @@ def _train(
 ) -> None:
     folder.write_config(flat(cfg), origins)
     folder.write_partition(built.data.index_file())
+    folder.write_text("partition.csv", partition_csv(built.data))
     folder.record_facts(
         data_digest=built.data.digest, backbone_digest=built.backbone.digest,
         notes=built.notes, chunk=built.identity["chunk"],
@@ -95,10 +101,12 @@ def _train(
     log.header(about, [f"{key}: {value}" for key, value in flat(cfg).items()])
     for screen in (console, log):
         screen.notes([*built.notes, *folder.notes])
+    title = f"{built.data.name}, {partition_name(cfg)}, data seed {cfg.DATA_SEED}"
+    draw_partition(folder.path, title)
     reference = zero_shot(
         built.model, built.test, built.data, batch_size=int(cfg.DATALOADER.TEST.BATCH_SIZE)
     ) if built.backbone.has_text else None
-    built.federation.subscribers.append(Recorder(built, folder, (console, log)))
+    built.federation.subscribers.append(Recorder(built, folder, (console, log), state))
     built.federation.run(state)
     records, _ = read_metrics(folder.metrics_path)
     table, results = conclude(cfg, reference, records, built.federation.trainer.name)
@@ -108,7 +116,7 @@ def _train(
     ended = ending(cfg, built)
     for screen in (console, log):
         screen.notes([*ended, sentence(spent)])
-    log.finish(_headline(results["last"]))
+    log.finish(headline(results["last"]))
     info = {
         "seconds_this_session": time.perf_counter() - began, "seconds_rounds": spent["seconds"],
         "bytes_up": spent["bytes_up"], "bytes_down": spent["bytes_down"], "totals": spent,
@@ -163,44 +171,6 @@ def restore(built: Built, folder: RunFolder) -> FedState | None:
     )
 
 
-def conclude(
-    cfg: CfgNode, reference: Mapping[str, Any] | None, records: Sequence[Mapping[str, Any]],
-    name: str,
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the final table and the numbers of ``results.json`` from the rounds' records.
-
-    The last round is the headline. With ``TEST.SELECT val`` the round with the best validation
-    accuracy (the earliest of equals) stands beside it; the test set chooses nothing.
-    """
-    start, last = records[0], records[-1]
-    rows = {"zero-shot (template)": reference} if reference else {}
-    rows["untrained start"] = start
-    results: dict[str, Any] = {"untrained": summary(start), "last": dict(last)}
-    if reference:  # a backbone without text tower has none
-        results["zero_shot"] = summary(reference)
-    if cfg.TEST.SELECT == "val":
-        known = [r for r in records if r.get("val") is not None and "personal" in r]
-        best = max(known, key=lambda r: (r["val"], -r["round"]))
-        rows[f"round {best['round']} (best on val)"] = best
-        results["selected"] = summary(best) | {"round": best["round"], "val": best["val"]}
-    rows[f"{name}, round {last['round']}"] = last
-    table = [
-        {"": label} | {k: row[k] for k in SHOWN if k in last and k in row}
-        for label, row in rows.items()
-    ]
-    return table, results
-
-
-def _headline(last: Mapping[str, Any]) -> Headline | None:
-    if last["personal"] is None:
-        return None
-    clients = [c for c in last["clients"] if c["n"]]
-    return Headline(
-        sum(c["n"] for c in clients), sum(c["correct"] for c in clients), last["personal"],
-        last["personal_macro_f1"],
-    )
-
-
 def header(cfg: CfgNode, built: Built) -> dict[str, object]:
     """Return what a run says about itself first."""
     shared, own = (len(built.federation.groups.names(g)) for g in ("shared", "personal"))
@@ -230,7 +200,9 @@ def protocol(cfg: CfgNode, built: Built) -> dict[str, Any]:
         "backbone_digest": built.backbone.digest, "data_digest": built.data.digest,
         "peft": words_of(cfg.PEFT.TEXT, cfg.PEFT.VISUAL, cfg.PEFT.HEAD)
         if isinstance(built.federation.trainer, PeftTrainer) else "",
-        "partition": partition_name(cfg), "rounds": int(cfg.FED.ROUNDS),
+        "partition": partition_name(cfg), "held_out": built.data.spec.held_out,
+        "targets": ", ".join(o.name for o in built.data.others if o.kind == DATASET),
+        "batch_size": int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), "rounds": int(cfg.FED.ROUNDS),
         "local_epochs": int(cfg.FED.LOCAL_EPOCHS), "views": views_of(cfg), "seed": int(cfg.SEED),
         "data_seed": int(cfg.DATA_SEED), "selection": cfg.TEST.SELECT, "budget": cfg.FED.BUDGET,
         "extra_data": built.federation.trainer.extra_data,
@@ -238,16 +210,16 @@ def protocol(cfg: CfgNode, built: Built) -> dict[str, Any]:
 
 
 def setting(cfg: CfgNode) -> str:
-    """Return the first part of a run's path."""
+    """Return the first part of a run's path: what the run is for.
+
+    One run gives every number it can: a base run with targets lies under ``transfer`` and has
+    ``new`` as well.
+    """
+    if cfg.FED.HELD_OUT_DOMAIN:
+        return "leave_one_domain_out"
+    if cfg.TEST.TARGETS:
+        return "transfer"
     return "personal" if cfg.DATASET.SUBSAMPLE_CLASSES == "all" else "base2new"
-
-
-def partition_name(cfg: CfgNode) -> str:
-    """Return the partition as the path has it: ``dirichlet-0.3-K20-f0.25``."""
-    fed = cfg.FED
-    beta = f"-{fed.BETA:g}" if "dirichlet" in fed.PARTITION else ""
-    legacy = "-legacy" if fed.LEGACY else ""
-    return f"{fed.PARTITION}{beta}{legacy}-K{fed.CLIENTS}-f{fed.FRAC:g}"
 
 
 def peft_choice(cfg: CfgNode, origins: Mapping[str, str]) -> str:
@@ -273,11 +245,15 @@ def run_path(cfg: CfgNode, built: Built, chosen: str = "") -> RunPath:
     Args:
         chosen: the user's trainable set, see ``peft_choice``.
     """
+    return path_of(cfg, built.data.name, built.federation.trainer.name + chosen)
+
+
+def path_of(cfg: CfgNode, data: str, method: str) -> RunPath:
+    """Return ``run_path`` from names alone: of the data set, of the method with its choice."""
     shots = cfg.DATASET.NUM_SHOTS
     return RunPath(
-        setting(cfg), built.data.name, "all" if shots < 0 else int(shots),
-        built.federation.trainer.name + chosen, cfg.MODEL.BACKBONE.NAME, partition_name(cfg),
-        int(cfg.SEED), int(cfg.DATA_SEED), cfg.TAG,
+        setting(cfg), data, "all" if shots < 0 else int(shots), method, cfg.MODEL.BACKBONE.NAME,
+        partition_name(cfg), int(cfg.SEED), int(cfg.DATA_SEED), cfg.TAG,
     )
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedvlm.cli_record import METRICS
+from fedvlm.cli_record import summary
 from fedvlm.console_rows import table_lines
 
 
@@ -17,7 +17,7 @@ def seed_table(results: Sequence[Mapping[str, Any]]) -> list[str]:
     left out.
     """
     rows = []
-    for name in METRICS:
+    for name in summary(results[0]["results"]["last"]):
         values = [r["results"]["last"].get(name) for r in results]
         known = [float(v) for v in values if v is not None]
         if known and len(known) == len(values):

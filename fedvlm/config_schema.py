@@ -35,7 +35,8 @@ class Option:
     """One key of the config: default, help and what it may hold.
 
     The default's type is the key's type. ``int`` is accepted where ``float`` is asked (yacs is
-    stricter), a list where a tuple is asked and the reverse; nothing else is converted.
+    stricter), a list where a tuple is asked and the reverse, ``a,b`` where a list of names is (a
+    tuple whose default is empty); nothing else is converted.
 
     Attributes:
         default: value when nobody sets the key.
@@ -82,6 +83,8 @@ class Option:
         """Text is read as yacs reads it: a Python literal where it is one (``1e-5``, tuples)."""
         if not isinstance(raw, str) or self.kind is str:
             return raw  # text stays as it was typed, whatever it looks like
+        if self.kind is tuple and not self.default and raw.strip()[:1] not in ("(", "["):
+            return tuple(word.strip() for word in raw.split(",") if word.strip())  # names
         if self.kind is bool and raw.lower() in ("true", "false"):
             return raw.lower() == "true"
         return literal(raw)

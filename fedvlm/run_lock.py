@@ -76,6 +76,22 @@ def acquire(folder: Path) -> RunLock:
     )
 
 
+def holder(folder: Path) -> dict[str, Any]:
+    """Return what the lock says of the living process that works in ``folder``; {} for none.
+
+    Looks only; an owner on another machine counts as living while its lock file is there.
+    """
+    try:
+        handle = os.open(folder / NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return {}
+    try:
+        owner = _owner(handle)
+        return owner if owner and (not _is_here(owner) or _alive(owner)) else {}
+    finally:
+        os.close(handle)
+
+
 def _try(path: Path, handle: int) -> RunLock | None:
     """Return the lock, or None where the file was replaced meanwhile; raise if it is held."""
     flocked = _flock(handle)

@@ -19,6 +19,7 @@ from fedvlm.bench.machine import Spent, timed
 from fedvlm.bench.names import class_names
 from fedvlm.bench.reference import ReferenceClip, ReferenceFedTV, literal_ids
 from fedvlm.errors import FedvlmError
+from fedvlm.evaluation.scores import OtherTest
 from fedvlm.federation.batches import Batch, SplitBatcher
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine, RoundWork
@@ -72,6 +73,7 @@ class Shared:
     global_test: np.ndarray
     new_test: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     new_classnames: Sequence[str] = ()
+    others: Sequence[OtherTest] = ()
 
 
 def load_towers(name: str, dtype: torch.dtype, *, plain: bool, seed: int = SEED) -> Backbone:

@@ -51,8 +51,9 @@ class Run:
 
         None where the run has none such.
         """
-        part, _, name = metric.rpartition(".")
-        section = self.results.get(part or "last")
+        part, _, rest = metric.partition(".")  # names of the last round may have a dot
+        section, name = (self.results[part], rest) if part in self.results and rest else (
+            self.results.get("last"), metric)
         found = section.get(name) if isinstance(section, Mapping) else None
         return float(found) if isinstance(found, int | float) else None
 

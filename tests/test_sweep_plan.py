@@ -1,0 +1,226 @@
+"""Plans of a sweep: what is read, what is refused at once, and what the dry modes show."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fedvlm.cli import main
+from fedvlm.cli_build import identity_config
+from fedvlm.cli_config import resolve
+from fedvlm.cli_flags import parse
+from fedvlm.cli_sweep_cells import cells_of
+from fedvlm.cli_sweep_pace import Pace
+from fedvlm.cli_sweep_plan import read_plan
+from fedvlm.cli_sweep_pool import usual_threads
+from fedvlm.cli_sweep_words import plan_of, read_words
+from fedvlm.errors import ConfigError
+from fedvlm.run_names import identity_digest
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "sweeps"
+SMALL = ("--backbone", "tiny", "--rounds", "1", "--local-epochs", "2", "--num-users", "2")
+
+
+def plan_file(folder: Path, text: str) -> Path:
+    path = folder / "mine.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_later_layers_win_and_words_beat_the_plan(tmp_path: Path) -> None:
+    path = plan_file(tmp_path, """
+common: {backbone: tiny, rounds: 1, num-users: 2, OPTIM.LR: 0.3}
+datasets: [digits, {name: digits, label: more, num-users: 3}]
+trainers: [FedAvg, {name: fedavg, tag: slow, lr: 0.1}]
+seeds: [4, 5]
+""")
+    asked = read_words([str(path), "--output-dir", str(tmp_path), "FED.ROUNDS", "2"])
+    cells = cells_of(plan_of(asked))
+    assert [str(c) for c in cells[:4]] == [
+        "digits FedAvg seed 4", "digits fedavg (slow) seed 4", "more FedAvg seed 4",
+        "more fedavg (slow) seed 4",
+    ]
+    assert [c.number for c in cells] == list(range(8)) and cells[4].seed == 5
+    values = [(c.config["FED.CLIENTS"], c.config["OPTIM.LR"]) for c in cells[:4]]
+    assert values == [(2, 0.3), (2, 0.1), (3, 0.3), (3, 0.1)]
+    assert {c.config["FED.ROUNDS"] for c in cells} == {2}
+    assert cells[1].key == "personal/Digits/shots_16/FedAvg-slow/tiny/disjoint-K2-f1/seed4-data4"
+    assert cells[0].group == cells[1].group != cells[2].group
+
+
+def test_shots_and_axes_multiply_and_axes_become_tags(tmp_path: Path) -> None:
+    path = plan_file(tmp_path, f"""
+output_dir: {tmp_path}
+common: {{backbone: tiny, rounds: 1, num-users: 2}}
+datasets: [digits]
+trainers: [FedAvg]
+shots: [1, 2]
+axes: {{lr: [0.1, 0.2], OPTIM.MOMENTUM: [0.5]}}
+""")
+    cells = cells_of(read_plan(path))
+    assert [(c.dataset, c.method) for c in cells] == [
+        ("digits 1", "FedAvg lr0.1 momentum0.5"), ("digits 1", "FedAvg lr0.2 momentum0.5"),
+        ("digits 2", "FedAvg lr0.1 momentum0.5"), ("digits 2", "FedAvg lr0.2 momentum0.5"),
+    ]
+    assert "shots_2/FedAvg-lr0.2-momentum0.5/" in cells[3].key
+    assert cells[3].config["OPTIM.LR"] == 0.2 and cells[3].config["DATASET.NUM_SHOTS"] == 2
+
+
+def test_the_words_of_a_cell_give_its_config(tmp_path: Path) -> None:
+    words = ["--trainers", "FedPer", "--datasets", "shapes", "--seeds", "3", "--peft", "lora",
+             "--output-dir", str(tmp_path / "a b"), *SMALL]
+    (cell,) = cells_of(plan_of(read_words(words)))
+    assert "FedPer-lora" in cell.key
+    again = resolve(parse(cell.words[1:])).jobs[0].cfg
+    assert identity_digest(identity_config(again)) == cell.digest
+    assert str(tmp_path / "a b") == again.OUTPUT_DIR
+
+
+def test_every_mistake_of_a_plan_file_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = plan_file(tmp_path, """
+comon: {rounds: 1}
+common: {roundz: 2, seed: 3, lr: null}
+datasets: [digits, digits]
+trainers: []
+seeds: [1, 1]
+axes: {OPTIM.LR: 0.1}
+""")
+    assert main(["sweep", str(path)]) == 2
+    told = capsys.readouterr().err
+    for piece in (
+        "no part 'comon'; did you mean 'common'?", "'roundz' is no flag", "did you mean 'round",
+        "'seed' is the sweep's own", "'lr' has no value", "'digits' twice", "trainers wants a list",
+        "seeds names a number twice", "axes: OPTIM.LR wants a list",
+    ):
+        assert piece in told, piece
+    assert "Traceback" not in told
+
+
+def test_every_mistake_of_the_cells_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = plan_file(tmp_path, """
+datasets: [digits, eurosatt, {name: eurosat, root: /nonexistent}]
+trainers: [FedAvg, FedPr, {name: FedProx, lr: -1}]
+common: {backbone: tiny, num-users: 99, partition: disjoint}
+""")
+    assert main(["sweep", str(path), "--output-dir", str(tmp_path / "out")]) == 2
+    told = capsys.readouterr().err
+    for piece in ("no config 'eurosatt'; did you mean 'eurosat'?", "'FedPr'; did you mean",
+                  "OPTIM.LR", "/nonexistent", "99"):
+        assert piece in told, piece
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_data_alone_is_a_data_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["sweep", "--trainers", "FedAvg", "--datasets", "eurosat", "--root", str(tmp_path),
+             "--output-dir", str(tmp_path / "out"), *SMALL]
+    assert main(words) == 3
+    assert "eurosat" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("words", "piece"), [
+    (["--trainers", "FedAvg"], "give a plan"),
+    (["--trainers", "FedAvg", "--datasets", "digits", "--job", "2"], "did you mean '--jobs'"),
+    (["--trainers", "FedAvg", "--datasets", "digits", "--jobs", "0"], "from 1 on, got '0'"),
+    (["--trainer", "FedAvg", "--datasets", "digits"], "use --trainers"),
+    (["--trainers", "FedAvg", "--datasets", "digits", "--seeds", "x"], "seeds wants whole numbers"),
+    ([str(CONFIGS / "demo.yaml"), "--trainers", "Dito"], "did you mean 'Ditto'"),
+    (["no_such.yaml"], "no plan 'no_such.yaml'"),
+    ([str(CONFIGS / "demo.yaml"), "--only", "3-1"], "--only wants"),
+    ([str(CONFIGS / "demo.yaml"), "--only", "99"], "the cells are 0 to 11"),
+])
+def test_wrong_words(words: list[str], piece: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", *words]) == 2
+    assert piece in capsys.readouterr().err
+
+
+def test_one_run_folder_for_two_cells_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = plan_file(tmp_path, """
+common: {backbone: tiny, num-users: 2}
+datasets: [digits]
+trainers: [FedAvg, {name: FedAvg, label: other, lr: 0.1}]
+""")
+    assert main(["sweep", str(path), "--output-dir", str(tmp_path / "out")]) == 2
+    assert "are one run folder" in capsys.readouterr().err
+
+
+def test_dry_run_list_and_print_write_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    demo = ["sweep", str(CONFIGS / "demo.yaml"), "--output-dir", str(out)]
+    assert main([*demo, "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    assert "12 cells (12 to do)" in told and "unknown" in told and "nothing was written" in told
+    assert main([*demo, "--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 13 and lines[1].split()[:2] == ["0", "to"]
+    assert not out.exists()
+
+
+def test_the_plans_that_are_shipped_are_good(tmp_path: Path) -> None:
+    plan = read_plan(CONFIGS / "demo.yaml")
+    assert len(cells_of(plan)) == 12
+    plan = read_plan(CONFIGS / "tiny.yaml")
+    assert len(plan.trainers) >= 10 and len(plan.datasets) == 4 and plan.seeds == (1, 2, 3)
+
+
+def test_slurm_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "array.sh"
+    demo = ["sweep", str(CONFIGS / "demo.yaml"), "--output-dir", str(tmp_path / "a 'b' $c"),
+            "--slurm", str(script), "--slurm-chunk", "5", "--slurm-mem", "4G",
+            "--slurm-option", "gres=gpu:1"]
+    assert main(demo) == 0
+    text = script.read_text()
+    assert "#SBATCH --array=0-2" in text and "--mem=4G" in text and "--gres=gpu:1" in text
+    assert "--slurm" not in text.replace("#SBATCH", "") and "--time" not in text
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    echo = text.replace("exec ", "printf '%s\\n' ").replace("cd ", "cd / # ", 1)
+    done = subprocess.run(["bash", "-c", echo], check=True, capture_output=True, text=True,
+                          env={"SLURM_ARRAY_TASK_ID": "2", "PATH": "/usr/bin:/bin"})
+    words = done.stdout.splitlines()
+    assert words[-2:] == ["--only", "10-11"] and str(tmp_path / "a 'b' $c") in words
+    assert main([*demo, "--slurm-time", "soon"]) == 2
+    capsys.readouterr()
+
+
+def test_pace_judges_by_data_set_and_method() -> None:
+    def cell(dataset: str, method: str) -> SimpleNamespace:
+        return SimpleNamespace(dataset=dataset, method=method)
+
+    pace = Pace()
+    assert pace.of(cell("a", "x")) is None
+    pace.add("a", "x", 10.0)
+    pace.add("a", "x", 20.0)
+    pace.add("a", "y", 45.0)
+    pace.add("b", "x", 4.0)
+    assert pace.of(cell("a", "x")) == 15.0
+    # a's mean is (15 + 45) / 2 = 30, of which y takes 1.5; b's mean is 4
+    assert pace.of(cell("b", "y")) == pytest.approx(4.0 * 1.5)
+    todo = [cell("a", "x"), cell("b", "y"), cell("c", "x")]
+    assert pace.left(todo, 2) == (pytest.approx(21.0 / 2), 1)
+
+
+def test_threads_follow_the_environment_then_the_cores() -> None:
+    assert usual_threads(2, {"OMP_NUM_THREADS": "3"}, 16) == 3
+    assert usual_threads(2, {}, 16) == 8
+    assert usual_threads(32, {"OMP_NUM_THREADS": "x"}, 16) == 1
+
+
+def test_a_plan_is_yaml_and_nothing_else(tmp_path: Path) -> None:
+    evil = plan_file(tmp_path, "datasets: [digits]\ntrainers: [!!python/name:os.system ]\n")
+    with pytest.raises(ConfigError):
+        read_plan(evil)
+    assert json.dumps(read_plan(CONFIGS / "demo.yaml").content())
