@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from yacs.config import CfgNode
 
-from fedvlm.data.broken import broken_images
+from fedvlm.data.broken import find_broken, say_broken
 from fedvlm.data.datum import PARTS, DatasetBase, IntArray, domains_of, labels_of
 from fedvlm.data.fewshot import relabel
 from fedvlm.data.fewshot_file import GivenShots
@@ -106,10 +106,12 @@ class Drawn:
         self.setting, self.records, self.policy = setting, records, policy
         self.notes: list[str] = []
         self.skipped: list[str] = []
+        self._lines: list[str] = []  # broken images not yet told
         test, mine = setting.full.labels["test"], setting.pool.labels["test"]
         run = np.flatnonzero(mine >= 0)
         new = np.flatnonzero((mine < 0) & (test >= 0)) if new_half else run[:0]
-        bad = self._broken({"test": np.concatenate([run, new, setting.unseen])})["test"]
+        tests = {"test": np.concatenate([run, new, setting.unseen])}
+        bad = self._broken(tests, all_drawn=False)["test"]
         self.test = without(run, bad)
         self.new_test = without(new, bad)
         self.unseen = without(setting.unseen, bad)
@@ -143,22 +145,33 @@ class Drawn:
         whole = partition_from(content, lists, setting.classnames, where).through(inside)
         bad = self._broken({p: whole.used()[p] for p in ("train", "val")})
         bad["test"] = self._not_tested()
-        self.notes.append(f"partition read from {where}; the partition keys of FED are not used")
+        self.notes.append(
+            f"partition read from {where}; the partition keys of FED and DATA_SEED do not change it"
+        )
         return whole.without(bad)
 
     def _not_tested(self) -> set[int]:
         every = range(len(self.setting.pool.labels["test"]))
         return set(every) - set(self.test.tolist())
 
-    def _broken(self, positions: Mapping[str, IntArray]) -> dict[str, set[int]]:
-        """Return the positions that do not decode; count and name them, or refuse."""
+    def _broken(
+        self, positions: Mapping[str, IntArray], all_drawn: bool = True
+    ) -> dict[str, set[int]]:
+        """Return the positions that do not decode.
+
+        They are counted and named, or refused, when all that the run uses is drawn: one message
+        names those of the test list and those of the clients.
+        """
         lists = {p: [self.setting.data.part(p)[i] for i in at] for p, at in positions.items()}
-        places, notes = broken_images(self.setting.data.name, lists, self.records, self.policy)
+        places, lines = find_broken(lists, self.records)
+        self._lines += lines
         found: dict[str, set[int]] = {part: set() for part in PARTS}
         for part, bad in places.items():
             found[part] = {int(positions[part][i]) for i in bad}
             self.skipped += [lists[part][i].key for i in bad]
-        self.notes += notes
+        if all_drawn:
+            self.notes += say_broken(self.setting.data.name, self._lines, self.policy)
+            self._lines = []
         return found
 
 
