@@ -26,16 +26,35 @@ VERBS = {
     "show": "fedvlm.cli_list:show",
     "config": "fedvlm.cli_list:config",
     "table": "fedvlm.cli_table:main",
+    "compare": "fedvlm.cli_compare:main",
     "figures": "fedvlm.cli_figures:main",
     "report": "fedvlm.cli_report:main",
     "new-trainer": "fedvlm.cli_new:main",
     "data": "fedvlm.cli_data:main",
+    "doctor": "fedvlm.cli_doctor:main",
+    "features": "fedvlm.cli_features:main",
     "sweep": "fedvlm.cli_sweep:main",
 }
-USAGES = {
+ABOUT = {
+    "run": "the main job, also without the word: --root DATA/ --dataset NAME --trainer NAME",
+    "sweep": "methods x data sets x seeds, resumable cell by cell",
+    "table": "mean and spread over seeds in md, csv, tex or html",
+    "figures": "PNG, SVG and CSV of one run or of many",
+    "report": "one HTML page of a run or of a sweep",
+    "compare": "two runs: settings, paired differences, where they part",
+    "show": "the numbers of finished runs",
+    "doctor": "what is below --root, what is missing, what is wrong",
+    "data": "list, download or prepare data sets",
+    "features": "encode a set's images beforehand; list and clean the stores",
+    "list": "all methods, or a method's card",
+    "config": "all settings, or what given flags come to",
+    "new-trainer": "the two files of a method of your own",
+    "check": "which invariants a method keeps",
+    "bench": "speed against the reference recipes",
+}
+USAGES = {  # of the verbs that have no --help of their own
     "list": "fedvlm list: all methods; fedvlm list METHOD ...: the method's card",
-    "figures": "fedvlm figures RUN_OR_OUTPUT ... --into FOLDER: PNG, SVG and CSV; --help says more",
-    "report": "fedvlm report RUN_OR_OUTPUT ... --into FILE: one HTML page; --help says more",
+    "check": "fedvlm check METHOD [KEY VALUE ...], or ./my.py:MyMethod: the invariants one by one",
     "show": "fedvlm show RUN_FOLDER ...: the numbers of finished runs",
     "sweep": "fedvlm sweep PLAN.yaml (or --trainers A B --datasets X Y --seeds 1 2 3): all cells, "
              "resumable; --list --dry-run --jobs N --retry-failed --only I-J --slurm FILE",
@@ -93,13 +112,18 @@ def _dispatch(words: list[str]) -> int:
         return run(words)
     verb, rest = words[0], words[1:]
     if verb == "help" or (verb in USAGES and rest and fold(rest[0]) in ("help", "h")):
-        say(USAGES.get(verb, "fedvlm " + " | ".join(VERBS) + "; fedvlm run --help lists the flags"))
+        say(*([USAGES[verb]] if verb in USAGES else _about()))
         return 0
     if verb not in VERBS:
         raise ConfigError(
             f"unknown command '{verb}'{did_you_mean(verb, VERBS)} (known: {', '.join(VERBS)})"
         )
     return _function(verb)(rest)
+
+
+def _about() -> list[str]:
+    return [*(f"fedvlm {verb:<12} {line}" for verb, line in ABOUT.items()),
+            "fedvlm VERB --help says more"]
 
 
 def _function(verb: str) -> Callable[[list[str]], int]:

@@ -63,7 +63,8 @@ FLAGS: tuple[Flag, ...] = (
     _v(_FED, "FED.ROUNDS", "--rounds --round", "communication rounds", "N"),
     _v(_FED, "FED.LOCAL_EPOCHS", "--local-epochs --local-epoch", "epochs per round", "N"),
     _v(_FED, "FED.FRAC", "--frac", "share of clients per round"),
-    _v(_FED, "FED.PARTITION", "--partition", "iid, disjoint, dirichlet, domain, domain_dirichlet"),
+    _v(_FED, "FED.PARTITION", "--partition", "iid, disjoint, n_classes, dirichlet, "
+       "superclass_dirichlet, quantity, domain, domain_dirichlet"),
     _v(_FED, "FED.BETA", "--beta", "concentration of the Dirichlet split"),
     _v(_FED, "FED.HELD_OUT_DOMAIN", "--held-out-domain --held-out",
        "leave one domain out, to be tested on", "NAME"),
@@ -92,6 +93,7 @@ FLAGS: tuple[Flag, ...] = (
     _v(_RUN, "OUTPUT_DIR", "--output-dir", "folder of all runs", "DIR"),
     _v(_RUN, "RESUME", "--resume", "run folder to go on with", "DIR"),
     _v(_RUN, "TAG", "--tag", "a word in the run folder's name"),
+    _v(_RUN, "SINKS", "--sinks", "also send each round's numbers to tensorboard, wandb", "A,B"),
     Flag(("--keep-logits",), "keep the last round's logits", _RUN, "TEST.KEEP_LOGITS",
          kind="switch"),
     Flag(("--dry-run",), "build everything, one batch, one aggregation, then stop", _RUN,

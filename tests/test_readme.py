@@ -19,6 +19,8 @@ from fedvlm.config import flat
 from fedvlm.errors import fold
 from fedvlm.federation.discovery import trainer_files
 
+from . import jobs
+from .data.trees import tree_of
 from .jobs import REPOSITORY
 
 PAGES = {name: (REPOSITORY / name).read_text(encoding="utf-8")
@@ -43,6 +45,8 @@ def commands(name: str) -> list[str]:
     return [" ".join(shlex.split(c, comments=True)) for c in (*fenced, *prose) if c.strip()]
 
 
+AFTER = ("sweep", "table", "figures", "report", "compare")  # read runs
+DATA = ("doctor", "data", "features")
 ALL = [(name, command) for name in PAGES for command in commands(name)]
 
 
@@ -70,7 +74,7 @@ def test_the_pages_are_finished_and_begin_with_a_command():
 
 def test_every_command_is_of_a_kind_that_is_tried():
     assert len(ALL) >= 10
-    verbs = "list|check|bench|new-trainer"
+    verbs = "list|check|bench|new-trainer|" + "|".join([*AFTER, *DATA])
     kinds = rf"make [a-z-]+$|python federated_main\.py |python -m fedvlm ({verbs})\b|pytest "
     assert [c for _, c in ALL if not re.match(kinds, c)] == []
 
@@ -142,6 +146,59 @@ def test_bench_commands_parse(command: str):
     args = parse_bench(shlex.split(command)[4:])
     assert (args.what, args.backbone, args.classes) == ("fedtv", "ViT-B/16", 50)
     assert re.search(r"^bench:.*\n\t.*" + re.escape(command[7:]), MAKEFILE, flags=re.MULTILINE)
+
+
+def verbs(*wanted: str) -> list[str]:
+    """Return the pages' commands of these verbs, in the order of the pages."""
+    found = [c for _, c in ALL if c.startswith("python -m fedvlm ")]
+    return list(dict.fromkeys(c for c in found if shlex.split(c)[3] in wanted))
+
+
+def test_what_is_made_of_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The sweep of the page is planned; two runs stand in for it in what is made of it."""
+    commands = verbs(*AFTER)
+    assert {shlex.split(c)[3] for c in commands} == set(AFTER)
+    for name in ("FedAvg", "Ditto"):
+        assert jobs.run(tmp_path / "output/sweep-demo", "--trainer", name) == 0
+    runs = [str(p.parent) for p in sorted((tmp_path / "output").rglob("results.json"))]
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        words = shlex.split(command)[3:]
+        if words[0] == "sweep":
+            words[1:2] = [str(REPOSITORY / words[1])]
+            words.append("--dry-run")
+        words = [runs[word == "RUN_B"] if word in ("RUN_A", "RUN_B") else word for word in words]
+        capsys.readouterr()
+        assert cli.main(words) == 0, command
+        said = capsys.readouterr().out
+        assert "FedAvg" in said or words[0] in ("figures", "report"), command
+    assert sorted(p.name for p in tmp_path.glob("figures/*.svg"))
+    assert list(tmp_path.rglob("*.html"))
+
+
+def test_what_is_said_of_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """On a miniature of the set that the page names, its split left out."""
+    commands = verbs(*DATA)
+    assert {shlex.split(c)[3] for c in commands} == set(DATA)
+    tree_of("DescribableTextures", tmp_path / "DATA", without=("split",))
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        words = shlex.split(command)[3:]
+        away = words[:2] == ["data", "download"]
+        if away:  # no network in a test: an address at which nobody answers
+            (tmp_path / "EMPTY").mkdir()
+            words = [word.replace("DATA/", "EMPTY/") for word in words]
+            words += ["--url-base", "http://127.0.0.1:9"]
+        if words[0] == "features":
+            words += ["--backbone", "tiny"]
+        code = cli.main(words)
+        said = capsys.readouterr()
+        partly = words[0] == "doctor" and not list(tmp_path.rglob("split_fedvlm*"))
+        assert code == (3 if away or partly else 0), (command, said)
 
 
 @pytest.mark.parametrize("name", PAGES)
