@@ -16,8 +16,10 @@ from fedvlm.cli_figures import draw_partition
 from fedvlm.cli_partition import partition_name
 from fedvlm.cli_peft import words_of
 from fedvlm.cli_record import Recorder
+from fedvlm.cli_report import say_results
 from fedvlm.cli_results import conclude, headline
 from fedvlm.cli_seeds import seed_table
+from fedvlm.cli_sinks import Sinks
 from fedvlm.config import flat
 from fedvlm.console import Console, progress, say
 from fedvlm.console_log import LogFile
@@ -47,6 +49,7 @@ def run_job(
         FedvlmError: anything a user can mend; ``cli.main`` turns it into a sentence.
         KeyboardInterrupt: the state after the last whole round is saved.
     """
+    sinks = Sinks(cfg.SINKS)
     if args.dry_run:
         from fedvlm.cli_dry import dry_run
 
@@ -66,14 +69,16 @@ def run_job(
         return 0
     with folder:
         try:
-            _train(cfg, origins, built, folder, console, began)
+            _train(cfg, origins, built, folder, console, began, sinks)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
                 f"whole rounds are saved in {folder.path}; the same command goes on there"
             ) from None
         finally:
             console.finish()
-    say(f"results: {folder.path}")
+            sinks.close()
+    done: dict[str, Any] = folder.finished or {}
+    say_results(folder.path, float(done["run_info"]["seconds_rounds"]))
     _remember(args, folder)
     return 0
 
@@ -85,7 +90,7 @@ def _remember(args: Namespace, folder: RunFolder) -> None:
 
 def _train(
     cfg: CfgNode, origins: dict[str, str], built: Built, folder: RunFolder, console: Console,
-    began: float,
+    began: float, sinks: Sinks,
 ) -> None:
     folder.write_config(flat(cfg), origins)
     folder.write_partition(built.data.index_file())
@@ -106,7 +111,9 @@ def _train(
     reference = zero_shot(
         built.model, built.test, built.data, batch_size=int(cfg.DATALOADER.TEST.BATCH_SIZE)
     ) if built.backbone.has_text else None
-    built.federation.subscribers.append(Recorder(built, folder, (console, log), state))
+    done, _ = read_metrics(folder.metrics_path)
+    sinks.open(folder.path, folder.digest, flat(cfg), done, (console, log))
+    built.federation.subscribers.append(Recorder(built, folder, (console, log), state, sinks))
     built.federation.run(state)
     records, _ = read_metrics(folder.metrics_path)
     table, results = conclude(cfg, reference, records, built.federation.trainer.name)

@@ -141,7 +141,7 @@ def _write_values(axes: Axes, grid: np.ndarray, limit: float) -> None:
             dark = abs(value) > 0.6 * limit
             short = f"{value:.2f}".replace("0.", ".", 1).replace("-", "\N{MINUS SIGN}")
             axes.text(j, i, short, ha="center", va="center", fontsize=5.5,
-                      color="white" if dark else style.INK)
+                      color=style.ON_DARK if dark else style.ON_LIGHT)
 
 
 def _bar(figure: Figure, image: Any, axes: Any, label: str) -> None:

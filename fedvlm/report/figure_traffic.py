@@ -28,7 +28,7 @@ def draw(found: Sequence[Panel], y_label: str, width: float = style.PAGE) -> Fig
 def _fill(axes: Axes, panel: Panel, order: Mapping[str, int]) -> None:
     sent = [x for line in panel.lines for x in line.x if x > 0]
     low, high = (min(sent), max(sent)) if sent else (1.0, 10.0)
-    silent = any(not _sends(line) for line in panel.lines)
+    silent = any(line.x and not _sends(line) for line in panel.lines)
     nothing = low / 3  # where a method that sends nothing is drawn
     for line in panel.lines:
         _path(axes, line, order[line.label], nothing)

@@ -25,6 +25,7 @@ from fedvlm import atomic
 COLUMN, PAGE = 3.3, 6.8  # inches: one and two columns of a paper
 DPI = 200
 INK, FAINT, GRID = "#222222", "#6b6b6b", "#e4e4e4"
+ON_LIGHT, ON_DARK = "#212121", "#fefefe"  # inside coloured cells: a dark page leaves them alone
 # Okabe and Ito 2008, grey for yellow (unreadable on white); more than eight are dashed
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7f7f7f")
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)), (0, (5, 1.5, 1.2, 1.5)))

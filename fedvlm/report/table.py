@@ -96,7 +96,8 @@ def tables(found: Collected, spec: Spec, command: str = "") -> list[Table]:
     spec = replace(spec, metrics=check_metrics(spec.metrics, kept))
     mixed = table_check.same_protocol(kept, axes, spec.mixed)
     everyone = with_references(kept, spec.reference)
-    notes += [*table_check.unknown(kept), *found.problems, *metrics_problems(spec.metrics, kept)]
+    notes += [*table_check.finetuned(kept, axes), *table_check.unknown(kept), *found.problems,
+              *metrics_problems(spec.metrics, kept)]
     if found.unfinished:
         notes.append(f"{len(found.unfinished)} unfinished run(s) left out: "
                      f"{_listed([str(p) for p in found.unfinished])}")

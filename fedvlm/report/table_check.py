@@ -20,6 +20,7 @@ SCOPES = {
         "dataset", "data_seed", "partition", "shots", "setting", "subsample", "held_out",
     ),
     "DATASET.TEMPLATE": ("dataset",),
+    "FED.FINETUNE_EPOCHS": ("tag",),  # a variant of a method that its label names
 }
 # One batch size, one augmentation and preprocessing, one precision per table.
 WIDE = (
@@ -113,6 +114,16 @@ def unknown(found: Sequence[Entry]) -> list[str]:
             notes.append(f"{len(lacking)} run(s) name no {key}, which was not compared there: "
                          f"{lacking[0].run.path}{' and others' if len(lacking) > 1 else ''}")
     return notes
+
+
+def finetuned(found: Sequence[Entry], axes: Sequence[str]) -> list[str]:
+    """Return a note where the final fine-tuning of some methods was set by hand."""
+    own, key = -1, "FED.FINETUNE_EPOCHS"  # -1: the method's own number
+    epochs = {e.label("trainer", axes): e.fact(key) for e in found if e.trains and e.names(key)}
+    if len(set(epochs.values())) < 2:
+        return []
+    words = "; ".join(f"{name} {n}" for name, n in sorted(epochs.items()) if n != own)
+    return [f"final fine-tuning (epochs) as {key} says: {words}; of all others the method's own"]
 
 
 def _keys(found: Sequence[Entry], axes: Sequence[str]) -> list[str]:

@@ -17,6 +17,11 @@ SECTIONS = {
 }
 TOTALS = "totals"
 ROUNDS_TO = "rounds_to:"
+# Derived: name -> (numbers of the totals, summed; divided by this one).
+RATIOS = {
+    "kb_per_client_round": (("bytes_up", "bytes_down"), "client_rounds"),
+    "seconds_per_round": (("seconds",), "rounds"),
+}
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,10 @@ DEFINED = {m.name: m for m in (
     Metric("totals.seconds", "seconds of training and aggregation", "s", True),
     Metric("totals.bytes_up", "bytes sent by all clients", "MB", True, scale=1e-6, digits=2),
     Metric("totals.bytes_down", "bytes sent to all clients", "MB", True, scale=1e-6, digits=2),
+    Metric("kb_per_client_round", "bytes up and down together, per participating client and round",
+           "kB", True, scale=1e-3),
+    Metric("seconds_per_round", "seconds of training and aggregation, mean over rounds", "s", True,
+           digits=2),
     _count("totals.rounds", "rounds done"),
     _count("totals.local_steps", "local steps of all clients"),
     _count("totals.samples", "training samples of all clients"),
@@ -129,6 +138,7 @@ def known_metrics(found: Sequence[Entry]) -> list[str]:
                 }
         if _number(run.info.get("trainable")) is not None:
             names["trainable"] = None
+        names |= {name: None for name in RATIOS if _ratio(entry, name) is not None}
     return list(names)
 
 
@@ -161,11 +171,24 @@ def value(entry: Entry, name: str) -> float | None:
         return _first_round(entry, _target(name))
     if name == "trainable":
         return _number(run.info.get(name))
+    if name in RATIOS:
+        return _ratio(entry, name)
     if name.startswith(f"{TOTALS}."):
         totals = run.info.get(TOTALS)
         return _number(totals.get(name.partition(".")[2])) if isinstance(totals, Mapping) else None
     found = run.value(name)
     return found if found is None or math.isfinite(found) else None
+
+
+def _ratio(entry: Entry, name: str) -> float | None:
+    """Return a number of ``RATIOS``; None where the totals lack a part or count nothing."""
+    totals = entry.run.info.get(TOTALS)
+    if not isinstance(totals, Mapping):
+        return None
+    parts, count = [_number(totals.get(part)) for part in RATIOS[name][0]], RATIOS[name][1]
+    whole = _number(totals.get(count))
+    known = [part for part in parts if part is not None]
+    return sum(known) / whole if whole and len(known) == len(parts) else None
 
 
 def metrics_problems(names: Sequence[str], found: Sequence[Entry]) -> list[str]:

@@ -64,6 +64,20 @@ def test_lower_is_better_for_costs_and_equal_figures_get_no_mark(tmp_path: Path)
     assert [[c.rank for c in line] for line in found.cells] == [[0, SECOND], [0, BEST]]
 
 
+def test_traffic_and_seconds_per_round(tmp_path: Path):
+    totals = {"bytes_up": 3000, "bytes_down": 1000, "client_rounds": 8, "seconds": 5.0,
+              "rounds": 4, "local_steps": 9}
+    names = ("kb_per_client_round", "seconds_per_round")
+    write_seeds(tmp_path, "A", [50.0], info={"totals": totals})
+    write_seeds(tmp_path, "B", [50.0], info={"totals": totals | {"client_rounds": 0}})
+    write_seeds(tmp_path, "C", [50.0], info={"totals": totals | {"bytes_up": None}})
+    found = table(tmp_path, cols=("metric",), metrics=names)
+    assert found.columns == ("kb_per_client_round (kB)", "seconds_per_round (s)")
+    assert [[c.text for c in line] for line in found.cells] == [
+        ["0.5", "1.25"], ["-", "1.25"], ["-", "1.25"],  # (3000 + 1000) / 8 bytes; 5 s / 4
+    ]
+
+
 def test_methods_as_columns_compete_within_a_row(tmp_path: Path):
     for trainer, (pets, dtd) in {"A": (90.0, 40.0), "B": (80.0, 50.0)}.items():
         write_seeds(tmp_path, trainer, [pets])

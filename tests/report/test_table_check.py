@@ -64,6 +64,18 @@ def test_methods_may_differ_in_hyper_parameters_but_not_in_batch_size(tmp_path: 
         table(tmp_path)
 
 
+def test_final_fine_tuning_is_a_variant_where_a_tag_names_it(tmp_path: Path):
+    key = "FED.FINETUNE_EPOCHS"
+    write_seeds(tmp_path, "A", [1.0], config={key: -1})
+    write_seeds(tmp_path, "A", [2.0], config={key: 5}, tag="ft")
+    (found,) = tables(collect([tmp_path]), Spec())
+    assert found.rows == ("A", "A (ft)")
+    assert f"as {key} says: A (ft) 5; of all others the method's own" in " ".join(found.notes)
+    write_seeds(tmp_path, "B", [2.0], config={key: 5})
+    with pytest.raises(ConfigError, match=f"{key} is -1 in .* and 5 in"):
+        tables(collect([tmp_path]), Spec())
+
+
 def test_seeds_of_a_cell_have_one_config(tmp_path: Path):
     write_run(tmp_path, "A", seed=1, last=LAST, folder="A")
     write_run(tmp_path, "A", seed=2, last=LAST, folder="A", config={"OPTIM.LR": 0.5})

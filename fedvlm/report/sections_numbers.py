@@ -1,0 +1,220 @@
+"""A run's numbers on its page: what to know first, the headline, all numbers, work and bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedvlm.report.caption import NOT_COMPARABLE
+from fedvlm.report.collect import Run
+from fedvlm.report.html import Content, Html, cell, element, facts, items, join, table
+from fedvlm.report.table_metrics import DEFINED, metric
+
+HEADLINE = (
+    "personal", "global", "base_all", "new", "hm2", "hm3", "cm", "unseen", "unseen_personal",
+    "targets", "personal_before_ft", "personal_worst",
+)
+MINUS = "\N{MINUS SIGN}"
+SETTINGS = {
+    "personal": "every class is some client's own",
+    "base2new": "base classes are trained, new classes only tested",
+    "leave_one_domain_out": "one domain is held by no client",
+    "transfer": "other data sets are tested with their own class names",
+}
+
+
+def number(found: Any) -> float | None:
+    """Return a finite number; None for anything else."""
+    good = isinstance(found, int | float) and not isinstance(found, bool)
+    return float(found) if good and math.isfinite(found) else None
+
+
+def signed(value: float) -> str:
+    """Return a difference with its sign, one decimal."""
+    text = f"{abs(value):.1f}"
+    return text if text == "0.0" else f"{'+' if value > 0 else MINUS}{text}"
+
+
+def shown(value: float | None, digits: int = 1) -> str:
+    """Return a number; an en dash where there is none."""
+    return "\N{EN DASH}" if value is None else f"{value:.{digits}f}"
+
+
+def caveats(run: Run, records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what a reader has to know before any number."""
+    info, said = run.info, run.protocol
+    found = [note for note in _notes(run) if NOT_COMPARABLE in note]
+    if said.get("extra_data"):
+        found.append(f"The method uses extra data: {said['extra_data']}.")
+    if said.get("subsample") not in ("", "all", None) and said.get("setting") == "personal":
+        found.append(f"Only the {said['subsample']} classes of the data set are used.")
+    dropped = sorted({str(c) for r in records for c in (r.get("dropped") or {})}, key=_by_number)
+    if dropped:
+        found.append(f"Clients whose update was dropped in some round: {', '.join(dropped)}.")
+    git = info.get("git")
+    if isinstance(git, Mapping) and git.get("changed"):
+        found.append("The code had changes that are in no commit; the revision alone does not "
+                     "give these numbers.")
+    return found
+
+
+def box(found: Sequence[Content]) -> Html:
+    """Return caveats in a box that stands out; nothing without any."""
+    if not found:
+        return Html("")
+    return element("aside", element("strong", "Before you read the numbers"), items(found),
+                   class_="caveats", aria_label="Caveats")
+
+
+def intro(run: Run) -> Html:
+    """Return what the run is, in a few facts."""
+    said = run.protocol
+    shots = said.get("shots")
+    setting = str(said.get("setting", ""))
+    what = f"{setting}: {SETTINGS[setting]}" if setting in SETTINGS else setting
+    return facts({
+        "setting": what, "data set": said.get("dataset"),
+        "shots per class": "all images" if shots == -1 else shots,
+        "partition": said.get("partition"), "domain held out": said.get("held_out"),
+        "targets": said.get("targets"), "backbone": _backbone(said),
+        "rounds x local epochs": f"{said.get('rounds')} x {said.get('local_epochs')}",
+        "training views per image": said.get("views"),
+        "seeds": f"model {said.get('seed')}, data {said.get('data_seed')}",
+        "selection": _selection(said.get("selection")),
+        "trainable parameters": _count(run.info.get("trainable")),
+    })
+
+
+def headline(run: Run) -> Html:
+    """Return the last round's main numbers, each with its meaning and its gain on zero-shot."""
+    last, zero = run.last, _section(run, "zero_shot")
+    cards = []
+    for name in HEADLINE:
+        value = number(last.get(name))
+        if value is None:
+            continue
+        spread = number(last.get("personal_std")) if name == "personal" else None
+        cards.append(element(
+            "div", element("div", name, class_="name"),
+            element("div", shown(value), element("small", " %"), class_="value"),
+            _delta(value, number(zero.get(name))),
+            element("div", metric(name).words, ".",
+                    f" Standard deviation over clients {spread:.1f}." if spread is not None
+                    else None, class_="what"),
+            class_="number-card first" if name == "personal" else "number-card",
+        ))
+    if not cards:
+        return element("p", "No client has a test image, so there is no headline number.")
+    when = f"After round {last.get('round')}, the last one; the test set chooses nothing."
+    return join([element("p", when, class_="soft"),
+                 element("div", *cards, class_="numbers")])
+
+
+def all_numbers(run: Run) -> Html:
+    """Return every accuracy of the run: zero-shot, untrained, chosen on validation, last."""
+    sections = {
+        "zero-shot": _section(run, "zero_shot"), "untrained": _section(run, "untrained"),
+        f"round {run.last.get('round')}": run.last,
+    }
+    chosen = _section(run, "selected")
+    if chosen:
+        sections[f"round {chosen.get('round')} (best on validation)"] = chosen
+    present = {k: v for k, v in sections.items() if v}
+    names = [n for n in run.last if number(run.last.get(n)) is not None and _accuracy(n)]
+    rows = []
+    for name in names:
+        values = [number(part.get(name)) for part in present.values()]
+        rows.append([name, *(cell(shown(v), v) for v in values), metric(name).words])
+    return table(["%", *present, "meaning"], rows, caption="All numbers are percentages")
+
+
+def work(run: Run) -> Html:
+    """Return totals: rounds, steps, samples, tower passes, seconds, bytes."""
+    totals = run.info.get("totals")
+    if not isinstance(totals, Mapping):
+        return Html("")
+    words = {
+        name: (_seconds(v) if name == "seconds" else megabytes(v) if name.startswith("bytes")
+               else f"{v:,.0f}")
+        for name, found in totals.items() if (v := number(found)) is not None
+    }
+    return facts({name.replace("_", " "): text for name, text in words.items()})
+
+
+def traffic(run: Run) -> Html:
+    """Return the bytes of each tensor in the whole run, all clients, both ways."""
+    totals = run.info.get("totals")
+    totals = totals if isinstance(totals, Mapping) else {}
+    up, down = (totals.get(f"bytes_{way}_by_tensor") or {} for way in ("up", "down"))
+    names = list(dict.fromkeys([*up, *down]))
+    if not names:
+        return element("p", "Nothing was sent: no tensor is shared.")
+    most = sum(number(v) or 0.0 for v in up.values()) or 1.0
+    rows = [
+        [element("code", name), cell(megabytes(up.get(name, 0)), number(up.get(name, 0))),
+         cell(megabytes(down.get(name, 0)), number(down.get(name, 0))),
+         cell(f"{100 * (number(up.get(name)) or 0) / most:.1f} %", number(up.get(name, 0)))]
+        for name in names
+    ]
+    return table(["tensor", "sent by clients", "sent to clients", "share of sent"], rows,
+                 caption="Bytes in the whole run, all clients (1 MB = 1,000,000 bytes)",
+                 sortable=True)
+
+
+def remarks(run: Run) -> Html:
+    """Return the run's notes that are no caveats."""
+    return items(note for note in _notes(run) if NOT_COMPARABLE not in note)
+
+
+def megabytes(found: Any) -> str:
+    """Return bytes as MB."""
+    value = number(found) or 0.0
+    return f"{value:,.0f} B" if value < 1000 else f"{value / 1e6:,.3f} MB"
+
+
+def _notes(run: Run) -> list[str]:
+    notes = run.info.get("notes")
+    return [str(note) for note in notes] if isinstance(notes, list) else []
+
+
+def _section(run: Run, name: str) -> Mapping[str, Any]:
+    found = run.results.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _delta(value: float, zero: float | None) -> Html:
+    if zero is None:
+        return Html("")
+    gain = value - zero
+    kind = "up" if round(gain, 1) > 0 else "down" if round(gain, 1) < 0 else ""
+    return element("div", element("span", signed(gain), class_=kind or None),
+                   f" on zero-shot ({zero:.1f})", class_="delta")
+
+
+def _accuracy(name: str) -> bool:
+    found = DEFINED.get(name)
+    return found.unit == "%" if found else name.startswith("target.") or name == "val"
+
+
+def _backbone(said: Mapping[str, Any]) -> str:
+    digest = str(said.get("backbone_digest", ""))[:8]
+    tag = said.get("weights")
+    return f"{said.get('backbone')}{f' ({tag})' if tag else ''}{f', {digest}' if digest else ''}"
+
+
+def _selection(found: Any) -> str:
+    return "last round; one chosen by validation beside it" if found == "val" else "last round"
+
+
+def _count(found: Any) -> str:
+    value = number(found)
+    return "" if value is None else f"{value:,.0f}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.1f} s" if value < 600 else f"{value / 60:,.1f} min"
+
+
+def _by_number(text: str) -> tuple[int, str]:
+    return (int(text), "") if text.isdigit() else (-1, text)

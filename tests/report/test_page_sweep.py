@@ -1,0 +1,232 @@
+"""The page over many runs, and the verb that writes pages."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedvlm import cli, cli_report
+from fedvlm.report import sections_figures
+from fedvlm.report.collect import collect
+from fedvlm.report.html import Html
+from fedvlm.report.page_sweep import sweep_page
+from fedvlm.report.sections_journal import sweeps
+from fedvlm.report.sections_tables import of_group
+from tests.report.page_runs import NASTY, Reader, whole_run
+from tests.report.table_runs import write_run, write_seeds
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+def cells(page: str, table: str) -> list[list[str]]:
+    """Return the text of a table's rows; ``table``: what stands before its body."""
+    body = page[page.index(table):]
+    body = body[body.index("<tbody>"):body.index("</tbody>")]
+    return [[re.sub(r"<[^>]+>", "", c) for c in re.findall(r"<t[hd][ >].*?</t[hd]>", row)]
+            for row in body.split("</tr>")[:-1]]
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without figures, which take a second each."""
+    monkeypatch.setattr(sections_figures, "of_runs", lambda runs: Html("<p>figures</p>"))
+    monkeypatch.setattr(sections_figures, "of_run", lambda run, records: Html("<p>figures</p>"))
+
+
+def journal(root: Path, name: str = "all & <more>") -> None:
+    """Write a plan of three methods x three data sets x two seeds, two failed and one stopped."""
+    folder = root / "sweeps" / "one"
+    folder.mkdir(parents=True)
+    plan = {"name": name, "datasets": [{"label": one} for one in ("pets", "cars", "never")],
+            "trainers": [{"label": one} for one in ("FedAvg", "FedProx", "Ditto")], "seeds": [1, 2]}
+    (folder / "plan.yaml").write_text(yaml.safe_dump(plan))
+    rows = [("a", "FedProx", 3, "no images in <root>"), ("b", "FedProx", -9, ""),
+            ("c", "Ditto", 130, "stopped"), ("a", "FedProx", 2, "last & least")]
+    (folder / "cells.jsonl").write_text("".join(
+        json.dumps({"cell": cell, "dataset": "cars", "method": method, "code": code, "config": "x",
+                    "sentence": said, "seconds": 1.0, "ended": f"2026-01-0{at + 1}"}) + "\n"
+        for at, (cell, method, code, said) in enumerate(rows)
+    ) + '{"cell": "cut')
+
+
+def filled(root: Path) -> None:
+    write_seeds(root, "FedAvg", [70.0, 80.0])
+    write_seeds(root, "FedAvg", [50.0, 60.0], "Cars")
+    write_seeds(root, "FedProx", [90.0, 90.0])
+
+
+def made(root: Path) -> str:
+    return sweep_page(collect([root]), [root], root, {"FedAvg": "FedAvg: card"}, "", "fedvlm r")
+
+
+def test_a_sweep_page_has_means_ranks_and_gaps(tmp_path: Path, undrawn: None):
+    filled(tmp_path)
+    journal(tmp_path)
+    page = made(tmp_path)
+    found = Reader(page)
+    assert "Sweep all & <more>" in found.text()
+    assert cells(page, "<h4>personal</h4>") == [
+        ["FedAvg", "55.0 ± 7.1", "75.0 ± 7.1", "65.0"], ["FedProx", "-", "90.0 ± 0.0", "-"]]
+    assert "<strong>90.0</strong>" in page
+    assert cells(page, 'id="matrix"') == [
+        ["FedAvg", "2", "2", "none"], ["FedProx", "none, 2 failed", "2", "none"],
+        ["Ditto", "none", "none", "none"]]
+    gaps = found.text("missing")
+    assert "the plan has 18 cells" in gaps and "2 failed" in gaps
+    assert "last & least" in gaps and "no images" not in gaps, "the last attempt counts"
+    assert "exit code -9" in gaps and "stopped" not in gaps
+    assert "Not all runs are here (2 failed)" in found.text()
+    assert found.text("cards") == "Method cards FedAvg FedAvg: card"
+
+
+def test_unfinished_and_damaged_runs_are_listed(tmp_path: Path, undrawn: None):
+    filled(tmp_path)
+    left = tmp_path / "personal/Pets/shots_1/FedX/tiny/p/seed1"
+    left.mkdir(parents=True)
+    (left / "manifest.json").write_text("{}")
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    (bad / "results.json").write_text("{")
+    gaps = Reader(made(tmp_path)).text("missing")
+    assert "unfinished" in gaps and "shots_1/FedX/tiny/p/seed1" in gaps
+    assert "bad/results.json is damaged" in gaps
+
+
+def test_mixed_protocols_are_shown_with_a_warning(tmp_path: Path):
+    write_run(tmp_path, "FedAvg", last={"personal": 70.0})
+    write_run(tmp_path, "FedProx", last={"personal": 80.0}, rounds=50)
+    page = of_group(collect([tmp_path]).runs, "")
+    warning = re.search(r'<p class="caveats">(.*?)</p>', page)
+    assert warning and "rounds is 2 in" in warning[1] and "50" in warning[1]
+    assert "<strong>80.0</strong>" in page
+
+
+def test_data_sets_may_have_partitions_of_their_own_and_variants_their_fine_tuning(tmp_path: Path):
+    write_run(tmp_path, "FedAvg", "Pets", last={"personal": 70.0}, shots=8)
+    write_run(tmp_path, "FedAvg", "Cars", last={"personal": 60.0}, partition="dirichlet")
+    write_run(tmp_path, "FedAvg", "Cars", last={"personal": 65.0}, partition="dirichlet", tag="ft",
+              config={"FED.FINETUNE_EPOCHS": 5})
+    page = of_group(collect([tmp_path]).runs, "")
+    assert "caveats" not in page
+    assert "Mixed on request" in page and "partition" in page, "the caption says so"
+
+
+def test_one_data_set_has_one_table_of_all_numbers(tmp_path: Path):
+    write_run(tmp_path, "FedAvg", last={"personal": 70.0, "new": 20.0},
+              sections={"zero_shot": {"personal": 30.0, "new": 40.0}})
+    page = of_group(collect([tmp_path]).runs, "")
+    assert cells(page, "Accuracy (%)") == [["zero-shot", "30.0", "40.0"],
+                                           ["FedAvg", "70.0", "20.0"]]
+
+
+def test_configs_that_differ_are_named_with_their_owners(tmp_path: Path, undrawn: None):
+    write_run(tmp_path, "FedAvg", config={"OPTIM.LR": 0.1}, last={"personal": 1.0})
+    write_run(tmp_path, "FedProx", config={"OPTIM.LR": 0.2}, last={"personal": 1.0})
+    found = Reader(made(tmp_path)).text("differences")
+    assert "OPTIM.LR 0.1 : FedAvg 0.2 : FedProx" in found and "SEED" not in found
+
+
+def test_hostile_names_stay_text_and_links_stay_inside(tmp_path: Path, undrawn: None):
+    path = whole_run(tmp_path, NASTY, dataset=NASTY, folder='a "b" <c> &%20#')
+    write_run(tmp_path, "FedAvg", NASTY, last={"personal": 1.0}, info={"command": NASTY})
+    (path / "report.html").write_text("x")
+    page = sweep_page(collect([tmp_path]), [tmp_path], tmp_path, {NASTY: NASTY}, NASTY, NASTY)
+    found = Reader(page)
+    assert found.tags["script"] == found.tags["style"] == 1 and found.tags["b"] == 0
+    links = [v for tag, name, v in found.attributes if tag == "a" and not v.startswith("#")]
+    assert links == ["a%20%22b%22%20%3Cc%3E%20%26%2520%23/seed1/report.html"]
+    assert [k for k, n in found.ids.items() if n > 1] == []
+
+
+def test_figures_of_a_sweep_keep_a_method_s_colour(tmp_path: Path):
+    write_run(tmp_path, "Ditto", "Cars", last={"personal": 1.0}, curve=[1, 2])
+    write_run(tmp_path, "Zeta", "Cars", last={"personal": 1.0}, curve=[1, 2])
+    write_run(tmp_path, "Zeta", "Pets", last={"personal": 1.0}, curve=[1, 2])
+    page = sections_figures.of_runs(collect([tmp_path]).runs)
+    assert Reader(page).tags["figure"] == 2, "nothing was sent: no figure of bytes"
+    pets = page[page.index("<h3>Pets</h3>"):]
+    assert "stroke:var(--fig-2)" in pets, "Zeta is the second method here too"
+
+
+def test_damaged_plans_are_named(tmp_path: Path):
+    folder = tmp_path / "sweeps" / "x"
+    folder.mkdir(parents=True)
+    (folder / "plan.yaml").write_text("a: [")
+    found, problems = sweeps([tmp_path])
+    assert found[0].name == "x" and found[0].cells == 0
+    assert len(problems) == 1 and "plan.yaml" in problems[0]
+
+
+def test_the_verb_writes_the_page_of_a_run_and_of_all(
+    tmp_path: Path, undrawn: None, capsys: pytest.CaptureFixture[str]
+):
+    filled(tmp_path)
+    run = collect([tmp_path]).runs[0]
+    assert cli.main(["report", str(run.path), "--title", "My run"]) == 0
+    assert f"report: {run.path / 'report.html'}" in capsys.readouterr().out
+    page = (run.path / "report.html").read_text()
+    assert "<h1>My run</h1>" in page and "all trained tensors are averaged" in page  # its card
+    into = tmp_path / "pages"
+    into.mkdir()
+    assert cli.main(["report", str(tmp_path), "--into", str(into / "a.html"), "--runs"]) == 0
+    page = (into / "a.html").read_text()
+    links = [v for tag, name, v in Reader(page).attributes if tag == "a" and v[0] != "#"]
+    assert len(links) == 6 and all((into / link).is_file() for link in links)
+
+
+@pytest.mark.parametrize(("words", "code", "said"), [
+    (["report"], 2, "wants a run folder"), (["report", "--nto", "x"], 2, "report:"),
+    (["report", "nowhere"], 3, "not a folder"), (["report", "."], 3, "no finished run"),
+    (["report", "sweeps/one"], 3, "give its OUTPUT_DIR"),
+    (["report", ".", "--into", "none/x.html"], 2, "no folder none"),
+])
+def test_mistakes_are_one_sentence(
+    words: list[str], code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.chdir(tmp_path)
+    journal(tmp_path)
+    assert cli.main(words) == code
+    err = capsys.readouterr().err
+    assert said in err and len(err.strip().splitlines()) == 1
+
+
+def test_a_long_run_ends_with_its_page_and_a_short_one_says_how(
+    tmp_path: Path, undrawn: None, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    path = whole_run(tmp_path)
+    cli_report.say_results(path, cli_report.WORTH / 2)
+    said = capsys.readouterr().out.splitlines()
+    assert said == [f"results: {path}", f"page: fedvlm report {path}"]
+    assert not (path / "report.html").exists()
+    cli_report.say_results(path, cli_report.WORTH)
+    assert capsys.readouterr().out.splitlines()[1] == f"page: {path / 'report.html'}"
+    first = (path / "report.html").read_bytes()
+    assert cli.main(["report", str(path)]) == 0
+    assert (path / "report.html").read_bytes() == first
+    monkeypatch.setattr(sections_figures, "of_run", lambda *_: 1 / 0)
+    capsys.readouterr()
+    cli_report.say_results(path, cli_report.WORTH)  # a page that fails ends no run
+    shown = capsys.readouterr()
+    assert "division by zero" in shown.err and f"page: fedvlm report {path}" in shown.out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+def test_the_script_runs_in_a_browser(tmp_path: Path):
+    whole_run(tmp_path)
+    assert cli.main(["report", str(tmp_path), "--into", str(tmp_path / "a.html")]) == 0
+    done = subprocess.run(
+        [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
+         f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "a.html").as_uri()],
+        capture_output=True, text=True, timeout=120, check=True,
+    )
+    assert '<button type="button">accuracy (%)</button>' in done.stdout
+    assert re.search(r"<output[^>]*>6 of 6</output>", done.stdout)
