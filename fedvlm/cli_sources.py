@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from fedvlm.data.federated import FederatedData
 from fedvlm.data.images import ImageLoader
 from fedvlm.federation.batches import SampleSource
 from fedvlm.federation.sources import FeatureSource, PixelSource
+from fedvlm.models.backbone import Backbone
 from fedvlm.models.model import VLModel
 from fedvlm.models.store import cached_features, default_dir
+from fedvlm.models.throughput import Throughput
 from fedvlm.models.token_bank import bank_bytes, empty_bank, fill_bank, has_room
 from fedvlm.models.vision_tower import stream_name
 
@@ -33,10 +36,13 @@ def image_sources(
     activations that enter the first of them; pixels where those have no room.
     """
     block = trainer.token_block(model) if hasattr(trainer, "token_block") else None
+    spent = Throughput()
     if block is None:
-        return _sources(data, loader, labels, "features", lambda indices, view: _features(
-            cfg, model, loader, indices, view, progress
+        found = _sources(data, loader, labels, "features", lambda indices, view: features_of(
+            cfg, model.backbone, loader, indices, view, progress, spent, model.notes
         ))
+        model.notes.append(spent.sentence())
+        return found
     folder = cache_dir(cfg) or default_dir()
     images = len(_every(data)) + (len(_train(data)) * loader.views if loader.views > 1 else 0)
     if not has_room(model.vision, images, folder):
@@ -49,13 +55,17 @@ def image_sources(
 
     def encode(indices: Sequence[int], view: int | None) -> Tensor:
         out = empty_bank(model.vision, len(indices), folder)
-        fill_bank(
-            model.vision, block, out, lambda i: loader.load(indices[i], view),
-            None if progress is None else (lambda n, of: progress(_what(loader, view), n, of)),
-        )
+        with _reading(loader, spent):
+            fill_bank(
+                model.vision, block, out, lambda i: loader.load(indices[i], view),
+                None if progress is None else (lambda n, of: progress(_what(loader, view), n, of)),
+                workers=int(cfg.DATALOADER.NUM_WORKERS), spent=spent,
+            )
         return out
 
-    return _sources(data, loader, labels, stream_name(block), encode)
+    found = _sources(data, loader, labels, stream_name(block), encode)
+    model.notes.append(spent.sentence(f"activations entering block {block}"))
+    return found
 
 
 def pixel_sources(loader: ImageLoader, labels: Tensor) -> tuple[PixelSource, PixelSource]:
@@ -79,6 +89,7 @@ def _every(data: FederatedData) -> list[int]:
     return sorted(
         {int(i) for c in data.clients for part in (c.train, c.val, c.test) for i in part}
         | set(data.global_test.tolist()) | set(data.new_test.tolist())
+        | {int(i) for other in data.others for i in other.indices}
     )
 
 
@@ -99,16 +110,39 @@ def _what(loader: ImageLoader, view: int | None) -> str:
     return f"encoding images{more}"
 
 
-def _features(
-    cfg: CfgNode, model: VLModel, loader: ImageLoader, indices: Sequence[int], view: int | None,
-    progress: Progress | None,
+@contextmanager
+def _reading(loader: ImageLoader, spent: Throughput) -> Iterator[None]:
+    """Add to ``spent`` what the loader says of its file access meanwhile."""
+    before = loader.reading
+    try:
+        yield
+    finally:
+        spent.reading += loader.reading - before
+
+
+def features_of(
+    cfg: CfgNode, backbone: Backbone, loader: ImageLoader, indices: Sequence[int],
+    view: int | None, progress: Progress | None, spent: Throughput, notes: list[str],
 ) -> Tensor:
-    return cached_features(
-        model.backbone, [loader.content_key(i) for i in indices],
-        lambda position: loader.load(indices[position], view),
-        view=-1 if view is None else view, transform_digest=loader.transform_key(view),
-        cache_dir=cache_dir(cfg),
-        progress=None if progress is None else (
-            lambda done, n: progress(_what(loader, view), done, n)
-        ),
-    )
+    """Return the features ``[n, embed_dim]`` of images and one view, out of the store or into it.
+
+    Args:
+        indices: into the loader's samples.
+        view: None is the test view.
+        spent: told where the time went.
+        notes: told about damaged files.
+
+    Raises:
+        DataError: an image changed meanwhile or does not decode, or the cache cannot be written.
+    """
+    keys = [loader.content_key(i) for i in indices]
+    with _reading(loader, spent):
+        return cached_features(
+            backbone, keys, lambda n: loader.load(indices[n], view, key=keys[n]),
+            view=-1 if view is None else view, transform_digest=loader.transform_key(view),
+            cache_dir=cache_dir(cfg), workers=int(cfg.DATALOADER.NUM_WORKERS),
+            progress=None if progress is None else (
+                lambda done, n: progress(_what(loader, view), done, n)
+            ),
+            notes=notes, spent=spent,
+        )

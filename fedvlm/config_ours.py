@@ -96,6 +96,9 @@ def _model() -> Schema:
         ),
         "DATALOADER.TRAIN_X.BATCH_SIZE": Option(32, "training batch; no batch is dropped", low=1),
         "DATALOADER.TEST.BATCH_SIZE": Option(100, "test batch (Dassl: 32)", low=1),
+        "DATALOADER.NUM_WORKERS": Option(
+            0, "threads that decode images, 0 is one per core (Dassl: 4)", low=0, high=1024
+        ),
     }
 
 

@@ -23,6 +23,7 @@ import numpy as np
 import PIL
 
 from fedvlm.data.datum import Datum
+from fedvlm.data.locate import other_spelling
 from fedvlm.errors import DataError
 
 _FORMAT = f"fedvlm-images/2 pillow {PIL.__version__}"  # another Pillow may decode other files
@@ -169,8 +170,8 @@ class ImageRecords:
         if missing:
             raise DataError(
                 f"{len(missing)} of {len(paths)} images that the split names do not exist "
-                f"(first: {missing[0]}); the image folder is incomplete or not the one the split "
-                "was made for"
+                f"(first: {missing[0]}); {other_spelling(missing[0])}the image folder is "
+                "incomplete or not the one the split was made for"
             )
 
 
@@ -187,17 +188,24 @@ def _read(
     except OSError as error:
         return Record(-1, -1, -1, "", f"{error.strerror}")
     digest = hashlib.sha256(raw).hexdigest()
-    reason: str | None = None
+    found: str | None = None
     if known is not None and known.sha256 == digest and known.error is not None:
-        reason = known.error  # only its times are new
+        found = known.error  # only its times are new
     elif check is not None:
-        reason = "the file is empty" if not raw else ""
+        found = "the file is empty" if not raw else ""
         if raw:
             try:
                 check(raw)
+            except MemoryError as error:  # of this machine, not of the file: never recorded
+                raise DataError(f"not enough memory to decode the image {path}") from error
             except Exception as error:  # Pillow raises many kinds on broken files
-                reason = _STREAM.sub("", str(error)) or type(error).__name__
-    return Record(*_stamp(before), digest, reason)
+                found = reason(error)
+    return Record(*_stamp(before), digest, found)
+
+
+def reason(error: Exception) -> str:
+    """Return what Pillow says of a broken image, on one line."""
+    return " ".join(_STREAM.sub("", str(error)).split()) or type(error).__name__
 
 
 def _load(file: Path) -> dict[str, Record]:

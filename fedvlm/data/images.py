@@ -23,7 +23,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as TF
 
 from fedvlm.data.datum import Datum
-from fedvlm.data.image_records import ImageRecords
+from fedvlm.data.image_records import ImageRecords, reason
 from fedvlm.errors import ConfigError, DataError, did_you_mean
 from fedvlm.rng import numpy_stream
 
@@ -146,7 +146,7 @@ class ImageLoader:
             if not changed:
                 return decode(raw)
         except Exception as error:  # Pillow raises many kinds on broken files
-            raise DataError(f"cannot read the image {sample.impath}: {error}") from error
+            raise DataError(f"cannot read the image {sample.impath}: {reason(error)}") from error
         raise DataError(
             f"the image {sample.impath} has changed since this command began; leave the images "
             "alone while it works, and start it again (what is encoded so far is kept)"
@@ -156,10 +156,13 @@ class ImageLoader:
 def decode(raw: bytes) -> Image.Image:
     """Return the first frame of an encoded image as RGB.
 
+    The content says what it is, never the file's name. Pixels are as stored: the orientation in
+    EXIF is not applied, as in CoOp's ``read_image`` and torchvision's loaders.
+
     Raises:
         Exception: of many kinds, for anything Pillow cannot decode whole.
     """
-    with Image.open(io.BytesIO(raw)) as image:
+    with _opened(raw) as image:
         image.load()
         return to_rgb(image)
 
@@ -170,10 +173,17 @@ def check_decodes(raw: bytes) -> None:
     Raises:
         Exception: as ``decode``.
     """
-    with Image.open(io.BytesIO(raw)) as image:
+    with _opened(raw) as image:
         image.draft(None, (max(image.width // 8, 1), max(image.height // 8, 1)))
         image.load()
         to_rgb(image)
+
+
+def _opened(raw: bytes) -> Image.Image:
+    image = Image.open(io.BytesIO(raw))
+    if image.format == "EPS":  # Pillow would have Ghostscript run it
+        raise ValueError("PostScript is a program and no image")
+    return image
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

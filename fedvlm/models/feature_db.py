@@ -1,8 +1,12 @@
 """Image features on disk: exact, keyed by content, filled once and shared by methods and seeds.
 
-One SQLite file per (backbone digest, transform digest, numerics); a row is one image (by the hash
-of its bytes) and view. A changed image, transform or backbone has another key, so nothing stale
-can be served; a checksum per row catches damaged files.
+Two files per (backbone digest, transform digest, numerics): the rows, one flat file that is mapped
+into memory, and an SQLite index from (hash of the image's bytes, view) to a row's place and
+checksum. A changed image, transform or backbone has another key, so nothing stale can be served.
+
+A row is written before the index names it, so that a killed process leaves at most rows that no
+index names, which the next writer covers. After a power cut the index may be ahead of the rows:
+the checksum, taken of the very copy that is served, sends such rows back to the encoder.
 """
 
 from __future__ import annotations
@@ -14,33 +18,33 @@ import logging
 import os
 import sqlite3
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedvlm.errors import DataError
+from fedvlm.models.feature_rows import RowFile, Rows
 
-SCHEMA = 1
+SCHEMA = 2  # 1 kept the rows inside SQLite; those files have other names and are never opened
 ENV = "FEDVLM_CACHE"
+ROWS = ".rows"
 _TIMEOUT_S = 120.0
-_QUERY_KEYS = 4096  # rows read at a time
-_TABLE = (
-    "CREATE TABLE IF NOT EXISTS features (key TEXT NOT NULL, view INTEGER NOT NULL, "
-    "crc INTEGER NOT NULL, value BLOB NOT NULL, PRIMARY KEY (key, view)) WITHOUT ROWID"
+_QUERY_KEYS = 4096  # places looked up at a time
+_TRIES = 20
+_TABLES = (
+    "CREATE TABLE IF NOT EXISTS places (key TEXT NOT NULL, view INTEGER NOT NULL, "
+    "place INTEGER NOT NULL, crc INTEGER NOT NULL, PRIMARY KEY (key, view)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
 )
 _SELECT = (
-    "SELECT key, crc, value FROM features "
+    "SELECT key, place, crc FROM places "
     "WHERE view = ? AND key IN (SELECT value FROM json_each(?))"
 )
-# Of two processes that encode the same image, both bring the same bits; a row is put again only
-# after it was found damaged.
-_INSERT = (
-    "INSERT INTO features VALUES (?, ?, ?, ?) ON CONFLICT (key, view) DO UPDATE "
-    "SET crc = excluded.crc, value = excluded.value "
-    "WHERE features.crc <> excluded.crc OR features.value <> excluded.value"
-)
+_PUT = "INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?)"
+_NEXT = "next"  # the place after the last row
 log = logging.getLogger(__name__)
 
 
@@ -51,7 +55,7 @@ def default_dir() -> Path:
 
 
 def store_path(folder: Path, *identity: str | int) -> Path:
-    """Return the file for an identity: every part of it changes the name."""
+    """Return the index file for an identity: every part of it changes the name."""
     digest = hashlib.sha256(json.dumps([SCHEMA, *identity]).encode()).hexdigest()
     return folder / f"{digest[:40]}.sqlite"
 
@@ -59,48 +63,67 @@ def store_path(folder: Path, *identity: str | int) -> Path:
 class FeatureStore:
     """Rows of ``width`` numbers of one type, keyed by (content key, view).
 
-    Safe for several processes at once (write-ahead log, first writer wins). A file that is not a
-    healthy database is renamed to ``*.corrupt-<n>`` and started anew; ``notes`` tells.
+    Safe for several processes at once (SQLite's lock; the first writer of a key wins). Files that
+    are damaged are renamed to ``*.corrupt-<n>`` and started anew; ``notes`` tells.
 
     Args:
-        path: the file; its folder is made.
+        path: the index; the rows lie beside it, its folder is made.
         width: numbers per row.
         dtype: float32 or float64.
+        about: what the rows are, for ``feature_list``; the first to open a store writes it.
 
     Raises:
-        DataError: the folder or file cannot be written.
+        DataError: the folder or a file cannot be written.
     """
 
-    def __init__(self, path: Path, width: int, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, path: Path, width: int, dtype: torch.dtype = torch.float32,
+        about: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self.path, self.width, self.dtype = Path(path), width, dtype
+        self.about = {"width": str(width), "dtype": str(dtype).removeprefix("torch.")}
+        self.about |= about or {}
         self.notes: list[str] = []
-        self._bytes = width * torch.empty((), dtype=dtype).element_size()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._unwritable(error) from error
-        self._db = self._open()
+        self._open()
 
-    def _open(self) -> sqlite3.Connection:
-        for last_try in (False, True):
+    def _open(self) -> None:
+        """Open both files of one store: a clean-up or a renaming in between shows in the rows."""
+        for _ in range(_TRIES):
             try:
-                return self._connect()
+                self._rows = RowFile(self.path.with_suffix(ROWS), self.width, self.dtype)
+            except OSError as error:
+                raise self._unwritable(error) from error
+            try:
+                self._db = self._connect()
             except sqlite3.OperationalError as error:
+                self._rows.close()
                 raise self._unwritable(error) from error
             except sqlite3.DatabaseError as error:
-                if last_try:
-                    raise self._unwritable(error) from error
                 self._set_aside(error)
-        raise AssertionError("unreachable")
+                continue
+            if self._rows.is_current():
+                return
+            self.close()
+        raise self._unwritable(OSError("other processes remove it all the time"))
 
     def _connect(self) -> sqlite3.Connection:
         db = sqlite3.connect(self.path, timeout=_TIMEOUT_S, isolation_level=None)
         try:
             db.execute("PRAGMA journal_mode=WAL")
             db.execute("PRAGMA synchronous=NORMAL")
-            db.execute(_TABLE)
+            for table in _TABLES:
+                db.execute(table)
             if (found := db.execute("PRAGMA quick_check(1)").fetchone()) != ("ok",):
                 raise sqlite3.DatabaseError(f"quick_check: {found}")
+            if not db.execute("SELECT COUNT(*) FROM about").fetchone()[0]:
+                facts = [*self.about.items(), (_NEXT, "0")]
+                db.execute("BEGIN IMMEDIATE")
+                db.executemany("INSERT OR IGNORE INTO about VALUES (?, ?)", facts)
+                db.execute("COMMIT")
         except BaseException:
             db.close()
             raise
@@ -113,6 +136,7 @@ class FeatureStore:
         )
 
     def _set_aside(self, error: Exception) -> None:
+        self._rows.close()
         count = len(list(self.path.parent.glob(f"{self.path.name}.corrupt-*")))
         aside = self.path.with_name(f"{self.path.name}.corrupt-{count + 1}")
         # Another process may have renamed it first: then there is nothing left to rename.
@@ -120,54 +144,87 @@ class FeatureStore:
             self.path.replace(aside)
         for suffix in ("-wal", "-shm"):
             self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+        self.path.with_suffix(ROWS).unlink(missing_ok=True)  # nothing without their index
         note = f"feature cache was damaged ({error}): set aside as {aside.name} and rebuilt"
         self.notes.append(note)
         log.warning(note)
 
-    def get_many(self, keys: Iterable[str], view: int) -> dict[str, Tensor]:
-        """Return key -> row [width] for those of ``keys`` that are stored and sound."""
+    def find(self, keys: Iterable[str], view: int) -> tuple[dict[str, int], Tensor]:
+        """Return the rows ``[m, width]`` that are stored and sound, and key -> number of its row.
+
+        The rows are a copy, in the order of ``keys``.
+        """
         wanted = list(dict.fromkeys(keys))
-        found: dict[str, Tensor] = {}
         try:
-            for at in range(0, len(wanted), _QUERY_KEYS):
-                part = json.dumps(wanted[at : at + _QUERY_KEYS])
-                for key, crc, value in self._db.execute(_SELECT, (view, part)):
-                    if len(value) == self._bytes and zlib.crc32(value) == crc:
-                        # A copy: the row must not keep the whole query result alive.
-                        found[key] = torch.frombuffer(bytearray(value), dtype=self.dtype)
+            return self._find(wanted, view)
         except sqlite3.OperationalError as error:
             raise self._unwritable(error) from error
         except sqlite3.DatabaseError as error:
             self._db.close()
             self._set_aside(error)
-            self._db = self._open()
-        return found
+            self._open()
+            return self._find(wanted, view)
+
+    def _find(self, wanted: Sequence[str], view: int) -> tuple[dict[str, int], Tensor]:
+        known: dict[str, tuple[int, int]] = {}
+        for at in range(0, len(wanted), _QUERY_KEYS):
+            part = json.dumps(wanted[at : at + _QUERY_KEYS])
+            found = self._db.execute(_SELECT, (view, part))
+            known |= {key: (place, crc) for key, place, crc in found}
+        names = [key for key in wanted if key in known]
+        places = np.array([known[key][0] for key in names], dtype=np.int64)
+        rows, inside = self._rows.read(places)
+        sums = (zlib.crc32(row) == known[key][1] for key, row in zip(names, rows, strict=True))
+        sound = inside & np.fromiter(sums, bool, len(names))
+        if not sound.all():
+            names, rows = [k for k, ok in zip(names, sound, strict=True) if ok], rows[sound]
+        return {key: i for i, key in enumerate(names)}, torch.from_numpy(rows)
+
+    def get_many(self, keys: Iterable[str], view: int) -> dict[str, Tensor]:
+        """Return key -> row [width] for those of ``keys`` that are stored and sound."""
+        at, rows = self.find(keys, view)
+        return {key: rows[i] for key, i in at.items()}
 
     def put_many(self, keys: Sequence[str], view: int, values: Tensor) -> None:
         """Store rows ``values`` [n, width] under ``keys``; rows already there and sound stay.
 
         Raises:
-            DataError: the file cannot be written (read-only folder, full disk).
+            DataError: the files cannot be written (read-only folder, full disk).
         """
-        rows = []
-        for key, row in zip(keys, values.detach().cpu().to(self.dtype), strict=True):
-            blob = row.contiguous().numpy().tobytes()
-            rows.append((key, view, zlib.crc32(blob), blob))
+        block: Rows = values.detach().cpu().to(self.dtype).contiguous().numpy()
+        first = {key: i for i, key in reversed(list(enumerate(keys)))}
         try:
             self._db.execute("BEGIN IMMEDIATE")
-            self._db.executemany(_INSERT, rows)
+            there, _ = self._find(list(first), view)
+            new = [(key, i) for key, i in first.items() if key not in there]
+            if new:
+                self._append(new, view, block)
             self._db.execute("COMMIT")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             with contextlib.suppress(sqlite3.Error):
                 self._db.execute("ROLLBACK")
             raise self._unwritable(error) from error
 
+    def _append(self, new: Sequence[tuple[str, int]], view: int, block: Rows) -> None:
+        """Write the rows of (key, number in ``block``), then name them: within a transaction."""
+        ask = "SELECT value FROM about WHERE name = ?"
+        place = int(self._db.execute(ask, (_NEXT,)).fetchone()[0])
+        self._rows.write(place, block[[i for _, i in new]])
+        self._db.executemany(_PUT, [
+            (key, view, place + n, zlib.crc32(block[i])) for n, (key, i) in enumerate(new)
+        ])
+        tell = "UPDATE about SET value = ? WHERE name = ?"
+        self._db.execute(tell, (str(place + len(new)), _NEXT))
+
     def __len__(self) -> int:
-        return int(self._db.execute("SELECT COUNT(*) FROM features").fetchone()[0])
+        return int(self._db.execute("SELECT COUNT(*) FROM places").fetchone()[0])
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the files; the index's time is that of the last use."""
         self._db.close()
+        with contextlib.suppress(OSError):  # only told by ``features --list``
+            os.utime(self.path)
+        self._rows.close()
 
     def __enter__(self) -> FeatureStore:
         return self

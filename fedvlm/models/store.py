@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -12,12 +10,11 @@ from torch import Tensor
 
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.feature_db import FeatureStore, default_dir, store_path
+from fedvlm.models.feature_decode import Load, decoded
+from fedvlm.models.throughput import Throughput
 
 CPU_BATCH, GPU_BATCH = 16, 128
-WORKERS = 2
-_AHEAD = 2  # batches being decoded while one is encoded
 
-Load = Callable[[int], Tensor]
 Progress = Callable[[int, int], None]
 
 
@@ -30,8 +27,10 @@ def cached_features(
     transform_digest: str,
     cache_dir: Path | None = None,
     batch: int | None = None,
+    workers: int = 0,
     progress: Progress | None = None,
     notes: list[str] | None = None,
+    spent: Throughput | None = None,
 ) -> Tensor:
     """Image features [n, embed_dim], not normalised, on the CPU, from the store where they are.
 
@@ -47,51 +46,72 @@ def cached_features(
         transform_digest: identifies everything between the image's bytes and its pixels.
         cache_dir: folder of the store; default ``default_dir()``.
         batch: images per pass; part of the identity; default 16 on a CPU, 128 on a GPU.
+        workers: decoding threads; 0 is by cores.
         progress: called with (images encoded so far, images to encode).
         notes: told about damaged files.
+        spent: told where the time went.
 
     Raises:
         DataError: from ``load``, or the cache cannot be written.
     """
-    size = batch or (CPU_BATCH if backbone.device.type == "cpu" else GPU_BATCH)
+    spent = Throughput() if spent is None else spent
+    size = batch or batch_size(backbone)
+    with spent.clock("wall"), _open(backbone, transform_digest, cache_dir, size) as store:
+        rows = _filled(store, backbone, keys, load, view, size, workers, progress, spent)
+        if notes is not None:
+            notes.extend(store.notes)
+    return rows
+
+
+def _open(
+    backbone: Backbone, transform_digest: str, cache_dir: Path | None, size: int
+) -> FeatureStore:
     path = store_path(
         cache_dir or default_dir(), backbone.digest, transform_digest, backbone.numerics, size
     )
-    with FeatureStore(path, backbone.embed_dim, backbone.feature_dtype) as store:
-        rows = store.get_many(keys, view)
-        _fill(store, rows, keys, view, backbone, load, size, progress)
-        if notes is not None:
-            notes.extend(store.notes)
-    out = torch.empty(len(keys), backbone.embed_dim, dtype=backbone.feature_dtype)
-    for i, key in enumerate(keys):
-        out[i] = rows[key]
-    return out
+    about = {
+        "backbone": backbone.name, "weights": backbone.weights, "digest": backbone.digest,
+        "transform": transform_digest, "numerics": str(backbone.numerics), "batch": str(size),
+    }  # fmt: skip
+    return FeatureStore(path, backbone.embed_dim, backbone.feature_dtype, about)
 
 
-def _fill(
-    store: FeatureStore,
-    rows: dict[str, Tensor],
-    keys: Sequence[str],
-    view: int,
-    backbone: Backbone,
-    load: Load,
-    size: int,
-    progress: Progress | None,
-) -> None:
-    """Encode what ``rows`` lacks, each key once, into ``rows`` and the store."""
+def _filled(
+    store: FeatureStore, backbone: Backbone, keys: Sequence[str], load: Load, view: int,
+    size: int, workers: int, progress: Progress | None, spent: Throughput,
+) -> Tensor:  # fmt: skip
+    """Return the rows of ``keys``, those that were missing encoded and stored."""
+    with spent.clock("looking_up"):
+        at, rows = store.find(keys, view)
     first: dict[str, int] = {}
     for i, key in enumerate(keys):
         first.setdefault(key, i)
-    missing = [(key, i) for key, i in first.items() if key not in rows]
-    done = 0
-    for part, pixels in _decoded(missing, load, size):
-        values = encode_padded(backbone, pixels, size)
-        names = [key for key, _ in part]
-        store.put_many(names, view, values)
-        rows.update(zip(names, values, strict=True))
-        done += len(part)
+    missing = [i for key, i in first.items() if key not in at]
+    spent.known += len(at)
+    parts = [rows]
+    for positions, pixels in decoded(missing, load, size, spent, workers):
+        with spent.clock("encoding"):
+            values = encode_padded(backbone, pixels, size)
+        names = [keys[i] for i in positions]
+        with spent.clock("storing"):
+            store.put_many(names, view, values)
+        at |= {name: len(at) + n for n, name in enumerate(names)}
+        parts.append(values)
+        spent.encoded += len(positions)
         if progress is not None:
-            progress(done, len(missing))
+            progress(len(at) - len(rows), len(missing))
+    return _in_order(parts, [at[key] for key in keys])
+
+
+def _in_order(parts: Sequence[Tensor], order: list[int]) -> Tensor:
+    """Return the rows of all parts in ``order``; without another copy where they have it."""
+    rows = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+    return rows if order == list(range(len(rows))) else rows[torch.tensor(order, dtype=torch.int64)]
+
+
+def batch_size(backbone: Backbone) -> int:
+    """Return the images per pass through a tower on its device."""
+    return CPU_BATCH if backbone.device.type == "cpu" else GPU_BATCH
 
 
 def encode_padded(backbone: Backbone, pixels: Tensor, size: int) -> Tensor:
@@ -108,28 +128,6 @@ def encode_padded(backbone: Backbone, pixels: Tensor, size: int) -> Tensor:
             return backbone.encode_image(torch.cat([pixels, filler]))[: len(pixels)].cpu()
     finally:
         torch.set_num_threads(threads)
-
-
-def _decoded(
-    missing: Sequence[tuple[str, int]], load: Load, size: int
-) -> Iterator[tuple[Sequence[tuple[str, int]], Tensor]]:
-    """Yield (items, pixels [b, 3, H, W]) in order, decoding a few batches ahead."""
-    batches = [missing[at : at + size] for at in range(0, len(missing), size)]
-    pending: deque[tuple[Sequence[tuple[str, int]], list[Future[Tensor]]]] = deque()
-    with ThreadPoolExecutor(WORKERS, thread_name_prefix="decode") as pool:
-        try:
-            for part in batches:
-                pending.append((part, [pool.submit(load, i) for _, i in part]))
-                if len(pending) > _AHEAD:
-                    items, futures = pending.popleft()
-                    yield items, torch.stack([f.result() for f in futures])
-            while pending:
-                items, futures = pending.popleft()
-                yield items, torch.stack([f.result() for f in futures])
-        finally:
-            for _, futures in pending:
-                for future in futures:
-                    future.cancel()
 
 
 __all__ = ["FeatureStore", "cached_features", "default_dir", "encode_padded", "store_path"]

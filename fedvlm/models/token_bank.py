@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fedvlm.models.store import CPU_BATCH, GPU_BATCH
+from fedvlm.models.feature_decode import Load, decoded
+from fedvlm.models.store import batch_size
+from fedvlm.models.throughput import Throughput
 from fedvlm.models.vision_tower import VisionTower
 
 IN_MEMORY = 2 << 30  # bytes; more lies in a file
-WORKERS = 2
-Load = Callable[[int], Tensor]
 Progress = Callable[[int, int], None]
 
 
@@ -48,8 +47,9 @@ def empty_bank(tower: VisionTower, images: int, folder: Path) -> Tensor:
 
 
 def fill_bank(
-    tower: VisionTower, block: int, out: Tensor, load: Load, progress: Progress | None = None
-) -> None:
+    tower: VisionTower, block: int, out: Tensor, load: Load, progress: Progress | None = None,
+    *, workers: int = 0, spent: Throughput | None = None,
+) -> None:  # fmt: skip
     """Write the activations entering ``block`` of every image to ``out [m, n, width]``.
 
     Args:
@@ -58,20 +58,18 @@ def fill_bank(
         out: see ``empty_bank``.
         load: position -> pixels ``[3, H, W]``; called from threads.
         progress: called with (images so far, of).
+        workers: decoding threads; 0 is by cores.
+        spent: told where the time went.
     """
-    size = CPU_BATCH if tower.backbone.device.type == "cpu" else GPU_BATCH
-    spans = [range(at, min(at + size, len(out))) for at in range(0, len(out), size)]
-    with ThreadPoolExecutor(WORKERS, thread_name_prefix="decode") as pool, torch.no_grad():
-        ahead = _ask(pool, load, spans[0]) if spans else []
-        for number, span in enumerate(spans):
-            pixels = torch.stack([one.result() for one in ahead])
-            ahead = _ask(pool, load, spans[number + 1]) if number + 1 < len(spans) else []
-            filler = pixels[:1].expand(size - len(pixels), -1, -1, -1)
-            rows = tower.enter(torch.cat([pixels, filler]), block)
-            out[span.start : span.stop] = rows[: len(span)].to(out.device)
+    size, spent = batch_size(tower.backbone), spent or Throughput()
+    with spent.clock("wall"), torch.no_grad():
+        for span, pixels in decoded(range(len(out)), load, size, spent, workers):
+            with spent.clock("encoding"):
+                filler = pixels[:1].expand(size - len(pixels), -1, -1, -1)
+                rows = tower.enter(torch.cat([pixels, filler]), block)
+                values = rows[: len(span)].to(out.device)
+            with spent.clock("storing"):
+                out[span[0] : span[0] + len(span)] = values
+            spent.encoded += len(span)
             if progress is not None:
-                progress(span.stop, len(out))
-
-
-def _ask(pool: ThreadPoolExecutor, load: Load, span: Sequence[int]) -> list[Future[Tensor]]:
-    return [pool.submit(load, i) for i in span]
+                progress(span[0] + len(span), len(out))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import os
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,41 @@ def _truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2 + 7])
 
 
+def test_lost_rows_are_encoded_again(tmp_path: Path) -> None:
+    """The rows' file is gone or shorter than the index says: after a power cut, or by hand."""
+    backbone, images = toy(), Images(8)
+    first = images.features(backbone, tmp_path)
+    (rows,) = tmp_path.glob("*.rows")
+    for size, lost in ((5 * backbone.embed_dim * 4 + 3, 3), (0, 8)):
+        os.truncate(rows, size)
+        images.loads.clear()
+        assert torch.equal(images.features(backbone, tmp_path), first)
+        assert len(images.loads) == lost
+    rows.unlink()
+    assert torch.equal(images.features(backbone, tmp_path), first)
+    assert torch.equal(images.features(toy(), tmp_path), first)
+
+
+def test_a_store_of_the_older_layout_is_left_alone(tmp_path: Path) -> None:
+    backbone, images = toy(), Images(2)
+    old = tmp_path / f"{'a' * 40}.sqlite"
+    with closing(sqlite3.connect(old)) as db:
+        db.execute("CREATE TABLE features (key, view, crc, value)")
+    before = old.read_bytes()
+    images.features(backbone, tmp_path)
+    assert old.read_bytes() == before and len(images.loads) == 2
+
+
+def test_rows_come_in_the_order_of_the_keys(tmp_path: Path) -> None:
+    with FeatureStore(tmp_path / "f.sqlite", 2) as store:
+        store.put_many(["a", "b", "c"], 0, torch.tensor([[1.0, 1], [2, 2], [3, 3]]))
+        at, rows = store.find(["c", "x", "a", "c"], 0)
+        assert at == {"c": 0, "a": 1} and rows.tolist() == [[3, 3], [1, 1]]
+        assert store.get_many(["a"], 1) == {}
+        rows += 1  # a copy: what is stored does not move
+        assert store.get_many(["a"], 0)["a"].tolist() == [1, 1]
+
+
 @pytest.mark.parametrize("damage", [_damage_header, _truncate])
 def test_a_damaged_file_is_set_aside(tmp_path: Path, damage: Any) -> None:
     backbone, images, notes = toy(), Images(200), []
@@ -132,9 +169,12 @@ def test_a_damaged_row_is_encoded_again(tmp_path: Path) -> None:
     backbone, images = toy(), Images(3)
     first = images.features(backbone, tmp_path)
     (path,) = tmp_path.glob("*.sqlite")
-    with sqlite3.connect(path) as db:
-        db.execute("UPDATE features SET value=zeroblob(length(value)) WHERE key=?",
-                   (images.key(2),))
+    with closing(sqlite3.connect(path)) as db:
+        ask = "SELECT place FROM places WHERE key=?"
+        (place,) = db.execute(ask, (images.key(2),)).fetchone()
+    with path.with_suffix(".rows").open("r+b") as file:
+        file.seek(place * backbone.embed_dim * 4 + 9)
+        file.write(b"\x55")
     images.loads.clear()
     assert torch.equal(images.features(backbone, tmp_path), first) and images.loads == [2]
     images.loads.clear()
