@@ -11,7 +11,7 @@ from fedvlm.data.annotations_base import Annotated
 from fedvlm.data.datum import Datum
 from fedvlm.data.facts import Facts
 from fedvlm.data.locate import find, subfolders
-from fedvlm.data.readers import Names, class_folders, image_files, read_folders
+from fedvlm.data.readers import Names, class_folders, image_files, read_folders, refuse_domains
 from fedvlm.errors import DataError
 
 _PARTS = {"train", "test"}
@@ -45,7 +45,7 @@ def read_plain_tree(images: Path, name: str) -> Annotated:
     """Read ``{train,val,test}/<class>/file`` or ``<class>/file`` of any set.
 
     Raises:
-        DataError: no classes, an empty class, train without test.
+        DataError: no classes, an empty class, train without test, a tree of domains.
     """
     if not _PARTS & {n.lower() for n in subfolders(images)}:
         return _uncut(images, Names({}))
@@ -57,7 +57,9 @@ def read_plain_tree(images: Path, name: str) -> Annotated:
 
 def _uncut(images: Path, names: Names) -> Annotated:
     found: list[Datum] = []
-    for label, folder in enumerate(class_folders(images, names)):
+    classes = class_folders(images, names)
+    refuse_domains(images, classes)
+    for label, folder in enumerate(classes):
         files = image_files(images / folder)
         if not files:
             raise DataError(f"the class folder {images / folder} holds no image; fill it or "

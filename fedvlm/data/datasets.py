@@ -19,7 +19,7 @@ from fedvlm.data.csv_table import read_csv
 from fedvlm.data.datum import PARTS, DatasetBase
 from fedvlm.data.facts import FACTS, Facts, compare, facts_for
 from fedvlm.data.layouts import read_known
-from fedvlm.data.locate import find, find_root, listing
+from fedvlm.data.locate import find, find_root, listing, permitted
 from fedvlm.data.prepared import prepared_layouts, prepared_name
 from fedvlm.data.readers import Names, Tree, read_domains, read_folders
 from fedvlm.data.split_file import read_split
@@ -32,6 +32,7 @@ _HINT = "; or set DATASET.FORMAT (folders, csv, ...) to read a copy of another s
 DEFAULT_TEMPLATE = "a photo of a {}."
 
 
+@permitted()
 def load_dataset(cfg: CfgNode) -> DatasetBase:
     """Read the data set that ``cfg.DATASET`` names.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,7 +53,7 @@ class DatasetBase:
 
     Raises:
         DataError: labels with gaps, a label with two names, a name with two labels, or an image
-            that is in train and in another part.
+            that is in two parts or twice in one.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class DatasetBase:
         self.notes = list(notes)
         self.lab2cname = _label_names(self.all(), name)
         self.classnames = [self.lab2cname[label] for label in sorted(self.lab2cname)]
-        _refuse_leaks(self.train_x, self.val, self.test, name)
+        _refuse_repeats({part: self.part(part) for part in PARTS}, name)
 
     @property
     def num_classes(self) -> int:
@@ -126,12 +127,22 @@ def _label_names(items: Sequence[Datum], where: str) -> dict[int, str]:
     return names
 
 
-def _refuse_leaks(train: list[Datum], val: list[Datum], test: list[Datum], where: str) -> None:
-    trained = {d.key for d in train}
-    for part, items in (("test", test), ("val", val)):
-        both = sorted({d.key for d in items} & trained)
+def _refuse_repeats(parts: Mapping[str, Sequence[Datum]], where: str) -> None:
+    """Refuse an image that is named twice: it would leak, weigh double, or have two labels."""
+    held: dict[str, set[str]] = {}
+    for part, items in parts.items():
+        held[part] = {d.key for d in items}
+        if len(held[part]) < len(items):
+            times = Counter(d.key for d in items)
+            twice = sorted(key for key, n in times.items() if n > 1)
+            raise DataError(
+                f"{where}: {len(twice)} image(s) are named twice or more in {part} (first: "
+                f"{twice[0]}); leave each of them there once"
+            )
+    for a, b in (("train", "test"), ("train", "val"), ("val", "test")):
+        both = sorted(held[a] & held[b])
         if both:
             raise DataError(
-                f"{where}: {len(both)} image(s) are in train and in {part} (first: {both[0]}); "
+                f"{where}: {len(both)} image(s) are in {a} and in {b} (first: {both[0]}); "
                 f"remove them from one of the two"
             )

@@ -15,10 +15,10 @@ from fedvlm.data.cachedir import records_dir
 from fedvlm.data.datasets import load_for_training, templates
 from fedvlm.data.datum import PARTS, Datum, IntArray, domains_of, labels_of
 from fedvlm.data.draw import Drawn, Setting, spec_of
-from fedvlm.data.fewshot import short_classes
 from fedvlm.data.fewshot_file import given_shots
 from fedvlm.data.image_records import ImageRecords, Progress
 from fedvlm.data.index_file import canonical_hash, read_index_file, sealed, spec_from
+from fedvlm.data.notes import NAMED, lacking, setting_notes, twins, untrained
 from fedvlm.data.others import (
     DATASET,
     OtherTest,
@@ -33,7 +33,6 @@ from fedvlm.data.plan import check_fits
 from fedvlm.errors import ConfigError, DataError, did_you_mean
 
 _POLICIES = ("skip", "refuse")
-_NAMED = 10
 
 
 @dataclass(frozen=True)
@@ -176,10 +175,14 @@ def _assemble(
         ClientSplit(a, b, c, _one_domain(domains[a], data.domain_names))
         for a, b, c in zip(indices["train"], indices["val"], indices["test"], strict=True)
     ]
-    _refuse_empty(clients)
+    _refuse_empty(clients, setting)
     tests = (global_test, new_test, *(other.indices for other in others))
-    twins = _twins(clients, samples, tests, drawn.records)
-    notes = [*data.notes, *drawn.notes, *_notes(setting), *target_notes, *twins]
+    trains = [client.train for client in clients]
+    notes = [
+        *data.notes, *drawn.notes, *setting_notes(setting),
+        *untrained([(client.train, client.test) for client in clients], labels_of(samples)),
+        *target_notes, *twins(trains, tests, samples, drawn.records),
+    ]  # fmt: skip
     return FederatedData(
         name=data.name,
         samples=samples,
@@ -234,11 +237,13 @@ def _one_domain(domains: IntArray, names: Sequence[str]) -> str:
     return names[int(found[0])] if len(found) == 1 and names else ""
 
 
-def _refuse_empty(clients: Sequence[ClientSplit]) -> None:
+def _refuse_empty(clients: Sequence[ClientSplit], setting: Setting) -> None:
     empty = [j for j, client in enumerate(clients) if not len(client.train)]
     if empty:
+        bare = lacking(setting, "train")
+        named = f"; without any: class(es) {', '.join(bare[:NAMED])}" if bare else ""
         raise DataError(
-            f"client(s) {', '.join(map(str, empty[:_NAMED]))} would hold no training image; "
+            f"client(s) {', '.join(map(str, empty[:NAMED]))} would hold no training image{named}; "
             "use fewer FED.CLIENTS, or mend the images that do not decode"
         )
 
@@ -247,42 +252,3 @@ def common_folder(samples: Sequence[Datum]) -> Path | None:
     """Return the folder that holds all image files; None where there are none."""
     folders = {os.path.dirname(d.impath) for d in samples if d.array is None}
     return Path(os.path.commonpath(folders)) if folders else None
-
-
-def _notes(setting: Setting) -> list[str]:
-    notes = []
-    spec = setting.spec
-    short = short_classes(setting.pool.labels["train"], spec.shots)
-    names = [setting.classnames[label] for label in short if label >= 0]
-    if names:
-        notes.append(
-            f"{len(names)} class(es) have fewer than {spec.shots} training images and give all "
-            f"they have: {', '.join(names[:_NAMED])}"
-        )
-    tested = set(setting.pool.labels["test"].tolist())
-    untested = [name for label, name in enumerate(setting.classnames) if label not in tested]
-    if untested and tested - {-1}:
-        notes.append(
-            f"{len(untested)} class(es) have no test image: {', '.join(untested[:_NAMED])}"
-        )
-    if spec.kind == "disjoint" and spec.legacy:
-        notes.append("legacy-2023 class map: the same for every data seed; shots follow DATA_SEED")
-    return notes
-
-
-def _twins(
-    clients: Sequence[ClientSplit],
-    samples: Sequence[Datum],
-    tests: Sequence[IntArray],
-    records: ImageRecords,
-) -> list[str]:
-    """Return a note on test images whose bytes are also a training image's."""
-    keys = [records.content_key(s) if s.array is None else "" for s in samples]
-    trained = {keys[i] for client in clients for i in client.train} - {""}
-    twins = [samples[i].key for indices in tests for i in indices if keys[i] in trained]
-    if not twins:
-        return []
-    return [
-        f"{len(twins)} test image(s) have the same bytes as a training image "
-        f"(first: {twins[0]}): they are kept, as the split has them"
-    ]

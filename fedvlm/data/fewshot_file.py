@@ -20,7 +20,7 @@ from yacs.config import CfgNode
 from fedvlm.data.datum import DatasetBase, Datum, IntArray
 from fedvlm.data.facts import facts_for
 from fedvlm.data.layouts import layouts_of
-from fedvlm.data.locate import listing
+from fedvlm.data.locate import listing, permitted
 from fedvlm.data.partition import PartitionSpec, Pool
 from fedvlm.data.pickles import Record, load_restricted
 from fedvlm.data.plan import drawn_per_client
@@ -48,6 +48,7 @@ class GivenShots:
         return {p: at[pool.labels[p][at] >= 0] for p, at in self.positions.items()}
 
 
+@permitted()
 def given_shots(
     cfg: CfgNode, data: DatasetBase, full: Pool, spec: PartitionSpec
 ) -> GivenShots | None:

@@ -5,6 +5,7 @@ A run writes one; a run given one (FED.INDEX_FILE) uses it instead of drawing a 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -14,12 +15,17 @@ from typing import Any
 import numpy as np
 
 from fedvlm.data.datum import PARTS, Datum
+from fedvlm.data.locate import listing, permitted
 from fedvlm.data.partition import Partition, PartitionSpec
 from fedvlm.data.split_file import read_json
-from fedvlm.errors import ConfigError, DataError, fold
+from fedvlm.errors import ConfigError, DataError, did_you_mean, fold
 
 FORMAT = "fedvlm-index/1"
 _HASH = "sha256"
+_RUNS_OWN = "partition.json"  # as a run writes it
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "str": str, "int": int, "bool": bool, "float": (int, float),
+}
 
 
 def canonical_hash(content: Any) -> str:
@@ -34,6 +40,7 @@ def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**body, _HASH: canonical_hash(body)}
 
 
+@permitted()
 def read_index_file(path: str | Path) -> dict[str, Any]:
     """Return the content of an index file, its schema and hash checked.
 
@@ -41,6 +48,8 @@ def read_index_file(path: str | Path) -> dict[str, Any]:
         DataError: unreadable, another format, changed since it was written, or malformed.
     """
     path = Path(path).expanduser()
+    if not path.is_file():
+        raise DataError(f"FED.INDEX_FILE {path} {_absent(path)}")
     content = read_json(path)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise DataError(f"{path} is not an index file of format {FORMAT}")
@@ -58,6 +67,15 @@ def read_index_file(path: str | Path) -> dict[str, Any]:
     return content
 
 
+def _absent(path: Path) -> str:
+    """Return why a path is no index file, and what may be meant."""
+    if path.is_dir():
+        own = f": give {path / _RUNS_OWN}" if (path / _RUNS_OWN).is_file() else ""
+        return f"is a folder, not a file{own}"
+    near = did_you_mean(path.name, listing(path.parent)) if path.parent.is_dir() else ""
+    return f"does not exist{near}; each run writes one, {_RUNS_OWN}"
+
+
 def _names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(v, str) for v in value)
 
@@ -66,22 +84,24 @@ def spec_from(content: Mapping[str, Any], asked: PartitionSpec, where: str) -> P
     """Return the spec an index file was made with.
 
     Args:
-        asked: what the config says; its classes, number of clients and held-out domain must be
-            the file's.
+        asked: what the config says; its classes, shots, number of clients and held-out domain
+            must be the file's.
 
     Raises:
         ConfigError: they are not.
         DataError: the file's spec is malformed.
     """
-    try:
-        spec = PartitionSpec(**content["spec"])
-    except (TypeError, ConfigError) as error:
-        raise DataError(f"{where}: its spec cannot be used: {error}") from error
+    spec = _spec(content["spec"], where)
     held = len(content["clients"])
     if asked.clients != held:
         raise ConfigError(
             f"FED.CLIENTS is {asked.clients}, but FED.INDEX_FILE {where} has {held} clients; "
             f"set FED.CLIENTS {held}"
+        )
+    if asked.shots != spec.shots:
+        raise ConfigError(
+            f"DATASET.NUM_SHOTS is {asked.shots}, but FED.INDEX_FILE {where} was made with "
+            f"{spec.shots}; set it to {spec.shots}"
         )
     if asked.half != spec.half:
         raise ConfigError(
@@ -94,6 +114,21 @@ def spec_from(content: Mapping[str, Any], asked: PartitionSpec, where: str) -> P
             f"'{spec.held_out}'; set it to that"
         )
     return spec
+
+
+def _spec(fields: Mapping[str, Any], where: str) -> PartitionSpec:
+    for field in dataclasses.fields(PartitionSpec):
+        value = fields.get(field.name)
+        whole = not isinstance(value, bool) or field.type == "bool"  # True is an int in Python
+        if field.name in fields and not (isinstance(value, _KINDS[str(field.type)]) and whole):
+            raise DataError(
+                f"{where}: its spec cannot be used: {field.name} is {str(value)[:40]!r}, not of "
+                f"type {field.type}"
+            )
+    try:
+        return PartitionSpec(**fields)
+    except (TypeError, ConfigError) as error:
+        raise DataError(f"{where}: its spec cannot be used: {error}") from error
 
 
 def partition_from(
@@ -113,8 +148,8 @@ def partition_from(
     """
     if list(classnames) != content["classnames"]:
         raise DataError(
-            f"{where} was made for other classes ({len(content['classnames'])}, first "
-            f"'{content['classnames'][:1]}') than this set's {len(classnames)}"
+            f"FED.INDEX_FILE {where} was made for {content.get('dataset', 'another set')} with "
+            f"{_shown(content['classnames'])}; this run has {_shown(classnames)}"
         )
     shares: dict[str, list[list[int]]] = {part: [] for part in PARTS}
     for part in PARTS:
@@ -126,9 +161,16 @@ def partition_from(
                     f"{where}: {len(unknown)} {part} image(s) of client {number} are not in the "
                     f"{part} list of this set (first: {unknown[0]})"
                 )
+            if part == "train" and not client[part]:
+                raise DataError(f"{where}: client {number} has no train image")
             if len(set(client[part])) != len(client[part]):
                 raise DataError(f"{where}: client {number} names a {part} image twice")
             shares[part].append([position[key] for key in client[part]])
     return Partition.of(
         {part: [np.asarray(p, dtype=np.int64) for p in shares[part]] for part in PARTS}
     )
+
+
+def _shown(classnames: Sequence[str]) -> str:
+    first = f", first '{classnames[0]}'" if classnames else ""
+    return f"{len(classnames)} classes{first}"

@@ -112,6 +112,7 @@ def _nothing_fits(
         names = listing(root)
         shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") or "nothing"
         near = did_you_mean(place.relative_to(root).parts[0], names)
+        near = near and f"{near} (DATASET.DIR says where it lies)"
         if root.name == place.name:
             near = f"; that name is {root} itself: give the folder above it as --root"
         what = f"the folder {place} does not exist; found in {root}: {shown}{near}"
@@ -121,14 +122,15 @@ def _nothing_fits(
     others = [one.name for one in layouts if one is not best and one.published]
     also = f"; other layouts that are known: {', '.join(others)}" if others else ""
     source = f"; get it from {facts.source}" if facts.source else ""
-    return f"{facts.name}: {what}{also}{source}{_prepare(facts, layouts, place, root)}{hint}"
+    return f"{facts.name}: {what}{also}{source}{_prepare(facts, place, root, folder)}{hint}"
 
 
-def _prepare(facts: Facts, layouts: Sequence[Layout], place: Path, root: Path) -> str:
+def _prepare(facts: Facts, place: Path, root: Path, folder: str) -> str:
     """Return how to make a split where the images are there and only the split file is not."""
-    if all(one.published for one in layouts) or not (place / facts.image_dir).is_dir():
+    if not facts.split_file or facts.builtin or not (place / facts.image_dir).is_dir():
         return ""
-    return f"; or make a split: python -m fedvlm data prepare {facts.name} --root {root}"
+    told = f" --dir {folder}" if folder else ""
+    return f"; or make a split: python -m fedvlm data prepare {facts.name} --root {root}{told}"
 
 
 Table = Mapping[str, tuple[Layout, ...]]

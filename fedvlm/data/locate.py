@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 
 from fedvlm.errors import DataError, did_you_mean
 
 _SHOWN = 8
+
+
+@contextlib.contextmanager
+def permitted() -> Iterator[None]:
+    """Turn a refusal of the file system inside (``Path.is_dir`` raises it too) into a sentence.
+
+    Raises:
+        DataError: names the file or folder that may not be read.
+    """
+    try:
+        yield
+    except PermissionError as error:
+        raise DataError(
+            f"cannot read {error.filename}: {error.strerror}; you need the right to read it and "
+            "to enter the folders above it"
+        ) from error
 
 
 def listing(folder: Path) -> list[str]:
@@ -24,6 +44,21 @@ def listing(folder: Path) -> list[str]:
 def subfolders(folder: Path) -> list[str]:
     """Return the visible folders in a folder, sorted."""
     return [name for name in listing(folder) if (folder / name).is_dir()]
+
+
+def inside(folder: Path) -> tuple[set[str], set[str]]:
+    """Return the visible folders in a folder and the other visible names; no file is looked at.
+
+    Raises:
+        DataError: the folder cannot be read.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            seen = [(e.name, e.is_dir()) for e in entries if not e.name.startswith(".")]
+    except OSError as error:
+        raise DataError(f"cannot read the folder {folder}: {error.strerror}") from error
+    folders = {name for name, is_folder in seen if is_folder}
+    return folders, {name for name, _ in seen} - folders
 
 
 def _found(parent: Path, wanted: str, where: str = "") -> str:
@@ -76,6 +111,29 @@ def find(parent: Path, name: str, what: str, *, source: str = "", file: bool = F
     if name and parent.resolve().name == name:
         near = f"; that name is {parent} itself: give the folder above it as --root"
     raise DataError(f"{what} is missing: {path} does not exist{near}{where}")
+
+
+def folded_path(name: str) -> str:
+    """Return a path without what some file systems do not tell apart: case and Unicode form."""
+    if name.isascii():  # most are, and ImageNet has 1.3 million
+        return name.lower()
+    return unicodedata.normalize("NFC", name).casefold()
+
+
+def other_spelling(path: str) -> str:
+    """Return ``'B.JPG' is there; `` where a missing file's folder has it in another spelling.
+
+    Spellings that differ in Unicode form look the same, so the name is shown in ASCII.
+    """
+    folder, _, name = path.rpartition("/")
+    try:
+        names = sorted(entry.name for entry in Path(folder).iterdir())
+    except (OSError, ValueError):
+        return ""
+    near = next((n for n in names if folded_path(n) == folded_path(name)), "")
+    if not near:
+        return ""
+    return f"{ascii(near)} is there, which differs in case or Unicode form from {ascii(name)}; "
 
 
 def check_relative(name: str, what: str) -> None:

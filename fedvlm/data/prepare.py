@@ -15,7 +15,7 @@ from fedvlm.data.annotations_base import Annotated
 from fedvlm.data.annotations_tree import read_plain_tree
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.facts import Facts, facts_for
-from fedvlm.data.locate import check_relative, find, find_root
+from fedvlm.data.locate import check_relative, find, find_root, permitted
 from fedvlm.errors import ConfigError, DataError, did_you_mean
 from fedvlm.rng import numpy_stream
 
@@ -48,6 +48,7 @@ class Prepared:
         }
 
 
+@permitted()
 def prepare(
     name: str, root_text: str, *, folder: str = "", image_dir: str = "", seed: int = 0
 ) -> Prepared:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedvlm.data.datum import PARTS, Datum
-from fedvlm.data.locate import listing, subfolders
+from fedvlm.data.locate import inside, listing, subfolders
 from fedvlm.errors import DataError
 from fedvlm.rng import numpy_stream
 
@@ -47,9 +47,12 @@ def image_files(folder: Path) -> list[str]:
     """Return the image files under a folder as sorted ``/``-paths relative to it.
 
     Links to folders are not followed, so a loop of links cannot trap the walk.
+
+    Raises:
+        DataError: a folder that cannot be read; its images are never left out silently.
     """
     found: list[str] = []
-    for here, folders, files in os.walk(folder):
+    for here, folders, files in os.walk(folder, onerror=_refuse_unreadable):
         folders[:] = [f for f in folders if not f.startswith(".")]
         below = Path(here).relative_to(folder).as_posix()
         prefix = "" if below == "." else f"{below}/"
@@ -57,6 +60,10 @@ def image_files(folder: Path) -> list[str]:
             if file.lower().endswith(SUFFIXES) and not file.startswith("."):
                 found.append(prefix + file)
     return sorted(found)
+
+
+def _refuse_unreadable(error: OSError) -> None:
+    raise DataError(f"cannot read the folder {error.filename}: {error.strerror}") from error
 
 
 def class_folders(folder: Path, names: Names) -> list[str]:
@@ -76,14 +83,17 @@ def read_folders(folder: Path, names: Names) -> Tree:
     """Read ``{train,val,test}/<class>/file`` or, without part folders, ``<class>/file``.
 
     Raises:
-        DataError: no class folders, an empty class, train without test.
+        DataError: no class folders, an empty class, train without test, a tree of domains.
     """
     parts = _part_folders(folder)
     if not parts:
         groups, classes = {"": folder}, class_folders(folder, names)
-        _refuse_parts_below(folder, classes)
+        refuse_domains(folder, classes)
         return _read_uncut(folder, groups, names, classes)
-    classes = sorted({c for path in parts.values() for c in class_folders(path, names)})
+    held = {part: class_folders(path, names) for part, path in parts.items()}
+    for part, path in parts.items():
+        refuse_domains(path, held[part])
+    classes = sorted({c for found in held.values() for c in found})
     lists: dict[str, list[Datum]] = {part: [] for part in PARTS}
     for part, path in parts.items():
         for label, name in enumerate(classes):
@@ -197,14 +207,34 @@ def class_data(folder: Path, root: Path, label: int, domain: int, classname: str
     ]
 
 
-def _refuse_parts_below(folder: Path, classes: Sequence[str]) -> None:
-    """Refuse ``<domain>/{train,test}/<class>``: its domains would pass for classes."""
-    for name in classes:
-        if {"train", "test"} <= {below.lower() for below in subfolders(folder / name)}:
+def refuse_domains(folder: Path, classes: Sequence[str]) -> None:
+    """Refuse ``<domain>/<class>`` and ``<domain>/{train,test}``: domains would pass for classes.
+
+    Raises:
+        DataError: a class that holds train and test, or at least two classes that hold no image
+            themselves but the same two folders or more.
+    """
+    below = {name: inside(folder / name) for name in classes}
+    for name, (folders, _) in below.items():
+        if {"train", "test"} <= {f.lower() for f in folders}:
             raise DataError(
                 f"{folder / name} holds train and test folders, so '{name}' is no class; set "
                 "DATASET.FORMAT domains, or give the folder that holds train and test itself"
             )
+    own = (file for _, files in below.values() for file in files)
+    if len(below) < 2 or any(file.lower().endswith(SUFFIXES) for file in own):
+        return
+    shared = sorted(set.intersection(*(folders for folders, _ in below.values())))
+    if len(shared) > 1:
+        raise DataError(
+            f"all folders in {folder} ({_some(sorted(below))}) hold the same folders "
+            f"({_some(shared)}), so they are domains and no classes: set DATASET.FORMAT domains; "
+            "if they are classes, list the images in a CSV table or a split file"
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def _clean(folder_name: str, names: Names) -> str:

@@ -77,9 +77,10 @@ def read_split(path: Path, image_dir: Path, faults: list[str] | None = None) -> 
             raise DataError(f"{path}: '{part}' must be a list of [path, label, class name]")
         where = f"{path}: {part}"
         lists[part] = _data(rows, where, image_dir, domains, faults)
-    if domains and "" in domains:
+    if "" in domains and len(domains) > 1:
         raise DataError(f"{path}: some rows name a domain and some do not; name it in all or none")
-    return Split(lists["train"], lists["val"], lists["test"], list(domains))
+    names = [name for name in domains if name]
+    return Split(lists["train"], lists["val"], lists["test"], names)
 
 
 def _data(
@@ -116,7 +117,7 @@ def _datum(row: Any, where: str, image_dir: Path, domains: dict[str, int]) -> Da
     if not isinstance(domain, str) or (len(row) == 4 and not domain):
         raise DataError(f"{where}: the domain must be a name, not {_short(domain)}")
     key = image_key(relative)
-    number = domains.setdefault(domain, len(domains)) if domain or domains else 0
+    number = domains.setdefault(domain, len(domains))
     return Datum(str(image_dir / key), label, number, classname, key)
 
 

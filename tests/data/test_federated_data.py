@@ -134,9 +134,13 @@ def test_index_file_gives_the_same_run(root: Path) -> None:
     assert again.digest == data.digest
     assert again.index_file() == data.index_file()
     assert "partition read from" in again.notes[0]
-    for clients, half, says in ((3, "base", "set FED.CLIENTS 2"), (2, "all", "set it to base")):
+    for key, value, says in (
+        ("FED__CLIENTS", 3, "set FED.CLIENTS 2"),
+        ("DATASET__SUBSAMPLE_CLASSES", "all", "set it to base"),
+        ("DATASET__NUM_SHOTS", 16, "made with -1; set it to -1"),  # a run's folder names the shots
+    ):
         with pytest.raises(ConfigError, match=says):
-            make(root, **(keys | {"FED__CLIENTS": clients, "DATASET__SUBSAMPLE_CLASSES": half}))
+            make(root, **(keys | {key: value}))
 
 
 def altered(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -155,7 +159,11 @@ def test_bad_index_files(root: Path) -> None:
         (altered(good, clients=[]), "a list of clients"),
         (altered(good, clients=[{"train": [1]}, client]), "client 0 must have lists of paths"),
         (altered(good, spec={"kind": "iid"}), "its spec cannot be used"),
-        (altered(good, classnames=["z"]), "was made for other classes"),
+        (altered(good, spec=good["spec"] | {"seed": None}), "seed is 'None', not of type int"),
+        (altered(good, spec=good["spec"] | {"held_out": 3}), "held_out is '3', not of type str"),
+        (altered(good, spec=good["spec"] | {"clients": True}), "clients is 'True', not of type"),
+        (altered(good, classnames=["z"]), "was made for MySet with 1 classes, first 'z'; this run"),
+        (altered(good, clients=[client | {"train": []}, client]), "client 0 has no train image"),
         (altered(good, clients=[other, client]), "not in the train list of this set .first: nowh"),
         (altered(good, clients=[leak, client]), "not in the train list of this set"),
         (
@@ -168,8 +176,13 @@ def test_bad_index_files(root: Path) -> None:
         path.write_text(json.dumps(content))
         with pytest.raises(DataError, match=says):
             make(root, FED__INDEX_FILE=str(path))
-    with pytest.raises(DataError, match="cannot read"):
-        make(root, FED__INDEX_FILE=str(root / "absent.json"))
+    path.rename(root / "partition.json")
+    for name, says in (
+        ("partition.jsn", "does not exist; did you mean 'partition.json'"),
+        ("", "is a folder, not a file: give .*partition.json"),
+    ):
+        with pytest.raises(DataError, match=f"FED.INDEX_FILE .*{says}"):
+            make(root, FED__INDEX_FILE=str(root / name))
 
 
 @pytest.mark.parametrize("kind", ["disjoint", "iid", "dirichlet"])

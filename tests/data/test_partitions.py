@@ -92,11 +92,13 @@ def test_another_seed_gives_another_partition(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dirichlet", "domain_dirichlet"])
-@pytest.mark.parametrize("beta", [1e-300, 1e-8, 0.001, 0.01, 1e6])
-@pytest.mark.parametrize("clients", [2, 10, 40])
-def test_extreme_dirichlet_ends(kind: str, beta: float, clients: int) -> None:
+@pytest.mark.parametrize(("clients", "beta"), [
+    *((clients, beta) for clients in (2, 10) for beta in (1e-300, 1e-8, 0.001, 0.01, 1e6)),
+    (40, 1e-300), (40, 0.01), (40, 1e6),  # the first two use up all tries: seconds each
+])  # fmt: skip
+def test_extreme_dirichlet_ends(kind: str, clients: int, beta: float) -> None:
     pool = pool_of(10, 24)
-    start = time.perf_counter()
+    start = time.process_time()  # other processes must not fail it
     try:
         partition = make_partition(pool, PartitionSpec(kind, clients, beta=beta, min_size=2))
         assert_each_once(partition, pool, clients)
@@ -105,7 +107,7 @@ def test_extreme_dirichlet_ends(kind: str, beta: float, clients: int) -> None:
     except ConfigError as error:
         assert clients == 40 and beta < 1
         assert "raise FED.BETA, lower FED.MIN_SIZE or use fewer FED.CLIENTS" in str(error)
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
 
 
 def test_dirichlet_gives_train_and_test_the_same_proportions() -> None:

@@ -65,14 +65,14 @@ def test_any_pool(
     spec = PartitionSpec(
         kind, count, seed, beta=beta, beta_fine=fine, min_size=least, classes_per_client=each
     )
-    before, start = generators(), time.perf_counter()
+    before, start = generators(), time.process_time()
     with mock.patch.object(partition_dirichlet, "TRIES", 20):
         try:
             first = make_partition(pool, spec)
         except ConfigError as error:
             assert re.search(r"(use|raise) .*(FED|DATASET)\.[A-Z]", str(error))
             first = None
-        assert time.perf_counter() - start < SECONDS
+        assert time.process_time() - start < SECONDS
         assert generators() == before
         if first is None:
             with pytest.raises(ConfigError):
