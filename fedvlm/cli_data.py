@@ -135,7 +135,10 @@ def _next(made: Prepared, args: argparse.Namespace) -> list[str]:
     if not facts.split_file:
         return [f"note: the layout of {facts.name} says train and test itself and goes first; "
                 f"{told}"]
-    return ["runs find it by themselves; their results say that it is not the published split"]
+    runs = f"runs with CACHE_DIR {args.cache_dir}" if args.cache_dir else "runs"
+    if args.into_dataset:
+        runs = "runs"
+    return [f"{runs} find it by themselves; their results say that it is not the published split"]
 
 
 def _download(args: argparse.Namespace) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -64,12 +64,14 @@ class Recorder:
 
     Args:
         state: what the run goes on from; None for its beginning.
+        sinks: get each round's record (``cli_sinks.Sinks``).
     """
 
     def __init__(
         self, built: Built, folder: RunFolder, screens: Sequence[Screen],
-        state: FedState | None = None,
+        state: FedState | None = None, sinks: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
+        self.sinks = sinks or (lambda record: None)
         self.built, self.folder, self.screens = built, folder, screens
         self.before = state.server if state else {}  # what the next round's clients start from
         self.evaluator = make_evaluator(built, keep_logits=bool(built.cfg.TEST.KEEP_LOGITS))
@@ -95,6 +97,7 @@ class Recorder:
         if self.evaluator.logits:
             self.folder.save_tensors("logits", self.evaluator.logits)
         self.folder.append_metrics(record)
+        self.sinks(record)
         save(self.folder, event.state)
         row = self.row(event, found)
         for screen in self.screens:

@@ -62,7 +62,7 @@ def _run(asked: Asked, sweep: object) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = asked.number("--threads", usual_threads(sweep.jobs, os.environ, cores or 1))
     sweep.journal.prepare(sweep.plan.content())
-    lock = None if sweep.only is not None else run_lock.acquire(sweep.journal.folder)
+    lock = None if sweep.only is not None else _alone(sweep.journal.folder)
     try:
         return sweep.run(
             threads, tuple(asked.own.get("--devices", ())),
@@ -75,6 +75,15 @@ def _run(asked: Asked, sweep: object) -> int:
     finally:
         if lock is not None:
             lock.release()
+
+
+def _alone(folder: Path) -> run_lock.RunLock:
+    try:
+        return run_lock.acquire(folder)
+    except ConfigError as error:  # a tag makes other cells, not another sweep
+        raise ConfigError(
+            str(error).replace("this run its own --tag", "this sweep its own --name")
+        ) from None
 
 
 def _slurm(asked: Asked, plan: Plan, words: Sequence[str], cells: int) -> int:

@@ -25,7 +25,7 @@ from fedvlm.data.draw import Setting, spec_of
 from fedvlm.data.others import load_targets
 from fedvlm.data.plan import check_fits
 from fedvlm.errors import ConfigError, DataError, FedvlmError
-from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.discovery import load_trainer, trainer_files
 from fedvlm.run_names import identity_digest, identity_plain
 
 
@@ -129,10 +129,32 @@ def jobs_of(plan: Plan, combination: Combination) -> list[Job]:
     args.dataset = "" if file else combination.dataset.name
     args.trainer = combination.trainer.name
     args.trainer_config_file = combination.trainer.config
-    args.flags = {k: value for k, (value, _) in combination.settings.items()}
+    strange = _others_options(combination)
+    args.flags = {k: v for k, (v, _) in combination.settings.items() if k not in strange}
     args.flag_names = {k: f"{k} ({where})" for k, (_, where) in combination.settings.items()}
     args.seeds = list(plan.seeds)
-    return list(resolve(args).jobs)
+    try:
+        jobs = list(resolve(args).jobs)
+    except ConfigError as error:
+        raise ConfigError("\n".join([*strange.values(), str(error)])) from None
+    if strange:
+        raise ConfigError("\n".join(strange.values()))
+    return jobs
+
+
+def _others_options(combination: Combination) -> dict[str, str]:
+    """Return key -> sentence for options of other methods than the combination's."""
+    keys = [k for k in combination.settings if k.startswith("TRAINER.") and k.count(".") > 1]
+    if not keys:
+        return {}
+    own = load_trainer(combination.trainer.name).name
+    names = [load_trainer(stem).name for stem in trainer_files()]
+    owner = {f"TRAINER.{name.upper()}": name for name in names if name != own}
+    return {
+        key: f"{key} ({combination.settings[key][1]}) is an option of {other}, not of {own}: put "
+        f"it into {other}'s own entry of trainers"
+        for key in keys if (other := owner.get(key.rpartition(".")[0]))
+    }
 
 
 def words_of(combination: Combination, job: Job) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedvlm.cli_sweep_cells import Cell
+from fedvlm.cli_sweep_hint import table_lines
 from fedvlm.cli_sweep_pace import Pace
 from fedvlm.cli_sweep_plan import Plan
 from fedvlm.cli_sweep_pool import Pool
@@ -161,6 +162,5 @@ class Sweep:
                          "again")
         if running:
             lines.append(f"{running} are being run by other processes")
-        lines.append(f"table of the runs: python -m fedvlm table {self.output}")
-        say(*lines)
+        say(*lines, *table_lines(self.plan, self.output))
         return 1 if failed else 0

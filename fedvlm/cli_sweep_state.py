@@ -25,6 +25,7 @@ from fedvlm.run_metrics import read_metrics
 from fedvlm.run_names import identity_difference, identity_digest, safe_name, shortened
 
 DONE, RUNNING, FAILED, BEGUN, TO_DO = "done", "running", "failed", "begun", "to do"
+HOLDS = " holds another run"
 
 
 @dataclass(frozen=True)
@@ -108,16 +109,20 @@ def states(cells: Sequence[Cell], journal: Journal) -> dict[int, State]:
     """Return cell number -> state.
 
     Raises:
-        ConfigError: run folders that hold another run; all of them, one line each.
+        ConfigError: run folders that hold another run; one line per difference.
     """
-    last, found, mistakes = journal.last(), {}, []
+    last, found = journal.last(), {}
+    mistakes: dict[str, list[str]] = {}  # what differs -> sentences
     for cell in cells:
         try:
             found[cell.number] = state_of(cell, last.get((cell.key, cell.digest)))
         except (ConfigError, DataError) as error:
-            mistakes.append(str(error))
+            mistakes.setdefault(str(error).partition(HOLDS)[2] or str(error), []).append(str(error))
     if mistakes:
-        raise ConfigError("\n".join(mistakes))
+        raise ConfigError("\n".join(
+            first + (f" (and {len(more)} more cells alike)" if more else "")
+            for first, *more in mistakes.values()
+        ))
     return found
 
 
@@ -135,7 +140,7 @@ def state_of(cell: Cell, attempt: dict[str, Any] | None) -> State:
         if identity_digest(config) != cell.digest:
             difference = shortened(identity_difference(config, cell.config))
             raise ConfigError(
-                f"{cell}: '{folder}' holds another run; what differs (there -> asked): "
+                f"{cell}: '{folder}'{HOLDS}; what differs (there -> asked): "
                 f"{difference}; choose a tag or another output-dir"
             )
         results = read_results(folder / "results.json")

@@ -54,12 +54,18 @@ def serve(tasks: Any, threads: int) -> None:
     threading.Thread(target=_die_with_parent, daemon=True).start()
     os.environ["OMP_NUM_THREADS"] = str(threads)
     with contextlib.suppress(KeyboardInterrupt, EOFError, BrokenPipeError):
-        import torch
+        try:
+            import torch
 
-        torch.set_num_threads(threads)
-        from fedvlm.cli_sweep_memo import Memo
+            torch.set_num_threads(threads)
+            from fedvlm.cli_sweep_memo import Memo
 
-        memo = Memo()
+            memo = Memo()
+        except Exception as error:  # a broken installation is said of the cell, in one sentence
+            refused = f"the worker could not start: {type(error).__name__}: {error}"
+            while (task := tasks.recv()) is not None:
+                tasks.send(Answer(task.number, 1, refused, 0.0, None))
+            return
         while (task := tasks.recv()) is not None:
             answer = do(task, memo)
             tasks.send(answer)

@@ -1,4 +1,8 @@
-"""The sweep at work: killed and resumed, failed and retried, two workers and one, bit for bit."""
+"""The sweep at work: bits of single runs, shared work, failures and retries, killed and resumed.
+
+What a sweep does with its cells is shown without processes (``sweep_workers``); real ones are in
+``test_sweep_pool`` and in the tests of a killed sweep below.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +12,41 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
-from fedvlm import run_lock
+from fedvlm import cli_build, run_lock
 from fedvlm.cli import main
 from fedvlm.cli_sweep_cells import Cell, cells_of
 from fedvlm.cli_sweep_memo import Memo
 from fedvlm.cli_sweep_words import plan_of, read_words
+from fedvlm.models import store
 from fedvlm.models.backbone import load_backbone
-from tests import jobs
+from tests import jobs, sweep_workers
 
+SMALL = ["--backbone", "tiny", "--shots", "1", "--rounds", "3", "--local-epochs", "1",
+         "--num-users", "2"]
 PLAN = ["--trainers", "FedAvg", "FedPer", "--datasets", "digits", "--seeds", "1", "2", "--name",
-        "small", "--backbone", "tiny", "--shots", "1", "--rounds", "2", "--local-epochs", "1",
-        "--num-users", "2"]
+        "small", *SMALL]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_process(one_thread: None) -> Iterator[None]:
+    """Sweeps that tests start by ``main`` need no processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedvlm.cli_sweep_run.Pool", sweep_workers.pool)
+        yield
 
 
 def words(output: Path, *more: str) -> list[str]:
@@ -50,19 +67,62 @@ def same(a: Path, b: Path) -> None:
         jobs.same(left.folder, right.folder)
 
 
+@dataclass
+class Whole:
+    """An uninterrupted sweep of one worker, and what it did in its cells."""
+
+    output: Path
+    work: list[tuple[str, Counter[str]]]  # cell by cell: backbones loaded, data built, images
+
+
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An uninterrupted sweep, one worker."""
-    output = tmp_path_factory.mktemp("whole")
-    assert main(words(output)) == 0
-    return output
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    output, work = tmp_path_factory.mktemp("whole"), list[tuple[str, Counter[str]]]()
+
+    def counted(name: str, call, size=lambda *a: 1):
+        def wrapped(*args, **more):
+            work[-1][1][name] += size(*args)
+            return call(*args, **more)
+        return wrapped
+
+    def give(worker, cell, log):
+        work.append((str(cell), Counter()))
+        original(worker, cell, log)
+
+    original = sweep_workers.InProcess.give
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDVLM_CACHE", str(tmp_path_factory.mktemp("cache")))  # nothing is known
+        patch.setattr(cli_build, "load_backbone", counted("backbones", cli_build.load_backbone))
+        patch.setattr(cli_build, "build_federation", counted("data", cli_build.build_federation))
+        patch.setattr(store, "encode_padded", counted(
+            "images", store.encode_padded, lambda backbone, pixels, size: len(pixels)))
+        patch.setattr(sweep_workers.InProcess, "give", give)
+        assert main(words(output)) == 0
+    return Whole(output, work)
+
+
+@pytest.fixture(scope="module")
+def whole(swept: Whole) -> Path:
+    return swept.output
+
+
+def test_a_second_cell_loads_no_backbone_and_encodes_no_image(swept: Whole) -> None:
+    (first, did), *others = swept.work
+    assert first == "digits 1 FedAvg seed 1" and did["backbones"] == 1 and did["data"] == 1
+    assert did["images"] > 20  # both clients' shots and the test set
+    assert others[0] == ("digits 1 FedPer seed 1", Counter())
+    # Another data seed: other shots and clients, the same backbone, the same test images.
+    name, did = others[1]
+    assert name == "digits 1 FedAvg seed 2" and did["backbones"] == 0 and did["data"] == 1
+    assert 0 < did["images"] <= 20
+    assert others[2] == ("digits 1 FedPer seed 2", Counter())
 
 
 def test_a_cell_has_the_bits_of_a_single_run(whole: Path, tmp_path: Path) -> None:
-    """Also the last cell, whose worker has kept backbone and data from the ones before."""
+    """The last cell, whose worker has kept backbone and data from the ones before."""
     last = cells(whole)[-1]
-    assert main([*cells(tmp_path)[-1].words]) == 0
     alone = cells(tmp_path)[-1]
+    assert main([*alone.words]) == 0
     assert alone.key == last.key and alone.folder != last.folder
     jobs.same(last.folder, alone.folder)
     counters = [
@@ -74,9 +134,14 @@ def test_a_cell_has_the_bits_of_a_single_run(whole: Path, tmp_path: Path) -> Non
     assert command == last.command
 
 
-def test_two_workers_give_the_bits_of_one(whole: Path, tmp_path: Path) -> None:
-    assert main(words(tmp_path, "--jobs", "2")) == 0
-    same(whole, tmp_path)
+def test_a_run_made_by_a_single_command_is_a_cell_that_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*cells(tmp_path)[0].words]) == 0
+    capsys.readouterr()
+    assert main(words(tmp_path, "--dry-run")) == 0
+    told = capsys.readouterr().out
+    assert "1 done" in told and "to run   3" in told and "digits 1 FedAvg seed 1" not in told
 
 
 def test_a_finished_sweep_runs_nothing(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,11 +156,12 @@ def test_a_finished_sweep_runs_nothing(whole: Path, capsys: pytest.CaptureFixtur
     assert "4 cells (4 done)" in capsys.readouterr().out
 
 
-def test_other_settings_in_the_same_folders_are_refused(
+def test_other_settings_in_the_same_folders_are_refused_once(
     whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words(whole, "--lr", "0.5")) == 2
-    assert "OPTIM.LR" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert told.count("OPTIM.LR") == 1 and "(and 3 more cells alike)" in told
 
 
 def started(output: Path, *more: str) -> subprocess.Popen:
@@ -110,8 +176,8 @@ def started(output: Path, *more: str) -> subprocess.Popen:
     )
 
 
-def middle_of_second(output: Path) -> None:
-    """Wait until one cell is done and the next has saved a round."""
+def middle(output: Path) -> None:
+    """Wait until one cell is done and another has saved a round."""
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         done = list(output.rglob("results.json"))
@@ -126,11 +192,11 @@ def middle_of_second(output: Path) -> None:
 @pytest.mark.parametrize("how", [
     signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow),
 ])
-def test_killed_in_the_middle_and_resumed(
+def test_two_real_workers_killed_and_resumed_give_the_bits_of_one(
     whole: Path, tmp_path: Path, how: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    process = started(tmp_path)
-    middle_of_second(tmp_path)
+    process = started(tmp_path, "--jobs", "2")
+    middle(tmp_path)
     process.send_signal(how)
     _, told = process.communicate(timeout=120)
     assert process.returncode == (-signal.SIGKILL if how == signal.SIGKILL else 130)
@@ -147,10 +213,20 @@ def test_killed_in_the_middle_and_resumed(
     assert "4 of 4 cells done" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_two_workers_give_the_bits_of_one(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Uninterrupted; the quick proof is the test above, whose first cells have two workers."""
+    from fedvlm.cli_sweep_pool import Pool
+
+    monkeypatch.setattr("fedvlm.cli_sweep_run.Pool", Pool)
+    assert main(words(tmp_path, "--jobs", "2")) == 0
+    same(whole, tmp_path)
+
+
 BAD = '''
-import os, signal
 from pathlib import Path
-from fedvlm.errors import DataError
 from fedvlm.federation.peft_trainer import PeftTrainer
 
 class Bad(PeftTrainer):
@@ -160,9 +236,6 @@ class Bad(PeftTrainer):
     def local(self, ctx, c, d):
         if Path("{folder}/raise").exists():
             raise ValueError("no luck today")
-        if Path("{folder}/die").exists():
-            Path("{folder}/die").unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
         return super().local(ctx, c, d)
 '''
 
@@ -172,9 +245,8 @@ def test_failures_do_not_end_the_sweep_and_are_retried_on_demand(
 ) -> None:
     (tmp_path / "bad.py").write_text(BAD.format(folder=tmp_path))
     (tmp_path / "raise").touch()
-    asked = ["sweep", "--trainers", f"{tmp_path}/bad.py:Bad", "FedAvg", "--datasets", "digits",
-             "--name", "bad", *PLAN[PLAN.index("--backbone"):],
-             "--output-dir", str(tmp_path / "out")]
+    asked = ["sweep", "--trainers", f"{tmp_path}/bad.py:Bad", "ZeroShot", "--datasets", "digits",
+             "--name", "bad", *SMALL, "--output-dir", str(tmp_path / "out")]
     assert main(asked) == 1
     told = capsys.readouterr().out
     assert "1 of 2 cells done" in told and "no luck today" in told and "--retry-failed" in told
@@ -183,14 +255,10 @@ def test_failures_do_not_end_the_sweep_and_are_retried_on_demand(
     assert "no luck today" in capsys.readouterr().out
     assert len(journal(tmp_path / "out", "bad")) == 2
 
-    (tmp_path / "raise").rename(tmp_path / "die")
-    more = ["--seeds", "2", "1"]  # a new cell stands before the failed one
-    assert main([*asked, *more, "--retry-failed"]) == 1
-    told = capsys.readouterr().out
-    assert "its worker was killed by SIGKILL" in told and "3 of 4 cells done" in told
-    assert "no luck" not in told
-    codes = [r["code"] for r in journal(tmp_path / "out", "bad")]
-    assert codes == [1, 0, -9, 0, 0]  # the new Bad dies, a new worker does FedAvg and the old Bad
+    (tmp_path / "raise").unlink()
+    assert main([*asked, "--retry-failed"]) == 0
+    assert "2 of 2 cells done" in capsys.readouterr().out
+    assert [r["code"] for r in journal(tmp_path / "out", "bad")] == [1, 0, 0]
 
 
 def test_a_cell_in_another_process_is_left_to_it(
@@ -212,6 +280,21 @@ def test_a_cell_in_another_process_is_left_to_it(
     jobs.same(cells(whole)[2].folder, third.folder)
     assert len(list(tmp_path.rglob("results.json"))) == 1
     assert (tmp_path / "sweeps" / "small" / "cells-2.jsonl").exists()
+
+
+def test_a_second_sweep_of_that_name_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "sweeps" / "small"
+    folder.mkdir(parents=True)
+    lock = run_lock.acquire(folder)
+    try:
+        assert main(words(tmp_path)) == 2
+        told = capsys.readouterr().err
+        assert str(folder) in told and "--name" in told and "--tag" not in told
+    finally:
+        lock.release()
+    assert not list(tmp_path.rglob("manifest.json"))
 
 
 def test_the_memo_keeps_the_backbone_and_notices_a_change(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,12 +15,15 @@ from fedvlm.cli_build import identity_config
 from fedvlm.cli_config import resolve
 from fedvlm.cli_flags import parse
 from fedvlm.cli_sweep_cells import cells_of
+from fedvlm.cli_sweep_hint import table_lines
 from fedvlm.cli_sweep_pace import Pace
-from fedvlm.cli_sweep_plan import read_plan
+from fedvlm.cli_sweep_plan import pick, read_plan
 from fedvlm.cli_sweep_pool import usual_threads
 from fedvlm.cli_sweep_words import plan_of, read_words
 from fedvlm.errors import ConfigError
+from fedvlm.federation.discovery import load_trainer, trainer_files
 from fedvlm.run_names import identity_digest
+from tests.report.table_runs import write_run
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "sweeps"
 SMALL = ("--backbone", "tiny", "--rounds", "1", "--local-epochs", "2", "--num-users", "2")
@@ -107,13 +111,14 @@ def test_every_mistake_of_the_cells_before_anything_runs(
 ) -> None:
     path = plan_file(tmp_path, """
 datasets: [digits, eurosatt, {name: eurosat, root: /nonexistent}]
-trainers: [FedAvg, FedPr, {name: FedProx, lr: -1}]
+trainers: [FedAvg, FedPr, {name: FedProx, lr: -1}, {name: FedAvg, tag: d, TRAINER.DITTO.LAM: 1}]
 common: {backbone: tiny, num-users: 99, partition: disjoint}
 """)
     assert main(["sweep", str(path), "--output-dir", str(tmp_path / "out")]) == 2
     told = capsys.readouterr().err
     for piece in ("no config 'eurosatt'; did you mean 'eurosat'?", "'FedPr'; did you mean",
-                  "OPTIM.LR", "/nonexistent", "99"):
+                  "OPTIM.LR", "/nonexistent", "99",
+                  "TRAINER.DITTO.LAM (of trainers: FedAvg (d)) is an option of Ditto, not of"):
         assert piece in told, piece
     assert not (tmp_path / "out").exists()
 
@@ -175,6 +180,32 @@ def test_the_plans_that_are_shipped_are_good(tmp_path: Path) -> None:
     assert len(cells_of(plan)) == 12
     plan = read_plan(CONFIGS / "tiny.yaml")
     assert len(plan.trainers) >= 10 and len(plan.datasets) == 4 and plan.seeds == (1, 2, 3)
+
+
+def test_all_methods_are_in_their_plan() -> None:
+    plan = read_plan(CONFIGS / "all_methods.yaml")
+    names = [e.name for e in plan.trainers]
+    assert [n for n in names if names.count(n) > 1] == ["FedAvg"] * 2
+    assert set(names) == {load_trainer(stem).name for stem in trainer_files()}
+    assert [e.label for e in plan.trainers if e.settings] == ["FedAvg (ft)"]
+    plan = replace(plan, datasets=pick(plan.datasets, ["digits", "shapes"], "datasets"))
+    assert len(cells_of(plan)) == 3 * 2 * len(names)
+
+
+def test_the_table_command_is_one_that_works(tmp_path: Path) -> None:
+    plan = read_plan(CONFIGS / "demo.yaml")
+    assert table_lines(plan, tmp_path) == []
+    write_run(tmp_path, "A", "Pets", last={"personal": 1.0})
+    whole = f"python -m fedvlm table {tmp_path}"
+    assert table_lines(plan, tmp_path) == [f"table of the runs: {whole}"]
+    write_run(tmp_path, "A", "Dogs & Cats", last={"personal": 1.0}, setting="base2new")
+    told = table_lines(plan, tmp_path)
+    names = ["'dataset=Dogs & Cats'", "dataset=Pets"]
+    assert told[1:] == [f"  {whole} --where {name}" for name in names]
+    write_run(tmp_path, "B", "Pets", last={"personal": 1.0}, shots=4)
+    assert table_lines(replace(plan, shots=(4, 16)), tmp_path)[2] == (
+        f"  {whole} --where dataset=Pets --cols dataset shots"
+    )
 
 
 def test_slurm_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

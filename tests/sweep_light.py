@@ -1,0 +1,30 @@
+"""A sweep's worker process that loads nothing heavy, for tests of real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from fedvlm.cli_sweep_worker import Answer
+
+
+def light(tasks: Any, threads: int) -> None:
+    """Serve as ``cli_sweep_worker.serve`` does; a cell's first word says what happens to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(KeyboardInterrupt, EOFError):
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        while (task := tasks.recv()) is not None:
+            what = task.words[0]
+            if what == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if what == "leave":
+                os._exit(7)
+            if what == "wait":
+                Path(task.log).write_text("waiting")
+                time.sleep(60)
+            sentence = "no luck" if what == "fail" else ""
+            tasks.send(Answer(task.number, int(what == "fail"), sentence, 0.5, os.getpid()))

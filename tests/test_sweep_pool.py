@@ -1,0 +1,141 @@
+"""Real worker processes of a sweep: one dies, one cannot load, all are stopped, the parent dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedvlm import cli_sweep_worker
+from fedvlm.cli_sweep_pool import Pool
+from fedvlm.cli_sweep_worker import Task
+from tests import jobs, sweep_light
+
+
+class Seen:
+    """Journal and watcher of a pool."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.ends = folder, dict[str, Any]()
+
+    def log(self, cell: Any) -> Path:
+        return self.folder / f"{cell.number}.txt"
+
+    def add(self, cell: Any, outcome: Any) -> None:
+        self.ends[cell.name] = outcome
+
+    def started(self, cell: Any) -> None:
+        """Nobody is told."""
+
+    def ended(self, cell: Any, outcome: Any) -> None:
+        assert self.ends[cell.name] is outcome  # the journal knows before the screen
+
+
+def cells(*names: str, groups: str = "") -> list[Any]:
+    return [
+        SimpleNamespace(number=i, name=f"{name}{i}", words=(name,), digest="", group=g)
+        for i, (name, g) in enumerate(zip(names, groups or "g" * len(names), strict=True))
+    ]
+
+
+@pytest.fixture
+def light(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedvlm.cli_sweep_pool.serve", sweep_light.light)
+
+
+def pids(seen: Seen) -> dict[str, float]:
+    return {name: outcome.peak_mib for name, outcome in seen.ends.items()}
+
+
+def test_a_worker_that_dies_costs_its_cell_only(tmp_path: Path, light: None) -> None:
+    seen = Seen(tmp_path)
+    Pool(1, seen, seen, threads=1).run(cells("ok", "die", "ok", "fail", "leave"))
+    assert {n: o.code for n, o in seen.ends.items()} == {
+        "ok0": 0, "die1": -9, "ok2": 0, "fail3": 1, "leave4": 7,
+    }
+    assert "killed by SIGKILL" in seen.ends["die1"].sentence
+    assert seen.ends["fail3"].sentence == "no luck"
+    assert "exit code 7" in seen.ends["leave4"].sentence
+    at = pids(seen)
+    assert at["ok0"] != at["ok2"] == at["fail3"]  # a new worker after a death, not after a failure
+
+
+def test_a_worker_keeps_to_its_data_while_there_are_cells(tmp_path: Path, light: None) -> None:
+    seen = Seen(tmp_path)
+    Pool(1, seen, seen, threads=1).run(cells(*["ok"] * 5, groups="abbab"))
+    assert list(seen.ends) == ["ok0", "ok3", "ok1", "ok2", "ok4"]
+
+
+def test_ctrl_c_ends_all_workers(tmp_path: Path, light: None) -> None:
+    seen = Seen(tmp_path)
+    pool = Pool(2, seen, seen, threads=1)
+
+    def interrupt() -> None:
+        while len(list(tmp_path.glob("*.txt"))) < 2:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        pool.run(cells("wait", "wait", "ok"))
+    assert time.monotonic() - began < 30  # they were asked, not waited for
+    assert not any(w.process.is_alive() for w in pool.workers) and not seen.ends
+
+
+def test_a_worker_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("import time\ntime.sleep(60)\n")  # keeps the worker busy
+    script = tmp_path / "parent.py"
+    script.write_text(f"""import multiprocessing, sys, time
+sys.path.insert(1, {str(jobs.REPOSITORY)!r})
+if __name__ == "__main__":
+    from fedvlm.cli_sweep_worker import serve
+    context = multiprocessing.get_context("spawn")
+    worker = context.Process(target=serve, args=(context.Pipe()[1], 1), daemon=True)
+    worker.start()
+    print(worker.pid, flush=True)
+    time.sleep(60)
+""")
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    worker = int(parent.stdout.readline())
+    time.sleep(0.5)
+    assert alive(worker)
+    parent.kill()
+    parent.wait()
+    for _ in range(500):
+        if not alive(worker):
+            break
+        time.sleep(0.02)
+    else:
+        raise AssertionError("the worker lives on")
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that nobody has waited for yet does not."""
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+def test_a_worker_that_cannot_load_says_so_of_each_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "fedvlm.cli_sweep_memo", None)
+    monkeypatch.setattr(cli_sweep_worker, "_die_with_parent", lambda: None)
+    monkeypatch.setattr(cli_sweep_worker.signal, "signal", lambda *a: None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    given: list[Any] = [Task(4, (), "", tmp_path / "log"), Task(5, (), "", tmp_path / "log"), None]
+    sent: list[Any] = []
+    cli_sweep_worker.serve(SimpleNamespace(recv=lambda: given.pop(0), send=sent.append), 1)
+    assert [(a.number, a.code) for a in sent] == [(4, 1), (5, 1)]
+    assert "could not start: " in sent[0].sentence and "cli_sweep_memo" in sent[0].sentence
