@@ -71,7 +71,7 @@ def _spread(runs: Sequence[Entry], ci: bool, n: int) -> str:
         str(s) if s == d else f"{s} (data {d})" for s, d in seeds
     )
     if n < 2:
-        return f"n = 1 seed per cell (seed {words}), so no spread"
+        return f"one seed per cell (seed {words}), so no spread"
     kind = "half the 95 % t-interval of the mean" if ci else "sample standard deviation"
     return f"mean ± {kind} over n = {n} seeds (seeds {words})"
 
