@@ -13,7 +13,7 @@ from yacs.config import CfgNode
 from fedvlm.config import build_config, unused_keys, yaml_keys
 from fedvlm.config_files import config_names, find_config, lookup
 from fedvlm.config_schema import Schema, declare, default_schema
-from fedvlm.data.facts import facts_for
+from fedvlm.data.facts import domain_word, facts_for
 from fedvlm.errors import ConfigError, did_you_mean
 
 LoadTrainer = Callable[[str], Any]
@@ -65,6 +65,7 @@ def resolve(args: Namespace, load_trainer: LoadTrainer | None = None) -> Jobs:
         )  # fmt: skip
         cfg.defrost()
         cfg.TRAINER.NAME = name  # one spelling, so that one method has one run folder
+        cfg.FED.HELD_OUT_DOMAIN = domain_word(cfg.DATASET.NAME, cfg.FED.HELD_OUT_DOMAIN)
         cfg.freeze()
         jobs.append(Job(cfg, origins))
     if not jobs[0].cfg.DATASET.NAME.strip():

@@ -114,8 +114,11 @@ def _write(made: Prepared, place: Path) -> bool:
                             "changed) and is not overwritten: remove it first, and know that "
                             "runs with it will not go on")
         return True
-    with atomic.explained(place):
+    try:
         place.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot make the folder {place.parent}: {error.strerror}; give another "
+                        "with --cache-dir, or free or mend that one") from error
     atomic.write_text(place, json.dumps(content, ensure_ascii=False) + "\n")
     return False
 
@@ -151,7 +154,7 @@ def _download(args: argparse.Namespace) -> int:
         raise ConfigError(f"{facts.name} is built in: runs render it, there is nothing to download")
     if args.url_base:
         check_url(args.url_base)
-    root, offer = find_root(args.root), offer_of(facts.name, facts.source)
+    root, offer = _root_of(args.root), offer_of(facts.name, facts.source)
     if offer.pieces is None:
         raise DataError(f"{facts.name} cannot be downloaded by a program: fetch it from "
                         f"{offer.page} ({offer.rest}; terms: {offer.terms})")
@@ -160,6 +163,17 @@ def _download(args: argparse.Namespace) -> int:
         _fetch(piece, root, args.url_base)
     say(*_left(facts, offer, root))
     return 0
+
+
+def _root_of(given: str) -> Path:
+    """Return ``find_root``; where nothing is there yet, the error says how to begin."""
+    try:
+        return find_root(given)
+    except DataError as error:
+        path = Path(given).expanduser()
+        if not given.strip() or path.exists():
+            raise
+        raise DataError(f"{error}; to begin with an empty one: mkdir -p {path}") from None
 
 
 def _fetch(piece: Piece, root: Path, url_base: str) -> None:

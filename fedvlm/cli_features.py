@@ -146,7 +146,8 @@ def encode_set(cfg: CfgNode, verify: bool = False) -> Throughput:
     notes = _verified(records, data.all()) if verify else []
     lists = {part: data.part(part) for part in PARTS}
     bad, found = broken_images(data.name, lists, records, cfg.DATASET.ON_CORRUPT)
-    kept = {p: [d for i, d in enumerate(lists[p]) if i not in set(bad[p])] for p in PARTS}
+    out = {part: set(places) for part, places in bad.items()}
+    kept = {p: [d for i, d in enumerate(lists[p]) if i not in out[p]] for p in PARTS}
     backbone = Maker().backbone(cfg, device)
     loader = ImageLoader(
         [d for part in PARTS for d in kept[part]], backbone.transform_spec, views_of(cfg),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from fedvlm.cli_flagtable import FLAGS, Flag
 from fedvlm.config_schema import Option, Schema
 
+_WIDTH = 100
 _HEAD = (
     "python federated_main.py --root DATA/ --dataset-config-file configs/datasets/eurosat.yaml",
     "python federated_main.py --demo",
@@ -24,7 +27,10 @@ def help_lines() -> list[str]:
     lines = list(_HEAD)
     for group in dict.fromkeys(flag.group for flag in shown):
         lines += ["", group]
-        lines += [f"  {left[f]:<{width}}  {f.help}" for f in shown if f.group == group]
+        for flag in (f for f in shown if f.group == group):
+            first = f"  {left[flag]:<{width}}  "
+            lines += textwrap.wrap(flag.help, _WIDTH, initial_indent=first,
+                                   subsequent_indent=" " * len(first), break_on_hyphens=False)
     return [*lines, "", *_TAIL]
 
 

@@ -8,6 +8,7 @@ its run folder, so a sweep stopped anywhere (``kill -9`` too) goes on with the s
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -104,7 +105,7 @@ def _slurm(asked: Asked, plan: Plan, words: Sequence[str], cells: int) -> int:
         cpus=asked.number("--slurm-cpus", 1), options=asked.own.get("--slurm-option", ()),
     )
     atomic.write_text(path, text)
-    say(f"wrote {path}; submit it with: sbatch {path}")
+    say(f"wrote {path}; submit it with: {shlex.join(['sbatch', str(path)])}")
     if asked.own.get("--only"):
         complain("--only is not part of the script: its tasks cover all cells", prefix="note")
     return 0

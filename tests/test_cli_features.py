@@ -244,3 +244,27 @@ def test_damaged_and_older_files_are_listed_and_deleted(
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["features", "--help"]) == 0
     assert "--older-than DAYS" in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_written(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache that others share is listed all the same; deleting from it is refused in words."""
+    assert features(place) == 0
+    capsys.readouterr()
+    real, asked = os.access, []
+
+    def access(path: Path, mode: int) -> bool:
+        asked.append(path)
+        return False if path == store(place) else real(path, mode)
+
+    def refuse(self: Path, missing_ok: bool = False) -> None:
+        raise OSError(30, "Read-only file system", str(self))
+
+    monkeypatch.setattr(os, "access", access)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert main(["features", "--list"]) == 0
+    out = capsys.readouterr().out
+    assert asked and "tiny" in out and f" {EVERY} " in out and "older fedvlm" not in out
+    assert main(["features", "--clean", "--all"]) == 3
+    assert "cannot delete the feature store" in capsys.readouterr().err

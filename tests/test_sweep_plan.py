@@ -209,11 +209,12 @@ def test_the_table_command_is_one_that_works(tmp_path: Path) -> None:
 
 
 def test_slurm_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script = tmp_path / "array.sh"
+    script = tmp_path / "my array.sh"
     demo = ["sweep", str(CONFIGS / "demo.yaml"), "--output-dir", str(tmp_path / "a 'b' $c"),
             "--slurm", str(script), "--slurm-chunk", "5", "--slurm-mem", "4G",
             "--slurm-option", "gres=gpu:1"]
     assert main(demo) == 0
+    assert f"sbatch '{script}'" in capsys.readouterr().out
     text = script.read_text()
     assert "#SBATCH --array=0-2" in text and "--mem=4G" in text and "--gres=gpu:1" in text
     assert "--slurm" not in text.replace("#SBATCH", "") and "--time" not in text

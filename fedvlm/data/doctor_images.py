@@ -22,6 +22,7 @@ from fedvlm.data.readers import image_files
 from fedvlm.rng import numpy_stream
 
 _ROTATED = 0x0112  # EXIF's tag of the orientation; 1 is upright
+_NAMED = 10  # broken images that a sentence lists
 
 
 class Looked:
@@ -82,10 +83,11 @@ class Looked:
 
     def _say_broken(self) -> None:
         shown = [f"{self.sample[i].key}: {why}" for i, why in sorted(self.broken.items())]
-        self.findings += counted(
-            "unreadable", shown,
-            lambda n: f"{n:,} of {plural(len(self.sample), 'image')} looked at do not decode",
-        )
+        if shown:  # several, so that they are mended at once
+            named = "; ".join(shown[:_NAMED]) + ("; ..." if len(shown) > _NAMED else "")
+            text = (f"{len(shown):,} of {plural(len(self.sample), 'image')} looked at do not "
+                    f"decode (first: {named})")
+            self.findings.append(Finding("unreadable", text, len(shown)))
 
 
 def pick(items: Sequence[Datum], number: int | None) -> list[Datum]:

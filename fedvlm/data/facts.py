@@ -108,6 +108,17 @@ def facts_for(name: str) -> Facts | None:
     return None
 
 
+def domain_word(set_name: str, domain: str) -> str:
+    """Return one spelling of a domain's name, so that one held-out domain has one run folder.
+
+    The known sets' own spelling; of other sets the name folded (``Site-A`` is ``sitea``), since
+    their domains are only known when the data are read.
+    """
+    facts = facts_for(set_name)
+    known = facts.domains if facts else ()
+    return next((name for name in known if fold(name) == fold(domain)), fold(domain))
+
+
 def compare(
     facts: Facts,
     classes: int,

@@ -92,7 +92,8 @@ class ImageRecords:
             check: raises on bytes that do not decode.
 
         Raises:
-            DataError: files that do not exist: the set is incomplete, which no policy mends.
+            DataError: files that do not exist, or cannot be reached: the set is incomplete, which
+                no policy mends.
         """
         files = [i for i, s in enumerate(samples) if s.array is None]
         self._refuse_missing([samples[i].impath for i in files])
@@ -167,12 +168,29 @@ class ImageRecords:
     @staticmethod
     def _refuse_missing(paths: Sequence[str]) -> None:
         missing = [p for p in paths if not os.path.exists(p)]
+        if closed := [p for p in missing if _may_not_enter(p)]:
+            raise DataError(
+                f"{len(closed)} of {len(paths)} images that the split names cannot be reached "
+                f"(first: {closed[0]}: Permission denied); you need the right to enter all the "
+                "folders above them"
+            )
         if missing:
             raise DataError(
                 f"{len(missing)} of {len(paths)} images that the split names do not exist "
                 f"(first: {missing[0]}); {other_spelling(missing[0])}the image folder is "
                 "incomplete or not the one the split was made for"
             )
+
+
+def _may_not_enter(path: str) -> bool:
+    """Tell whether a folder above ``path`` is closed to this user, so that none knows of it."""
+    try:
+        os.stat(path)
+    except PermissionError:
+        return True
+    except (OSError, ValueError):
+        pass
+    return False
 
 
 def _stamp(stat: os.stat_result) -> tuple[int, int, int]:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 
@@ -86,8 +87,32 @@ def disjoint(pool: Pool, spec: PartitionSpec) -> Partition:
     evenly, so that every one is used once; its test images are in every client's test set.
 
     Raises:
-        ConfigError: as ``check_disjoint``.
+        ConfigError: as ``check_disjoint``, or classes that all share have too few training images
+            for clients without a class of their own.
     """
+    shares = _dealt_classes(pool, spec)
+    empty = [j for j, mine in enumerate(shares["train"]) if not len(mine)]
+    common = int(spec.repeat_rate * pool.num_classes)
+    if empty and common and not spec.legacy:
+        _refuse_thin(pool, spec, len(empty), common)
+    return Partition.of(shares)
+
+
+def _refuse_thin(pool: Pool, spec: PartitionSpec, empty: int, common: int) -> None:
+    """Say how many clients the shared classes have images for; pass where no number helps."""
+    for fewer in range(spec.clients - 1, 0, -1):
+        shares = _dealt_classes(pool, replace(spec, clients=fewer))
+        if all(len(mine) for mine in shares["train"]):
+            raise ConfigError(
+                f"FED.PARTITION disjoint with FED.REPEAT_RATE {spec.repeat_rate:g}: "
+                f"{pool.num_classes} classes, {common} of them dealt to all, leave {empty} of "
+                f"{spec.clients} clients without a training image; use FED.CLIENTS {fewer}, or "
+                "more DATASET.NUM_SHOTS"
+            )
+
+
+def _dealt_classes(pool: Pool, spec: PartitionSpec) -> dict[str, list[IntArray]]:
+    """Return by part the positions of each client; some may have none."""
     held = class_map(pool.num_classes, spec)
     counts = np.bincount(np.concatenate([np.asarray(h) for h in held]), minlength=pool.num_classes)
     shares: dict[str, list[IntArray]] = {}
@@ -102,7 +127,7 @@ def disjoint(pool: Pool, spec: PartitionSpec) -> Partition:
                 np.concatenate([m, dealt[(j + turn) % spec.clients]]) for j, m in enumerate(mine)
             ]
         shares[part] = mine
-    return Partition.of(shares)
+    return shares
 
 
 def check_n_classes(spec: PartitionSpec, num_classes: int) -> None:

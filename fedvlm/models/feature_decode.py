@@ -58,7 +58,8 @@ def decoded(
             for number in range(len(spans) + AHEAD):
                 if number < len(spans):
                     span = spans[number]
-                    pending.append((span, [pool.submit(timed, i) for i in span]))
+                    with spent.clock("waiting"):
+                        pending.append((span, [pool.submit(timed, i) for i in span]))
                 if number >= AHEAD and pending:
                     with spent.clock("waiting"):
                         positions, futures = pending.popleft()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
 import urllib.parse
@@ -9,6 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedvlm.errors import DataError
 from fedvlm.models.feature_db import ROWS
 from fedvlm.models.feature_rows import not_in_use
 
@@ -55,15 +57,24 @@ def remove_store(info: StoreInfo) -> bool:
     """Delete a store unless a living process has it open; return whether it was deleted.
 
     A process that wants it meanwhile waits, and starts a new one.
+
+    Raises:
+        DataError: the folder is read-only or another user's.
     """
     rows = [path for path in info.files if path.suffix == ROWS]
-    if not rows:
-        _unlink(info)
-        return True
-    with not_in_use(rows[0]) as free:
-        if free:
+    try:
+        if not rows:
             _unlink(info)
-        return free
+            return True
+        with not_in_use(rows[0]) as free:
+            if free:
+                _unlink(info)
+            return free
+    except OSError as error:
+        raise DataError(
+            f"cannot delete the feature store {info.files[0]}: {error.strerror}; you need the "
+            "right to write its folder"
+        ) from error
 
 
 def _unlink(info: StoreInfo) -> None:
@@ -94,7 +105,10 @@ def _info(name: str, files: list[Path]) -> StoreInfo | None:
 
 
 def _read(index: Path) -> tuple[dict[str, str], int]:
-    where = f"file:{urllib.parse.quote(str(index.absolute()))}?mode=ro"
+    # Without the right to write, SQLite opens no write-ahead log: rows that another user's run has
+    # only there are not counted.
+    mode = "mode=ro" if os.access(index.parent, os.W_OK) else "immutable=1"
+    where = f"file:{urllib.parse.quote(str(index.absolute()))}?{mode}"
     with closing(sqlite3.connect(where, uri=True, timeout=10.0)) as db:
         about = dict(db.execute("SELECT name, value FROM about"))
         return about, int(db.execute("SELECT COUNT(*) FROM places").fetchone()[0])

@@ -56,10 +56,13 @@ def cached_features(
     """
     spent = Throughput() if spent is None else spent
     size = batch or batch_size(backbone)
-    with spent.clock("wall"), _open(backbone, transform_digest, cache_dir, size) as store:
-        rows = _filled(store, backbone, keys, load, view, size, workers, progress, spent)
-        if notes is not None:
-            notes.extend(store.notes)
+    with spent.clock("wall"):
+        with spent.clock("looking_up"):
+            store = _open(backbone, transform_digest, cache_dir, size)
+        with store:
+            rows = _filled(store, backbone, keys, load, view, size, workers, progress, spent)
+            if notes is not None:
+                notes.extend(store.notes)
     return rows
 
 

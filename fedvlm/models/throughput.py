@@ -18,7 +18,8 @@ class Throughput:
     Attributes:
         encoded, known: images that went through the tower, and those that did not have to.
         workers: decoding threads.
-        waiting: for images that are not decoded yet.
+        looking_up: opening the store and finding what is there.
+        waiting: for images that are not decoded yet, with handing them to the threads.
         loading: reading, decoding and transforming.
         reading: the part of ``loading`` that is file access (and its checksum), where it is known.
     """

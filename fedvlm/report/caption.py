@@ -12,6 +12,7 @@ from fedvlm.report.table_metrics import metric
 
 DIGEST = 8  # characters of a digest shown
 MOST_DIGESTS = 9
+SPLIT = ("setting", "subsample", "shots", "partition", "held_out")  # what names a split
 NOT_COMPARABLE = "not comparable with papers"
 FACTS = (  # key -> words; in this order, and only where all runs agree
     ("setting", "setting {}"), ("trainer", "method {}"), ("dataset", "data set {}"),
@@ -112,8 +113,14 @@ def _selection(runs: Sequence[Entry]) -> str:
 
 def _digests(runs: Sequence[Entry]) -> str:
     """Name each split by the first characters of its digest; many by one digest over all."""
+    names = {str(e.fact("dataset")) for e in runs}
+    parts = [  # what is not the same in all splits of one data set
+        key for key in SPLIT
+        if len({(str(e.fact("dataset")), str(e.fact(key))) for e in runs}) > len(names)
+    ]
     found = sorted({
-        (str(e.fact("dataset")), str(e.fact("data_seed")), str(e.fact("data_digest"))) for e in runs
+        (" ".join([str(e.fact("dataset")), *(e.label(key, ()) for key in parts)]),
+         str(e.fact("data_seed")), str(e.fact("data_digest"))) for e in runs
     })
     if len(found) > MOST_DIGESTS:
         whole = hashlib.sha256("\n".join(" ".join(one) for one in found).encode()).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
@@ -14,6 +15,8 @@ from matplotlib.ticker import MaxNLocator
 
 from fedvlm.report import style
 
+MOST_LINES = 3  # about so many has a panel's title
+GLUE = "\N{NO-BREAK SPACE}"
 LABEL_LENGTH = 34  # characters of a method's name in a figure; the CSV has it whole
 
 
@@ -171,10 +174,10 @@ def draw_panels(
         order = order_of(found)
         longest = min(max(map(len, order), default=0), LABEL_LENGTH)
         room = len(found) == 1 and len(order) <= 8 and longest * 4 < 0.3 * width * 72
+        _write_titles(figure, axes, [panel.title for panel in found], width)
         for panel, each in zip(found, axes, strict=True):
             fill(each, panel, order)
             fit_height(each, panel)
-            each.set_title(style.shortened(panel.title, int(width * 15 / min(len(found), 3))))
             place = each.get_subplotspec()
             if place is None or place.is_first_col():
                 each.set_ylabel(y_label)
@@ -184,6 +187,22 @@ def draw_panels(
         else:
             legend_above(figure, order, markers=markers, extra=extra)
     return figure
+
+
+def _write_titles(
+    figure: Figure, axes: Sequence[Axes], titles: Sequence[str], width: float
+) -> None:
+    """Write each panel's title in lines no longer than its panel; the figure grows by them."""
+    place = axes[0].get_subplotspec() if axes else None
+    rows, columns = (1, 1) if place is None else place.get_gridspec().get_geometry()
+    most, written = int(width * 15 / columns), [1]
+    for each, title in zip(axes, titles, strict=True):
+        text = style.shortened(title, MOST_LINES * most)
+        kept = text.replace(" ", GLUE).replace(f",{GLUE}", ", ")  # lines end after a comma
+        lines = textwrap.wrap(kept, most, break_on_hyphens=False)
+        each.set_title("\n".join(lines).replace(GLUE, " "))
+        written.append(len(lines))
+    figure.set_figheight(figure.get_figheight() + rows * 0.13 * (max(written) - 1))
 
 
 def _good(value: float | None) -> TypeGuard[float]:

@@ -30,6 +30,7 @@ def _fill(axes: Axes, panel: Panel, order: Mapping[str, int]) -> None:
     low, high = (min(sent), max(sent)) if sent else (1.0, 10.0)
     silent = any(line.x and not _sends(line) for line in panel.lines)
     nothing = low / 3  # where a method that sends nothing is drawn
+    border = math.sqrt(nothing * low)
     for line in panel.lines:
         _path(axes, line, order[line.label], nothing)
     axes.set_xscale("log")
@@ -38,10 +39,10 @@ def _fill(axes: Axes, panel: Panel, order: Mapping[str, int]) -> None:
     axes.xaxis.set_major_locator(FixedLocator([nothing, *ticks] if silent else ticks))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(
-        FuncFormatter(lambda x, _: "0" if silent and x < low * 0.9 else f"{x:g}")
+        FuncFormatter(lambda x, _: "0" if silent and x < border else f"{x:g}")
     )
     if silent:
-        axes.axvline(math.sqrt(nothing * low), color=style.FAINT, linewidth=0.6, linestyle=":")
+        axes.axvline(border, color=style.FAINT, linewidth=0.6, linestyle=":")
 
 
 def _path(axes: Axes, line: Line, index: int, nothing: float) -> None:

@@ -14,8 +14,8 @@ from fedvlm.report.table_facts import entries
 from fedvlm.report.table_metrics import known_metrics, metric
 
 ACCURACIES = (
-    "personal", "global", "base_all", "new", "hm2", "hm3", "cm", "unseen", "unseen_personal",
-    "targets", "personal_before_ft", "personal_worst",
+    "personal", "global", "base_all", "base_other", "new", "hm2", "hm3", "cm", "unseen",
+    "unseen_personal", "targets", "personal_before_ft", "personal_worst",
 )
 COSTS = ("totals.bytes_up", "totals.seconds", "trainable")
 PLACE = ("shots", "partition", "held_out", "subsample", "targets")  # may differ between data sets
@@ -34,7 +34,10 @@ def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
 def of_group(runs: Sequence[Run], command: str) -> Html:
     """Return all tables of one setting and backbone, with what they mix and what they mean."""
     found, known = Collected(runs=list(runs)), known_metrics(entries(runs)[0])
-    scores, costs = (tuple(n for n in names if n in known) for names in (ACCURACIES, COSTS))
+    targets = tuple(n for n in known if n.startswith("target."))
+    scores, costs = (
+        tuple(n for n in names if n in known) for names in ((*ACCURACIES, *targets), COSTS)
+    )
     inside = tuple(key for key in PLACE if _varies_inside(runs, key))
     between = tuple(key for key in PLACE if key not in inside and _values(runs, key) > 1)
     spec = Spec(mixed=between or None, reference=() if _has_zero_shot(runs) else ("zero-shot",))

@@ -53,7 +53,8 @@ STYLE: dict[Any, Any] = {
 @contextlib.contextmanager
 def styled() -> Iterator[None]:
     """Apply the look inside the block, whatever the user's own matplotlib settings are."""
-    with matplotlib.rc_context():
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # SVG viewers have it
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)
         yield
@@ -156,7 +157,6 @@ def write(
 
 def _saved(figure: Figure, kind: str, **options: Any) -> bytes:
     out = io.BytesIO()
-    with styled(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # SVG viewers have it
+    with styled():
         figure.savefig(out, format=kind, **options)
     return out.getvalue()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedvlm.errors import ConfigError
-from fedvlm.report import caption, table_check
+from fedvlm.report import caption, table_check, table_notes
 from fedvlm.report.collect import Collected
 from fedvlm.report.stats import mean, sample_std, t_interval
 from fedvlm.report.table_axes import AVERAGE, averages, label, ordered, with_marks
@@ -96,8 +96,9 @@ def tables(found: Collected, spec: Spec, command: str = "") -> list[Table]:
     spec = replace(spec, metrics=check_metrics(spec.metrics, kept))
     mixed = table_check.same_protocol(kept, axes, spec.mixed)
     everyone = with_references(kept, spec.reference)
-    notes += [*table_check.finetuned(kept, axes), *table_check.unknown(kept), *found.problems,
-              *metrics_problems(spec.metrics, kept)]
+    notes += [*table_check.finetuned(kept, axes), *table_notes.tuned(kept, axes),
+              *table_check.unknown(kept), *table_notes.left_out(kept), *table_notes.made_with(kept),
+              *found.problems, *metrics_problems(spec.metrics, kept)]
     if found.unfinished:
         notes.append(f"{len(found.unfinished)} unfinished run(s) left out: "
                      f"{_listed([str(p) for p in found.unfinished])}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fedvlm.errors import ConfigError
@@ -31,6 +31,7 @@ WIDE_PREFIX = "INPUT."
 # What a run that takes no step does not have.
 TRAINING = ("batch_size", "rounds", "local_epochs", "views", "budget", "selection")
 SHOWN = 4
+MOST_VALUES = 8
 
 Difference = tuple[str, Any, Entry, Any, Entry]
 
@@ -56,10 +57,10 @@ def same_protocol(
         key, value = refused[0][:2]
         raise ConfigError(
             f"these runs cannot share a table: {_words(refused)}; choose with --where "
-            f"{key}={_text(value)}, make {key} a row or column, or allow it with --mixed {key} "
-            "(the caption then says so)"
+            f"{key}={_text(value)}, make {key} a row or column, or allow it with --mixed "
+            f"{_all_keys(refused, mixed)} (the caption then says so)"
         )
-    return [f"{key} ({_text(a)}, {_text(b)})" for key, a, _, b, _ in differences]
+    return [f"{d[0]} ({_listed(_values(found, d))})" for d in differences]
 
 
 def same_config(
@@ -99,10 +100,13 @@ def same_config(
             raise ConfigError(
                 f"{place}: its runs differ in more than the seed: {_words(refused)}; choose with "
                 f"--where {key}={_text(value)}, make {key} a row or column, or allow it with "
-                f"--mixed {key}"
+                f"--mixed {_all_keys(refused, mixed)}"
             )
-        allowed += [f"{key} ({_text(a)}, {_text(b)})" for key, a, _, b, _ in differences]
-    return runs, list(dict.fromkeys(allowed))
+        allowed += [d[0] for d in differences]
+    return runs, [
+        f"{key} ({_listed({_text(e.config.get(key)): None for e in runs if e.config})})"
+        for key in dict.fromkeys(allowed)
+    ]
 
 
 def unknown(found: Sequence[Entry]) -> list[str]:
@@ -136,16 +140,36 @@ def _keys(found: Sequence[Entry], axes: Sequence[str]) -> list[str]:
 
 def _difference(found: Sequence[Entry], key: str, axes: Sequence[str]) -> Difference | None:
     first: dict[tuple[str, ...], Entry] = {}
-    for entry in found:
-        if entry.reference == "zero-shot" or not entry.names(key):
-            continue
-        if not entry.trains and (key in TRAINING or key in WIDE or key.startswith(WIDE_PREFIX)):
-            continue
-        group = tuple(str(entry.fact(k)) for k in SCOPES.get(key, ()))
-        other = first.setdefault(group, entry)
+    for entry in _bound(found, key):
+        other = first.setdefault(_group(entry, key), entry)
         if other.fact(key) != entry.fact(key):
             return key, other.fact(key), other, entry.fact(key), entry
     return None
+
+
+def _bound(found: Sequence[Entry], key: str) -> list[Entry]:
+    """Return the entries that ``key`` means anything to."""
+    training = key in TRAINING or key in WIDE or key.startswith(WIDE_PREFIX)
+    return [
+        e for e in found
+        if e.reference != "zero-shot" and e.names(key) and (e.trains or not training)
+    ]
+
+
+def _group(entry: Entry, key: str) -> tuple[str, ...]:
+    return tuple(str(entry.fact(k)) for k in SCOPES.get(key, ()))
+
+
+def _values(found: Sequence[Entry], difference: Difference) -> list[str]:
+    """Return every value of a key among the entries that should agree with the first."""
+    key, first = difference[0], difference[2]
+    alike = [e for e in _bound(found, key) if _group(e, key) == _group(first, key)]
+    return list(dict.fromkeys(_text(e.fact(key)) for e in alike))
+
+
+def _all_keys(refused: Sequence[Difference], mixed: Sequence[str] | None) -> str:
+    """Return the keys that ``--mixed`` would have to name."""
+    return " ".join(dict.fromkeys([*(mixed or ()), *(d[0] for d in refused)]))
 
 
 def _config_difference(a: Entry, b: Entry) -> list[Difference]:
@@ -165,6 +189,12 @@ def _words(differences: Sequence[Difference], runs: bool = True) -> str:
     ]
     more = len(differences) - SHOWN
     return ", ".join(parts) + (f", and {more} more" if more > 0 else "")
+
+
+def _listed(words: Iterable[str]) -> str:
+    found = list(words)
+    more = len(found) - MOST_VALUES
+    return ", ".join(found[:MOST_VALUES]) + (f", and {more} more" if more > 0 else "")
 
 
 def _text(found: Any) -> str:

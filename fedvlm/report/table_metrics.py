@@ -60,7 +60,8 @@ DEFINED = {m.name: m for m in (
     Metric("personal", "each client's own model on its own test split, unweighted mean over "
                        "clients"),
     Metric("personal_before_ft", "as personal, before the final fine-tuning"),
-    Metric("personal_std", "standard deviation of personal accuracy over clients", lower=True),
+    Metric("personal_std", "population standard deviation of personal accuracy over "
+                           "clients", lower=True),
     Metric("personal_worst", "personal accuracy of the worst client"),
     Metric("personal_worst_decile", "mean personal accuracy of the worst tenth of the clients"),
     Metric("personal_micro", "personal accuracy over the pooled test images of all clients"),
@@ -69,7 +70,8 @@ DEFINED = {m.name: m for m in (
     Metric("global_macro_f1", "macro-F1 of the shared model on the whole test set"),
     Metric("base_all", "the personal models on the test set of all base classes, mean over "
                        "clients"),
-    Metric("base_other", "the personal models on base classes of other clients, mean over clients"),
+    Metric("base_other", "the personal models on base classes that their client has no training "
+                         "image of, mean over clients"),
     Metric("new", "the personal models on unseen classes, mean over clients"),
     Metric("hm2", "harmonic mean of base_all and new", harmonic=True),
     Metric("hm3", "harmonic mean of personal, base_all and new", harmonic=True),
@@ -192,10 +194,13 @@ def _ratio(entry: Entry, name: str) -> float | None:
 
 
 def metrics_problems(names: Sequence[str], found: Sequence[Entry]) -> list[str]:
-    """Return what ``rounds_to`` cannot read: runs without whole ``metrics.jsonl``."""
+    """Return what ``rounds_to`` cannot read or compare.
+
+    Runs without whole ``metrics.jsonl``; runs that were not evaluated at the same rounds.
+    """
     if not any(name.startswith(ROUNDS_TO) for name in names):
         return []
-    problems = []
+    problems, evaluated = [], set[tuple[Any, ...]]()
     for entry in found:
         path = entry.run.path / "metrics.jsonl"
         try:
@@ -205,6 +210,11 @@ def metrics_problems(names: Sequence[str], found: Sequence[Entry]) -> list[str]:
         problems += [f"{path}: {note}" for note in notes]
         if not records and not notes:
             problems.append(f"{path} is missing or empty, so {ROUNDS_TO} knows nothing of that run")
+        elif records and entry.trains:
+            evaluated.add(tuple(r.get("round") for r in records if "personal" in r))
+    if len(evaluated) > 1:
+        problems.append(f"{ROUNDS_TO} is coarser in some runs than in others: they were not "
+                        "evaluated at the same rounds")
     return problems
 
 

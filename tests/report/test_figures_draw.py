@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import re
 import sys
@@ -13,6 +14,7 @@ from xml.etree import ElementTree
 import matplotlib
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 
 from fedvlm.errors import DataError
@@ -118,6 +120,28 @@ def test_a_method_that_sends_nothing_stands_at_a_tick_of_zero() -> None:
     figure.draw_without_rendering()
     shown = [t.get_text() for t in figure.axes[0].get_xticklabels()]
     assert shown == ["0", "5", "10"]
+
+
+def test_a_tick_below_the_least_traffic_is_not_zero() -> None:
+    silent = Line("Local", [0.0, 0.0], [40.0, 50.0], [1.0, 1.0], [2, 2])
+    sends = Line("FedAvg", [0.0, 1.3, 9.0], [40.0, 50.0, 60.0], [1.0] * 3, [2] * 3)
+    figure = figure_traffic.draw([Panel("Set", [silent, sends])], "accuracy")
+    figure.draw_without_rendering()
+    shown = [t.get_text() for t in figure.axes[0].get_xticklabels()]
+    assert shown == ["0", "1", "2", "5", "10"]
+
+
+def test_titles_of_neighbours_stay_apart() -> None:
+    names = [f"Caltech101, base2new, {n} shots, dirichlet-0.3-K10-f1" for n in (1, 2, 4, 8)]
+    found = [Panel(name, [line("A")]) for name in names]
+    figure = figure_convergence.draw(found, "accuracy", style.PAGE)
+    figure.draw_without_rendering()
+    shown = [a.get_title("left") for a in figure.axes]
+    assert [words.replace("\n", " ") for words in shown] == names
+    texts = [t for t in figure.findobj(Text) if isinstance(t, Text) and t.get_text() in shown]
+    boxes = sorted((t.get_window_extent() for t in texts), key=lambda box: float(box.x0))
+    assert len(boxes) == 4
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
 
 
 @pytest.mark.parametrize(("at", "wanted"), [
@@ -236,3 +260,10 @@ def test_ticks_are_thinned_by_round_numbers() -> None:
 def test_what_cannot_be_printed_is_a_space() -> None:
     assert style.shortened("a\nb\x00\udc80c", 9) == "a b  c"
     assert re.fullmatch("a{5}.a{4}", style.shortened("a" * 50, 10))
+
+
+def test_a_name_without_glyphs_warns_nobody(recwarn: pytest.WarningsRecorder):
+    with style.styled():
+        figure = figure_convergence.draw([lines(["\u6570\u5b66"])], "accuracy (%)", style.PAGE)
+    style.png_bytes(figure)
+    assert not [w for w in recwarn if "Glyph" in str(w.message)]
