@@ -139,12 +139,13 @@ def test_known_set_as_folders_gets_clean_names(tmp_path: Path) -> None:
     assert data.classnames == [data.lab2cname[i] for i in range(3)]
 
 
-def test_registered_class_is_used(tmp_path: Path) -> None:
+def test_registered_class_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Two(DatasetBase):
         def __init__(self, cfg: object) -> None:
             rows = [Datum("/x/a.png", 0, 0, "a", "a.png"), Datum("/x/b.png", 0, 0, "a", "b.png")]
             super().__init__(rows[:1], [], rows[1:], name="Two")
 
+    monkeypatch.setattr(DATASET_REGISTRY, "_table", dict(DATASET_REGISTRY._table))
     DATASET_REGISTRY.register("TwoForThisTest")(Two)
     data = load_dataset(config(tmp_path, tmp_path, DATASET__NAME="two-for-this-test"))
     assert data.classnames == ["a"]
