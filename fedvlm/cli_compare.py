@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from fedvlm.cli_parser import VerbParser
 from fedvlm.console import say
 from fedvlm.errors import ConfigError, did_you_mean
 from fedvlm.report.compare import compare
@@ -17,21 +17,9 @@ from fedvlm.report.compare_text import FORMATS
 USAGE = "fedvlm compare RUN_A RUN_B [--over-seeds] [--format text|md|json]"
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse with one sentence instead of a usage dump."""
-
-    def error(self, message: str) -> NoReturn:
-        """Refuse.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(f"compare: {message} (usage: {USAGE})")
-
-
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the flags."""
-    made = _Parser(prog="fedvlm compare", add_help=False, allow_abbrev=False, usage=USAGE)
+    made = VerbParser("compare", USAGE)
     add = made.add_argument
     add("folders", nargs="*", metavar="RUN", help="two run folders, finished or not, or folders "
         "that hold one run each; differences are B - A")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from fedvlm.cli_parser import VerbParser
 from fedvlm.console import complain, say
 from fedvlm.errors import ConfigError, DataError
 from fedvlm.report.collect import Collected, collect
@@ -14,21 +14,9 @@ from fedvlm.report.collect import Collected, collect
 USAGE = "fedvlm figures RUN_OR_OUTPUT ... [--into FOLDER] [--metric personal] [--column]"
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse with one sentence instead of a usage dump."""
-
-    def error(self, message: str) -> NoReturn:
-        """Refuse.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(f"figures: {message} (usage: {USAGE})")
-
-
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the flags."""
-    made = _Parser(prog="fedvlm figures", add_help=False, allow_abbrev=False, usage=USAGE)
+    made = VerbParser("figures", USAGE)
     add = made.add_argument
     add("folders", nargs="*", metavar="RUN_OR_OUTPUT", help="run folders, or folders with runs at "
         "any depth; one run gets its own figures besides")

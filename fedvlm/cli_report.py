@@ -6,10 +6,10 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from fedvlm import atomic
 from fedvlm.cli_list import card
+from fedvlm.cli_parser import VerbParser
 from fedvlm.console import complain, say
 from fedvlm.errors import ConfigError, DataError, fold
 from fedvlm.report.collect import Collected, Run, collect
@@ -19,21 +19,9 @@ PAGE = "report.html"
 WORTH = 30.0  # seconds of training; the page takes one or two, so a shorter run gets it on demand
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse with one sentence instead of a usage dump."""
-
-    def error(self, message: str) -> NoReturn:
-        """Refuse.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(f"report: {message} (usage: {USAGE})")
-
-
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the flags."""
-    made = _Parser(prog="fedvlm report", add_help=False, allow_abbrev=False, usage=USAGE)
+    made = VerbParser("report", USAGE)
     add = made.add_argument
     add("folders", nargs="*", metavar="RUN_OR_OUTPUT", help="a run folder for its page, or folders "
         "with runs at any depth (OUTPUT_DIR of a sweep) for a page over all of them")

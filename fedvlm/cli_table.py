@@ -6,9 +6,9 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from fedvlm import atomic
+from fedvlm.cli_parser import VerbParser
 from fedvlm.console import complain, say
 from fedvlm.errors import ConfigError, DataError, did_you_mean
 from fedvlm.report.collect import Collected, collect
@@ -22,21 +22,9 @@ ENDINGS = {".md": "md", ".csv": "csv", ".tex": "tex", ".html": "html"}
 FOR_RUNS = ("rows", "cols", "metric", "where", "exclude", "reference", "mixed")
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse with one sentence instead of a usage dump."""
-
-    def error(self, message: str) -> NoReturn:
-        """Refuse.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(f"table: {message} (fedvlm table --help lists the flags)")
-
-
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the flags."""
-    made = _Parser(prog="fedvlm table", add_help=False, allow_abbrev=False, usage=USAGE)
+    made = VerbParser("table", USAGE, "fedvlm table --help lists the flags")
     add = made.add_argument
     add("folders", nargs="*", metavar="OUTPUT", help="folders with runs, at any depth")
     add("--rows", nargs="+", metavar="KEY", help="protocol keys, config keys or metric (trainer)")
