@@ -20,7 +20,7 @@ from fedvlm.federation.batches import Batch, Batcher, Step
 from fedvlm.federation.groups import Groups
 from fedvlm.federation.optim import OptimSpec
 from fedvlm.federation.schedule import Schedule
-from fedvlm.federation.trees import State, Tree, cat, matching, per_client, pick, rows
+from fedvlm.federation.trees import State, Tree, cat, matching, pick, rows
 
 Loss = Callable[[Any, Tree, Batch], Tensor | tuple[Tensor, Mapping[str, Tensor]]]
 Edit = Callable[[Tree, Tree, Batch], Tree]
@@ -265,10 +265,6 @@ class Context:
     def average(self, value: Tensor, weight: Tensor) -> Tensor:
         """Return the weighted mean over the last axis, one number per client."""
         return (value * weight).sum(-1) / weight.sum(-1)
-
-    def scale(self, tree: Tree, factor: Tensor) -> Tree:
-        """Multiply every leaf by one number per client."""
-        return {n: per_client(factor, v) * v for n, v in tree.items()}
 
 
 def _cut(state: State, start: int, stop: int) -> State:
