@@ -6,11 +6,11 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from yacs.config import CfgNode
 
 from fedvlm import atomic
+from fedvlm.cli_parser import VerbParser
 from fedvlm.console import progress, say
 from fedvlm.console_rows import table_lines
 from fedvlm.data.datum import PARTS
@@ -39,13 +39,6 @@ FLAGS = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse with one sentence instead of a usage dump."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{self.prog}: {message} (fedvlm data --help says how)")
-
-
 def main(argv: Sequence[str]) -> int:
     """Do ``data prepare``, ``data download`` or ``data list``; return the exit code.
 
@@ -65,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parse(verb: str, words: Sequence[str]) -> argparse.Namespace:
-    made = _Parser(prog=f"data {verb}", add_help=False, allow_abbrev=False)
+    made = VerbParser(f"data {verb}", "", "fedvlm data --help says how")
     if verb != "list":
         made.add_argument("name")
     for flag in FLAGS[verb]:

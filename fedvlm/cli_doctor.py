@@ -6,10 +6,11 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, NoReturn
+from typing import Any
 
 from yacs.config import CfgNode
 
+from fedvlm.cli_parser import VerbParser
 from fedvlm.config import build_config
 from fedvlm.config_files import find_config
 from fedvlm.config_schema import default_schema
@@ -44,13 +45,6 @@ USAGE = (
     "  exit code: 0 all is well (sets that nobody named may be absent, one set must be ready), "
     "3 something is broken or partly there, or a named set is absent, 2 wrong usage",
 )
-
-
-class _Parser(argparse.ArgumentParser):
-    """argparse with one sentence instead of a usage dump."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{self.prog}: {message} (fedvlm doctor --help says how)")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -111,7 +105,7 @@ def _finding(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    made = _Parser(prog="doctor", add_help=False, allow_abbrev=False)
+    made = VerbParser("doctor", "", "fedvlm doctor --help says how")
     made.add_argument("names", nargs="*")
     made.add_argument("--root", default="")
     made.add_argument("--cache-dir", default="")
