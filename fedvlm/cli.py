@@ -20,7 +20,7 @@ from fedvlm.errors import ConfigError, FedvlmError, did_you_mean, fold
 # verb -> function that takes the remaining words and returns the exit code
 VERBS = {
     "run": "fedvlm.cli:run",
-    "bench": "fedvlm.cli_bench:main",
+    "bench": "fedvlm.bench.cli:main",
     "check": "fedvlm.check.cli:main",
     "list": "fedvlm.cli_list:main",
     "show": "fedvlm.cli_list:show",

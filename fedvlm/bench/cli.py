@@ -5,14 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from fedvlm.atomic import write_json
 from fedvlm.console import complain, say
 from fedvlm.errors import ConfigError, did_you_mean
-
-if TYPE_CHECKING:
-    from fedvlm.bench.methods import Builder
 
 # benchmark -> what it measures; a flag that it does not read is refused
 BENCHES = {
@@ -106,12 +103,11 @@ def _check_own(args: argparse.Namespace, words: Sequence[str]) -> None:
         raise ConfigError(f"bench fedtv: takes no trainer ('{args.trainers[0]}'); methods does")
 
 
-def main(argv: Sequence[str], build: Builder | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run a benchmark and print its report; return the exit code.
 
     Args:
         argv: the words after ``bench``.
-        build: words of the main job to a federation (``methods`` needs it).
 
     Raises:
         ConfigError: wrong flags.
@@ -124,7 +120,7 @@ def main(argv: Sequence[str], build: Builder | None = None) -> int:
     path = Path(args.json).expanduser() if args.json else None
     if path is not None and not path.parent.is_dir():
         raise ConfigError(f"--json {path}: there is no folder '{path.parent}'; make it first")
-    record, shown = _methods(args, build) if args.what == "methods" else _fedtv(args)
+    record, shown = _methods(args) if args.what == "methods" else _fedtv(args)
     say(*shown)
     if path is not None:
         write_json(path, record)
@@ -141,16 +137,12 @@ def _fedtv(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     return record | {"summary": report.summary(record)}, report.lines(record)
 
 
-def _methods(
-    args: argparse.Namespace, build: Builder | None
-) -> tuple[dict[str, Any], list[str]]:
+def _methods(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """Return the record of ``bench methods`` and its lines."""
     from fedvlm.bench import methods  # torch
 
-    if build is None:
-        raise ConfigError("bench methods: start it with python -m fedvlm bench methods")
     record = methods.run(
-        build, args.trainers, args.backbone, rounds=args.rounds, repeats=args.repeats,
+        methods.build, args.trainers, args.backbone, rounds=args.rounds, repeats=args.repeats,
         clients=args.clients, threads=args.threads, fp64=args.fp64, say=_progress,
     )
     return record, methods.lines(record)

@@ -20,10 +20,22 @@ from fedvlm.console_rows import table_lines
 from fedvlm.errors import ConfigError
 from fedvlm.federation.discovery import trainer_files
 from fedvlm.federation.events import RoundFinished
+from fedvlm.cli_build import build as build_run
+from fedvlm.cli_config import resolve
+from fedvlm.cli_flags import parse
 from fedvlm.federation.rounds import Federation
 
 Record = dict[str, Any]
 Builder = Callable[[Sequence[str]], Federation]
+
+
+def build(words: Sequence[str]) -> Federation:
+    """Return the federation that ``fedvlm run`` would start with ``words``.
+
+    Raises:
+        FedvlmError: anything that is wrong with them.
+    """
+    return build_run(resolve(parse(words)).jobs[0].cfg).federation
 Losses = dict[tuple[int, int, str], float]
 
 BACKBONES = {

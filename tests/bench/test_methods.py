@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedvlm import cli_bench
+from fedvlm.bench import cli as bench_cli
 from fedvlm.bench import methods
 from fedvlm.errors import ConfigError
 from fedvlm.federation.rounds import Federation
@@ -21,7 +21,7 @@ QUICK = ("--clients", "2", "--rounds", "2", "--repeats", "1")
 def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("bench") / "methods.json"
     words = ["methods", "FedAvg", "Ditto", "ZeroShot", *QUICK, "--json", str(path)]
-    assert cli_bench.main(words) == 0
+    assert bench_cli.main(words) == 0
     return json.loads(path.read_text())
 
 
@@ -49,7 +49,7 @@ def test_the_report_names_every_number(record: dict[str, Any]) -> None:
 
 def test_what_is_left_in_double_precision() -> None:
     found = methods.run(
-        cli_bench.build, ["pFedMe"], "tiny", rounds=1, repeats=1, clients=2, fp64=True
+        methods.build, ["pFedMe"], "tiny", rounds=1, repeats=1, clients=2, fp64=True
     )
     assert found["methods"]["pFedMe"]["loss_difference"] < 1e-10
     assert "fp64" in methods.lines(found)[0]
@@ -58,7 +58,7 @@ def test_what_is_left_in_double_precision() -> None:
 def test_sides_that_differ_are_marked() -> None:
     def build(words: Sequence[str]) -> Federation:
         seed = ["--seed", "2"] if "--plain" in words else []
-        return cli_bench.build([*words[: words.index("--trainer")], *seed,
+        return methods.build([*words[: words.index("--trainer")], *seed,
                                 *words[words.index("--trainer"):]])
 
     found = methods.run(build, ["FedAvg"], "tiny", rounds=1, repeats=1, clients=2)
@@ -78,7 +78,7 @@ def test_of_all_trainers_one_may_not_suit(monkeypatch: pytest.MonkeyPatch) -> No
     def build(words: Sequence[str]) -> Federation:
         if "moon" in words:
             raise ConfigError("no moon here")
-        return cli_bench.build(words)
+        return methods.build(words)
 
     monkeypatch.setattr(methods, "trainer_files", lambda: {"moon": Path(), "fedavg": Path()})
     found = methods.run(build, [], "tiny", rounds=1, repeats=1, clients=2)
@@ -107,4 +107,4 @@ def test_the_small_random_backbone_is_open_clips() -> None:
 ])
 def test_mistakes_get_a_sentence(words: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        cli_bench.main(words)
+        bench_cli.main(words)
