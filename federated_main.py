@@ -2,7 +2,7 @@
 
 import sys
 
-from fedvlm.cli import console_script
+from fedvlm.cli.main import console_script
 
 if __name__ == "__main__":
     sys.exit(console_script())

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tiny_gate import image_features, text_features
 from torch import Tensor
 
-from fedvlm.data.world_tasks import Task
+from fedvlm.data.builtin.sets import Task
 
 CONTEXT, SHOTS, STEPS = 8, 16, 300
 

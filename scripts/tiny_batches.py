@@ -12,10 +12,13 @@ from numpy.typing import NDArray
 from tiny_gate import to_input
 from torch import Tensor
 
-from fedvlm.data.world import (
+from fedvlm.data.builtin.world import (
     COLOURS,
+    DIGITS,
+    LETTERS,
     NOUN,
     NOUNS,
+    SHAPES,
     SIZE,
     TEXTURE,
     composite,
@@ -23,7 +26,6 @@ from fedvlm.data.world import (
     held_out,
     scenes_of,
 )
-from fedvlm.data.world_masks import DIGITS, LETTERS, SHAPES
 
 Rows = NDArray[np.int64]
 # Share of shapes, digits and letters among the images, and bank entries for each (noun, size).

@@ -8,9 +8,21 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedvlm.data.world import COLOUR, COLOURS, GROUND, GROUNDS, NOUN, NOUNS, SIZE, SIZES, TEXTURE
-from fedvlm.data.world import TEXTURES as TEXTURE_NAMES
-from fedvlm.data.world_masks import DIGITS, LETTERS, SHAPES
+from fedvlm.data.builtin.world import (
+    COLOUR,
+    COLOURS,
+    DIGITS,
+    GROUND,
+    GROUNDS,
+    LETTERS,
+    NOUN,
+    NOUNS,
+    SHAPES,
+    SIZE,
+    SIZES,
+    TEXTURE,
+)
+from fedvlm.data.builtin.world import TEXTURES as TEXTURE_NAMES
 
 KIND = 5
 KINDS = ("shape", "digit", "letter")

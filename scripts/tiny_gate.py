@@ -1,4 +1,4 @@
-"""Zero-shot accuracy of a CLIP on the tasks of `fedvlm.data.world_tasks`."""
+"""Zero-shot accuracy of a CLIP on the tasks of `fedvlm.data.builtin.sets`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedvlm.data.world_tasks import TASKS, Task, build_task
+from fedvlm.data.builtin.sets import TASKS, Task, build_task
 
 MEAN, STD = 0.45, 0.28
 

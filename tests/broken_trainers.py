@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fedvlm.check.world import BATCH
+from fedvlm.core.trees import State, Tree
 from fedvlm.federation.aggregate import Update, weighted_mean
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.trainer import Trainer
-from fedvlm.federation.trees import State, Tree
 
 
 class Good(Trainer):

@@ -20,7 +20,7 @@ from fedvlm.federation.optim import OptimSpec
 from fedvlm.federation.rounds import Federation, Plan
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.backbone import Backbone
-from fedvlm.models.model import VLModel
+from fedvlm.models.vlmodel import VLModel
 
 NAMES = {
     "prompt_learner.sigma": "text.sigma",

@@ -12,7 +12,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from fedvlm.cli import main
+from fedvlm.cli.main import main
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SMALL = ("--demo", "--shots", "2", "--rounds", "2", "--num-users", "2", "--local-epochs", "1")
@@ -30,7 +30,7 @@ def spawn(output: Path, *more: str, before: str = "", **env: str) -> subprocess.
     """Run the job in a new process; ``before`` is Python executed first."""
     code = (
         f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n{before}\n"
-        f"from fedvlm.cli import main\nsys.exit(main({argv(output, *more)!r}))"
+        f"from fedvlm.cli.main import main\nsys.exit(main({argv(output, *more)!r}))"
     )
     return subprocess.run(
         [sys.executable, "-c", code], env=os.environ | env, capture_output=True, text=True,

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedvlm.cli_sweep_worker import Answer
+from fedvlm.sweep.pool import Answer
 
 
 def light(tasks: Any, threads: int) -> None:

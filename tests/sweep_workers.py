@@ -6,8 +6,7 @@ import contextlib
 from types import SimpleNamespace
 from typing import Any
 
-from fedvlm.cli_sweep_pool import Pool, Worker
-from fedvlm.cli_sweep_worker import Task, do
+from fedvlm.sweep.pool import Pool, Task, Worker, do
 
 MAKERS: list[Any] = []  # the memos of the workers made so far
 
@@ -20,7 +19,7 @@ class InProcess:
     def __init__(self, threads: int, device: str) -> None:
         from multiprocessing import Pipe
 
-        from fedvlm.cli_sweep_memo import Memo
+        from fedvlm.job.maker import Memo
 
         self.group, self.began, self.device, self.memo = "", 0.0, device, Memo()
         self.process = SimpleNamespace(is_alive=lambda: True)

@@ -11,11 +11,26 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from fedvlm.data.builtin import BUILTIN, HELD_OUT_PAIRS, PAIRS, SEEN_PAIRS, materialise
-from fedvlm.data.world import COLOURS, render, scenes_of
-from fedvlm.data.world_masks import DIGITS, NEW_NOUNS, SHAPES
-from fedvlm.data.world_styles import STYLES, stylise
-from fedvlm.data.world_tasks import TASKS, build_task, pair_classes
+from fedvlm.data.builtin.sets import (
+    BUILTIN,
+    HELD_OUT_PAIRS,
+    PAIRS,
+    SEEN_PAIRS,
+    TASKS,
+    build_task,
+    materialise,
+    pair_classes,
+)
+from fedvlm.data.builtin.world import (
+    COLOURS,
+    DIGITS,
+    NEW_NOUNS,
+    SHAPES,
+    STYLES,
+    render,
+    scenes_of,
+    stylise,
+)
 
 SPLIT_FILES = {
     "shapes": "split_zhou_Shapes.json",

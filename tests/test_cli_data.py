@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedvlm.cli import main
-from fedvlm.data.download_table import OFFERS, Offer, Piece
-from fedvlm.data.prepared import prepared_in_cache, prepared_name
+from fedvlm.cli.main import main
+from fedvlm.data.get.download import OFFERS, Offer, Piece
+from fedvlm.data.layouts import prepared_in_cache, prepared_name
 from tests import jobs
 
 CLASSES = ["AnnualCrop", "Forest", "River", "SeaLake"]

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedvlm import console_doctor
-from fedvlm.cli import main
-from fedvlm.data.facts import FACTS
+from fedvlm.cli import doctor as console_doctor
+from fedvlm.cli.main import main
+from fedvlm.data.catalog import FACTS
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 CLASSES = {"AnnualCrop": "Annual Crop Land", "Forest": "Forest", "River": "River"}

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedvlm.cli import main
+from fedvlm.cli.main import main
 from fedvlm.data import image_records, images
-from fedvlm.models.feature_db import FeatureStore
-from fedvlm.models.feature_list import list_stores
+from fedvlm.models.features.store import FeatureStore, list_stores
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "datasets" / "custom_folders.yaml"
 CLASSES, TRAIN, TEST = 4, 3, 2

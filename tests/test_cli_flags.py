@@ -13,13 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedvlm
-from fedvlm import cli
-from fedvlm.cli_config import Jobs, resolve
-from fedvlm.cli_flags import by_name, parse
-from fedvlm.cli_flagtable import FLAGS, REFUSED
-from fedvlm.cli_help import help_lines, reference_lines
-from fedvlm.config_schema import Option, declare, default_schema
-from fedvlm.errors import ConfigError, DataError, DivergedError, fold
+from fedvlm.cli import main as cli
+from fedvlm.cli.parser import help_lines, reference_lines
+from fedvlm.config.option import Option, declare, default_schema
+from fedvlm.core.errors import ConfigError, DataError, DivergedError, fold
+from fedvlm.job.flags import FLAGS, REFUSED, by_name, parse
+from fedvlm.job.resolve import Jobs, resolve
 
 
 class FakeTrainer:
@@ -232,7 +231,7 @@ def test_any_words_are_parsed_or_refused_in_sentences(typed: list[str]):
 @pytest.fixture
 def job_that(house: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that replaces the real main job by one that raises or returns."""
-    monkeypatch.setattr("fedvlm.cli_config._load", lambda spec: FakeTrainer)
+    monkeypatch.setattr("fedvlm.job.resolve._load", lambda spec: FakeTrainer)
 
     def put(outcome: Any) -> list[Any]:
         seen: list[Any] = []
@@ -243,10 +242,10 @@ def job_that(house: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
                 raise outcome
             return int(outcome)
 
-        module: Any = ModuleType("fedvlm.cli_run")
+        module: Any = ModuleType("fedvlm.job.run")
         module.run_job = run_job
         module.report_seeds = lambda cfgs, args: seen.append("table") or 0
-        monkeypatch.setitem(sys.modules, "fedvlm.cli_run", module)
+        monkeypatch.setitem(sys.modules, "fedvlm.job.run", module)
         monkeypatch.setattr(fedvlm, "cli_run", module, raising=False)
         return seen
 

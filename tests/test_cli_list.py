@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fedvlm import cli, cli_list
+from fedvlm.cli import list as cli_list
+from fedvlm.cli import main as cli
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -80,7 +81,7 @@ def test_closed_stdout_ends_quietly():
 
 
 def test_the_command_line_does_not_import_torch_for_a_mistake():
-    code = "import sys; from fedvlm.cli import main; print(main(['--x']), 'torch' in sys.modules)"
+    code = "import sys; from fedvlm.cli.main import main; print(main(['--x']), 'torch' in sys.modules)"
     assert _process("-c", code).stdout == "2 False\n"
 
 

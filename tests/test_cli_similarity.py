@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedvlm import cli_similarity
 from fedvlm.federation.aggregate import Update
 from fedvlm.federation.trainer import Trainer
+from fedvlm.job import similarity as cli_similarity
 from tests import jobs
 
 
@@ -90,7 +90,7 @@ def test_a_run_records_it_also_when_it_was_cut(tmp_path: Path) -> None:
 def test_a_picture_that_fails_ends_no_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fedvlm.cli_figures import draw_partition
+    from fedvlm.cli.figures import draw_partition
 
     draw_partition(tmp_path, "no CSV here")
     assert "no picture of the partition: cannot read" in capsys.readouterr().err

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedvlm.config import build_config, config_lines, flat, unused_keys
-from fedvlm.config_files import config_names, find_config
-from fedvlm.config_ours import family_aliases
-from fedvlm.config_schema import Option, declare, default_schema
-from fedvlm.errors import ConfigError
+from fedvlm.config.build import build_config, config_lines, flat, unused_keys
+from fedvlm.config.keys import family_aliases
+from fedvlm.config.option import Option, declare, default_schema
+from fedvlm.config.read import config_names, find_config
+from fedvlm.core.errors import ConfigError
 
 FEDTV = {"RANK": Option(8, "rank", low=1), "TEMP": Option(0.5, "tau", low=0, low_open=True)}
 SCHEMA = declare(default_schema(), "TRAINER.FEDTV", FEDTV)

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedvlm.cli_build import make_plan
-from fedvlm.cli_config import resolve
-from fedvlm.cli_flags import parse
-from fedvlm.errors import fold
+from fedvlm.core.errors import fold
+from fedvlm.core.rng import stream
 from fedvlm.federation.discovery import load_trainer, trainer_files
 from fedvlm.federation.groups import resolve as resolve_groups
+from fedvlm.job.build import make_plan
+from fedvlm.job.flags import parse
+from fedvlm.job.resolve import resolve
 from fedvlm.models.backbone import load_backbone
-from fedvlm.models.model import VLModel
-from fedvlm.rng import stream
+from fedvlm.models.vlmodel import VLModel
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 DATASETS = sorted(p.stem for p in (CONFIGS / "datasets").glob("*.yaml"))

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fedvlm.console import Console, complain, say, wants_live
-from fedvlm.console_live import LiveTable
-from fedvlm.console_log import Headline, LogFile
-from fedvlm.console_rows import (
+from fedvlm.console.live import LiveTable
+from fedvlm.console.log import Headline, LogFile
+from fedvlm.console.rows import (
     ClientRow,
     RoundRow,
     chosen,
@@ -22,7 +21,8 @@ from fedvlm.console_rows import (
     spark,
     table_lines,
 )
-from fedvlm.errors import FedvlmError
+from fedvlm.console.screen import Console, complain, say, wants_live
+from fedvlm.core.errors import FedvlmError
 
 
 class Terminal(io.StringIO):

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console as RichConsole
 
-from fedvlm.console_grid import Grid, GridCell, clock
+from fedvlm.console.grid import Grid, GridCell, clock
 
 
 def drawn(grid: Grid, width: int) -> list[str]:

@@ -7,9 +7,10 @@ import sys
 
 import pytest
 
-from fedvlm import console, console_progress
-from fedvlm.console_live import columns
-from fedvlm.console_progress import ProgressLine
+from fedvlm.console import screen as console
+from fedvlm.console import screen as console_progress
+from fedvlm.console.live import columns
+from fedvlm.console.screen import ProgressLine
 
 
 class Terminal(io.StringIO):

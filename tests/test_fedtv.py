@@ -13,16 +13,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedvlm.check.world import BASE, EMBED, RESNET, Setup, World
-from fedvlm.errors import ConfigError
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.trees import Tree, cast, expand, numel, pick
 from fedvlm.federation.aggregate import Update
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.groups import resolve
 from fedvlm.federation.trainer import Trainer
-from fedvlm.federation.trees import Tree, cast, expand, numel, pick
-from fedvlm.models.adapters import OUTPUTS, apply_gate, gate_adapter
-from fedvlm.models.fusion import fuse, fusion_weights
-from fedvlm.models.prompts import low_rank_prompt, orthogonality, personal_prompt
+from fedvlm.models.adapt.modules import (
+    OUTPUTS,
+    apply_gate,
+    fuse,
+    fusion_weights,
+    gate_adapter,
+    low_rank_prompt,
+    orthogonality,
+    personal_prompt,
+)
 
 FedTV = load_trainer("FedTV")
 PUBLISHED = {"ADAPTER": "softmax", "ORTHO": "norm", "ANCHOR": "literal", "SAA_TEMP": 1.0,

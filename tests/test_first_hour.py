@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from fedvlm import cli
+from fedvlm.cli import main as cli
 
 
 def tree(root: Path, *folders: str, count: int = 3) -> Path:
@@ -51,9 +51,9 @@ def test_the_set_itself_given_as_root(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_class_without_test_images_is_noted(tmp_path: Path):
-    from fedvlm.cli_config import resolve
-    from fedvlm.cli_flags import parse
     from fedvlm.data import build_federation
+    from fedvlm.job.flags import parse
+    from fedvlm.job.resolve import resolve
 
     tree(tmp_path, "my_set/images/train/x", "my_set/images/train/y", "my_set/images/test/x")
     words = job(tmp_path, "custom_folders", "--shots", "1", "--partition", "iid")

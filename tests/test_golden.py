@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedvlm.core.trees import State, Tree
 from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.events import RoundFinished
-from fedvlm.federation.trees import State, Tree
+from fedvlm.federation.rounds import RoundFinished
 
 from .golden import Golden, federation
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedvlm import cli
+from fedvlm.cli import main as cli
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedvlm.cli_list import card
+from fedvlm.cli.list import card
 from fedvlm.federation.discovery import trainer_files
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -110,7 +110,7 @@ def test_the_import_rule_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     texts = {
         "fedvlm/data/x.py": "def f():\n    from fedvlm.models import text\n",
         "fedvlm/models/y.py": "from ..data import images\n",
-        "fedvlm/run_z.py": "import fedvlm.federation.trees\n",
+        "fedvlm/run_z.py": "import fedvlm.core.trees\n",
         "trainers/mine.py": "from fedvlm import cli\n",
     }
     for name, text in texts.items():

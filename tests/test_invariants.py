@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedvlm.check import cli
-from fedvlm.check.compare import Broken, same_fed
 from fedvlm.check.invariants import INVARIANTS, misdeclared, run
-from fedvlm.check.world import BASE, World
-from fedvlm.errors import ConfigError
+from fedvlm.check.world import BASE, Broken, World, same_fed
+from fedvlm.cli import check as cli
+from fedvlm.core.errors import ConfigError
 from fedvlm.federation.discovery import load_trainer, trainer_files
 from fedvlm.federation.trainer import Trainer
-from fedvlm.models.model import VLModel
+from fedvlm.models.vlmodel import VLModel
 
 from .broken_trainers import BROKEN, Good
 

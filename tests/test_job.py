@@ -144,7 +144,7 @@ BAD = [
 def test_bad_input_is_one_sentence(
     words: list[str], code: int, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fedvlm.cli import main
+    from fedvlm.cli.main import main
 
     assert main([*words, "--output-dir", str(tmp_path)]) == code
     told = capsys.readouterr().err.strip()
@@ -173,7 +173,7 @@ def test_divergence_names_client_round_and_exits_4(
 def test_real_images(dataset: str, more: list[str], tmp_path: Path) -> None:
     if not (SHARED / "data").is_dir():
         pytest.skip("no real images at ../shared/data")
-    from fedvlm.cli import main
+    from fedvlm.cli.main import main
 
     words = ["--root", str(SHARED / "data"), "--dataset", dataset, "--backbone", "tiny",
              "--rounds", "1", "--output-dir", str(tmp_path), *more]

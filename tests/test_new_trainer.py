@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from fedvlm import cli, cli_new
-from fedvlm.cli_config import resolve
-from fedvlm.cli_flags import parse
-from fedvlm.cli_list import card
+from fedvlm.cli import main as cli
+from fedvlm.cli import new_trainer as cli_new
+from fedvlm.cli.list import card
 from fedvlm.federation.discovery import load_trainer
+from fedvlm.job.flags import parse
+from fedvlm.job.resolve import resolve
 from tests.jobs import REPOSITORY
 from tests.test_house import CARD, fields
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from fedvlm import cli
-from fedvlm.bench.cli import parse as parse_bench
-from fedvlm.cli_config import resolve
-from fedvlm.cli_flags import by_name, parse
-from fedvlm.config import flat
-from fedvlm.errors import fold
+from fedvlm.cli import main as cli
+from fedvlm.cli.bench import parse as parse_bench
+from fedvlm.config.build import flat
+from fedvlm.core.errors import fold
 from fedvlm.federation.discovery import trainer_files
+from fedvlm.job.flags import by_name, parse
+from fedvlm.job.resolve import resolve
 
 from . import jobs
 from .data.trees import tree_of

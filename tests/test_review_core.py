@@ -14,15 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedvlm import cli_run
-from fedvlm.errors import ConfigError, FedvlmError
-from fedvlm.federation import aggregate, trees
-from fedvlm.federation.batches import step_slices
+from fedvlm.core import trees
+from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.federation import aggregate
+from fedvlm.federation.batches import FeatureSource, step_slices
 from fedvlm.federation.context import Context, Means
 from fedvlm.federation.discovery import trainer_files
-from fedvlm.federation.sources import FeatureSource
-from fedvlm.models import fold, text_path
-from fedvlm.models.model import VLModel
+from fedvlm.job import run as cli_run
+from fedvlm.models.towers import layers as fold
+from fedvlm.models.towers import packed_text as text_path
+from fedvlm.models.vlmodel import VLModel
 from tests import jobs
 from tests.federation.toys import Quadratic, quadratic
 from tests.models.toys import NAMES, context, loss_and_grad, relative, toy
@@ -171,7 +172,7 @@ def test_mistakes_are_told_before_images_are_encoded(
     def no(*_: Any, **__: Any) -> None:
         raise AssertionError("encoded images first")
 
-    monkeypatch.setattr("fedvlm.cli_build.image_sources", no)
+    monkeypatch.setattr("fedvlm.job.build.image_sources", no)
     assert jobs.run(tmp_path, "--opts", *opts) == ConfigError.exit_code
     assert said in capsys.readouterr().err
 
@@ -207,9 +208,9 @@ def test_dry_run_counts_the_images_that_a_run_encodes(
 
 @pytest.mark.parametrize("more", [(), ("--plain",)])
 def test_validation_samples_come_unaugmented(more: tuple[str, ...], tmp_path: Path) -> None:
-    from fedvlm.cli_build import build
-    from fedvlm.cli_config import resolve
-    from fedvlm.cli_flags import parse
+    from fedvlm.job.build import build
+    from fedvlm.job.flags import parse
+    from fedvlm.job.resolve import resolve
 
     words = [*jobs.argv(tmp_path, *more), "--opts", "INPUT.VIEWS", "2"]
     built = build(resolve(parse(words)).jobs[0].cfg)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from fedvlm import run_lock
-from fedvlm.errors import ConfigError
+from fedvlm.core.errors import ConfigError
+from fedvlm.runs import lock as run_lock
 
 
 def test_second_process_is_refused_by_pid_then_stale_lock_is_taken_over(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedvlm.run_metrics import append_metrics, read_metrics, truncate_metrics
+from fedvlm.runs.metrics import append_metrics, read_metrics, truncate_metrics
 
 
 def test_metrics_are_strict_json_and_tell_what_was_not_finite(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from fedvlm.errors import DataError
-from fedvlm.run_state import SavedState, clear_states, load_newest_state, save_state
+from fedvlm.core.errors import DataError
+from fedvlm.runs.state import SavedState, clear_states, load_newest_state, save_state
 
 ME = "identity-of-this-run"
 

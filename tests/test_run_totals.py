@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedvlm.run_totals import sentence, totals
+from fedvlm.runs.metrics import sentence, totals
 from tests import jobs
 
 RECORDS = [

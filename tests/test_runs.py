@@ -15,11 +15,17 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedvlm import manifest
-from fedvlm.errors import ConfigError, DataError
-from fedvlm.run_metrics import read_metrics
-from fedvlm.run_names import config_text, safe_name
-from fedvlm.runs import RunFolder, RunPath, identity_difference, identity_digest, read_results
+from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.runs import manifest
+from fedvlm.runs.folder import (
+    RunFolder,
+    RunPath,
+    identity_difference,
+    identity_digest,
+    read_results,
+)
+from fedvlm.runs.identity import config_text, safe_name
+from fedvlm.runs.metrics import read_metrics
 
 PARTS = RunPath("base2new", "EuroSAT", 16, "FedTV", "ViT-B/16", "dirichlet-0.3", 1, 2, tag="try")
 IDENTITY = {"FED": {"ROUNDS": 3, "FRAC": 0.1}, "seed": 1, "digests": {"backbone": "ab"}}

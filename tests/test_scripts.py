@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from fedvlm.cli import main
-from fedvlm.cli_config import Job, resolve
-from fedvlm.cli_flags import parse
-from fedvlm.data import builtin
-from fedvlm.data.facts import facts_for
+from fedvlm.cli.main import main
+from fedvlm.data.builtin import sets as builtin
+from fedvlm.data.catalog import facts_for
+from fedvlm.job.flags import parse
+from fedvlm.job.resolve import Job, resolve
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = sorted((ROOT / "scripts").rglob("*.sh"))

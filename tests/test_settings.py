@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import safetensors.torch
 
-from fedvlm.cli import main
-from fedvlm.cli_seeds import seed_table
-from fedvlm.data import builtin
+from fedvlm.cli.main import main
+from fedvlm.data.builtin import sets as builtin
+from fedvlm.job.seeds import seed_table
 from tests import jobs
 
 SMALL = ("--backbone", "tiny", "--shots", "1", "--rounds", "1", "--local-epochs", "1")

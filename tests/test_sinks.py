@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from fedvlm import atomic
-from fedvlm.cli_build import WHERE
-from fedvlm.cli_sinks import Sinks, numbers, spreads
-from fedvlm.errors import ConfigError
+from fedvlm.core import files as atomic
+from fedvlm.core.errors import ConfigError
+from fedvlm.job.build import WHERE
+from fedvlm.job.sinks import Sinks, numbers, spreads
 
 from . import jobs
 

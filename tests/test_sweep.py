@@ -20,13 +20,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedvlm import cli_build, run_lock
-from fedvlm.cli import main
-from fedvlm.cli_sweep_cells import Cell, cells_of
-from fedvlm.cli_sweep_memo import Memo
-from fedvlm.cli_sweep_words import plan_of, read_words
-from fedvlm.models import store
+from fedvlm.cli.main import main
+from fedvlm.cli.sweep import plan_of, read_words
+from fedvlm.job import build as cli_build
+from fedvlm.job.maker import Memo
 from fedvlm.models.backbone import load_backbone
+from fedvlm.models.features import encode as store
+from fedvlm.runs import lock as run_lock
+from fedvlm.sweep.cells import Cell, cells_of
 from tests import jobs, sweep_workers
 
 SMALL = ["--backbone", "tiny", "--shots", "1", "--rounds", "3", "--local-epochs", "1",
@@ -45,7 +46,7 @@ def one_thread() -> None:
 def in_process(one_thread: None) -> Iterator[None]:
     """Sweeps that tests start by ``main`` need no processes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedvlm.cli_sweep_run.Pool", sweep_workers.pool)
+        patch.setattr("fedvlm.sweep.run.Pool", sweep_workers.pool)
         yield
 
 
@@ -166,7 +167,7 @@ def test_other_settings_in_the_same_folders_are_refused_once(
 
 def started(output: Path, *more: str) -> subprocess.Popen:
     code = (f"import sys; sys.path.insert(0, {str(jobs.REPOSITORY)!r})\n"
-            "if __name__ == '__main__':\n    from fedvlm.cli import main\n"
+            "if __name__ == '__main__':\n    from fedvlm.cli.main import main\n"
             f"    sys.exit(main({words(output, *more)!r}))")
     script = output / "start.py"
     output.mkdir(parents=True, exist_ok=True)
@@ -218,9 +219,9 @@ def test_two_workers_give_the_bits_of_one(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Uninterrupted; the quick proof is the test above, whose first cells have two workers."""
-    from fedvlm.cli_sweep_pool import Pool
+    from fedvlm.sweep.pool import Pool
 
-    monkeypatch.setattr("fedvlm.cli_sweep_run.Pool", Pool)
+    monkeypatch.setattr("fedvlm.sweep.run.Pool", Pool)
     assert main(words(tmp_path, "--jobs", "2")) == 0
     same(whole, tmp_path)
 
@@ -298,8 +299,8 @@ def test_a_second_sweep_of_that_name_is_refused(
 
 
 def test_the_memo_keeps_the_backbone_and_notices_a_change(tmp_path: Path) -> None:
-    from fedvlm.cli_config import resolve
-    from fedvlm.cli_flags import parse
+    from fedvlm.job.flags import parse
+    from fedvlm.job.resolve import resolve
 
     cell = cells(tmp_path)[0]
     cfg = resolve(parse(cell.words[1:])).jobs[0].cfg

@@ -10,19 +10,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedvlm.cli import main
-from fedvlm.cli_build import identity_config
-from fedvlm.cli_config import resolve
-from fedvlm.cli_flags import parse
-from fedvlm.cli_sweep_cells import cells_of
-from fedvlm.cli_sweep_hint import table_lines
-from fedvlm.cli_sweep_pace import Pace
-from fedvlm.cli_sweep_plan import pick, read_plan
-from fedvlm.cli_sweep_pool import usual_threads
-from fedvlm.cli_sweep_words import plan_of, read_words
-from fedvlm.errors import ConfigError
+from fedvlm.cli.main import main
+from fedvlm.cli.sweep import plan_of, read_words
+from fedvlm.core.errors import ConfigError
 from fedvlm.federation.discovery import load_trainer, trainer_files
-from fedvlm.run_names import identity_digest
+from fedvlm.job.build import identity_config
+from fedvlm.job.flags import parse
+from fedvlm.job.resolve import resolve
+from fedvlm.runs.identity import identity_digest
+from fedvlm.sweep.cells import cells_of
+from fedvlm.sweep.plan import pick, read_plan
+from fedvlm.sweep.pool import usual_threads
+from fedvlm.sweep.run import table_lines
+from fedvlm.sweep.state import Pace
 from tests.report.table_runs import write_run
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "sweeps"

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from fedvlm import cli_sweep_worker
-from fedvlm.cli_sweep_pool import Pool
-from fedvlm.cli_sweep_worker import Task
+from fedvlm.sweep import pool as cli_sweep_worker
+from fedvlm.sweep.pool import Pool, Task
 from tests import jobs, sweep_light
 
 
@@ -48,7 +47,7 @@ def cells(*names: str, groups: str = "") -> list[Any]:
 
 @pytest.fixture
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedvlm.cli_sweep_pool.serve", sweep_light.light)
+    monkeypatch.setattr("fedvlm.sweep.pool.serve", sweep_light.light)
 
 
 def pids(seen: Seen) -> dict[str, float]:
@@ -97,7 +96,7 @@ def test_a_worker_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     script.write_text(f"""import multiprocessing, sys, time
 sys.path.insert(1, {str(jobs.REPOSITORY)!r})
 if __name__ == "__main__":
-    from fedvlm.cli_sweep_worker import serve
+    from fedvlm.sweep.pool import serve
     context = multiprocessing.get_context("spawn")
     worker = context.Process(target=serve, args=(context.Pipe()[1], 1), daemon=True)
     worker.start()
@@ -130,7 +129,7 @@ def alive(pid: int) -> bool:
 def test_a_worker_that_cannot_load_says_so_of_each_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "fedvlm.cli_sweep_memo", None)
+    monkeypatch.setitem(sys.modules, "fedvlm.job.maker", None)
     monkeypatch.setattr(cli_sweep_worker, "_die_with_parent", lambda: None)
     monkeypatch.setattr(cli_sweep_worker.signal, "signal", lambda *a: None)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -13,8 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from fedvlm.data.world_tasks import TASKS, build_task
-from fedvlm.models.tiny_clip import TINY_DIR, TINY_WEIGHTS, tiny_tokenizer, verify_tiny
+from fedvlm.data.builtin.sets import TASKS, build_task
+from fedvlm.models.load.openclip import TINY_DIR, TINY_WEIGHTS, tiny_tokenizer, verify_tiny
 
 IMAGES_PER_TASK = 200
 

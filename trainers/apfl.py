@@ -28,14 +28,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedvlm.config_schema import Option
+from fedvlm.config.option import Option
+from fedvlm.core.trees import State, Tree, pick
 from fedvlm.federation.batches import Batch, Step
-from fedvlm.federation.context import Context, Means, Upload
+from fedvlm.federation.context import Context, Means, Upload, gradient, optimise
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.steps import gradient, optimise
 from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.federation.trees import State, Tree, pick
-from fedvlm.models.lora import mix_peft
+from fedvlm.models.towers.blocks import mix_peft
 
 ALPHA = "alpha"
 

@@ -19,13 +19,13 @@ Command: python federated_main.py --demo --trainer Ditto
 
 from __future__ import annotations
 
-from fedvlm.config_schema import Option
+from fedvlm.config.option import Option
+from fedvlm.core.trees import State, Tree
 from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.finetune import TAG, Finetune
+from fedvlm.federation.groups import TAG, Finetune
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.proximal import pull
+from fedvlm.federation.toolbox.regularise import pull
 from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.federation.trees import State, Tree
 
 
 @TRAINER_REGISTRY.register("Ditto")

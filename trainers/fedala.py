@@ -28,13 +28,13 @@ import statistics
 
 import torch
 
-from fedvlm.config_schema import Option
+from fedvlm.config.option import Option
+from fedvlm.core.trees import State, Tree, map_leaves, pick
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.federation.trees import State, Tree, map_leaves, pick
-from fedvlm.models.peft import BODY, role
+from fedvlm.models.adapt.peft import BODY, role
 
 WINDOW = 10  # losses whose spread tells whether they are steady
 

@@ -39,18 +39,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.config_schema import Option
+from fedvlm.config.option import Option
+from fedvlm.core.trees import State, Tree, per_client, rows
 from fedvlm.federation.aggregate import Update
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.groups import PERSONAL, SHARED
 from fedvlm.federation.optim import OptimSpec
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.prototypes import class_means, membership, of_labels
+from fedvlm.federation.toolbox.prototypes import class_means, membership, of_labels
+from fedvlm.federation.toolbox.regularise import SAMPLES, UNIFORM, client_weights
 from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.federation.trees import State, Tree, per_client, rows
-from fedvlm.federation.weighting import SAMPLES, UNIFORM, client_weights
-from fedvlm.models.peft import BODY, HEAD
+from fedvlm.models.adapt.peft import BODY, HEAD
 
 COUNT = "fedas.samples"
 

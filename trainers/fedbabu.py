@@ -30,15 +30,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedvlm.config_schema import Option
+from fedvlm.config.option import Option
+from fedvlm.core.trees import State, Tree
 from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.finetune import Finetune
-from fedvlm.federation.groups import SHARED
+from fedvlm.federation.groups import SHARED, Finetune
 from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.toolbox.regularise import UNIFORM, client_weights, weighting
 from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.federation.trees import State, Tree
-from fedvlm.federation.weighting import UNIFORM, client_weights, weighting
-from fedvlm.models import peft
+from fedvlm.models.adapt import peft
 
 HEAD_WORDS = "a photo of a"
 FT_PARTS = {"head": (peft.HEAD,), "body": (peft.BODY,), "full": (peft.BODY, peft.HEAD)}

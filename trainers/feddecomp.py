@@ -27,14 +27,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.config_schema import Option
+from fedvlm.config.option import Option
+from fedvlm.core.trees import State, Tree
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.groups import PERSONAL, SHARED, Rule
 from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.toolbox.regularise import UNIFORM, client_weights
 from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.federation.trees import State, Tree
-from fedvlm.federation.weighting import UNIFORM, client_weights
-from fedvlm.models.peft import BODY, role
+from fedvlm.models.adapt.peft import BODY, role
 
 DOWN, UP = "image.private.down", "image.private.up"
 LEFT, RIGHT = ".private.left", ".private.right"

@@ -23,15 +23,14 @@ from collections.abc import Sequence
 
 import torch
 
-from fedvlm.config_schema import Option
+from fedvlm.config.option import Option
+from fedvlm.core.trees import State, Tree, map_leaves, pick
 from fedvlm.federation.aggregate import Update
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.proximal import pull
+from fedvlm.federation.toolbox.regularise import UNIFORM, client_weights, pull
 from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.federation.trees import State, Tree, map_leaves, pick
-from fedvlm.federation.weighting import UNIFORM, client_weights
 
 
 @TRAINER_REGISTRY.register("FedDyn")

@@ -22,11 +22,10 @@ Command: python federated_main.py --demo --trainer FedPer
 
 from __future__ import annotations
 
-from fedvlm.federation.finetune import Finetune
-from fedvlm.federation.groups import PERSONAL
+from fedvlm.federation.groups import PERSONAL, Finetune
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.models import peft
+from fedvlm.models.adapt import peft
 
 
 @TRAINER_REGISTRY.register("FedPer")

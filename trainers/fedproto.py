@@ -28,15 +28,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.config_schema import Option
+from fedvlm.config.option import Option
+from fedvlm.core.trees import State, Tree
 from fedvlm.federation.aggregate import Update
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.prototypes import class_means, of_labels
+from fedvlm.federation.toolbox.prototypes import class_means, of_labels
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor, cross_entropy
-from fedvlm.federation.trees import State, Tree
-from fedvlm.models.peft import BODY, HEAD
+from fedvlm.models.adapt.peft import BODY, HEAD
 
 MEAN, COUNT = "proto.mean", "proto.count"
 

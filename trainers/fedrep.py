@@ -28,15 +28,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedvlm.config_schema import Option
+from fedvlm.config.option import Option
+from fedvlm.core.trees import State, Tree
 from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.finetune import Finetune
-from fedvlm.federation.groups import PERSONAL, SHARED
+from fedvlm.federation.groups import PERSONAL, SHARED, Finetune
 from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.toolbox.regularise import SAMPLES, client_weights, weighting
 from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.federation.trees import State, Tree
-from fedvlm.federation.weighting import SAMPLES, client_weights, weighting
-from fedvlm.models import peft
+from fedvlm.models.adapt import peft
 
 
 @TRAINER_REGISTRY.register("FedRep")

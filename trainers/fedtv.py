@@ -45,15 +45,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.config_schema import Option
+from fedvlm.config.option import Option
+from fedvlm.core.trees import State, Tree
 from fedvlm.federation.aggregate import Update, similarity_aware, weighted_mean
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer, cross_entropy
-from fedvlm.federation.trees import State, Tree
-from fedvlm.models.adapters import OUTPUTS, apply_gate, gate_adapter
-from fedvlm.models.fusion import fuse, fusion_weights
-from fedvlm.models.prompts import low_rank_prompt, orthogonality, personal_prompt
+from fedvlm.models.adapt.modules import (
+    OUTPUTS,
+    apply_gate,
+    fuse,
+    fusion_weights,
+    gate_adapter,
+    low_rank_prompt,
+    orthogonality,
+    personal_prompt,
+)
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "published": {"ADAPTER": "softmax", "ORTHO": "norm", "ANCHOR": "literal", "SAA_TEMP": 1.0,

@@ -45,23 +45,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.config_schema import Option
-from fedvlm.errors import ConfigError
-from fedvlm.federation.adaptation import at_work, parted, set_aside
+from fedvlm.config.option import Option
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.trees import State, Tree, expand, per_client, pick
 from fedvlm.federation.aggregate import Update
-from fedvlm.federation.alignment import EARLY, STAGES, cached, hda, known, squared_distance, through
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.distill import Distillation, Proxy, distil, image_proxy
-from fedvlm.federation.finetune import Finetune
-from fedvlm.federation.groups import FROZEN
+from fedvlm.federation.groups import FROZEN, Finetune
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.prototypes import class_means
+from fedvlm.federation.toolbox.adaptation import at_work, parted, set_aside
+from fedvlm.federation.toolbox.distill import Distillation, Proxy, distil, image_proxy
+from fedvlm.federation.toolbox.prototypes import (
+    EARLY,
+    STAGES,
+    cached,
+    class_means,
+    hda,
+    known,
+    squared_distance,
+    through,
+)
+from fedvlm.federation.toolbox.regularise import UNIFORM, client_weights, weighting
 from fedvlm.federation.trainer import TRAINER_REGISTRY, cross_entropy
-from fedvlm.federation.trees import State, Tree, expand, per_client, pick
-from fedvlm.federation.weighting import UNIFORM, client_weights, weighting
-from fedvlm.models import peft
-from fedvlm.models.attack import PGD, PixelSpace
+from fedvlm.models.adapt import peft
+from fedvlm.models.adapt.attack import PGD, PixelSpace
 
 FIXED = "fixed"  # server slot: tensors nobody trains (PEFT.LORA_AVG freeze_a), for distillation
 

@@ -36,15 +36,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedvlm.config_schema import Option
-from fedvlm.errors import ConfigError, DataError
+from fedvlm.config.option import Option
+from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.trees import State, Tree
 from fedvlm.federation.aggregate import Update, checked, weighted_mean, weighted_sum
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.finetune import TAG, Finetune
+from fedvlm.federation.groups import TAG, Finetune
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.federation.trees import State, Tree
 
 # Ending of a name -> where its units lie: a mask [..., U] shaped to multiply the tensor.
 Shape = Callable[[Tensor], Tensor]

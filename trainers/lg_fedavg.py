@@ -31,17 +31,16 @@ from typing import Any
 
 import torch
 
-from fedvlm.config_schema import Option
+from fedvlm.config.option import Option
+from fedvlm.core.trees import State, Tree, pick
 from fedvlm.federation.aggregate import Update
 from fedvlm.federation.batches import Batch, Step
 from fedvlm.federation.context import Context, Means, Upload
-from fedvlm.federation.finetune import Finetune
-from fedvlm.federation.groups import PERSONAL, SHARED
+from fedvlm.federation.groups import PERSONAL, SHARED, Finetune
 from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.toolbox.regularise import UNIFORM, client_weights, weighting
 from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.federation.trees import State, Tree, pick
-from fedvlm.federation.weighting import UNIFORM, client_weights, weighting
-from fedvlm.models import peft
+from fedvlm.models.adapt import peft
 
 WARM, HAS = "warm", "has"  # server slots: the averaged body; clients that have received it
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.models import peft
+from fedvlm.models.adapt import peft
 
 
 @TRAINER_REGISTRY.register("LocalOnly")

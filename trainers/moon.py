@@ -24,13 +24,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.config_schema import Option
+from fedvlm.config.option import Option
+from fedvlm.core.trees import State, Tree
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.trainer import TRAINER_REGISTRY, cross_entropy
-from fedvlm.federation.trees import State, Tree
-from fedvlm.models.peft import BODY
+from fedvlm.models.adapt.peft import BODY
 
 
 @TRAINER_REGISTRY.register("MOON")

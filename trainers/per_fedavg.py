@@ -32,15 +32,14 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedvlm.config_schema import Option
-from fedvlm.errors import ConfigError
+from fedvlm.config.option import Option
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.trees import State, Tree
 from fedvlm.federation.batches import Batch, Step
-from fedvlm.federation.context import Context, Means, Upload
+from fedvlm.federation.context import Context, Means, Upload, descend, gradient, rates
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.steps import descend, gradient, rates
+from fedvlm.federation.toolbox.regularise import UNIFORM, client_weights
 from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.federation.trees import State, Tree
-from fedvlm.federation.weighting import UNIFORM, client_weights
 
 # Autograd nodes without a derivative. With ``inputs`` given, torch prunes or passes over them in
 # silence: the Hessian's part behind them would just be missing.

@@ -23,15 +23,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fedvlm.config_schema import Option
+from fedvlm.config.option import Option
+from fedvlm.core.trees import State, Tree, map_leaves, pick
 from fedvlm.federation.aggregate import Update
 from fedvlm.federation.batches import Batch, Step
-from fedvlm.federation.context import Context, Means, Upload
+from fedvlm.federation.context import Context, Means, Upload, descend, gradient, rates
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.proximal import pull
-from fedvlm.federation.steps import descend, gradient, rates
+from fedvlm.federation.toolbox.regularise import pull
 from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.federation.trees import State, Tree, map_leaves, pick
 
 
 @TRAINER_REGISTRY.register("pFedMe")

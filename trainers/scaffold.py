@@ -26,14 +26,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedvlm.config_schema import Option
+from fedvlm.config.option import Option
+from fedvlm.core.trees import State, Tree, map_leaves, per_client, pick
 from fedvlm.federation.aggregate import Update, weighted_mean
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.toolbox.regularise import UNIFORM, client_weights
 from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.federation.trees import State, Tree, map_leaves, per_client, pick
-from fedvlm.federation.weighting import UNIFORM, client_weights
 
 PREFIX = "control."
 

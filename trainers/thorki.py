@@ -38,18 +38,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm import rng
-from fedvlm.config_schema import Option
-from fedvlm.federation.adaptation import GateFit, at_work, parted, sizes_of
+from fedvlm.config.option import Option
+from fedvlm.core import rng
+from fedvlm.core.trees import State, Tree, cast, expand, per_client
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.finetune import TAG, Finetune
-from fedvlm.federation.groups import PERSONAL, SHARED, Rule
+from fedvlm.federation.groups import PERSONAL, SHARED, TAG, Finetune, Rule
 from fedvlm.federation.optim import OptimSpec
 from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.toolbox.adaptation import GateFit, at_work, parted, sizes_of
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor, cross_entropy
-from fedvlm.federation.trees import State, Tree, cast, expand, per_client
-from fedvlm.models.gate_fusion import KINDS, fuse, gate, spread
+from fedvlm.models.adapt.modules import KINDS, gate, spread
+from fedvlm.models.adapt.modules import fuse_fusion as fuse
 
 SMALL = r"small\..*"
 ON, SPREAD = "gate.on", "gate.spread"  # trained at all; standard deviations of both models' logits

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedvlm.core.trees import State, Tree
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer
-from fedvlm.federation.trees import State, Tree
 
 
 @TRAINER_REGISTRY.register("ZeroShot")

@@ -1,4 +1,16 @@
-"""One benchmark case: the same weights, images, batches and initial tensors for both sides."""
+"""One benchmark case: the same weights, images, batches and initial tensors for both sides.
+
+Ordinary plant names as class names: no data set's list, but of the usual token lengths.
+
+With CLIP's tokens the first 50 pack into about 250 tokens and the first 102 into about 480, as
+the class names of Flowers-102 do (``performance.md`` 2.3).
+
+FLOPs by formula, two per multiply-add; towers only (``performance.md`` 4).
+
+A transformer layer costs 24 d^2 per token for its linear layers and 4 d per attended key.
+Adapters, losses and optimisers are left out on both sides: below one per cent.
+
+What ``bench fedtv`` measures."""
 
 from __future__ import annotations
 
@@ -13,22 +25,117 @@ import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
-from fedvlm import rng
-from fedvlm.bench.flops import Towers
 from fedvlm.bench.machine import Spent, timed
-from fedvlm.bench.names import class_names
 from fedvlm.bench.reference import ReferenceClip, ReferenceFedTV, literal_ids
-from fedvlm.errors import FedvlmError
+from fedvlm.core import rng
+from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.evaluation.scores import OtherTest
-from fedvlm.federation.batches import Batch, SplitBatcher
+from fedvlm.federation.batches import Batch, FeatureSource, PixelSource, SplitBatcher
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine, RoundWork
 from fedvlm.federation.optim import OptimSpec
 from fedvlm.federation.rounds import Federation, Plan
-from fedvlm.federation.sources import FeatureSource, PixelSource
 from fedvlm.models.backbone import Backbone, load_backbone
-from fedvlm.models.model import VLModel
-from fedvlm.models.store import cached_features
+from fedvlm.models.features.encode import cached_features
+from fedvlm.models.vlmodel import VLModel
+
+PLANTS = (
+    "creeping red clover", "early garden pea", "mountain ash berry", "long sweet pepper",
+    "common daisy", "yellow horned poppy", "giant fennel", "blue meadow sage", "wild dog rose",
+    "yellow plum tomato", "early snow crocus", "swamp white oak", "creeping thyme",
+    "french lavender", "field mustard", "river birch", "golden samphire", "climbing ivy",
+    "purple loosestrife", "water mint", "red sugar beet", "stone pine", "sweet corn",
+    "spotted orchid", "black nightshade", "common heather", "bell pepper", "brewer's hops",
+    "wild crab apple", "long spring onion", "korean silver fir", "tree of heaven",
+    "dwarf arctic willow", "reindeer moss", "oxeye daisy", "blue sea holly",
+    "hart's tongue fern", "hairy bittercress", "lemon balm", "bog cotton grass", "winter wheat",
+    "bird of paradise bush", "prickly pear cactus", "marsh marigold", "tulip tree",
+    "pineapple weed", "horse chestnut", "rosemary", "woolly thistle", "lamb's ear",
+    "giant orange pumpkin", "wood anemone", "twisted hazel", "winged spindle", "false acacia",
+    "stinging nettle", "cow parsley", "garden rhubarb", "scarlet runner bean",
+    "wild red ginger", "red maple", "black pine", "cherry laurel", "common reed", "sea kale",
+    "wild garlic", "black elder", "white clover", "broad bean", "sweet potato", "water spinach",
+    "red cabbage", "bay-leaved willow", "wild teasel", "meadow rue", "lady fern", "ground ivy",
+    "butter bean", "manna ash tree", "cut-leaved rowan", "coconut palm", "date palm",
+    "weeping fig tree", "sour cherry", "white lilac", "yellow iris", "blue flax",
+    "hemp agrimony", "sugar cane", "false dill", "water parsnip", "wild celery",
+    "globe artichoke", "green asparagus", "wall barley", "wild oat", "buckwheat", "soya bean",
+    "perennial peanut", "black chickpea", "red lentil", "creeping juniper",
+)
+WORDS = ("pale", "dark", "early", "late", "small", "tall", "striped", "winter", "summer", "hardy")
+
+
+def class_names(count: int) -> list[str]:
+    """Return ``count`` different names; beyond the list, with one or two words before them."""
+    heads = ["", *(f"{a} " for a in WORDS), *(f"{a} {b} " for a in WORDS for b in WORDS if a != b)]
+    names = (f"{head}{plant}" for head in heads for plant in PLANTS)
+    found = list(dict.fromkeys(names))
+    found += [f"plant number {i}" for i in range(count - len(found))]
+    return found[:count]
+
+
+IMAGE_CHANNELS = 3
+
+
+@dataclass(frozen=True)
+class Towers:
+    """Widths, depths and lengths of both towers; ``grid`` patches of ``patch`` pixels a side."""
+
+    text_width: int
+    text_layers: int
+    context: int
+    embed: int
+    vision_width: int
+    vision_layers: int
+    grid: int
+    patch: int
+
+
+def layer(width: int, tokens: float, keys: float) -> float:
+    """Return one layer's FLOPs for ``tokens`` rows that attend to ``keys`` keys each."""
+    return tokens * (24 * width**2 + 4 * width * keys)
+
+
+def image(t: Towers) -> float:
+    """Return the forward FLOPs of one image."""
+    tokens = t.grid**2 + 1
+    patches = 2 * IMAGE_CHANNELS * t.patch**2 * t.vision_width * t.grid**2
+    head = 2 * t.vision_width * t.embed
+    return t.vision_layers * layer(t.vision_width, tokens, tokens) + patches + head
+
+
+def full_text(t: Towers, classes: int) -> float:
+    """Return the forward FLOPs of one full-length text pass over all classes."""
+    return classes * t.text_layers * layer(t.text_width, t.context, t.context)
+
+
+def packed_text(t: Towers, n_prefix: int, lengths: Sequence[int]) -> float:
+    """Return the forward FLOPs of one packed prompt set.
+
+    The prefix and each class's own tokens once; in the last layer keys and values of all rows,
+    the rest for the rows that are read out only.
+    """
+    width, tokens = t.text_width, n_prefix + sum(lengths)
+    keys = n_prefix**2 / 2 + sum(n * (n_prefix + n / 2) for n in lengths)
+    inner = (t.text_layers - 1) * layer(width, tokens, keys / tokens)
+    last = 4 * width**2 * tokens + 20 * width**2 * len(lengths)
+    return inner + last + 2 * width * t.embed * len(lengths)
+
+
+def reference_step(t: Towers, classes: int, batch: int) -> float:
+    """Return one reference step: images, three text passes, two activation-only backwards."""
+    return batch * image(t) + 5 * full_text(t, classes)
+
+
+def fast_step(t: Towers, n_prefix: int, lengths: Sequence[int]) -> float:
+    """Return one step of ours: two packed prompt sets, forward and activation-only backward."""
+    return 4 * packed_text(t, n_prefix, lengths)
+
+
+def reference_eval(t: Towers, classes: int, images: int, batch: int) -> float:
+    """Return one evaluation of the reference: each test batch pays a text pass."""
+    return images * image(t) + -(-images // batch) * full_text(t, classes)
+
 
 SGD = OptimSpec("sgd", 0.005, 0.9, 5e-4)
 SEED = 7
@@ -82,7 +189,7 @@ def load_towers(name: str, dtype: torch.dtype, *, plain: bool, seed: int = SEED)
         return load_backbone(name, dtype=dtype, allow_random=True, seed=seed, plain=plain)
     import open_clip
 
-    from fedvlm.models.openclip import build_model, finish
+    from fedvlm.models.load.openclip import build_model, finish
 
     model, preprocess = build_model(TINY_ARCH, seed)
     tokenizer = open_clip.SimpleTokenizer(context_length=TINY_ARCH["text_cfg"]["context_length"])
@@ -240,3 +347,47 @@ def local_round(fed: Federation) -> RoundWork:
     """Let all clients do their local round from the start."""
     state = fed.start()
     return fed.engine.run(fed.trainer, lambda ids: fed.context(ids, 1), state.server, state.clients)
+
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure; see ``bench.cli`` for the meaning of each.
+
+    Raises:
+        ConfigError: a number that is too small.
+    """
+
+    backbone: str = "ViT-B/16"
+    classes: int = 50
+    batch: int = 32
+    repeats: int = 3
+    threads: int = 1
+    stack: int = 8
+    clients: int = 10
+    epochs: int = 2
+    test_images: int = 100
+    bf16: bool = False
+    round: bool = False
+    cold: bool = False
+    profile: bool = False
+    dtype: torch.dtype = field(default=torch.float32)
+
+    def __post_init__(self) -> None:
+        for name in ("classes", "batch", "repeats", "threads", "stack", "clients", "epochs"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name} {getattr(self, name)}: must be at least 1")
+
+    @property
+    def full_round(self) -> bool:
+        """Whether a whole round is measured; the cold start is composed from it."""
+        return self.round or self.cold
+
+
+def tiny(o: Options) -> Options:
+    """Return the same options on a random tiny CLIP with few classes: seconds, no verdict."""
+    small = {"backbone": TINY, "classes": min(o.classes, 5), "batch": min(o.batch, 4)}
+    return Options(**{**vars(o), **small, "stack": min(o.stack, 3), "clients": min(o.clients, 3),
+                      "test_images": 6})

@@ -1,4 +1,6 @@
-"""What the machine does and can do: clocks, memory, load, matrix-product peaks."""
+"""What the machine does and can do: clocks, memory, load, matrix-product peaks.
+
+Where the time of a piece of work goes, by operator."""
 
 from __future__ import annotations
 
@@ -12,13 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
-from fedvlm.models import linear as products
-from fedvlm.models.linear import linear, onednn_available
+from fedvlm.models.towers import layers as products
+from fedvlm.models.towers.layers import linear, onednn_available
 
 T = TypeVar("T")
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -154,3 +157,24 @@ def peaks(bf16: bool, tries: int = 4) -> dict[str, float]:
     if bf16:
         found["bf16"] = product_rate(torch.nn.functional.linear, torch.bfloat16, tries)
     return found
+
+
+PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "baddbmm_", "_linear_pointwise")
+
+
+def busiest(work: Callable[[], Any], count: int = 14) -> dict[str, Any]:
+    """Return ``rows``, the operators with most CPU time of their own, and ``products``.
+
+    A row has name, seconds, share and calls; ``products`` is the share of all matrix products.
+    """
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        work()
+    rows = sorted(found.key_averages(), key=lambda e: -e.self_cpu_time_total)
+    total = sum(e.self_cpu_time_total for e in rows) or 1.0
+    share = sum(e.self_cpu_time_total for e in rows if e.key.split("::")[-1] in PRODUCTS) / total
+    listed = [
+        {"op": e.key, "seconds": e.self_cpu_time_total / 1e6,
+         "share": e.self_cpu_time_total / total, "calls": e.count}
+        for e in rows[:count]
+    ]
+    return {"products": share, "rows": listed}

@@ -16,14 +16,13 @@ import torch
 
 from fedvlm.bench import machine
 from fedvlm.bench.machine import timed
-from fedvlm.console_rows import table_lines
-from fedvlm.errors import ConfigError
+from fedvlm.console.rows import table_lines
+from fedvlm.core.errors import ConfigError
 from fedvlm.federation.discovery import trainer_files
-from fedvlm.federation.events import RoundFinished
-from fedvlm.cli_build import build as build_run
-from fedvlm.cli_config import resolve
-from fedvlm.cli_flags import parse
-from fedvlm.federation.rounds import Federation
+from fedvlm.federation.rounds import Federation, RoundFinished
+from fedvlm.job.build import build as build_run
+from fedvlm.job.flags import parse
+from fedvlm.job.resolve import resolve
 
 Record = dict[str, Any]
 Builder = Callable[[Sequence[str]], Federation]

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedvlm.errors import ConfigError
+from fedvlm.core.errors import ConfigError
 from fedvlm.models.backbone import Backbone
 
 Tree = Mapping[str, Tensor]

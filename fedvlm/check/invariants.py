@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fedvlm.check import inv_messages as messages
-from fedvlm.check import inv_training as training
-from fedvlm.check.compare import Broken
-from fedvlm.check.world import World
+from fedvlm.check import messages, training
+from fedvlm.check.world import Broken, World
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.trainer import Trainer
 

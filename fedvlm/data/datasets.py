@@ -13,18 +13,17 @@ from pathlib import Path
 
 from yacs.config import CfgNode
 
-from fedvlm.data.cachedir import builtin_root
-from fedvlm.data.cifar import read_cifar
-from fedvlm.data.csv_table import read_csv
+from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
+from fedvlm.core.files import builtin_root
+from fedvlm.core.registry import Registry
+from fedvlm.data.catalog import FACTS, Facts, compare, facts_for
 from fedvlm.data.datum import PARTS, DatasetBase
-from fedvlm.data.facts import FACTS, Facts, compare, facts_for
-from fedvlm.data.layouts import read_known
+from fedvlm.data.formats.cifar import read_cifar
+from fedvlm.data.formats.coop_split import read_split
+from fedvlm.data.formats.csv import read_csv
+from fedvlm.data.formats.folders import Names, Tree, read_domains, read_folders
+from fedvlm.data.layouts import prepared_layouts, prepared_name, read_known
 from fedvlm.data.locate import find, find_root, listing, permitted
-from fedvlm.data.prepared import prepared_layouts, prepared_name
-from fedvlm.data.readers import Names, Tree, read_domains, read_folders
-from fedvlm.data.split_file import read_split
-from fedvlm.errors import ConfigError, DataError, did_you_mean, fold
-from fedvlm.registry import Registry
 
 DATASET_REGISTRY: Registry[Callable[[CfgNode], DatasetBase]] = Registry("dataset")
 FORMATS = ("coop", "csv", "folders", "domains", "cifar")
@@ -157,7 +156,7 @@ def _builtin_root(facts: Facts, cfg: CfgNode) -> str:
     root: str = cfg.DATASET.ROOT
     if root and (Path(root).expanduser() / (cfg.DATASET.DIR or facts.folder)).is_dir():
         return root
-    from fedvlm.data.builtin import materialise  # renders images: only when asked for
+    from fedvlm.data.builtin.sets import materialise
 
     place = builtin_root(cfg)
     try:

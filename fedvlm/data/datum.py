@@ -1,4 +1,6 @@
-"""One image with its label, and a data set as three lists of them (Dassl's vocabulary)."""
+"""One image with its label, and a data set as three lists of them (Dassl's vocabulary).
+
+Text files that list something, line by line."""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedvlm.errors import DataError
+from fedvlm.core.errors import DataError
 
 IntArray = NDArray[np.int64]
 PARTS = ("train", "val", "test")
@@ -146,3 +148,19 @@ def _refuse_repeats(parts: Mapping[str, Sequence[Datum]], where: str) -> None:
                 f"{where}: {len(both)} image(s) are in {a} and in {b} (first: {both[0]}); "
                 f"remove them from one of the two"
             )
+
+
+def read_lines(path: Path) -> list[tuple[int, str]]:
+    """Return (line number from 1, text without blanks around it) of the lines that say something.
+
+    Raises:
+        DataError: unreadable or not UTF-8.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not a text file in UTF-8") from error
+    lines = enumerate(text.splitlines(), 1)
+    return [(number, line.strip()) for number, line in lines if line.strip()]

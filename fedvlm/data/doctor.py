@@ -13,11 +13,12 @@ from pathlib import Path
 
 from yacs.config import CfgNode
 
-from fedvlm.data.annotations import READERS
-from fedvlm.data.cachedir import records_dir
+from fedvlm.core.errors import FedvlmError
+from fedvlm.core.files import records_dir
+from fedvlm.data.catalog import FACTS, Facts, compare, facts_for
 from fedvlm.data.datasets import DATASET_REGISTRY, folder_of, is_told, load_dataset, read_as_told
 from fedvlm.data.datum import PARTS
-from fedvlm.data.doctor_found import (
+from fedvlm.data.doctor_checks import (
     ABSENT,
     BROKEN,
     BUILT_IN,
@@ -27,20 +28,19 @@ from fedvlm.data.doctor_found import (
     Checkup,
     Finding,
     Look,
+    Looked,
+    check_lists,
+    leaks,
     some,
 )
-from fedvlm.data.doctor_images import Looked
-from fedvlm.data.doctor_lists import check_lists, leaks
-from fedvlm.data.download_table import offer_of
-from fedvlm.data.facts import FACTS, Facts, compare, facts_for
 from fedvlm.data.federated import common_folder
+from fedvlm.data.formats.coop_split import read_split
+from fedvlm.data.formats.folders import Tree
+from fedvlm.data.get.annotations import READERS
+from fedvlm.data.get.download import offer_of
 from fedvlm.data.image_records import ImageRecords
-from fedvlm.data.layouts import Layout, choose, layouts_of, nearest
+from fedvlm.data.layouts import Layout, choose, layouts_of, nearest, prepared_layouts
 from fedvlm.data.locate import find_root
-from fedvlm.data.prepared import prepared_layouts
-from fedvlm.data.readers import Tree
-from fedvlm.data.split_file import read_split
-from fedvlm.errors import FedvlmError
 
 _NAMED = 5  # wrong rows that get a sentence each
 

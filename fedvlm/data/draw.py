@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 from yacs.config import CfgNode
 
-from fedvlm.data.broken import find_broken, say_broken
 from fedvlm.data.datum import PARTS, DatasetBase, IntArray, domains_of, labels_of
 from fedvlm.data.fewshot import relabel
 from fedvlm.data.fewshot_file import GivenShots
 from fedvlm.data.image_records import ImageRecords
+from fedvlm.data.images import find_broken, say_broken
 from fedvlm.data.index_file import partition_from
-from fedvlm.data.partition import Partition, PartitionSpec, Pool, domain_number
-from fedvlm.data.plan import (
+from fedvlm.data.partition.kinds import (
     candidates,
     canonical_kind,
     drawn_per_client,
@@ -24,6 +23,7 @@ from fedvlm.data.plan import (
     short_of_shots,
     shots_per_client,
 )
+from fedvlm.data.partition.spec import Partition, PartitionSpec, Pool, domain_number
 
 
 def spec_of(cfg: CfgNode) -> PartitionSpec:

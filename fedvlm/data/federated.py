@@ -1,4 +1,14 @@
-"""``build_federation``: from the config to every client's images, checked and with a digest."""
+"""``build_federation``: from the config to every client's images, checked and with a digest.
+
+Test sets of the global model beside the run's own: the domain left out, and other data sets.
+
+A domain left out (``FED.HELD_OUT_DOMAIN``) has the run's classes. A target of transfer
+(``TEST.TARGETS``) has class names and a prompt of its own; all its classes and all its test images
+are asked for, whatever the run's classes are.
+
+What a run's notes say of its data: classes that lack images, tests that training does not fit.
+
+Nothing is changed here; a note goes into the log and the results."""
 
 from __future__ import annotations
 
@@ -11,26 +21,238 @@ from typing import Any
 import numpy as np
 from yacs.config import CfgNode
 
-from fedvlm.data.cachedir import records_dir
-from fedvlm.data.datasets import load_for_training, templates
-from fedvlm.data.datum import PARTS, Datum, IntArray, domains_of, labels_of
+from fedvlm.config.build import build_config
+from fedvlm.config.option import default_schema
+from fedvlm.config.read import find_config, lookup
+from fedvlm.core.errors import ConfigError, DataError, did_you_mean
+from fedvlm.core.files import records_dir
+from fedvlm.data.catalog import facts_for
+from fedvlm.data.datasets import load_dataset, load_for_training, templates
+from fedvlm.data.datum import PARTS, DatasetBase, Datum, IntArray, domains_of, labels_of
 from fedvlm.data.draw import Drawn, Setting, spec_of
+from fedvlm.data.fewshot import short_classes
 from fedvlm.data.fewshot_file import given_shots
 from fedvlm.data.image_records import ImageRecords, Progress
+from fedvlm.data.images import broken_images
 from fedvlm.data.index_file import canonical_hash, read_index_file, sealed, spec_from
-from fedvlm.data.notes import NAMED, lacking, setting_notes, twins, untrained
-from fedvlm.data.others import (
-    DATASET,
-    OtherTest,
-    Target,
-    held_out_domain,
-    load_targets,
-    split_digest,
-    target_tests,
-)
-from fedvlm.data.partition import Partition, PartitionSpec
-from fedvlm.data.plan import check_fits
-from fedvlm.errors import ConfigError, DataError, did_you_mean
+from fedvlm.data.partition.kinds import check_fits
+from fedvlm.data.partition.spec import Partition, PartitionSpec
+
+DOMAIN, DATASET = "domain", "dataset"
+
+
+@dataclass(frozen=True, eq=False)
+class OtherTest:
+    """One more test set.
+
+    Attributes:
+        name: of the domain or the data set.
+        kind: ``DOMAIN`` (the run's classes) or ``DATASET`` (its own).
+        classnames: by label.
+        templates: prompt templates with ``{}``.
+        indices: sorted indices into ``FederatedData.samples``.
+        split_digest: sha256 of the set's lists; empty for a domain of the run's own set.
+    """
+
+    name: str
+    kind: str
+    classnames: list[str]
+    templates: list[str]
+    indices: IntArray
+    split_digest: str = ""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A data set to transfer to, as its config describes it."""
+
+    data: DatasetBase
+    templates: list[str]
+
+
+def load_targets(cfg: CfgNode, own: str) -> list[Target]:
+    """Read the lists of the sets that ``TEST.TARGETS`` names; no image is opened.
+
+    Args:
+        own: name of the run's own set.
+
+    Raises:
+        ConfigError: an unknown name, one given twice, or the run's own set.
+        DataError: a target's lists are missing or inconsistent, or it has no test images.
+    """
+    found: list[Target] = []
+    for word in cfg.TEST.TARGETS:
+        node = _config_of(str(word), cfg)
+        target = Target(load_dataset(node), templates(node))
+        name = target.data.name
+        if name == own:
+            raise ConfigError(
+                f"TEST.TARGETS names {word}, the run's own set: its test images are `global` "
+                "already; drop it"
+            )
+        if name in [known.data.name for known in found]:
+            raise ConfigError(f"TEST.TARGETS names {name} twice ({word}); once is enough")
+        if not target.data.test:
+            raise DataError(f"TEST.TARGETS {word}: {name} has no test images; drop it")
+        found.append(target)
+    return found
+
+
+def held_out_domain(
+    names: Sequence[str], number: int | None, classnames: Sequence[str],
+    prompts: Sequence[str], indices: IntArray,
+) -> list[OtherTest]:
+    """Return the domain that no client holds as a list of one test set; empty without one.
+
+    Args:
+        names: domain names by number.
+        number: of the domain left out, or None.
+
+    Raises:
+        DataError: it has no test image of the run's classes.
+    """
+    if number is None:
+        return []
+    if not len(indices):
+        raise DataError(
+            f"FED.HELD_OUT_DOMAIN {names[number]}: it has no test image of the run's classes; "
+            "leave another domain out"
+        )
+    return [OtherTest(names[number], DOMAIN, list(classnames), list(prompts), indices)]
+
+
+def target_tests(
+    targets: Sequence[Target], start: int, records: ImageRecords, policy: str
+) -> tuple[list[tuple[OtherTest, list[Datum]]], list[str]]:
+    """Return the targets' test sets with their images, and what is to be said of them.
+
+    Args:
+        start: index of the first of these images in ``FederatedData.samples``.
+        policy: what is done about images that do not decode, ``skip`` or ``refuse``.
+
+    Raises:
+        DataError: images that do not decode under ``refuse``, or none that does.
+    """
+    found: list[tuple[OtherTest, list[Datum]]] = []
+    notes: list[str] = []
+    for target in targets:
+        data = target.data
+        places, broken = broken_images(data.name, {"test": data.test}, records, policy)
+        bad = set(places["test"])
+        images = [replace(d, domain=-1) for i, d in enumerate(data.test) if i not in bad]
+        if not images:
+            raise DataError(f"TEST.TARGETS {data.name}: none of its test images decodes")
+        indices = np.arange(start, start + len(images), dtype=np.int64)
+        indices.setflags(write=False)
+        start += len(images)
+        test = OtherTest(
+            data.name, DATASET, data.classnames, target.templates, indices, split_digest(data)
+        )
+        found.append((test, images))
+        notes += [n if n.startswith(data.name) else f"{data.name}: {n}" for n in data.notes]
+        notes += [f"{data.name}: {note}" for note in broken]
+    return found, [*notes, *_cost([test for test, _ in found])]
+
+
+def split_digest(data: DatasetBase) -> str:
+    """Return the sha256 of a set's lists: keys, labels, domains, class and domain names."""
+    rows = {part: [[d.key, d.label, d.domain] for d in data.part(part)] for part in PARTS}
+    return canonical_hash([data.classnames, data.domain_names, rows])
+
+
+def _cost(targets: Sequence[OtherTest]) -> list[str]:
+    if not targets:
+        return []
+    images = sum(len(target.indices) for target in targets)
+    sizes = ", ".join(f"{t.name} ({len(t.classnames)} classes)" for t in targets)
+    return [
+        f"TEST.TARGETS: {images:,} more test images, of {sizes}, are encoded; they are classified "
+        "at the untrained start and after the last round only"
+    ]
+
+
+def _config_of(word: str, cfg: CfgNode) -> CfgNode:
+    """Return the config of a set by the name of its file, a file, or a name the facts table has."""
+    path = lookup(word, "datasets")
+    facts = facts_for(word) if path is None else None
+    flags = {"CACHE_DIR": cfg.CACHE_DIR, "DATASET.ON_CORRUPT": cfg.DATASET.ON_CORRUPT}
+    if cfg.DATASET.ROOT:
+        flags["DATASET.ROOT"] = cfg.DATASET.ROOT
+    if facts is not None:
+        flags["DATASET.NAME"] = facts.name
+    try:
+        file = None if facts is not None else path or find_config(word, "datasets")
+        return build_config(file, None, flags, [], default_schema())[0]
+    except ConfigError as mistake:
+        raise ConfigError(f"TEST.TARGETS: {mistake}") from None
+
+
+NAMED = 10  # classes or clients that a message lists
+
+
+def lacking(setting: Setting, part: str) -> list[str]:
+    """Return the names of the run's classes that have no image in a part."""
+    there = set(setting.pool.labels[part].tolist())
+    return [name for label, name in enumerate(setting.classnames) if label not in there]
+
+
+def setting_notes(setting: Setting) -> list[str]:
+    """Return notes on the classes of the run, before anything is dealt."""
+    notes = []
+    spec = setting.spec
+    short = short_classes(setting.pool.labels["train"], spec.shots)
+    names = [setting.classnames[label] for label in short if label >= 0]
+    if names:
+        notes.append(
+            f"{len(names)} class(es) have fewer than {spec.shots} training images and give all "
+            f"they have: {', '.join(names[:NAMED])}"
+        )
+    for part, word in (("train", "training"), ("test", "test")):
+        bare = lacking(setting, part)
+        if bare and len(bare) < len(setting.classnames):
+            notes.append(f"{len(bare)} class(es) have no {word} image: {', '.join(bare[:NAMED])}")
+    if spec.kind == "disjoint" and spec.legacy:
+        notes.append("legacy-2023 class map: the same for every data seed; shots follow DATA_SEED")
+    return notes
+
+
+def untrained(pairs: Sequence[tuple[IntArray, IntArray]], labels: IntArray) -> list[str]:
+    """Return a note on client test images of classes of which the client has no training image.
+
+    Few shots bring it about: k images of a class cannot be cut among more than k clients, and its
+    many test images can.
+
+    Args:
+        pairs: the training and the test images of each client, as indices into ``labels``.
+    """
+    tested, off, clients = 0, 0, 0
+    for train, test in pairs:
+        known = set(labels[train].tolist())
+        mine = sum(label not in known for label in labels[test].tolist())
+        tested, off, clients = tested + len(test), off + mine, clients + (mine > 0)
+    if not off:
+        return []
+    return [
+        f"{off:,} of the clients' {tested:,} test images, at {clients} of {len(pairs)} clients, "
+        "are of classes of which that client has no training image"
+    ]
+
+
+def twins(
+    trains: Sequence[IntArray], tests: Sequence[IntArray], samples: Sequence[Datum],
+    records: ImageRecords,
+) -> list[str]:
+    """Return a note on test images whose bytes are also a training image's."""
+    keys = [records.content_key(s) if s.array is None else "" for s in samples]
+    trained = {keys[i] for train in trains for i in train} - {""}
+    found = [samples[i].key for indices in tests for i in indices if keys[i] in trained]
+    if not found:
+        return []
+    return [
+        f"{len(found)} test image(s) have the same bytes as a training image "
+        f"(first: {found[0]}): they are kept, as the split has them"
+    ]
+
 
 _POLICIES = ("skip", "refuse")
 

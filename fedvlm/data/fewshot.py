@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedvlm.core.errors import ConfigError, did_you_mean
+from fedvlm.core.rng import python_stream
 from fedvlm.data.datum import IntArray
-from fedvlm.errors import ConfigError, did_you_mean
-from fedvlm.rng import python_stream
 
 HALVES = ("all", "base", "new")
 

@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 from yacs.config import CfgNode
 
+from fedvlm.core.errors import ConfigError, DataError, did_you_mean
+from fedvlm.data.catalog import facts_for
 from fedvlm.data.datum import DatasetBase, Datum, IntArray
-from fedvlm.data.facts import facts_for
+from fedvlm.data.formats.coop_split import read_json
+from fedvlm.data.formats.pickles import Record, load_restricted
 from fedvlm.data.layouts import layouts_of
 from fedvlm.data.locate import listing, permitted
-from fedvlm.data.partition import PartitionSpec, Pool
-from fedvlm.data.pickles import Record, load_restricted
-from fedvlm.data.plan import drawn_per_client
-from fedvlm.data.split_file import read_json
-from fedvlm.errors import ConfigError, DataError, did_you_mean
+from fedvlm.data.partition.kinds import drawn_per_client
+from fedvlm.data.partition.spec import PartitionSpec, Pool
 
 USED = ("train", "val")
 _BY_DOMAIN = "domain_dirichlet"  # draws its shots in each domain

@@ -22,9 +22,9 @@ from typing import NamedTuple
 import numpy as np
 import PIL
 
+from fedvlm.core.errors import DataError
 from fedvlm.data.datum import Datum
 from fedvlm.data.locate import other_spelling
-from fedvlm.errors import DataError
 
 _FORMAT = f"fedvlm-images/2 pillow {PIL.__version__}"  # another Pillow may decode other files
 _STREAM = re.compile(r"\s*<_io\.BytesIO[^>]*>")  # Pillow names the buffer's address

@@ -3,7 +3,9 @@
 An image is converted to RGB first, as Dassl's ``read_image`` does, then goes through open_clip's
 test transform. Augmented view v is a function of (data seed, content of the image, v) and of
 nothing else, so features of views can be cached exactly.
-"""
+
+
+Images that do not decode: counted and named, or refused (``DATASET.ON_CORRUPT``)."""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import hashlib
 import io
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import Protocol
 
@@ -22,10 +24,10 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as TF
 
+from fedvlm.core.errors import ConfigError, DataError, did_you_mean
+from fedvlm.core.rng import numpy_stream
 from fedvlm.data.datum import Datum
 from fedvlm.data.image_records import ImageRecords, reason
-from fedvlm.errors import ConfigError, DataError, did_you_mean
-from fedvlm.rng import numpy_stream
 
 CROP_SCALE = (0.08, 1.0)
 _RATIO = (3 / 4, 4 / 3)  # aspect ratios of torchvision's RandomResizedCrop
@@ -260,3 +262,56 @@ def _check(spec: TransformSpec, views: int, crop_scale: Sequence[float]) -> None
         raise ConfigError(f"INPUT.VIEWS is {views}; it must be at least 1")
     if len(crop_scale) != 2 or not 0 < crop_scale[0] <= crop_scale[1] <= 1:
         raise ConfigError(f"INPUT.RRCROP_SCALE is {tuple(crop_scale)}; give 0 < low <= high <= 1")
+
+
+_NAMED = 10
+
+
+def broken_images(
+    name: str, lists: Mapping[str, Sequence[Datum]], records: ImageRecords, policy: str
+) -> tuple[dict[str, list[int]], list[str]]:
+    """Return the places in each list whose image does not decode, and a note that names them.
+
+    Args:
+        name: of the data set.
+        policy: ``skip`` or ``refuse``.
+
+    Raises:
+        DataError: there are some and ``policy`` is ``refuse``; or files that do not exist.
+    """
+    found, lines = find_broken(lists, records)
+    return found, say_broken(name, lines, policy)
+
+
+def find_broken(
+    lists: Mapping[str, Sequence[Datum]], records: ImageRecords
+) -> tuple[dict[str, list[int]], list[str]]:
+    """Return the places in each list whose image does not decode, and a word on each.
+
+    Raises:
+        DataError: files that do not exist.
+    """
+    found: dict[str, list[int]] = {}
+    lines: list[str] = []
+    for part, items in lists.items():
+        reasons = records.find_broken(items, check_decodes)
+        found[part] = sorted(reasons)
+        lines += [f"{items[i].key} ({reason})" for i, reason in reasons.items()]
+    return found, lines
+
+
+def say_broken(name: str, lines: Sequence[str], policy: str) -> list[str]:
+    """Return a note on broken images, at most one.
+
+    Raises:
+        DataError: there are some and ``policy`` is ``refuse``.
+    """
+    if not lines:
+        return []
+    named = "; ".join(lines[:_NAMED]) + ("; ..." if len(lines) > _NAMED else "")
+    if policy == "refuse":
+        raise DataError(
+            f"{name}: {len(lines)} image(s) do not decode: {named}; "
+            "replace them, or set DATASET.ON_CORRUPT skip"
+        )
+    return [f"{len(lines)} image(s) do not decode and are left out: {named}"]

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
 from fedvlm.data.datum import PARTS, Datum
+from fedvlm.data.formats.coop_split import read_json
 from fedvlm.data.locate import listing, permitted
-from fedvlm.data.partition import Partition, PartitionSpec
-from fedvlm.data.split_file import read_json
-from fedvlm.errors import ConfigError, DataError, did_you_mean, fold
+from fedvlm.data.partition.spec import Partition, PartitionSpec
 
 FORMAT = "fedvlm-index/1"
 _HASH = "sha256"

@@ -2,18 +2,44 @@
 
 A layout names what it needs and how it is read. The one that was used is in the set's notes, and
 where none fits the error names the nearest one and what it lacks.
-"""
+
+
+Layouts of the sets with one domain: CoOp's, CIFAR's, ImageNet's and those rendered here.
+
+Splits made by ``data prepare`` are found by ``prepared``, after the layouts named here.
+
+Layouts of the multi-domain sets, in the order in which they are tried.
+
+Lists that others published go before trees, since a tree is cut by this project.
+
+The layouts of every known set, by name, in the order in which they are tried.
+
+Splits that ``fedvlm data prepare`` made: where they lie, and the layouts that find them.
+
+They are tried after a set's published layouts. The name is never CoOp's, so that no later run
+takes such a split for the published one. Of the two places the one beside the images goes first;
+the one in the cache is bound to the folder it was made of, so two roots never share a split."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from fedvlm.data.facts import Facts
+from yacs.config import CfgNode
+
+from fedvlm.core.errors import DataError, did_you_mean
+from fedvlm.core.files import cache_dir
+from fedvlm.data.catalog import FACTS, Facts
+from fedvlm.data.formats.aircraft import LISTS, VARIANTS, read_aircraft
+from fedvlm.data.formats.cifar import read_cifar
+from fedvlm.data.formats.coop_split import read_split
+from fedvlm.data.formats.domains import read_lists, read_part_folders, read_pickles, read_spelled
+from fedvlm.data.formats.folders import Names, Tree, read_domains, read_folders
+from fedvlm.data.formats.imagenet import read_imagenet
 from fedvlm.data.locate import check_relative, listing
-from fedvlm.data.readers import Tree
-from fedvlm.errors import DataError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -57,7 +83,7 @@ def _is_there(place: Path, need: str) -> bool:
 
 def layouts_of(facts: Facts) -> tuple[Layout, ...]:
     """Return the layouts of a set in the order in which they are tried."""
-    from fedvlm.data.layout_table import LAYOUTS  # the table imports all readers
+    pass
 
     return LAYOUTS[facts.name]
 
@@ -134,3 +160,206 @@ def _prepare(facts: Facts, place: Path, root: Path, folder: str) -> str:
 
 
 Table = Mapping[str, tuple[Layout, ...]]
+
+
+_CIFAR_FOLDERS = {
+    "Cifar10": ("cifar-10-batches-py", "batches.meta"),
+    "Cifar100": ("cifar-100-python", "meta"),
+}
+
+
+def coop_layouts(facts: Facts) -> tuple[Layout, ...]:
+    """Return the layouts of a set with one domain, in the order in which they are tried."""
+    if facts.form == "cifar":
+        return _cifar_layouts(facts)
+    if facts.form == "aircraft":
+        return _aircraft_layouts(facts)
+    if facts.form == "imagenet":
+        return _imagenet_layouts(facts)
+    if facts.form == "domains":
+        return (Layout("domain tree", facts.folder, (), _domains),)
+    if facts.form == "folders":
+        return (Layout("class folders", facts.folder, (facts.image_dir,), _folders),)
+    needs = tuple(n for n in (facts.image_dir, facts.split_file) if n)
+    return (Layout("CoOp split file", facts.folder, needs, _split),)
+
+
+def _cifar_layouts(facts: Facts) -> tuple[Layout, ...]:
+    """Class folders, or torchvision's pickles: below the folder, in it, or below the root."""
+    below, meta = _CIFAR_FOLDERS[facts.name]
+    return (
+        Layout("class folders", facts.folder, ("train/", "test/"), _folders),
+        Layout("torchvision pickles", facts.folder, (f"{below}/{meta}",), _pickles),
+        Layout("torchvision pickles in the folder itself", facts.folder, (meta,), _pickles),
+        Layout("torchvision pickles below the root", "", (f"{below}/{meta}",), _pickles),
+    )
+
+
+def _aircraft_layouts(facts: Facts) -> tuple[Layout, ...]:
+    """CoOp's folder, or the archive as it is unpacked."""
+    needs = (facts.image_dir, VARIANTS, *LISTS.values())
+    return (
+        Layout("CoOp folders", facts.folder, needs, _aircraft),
+        Layout("archive as unpacked", "fgvc-aircraft-2013b/data", needs, _aircraft),
+    )
+
+
+def _imagenet_layouts(facts: Facts) -> tuple[Layout, ...]:
+    """CoOp's folders; for ImageNet itself also those that torchvision's ``ImageNet`` makes."""
+    needs = tuple(f"{facts.image_dir}/{below}".rstrip("/") for below in facts.parts.values())
+    coop = Layout("CoOp folders", facts.folder, needs, _imagenet)
+    if not facts.parts.get("train"):
+        return (coop,)
+    bare = tuple(facts.parts.values())
+    return coop, Layout("torchvision's train and val", facts.folder, bare, _imagenet_bare)
+
+
+def _split(folder: Path, facts: Facts) -> Tree:
+    return read_split(folder / facts.split_file, folder / facts.image_dir).tree()
+
+
+def _pickles(folder: Path, _facts: Facts) -> Tree:
+    return Tree(read_cifar(folder).parts, [], [])  # its note would say the layout twice
+
+
+def _aircraft(folder: Path, facts: Facts) -> Tree:
+    return read_aircraft(folder, facts.image_dir)
+
+
+def _imagenet(folder: Path, facts: Facts) -> Tree:
+    return read_imagenet(folder, folder / facts.image_dir, facts)
+
+
+def _imagenet_bare(folder: Path, facts: Facts) -> Tree:
+    return read_imagenet(folder, folder, facts)
+
+
+def _domains(folder: Path, facts: Facts) -> Tree:
+    return read_domains(folder / facts.image_dir, Names(facts.renames, facts.drop))
+
+
+def _folders(folder: Path, facts: Facts) -> Tree:
+    return read_folders(folder / facts.image_dir, Names(facts.renames, facts.drop))
+
+
+_HOME = ("Art", "Clipart", "Product", "Real World")
+_TITLED = ("Art", "Clipart", "Product", "Real_World")
+
+
+def _lists(
+    set_name: str, name: str, folder: str, files: dict[str, str], images: str = "", first: int = 0
+) -> Layout:
+    """Return the layout of lists in text; ``files`` gives each part's, ``{}`` is the domain."""
+    domains = FACTS[set_name].domains
+    needs = [file.format(domain) for domain in domains for file in files.values()]
+    places = (images,) if images else tuple(domains)
+    read = partial(read_lists, files=files, images=images, first=first)
+    return Layout(name, folder, (*needs, *places), read)
+
+
+def _pickles_domains(set_name: str, name: str, folder: str, spelled: tuple[str, ...] = ()) -> Layout:
+    names = spelled or tuple(FACTS[set_name].domains)
+    needs = tuple(f"{domain}_{part}.pkl" for domain in names for part in ("train", "test"))
+    return Layout(name, folder, needs, partial(read_pickles, spelled=spelled))
+
+
+def _tree(set_name: str, name: str, folder: str, spelled: tuple[str, ...] = ()) -> Layout:
+    needs = spelled or tuple(FACTS[set_name].domains)
+    return Layout(name, folder, needs, partial(read_spelled, spelled=spelled), published=False)
+
+
+def _home_generalisation() -> Layout:
+    """Return Dassl's layout for domain generalisation, whose held-out part is called val."""
+    parts = {"train": "train", "test": "val"}
+    needs = tuple(f"{d}/{p}" for d in FACTS["OfficeHome"].domains for p in parts.values())
+    read = partial(read_part_folders, parts=parts)
+    return Layout("Dassl train and val trees (val is the test list)", "office_home_dg", needs, read)
+
+
+_FULL = {"train": "{}_train.txt", "test": "{}_test.txt"}
+_SPLITS = {part: f"splits/{file}" for part, file in _FULL.items()}
+# PACS's own test folds hold every image of a domain, training images too; crossval does not.
+_FOLDS = {"train": "splits/{}_train_kfold.txt", "test": "splits/{}_crossval_kfold.txt"}
+_LABELS = {"train": "label/{}_train_kfold.txt", "test": "label/{}_test_kfold.txt"}
+
+DOMAIN_LAYOUTS: Table = {
+    "DomainNet": (_pickles_domains("DomainNet", "FedBN pickles", "DomainNet"),),
+    "DomainNetFull": (
+        _lists("DomainNetFull", "DomainNet lists", "DomainNet", _FULL),
+        _lists("DomainNetFull", "Dassl lists", "domainnet", _SPLITS),
+    ),
+    "OfficeCaltech10": (
+        _pickles_domains("OfficeCaltech10", "FedBN pickles", "office_caltech_10"),
+        _tree("OfficeCaltech10", "domain tree", "office_caltech_10"),
+    ),
+    "PACS": (
+        _lists("PACS", "Dassl folds (crossval is the test list)", "pacs", _FOLDS, "images", 1),
+        _lists("PACS", "FedPHA folds", "PACS", _LABELS, "raw_images", 1),
+        _pickles_domains("PACS", "FLORA pickles", "PACS"),
+    ),
+    "OfficeHome": (
+        _pickles_domains("OfficeHome", "FedTV pickles", "OfficeHome", _HOME),
+        _home_generalisation(),
+        _tree("OfficeHome", "Dassl domain tree", "office_home"),
+        _tree("OfficeHome", "FedPHA domain tree", "office_home", _TITLED),
+    ),
+    "Office31": (
+        _tree("Office31", "FedPHA domain tree", "OFFICE31"),
+        _tree("Office31", "Dassl domain tree", "office31"),
+    ),
+}
+
+
+LAYOUTS: dict[str, tuple[Layout, ...]] = {
+    **{name: coop_layouts(facts) for name, facts in FACTS.items()},
+    **DOMAIN_LAYOUTS,
+}
+
+
+
+
+def prepared_name(name: str) -> str:
+    """Return the file name of a prepared split: ``split_fedvlm_<Name>.json``."""
+    return f"split_fedvlm_{name}.json"
+
+
+def prepared_in_cache(name: str, folder: Path, cfg: CfgNode | None = None) -> Path:
+    """Return where the cache keeps the split prepared of a set's folder (``ROOT/<folder>``)."""
+    place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+    return cache_dir(cfg) / "fedvlm" / "splits" / place / prepared_name(name)
+
+
+def prepared_layouts(facts: Facts, root: Path, folder: str, cfg: CfgNode) -> tuple[Layout, ...]:
+    """Return the layouts of a prepared split: beside the images, then in the cache.
+
+    Args:
+        root: DATASET.ROOT.
+        folder: DATASET.DIR; empty for the set's own.
+        cfg: says where the cache is.
+    """
+    if not facts.split_file or facts.builtin:
+        return ()
+    home = root / (folder or facts.folder)
+    beside = Layout(
+        "prepared split beside the images", facts.folder,
+        tuple(n for n in (facts.image_dir, prepared_name(facts.name)) if n),
+        _read_beside, published=False,
+    )  # fmt: skip
+    file = prepared_in_cache(facts.name, home, cfg)
+
+    def read_cached(place: Path, row: Facts) -> Tree:
+        return _read(file, place, row)
+
+    cached = replace(
+        beside, name="prepared split in the cache", read=read_cached,
+        needs=tuple(n for n in (facts.image_dir, str(file)) if n),
+    )  # fmt: skip
+    return beside, cached
+
+
+def _read_beside(folder: Path, facts: Facts) -> Tree:
+    return _read(folder / prepared_name(facts.name), folder, facts)
+
+
+def _read(file: Path, folder: Path, facts: Facts) -> Tree:
+    return read_split(file, folder / facts.image_dir).tree()

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedvlm.errors import DataError, did_you_mean
+from fedvlm.core.errors import DataError, did_you_mean
 
 _SHOWN = 8
 

@@ -1,6 +1,5 @@
 """What is measured after a round, and what each number means (``protocol``, ``metrics``)."""
 
-from fedvlm.evaluation.protocol import Evaluator
-from fedvlm.evaluation.reference import zero_shot
+from fedvlm.evaluation.evaluator import Evaluator, zero_shot
 
 __all__ = ["Evaluator", "zero_shot"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedvlm.errors import DivergedError, FedvlmError
-from fedvlm.federation.trees import Tree, first_non_finite
+from fedvlm.core.errors import DivergedError, FedvlmError
+from fedvlm.core.trees import Tree, first_non_finite
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from fedvlm.errors import ConfigError, did_you_mean, fold
+from fedvlm.core.errors import ConfigError, did_you_mean, fold
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer
 
 REPOSITORY = Path(__file__).resolve().parents[2]

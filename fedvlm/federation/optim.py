@@ -3,10 +3,13 @@
 One client (K = 1) gives the same bits as ``torch.optim``; clients never mix. A fresh state per
 client and fit: momentum cannot leak. Sources: SGD with momentum as in torch.optim.SGD; Adam
 (Kingma and Ba 2015, algorithm 1); AdamW (Loshchilov and Hutter 2019, algorithm 2).
-"""
+
+
+Dassl's learning-rate schedules in closed form: a rate is a function of the epoch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,8 +17,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedvlm.errors import ConfigError, did_you_mean
-from fedvlm.federation.trees import State, Tree
+from fedvlm.core.errors import ConfigError, did_you_mean
+from fedvlm.core.trees import State, Tree
 
 
 class Optimiser(Protocol):
@@ -147,3 +150,46 @@ class OptimSpec:
             f"OPTIM.NAME '{self.name}' is not known{did_you_mean(self.name, known)} "
             f"(known: {', '.join(known)})"
         )
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Learning rate of 0-based epoch ``e`` (Dassl's ``build_lr_scheduler``, RECOUNT=True).
+
+    Attributes:
+        base: learning rate before any decay.
+        kind: ``constant``, ``single_step``, ``multi_step`` or ``cosine``.
+        max_epoch: length of the clock, ``T`` of the cosine.
+        stepsize: epochs between (single_step; <= 0 means ``max_epoch``) or at which
+            (multi_step) the rate is multiplied by ``gamma``.
+        warmup_epoch, warmup_type, warmup_cons_lr, warmup_min_lr: first epochs.
+    """
+
+    base: float
+    kind: str = "constant"
+    max_epoch: int = 1
+    stepsize: tuple[int, ...] = (-1,)
+    gamma: float = 0.1
+    warmup_epoch: int = -1
+    warmup_type: str = "linear"
+    warmup_cons_lr: float = 1e-5
+    warmup_min_lr: float = 1e-5
+
+    def __call__(self, epoch: int) -> float:
+        """Return the rate of ``epoch`` (from 0)."""
+        warm = max(self.warmup_epoch, 0)
+        if epoch < warm:
+            if self.warmup_type == "constant":
+                return self.warmup_cons_lr
+            return self.warmup_min_lr if epoch == 0 else self.base * epoch / warm
+        return self._decayed(epoch - warm)
+
+    def _decayed(self, e: int) -> float:
+        if self.kind == "cosine":
+            return self.base / 2 * (1 + math.cos(math.pi * e / self.max_epoch))
+        if self.kind == "single_step":
+            size = self.stepsize[-1] if self.stepsize[-1] > 0 else self.max_epoch
+            return self.base * self.gamma ** (e // size)
+        if self.kind == "multi_step":
+            return self.base * self.gamma ** sum(e >= s for s in self.stepsize)
+        return self.base

@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedvlm.errors import ConfigError
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.trees import State, Tree
 from fedvlm.federation.aggregate import Update, checked, weighted_mean
 from fedvlm.federation.context import Context
 from fedvlm.federation.groups import Rule
 from fedvlm.federation.trainer import Trainer
-from fedvlm.federation.trees import State, Tree
-from fedvlm.models import peft
-from fedvlm.models.lora import FACTOR_A, is_factor
-from fedvlm.models.lora_average import average_peft
+from fedvlm.models.adapt import peft
+from fedvlm.models.adapt.lora import average_peft
+from fedvlm.models.towers.blocks import FACTOR_A, is_factor
 
 WAYS_OUT = {
     peft.BODY: "PEFT.VISUAL feature, lora or adapter (--peft prompt+lora)",

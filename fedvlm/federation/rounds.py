@@ -1,27 +1,153 @@
-"""The round loop: sample -> work -> check -> aggregate -> tell the subscribers."""
+"""The round loop: sample -> work -> check -> aggregate -> tell the subscribers.
+
+What the round loop tells its subscribers.
+
+How many rounds a method gets where methods are matched by work (``FED.BUDGET``).
+
+What plain FedAvg would spend under the same config, in local steps (batches trained on) or in
+samples, is the budget of every method. A method that spends more per round gets fewer rounds: the
+run ends before the round that would go beyond the budget, if that round cost what the last one did.
+Nobody gets more than ``FED.ROUNDS`` rounds, and everybody gets one. The final fine-tuning,
+adaptation for the evaluation and the server's own training are not counted; a batch from which a
+method takes several gradients (APFL, pFedMe, Per-FedAvg, FedALA) counts as often. Learning-rate
+schedules and the phases of a method go on counting in ``FED.ROUNDS``."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedvlm import rng
-from fedvlm.errors import DivergedError, FedvlmError
-from fedvlm.federation.batches import Batcher
-from fedvlm.federation.budget import Budget
+from fedvlm.core import rng
+from fedvlm.core.errors import DivergedError, FedvlmError
+from fedvlm.core.trees import State, Tree, cast, expand, nbytes, stack, stack_states
+from fedvlm.federation.aggregate import Update
+from fedvlm.federation.batches import Batcher, step_slices
 from fedvlm.federation.context import Context
 from fedvlm.federation.engine import Engine, LocalEngine
-from fedvlm.federation.events import FedState, RoundFinished, RoundStarted, Subscriber
-from fedvlm.federation.finetune import Finetune
-from fedvlm.federation.groups import resolve
-from fedvlm.federation.optim import OptimSpec
-from fedvlm.federation.schedule import Schedule
+from fedvlm.federation.groups import Finetune, resolve
+from fedvlm.federation.optim import OptimSpec, Schedule
 from fedvlm.federation.trainer import Trainer
-from fedvlm.federation.trees import Tree, cast, expand, nbytes, stack, stack_states
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass
+class FedState:
+    """All there is to save: everything else is a function of config and seeds."""
+
+    round: int
+    server: State
+    clients: dict[int, State]
+
+
+@dataclass(frozen=True)
+class RoundStarted:
+    """Clients are chosen; nothing has happened yet."""
+
+    round: int
+    total_rounds: int
+    clients: Sequence[int]
+
+
+@dataclass(frozen=True)
+class RoundFinished:
+    """The aggregate of ``round`` is in ``state`` (round 0: the untrained start).
+
+    Attributes:
+        updates: what the clients sent (empty in round 0).
+        dropped: clients left out by the non-finite policy, with the reason.
+        bytes_up, bytes_down: per client and tensor.
+        counters: steps, samples and tower forwards of this round.
+        seconds: wall time of the round's training and aggregation.
+        report: what the aggregation rule has to tell (similarity weights, ...).
+    """
+
+    round: int
+    total_rounds: int
+    state: FedState
+    federation: Federation
+    updates: Sequence[Update] = ()
+    dropped: dict[int, str] = field(default_factory=dict)
+    bytes_up: dict[int, dict[str, int]] = field(default_factory=dict)
+    bytes_down: dict[int, dict[str, int]] = field(default_factory=dict)
+    counters: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    report: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def finetuned(self) -> bool:
+        """Whether ``personal`` is after a final fine-tuning (``before_finetuning``: before)."""
+        return self.federation.finetunes(self.state)
+
+    def personal(self, clients: Sequence[int]) -> Iterator[tuple[Sequence[int], Tree]]:
+        """Yield (clients, personal models ``[K, ...]``) chunk by chunk."""
+        return self.federation.personal(self.state, clients)
+
+    def before_finetuning(self, clients: Sequence[int]) -> Iterator[tuple[Sequence[int], Tree]]:
+        """Yield the same models as they were before the final fine-tuning."""
+        return self.federation.personal(self.state, clients, finetune=False)
+
+    def shared(self) -> Tree:
+        """Return the global model ``[1, ...]``: what a new client would start from."""
+        return self.federation.shared(self.state)
+
+
+Event = RoundStarted | RoundFinished
+Subscriber = Callable[[Event], None]
+
+
+COUNTERS = {"steps": "gradients", "samples": "gradient_samples"}  # unit -> counter
+
+
+@dataclass
+class Budget:
+    """The work of a run so far against what it may spend.
+
+    Attributes:
+        unit: ``rounds`` (no limit of its own), ``steps`` or ``samples``.
+        plain: what FedAvg spends in rounds 1, 2, ... (all clients together); empty for ``rounds``.
+        spent: round -> what it cost.
+    """
+
+    unit: str = "rounds"
+    plain: Sequence[int] = ()
+    spent: dict[int, int] = field(default_factory=dict)
+
+    def record(self, round_: int, counters: Mapping[str, int]) -> None:
+        """Enter what a round cost; entering it again replaces it."""
+        if self.plain:
+            self.spent[round_] = int(counters.get(COUNTERS[self.unit], 0))
+
+    def last(self, rounds: int) -> int:
+        """Return the number of the run's last round: ``rounds``, or where the budget ends."""
+        newest = max(self.spent, default=rounds)
+        if newest >= rounds:
+            return rounds
+        # The next round, if it cost as many times FedAvg's as this one did; in whole numbers.
+        here, following = self.plain[newest - 1], self.plain[newest]
+        needed = sum(self.spent.values()) * here + self.spent[newest] * following
+        return newest if needed > sum(self.plain) * here else rounds
+
+
+def plain_work(
+    unit: str, cohorts: Sequence[Sequence[int]], sizes: Sequence[int], epochs: int, batch: int
+) -> tuple[int, ...]:
+    """Return what FedAvg spends in each round, all clients together; nothing for ``rounds``.
+
+    Args:
+        cohorts: the clients of each round.
+        sizes: training samples of each client.
+        epochs, batch: of the local training.
+    """
+    if unit == "rounds":
+        return ()
+    each = [n if unit == "samples" else len(step_slices(n, batch, 1)) for n in sizes]
+    return tuple(epochs * sum(each[c] for c in cohort) for cohort in cohorts)
 
 
 @dataclass(frozen=True)
@@ -207,4 +333,3 @@ class Federation:
     def _tell(self, event: RoundStarted | RoundFinished) -> None:
         for subscriber in self.subscribers:
             subscriber(event)
-

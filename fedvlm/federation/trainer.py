@@ -13,15 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.config_schema import Option
-from fedvlm.errors import ConfigError
+from fedvlm.config.option import Option
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.registry import Registry
+from fedvlm.core.trees import State, Tree
 from fedvlm.federation.aggregate import Update, weighted_mean
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.finetune import TAG, Finetune
-from fedvlm.federation.groups import Rule
-from fedvlm.federation.trees import State, Tree
-from fedvlm.registry import Registry
+from fedvlm.federation.groups import TAG, Finetune, Rule
 
 Predictor = Callable[[Mapping[str, Tensor]], Tensor]
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedvlm.errors import ConfigError, did_you_mean
-from fedvlm.models.attention import cast_linears
+from fedvlm.core.errors import ConfigError, did_you_mean
+from fedvlm.models.towers.layers import cast_linears
 
 LOADERS = ("open_clip", "transformers", "timm", "transformers-vit")
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
@@ -137,7 +137,7 @@ class Backbone:
         state: dict[str, Tensor], *, dtype: torch.dtype = torch.float32, **options: Any
     ) -> Backbone:
         """Build a QuickGELU CLIP from tensors in OpenAI's layout (see ``openai.from_openai``)."""
-        from fedvlm.models.openai import from_openai
+        from fedvlm.models.load.openclip import from_openai
 
         return from_openai(state, dtype=dtype, **options)
 
@@ -267,15 +267,15 @@ def load_backbone(
     """
     place: dict[str, Any] = {"dtype": dtype, "device": device, "plain": plain}
     if loader == "open_clip":
-        from fedvlm.models.openclip import load
+        from fedvlm.models.load.openclip import load
 
         return load(name, weights, random=allow_random, seed=seed, **place)
     if loader == "transformers":
-        from fedvlm.models.hf_clip import load_hf
+        from fedvlm.models.load.hf_clip import load_hf
 
         return load_hf(name, weights, **place)
     if loader in LOADERS:
-        from fedvlm.models.vit_backbone import load_vit
+        from fedvlm.models.load.vit import load_vit
 
         return load_vit(name, weights, loader=loader, random=allow_random, seed=seed, **place)
     raise ConfigError(

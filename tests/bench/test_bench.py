@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from fedvlm.bench import cli, fedtv, flops, options, report
-from fedvlm.bench.case import TINY, Case, local_round
-from fedvlm.bench.flops import Towers
-from fedvlm.bench.machine import torch_products
-from fedvlm.bench.names import class_names
-from fedvlm.bench.profile import busiest
-from fedvlm.errors import ConfigError
-from fedvlm.models.linear import onednn_available
+from fedvlm.bench import case as flops
+from fedvlm.bench import case as options
+from fedvlm.bench import fedtv, report
+from fedvlm.bench.case import TINY, Case, Towers, class_names, local_round
+from fedvlm.bench.machine import busiest, torch_products
+from fedvlm.cli import bench as cli
+from fedvlm.core.errors import ConfigError
+from fedvlm.models.towers.layers import onednn_available
 
 LOSS = {torch.float32: 1e-5, torch.float64: 1e-9}
 TENSORS = {torch.float32: 1e-4, torch.float64: 1e-9}

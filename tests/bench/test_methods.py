@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from fedvlm.bench import cli as bench_cli
 from fedvlm.bench import methods
-from fedvlm.errors import ConfigError
+from fedvlm.cli import bench as bench_cli
+from fedvlm.core.errors import ConfigError
 from fedvlm.federation.rounds import Federation
 
 QUICK = ("--clients", "2", "--rounds", "2", "--repeats", "1")
@@ -90,8 +90,8 @@ def test_of_all_trainers_one_may_not_suit(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_small_random_backbone_is_open_clips() -> None:
     words = methods.words_of("FedAvg", "random-small", 3, plain=True)
-    from fedvlm.cli_config import resolve
-    from fedvlm.cli_flags import parse
+    from fedvlm.job.flags import parse
+    from fedvlm.job.resolve import resolve
 
     cfg = resolve(parse(words)).jobs[0].cfg
     assert (cfg.MODEL.BACKBONE.NAME, cfg.MODEL.BACKBONE.PRETRAINED) == ("ViT-S-32-alt", False)

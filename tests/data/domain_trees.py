@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedvlm.data.facts import FACTS
-from fedvlm.data.layouts_domains import DOMAIN_LAYOUTS
+from fedvlm.data.catalog import FACTS
+from fedvlm.data.layouts import DOMAIN_LAYOUTS
 
 CLASSES = {  # by label; real names of each set, sorted
     "DomainNet": ("bird", "ice_cream", "zebra"),

@@ -16,13 +16,13 @@ import pytest
 from data_helpers import Spec, own_split, write_image, write_split
 from PIL import Image
 
+from fedvlm.core.errors import DataError
 from fedvlm.data import FederatedData, build_federation
 from fedvlm.data.datum import Datum
+from fedvlm.data.formats.coop_split import read_split
 from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import ImageLoader, check_decodes, decode
 from fedvlm.data.locate import other_spelling
-from fedvlm.data.split_file import read_split
-from fedvlm.errors import DataError
 
 COLOUR = (200, 100, 50)
 PLAIN = Image.new("RGB", (16, 16), COLOUR)

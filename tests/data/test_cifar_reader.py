@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from data_helpers import config
 
-from fedvlm.data.cifar import load_restricted, read_cifar
+from fedvlm.core.errors import DataError
 from fedvlm.data.datasets import load_dataset
+from fedvlm.data.formats.cifar import load_restricted, read_cifar
 from fedvlm.data.images import ImageLoader
-from fedvlm.errors import DataError
 
 NAMES = [f"class{i}" for i in range(10)]
 

@@ -9,11 +9,11 @@ from data_helpers import config, write_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data import build_federation
-from fedvlm.data.csv_table import read_csv
 from fedvlm.data.datasets import load_dataset
 from fedvlm.data.datum import DatasetBase
-from fedvlm.errors import ConfigError, DataError
+from fedvlm.data.formats.csv import read_csv
 
 GOOD = """path,classname,split
 b/1.png,dog,train

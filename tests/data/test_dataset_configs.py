@@ -10,7 +10,7 @@ import yaml
 from data_helpers import config, write_split, write_tree
 
 from fedvlm.data import build_federation
-from fedvlm.data.facts import FACTS, facts_for
+from fedvlm.data.catalog import FACTS, facts_for
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "datasets"
 FILES = sorted(CONFIGS.glob("*.yaml"))

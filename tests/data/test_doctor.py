@@ -13,15 +13,13 @@ from domain_trees import EVERY, write_domain_set
 from PIL import Image
 from trees import MINIS, tree_of
 
-from fedvlm.data import doctor_images
+from fedvlm.data import doctor_checks as doctor_images
+from fedvlm.data.catalog import FACTS
 from fedvlm.data.datum import Datum
 from fedvlm.data.doctor import examine
-from fedvlm.data.doctor_found import Checkup, Finding, Look
-from fedvlm.data.doctor_images import pick
-from fedvlm.data.doctor_lists import check_lists
-from fedvlm.data.facts import FACTS
-from fedvlm.data.prepare import prepare
-from fedvlm.data.prepared import prepared_name
+from fedvlm.data.doctor_checks import Checkup, Finding, Look, check_lists, pick
+from fedvlm.data.get.prepare import prepare
+from fedvlm.data.layouts import prepared_name
 
 ALL = Look(None)
 

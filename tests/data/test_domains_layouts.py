@@ -8,11 +8,11 @@ import pytest
 from data_helpers import config
 from domain_trees import ABSENT, BROKEN, CLASSES, EVERY, write_domain_set
 
+from fedvlm.core.errors import DataError, fold
+from fedvlm.data.catalog import FACTS, facts_for
 from fedvlm.data.datasets import load_dataset
 from fedvlm.data.datum import DatasetBase
-from fedvlm.data.facts import FACTS, facts_for
-from fedvlm.data.layouts_domains import DOMAIN_LAYOUTS
-from fedvlm.errors import DataError, fold
+from fedvlm.data.layouts import DOMAIN_LAYOUTS
 
 
 def load(name: str, root: Path, **keys: object) -> DatasetBase:

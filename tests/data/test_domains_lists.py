@@ -13,11 +13,10 @@ import pytest
 from data_helpers import config
 from domain_trees import write_domain_set
 
+from fedvlm.core.errors import DataError
 from fedvlm.data.datasets import load_dataset
 from fedvlm.data.datum import DatasetBase
-from fedvlm.data.domain_pickles import load_arrays
-from fedvlm.data.domain_rows import below
-from fedvlm.errors import DataError
+from fedvlm.data.formats.domains import below, load_arrays
 
 PATHS = ["office_caltech_10/amazon/bike/1.jpg", "office_caltech_10/amazon/mug/2.jpg"]
 LABELS = ["bike", "mug"]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from domain_trees import CLASSES, write_domain_set
 
-from fedvlm.cli import main
-from fedvlm.data.facts import FACTS
-from fedvlm.data.layouts_domains import DOMAIN_LAYOUTS
+from fedvlm.cli.main import main
+from fedvlm.data.catalog import FACTS
+from fedvlm.data.layouts import DOMAIN_LAYOUTS
 
 CONFIGS = {
     "domainnet": "DomainNet", "domainnet_full": "DomainNetFull",

@@ -16,12 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from fedvlm.data import download_fetch
-from fedvlm.data.download import KEPT_IN, fetch_piece
-from fedvlm.data.download_fetch import check_url, fetch
-from fedvlm.data.download_table import OFFERS, Piece, offer_of
-from fedvlm.data.facts import FACTS
-from fedvlm.errors import ConfigError, DataError
+from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.data.catalog import FACTS
+from fedvlm.data.get import fetch as download_fetch
+from fedvlm.data.get.download import KEPT_IN, OFFERS, Piece, fetch_piece, offer_of
+from fedvlm.data.get.fetch import check_url, fetch
 
 BODY = bytes(range(256)) * 2000  # 512,000 bytes
 

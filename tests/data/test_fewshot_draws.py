@@ -10,9 +10,9 @@ from data_helpers import shared
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedvlm.core.errors import ConfigError
 from fedvlm.data.fewshot import coop_draw, draw_shots, relabel, short_classes
-from fedvlm.data.split_file import read_split
-from fedvlm.errors import ConfigError
+from fedvlm.data.formats.coop_split import read_split
 
 
 def coop_reference(labels: list[int], shots: int) -> list[int]:

@@ -13,10 +13,10 @@ import pytest
 from data_helpers import own_split, write_split
 from yacs.config import CfgNode
 
-from fedvlm.cli import main
+from fedvlm.cli.main import main
+from fedvlm.core.errors import ConfigError, DataError, FedvlmError
 from fedvlm.data.datasets import load_dataset
 from fedvlm.data.federated import FederatedData, build_federation
-from fedvlm.errors import ConfigError, DataError, FedvlmError
 from tests import jobs
 
 CLASSES = ["cat", "dog", "owl", "fox"]

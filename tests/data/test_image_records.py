@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from data_helpers import Spec, write_image
 
+from fedvlm.core.errors import DataError
 from fedvlm.data.datum import Datum
 from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import ImageLoader, check_decodes
-from fedvlm.errors import DataError
 
 
 def datum(path: Path) -> Datum:

@@ -14,10 +14,10 @@ import torch
 from data_helpers import Spec, write_image
 from PIL import Image
 
+from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data.datum import Datum
 from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import ImageLoader, check_decodes, crop_box, decode, to_rgb
-from fedvlm.errors import ConfigError, DataError
 
 
 def datum(path: Path) -> Datum:

@@ -14,12 +14,11 @@ from data_helpers import config, shared
 from PIL import Image
 from trees import MINIS, Made, tree_of
 
+from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.data.catalog import FACTS, compare
 from fedvlm.data.datasets import load_dataset, templates
 from fedvlm.data.datum import PARTS, DatasetBase
-from fedvlm.data.facts import FACTS, compare
-from fedvlm.data.layouts import layouts_of
-from fedvlm.data.prepared import prepared_in_cache, prepared_name
-from fedvlm.errors import ConfigError, DataError
+from fedvlm.data.layouts import layouts_of, prepared_in_cache, prepared_name
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "datasets"
 SPLIT_SETS = sorted(name for name in MINIS if FACTS[name].split_file)

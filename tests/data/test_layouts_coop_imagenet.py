@@ -8,12 +8,12 @@ import pytest
 from data_helpers import config
 from trees import WNIDS, tree_of, write_image
 
-from fedvlm.cli import main
+from fedvlm.cli.main import main
+from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data.datasets import load_dataset
 from fedvlm.data.datum import DatasetBase
 from fedvlm.data.federated import build_federation
-from fedvlm.data.imagenet import read_classnames
-from fedvlm.errors import ConfigError, DataError
+from fedvlm.data.formats.imagenet import read_classnames
 
 TEST_ONLY = ("ImageNetV2", "ImageNetSketch", "ImageNetA", "ImageNetR")
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from data_helpers import config, own_split, write_split, write_tree
 
+from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data import FederatedData, build_federation
-from fedvlm.data.others import DATASET, DOMAIN
-from fedvlm.errors import ConfigError, DataError
+from fedvlm.data.federated import DATASET, DOMAIN
 
 YAML = """
 DATASET:

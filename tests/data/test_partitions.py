@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedvlm.core.errors import ConfigError
+from fedvlm.data.catalog import CIFAR100
 from fedvlm.data.datum import PARTS, IntArray
-from fedvlm.data.partition import Partition, PartitionSpec, Pool
-from fedvlm.data.partition_classes import class_map
-from fedvlm.data.partition_dirichlet import cut_counts, draw_shares
-from fedvlm.data.plan import canonical_kind, make_partition
-from fedvlm.data.superclasses import CIFAR100
-from fedvlm.errors import ConfigError
+from fedvlm.data.partition.classes import class_map
+from fedvlm.data.partition.dirichlet import cut_counts, draw_shares
+from fedvlm.data.partition.kinds import canonical_kind, make_partition
+from fedvlm.data.partition.spec import Partition, PartitionSpec, Pool
 
 KINDS = (
     "iid", "disjoint", "n_classes", "dirichlet", "superclass_dirichlet", "quantity", "domain",

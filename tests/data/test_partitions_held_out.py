@@ -11,10 +11,10 @@ import pytest
 from data_helpers import config, own_split, write_split, write_tree
 from test_partitions import KINDS
 
+from fedvlm.core.errors import ConfigError
 from fedvlm.data import FederatedData, build_federation
 from fedvlm.data.datasets import load_dataset
 from fedvlm.data.draw import Setting, spec_of
-from fedvlm.errors import ConfigError
 
 DOMAINS = ["art", "Real World", "sketch"]
 CLASSES = ["beaver", "dolphin", "otter", "apple"]  # known superclasses

@@ -9,13 +9,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_partitions import NAMES, pool_of
 
-from fedvlm.data.partition import Partition, PartitionSpec, Pool
-from fedvlm.data.partition_classes import drawn_classes
-from fedvlm.data.partition_cut import even_cut, none_empty, proportions
-from fedvlm.data.partition_superclass import draw_profiles
-from fedvlm.data.plan import check_fits, make_partition, short_of_shots, shots_per_client
-from fedvlm.data.superclasses import CIFAR100, superclasses_of
-from fedvlm.errors import ConfigError, fold
+from fedvlm.core.errors import ConfigError, fold
+from fedvlm.data.catalog import CIFAR100, superclasses_of
+from fedvlm.data.partition.classes import drawn_classes
+from fedvlm.data.partition.dirichlet import draw_profiles
+from fedvlm.data.partition.kinds import (
+    check_fits,
+    make_partition,
+    short_of_shots,
+    shots_per_client,
+)
+from fedvlm.data.partition.spec import (
+    Partition,
+    PartitionSpec,
+    Pool,
+    even_cut,
+    none_empty,
+    proportions,
+)
 
 
 def table(pool: Pool, partition: Partition, part: str) -> np.ndarray:

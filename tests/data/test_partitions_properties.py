@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_partitions import DOMAINS, KINDS, NAMES, assert_each_once, equal, pool_of
 
-from fedvlm.config_data import PARTITION_ALIASES
-from fedvlm.config_data import PARTITIONS as CHOICES
-from fedvlm.data import partition_dirichlet
+from fedvlm.config.keys import PARTITION_ALIASES
+from fedvlm.config.keys import PARTITIONS as CHOICES
+from fedvlm.core.errors import ConfigError
 from fedvlm.data.datum import PARTS
-from fedvlm.data.partition import Partition, PartitionSpec, Pool
-from fedvlm.data.plan import PARTITIONS, candidates, canonical_kind, make_partition
-from fedvlm.errors import ConfigError
+from fedvlm.data.partition import dirichlet as partition_dirichlet
+from fedvlm.data.partition.kinds import PARTITIONS, candidates, canonical_kind, make_partition
+from fedvlm.data.partition.spec import Partition, PartitionSpec, Pool
 
 SECONDS = 2.0  # for a few dozen images; a shared machine may be slow
 CAN_BE_EMPTY = ("disjoint",)  # a client of classes without images; the run says so then

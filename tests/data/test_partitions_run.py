@@ -12,10 +12,10 @@ import pytest
 from data_helpers import config, write_tree
 from yacs.config import CfgNode
 
-from fedvlm.cli_build import WHERE
-from fedvlm.cli_partition import partition_name
 from fedvlm.data import build_federation, read_index_file
-from fedvlm.data.partition_counts import count_rows, partition_csv
+from fedvlm.data.partition.counts import count_rows, partition_csv
+from fedvlm.job.build import WHERE
+from fedvlm.job.describe import partition_name
 from tests import jobs
 
 

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedvlm.data.pickles import Record, load_restricted, loads_restricted
-from fedvlm.errors import DataError
+from fedvlm.core.errors import DataError
+from fedvlm.data.formats.pickles import Record, load_restricted, loads_restricted
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()

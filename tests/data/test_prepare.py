@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from data_helpers import write_tree
 
-from fedvlm.data.annotations_base import Annotated
+from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data.datum import PARTS, Datum
-from fedvlm.data.prepare import cut, prepare
-from fedvlm.errors import ConfigError, DataError
+from fedvlm.data.get.annotations import Annotated
+from fedvlm.data.get.prepare import cut, prepare
 
 CLASSES = ["AnnualCrop", "Forest", "SeaLake"]
 
@@ -63,7 +63,7 @@ def test_the_cut_follows_the_seed_and_the_paths_not_their_order() -> None:
 
 def test_the_same_split_in_another_process(tmp_path: Path) -> None:
     write_tree(tmp_path / "eurosat" / "2750", [""], CLASSES, 5)
-    code = ("import sys, json; from fedvlm.data.prepare import prepare; "
+    code = ("import sys, json; from fedvlm.data.get.prepare import prepare; "
             "print(json.dumps(prepare('EuroSAT', sys.argv[1]).content()))")
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], check=True, text=True, capture_output=True,

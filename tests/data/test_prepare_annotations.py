@@ -11,14 +11,11 @@ import numpy as np
 import pytest
 from data_helpers import SHARED, shared
 
-from fedvlm.data.annotations import READERS
-from fedvlm.data.annotations_base import Annotated
-from fedvlm.data.annotations_mat import car_name
-from fedvlm.data.annotations_text import sun_name, ucf_name
+from fedvlm.core.errors import DataError
+from fedvlm.data.catalog import FACTS
 from fedvlm.data.datum import PARTS, Datum
-from fedvlm.data.facts import FACTS
-from fedvlm.data.prepare import cut, prepare
-from fedvlm.errors import DataError
+from fedvlm.data.get.annotations import READERS, Annotated, car_name, sun_name, ucf_name
+from fedvlm.data.get.prepare import cut, prepare
 
 Rows = dict[str, list[list[Any]]]
 

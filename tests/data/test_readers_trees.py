@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from data_helpers import config, own_split, shared, write_image, write_split, write_tree
 
+from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data.datasets import DATASET_REGISTRY, load_dataset, templates
 from fedvlm.data.datum import DatasetBase, Datum
-from fedvlm.errors import ConfigError, DataError
 
 CLASSES = ["Zebra", "ant", "čáp"]
 

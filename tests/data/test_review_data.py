@@ -12,11 +12,11 @@ from data_helpers import config, write_tree
 from domain_trees import write_domain_set
 from trees import tree_of
 
-from fedvlm.cli import main
+from fedvlm.cli.main import main
+from fedvlm.core.errors import DataError
 from fedvlm.data import build_federation
 from fedvlm.data.datasets import load_dataset
-from fedvlm.data.notes import untrained
-from fedvlm.errors import DataError
+from fedvlm.data.federated import untrained
 
 
 def split(tmp_path: Path, **parts: list[list[Any]]) -> Any:

@@ -13,17 +13,17 @@ import pytest
 from data_helpers import own_split, write_image, write_split
 from trees import tree_of
 
-from fedvlm.cli import main
-from fedvlm.cli_config import resolve
-from fedvlm.cli_flags import parse
-from fedvlm.cli_partition import partition_name
+from fedvlm.cli.main import main
+from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data import build_federation
 from fedvlm.data.datum import Datum
 from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import check_decodes
-from fedvlm.data.partition import PartitionSpec, Pool
-from fedvlm.data.plan import make_partition
-from fedvlm.errors import ConfigError, DataError
+from fedvlm.data.partition.kinds import make_partition
+from fedvlm.data.partition.spec import PartitionSpec, Pool
+from fedvlm.job.describe import partition_name
+from fedvlm.job.flags import parse
+from fedvlm.job.resolve import resolve
 
 OWN = Path(__file__).resolve().parents[2] / "configs" / "datasets" / "custom_domains.yaml"
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from data_helpers import shared
 
+from fedvlm.core.errors import DataError
+from fedvlm.data.catalog import FACTS, compare, facts_for
 from fedvlm.data.datum import DatasetBase
-from fedvlm.data.facts import FACTS, compare, facts_for
 from fedvlm.data.fewshot import relabel
-from fedvlm.data.split_file import read_split
-from fedvlm.errors import DataError
+from fedvlm.data.formats.coop_split import read_split
 
 PUBLISHED = {
     "Caltech101": "split_zhou_Caltech101.json",

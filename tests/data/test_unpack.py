@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from fedvlm.data.unpack import Limits, unpack
-from fedvlm.errors import DataError
+from fedvlm.core.errors import DataError
+from fedvlm.data.get.unpack import Limits, unpack
 
 FILES = {"set/images/cat/1.jpg": b"\xff\xd8cat", "set/images/dog/é 1.jpg": b"\xff\xd8dog",
          "set/empty.txt": b""}  # fmt: skip

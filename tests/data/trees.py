@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedvlm.data.facts import FACTS
+from fedvlm.data.catalog import FACTS
 
 SIZES = {"train": 3, "val": 1, "test": 2}
 Rows = dict[str, list[tuple[str, int, str]]]  # part -> (key, label, class name)

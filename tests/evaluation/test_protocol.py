@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedvlm.errors import ConfigError, FedvlmError
+from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.evaluation import Evaluator, zero_shot
-from fedvlm.evaluation.protocol import RoundFinishedLike
-from fedvlm.federation.events import FedState, RoundFinished, RoundStarted
+from fedvlm.evaluation.evaluator import RoundFinishedLike
+from fedvlm.federation.rounds import FedState, RoundFinished, RoundStarted
 from tests.evaluation.fakes import FakeEvent, FakeModel, FakeSource, FakeTrainer, federated
 
 pytestmark = pytest.mark.filterwarnings("error")

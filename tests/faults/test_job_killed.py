@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fedvlm import atomic, cli_run
+from fedvlm.core import files as atomic
+from fedvlm.job import run as cli_run
 from tests import jobs
 
 
@@ -92,7 +93,7 @@ def test_really_killed(whole: tuple[Path, int], tmp_path: Path, point: int) -> N
 
 def test_ctrl_c_keeps_whole_rounds_and_exits_130(tmp_path: Path, whole: tuple[Path, int]) -> None:
     code = (
-        f"import sys; sys.path.insert(0, {str(jobs.REPOSITORY)!r})\nfrom fedvlm.cli import main\n"
+        f"import sys; sys.path.insert(0, {str(jobs.REPOSITORY)!r})\nfrom fedvlm.cli.main import main\n"
         f"sys.exit(main({jobs.argv(tmp_path, '--rounds', '100000')!r}))"
     )
     process = subprocess.Popen(

@@ -21,9 +21,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedvlm import atomic, manifest
-from fedvlm.errors import DataError
-from fedvlm.runs import RunFolder, RunPath, read_results
+from fedvlm.core import files as atomic
+from fedvlm.core.errors import DataError
+from fedvlm.runs import manifest
+from fedvlm.runs.folder import RunFolder, RunPath, read_results
 
 PARTS = RunPath("personal", "toy", 1, "Toy", "none", "iid", 1, 1)
 ROUNDS = 3

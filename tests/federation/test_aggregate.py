@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedvlm.errors import ConfigError, DivergedError
+from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.federation.aggregate import Update, similarity_aware, weighted_mean, weighted_sum
 from fedvlm.federation.groups import resolve
 

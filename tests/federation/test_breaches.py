@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvlm.errors import DivergedError, FedvlmError
+from fedvlm.core.errors import DivergedError, FedvlmError
+from fedvlm.core.trees import State, Tree, per_client
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.trees import State, Tree, per_client
 
 from .toys import Quadratic, quadratic
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fedvlm import atomic
-from fedvlm.federation.budget import COUNTERS, Budget, plain_work
+from fedvlm.core import files as atomic
+from fedvlm.federation.rounds import COUNTERS, Budget, plain_work
 from tests import jobs
 
 MORE = ("--rounds", "5")  # FedAvg takes 1 step per client and round here, Ditto 2

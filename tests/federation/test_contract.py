@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedvlm.errors import FedvlmError
+from fedvlm.core.errors import FedvlmError
+from fedvlm.core.trees import State, Tree
 from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.trees import State, Tree
 from tests.federation.toys import Quadratic, quadratic
 
 

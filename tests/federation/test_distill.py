@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvlm.errors import ConfigError, DivergedError
-from fedvlm.federation.adaptation import part_of
-from fedvlm.federation.distill import Distillation, Proxy, distil, ensemble, symmetric_kl
+from fedvlm.core.errors import ConfigError, DivergedError
+from fedvlm.core.trees import Tree
 from fedvlm.federation.rounds import Federation
-from fedvlm.federation.trees import Tree
-from fedvlm.models.attack import PGD
+from fedvlm.federation.toolbox.adaptation import part_of
+from fedvlm.federation.toolbox.distill import Distillation, Proxy, distil, ensemble, symmetric_kl
+from fedvlm.models.adapt.attack import PGD
 from tests.trainers.toys_e import Recorded, federation, shares
 
 F64 = torch.float64

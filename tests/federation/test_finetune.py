@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedvlm.check.compare import copied_fed, same_fed, same_tree
-from fedvlm.check.world import SIZES, Setup, World
-from fedvlm.errors import ConfigError, DivergedError
+from fedvlm.check.world import SIZES, Setup, World, copied_fed, same_fed, same_tree
+from fedvlm.core.errors import ConfigError, DivergedError
+from fedvlm.core.trees import Tree, unstack
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.events import FedState, RoundFinished
-from fedvlm.federation.rounds import Federation
-from fedvlm.federation.trees import Tree, unstack
-from fedvlm.run_state import load_newest_state, save_state
+from fedvlm.federation.rounds import Federation, FedState, RoundFinished
+from fedvlm.runs.state import load_newest_state, save_state
 
 BOTH = ("PEFT.VISUAL", "feature")
 METHODS = ["FedAvg", "FedTV", "FedRep", "FedBABU", "LG-FedAvg"]

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedvlm.errors import ConfigError
-from fedvlm.federation.optim import SGD, Adam, OptimSpec
-from fedvlm.federation.schedule import Schedule
-from fedvlm.federation.trees import State, stack
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.trees import State, stack
+from fedvlm.federation.optim import SGD, Adam, OptimSpec, Schedule
 
 CASES: list[tuple[Any, Any]] = [
     (SGD(), lambda p: torch.optim.SGD(p, lr=0.05)),

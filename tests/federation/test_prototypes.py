@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from fedvlm.check.world import BASE, EMBED, Setup, World
+from fedvlm.core.trees import Tree, expand
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.prototypes import class_means, membership, of_labels
-from fedvlm.federation.trees import Tree, expand
+from fedvlm.federation.toolbox.prototypes import class_means, membership, of_labels
 
 
 def features(p: Tree, x: Mapping[str, Tensor]) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedvlm.federation.sources import FeatureSource, PixelSource
+from fedvlm.federation.batches import FeatureSource, PixelSource
 
 
 def test_feature_source_maps_samples_to_rows_and_views() -> None:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedvlm.core.trees import State, Tree
 from fedvlm.federation.batches import Batch, Step
-from fedvlm.federation.proximal import pull
-from fedvlm.federation.steps import descend, gradient, optimise
-from fedvlm.federation.trees import State, Tree
+from fedvlm.federation.context import descend, gradient, optimise
+from fedvlm.federation.toolbox.regularise import pull
 
 from .toys import Quadratic, ToySource, quadratic
 

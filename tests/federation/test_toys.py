@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedvlm.core.trees import State, Tree, map_leaves, mix, rows
 from fedvlm.federation.aggregate import Update, weighted_mean
 from fedvlm.federation.batches import Batch, Step
 from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.trees import State, Tree, map_leaves, mix, rows
 
 from .toys import ETA, A, B, Quadratic, quadratic
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedvlm.models.attack import PGD, PixelSpace
+from fedvlm.models.adapt.attack import PGD, PixelSpace
 
 EPS, ALPHA = 8 / 255, 2 / 255
 CLIP = PixelSpace((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))

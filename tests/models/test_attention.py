@@ -6,10 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from fedvlm.models import linear as linear_module
-from fedvlm.models.attention import SplitAttention, split_attention
-from fedvlm.models.linear import frozen_linear, onednn_available
-from fedvlm.models.lora import lora_linear
+from fedvlm.models.towers import layers as linear_module
+from fedvlm.models.towers.blocks import lora_linear
+from fedvlm.models.towers.layers import (
+    SplitAttention,
+    frozen_linear,
+    onednn_available,
+    split_attention,
+)
 from tests.models.toys import relative, toy
 
 

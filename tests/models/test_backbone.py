@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedvlm.errors import ConfigError, DataError
-from fedvlm.models import names
-from fedvlm.models import weights as weight_files
+from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.models.backbone import Backbone, digest_of, load_backbone
-from fedvlm.models.model import VLModel
-from fedvlm.models.openclip import load
+from fedvlm.models.load import names
+from fedvlm.models.load import names as weight_files
+from fedvlm.models.load.openclip import load
+from fedvlm.models.vlmodel import VLModel
 from tests.models.toys import CONFIGS, NAMES, relative, toy
 
 

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedvlm.models.feature_db import FeatureStore, store_path
-from fedvlm.models.feature_list import list_stores, remove_store
+from fedvlm.models.features.store import FeatureStore, list_stores, remove_store, store_path
 
 WIDTH, COUNT = 64, 400
 MANY = 100_000  # a writer of so many is never done before it is killed

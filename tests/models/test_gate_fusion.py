@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.federation.adaptation import GateFit, split
-from fedvlm.federation.trees import cast, expand, numel
-from fedvlm.models.gate_fusion import KINDS, confidence, fuse, gate, share, spread
+from fedvlm.core.trees import cast, expand, numel
+from fedvlm.federation.toolbox.adaptation import GateFit, split
+from fedvlm.models.adapt.modules import KINDS, confidence, gate, share, spread
+from fedvlm.models.adapt.modules import fuse_fusion as fuse
 
 GATES = [k for k in KINDS if k != "concat_mlp"]
 F64 = torch.float64

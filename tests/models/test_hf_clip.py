@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedvlm.errors import ConfigError, DataError
+from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.models.backbone import load_backbone
-from fedvlm.models.model import VLModel
+from fedvlm.models.vlmodel import VLModel
 from tests.models.toys import NAMES, relative
 
 SHAPE = {"intermediate_size": 72, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedvlm.errors import ConfigError
-from fedvlm.models.model import VLModel
+from fedvlm.core.errors import ConfigError
+from fedvlm.models.vlmodel import VLModel
 from tests.models.toys import NAMES, context, relative, toy
 
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from fedvlm.check.world import Setup, World
-from fedvlm.errors import ConfigError
+from fedvlm.core.errors import ConfigError
+from fedvlm.federation.batches import FeatureSource
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.sources import FeatureSource
-from fedvlm.models import token_bank
-from fedvlm.models.lora import products
-from fedvlm.models.token_bank import bank_bytes, empty_bank, fill_bank, has_room
+from fedvlm.models.features import encode as token_bank
+from fedvlm.models.features.encode import bank_bytes, empty_bank, fill_bank, has_room
+from fedvlm.models.towers.blocks import products
 
 
 class Plain(PeftTrainer):

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvlm.errors import ConfigError, DataError
-from fedvlm.models import peft as ours
-from fedvlm.models.attention import split_attention
+from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.models.adapt import peft as ours
+from fedvlm.models.adapt.lora import from_peft, load_peft, save_peft, to_peft
 from fedvlm.models.backbone import load_backbone
-from fedvlm.models.model import VLModel
-from fedvlm.models.peft_io import from_peft, load_peft, save_peft, to_peft
+from fedvlm.models.towers.layers import split_attention
+from fedvlm.models.vlmodel import VLModel
 from tests.models.test_hf_clip import _save
 from tests.models.test_peft_tower import spec_of, start
 from tests.models.toys import NAMES, toy

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvlm.errors import ConfigError, FedvlmError
-from fedvlm.models import peft
-from fedvlm.models.lora import mix_peft, products
-from fedvlm.models.lora_average import average_peft, product_svd
-from fedvlm.models.model import VLModel
+from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.models.adapt import peft
+from fedvlm.models.adapt.lora import average_peft, product_svd
+from fedvlm.models.towers.blocks import mix_peft, products
+from fedvlm.models.vlmodel import VLModel
 from tests.models.test_peft_tower import pixels, spec_of, start
 from tests.models.toys import NAMES, toy
 

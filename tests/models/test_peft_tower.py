@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedvlm.errors import ConfigError, FedvlmError
-from fedvlm.models import peft, text_lora
-from fedvlm.models.block_adapters import adapter_tree, parse_targets
-from fedvlm.models.blocks import Block
-from fedvlm.models.model import VLModel
-from fedvlm.models.peft import PeftSpec
+from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.models.adapt import peft
+from fedvlm.models.adapt.peft import PeftSpec
+from fedvlm.models.towers import text as text_lora
+from fedvlm.models.towers.blocks import Block, adapter_tree, parse_targets
+from fedvlm.models.vlmodel import VLModel
 from tests.models.toys import NAMES, toy
 
 EVERY = ("q", "k", "v", "o", "fc", "proj")

@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedvlm.errors import ConfigError, DataError
-from fedvlm.models import peft
+from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.models.adapt import peft
+from fedvlm.models.adapt.peft import PeftSpec
 from fedvlm.models.backbone import load_backbone
-from fedvlm.models.model import VLModel
-from fedvlm.models.peft import PeftSpec
-from fedvlm.models.vit_backbone import _arch, build_vit
+from fedvlm.models.load.vit import _arch, build_vit
+from fedvlm.models.vlmodel import VLModel
 
 F64: dict[str, Any] = {"dtype": torch.float64}
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fedvlm.cli_flags import parse
-from fedvlm.cli_peft import OFF, WORDS, expand
-from fedvlm.config import build_config
-from fedvlm.config_schema import default_schema
-from fedvlm.errors import ConfigError
-from fedvlm.models.peft import HEADS, TEXT, VISUAL, PeftSpec
+from fedvlm.config.build import build_config
+from fedvlm.config.option import default_schema
+from fedvlm.core.errors import ConfigError
+from fedvlm.job.flags import OFF, WORDS, expand, parse
+from fedvlm.models.adapt.peft import HEADS, TEXT, VISUAL, PeftSpec
 
 
 @pytest.mark.parametrize(

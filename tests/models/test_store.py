@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvlm.errors import DataError
-from fedvlm.models.store import FeatureStore, cached_features, default_dir, encode_padded
+from fedvlm.core.errors import DataError
+from fedvlm.models.features.encode import FeatureStore, cached_features, default_dir, encode_padded
 from tests.models.toys import toy
 
 

@@ -6,9 +6,9 @@ import open_clip
 import pytest
 import torch
 
-from fedvlm.errors import ConfigError
-from fedvlm.models.model import VLModel
-from fedvlm.models.text import assemble
+from fedvlm.core.errors import ConfigError
+from fedvlm.models.towers.text import assemble
+from fedvlm.models.vlmodel import VLModel
 from tests.models.toys import CONFIGS, NAMES, context, loss_and_grad, relative, toy
 
 PACKABLE = ("vit", "gelu", "resnet", "custom")

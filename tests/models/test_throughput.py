@@ -11,9 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvlm.models.feature_decode import AHEAD, decoded, decoding_threads
-from fedvlm.models.store import cached_features
-from fedvlm.models.throughput import Throughput
+from fedvlm.models.features.encode import (
+    AHEAD,
+    Throughput,
+    cached_features,
+    decoded,
+    decoding_threads,
+)
 from tests.models.toys import toy
 
 SIZE, BATCHES = 2, 6

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.models.backbone import Backbone
-from fedvlm.models.openclip import build_model, finish
-from fedvlm.models.tiny_clip import tiny_tokenizer
+from fedvlm.models.load.openclip import build_model, finish, tiny_tokenizer
 
 NAMES = ("tench", "great pyrenees", "boeing 747", "a rather long class name", "x", "red_fox")
 TEXT = {"context_length": 40, "vocab_size": 4096, "width": 32, "heads": 4, "layers": 3}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedvlm.cli import main
+from fedvlm.cli.main import main
 
 from .compare_runs import record, write
 

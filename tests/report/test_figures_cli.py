@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedvlm.cli import main
+from fedvlm.cli.main import main
 from tests import jobs
 
 
@@ -76,6 +76,6 @@ def test_mistakes_are_one_sentence(
 
 
 def _records(folder: Path) -> list[dict]:
-    from fedvlm.run_metrics import read_metrics
+    from fedvlm.runs.metrics import read_metrics
 
     return read_metrics(folder / "metrics.jsonl")[0]

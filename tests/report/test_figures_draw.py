@@ -17,17 +17,15 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
-from fedvlm.errors import DataError
-from fedvlm.report import (
-    figure_clients,
-    figure_convergence,
-    figure_few_shot,
-    figure_partition,
-    figure_similarity,
-    figure_traffic,
-    style,
-)
-from fedvlm.report.figure_lines import Line, Panel, spread_out
+from fedvlm.core.errors import DataError
+from fedvlm.report.figures import clients as figure_clients
+from fedvlm.report.figures import convergence as figure_convergence
+from fedvlm.report.figures import few_shot as figure_few_shot
+from fedvlm.report.figures import partition as figure_partition
+from fedvlm.report.figures import similarity as figure_similarity
+from fedvlm.report.figures import style
+from fedvlm.report.figures import traffic as figure_traffic
+from fedvlm.report.figures.lines import Line, Panel, spread_out
 
 AWKWARD = r"_a_$b$ & 100 % <c> \alpha{x}^2"
 WIDTHS = (style.COLUMN, style.PAGE)

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from fedvlm.report import figures_cells, figures_series, style
 from fedvlm.report.collect import Run
-from fedvlm.report.figure_lines import rows_of
+from fedvlm.report.figures import series as figures_cells
+from fedvlm.report.figures import series as figures_series
+from fedvlm.report.figures import style
+from fedvlm.report.figures.lines import rows_of
 
 
 def make(

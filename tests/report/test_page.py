@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from fedvlm.report import page, sections_origin
 from fedvlm.report.collect import Run, collect
-from fedvlm.report.html import Html, cell, element, escaped, table
-from fedvlm.report.html_svg import COLOURS, inline
-from fedvlm.report.page_run import run_page
-from fedvlm.report.sections_numbers import caveats, signed
+from fedvlm.report.pages import html as page
+from fedvlm.report.pages import run as sections_origin
+from fedvlm.report.pages.html import COLOURS, Html, cell, element, escaped, inline, table
+from fedvlm.report.pages.run import caveats, run_page, signed
 from tests.report.page_runs import NASTY, Reader, whole_run
 
 CARD = ("FedAvg: the mean.\n\nPaper: McMahan <et al.> 2017.\nEquations:\n    w = sum p_k w_k\n"
@@ -134,7 +133,7 @@ def test_config_has_values_and_origins_what_was_set_first(tmp_path: Path):
 
 
 def test_the_config_of_a_real_run_is_read_whole(tmp_path: Path):
-    from fedvlm.run_names import config_text
+    from fedvlm.runs.identity import config_text
 
     values = {"A.B": "x # y", "A.C": [1.5, "two"], "D": "", "E": "line\nbreak", "F": "it's: {x}"}
     file = tmp_path / "config.yaml"

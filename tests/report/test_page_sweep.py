@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedvlm import cli, cli_report
-from fedvlm.report import sections_figures
+from fedvlm.cli import main as cli
+from fedvlm.cli import report as cli_report
 from fedvlm.report.collect import collect
-from fedvlm.report.html import Html
-from fedvlm.report.page_sweep import sweep_page
-from fedvlm.report.sections_journal import sweeps
-from fedvlm.report.sections_tables import of_group
+from fedvlm.report.pages import figures as sections_figures
+from fedvlm.report.pages.html import Html
+from fedvlm.report.pages.sweep import of_group, sweep_page, sweeps
 from tests.report.page_runs import NASTY, Reader, whole_run
 from tests.report.table_runs import write_run, write_seeds
 

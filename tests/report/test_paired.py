@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fedvlm.report.paired import bootstrap, mcnemar, paired, wilcoxon
+from fedvlm.report.compare.paired import bootstrap, mcnemar, paired, wilcoxon
 
 
 def test_mean_difference_and_t_interval() -> None:

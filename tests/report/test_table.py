@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from fedvlm.errors import ConfigError
+from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import collect
-from fedvlm.report.table import Spec, Table, tables
-from fedvlm.report.table_cells import BEST, SECOND, Cell
+from fedvlm.report.tables.table import BEST, SECOND, Cell, Spec, Table, tables
 
 from .table_runs import write_run, write_seeds
 

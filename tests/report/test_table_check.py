@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from fedvlm.errors import ConfigError
+from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import collect
-from fedvlm.report.table import Spec, Table, tables
+from fedvlm.report.tables.table import Spec, Table, tables
 
 from .table_runs import write_run, write_seeds
 

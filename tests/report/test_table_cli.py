@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedvlm.cli import main
+from fedvlm.cli.main import main
 
 from .table_runs import write_run, write_seeds
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from fedvlm.errors import ConfigError
+from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import collect
-from fedvlm.report.sections_tables import of_group
-from fedvlm.report.table import Spec, Table, tables
+from fedvlm.report.pages.sweep import of_group
+from fedvlm.report.tables.table import Spec, Table, tables
 
 from .table_runs import write_run, write_seeds
 

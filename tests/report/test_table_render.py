@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from fedvlm.report.collect import collect
-from fedvlm.report.render import FORMATS, escape_markdown
-from fedvlm.report.render_tex import escape_tex
-from fedvlm.report.table import Spec, Table, tables
+from fedvlm.report.tables.render import FORMATS, escape_markdown, escape_tex
+from fedvlm.report.tables.table import Spec, Table, tables
 
 from .table_runs import write_seeds
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedvlm.core.trees import Tree
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.events import FedState
-from fedvlm.federation.trees import Tree
+from fedvlm.federation.rounds import FedState
 
 from .toys import drive, leaves, own, personal, shared, toy
 

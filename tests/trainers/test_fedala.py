@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedvlm.check.compare import same_fed
-from fedvlm.check.world import Setup, World
+from fedvlm.check.world import Setup, World, same_fed
+from fedvlm.core.trees import Tree
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.trees import Tree
 from tests.federation.toys import quadratic
 
 from .toys import drive, own, personal, toy

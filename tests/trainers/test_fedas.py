@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvlm.check.compare import copied, same_state
-from fedvlm.check.inv_messages import Ordered
-from fedvlm.check.world import World
-from fedvlm.errors import ConfigError
+from fedvlm.check.messages import Ordered
+from fedvlm.check.world import World, copied, same_state
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.trees import State, Tree, expand
 from fedvlm.federation.aggregate import Update
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.events import FedState
-from fedvlm.federation.trees import State, Tree, expand
+from fedvlm.federation.rounds import FedState
 from tests.federation.toys import quadratic
 
 from .toys import drive, toy

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from fedvlm.check.world import Setup, World
-from fedvlm.errors import ConfigError
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.trees import Tree, expand
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.trees import Tree, expand
 from tests.federation.toys import quadratic
 
 from .toys import shared, toy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedvlm.federation.events import RoundFinished
+from fedvlm.federation.rounds import RoundFinished
 from tests.trainers.toys import G, L, drive, own, personal, shared
 
 

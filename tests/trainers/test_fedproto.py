@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from fedvlm.check.world import BASE, EMBED, Setup, World
-from fedvlm.errors import ConfigError
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.trees import expand
 from fedvlm.federation.aggregate import Update
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.trees import expand
 
 FedProto = load_trainer("FedProto")
 BOTH = ["PEFT.VISUAL", "feature", "PEFT.WIDTH", "6"]

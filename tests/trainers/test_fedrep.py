@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedvlm.errors import ConfigError
+from fedvlm.core.errors import ConfigError
 from tests.trainers.toys import G, L, drive, own, personal, shared, toy
 
 

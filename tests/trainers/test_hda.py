@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.federation import alignment
-from fedvlm.federation.alignment import hda, squared_distance, through
+from fedvlm.core.trees import Tree
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.optim import SGD
-from fedvlm.federation.trees import Tree
+from fedvlm.federation.toolbox import prototypes as alignment
+from fedvlm.federation.toolbox.prototypes import hda, squared_distance, through
 
 PEFT = {"PEFT.VISUAL": "adapter", "PEFT.TEXT": "none", "PEFT.WIDTH": 4}
 F64 = torch.float64

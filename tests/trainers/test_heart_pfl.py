@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedvlm.errors import ConfigError, DivergedError
+from fedvlm.core.errors import ConfigError, DivergedError
+from fedvlm.core.trees import Tree, numel
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.rounds import Federation
-from fedvlm.federation.trees import Tree, numel
-from fedvlm.models.block_adapters import adapter_tree
-from fedvlm.models.blocks import NoEdits
+from fedvlm.models.towers.blocks import NoEdits, adapter_tree
 from tests.trainers.toys_e import CLASSES, Recorded, federation
 
 PEFT = {"PEFT.VISUAL": "adapter", "PEFT.TEXT": "none", "PEFT.WIDTH": 4}

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from fedvlm.check.world import Setup, Share, World
-from fedvlm.errors import ConfigError, DataError
+from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.trees import Tree
 from fedvlm.federation.aggregate import Update
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.events import FedState, RoundFinished
-from fedvlm.federation.rounds import Federation
+from fedvlm.federation.rounds import Federation, FedState, RoundFinished
 from fedvlm.federation.trainer import Trainer
-from fedvlm.federation.trees import Tree
 from tests.federation.toys import quadratic
 
 from .toys import config, leaves

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fedvlm.errors import ConfigError
-from fedvlm.federation.events import RoundFinished
+from fedvlm.core.errors import ConfigError
+from fedvlm.federation.rounds import RoundFinished
 from tests.trainers.toys import G, L, drive, own, personal, shared, toy
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedvlm.federation.events import FedState, RoundFinished
-from fedvlm.run_state import load_newest_state, save_state
+from fedvlm.federation.rounds import FedState, RoundFinished
+from fedvlm.runs.state import load_newest_state, save_state
 from tests.trainers.toys import drive, leaves, own, personal
 
 

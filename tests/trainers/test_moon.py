@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from fedvlm.check.world import Setup, World
-from fedvlm.errors import ConfigError
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.trees import Tree
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.trees import Tree
 
 MOON = load_trainer("MOON")
 contrast = sys.modules[MOON.__module__].contrast

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from fedvlm.check.world import BASE, Setup, World
-from fedvlm.errors import ConfigError
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.trees import Tree
 from fedvlm.federation.batches import Batch, Step
 from fedvlm.federation.context import Context
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.trees import Tree
-from fedvlm.models import linear as kernels
-from fedvlm.models.model import VLModel
+from fedvlm.models.towers import layers as kernels
+from fedvlm.models.vlmodel import VLModel
 
 from .toys import drive, leaves, own, personal, shared
 

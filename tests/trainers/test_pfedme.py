@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedvlm.check.world import World
-from fedvlm.errors import ConfigError
+from fedvlm.core.errors import ConfigError
 from fedvlm.federation.discovery import load_trainer
 
 from .toys import drive, leaves, own, personal, shared

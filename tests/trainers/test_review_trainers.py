@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fedvlm.check.world import Setup, World
-from fedvlm.errors import ConfigError
-from fedvlm.federation.adaptation import part_of, set_aside
+from fedvlm.core.errors import ConfigError
 from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.toolbox.adaptation import part_of, set_aside
 from tests.trainers.toys import drive
 from tests.trainers.toys_e import Recorded, federation
 

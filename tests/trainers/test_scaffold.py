@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from fedvlm.errors import ConfigError
-from fedvlm.federation.events import RoundFinished
-from fedvlm.federation.optim import OptimSpec
-from fedvlm.federation.schedule import Schedule
+from fedvlm.core.errors import ConfigError
+from fedvlm.federation.optim import OptimSpec, Schedule
+from fedvlm.federation.rounds import RoundFinished
 from tests.federation.toys import ETA, quadratic
 
 from .toys import drive, own, personal, shared, toy

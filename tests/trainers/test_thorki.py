@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fedvlm.check.world import Share
-from fedvlm.federation.adaptation import at_work, part_of, parted, split
+from fedvlm.core.trees import State, Tree
 from fedvlm.federation.aggregate import Update
 from fedvlm.federation.rounds import Federation
-from fedvlm.federation.trees import State, Tree
+from fedvlm.federation.toolbox.adaptation import at_work, part_of, parted, split
 from tests.trainers.toys_e import Recorded, federation, shares
 
 LORA = {"PEFT.VISUAL": "lora", "PEFT.TEXT": "none", "PEFT.RANK": 2}

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fedvlm.check.world import World
-from fedvlm.errors import ConfigError
-from fedvlm.evaluation.reference import template_predictor
+from fedvlm.core.errors import ConfigError
+from fedvlm.evaluation.evaluator import template_predictor
 from fedvlm.federation.discovery import load_trainer
 from tests import jobs
 

@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
-from fedvlm.config import build_config
-from fedvlm.config_schema import declare, default_schema
+from fedvlm.config.build import build_config
+from fedvlm.config.option import declare, default_schema
+from fedvlm.core.trees import State, Tree
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.events import FedState
-from fedvlm.federation.rounds import Federation
+from fedvlm.federation.rounds import Federation, FedState
 from fedvlm.federation.trainer import Trainer
-from fedvlm.federation.trees import State, Tree
 from tests.federation.toys import quadratic
 
 G, L = "image.g", "text.l"  # body and head of the split toy

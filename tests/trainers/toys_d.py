@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedvlm.core.trees import Tree
 from fedvlm.federation.batches import Batch, SplitBatcher
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec
 from fedvlm.federation.rounds import Federation, Plan
-from fedvlm.federation.trees import Tree
 from tests.federation.toys import ToyModel, ToySource, ToySplit
 
 from .toys import config

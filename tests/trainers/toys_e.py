@@ -18,7 +18,7 @@ from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec
 from fedvlm.federation.rounds import Federation, Plan
 from fedvlm.models.backbone import Backbone
-from fedvlm.models.model import VLModel
+from fedvlm.models.vlmodel import VLModel
 from tests.models.toys import toy
 from tests.trainers.toys import config
 

@@ -1,0 +1,255 @@
+"""Invariants of what travels and what the server does with it (personalized_fl.md 5.1)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedvlm.check.world import (
+    Broken,
+    Setup,
+    World,
+    copied,
+    copied_fed,
+    demand,
+    same_state,
+    same_tree,
+)
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.trees import State, Tree, expand, matching
+from fedvlm.federation.context import Context
+from fedvlm.federation.engine import LocalEngine, RoundWork
+from fedvlm.federation.groups import FROZEN, PERSONAL, SHARED, resolve
+from fedvlm.federation.rounds import Federation, FedState, RoundFinished
+from fedvlm.federation.trainer import Trainer
+
+CLOSE, EXACT = 1e-9, 1e-12
+Kind = type[Trainer]
+
+
+def g1_messages(world: World, trainer: Kind) -> None:
+    """Only shared tensors and declared extras travel; the byte counters count them."""
+    run = world.trajectory(trainer)
+    allowed = set(run.fed.groups.shared)
+    for event, before in zip(run.events, run.states[:-1], strict=True):
+        sent = {u.client: u.params | u.extras for u in event.updates}
+        got = {c: run.fed.trainer.down(before.server, c) for c in event.bytes_down}
+        for kind, trees, counted in (
+            ("upload", sent, event.bytes_up), ("download", got, event.bytes_down)
+        ):
+            for client, tree in trees.items():
+                what = f"round {event.round}, {kind} of client {client}"
+                stray = sorted(set(tree) - allowed - set(matching(tree, run.fed.trainer.extras)))
+                demand(not stray, f"{what}: '{''.join(stray[:1])}' is neither shared nor declared")
+                _count(tree, counted.get(client, {}), what)
+                _form(tree, run.fed.p0, what)
+                _no_value(tree, event.state.clients[client], run.fed.groups.personal, what)
+        for u in event.updates:
+            said = f"round {event.round}, upload of client {u.client}: weight {u.weight}"
+            demand(0 <= u.weight < float("inf"), f"{said} is not a number from 0")
+        _no_trace(event, run.fed.groups.personal)
+
+
+def _form(tree: Tree, start: Tree, what: str) -> None:
+    for name in set(tree) & set(start):
+        sent, own = ((tuple(v.shape), v.dtype) for v in (tree[name], start[name]))
+        demand(sent == own, f"{what}: '{name}' is {sent[1]} {sent[0]}, not {own[1]} {own[0]}")
+
+
+def _count(tree: Tree, counted: Mapping[str, int], what: str) -> None:
+    size = {name: v.numel() * v.element_size() for name, v in tree.items()}
+    demand(dict(counted) == size, f"{what}: counted bytes {dict(counted)}, sent {size}")
+
+
+def _no_value(tree: Tree, state: State, personal: Sequence[str], what: str) -> None:
+    """No tensor of ``tree`` may hold the numbers of a personal tensor, under whatever name."""
+    for slot, own in state.items():
+        for name in personal:
+            secret = own.get(name)
+            if secret is None or secret.numel() < 2 or bool((secret == secret.flatten()[0]).all()):
+                continue
+            for key, value in tree.items():
+                demand(
+                    not torch.equal(value.flatten(), secret.flatten()),
+                    f"{what}: '{key}' holds the personal tensor '{name}' (slot '{slot}')",
+                )
+
+
+def _no_trace(event: RoundFinished, personal: Sequence[str]) -> None:
+    """No personal name or value in what a log or metric is made of, or in the server's state."""
+    metrics = {u.client: u.metrics for u in event.updates}
+    seen = {
+        "metrics": metrics, "report": event.report, "counters": event.counters,
+        "dropped": event.dropped, "server state": event.state.server,
+    }
+    names = [re.compile(rf"(?<![\w.]){re.escape(name)}(?![\w.])") for name in personal]
+    for where, value in seen.items():
+        for item in _walk(value):
+            what = f"round {event.round}, {where}"
+            if isinstance(item, str):
+                named = [p.search(item) for p in names]
+                found = next((m.group() for m in named if m), "")
+                demand(not found, f"{what}: names the personal tensor '{found}'")
+            elif item.numel() > 1:
+                for client, state in event.state.clients.items():
+                    _no_value({where: item}, state, personal, f"{what}, client {client}")
+
+
+def _walk(value: Any) -> Iterator[str | Tensor]:
+    """Yield the texts and the tensors (lists of numbers included) in nested values."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _walk(key)
+            yield from _walk(item)
+    elif isinstance(value, (list, tuple)):
+        if value and all(isinstance(v, (int, float)) for v in value):
+            yield torch.tensor(value, dtype=torch.float64)
+        else:
+            for item in value:
+                yield from _walk(item)
+    elif isinstance(value, (str, Tensor)):
+        yield value
+
+
+def work(fed: Federation, state: FedState, clients: Sequence[int] | None = None) -> RoundWork:
+    """Do the clients' part of the round after ``state``; the server's is left out."""
+    chosen = fed.plan.sample(state.round + 1) if clients is None else clients
+    return fed.engine.run(
+        fed.trainer, lambda ids: fed.context(ids, state.round + 1), state.server,
+        {c: state.clients[c] for c in chosen},
+    )
+
+
+def g2_server_untouched(world: World, trainer: Kind) -> None:
+    """Client work changes neither the server's tensors nor the states and start it was given.
+
+    Once on views of the very tensors (an engine may hand out copies, none has to), once stacked.
+    """
+    for stacked in (False, True):
+        fed = world.federation(trainer, Setup(chunk=len(world.splits)))
+        state = copied_fed(world.trajectory(trainer).states[1])
+        given, start = copied_fed(state), copied({"start": fed.p0})
+        if stacked:
+            work(fed, state)
+        else:
+            _bare_work(fed, state)
+        same_state(state.server, given.server, "the server's state after client work")
+        for client, old in given.clients.items():
+            same_state(state.clients[client], old, f"the state that client {client} came with")
+        same_state({"start": fed.p0}, start, "the initial tensors after client work")
+
+
+def _bare_work(fed: Federation, state: FedState) -> None:
+    """Train each client on views of the server's and its own tensors."""
+    for client, own in state.clients.items():
+        views = {slot: expand(tree, 1) for slot, tree in own.items()}
+        down = expand(fed.trainer.down(state.server, client), 1)
+        fed.trainer.local(fed.context([client], state.round + 1), views, down)
+
+
+@dataclass(frozen=True)
+class Ordered(LocalEngine):
+    """The sequential engine with its clients in a given order."""
+
+    order: tuple[int, ...] = ()
+
+    def run(
+        self, trainer: Trainer, make: Any, server: State, states: dict[int, State]
+    ) -> RoundWork:
+        """See ``Engine.run``: each client is a round's work of its own."""
+        joined = RoundWork()
+        for client in (c for c in self.order if c in states):
+            part = LocalEngine(1).run(trainer, make, server, {client: states[client]})
+            joined.states |= part.states
+            joined.updates += part.updates
+        joined.updates.sort(key=lambda u: u.client)  # as the engine does; see shuffled_server
+        return joined
+
+
+def g3_order(world: World, trainer: Kind) -> None:
+    """The order of clients changes nothing, nor does who trained before."""
+    run = world.trajectory(trainer)
+    state, first = run.states[1], run.events[1]
+    ids = tuple(u.client for u in first.updates)
+    for order in (ids, ids[::-1]):
+        fed = world.federation(trainer, Setup(engine=Ordered(1, order)))
+        after = fed.round(copied_fed(state), 2)
+        said = f"clients in the order {', '.join(map(str, order))}"
+        for client, old in run.states[2].clients.items():
+            same_state(after.clients[client], old, f"{said}: client {client}", EXACT)
+        same_state(after.server, run.states[2].server, f"{said}: server", EXACT)
+    for update in first.updates:
+        alone = work(world.federation(trainer), copied_fed(state), [update.client])
+        what = f"client {update.client} alone, not after the others"
+        same_state(
+            alone.states[update.client], run.states[2].clients[update.client], what, EXACT
+        )
+        same_tree(alone.updates[0].params, update.params, f"{what}: upload", EXACT)
+
+
+def g6_identical(world: World, trainer: Kind) -> None:
+    """With identical clients and data the server holds what each client sent."""
+    same = [world.splits[0]] * 3
+    run = world.record(trainer, Setup(splits=same, batch=len(same[0].train), rounds=2))
+    for event in run.events:
+        said = f"round {event.round}, identical clients"
+        first = event.updates[0]
+        for update in event.updates:
+            what = f"{said}: clients {first.client} and {update.client}"
+            same_tree(update.params, first.params, f"{what}, upload", CLOSE)
+        for update in event.updates:
+            down = run.fed.trainer.down(event.state.server, update.client)
+            sent = {n: v for n, v in update.params.items() if n in down}
+            got = {n: v for n, v in down.items() if n in sent}
+            same_tree(got, sent, f"{said}: server against client {update.client}", CLOSE)
+
+
+def g7_weights(world: World, trainer: Kind) -> None:
+    """Four times as many samples at every client change nothing in the aggregate."""
+    run = world.trajectory(trainer)
+    for before, event in zip(run.states[:-1], run.events, strict=True):
+        found = []
+        for factor in (1.0, 4.0):  # a power of two: no rounding of its own
+            fed = world.federation(trainer)
+            updates = [replace(u, weight=u.weight * factor) for u in event.updates]
+            found.append(fed.trainer.server(
+                fed.context([], event.round), copied(before.server), updates
+            ))
+        same_state(found[1], found[0], f"round {event.round}, weights times 4: server", EXACT)
+
+
+def g10_groups(world: World, trainer: Kind) -> None:
+    """Every trainable tensor has exactly one group, and a tensor without a rule is refused."""
+    fed = world.federation(trainer)
+    rules = fed.trainer.rules(list(fed.p0))
+    for name in fed.p0:
+        groups = {group for pattern, group in rules if re.fullmatch(pattern, name)}
+        demand(
+            len(groups) == 1 and groups <= {SHARED, PERSONAL, FROZEN},
+            f"'{name}' is in {len(groups)} groups ({', '.join(sorted(groups)) or 'no rule'})",
+        )
+    stray = "stray.tensor"
+    try:
+        resolve([*fed.p0, stray], rules, "check")
+    except ConfigError as error:
+        demand(stray in str(error), f"an extra tensor '{stray}' is refused without its name")
+        return
+    rule = next(pattern for pattern, _ in rules if re.fullmatch(pattern, stray))
+    raise Broken(f"an extra tensor '{stray}' is taken in by the rule '{rule}'; name what it means")
+
+
+def shuffled_server(world: World, trainer: Kind) -> None:
+    """The server's rule does not depend on the order in which updates arrive."""
+    run = world.trajectory(trainer)
+    event = run.events[1]
+    found = []
+    for updates in (event.updates, event.updates[::-1]):
+        fed = world.federation(trainer)
+        ctx: Context = fed.context([], 2)
+        found.append(fed.trainer.server(ctx, copied(run.states[1].server), list(updates)))
+    same_state(found[1], found[0], "updates in reverse order: server", EXACT)

@@ -1,0 +1,227 @@
+"""Invariants of training, evaluation and resume (personalized_fl.md 5.1)."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedvlm.check.messages import CLOSE, EXACT, Kind, work
+from fedvlm.check.world import (
+    EPOCHS,
+    RESNET,
+    SIZES,
+    Broken,
+    Setup,
+    ShiftedGenerators,
+    Trajectory,
+    World,
+    copied_fed,
+    demand,
+    gap,
+    moved,
+    plain,
+    same_fed,
+    same_state,
+    same_tree,
+)
+from fedvlm.core.errors import ConfigError, DivergedError
+from fedvlm.core.trees import State, Tree, clone, first_non_finite
+from fedvlm.federation.batches import Batch
+from fedvlm.federation.groups import FROZEN
+from fedvlm.federation.rounds import FedState, RoundFinished
+from fedvlm.runs.state import load_newest_state, save_state
+
+
+def g4_no_rate(world: World, trainer: Kind) -> None:
+    """With every learning rate at zero nothing moves, weight decay and momentum included."""
+    rates = {
+        key: 0.0 for key, option in trainer.options.items()
+        if "LR" in key.split("_") and option.kind is float
+    }
+    run = world.record(trainer, Setup(lr=0.0, decay=0.1, rounds=2, opts=rates))
+    start, end = run.states[0], run.states[-1]
+    names = set(run.fed.p0)
+    for client, state in end.clients.items():
+        for slot, tree in state.items():
+            old = start.clients[client].get(slot, {})
+            kept = {n: v for n, v in tree.items() if n in names and n in old}
+            same_tree(
+                kept, {n: old[n] for n in kept}, f"lr 0: client {client}, slot '{slot}'", EXACT
+            )
+    for (ids, p), (_, old) in zip(_personal(run, end), _personal(run, start), strict=True):
+        same_tree(p, old, f"lr 0: personal models of clients {ids}", EXACT)
+    same_tree(run.fed.shared(end), run.fed.shared(start), "lr 0: shared model", EXACT)
+
+
+def _personal(run: Trajectory, state: FedState) -> Iterator[tuple[Sequence[int], Tree]]:
+    return run.fed.personal(copied_fed(state), range(run.fed.plan.clients))
+
+
+def g5_centralised(world: World, trainer: Kind) -> None:
+    """One client with full batches is centralised SGD (torch.optim, written out here)."""
+    split = world.splits[0]
+    setup = Setup(splits=[split], batch=len(split.train), momentum=0.0, cosine=False)
+    run = world.record(trainer, setup)
+    fed = world.federation(trainer, setup)
+    index = torch.as_tensor(split.train)
+    batch = Batch(
+        world.streams(fed, index[None]), world.labels[index][None],
+        torch.ones(1, len(index), dtype=torch.float64),
+    )
+    p = {n: v.clone() for n, v in fed.p0.items()}
+    moving = [p[n].requires_grad_() for n, group in fed.groups.of.items() if group != FROZEN]
+    optimiser = torch.optim.SGD(moving, lr=setup.lr, weight_decay=setup.decay)
+    for _ in range(setup.rounds * EPOCHS):
+        optimiser.zero_grad()
+        out = fed.trainer.loss(fed.model, {n: v[None] for n, v in p.items()}, batch)
+        (out[0] if isinstance(out, tuple) else out).sum().backward()
+        optimiser.step()
+    down = run.fed.trainer.down(run.states[-1].server, 0)
+    shared = {n: p[n].detach() for n in fed.groups.shared}
+    same_tree(
+        {n: down[n] for n in shared if n in down}, shared,
+        f"{setup.rounds} rounds of one client against centralised SGD", CLOSE,
+    )
+
+
+def g8_resume(world: World, trainer: Kind) -> None:
+    """Saved after round 1, loaded and continued: the bits of an uninterrupted run."""
+    whole = world.trajectory(trainer)
+    state = whole.states[1]
+    with tempfile.TemporaryDirectory() as name:
+        save_state(Path(name), 1, state.server, state.clients, {}, identity="check")
+        saved, notes = load_newest_state(Path(name), identity="check")
+    if saved is None:
+        raise Broken(f"the state after round 1 cannot be read back: {'; '.join(notes)}")
+    start = FedState(saved.round, saved.server, saved.clients)
+    same_fed(start, state, "read back from disk")
+    rest = world.record(trainer, start=start)
+    same_fed(rest.states[-1], whole.states[-1], "resumed after round 1")
+    for ours, theirs in zip(rest.events, whole.events[1:], strict=True):
+        what = f"resumed after round 1: round {ours.round}"
+        demand(plain(ours.report) == plain(theirs.report), f"{what} reports other numbers")
+        for one, other in zip(ours.updates, theirs.updates, strict=True):
+            demand(
+                repr(one.metrics) == repr(other.metrics),
+                f"{what}, client {one.client} logs other metrics",
+            )
+
+
+def g9_frozen(world: World, trainer: Kind) -> None:
+    """Backbone weights and BatchNorm statistics are the same bits before and after."""
+    digests = world.trajectory(trainer).digests
+    demand(len(set(digests)) == 1, "a backbone weight changed during the run")
+    resnet = World(world.opts, RESNET)
+    tower = resnet.backbone.model
+    buffers, weights = clone(dict(tower.named_buffers())), clone(dict(tower.named_parameters()))
+    small = [replace(s, train=s.train[:2]) for s in resnet.splits[:2]]
+    try:
+        fed = resnet.federation(trainer, Setup(splits=small, rounds=1, pixels=True))
+    except ConfigError:  # the method refuses such a tower: nothing of it can move
+        return
+    fed.round(fed.start(), 1)  # not run(): that would stop without the tensor's name
+    same_tree(dict(tower.named_buffers()), buffers, "BatchNorm buffers after a round on pixels")
+    same_tree(dict(tower.named_parameters()), weights, "ResNet weights after a round on pixels")
+    training = [n for n, m in tower.named_modules() if m.training]
+    demand(not training, f"module '{''.join(training[:1])}' was put into training mode")
+
+
+def g11_small_clients(world: World, trainer: Kind) -> None:
+    """Clients with fewer samples than the batch size, and with one, take a step and change."""
+    run = world.trajectory(trainer)
+    state = run.states[0]
+    for client, size in enumerate(SIZES):
+        alone = work(world.federation(trainer), copied_fed(state), [client])
+        said = f"client {client} with {size} sample(s) and batch size {Setup().batch}"
+        demand(alone.counters.get("steps", 0) >= 1, f"{said} took no step")
+        update = alone.updates[0]
+        down = run.fed.trainer.down(state.server, client)
+        changed = moved(alone.states[client], state.clients[client]) or any(
+            gap(v, down[n]) > 0 for n, v in update.params.items() if n in down
+        )
+        demand(changed, f"{said} did not change")
+
+
+def g12_seeds(world: World, trainer: Kind) -> None:
+    """The seed alone decides: same seed same bits, other seed others; evaluation adds nothing."""
+    run = world.trajectory(trainer)
+    demand(run.generators[0] == run.generators[1], "the run draws from a global random generator")
+    with ShiftedGenerators():
+        again = world.record(trainer)
+    same_fed(again.states[-1], run.states[-1], "a second run with the same seed")
+    other = world.record(trainer, Setup(seed=2))
+    start = run.states[-1]
+    demand(
+        moved(other.states[-1].server, start.server)
+        or any(moved(other.states[-1].clients[c], s) for c, s in start.clients.items()),
+        "another seed gives the same numbers",
+    )
+    watched = _evaluated(world, trainer)
+    same_fed(watched, run.states[-1], "a run with an evaluation after each round")
+
+
+def _evaluated(world: World, trainer: Kind) -> FedState:
+    """Return the end of a run in which all models are built and used after each round."""
+    fed = world.federation(trainer)
+
+    def evaluate(event: Any) -> None:
+        if not isinstance(event, RoundFinished):
+            return
+        trees = [(list(ids), p) for ids, p in event.personal(range(fed.plan.clients))]
+        for ids, p in [*trees, ([0], event.shared())]:
+            index = torch.stack([torch.as_tensor(world.splits[c].test) for c in ids])
+            logits = fed.trainer.predict(fed.model, p, world.streams(fed, index))
+            want = (*index.shape, len(fed.model.classnames))
+            what = f"round {event.round}, logits of clients {ids}"
+            demand(tuple(logits.shape) == want, f"{what} are {tuple(logits.shape)}, not {want}")
+            demand(bool(torch.isfinite(logits).all()), f"{what} are not finite")
+
+    fed.subscribers.append(evaluate)
+    return copied_fed(fed.run())
+
+
+def g13_fast_paths(world: World, trainer: Kind) -> None:
+    """Stacked clients, packed text and cached features give the plain path's numbers.
+
+    From the state after round 1: an exactly orthogonal or zero start is degenerate.
+    """
+    run = world.trajectory(trainer)
+    paths = {
+        "four clients stacked": Setup(chunk=4),
+        "the packed text tower": Setup(packed=True),
+        "pixels instead of cached features": Setup(pixels=True),
+        "stacked and packed": Setup(chunk=4, packed=True),
+    }
+    for said, setup in paths.items():
+        fast = world.record(trainer, setup, run.states[1])
+        same_fed(fast.states[-1], run.states[-1], f"{said} against the plain path", CLOSE)
+
+
+def g14_non_finite(world: World, trainer: Kind) -> None:
+    """A client with numbers that are not finite is named with its round; the others go on."""
+    bad = 1
+    for chunk in (1, 4):
+        setup = Setup(poisoned=(bad,), chunk=chunk, rounds=1)
+        try:
+            world.record(trainer, setup)
+        except DivergedError as error:
+            named = f"round 1, client {bad}"
+            demand(named in str(error), f"the stop does not name '{named}' but says: {error}")
+        else:
+            raise Broken(f"client {bad} trained on features that are not numbers, without a word")
+        run = world.record(trainer, replace(setup, nonfinite="drop"))
+        left = sorted(run.events[0].dropped)
+        demand(left == [bad], f"policy drop left out clients {left}, not [{bad}]")
+        start, end = run.states[0], run.states[-1]
+        what = f"policy drop: client {bad}"
+        same_state(end.clients[bad], start.clients[bad], f"{what} does not keep its old state")
+        parts: dict[str, State] = {f"client {c}": s for c, s in end.clients.items()}
+        for who, state in (parts | {"server": end.server}).items():
+            for slot, tree in state.items():
+                name = first_non_finite(tree)
+                demand(name is None, f"policy drop: {who}, slot '{slot}', '{name}' is not finite")

@@ -1,0 +1,86 @@
+"""``fedvlm figures``: figures of a run or of several, as PNG and SVG with the CSV behind each."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedvlm.cli.parser import VerbParser
+from fedvlm.console.screen import complain, say
+from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.report.collect import Collected, collect
+
+USAGE = "fedvlm figures RUN_OR_OUTPUT ... [--into FOLDER] [--metric personal] [--column]"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the flags."""
+    made = VerbParser("figures", USAGE)
+    add = made.add_argument
+    add("folders", nargs="*", metavar="RUN_OR_OUTPUT", help="run folders, or folders with runs at "
+        "any depth; one run gets its own figures besides")
+    add("--into", default="", metavar="FOLDER", help="where to write (figures/ in the first "
+        "folder)")
+    add("--metric", default="personal", metavar="NAME", help="accuracy of a round: personal, "
+        "global, new, ... (personal)")
+    add("--column", action="store_true", help="one column of a paper wide (3.3 in), else two (6.8)")
+    add("-h", "--help", action="store_true", help="this page")
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the figures and say which were made and which could not be, and why.
+
+    Returns:
+        0 if any was made; 3 if none could be.
+
+    Raises:
+        ConfigError: wrong flags, or no run has the metric.
+        DataError: no finished run there, or ``--into`` cannot be written.
+    """
+    asked = parser().parse_args(list(argv))
+    if asked.help:
+        say(*parser().format_help().rstrip().splitlines())
+        return 0
+    if not asked.folders:
+        raise ConfigError(f"figures wants a run folder or OUTPUT_DIR: {USAGE}")
+    folders = [Path(word).expanduser() for word in asked.folders]
+    found = collect(folders)
+    complain(*found.problems, prefix="note")
+    if not found.runs:
+        raise DataError(_nothing(asked.folders, found))
+    from fedvlm.report.figures import draw as figures
+    from fedvlm.report.figures import style
+
+    into = Path(asked.into).expanduser() if asked.into else folders[0] / "figures"
+    width = style.COLUMN if asked.column else style.PAGE
+    if len(found.runs) == 1:
+        drawn = figures.draw_run(found.runs[0], into, asked.metric, width)
+    else:
+        drawn = figures.draw_runs(found.runs, into, asked.metric, width)
+        of_one = "partition, clients, similarity: are of one run; give its folder alone"
+        drawn.missing.append(of_one)
+    if found.unfinished:
+        complain(f"{len(found.unfinished)} unfinished runs are left out", prefix="note")
+    complain(*(f"not made: {why}" for why in drawn.missing), prefix="note")
+    say(*(f"{into / name}.png .svg .csv" for name in drawn.made))
+    return 0 if drawn.made else DataError.exit_code
+
+
+def draw_partition(folder: Path, title: str) -> None:
+    """Draw ``partition.csv`` of a run that starts, once; a picture that fails ends no run."""
+    if all((folder / f"partition.{kind}").exists() for kind in ("png", "svg")):
+        return
+    try:
+        from fedvlm.report.figures import draw as figures
+
+        figures.draw_partition(folder, title)
+    except Exception as error:  # whatever it is, the run is worth more
+        complain(f"no picture of the partition: {' '.join(str(error).split())}", prefix="note")
+
+
+def _nothing(words: Sequence[str], found: Collected) -> str:
+    """Say why there is nothing to draw."""
+    left = f"; {len(found.unfinished)} unfinished" if found.unfinished else ""
+    return f"no finished run in {', '.join(words)}{left}; give a run folder or OUTPUT_DIR"

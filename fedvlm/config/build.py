@@ -1,0 +1,234 @@
+"""The config: yacs tree, merge order, and every mistake at once.
+
+Precedence: defaults < dataset YAML < trainer YAML < extra YAML (``--demo``) < flags < opts.
+A layer is a list of entries; each entry is checked against the schema on its own, so a message can
+name the file and line it came from, and every value can name its origin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from yacs.config import CfgNode
+
+from fedvlm.config.keys import family_aliases, refused_keys
+from fedvlm.config.option import Schema, Value, nodes, shown
+from fedvlm.config.read import Entry, read_yaml
+from fedvlm.core.errors import ConfigError, did_you_mean
+
+DEFAULT = "default"
+
+
+def build_config(
+    dataset_yaml: Path | None,
+    trainer_yaml: Path | None,
+    flags: Mapping[str, Value],
+    opts: Sequence[str],
+    schema: Schema,
+    *,
+    extra_yamls: Sequence[Path] = (),
+    flag_names: Mapping[str, str] | None = None,
+) -> tuple[CfgNode, dict[str, str]]:
+    """Merge all layers into one frozen config.
+
+    Args:
+        dataset_yaml, trainer_yaml: files, or None.
+        flags: config key to value, as the user typed it.
+        opts: ``["OPTIM.LR", "0.1", ...]``, CoOp's trailing pairs.
+        schema: every key there is, the trainer's own included.
+        extra_yamls: more files, between trainer YAML and flags.
+        flag_names: config key to the flag's spelling, for messages and origins.
+
+    Returns:
+        The frozen tree, and for every key where its value comes from.
+
+    Raises:
+        ConfigError: one line per mistake, all of them.
+    """
+    merge = _Merge(schema)
+    dataset = merge.yaml(dataset_yaml)
+    trainer = merge.yaml(trainer_yaml)
+    merge.mistakes += _swapped(dataset_yaml, dataset, trainer_yaml, trainer)
+    layers = [dataset, trainer, *(merge.yaml(path) for path in extra_yamls)]
+    names = flag_names or {}
+    layers.append([Entry(k, v, f"flag {names.get(k, k)}") for k, v in flags.items()])
+    layers.append(merge.opts(opts))
+    for layer in layers:
+        merge.layer(layer)
+    if merge.mistakes:
+        raise ConfigError("\n".join(dict.fromkeys(merge.mistakes)))
+    return merge.tree(), merge.origins
+
+
+def unused_keys(origins: Mapping[str, str], schema: Schema) -> list[str]:
+    """Return the keys that somebody set and nothing reads (Dassl's own, kept so that they load)."""
+    return [k for k, where in origins.items() if where != DEFAULT and not schema[k].used]
+
+
+def flat(cfg: CfgNode, prefix: str = "") -> dict[str, Value]:
+    """Return the tree as ``{"FED.ROUNDS": 10, ...}``."""
+    found: dict[str, Value] = {}
+    for name, value in cfg.items():
+        if isinstance(value, CfgNode):
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found
+
+
+def config_lines(cfg: CfgNode, origins: Mapping[str, str], schema: Schema) -> list[str]:
+    """Return ``KEY value   (origin)`` per key, sorted; unused keys only where somebody set them."""
+    rows = []
+    for key, value in sorted(flat(cfg).items()):
+        option, where = schema.get(key), origins.get(key, DEFAULT)
+        unused = option is not None and not option.used
+        if not (unused and where == DEFAULT):
+            text = repr(value) if not isinstance(value, str) or _odd(value) else value
+            rows.append((f"{key} {text}", where + (", not used" if unused else "")))
+    width = max((len(left) for left, _ in rows if len(left) <= 60), default=0)
+    return [f"{left.ljust(width)}   ({where})" for left, where in rows]
+
+
+def _odd(text: str) -> bool:
+    """Whether text needs quotes to be read on one line."""
+    return not text or text != text.strip() or not text.isprintable()
+
+
+def yaml_keys(path: Path | None, schema: Schema) -> dict[str, Value]:
+    """Return the raw values of a YAML file by key, or nothing where it cannot be read.
+
+    For a look ahead (which trainer does a file name?); ``build_config`` reports the mistakes.
+    """
+    if path is None:
+        return {}
+    try:
+        entries, _ = read_yaml(path, nodes(schema))
+    except ConfigError:
+        return {}
+    return {e.key: e.value for e in entries}
+
+
+class _Merge:
+    """Values, origins and mistakes while layers go on top of each other."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self.aliases = {k: a for k, a in family_aliases().items() if k not in schema}
+        self.refused = {k: why for k, why in refused_keys().items() if k not in schema}
+        known = {*schema, *self.aliases, *self.refused}
+        self.inner = nodes(schema | dict.fromkeys(known, next(iter(schema.values()))))
+        self.values: dict[str, Value] = {k: o.default for k, o in schema.items()}
+        self.origins: dict[str, str] = dict.fromkeys(sorted(schema), DEFAULT)
+        self.mistakes: list[str] = []
+
+    def yaml(self, path: Path | None) -> list[Entry]:
+        """Return the entries of a file; its mistakes are noted."""
+        if path is None:
+            return []
+        try:
+            entries, mistakes = read_yaml(path, self.inner)
+        except ConfigError as error:
+            entries, mistakes = [], [str(error)]
+        self.mistakes += mistakes
+        return entries
+
+    def opts(self, opts: Sequence[str]) -> list[Entry]:
+        """Return trailing ``KEY VALUE`` pairs as entries."""
+        if len(opts) % 2:
+            self.mistakes.append(f"opts: '{opts[-1]}' has no value; opts are KEY VALUE pairs")
+        pairs = zip(opts[::2], opts[1::2], strict=False)
+        last = {key: Entry(key, value, "opts") for key, value in pairs}
+        return list(last.values())  # a key typed twice: the last one counts, as in yacs
+
+    def layer(self, entries: Iterable[Entry]) -> None:
+        """Put one layer on top."""
+        set_by: dict[str, tuple[Value, str]] = {}
+        for entry in entries:
+            target = self._one(entry)
+            if target is None:
+                continue
+            key, value, origin = target
+            if key in set_by and set_by[key][0] != value:
+                self.mistakes.append(
+                    f"{entry.where}: {entry.key} sets {key} to {shown(value)}, but "
+                    f"{set_by[key][1]} sets it to {shown(set_by[key][0])}; keep one"
+                )
+                continue
+            set_by[key] = (value, entry.where)
+            self.values[key], self.origins[key] = value, origin
+
+    def _one(self, entry: Entry) -> tuple[str, Value, str] | None:
+        """Return our key, its value and its origin; None where the entry sets nothing."""
+        key, where = entry.key, entry.where
+        if key in self.refused:
+            if entry.value not in (False, "False", "false"):
+                self.mistakes.append(f"{where}: {key} {self.refused[key]}")
+            return None
+        alias = self.aliases.get(key)
+        option = alias.option if alias else self.schema.get(key)
+        if option is None:
+            self.mistakes.append(f"{where}: unknown key '{key}'{self._near(key)}")
+            return None
+        origin = where.rpartition(":")[0] if where.rpartition(":")[2].isdigit() else where
+        try:
+            value = option.parse(entry.value)
+            if alias is None:
+                return key, value, origin
+            value = alias.convert(value)
+            if value is None:
+                return None
+            return alias.target, self.schema[alias.target].parse(value), f"{origin}, as {key}"
+        except ValueError as error:
+            self.mistakes.append(f"{where}: {key} {error}")
+            return None
+
+    def _near(self, key: str) -> str:
+        """Suggest within the section first: a slip in the last word is the usual mistake."""
+        known = [*self.schema, *self.aliases, *self.refused]
+        if key in self.inner:
+            return f" (a section: set one of its keys, {key}.*)"
+        section = key.rpartition(".")[0]
+        beside = [k for k in known if section and k.rpartition(".")[0] == section]
+        last = {k.rpartition(".")[2]: k for k in beside}
+        near = did_you_mean(key.rpartition(".")[2], last)
+        for name, whole in last.items():
+            if near == f"; did you mean '{name}'?":
+                return f"; did you mean '{whole}'?"
+        return did_you_mean(key, [*known, *self.inner])
+
+    def tree(self) -> CfgNode:
+        """Return the frozen yacs tree."""
+        root = CfgNode()
+        for key in sorted(self.values):
+            *path, name = key.split(".")
+            node = root
+            for part in path:
+                node = node.setdefault(part, CfgNode())
+            node[name] = self.values[key]
+        root.freeze()
+        return root
+
+
+def _swapped(
+    dataset_yaml: Path | None,
+    dataset: Sequence[Entry],
+    trainer_yaml: Path | None,
+    trainer: Sequence[Entry],
+) -> list[str]:
+    """Return a sentence where a trainer's file is given as the dataset's, or the reverse."""
+    names_data = any(e.key == "DATASET.NAME" for e in trainer)
+    lacks_data = bool(dataset) and not any(e.key.startswith("DATASET.") for e in dataset)
+    if names_data and lacks_data:
+        return [f"{dataset_yaml} and {trainer_yaml}: dataset and trainer config are swapped"]
+    if names_data:
+        return [
+            f"{trainer_yaml}: is a dataset config (it sets DATASET.NAME); "
+            "give it with --dataset-config-file"
+        ]
+    if lacks_data and any(e.key.startswith(("TRAINER.", "OPTIM.")) for e in dataset):
+        return [
+            f"{dataset_yaml}: is a trainer config (it sets no DATASET key); "
+            "give it with --trainer-config-file"
+        ]
+    return []

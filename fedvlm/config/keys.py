@@ -1,0 +1,327 @@
+"""Our config keys: those Dassl lacks, and Dassl's own where our default or range differs.
+
+Also the spellings of the federated CoOp family (``DATASET.USERS``), each mapped to our key.
+
+
+Config keys of the data: which set, which images of it, and who holds what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fedvlm.config.option import Option, Schema, Value
+
+PARTITIONS = (
+    "iid", "disjoint", "n_classes", "dirichlet", "superclass_dirichlet", "quantity", "domain",
+    "domain_dirichlet",
+)  # fmt: skip
+PARTITION_ALIASES = {
+    "pathological": "disjoint",
+    "disjoint-classes": "disjoint",
+    "homo": "iid",
+    "homogeneous": "iid",
+    "noniid-labeldir": "dirichlet",
+    "labeldir": "dirichlet",
+    "dir": "dirichlet",
+    "noniid-labeldir100": "superclass_dirichlet",
+    "noniid-labeluni": "n_classes",
+    "quantity-skew": "quantity",
+    "by-domain": "domain",
+    "domains": "domain",
+    "domain-dir": "domain_dirichlet",
+    "domain-label-dir": "domain_dirichlet",
+}
+
+
+def data_options() -> Schema:
+    """Return the keys of the data set, the images' views and the partition."""
+    return _dataset() | _partition()
+
+
+def _dataset() -> Schema:
+    return {
+        "DATASET.ROOT": Option("", "folder that holds the datasets' folders (CoOp's $DATA)"),
+        "DATASET.NAME": Option("", "dataset"),
+        "DATASET.DIR": Option("", "the dataset's folder below ROOT"),
+        "DATASET.IMAGE_DIR": Option("", "folder of the images below DIR"),
+        "DATASET.SPLIT_FILE": Option("", "split_zhou_*.json or a CSV table, below DIR"),
+        "DATASET.FORMAT": Option(
+            "",
+            "layout on disk; '' is the set's own",
+            choices=("", "coop", "csv", "folders", "domains", "cifar"),
+        ),
+        "DATASET.TEMPLATE": Option("", "prompt with {} for the class name; '' is the set's own"),
+        "DATASET.NUM_SHOTS": Option(
+            16, "training images per class; -1 takes all (Dassl: -1)", low=-1, never=(0,)
+        ),
+        "DATASET.VAL_SHOTS": Option(
+            -1, "validation images per class; -1 is CoOp's rule, min(shots, 4)", low=-1
+        ),
+        "DATASET.FEWSHOT_FILE": Option(
+            "", "CoOp's few-shot pickle or a JSON list below DIR, instead of drawing the shots"
+        ),
+        "DATASET.SUBSAMPLE_CLASSES": Option(
+            "all",
+            "classes that the clients hold (FedTV's code: base)",
+            choices=("all", "base", "new"),
+        ),
+        "DATASET.TEST_NEW": Option(True, "with base classes, also test on the new ones"),
+        "DATASET.ON_CORRUPT": Option(
+            "skip", "an unreadable image: skip and count it, or stop", choices=("skip", "refuse")
+        ),
+        "INPUT.VIEWS": Option(
+            1,
+            "views per image: 1 is one deterministic view, n > 1 that many augmented ones, "
+            "0 a fresh one per local epoch of the whole run (the papers')",
+            low=0,
+        ),
+        "INPUT.RRCROP_SCALE": Option(
+            (0.08, 1.0),
+            "smallest and largest area share of the random resized crop",
+            low=0,
+            low_open=True,
+            high=1,
+            length=2,
+        ),
+    }
+
+
+def _partition() -> Schema:
+    return {
+        "FED.PARTITION": Option(
+            "disjoint",
+            "how classes and images are shared out",
+            choices=PARTITIONS,
+            aliases=PARTITION_ALIASES,
+        ),
+        "FED.BETA": Option(
+            0.3, "concentration of the Dirichlet (kinds with dirichlet, quantity)",
+            low=0, low_open=True,
+        ),
+        "FED.BETA_FINE": Option(
+            10.0, "superclass_dirichlet: concentration over the classes of a superclass",
+            low=0, low_open=True,
+        ),
+        "FED.CLASSES_PER_CLIENT": Option(2, "n_classes: classes that each client holds", low=1),
+        "FED.HELD_OUT_DOMAIN": Option(
+            "", "leave one domain out: no client holds it, `unseen` is the accuracy on it"
+        ),
+        "FED.MIN_SIZE": Option(
+            2, "fewest training images of a client (Dirichlet kinds and quantity)", low=1
+        ),
+        "FED.REPEAT_RATE": Option(
+            0.0, "share of classes that all disjoint clients hold", low=0, high=1
+        ),
+        "FED.INDEX_FILE": Option("", "index file with a split to use instead of drawing one"),
+        "FED.LEGACY": Option(False, "the family's own class map (random.seed(2023))"),
+    }
+
+
+def our_options() -> Schema:
+    """Return all keys that this project reads, except the trainers' own."""
+    return _job() | data_options() | _federation() | _model() | _peft() | _optim() | _test()
+
+
+def _job() -> Schema:
+    return {
+        "SEED": Option(1, "seed of initial tensors, batches and client sampling", low=0),
+        "DATA_SEED": Option(1, "seed of the partition, the shots and the views", low=0),
+        "SINKS": Option(
+            (), "also send every round's numbers to: tensorboard, wandb (if installed)"
+        ),
+        "OUTPUT_DIR": Option("output", "folder that holds all run folders"),
+        "RESUME": Option("", "run folder to go on with; the same command again resumes by itself"),
+        "CACHE_DIR": Option("", "folder of caches; '' is $FEDVLM_CACHE, else ~/.cache"),
+        "TAG": Option("", "a word of yours that becomes part of the run folder's name"),
+        "DEVICE": Option(
+            "auto",
+            "auto takes a CUDA device, else mps, else the CPU",
+            pattern=r"auto|cpu|mps|cuda(:\d+)?",
+            pattern_help="auto, cpu, cuda, cuda:N or mps",
+        ),
+        "TRAINER.NAME": Option("FedTV", "method: a name of `fedvlm list` or ./file.py:Class"),
+    }
+
+
+def _federation() -> Schema:
+    return {
+        "FED.ROUNDS": Option(10, "communication rounds", low=1, high=1_000_000),
+        "FED.CLIENTS": Option(10, "clients", low=1),
+        "FED.FRAC": Option(1.0, "share of clients per round", low=0, low_open=True, high=1),
+        "FED.FIRST_ROUND_ALL": Option(True, "all clients work in round 1, whatever FRAC says"),
+        "FED.LOCAL_EPOCHS": Option(2, "epochs a client trains per round", low=1, high=100_000),
+        "FED.NONFINITE": Option(
+            "abort",
+            "a NaN or Inf update: stop the run, or drop that client for the round",
+            choices=("abort", "drop"),
+        ),
+        "FED.CHUNK": Option(0, "clients computed at once; 0 is by memory", low=0),
+        "FED.PLAIN": Option(False, "plain path: no cache, no packing, client by client"),
+        "FED.FINETUNE_EPOCHS": Option(
+            -1,
+            "epochs that every client fine-tunes a copy of its model after the last round, without "
+            "upload; 0 is none, -1 the method's own",
+            low=-1,
+        ),
+        "FED.FINETUNE_TRAIN": Option(
+            "own",
+            "what the final fine-tuning trains: the method's own choice, all tensors, a group, or "
+            "a side of the model",
+            choices=("own", "all", "shared", "personal", "body", "head"),
+        ),
+        "FED.FINETUNE_LR": Option(0.0, "its constant rate; 0 is the method's, or OPTIM.LR", low=0),
+        "FED.BUDGET": Option(
+            "rounds",
+            "what a fair comparison holds equal: rounds, or FedAvg's local gradients or "
+            "samples (a method that spends more per round gets fewer of the FED.ROUNDS)",
+            choices=("rounds", "steps", "samples"),
+        ),
+    }
+
+
+def _model() -> Schema:
+    return {
+        "MODEL.BACKBONE.NAME": Option(
+            "ViT-B/16", "CoOp's name, an open_clip name, a folder, or tiny (embedded)"
+        ),
+        "MODEL.BACKBONE.PRETRAINED": Option(True, "False starts from random weights"),
+        "MODEL.INIT_WEIGHTS": Option(
+            "", "tag, file or local-dir:FOLDER; '' is openai for OpenAI's CLIP names"
+        ),
+        "MODEL.LOADER": Option(
+            "open_clip",
+            "library that builds the towers; timm and transformers-vit bring a supervised ViT "
+            "without text tower (--peft head)",
+            choices=("open_clip", "transformers", "timm", "transformers-vit"),
+        ),
+        "MODEL.PREC": Option(
+            "fp32",
+            "precision of the frozen towers; fp64 holds for the trainables too",
+            choices=("fp32", "bf16", "fp64"),
+        ),
+        "DATALOADER.TRAIN_X.BATCH_SIZE": Option(32, "training batch; no batch is dropped", low=1),
+        "DATALOADER.TEST.BATCH_SIZE": Option(100, "test batch (Dassl: 32)", low=1),
+        "DATALOADER.NUM_WORKERS": Option(
+            0, "threads that decode images, 0 is one per core (Dassl: 4)", low=0, high=1024
+        ),
+    }
+
+
+def _peft() -> Schema:
+    return {
+        "PEFT.TEXT": Option(
+            "prompt", "trained on the text side: nothing, a prompt, or LoRA inside the tower",
+            choices=("none", "prompt", "lora"),
+        ),
+        "PEFT.VISUAL": Option(
+            "none", "trained on the image side: nothing, an adapter on the feature, or LoRA or "
+            "two adapters in each block of the tower",
+            choices=("none", "feature", "lora", "adapter"),
+        ),
+        "PEFT.HEAD": Option(
+            "text", "classifier: text features, or linear rows that start as text features",
+            choices=("text", "linear"),
+        ),
+        "PEFT.N_CTX": Option(16, "context tokens of a prompt", low=1),
+        "PEFT.WIDTH": Option(32, "hidden width of the adapters", low=1),
+        "PEFT.RANK": Option(8, "LoRA's rank", low=1),
+        "PEFT.ALPHA": Option(16.0, "LoRA's alpha; its update counts alpha / rank", low=0),
+        "PEFT.TARGETS": Option("q,v", "layers that LoRA changes, of q,k,v,o,mlp"),
+        "PEFT.BLOCKS": Option(
+            0, "last blocks of a tower that LoRA or adapters change; 0 takes all", low=0
+        ),
+        "PEFT.LORA_AVG": Option(
+            "factors", "average of LoRA: both factors, B only with A frozen, or the product",
+            choices=("factors", "freeze_a", "product_svd"),
+        ),
+    }
+
+
+def _optim() -> Schema:
+    return {
+        "OPTIM.NAME": Option("sgd", "optimiser (Dassl: adam)", choices=("sgd", "adam", "adamw")),
+        "OPTIM.LR": Option(
+            0.005, "learning rate (Dassl: 3e-4)", low=0, low_open=True, high=1e6
+        ),
+        "OPTIM.MOMENTUM": Option(0.9, "SGD's momentum", low=0, high=1, high_open=True),
+        "OPTIM.WEIGHT_DECAY": Option(5e-4, "L2 penalty; decoupled in adamw", low=0),
+        "OPTIM.SGD_DAMPNING": Option(0.0, "SGD's dampening (Dassl's spelling)", low=0, high=1),
+        "OPTIM.SGD_NESTEROV": Option(False, "Nesterov momentum"),
+        "OPTIM.ADAM_BETA1": Option(0.9, "Adam's first decay", low=0, high=1, high_open=True),
+        "OPTIM.ADAM_BETA2": Option(0.999, "Adam's second decay", low=0, high=1, high_open=True),
+        "OPTIM.LR_SCHEDULER": Option(
+            "constant",
+            "learning rate over the clock (Dassl: single_step)",
+            choices=("constant", "single_step", "multi_step", "cosine"),
+        ),
+        "OPTIM.CLOCK": Option(
+            "run",
+            "the schedule's clock: local epochs of the whole run, or of each round (legacy)",
+            choices=("run", "round"),
+            aliases={"legacy": "round"},
+        ),
+        "OPTIM.STEPSIZE": Option((-1,), "epochs of the steps; -1 is the clock's length"),
+        "OPTIM.GAMMA": Option(0.1, "factor of each step", low=0),
+        "OPTIM.WARMUP_EPOCH": Option(-1, "warm-up epochs; -1 is none", low=-1),
+        "OPTIM.WARMUP_TYPE": Option("linear", "warm-up", choices=("linear", "constant")),
+        "OPTIM.WARMUP_CONS_LR": Option(1e-5, "rate of a constant warm-up", low=0),
+        "OPTIM.WARMUP_MIN_LR": Option(1e-5, "first rate of a linear warm-up", low=0),
+    }
+
+
+def _test() -> Schema:
+    return {
+        "TEST.EVAL_EVERY": Option(1, "rounds between evaluations; the last is always one", low=1),
+        "TEST.TARGETS": Option(
+            (), "cross-dataset transfer: names of datasets whose test images the global model "
+            "also classifies, by their own class names",
+        ),
+        "TEST.KEEP_LOGITS": Option(False, "keep the last round's logits per sample"),
+        "TEST.SELECT": Option(
+            "last", "headline round: the last, or the best on validation", choices=("last", "val")
+        ),
+    }
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A foreign key: its own type and the one of our keys that it sets.
+
+    Attributes:
+        option: what the foreign key may hold.
+        target: our key.
+        convert: foreign value to ours; ``None`` means that the value sets nothing.
+    """
+
+    option: Option
+    target: str
+    convert: Callable[[Value], Value] = lambda value: value
+
+
+def family_aliases() -> dict[str, Alias]:
+    """Return the federated CoOp family's keys (``dassl_coop.md`` 1.1) and Dassl's twins of ours."""
+    number, share = Option(1, "count"), Option(0.3, "share")
+    text, flag = Option("", "name"), Option(False, "switch")
+    models = {"last_step": "last", "best_val": "val"}
+    final_model = Option("last_step", "model tested at the end", choices=tuple(models))
+    return {
+        "DATASET.USERS": Alias(number, "FED.CLIENTS"),
+        "DATASET.PARTITION": Alias(text, "FED.PARTITION"),
+        "DATASET.BETA": Alias(share, "FED.BETA"),
+        "DATASET.REPEATRATE": Alias(share, "FED.REPEAT_RATE"),
+        "DATASET.IID": Alias(flag, "FED.PARTITION", lambda iid: "iid" if iid else None),
+        "DATASET.USEALL": Alias(flag, "DATASET.NUM_SHOTS", lambda every: -1 if every else None),
+        "OPTIM.ROUND": Alias(number, "FED.ROUNDS"),
+        "OPTIM.MAX_EPOCH": Alias(number, "FED.LOCAL_EPOCHS"),
+        "USE_CUDA": Alias(flag, "DEVICE", lambda cuda: None if cuda else "cpu"),
+        "TEST.FINAL_MODEL": Alias(final_model, "TEST.SELECT", models.__getitem__),
+    }
+
+
+def refused_keys() -> dict[str, str]:
+    """Return foreign switches that may only be off, and what to say when they are on."""
+    return {
+        "DATASET.IMBALANCE_TRAIN": "is not supported; FED.PARTITION dirichlet gives unequal shares",
+        "DATASET.SPLIT_CLIENT": "is not supported; FED.PARTITION domain gives clients per domain",
+    }

@@ -1,0 +1,215 @@
+"""The schema: a flat dict ``"FED.ROUNDS" -> Option`` that knows type, range and help of every key.
+
+Dassl's tree (``config_dassl``) and ours (``config_ours``) are tables of such options; a trainer
+adds ``TRAINER.<NAME>.*`` with ``declare``.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedvlm.core.errors import ConfigError, did_you_mean, fold
+
+Value = Any  # bool, int, float, str, or a tuple or list of those: what yacs holds
+Schema = dict[str, "Option"]
+
+_WANTED = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    tuple: "a list such as (1, 2)",
+    list: "a list such as [1, 2]",
+}
+_NO_ALIASES: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One key of the config: default, help and what it may hold.
+
+    The default's type is the key's type. ``int`` is accepted where ``float`` is asked (yacs is
+    stricter), a list where a tuple is asked and the reverse, ``a,b`` where a list of names is (a
+    tuple whose default is empty); nothing else is converted.
+
+    Attributes:
+        default: value when nobody sets the key.
+        help: one sentence for ``fedvlm config``.
+        choices: the only values allowed (text is compared ignoring case, dash and underscore).
+        low, high: bounds, inclusive unless ``low_open`` / ``high_open``; of a list, each element's.
+        never: single values inside the bounds that make no sense.
+        length: number of elements of a list; 0 is any.
+        pattern: regex that text must match in full, with ``pattern_help`` saying it in words.
+        aliases: other spellings of choices, ``{"pathological": "disjoint"}``.
+        used: False where nothing reads the key; it exists so that Dassl's YAML files load.
+    """
+
+    default: Value
+    help: str
+    choices: tuple[Value, ...] | None = field(default=None, kw_only=True)
+    low: float | None = field(default=None, kw_only=True)
+    high: float | None = field(default=None, kw_only=True)
+    low_open: bool = field(default=False, kw_only=True)
+    high_open: bool = field(default=False, kw_only=True)
+    never: tuple[Value, ...] = field(default=(), kw_only=True)
+    length: int = field(default=0, kw_only=True)
+    pattern: str = field(default="", kw_only=True)
+    pattern_help: str = field(default="", kw_only=True)
+    aliases: Mapping[str, str] = field(default_factory=lambda: _NO_ALIASES, kw_only=True)
+    used: bool = field(default=True, kw_only=True)
+
+    @property
+    def kind(self) -> type:
+        """Type of the value."""
+        return type(self.default)
+
+    def parse(self, raw: Value) -> Value:
+        """Return ``raw`` (a YAML value or a word of the command line) as this option's value.
+
+        Raises:
+            ValueError: what is wrong, as the end of a sentence that begins with the key.
+        """
+        value = self._choose(self._coerce(self._decode(raw)))
+        self._check_range(value)
+        return value
+
+    def _decode(self, raw: Value) -> Value:
+        """Text is read as yacs reads it: a Python literal where it is one (``1e-5``, tuples)."""
+        if not isinstance(raw, str) or self.kind is str:
+            return raw  # text stays as it was typed, whatever it looks like
+        if self.kind is tuple and not self.default and raw.strip()[:1] not in ("(", "["):
+            return tuple(word.strip() for word in raw.split(",") if word.strip())  # names
+        if self.kind is bool and raw.lower() in ("true", "false"):
+            return raw.lower() == "true"
+        return literal(raw)
+
+    def _coerce(self, value: Value) -> Value:
+        kind: type[Value] = self.kind
+        if kind is float and type(value) is int:
+            value = _float(value)
+        elif kind in (tuple, list) and isinstance(value, (tuple, list)):
+            return kind(self._item(v, value) for v in value)
+        if type(value) is not kind:
+            raise ValueError(f"wants {_WANTED[kind]}, got {shown(value)} ({type(value).__name__})")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"wants a finite number, got {value}")
+        return value
+
+    def _item(self, value: Value, whole: Value) -> Value:
+        """Check one element of a list against the first element of the default."""
+        kinds = {type(v) for v in self.default} or {bool, int, float, str}
+        if kinds == {float} and type(value) is int:
+            value = _float(value)
+        if type(value) not in kinds:
+            wanted = " or ".join(sorted(k.__name__ for k in kinds))
+            raise ValueError(f"wants a list of {wanted}, got {shown(whole)}")
+        return value
+
+    def _choose(self, value: Value) -> Value:
+        if isinstance(value, str):
+            value = next((to for a, to in self.aliases.items() if fold(a) == fold(value)), value)
+            if self.pattern and not re.fullmatch(self.pattern, value):
+                raise ValueError(f"must be {self.pattern_help or self.pattern}, got '{value}'")
+        if self.choices is None:
+            return value
+        for choice in self.choices:
+            if value == choice or (isinstance(value, str) and fold(value) == fold(str(choice))):
+                return choice
+        names = [str(c) or "''" for c in self.choices]
+        raise ValueError(
+            f"must be one of {', '.join(names)}; got {shown(value)}"
+            f"{did_you_mean(str(value), [*names, *self.aliases])}"
+        )
+
+    def _check_range(self, value: Value) -> None:
+        items = value if self.kind in (tuple, list) else [value]
+        if any(isinstance(v, (int, float)) and self._outside(v) for v in items):
+            raise ValueError(f"must be {self.limits()}, got {shown(value)}")
+        if self.length and len(items) != self.length:
+            raise ValueError(f"wants {self.length} numbers, got {shown(value)}")
+
+    def _outside(self, value: float) -> bool:
+        too_low = self.low is not None and (
+            value < self.low or (self.low_open and value == self.low)
+        )
+        too_high = self.high is not None and (
+            value > self.high or (self.high_open and value == self.high)
+        )
+        return too_low or too_high or value in self.never
+
+    def limits(self) -> str:
+        """Return the bounds in words: ``above 0 and at most 1``; empty without bounds."""
+        parts = []
+        if self.low is not None:
+            parts.append(f"{'above' if self.low_open else 'at least'} {_plain(self.low)}")
+        if self.high is not None:
+            parts.append(f"{'below' if self.high_open else 'at most'} {_plain(self.high)}")
+        parts += [f"not {v}" for v in self.never]
+        return " and ".join(parts)
+
+
+def _plain(bound: float) -> str:
+    return f"{bound:.0f}" if float(bound).is_integer() and abs(bound) < 1e9 else f"{bound:g}"
+
+
+def _float(value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError("wants a finite number, got a whole number too large for one") from None
+
+
+def literal(text: str) -> Value:
+    """Return the Python literal in ``text``, or ``text`` itself where it is none (never code)."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text
+
+
+def shown(value: Value) -> str:
+    """Return a short ``repr`` for messages; long or deeply nested values are cut."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 60
+    return short.repr(value)
+
+
+def default_schema() -> Schema:
+    """Return a new schema with Dassl's keys and ours, without any trainer of this project."""
+    from fedvlm.config.dassl import dassl_options
+    from fedvlm.config.keys import our_options
+
+    return dassl_options() | our_options()
+
+
+def declare(schema: Schema, prefix: str, options: Mapping[str, Option]) -> Schema:
+    """Return ``schema`` with ``options`` under ``prefix`` (``"TRAINER.FEDTV"``).
+
+    A trainer's own node replaces a node of the same name that was there for foreign YAML files.
+
+    Raises:
+        ConfigError: an option's default breaks its own rule (a mistake in the trainer's file).
+    """
+    kept = {k: o for k, o in schema.items() if not k.startswith(prefix + ".")}
+    for name, option in options.items():
+        try:
+            option.parse(option.default)
+        except ValueError as error:
+            raise ConfigError(f"{prefix}.{name}: its default {error}") from None
+        kept[f"{prefix}.{name}"] = option
+    return kept
+
+
+def nodes(schema: Schema) -> set[str]:
+    """Return the dotted names of all inner nodes: ``{"FED", "DATALOADER", "DATALOADER.TEST"}``."""
+    found = set()
+    for key in schema:
+        parts = key.split(".")
+        found |= {".".join(parts[:i]) for i in range(1, len(parts))}
+    return found

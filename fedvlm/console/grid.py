@@ -1,0 +1,210 @@
+"""The matrix of a sweep: methods by data sets, live on a terminal, plain lines elsewhere.
+
+A cell shows finished runs of all, the mean of the headline number, ``*`` while one is running and
+``!`` where one has failed.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TextIO
+
+from fedvlm.console.rows import number, one_line
+from fedvlm.console.screen import wants_live
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+_PER_SECOND = 4
+
+
+@dataclass
+class GridCell:
+    """One row and column: all its seeds.
+
+    Attributes:
+        total: runs; ``done``, ``failed`` and ``running`` of them.
+        values: headline numbers of the finished ones, percent.
+    """
+
+    total: int = 0
+    done: int = 0
+    failed: int = 0
+    running: int = 0
+    values: list[float] = field(default_factory=list)
+
+    def text(self, value: bool = True) -> str:
+        """Return ``2/3*! 81.4``."""
+        marks = "*" * bool(self.running) + "!" * bool(self.failed)
+        known = [v for v in self.values if math.isfinite(v)]
+        mean = f" {number(sum(known) / len(known))}" if known and value else ""
+        return f"{self.done}/{self.total}{marks}{mean}"
+
+    def plus(self, other: GridCell) -> GridCell:
+        """Return both together, without values: they are of different data sets."""
+        return GridCell(
+            self.total + other.total, self.done + other.done, self.failed + other.failed,
+            self.running + other.running,
+        )
+
+
+Cells = Mapping[tuple[str, str], GridCell]
+
+
+class Grid:
+    """The screen of a sweep.
+
+    Args:
+        title: first line.
+        cells: (row, column) -> cell; changed by the caller, read at every drawing.
+        seconds_left: asked at every drawing; (seconds, number of cells that cannot be judged).
+        stream: stdout by default.
+        live: None asks the stream.
+    """
+
+    def __init__(
+        self, title: str, cells: Cells, seconds_left: Callable[[], tuple[float, int]],
+        stream: TextIO | None = None, live: bool | None = None,
+    ) -> None:
+        """Keep the arguments; the screen is taken by ``start``."""
+        self.title, self.cells, self.seconds_left = title, cells, seconds_left
+        self.stream = sys.stdout if stream is None else stream
+        self.live = wants_live(self.stream) if live is None else live
+        self.began = time.monotonic()
+        self._screen: object | None = None
+
+    def start(self) -> None:
+        """Take the screen (a terminal only); redrawn at most four times a second."""
+        if not self.live:
+            return
+        from typing import cast
+
+        from rich.console import Console as RichConsole
+        from rich.live import Live
+
+        from fedvlm.console.live import QuietStream
+
+        rich = RichConsole(
+            file=cast(TextIO, QuietStream(self.stream)), highlight=False, force_terminal=True
+        )
+        self._screen = Live(
+            get_renderable=lambda: self.table(rich.width), console=rich,
+            refresh_per_second=_PER_SECOND, redirect_stdout=False, redirect_stderr=False,
+        )
+        self._screen.start()
+
+    def finish(self) -> None:
+        """Draw once more and free the screen; twice is harmless."""
+        from rich.live import Live
+
+        screen, self._screen = self._screen, None
+        if isinstance(screen, Live):
+            screen.stop()
+
+    def say(self, line: str, *, always: bool = False) -> None:
+        """Show a line: above the matrix, or, with plain lines, by itself.
+
+        Args:
+            always: also where the matrix is shown and says the same.
+        """
+        from rich.live import Live
+
+        from fedvlm.console.screen import say
+
+        if isinstance(self._screen, Live):
+            if always:
+                self._screen.console.print(one_line(line), markup=False)
+        else:
+            try:
+                say(one_line(line), stream=self.stream)
+            except (OSError, ValueError):  # the reader has gone: the sweep goes on without a screen
+                self.stream = None  # type: ignore[assignment]
+
+    def foot(self) -> str:
+        """Return ``12/132 done, 1 failed, 2 running  0:02:10 elapsed  about 0:20:00 left``."""
+        whole = GridCell()
+        for cell in list(self.cells.values()):
+            whole = whole.plus(cell)
+        parts = [f"{whole.done}/{whole.total} done"]
+        parts += [f"{whole.failed} failed"] if whole.failed else []
+        parts += [f"{whole.running} running"] if whole.running else []
+        seconds, unknown = self.seconds_left()
+        left = f"about {clock(seconds)} left" if seconds else ""
+        if unknown:
+            left += f"{' and ' if left else ''}{unknown} cells of unknown length"
+        spent = f"{clock(time.monotonic() - self.began)} elapsed"
+        return "  ".join([", ".join(parts), spent, *([left] if left else [])])
+
+    def table(self, width: int) -> Table:
+        """Return the matrix as it fits ``width`` columns of a terminal.
+
+        Where it does not fit, the numbers go first, then the columns that are quiet, summed up in
+        one.
+        """
+        from rich.table import Table
+        from rich.text import Text
+
+        rows = list(dict.fromkeys(row for row, _ in self.cells))
+        columns, value, rest = self._columns(rows, width)
+        table = Table(title=Text(one_line(self.title)), caption=Text(self.foot()), expand=False)
+        table.add_column("method", overflow="ellipsis", no_wrap=True)
+        for name in columns:
+            table.add_column(one_line(name), justify="right", no_wrap=True)
+        if rest:
+            table.add_column(f"{len(rest)} more", justify="right", no_wrap=True)
+        for row in rows:
+            shown = [self._cell(row, column) for column in columns]
+            texts = [_styled(cell, cell.text(value)) for cell in shown]
+            if rest:
+                whole = GridCell()
+                for column in rest:
+                    whole = whole.plus(self._cell(row, column))
+                texts.append(_styled(whole, whole.text(False)))
+            table.add_row(one_line(row), *texts)
+        return table
+
+    def _cell(self, row: str, column: str) -> GridCell:
+        return self.cells.get((row, column), GridCell())
+
+    def _columns(self, rows: Sequence[str], width: int) -> tuple[list[str], bool, list[str]]:
+        """Return (columns shown, with numbers or without, columns summed up)."""
+        names = list(dict.fromkeys(column for _, column in self.cells))
+        room = width - max([len(r) for r in rows] + [6]) - 4
+
+        def needs(name: str, value: bool) -> int:
+            texts = [self._cell(row, name).text(value) for row in rows]
+            usual = len("3/3* 81.4") if value else len("3/3*")
+            return max(len(name), usual, *(len(t) for t in texts)) + 3
+
+        for value in (True, False):
+            if sum(needs(n, value) for n in names) <= room:
+                return names, value, []
+        quiet = [n for n in names if not any(self._cell(r, n).running for r in rows)]
+        shown, summed = list(names), list[str]()
+        for name in reversed(quiet):
+            if sum(needs(n, False) for n in shown) + 12 <= room or len(shown) == 1:
+                break
+            shown.remove(name)
+            summed.insert(0, name)
+        return shown, False, summed
+
+
+def _styled(cell: GridCell, text: str) -> Text:
+    from rich.text import Text
+
+    if not cell.total:
+        return Text("-", "dim")
+    style = "bold red" if cell.failed else "cyan" if cell.running else ""
+    return Text(text, style or ("green" if cell.done == cell.total else "dim"))
+
+
+def clock(seconds: float) -> str:
+    """Return ``1:02:03`` or ``2:03``."""
+    minutes, rest = divmod(round(max(seconds, 0.0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

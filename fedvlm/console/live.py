@@ -1,0 +1,172 @@
+"""The live per-client table (rich): at most four updates a second, whatever the rounds do."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TextIO, cast
+
+from rich.console import Console as RichConsole
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from fedvlm.console.rows import RoundRow, chosen, human_bytes, number, spark
+
+_PER_SECOND = 4
+_STYLES = {"training": "cyan", "dropped": "yellow", "NaN": "bold red", "absent": "dim"}
+
+
+def columns(width: int) -> list[str]:
+    """Return the table's columns that fit a terminal of ``width``; what is known least goes."""
+    names = ["client", "n", "loss", "accuracy", "change", "history", "state"]
+    for name, needs in (("history", 74), ("n", 59), ("change", 51)):
+        if width < needs:
+            names.remove(name)
+    return names
+
+
+class QuietStream(io.TextIOBase):
+    """A stream for rich's refresh thread that forgets what a closed pipe refuses."""
+
+    def __init__(self, stream: TextIO) -> None:
+        """Wrap ``stream``."""
+        self.stream, self.broken = stream, False
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The wrapped stream's encoding."""
+        return getattr(self.stream, "encoding", None) or "ascii"
+
+    def fileno(self) -> int:
+        """The wrapped stream's descriptor: rich asks it for the terminal's size."""
+        return self.stream.fileno()
+
+    def isatty(self) -> bool:
+        """It stands for a terminal."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Write, unless the reader has gone."""
+        if not self.broken:
+            try:
+                self.stream.write(text)
+            except (OSError, ValueError):
+                self.broken = True
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, unless the reader has gone."""
+        if not self.broken:
+            try:
+                self.stream.flush()
+            except (OSError, ValueError):
+                self.broken = True
+
+
+class LiveTable:
+    """One row per client; ``Console`` feeds it. ``start`` takes the screen, ``stop`` frees it.
+
+    Args:
+        stream: the terminal. ``NO_COLOR`` is honoured by rich.
+        total: rounds to come.
+        title: first line above the table.
+    """
+
+    def __init__(self, stream: TextIO, total: int, title: str) -> None:
+        """Prepare; nothing is drawn before ``start``."""
+        self.stream = QuietStream(stream)
+        self.rich = RichConsole(
+            file=cast(TextIO, self.stream), highlight=False, force_terminal=True
+        )
+        self.total, self.title = total, title
+        self.row: RoundRow | None = None
+        self.history: dict[int, list[float]] = defaultdict(list)
+        self.working: frozenset[int] = frozenset()
+        self.round = 0
+        self.spent: list[float] = []
+        self.sent = 0
+        self.began = time.monotonic()
+        self.live = Live(
+            get_renderable=self.table, console=self.rich, refresh_per_second=_PER_SECOND,
+            redirect_stdout=False, redirect_stderr=False,
+        )  # fmt: skip
+
+    def start(self) -> None:
+        """Take the screen; the refresh thread redraws at most four times a second."""
+        self.live.start()
+
+    def stop(self) -> None:
+        """Draw once more and free the screen."""
+        self.live.stop()
+
+    def say(self, lines: Sequence[str]) -> None:
+        """Print lines above the table."""
+        for line in lines:
+            self.rich.print(line, markup=False)
+
+    def round_started(self, round_: int, cids: Sequence[int]) -> None:
+        """Mark the clients that work now."""
+        self.round, self.working = round_, frozenset(cids)
+
+    def round_finished(self, row: RoundRow) -> None:
+        """Take the results of a round."""
+        for client in row.clients:
+            if client.accuracy is not None:
+                self.history[client.cid].append(client.accuracy)
+        self.row, self.working, self.round = row, frozenset(), row.round
+        self.sent += row.bytes
+        if row.round:
+            self.spent.append(row.seconds)
+
+    def table(self) -> Table:
+        """Return the table as it stands; called by the refresh thread."""
+        row, ascii_only = self.row, not str(self.rich.encoding).lower().startswith("utf")
+        table = Table(title=Text(self._head()), caption=Text(self._foot(row)), expand=False)
+        shown = columns(self.rich.width)
+        for name in shown:
+            left = name in ("history", "state")
+            table.add_column(name, justify="left" if left else "right", no_wrap=True)
+        rows, middle = chosen(row.clients) if row else ([], None)
+        for client in rows:
+            past = list(self.history[client.cid])
+            state = "training" if client.cid in self.working else client.state
+            cells: dict[str, str | Text] = {
+                "client": str(client.cid), "n": str(client.n), "loss": number(client.loss, 3),
+                "accuracy": number(client.accuracy), "history": spark(past, ascii_only=ascii_only),
+                "change": f"{past[-1] - past[-2]:+.1f}" if len(past) > 1 else "-",
+                "state": Text(state, _STYLES.get(state, "")),
+            }  # fmt: skip
+            table.add_row(*(cells[name] for name in shown))
+        if middle is not None:
+            last = {
+                "client": "median", "accuracy": number(middle), "state": f"of {len(self.history)}",
+            }
+            table.add_row(*(last.get(name, "") for name in shown))
+        return table
+
+    def _head(self) -> str:
+        to_do = self.total - (self.row.round if self.row else 0)
+        left = f"  about {_clock(to_do * self._pace())} left" if self.spent and to_do else ""
+        return f"{self.title}  round {self.round}/{self.total}{left}"
+
+    def _foot(self, row: RoundRow | None) -> str:
+        if row is None:
+            return "first round is running"
+        known = f"mean {number(row.personal)}  worst {number(row.worst)}"
+        if not self.spent:
+            return f"{known}  before training"
+        return f"{known}  {human_bytes(self.sent)} sent  {self._pace():.1f} s per round"
+
+    def _pace(self) -> float:
+        """Seconds per round over the last five."""
+        recent = self.spent[-5:]
+        return sum(recent) / len(recent) if recent else 0.0
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,213 @@
+"""Files that are either whole or not there: temporary file, fsync, rename, fsync of the folder.
+
+Every step is a *write point* (``"<step> <file name>"``): a test sets ``on_write_point`` and stops,
+kills or fails the process at each of them. It is ``None`` outside tests.
+
+
+Where rendered sets and records of checked images are kept: never among the user's files."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from yacs.config import CfgNode
+
+from fedvlm.core.errors import DataError
+
+#: Called with ``"before-temp X"``, ``"mid-temp X"``, ``"after-temp X"``, ``"after-replace X"``
+#: (and ``before-``, ``mid-``, ``after-append X``); set by tests only.
+on_write_point: Callable[[str], None] | None = None
+
+_TEMPORARY = ".part"
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Put ``data`` at ``path`` so that a reader sees the old file or the new one, never a mix.
+
+    Raises:
+        DataError: disk full, folder read-only or deleted; what was at ``path`` is untouched.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
+    with explained(path):
+        try:
+            _point("before-temp", path)
+            with open(temporary, "wb") as file:
+                file.write(data[: len(data) // 2])
+                if on_write_point is not None:
+                    file.flush()
+                    _point("mid-temp", path)
+                file.write(data[len(data) // 2 :])
+                _sync(file.fileno(), file.flush)
+            _point("after-temp", path)
+            os.replace(temporary, path)
+            sync_folder(path.parent)
+        except BaseException:  # Ctrl-C too; only a kill leaves it, for remove_leftovers
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        _point("after-replace", path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` as UTF-8 (see ``write_bytes``)."""
+    write_bytes(path, text.encode("utf-8", errors="surrogateescape"))
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write ``data`` as indented strict JSON; a non-finite number becomes null and is listed.
+
+    See ``json_ready`` for what is accepted and ``write_bytes`` for what is raised.
+    """
+    write_text(path, json.dumps(json_ready(data), indent=2, allow_nan=False) + "\n")
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append one line and fsync; a failed append is taken back where the disk allows it.
+
+    Raises:
+        DataError: disk full, folder read-only or deleted.
+    """
+    data = line.encode("utf-8", errors="surrogateescape") + b"\n"
+    with explained(path):
+        _point("before-append", path)
+        with open(path, "ab", buffering=0) as file:
+            start = file.seek(0, os.SEEK_END)
+            try:
+                _write_all(file.fileno(), data[: len(data) // 2])
+                _point("mid-append", path)
+                _write_all(file.fileno(), data[len(data) // 2 :])
+                _sync(file.fileno())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(file.fileno(), start)
+                raise
+        _point("after-append", path)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete temporary files that a killed process left in ``folder``."""
+    with explained(folder):
+        for path in folder.glob(f".*{_TEMPORARY}"):
+            path.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in ``folder`` durable; file systems that cannot are left as they are."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn an ``OSError`` inside the block into a ``DataError`` of one sentence about ``path``."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"cannot use '{path}': {_reason(error, path)}; what was saved before is intact, "
+            "so run the same command again after that"
+        ) from error
+
+
+def _reason(error: OSError, path: Path) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full (free some space)"
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return "the folder is read-only (make it writable)"
+    if error.errno in (errno.ENOENT, errno.ESTALE) and not path.parent.is_dir():
+        return "its folder was deleted or moved during the run (put it back)"
+    return f"{(error.strerror or str(error)).lower()} (mend that)"
+
+
+def json_ready(data: Any) -> Any:
+    """Return ``data`` as plain JSON values: dataclasses, paths, tuples, sets, 0-d arrays resolved.
+
+    A NaN or infinity becomes null, so that any JSON reader can read the file; where the whole is
+    a mapping, its place and kind are kept in a ``non_finite`` entry: nothing is lost silently.
+
+    Raises:
+        TypeError: a value that has no JSON form (a tensor with elements, an object).
+    """
+    lost: dict[str, str] = {}
+    plain = _plain(data, "", lost)
+    if lost and isinstance(plain, dict):
+        plain["non_finite"] = lost
+    return plain
+
+
+def _plain(data: Any, place: str, lost: dict[str, str]) -> Any:
+    if data is None or isinstance(data, bool | str):
+        return str(data) if isinstance(data, str) else data
+    if isinstance(data, int):
+        return int(data)
+    if isinstance(data, float):
+        if not math.isfinite(data):
+            lost[place] = repr(float(data))
+            return None
+        return float(data)
+    if dataclasses.is_dataclass(data) and not isinstance(data, type):
+        data = {f.name: getattr(data, f.name) for f in dataclasses.fields(data)}
+    if isinstance(data, Mapping):
+        return {str(k): _plain(v, f"{place}.{k}".lstrip("."), lost) for k, v in data.items()}
+    if isinstance(data, list | tuple):
+        return [_plain(v, f"{place}.{i}".lstrip("."), lost) for i, v in enumerate(data)]
+    if isinstance(data, set | frozenset):
+        return _plain(sorted(data), place, lost)
+    if isinstance(data, os.PathLike):
+        return os.fspath(data)
+    if getattr(data, "ndim", None) == 0 and hasattr(data, "item"):
+        return _plain(data.item(), place, lost)
+    if type(data).__module__ == "numpy" and hasattr(data, "tolist"):
+        return _plain(data.tolist(), place, lost)
+    raise TypeError(f"no JSON form for '{place or 'the value'}' of type {type(data).__name__}")
+
+
+def _write_all(handle: int, data: bytes) -> None:
+    """Write all of ``data``: ``os.write`` may stop early where the disk is nearly full."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(handle, view) :]
+
+
+def _sync(handle: int, flush: Callable[[], None] | None = None) -> None:
+    if flush is not None:
+        flush()
+    os.fsync(handle)
+
+
+def _point(step: str, path: Path) -> None:
+    if on_write_point is not None:
+        on_write_point(f"{step} {path.name}")
+
+
+def cache_dir(cfg: CfgNode | None = None) -> Path:
+    """Return CACHE_DIR of the config, else ``$FEDVLM_CACHE``, ``$XDG_CACHE_HOME``, ``~/.cache``."""
+    asked = cfg.get("CACHE_DIR", "") if cfg is not None else ""
+    for value in (asked, os.environ.get("FEDVLM_CACHE"), os.environ.get("XDG_CACHE_HOME")):
+        if value and value.strip():
+            return Path(value.strip()).expanduser()
+    return Path.home() / ".cache"
+
+
+def builtin_root(cfg: CfgNode | None = None) -> Path:
+    """Return the folder the built-in sets are rendered into."""
+    return cache_dir(cfg) / "fedvlm-data"
+
+
+def records_dir(cfg: CfgNode | None = None) -> Path:
+    """Return the folder of the JSON records of checked images."""
+    return cache_dir(cfg) / "fedvlm" / "images"

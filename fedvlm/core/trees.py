@@ -1,0 +1,139 @@
+"""Trees: ``dict[name, tensor]``, with or without a leading client axis ``K``.
+
+Inside a trainer every leaf is ``[K, ...]``; at rest (files, server, messages) there is no client
+axis. All functions are pure: no leaf is changed in place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedvlm.core.errors import FedvlmError
+
+Tree = dict[str, Tensor]
+State = dict[str, Tree]  # slots of trees
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """Stack K trees of equal names and shapes into one with leaves ``[K, ...]``.
+
+    Always a copy: strides decide which kernel runs, so a resumed run must see the same layout.
+
+    Raises:
+        FedvlmError: trees of other names: cutting them to the first one's would lose tensors.
+    """
+    _same_names(trees, "tensors")
+    return {name: torch.stack([t[name] for t in trees]) for name in trees[0]}
+
+
+def _same_names(parts: Sequence[Mapping[str, object]], what: str) -> None:
+    for other in parts:
+        if other.keys() != parts[0].keys():
+            odd = sorted(other.keys() ^ parts[0].keys())
+            raise FedvlmError(
+                f"clients of one chunk differ in their {what} {odd}: every client must have the "
+                "same ones from its first round on (make them in init)"
+            )
+
+
+def expand(tree: Tree, k: int) -> Tree:
+    """Give every leaf a leading axis of ``k`` equal rows, without copying."""
+    return {name: v.unsqueeze(0).expand(k, *v.shape) for name, v in tree.items()}
+
+
+def unstack(tree: Tree, k: int) -> list[Tree]:
+    """Split leaves ``[k, ...]`` into k trees that share no memory."""
+    return [{name: v[i].detach().clone() for name, v in tree.items()} for i in range(k)]
+
+
+def stack_states(states: Sequence[State]) -> State:
+    """Stack K client states slot by slot.
+
+    Raises:
+        FedvlmError: clients with other slots or tensors than the first one's.
+    """
+    _same_names(states, "slots")
+    return {slot: stack([s[slot] for s in states]) for slot in states[0]}
+
+
+def unstack_states(state: State, k: int) -> list[State]:
+    """Undo ``stack_states``."""
+    rows = {slot: unstack(tree, k) for slot, tree in state.items()}
+    return [{slot: rows[slot][i] for slot in rows} for i in range(k)]
+
+
+def rows(tree: Tree, start: int, stop: int) -> Tree:
+    """Return clients ``start..stop-1`` of a stacked tree (views)."""
+    return {name: v[start:stop] for name, v in tree.items()}
+
+
+def cat(parts: Sequence[Tree]) -> Tree:
+    """Join stacked trees along the client axis."""
+    if len(parts) == 1:
+        return parts[0]
+    return {name: torch.cat([t[name] for t in parts]) for name in parts[0]}
+
+
+def per_client(value: Tensor, leaf: Tensor) -> Tensor:
+    """Shape a ``[K]`` value so that it broadcasts over a ``[K, ...]`` leaf."""
+    return value.reshape(-1, *([1] * (leaf.dim() - 1)))
+
+
+def mix(alpha: Tensor, x: Tree, y: Tree) -> Tree:
+    """Return ``alpha * x + (1 - alpha) * y`` leaf by leaf; ``alpha`` is ``[K]``."""
+    return {
+        name: per_client(alpha, v) * v + (1 - per_client(alpha, v)) * y[name]
+        for name, v in x.items()
+    }
+
+
+def map_leaves(fn: Callable[..., Tensor], *trees: Tree) -> Tree:
+    """Apply ``fn`` to the leaves of equal names; names are those of the first tree."""
+    return {name: fn(*(t[name] for t in trees)) for name in trees[0]}
+
+
+def pick(tree: Tree, names: Iterable[str]) -> Tree:
+    """Return the leaves called ``names`` that exist, in the tree's own order."""
+    wanted = set(names)
+    return {name: v for name, v in tree.items() if name in wanted}
+
+
+def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
+    """Return the names that one of the regular expressions matches in full."""
+    compiled = [re.compile(p) for p in patterns]
+    return [n for n in names if any(p.fullmatch(n) for p in compiled)]
+
+
+def numel(tree: Tree) -> int:
+    """Return the number of scalars in a tree."""
+    return sum(v.numel() for v in tree.values())
+
+
+def nbytes(tree: Tree) -> dict[str, int]:
+    """Return bytes per tensor as they travel."""
+    return {name: v.numel() * v.element_size() for name, v in tree.items()}
+
+
+def first_non_finite(tree: Tree) -> str | None:
+    """Return the name of the first leaf with a NaN or an infinity, or None."""
+    for name, v in tree.items():
+        if v.is_floating_point() and not bool(torch.isfinite(v).all()):
+            return name
+    return None
+
+
+def clone(tree: Tree) -> Tree:
+    """Return a detached copy that shares no memory."""
+    return {name: v.detach().clone() for name, v in tree.items()}
+
+
+def cast(tree: Tree, dtype: torch.dtype, device: torch.device | str) -> Tree:
+    """Move floating leaves to ``dtype`` and every leaf to ``device``."""
+    return {
+        name: v.to(device=device, dtype=dtype if v.is_floating_point() else v.dtype)
+        for name, v in tree.items()
+    }

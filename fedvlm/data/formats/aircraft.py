@@ -1,0 +1,56 @@
+"""FGVC-Aircraft: labels from ``variants.txt``, one list of images per part; no split file.
+
+The lists ``images_variant_{train,val,test}.txt`` hold ``<number> <variant>`` lines; a variant's
+name may hold blanks. Labels count the lines of ``variants.txt``, as CoOp does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedvlm.core.errors import DataError, did_you_mean
+from fedvlm.data.datum import PARTS, Datum, read_lines
+from fedvlm.data.formats.folders import Tree
+from fedvlm.data.locate import check_relative
+
+VARIANTS = "variants.txt"
+LISTS = {part: f"images_variant_{part}.txt" for part in PARTS}
+
+
+def read_aircraft(folder: Path, image_dir: str) -> Tree:
+    """Read FGVC-Aircraft's lists; the images ``<image_dir>/<number>.jpg`` are not opened.
+
+    Raises:
+        DataError: a line that is not ``<number> <variant>``, an unknown variant, or an image that
+            is listed twice; names the file and the line.
+    """
+    labels = _variants(folder / VARIANTS)
+    lists: dict[str, list[Datum]] = {part: [] for part in PARTS}
+    seen: dict[str, str] = {}
+    for part, name in LISTS.items():
+        for number, line in read_lines(folder / name):
+            where = f"{folder / name}, line {number}"
+            image, variant = (*line.split(maxsplit=1), "")[:2]
+            if not variant:
+                raise DataError(f"{where}: '{line[:40]}' is not '<number> <variant>'")
+            if variant not in labels:
+                near = did_you_mean(variant, labels)
+                raise DataError(f"{where}: '{variant}' is not in {VARIANTS}{near}")
+            check_relative(image, where)
+            if image in seen:
+                raise DataError(f"{where}: image {image} is also at {seen[image]}")
+            seen[image] = f"{name}, line {number}"
+            key = f"{image}.jpg"
+            path = str(folder / image_dir / key)
+            lists[part].append(Datum(path, labels[variant], 0, variant, key))
+    return Tree(lists, [], [])
+
+
+def _variants(path: Path) -> dict[str, int]:
+    """Return the label of each variant: its line in ``variants.txt``."""
+    labels: dict[str, int] = {}
+    for number, name in read_lines(path):
+        if name in labels:
+            raise DataError(f"{path}, line {number}: '{name}' is listed twice")
+        labels[name] = len(labels)
+    return labels

@@ -1,0 +1,340 @@
+"""Which reader serves which set where its published split file is absent.
+
+What a set's own annotations say of its images, before anything is cut.
+
+Annotations in MATLAB files: Oxford Flowers and Stanford Cars (scipy reads them, only here).
+
+Annotations in text files: Oxford-IIIT Pets, SUN397 and UCF101, class names cleaned as CoOp does.
+
+Sources: the sets' own release notes; the clean-ups are CoOp's, so that prompts read the same.
+
+Trees of class folders as annotations: the class is the folder's name, cleaned up as CoOp does.
+
+Labels are the order of the sorted folder names (capitals first), CoOp's order too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedvlm.core.errors import DataError
+from fedvlm.data.catalog import Facts
+from fedvlm.data.datum import Datum
+from fedvlm.data.formats.coop_split import read_json
+from fedvlm.data.formats.folders import (
+    Names,
+    class_folders,
+    image_files,
+    read_folders,
+    refuse_domains,
+)
+from fedvlm.data.locate import check_relative, find, subfolders
+
+
+@dataclass(frozen=True)
+class Annotated:
+    """The labelled images of a set without a split file.
+
+    Attributes:
+        images: all of them, or those that are not test images where the set names these.
+        how: what said so, in the user's words: ``annotations/trainval.txt``.
+        test: the set's own test images; None where it names none.
+        val: the set's own validation images; None where it names none.
+    """
+
+    images: list[Datum]
+    how: str
+    test: list[Datum] | None = None
+    val: list[Datum] | None = None
+
+
+def labelled(images: Path, key: str, label: int, classname: str, where: str) -> Datum:
+    """Return one image that an annotation names.
+
+    Raises:
+        DataError: a path that leads outside, a label below 0.
+    """
+    check_relative(key, where)
+    if label < 0:
+        raise DataError(f"{where}: label {label} of {key} is below the first one")
+    return Datum(str(images / key), label, 0, classname, key)
+
+
+def lines_of(home: Path, name: str, what: str, source: str) -> list[str]:
+    """Return the stripped, non-empty lines of a text file below a set's folder.
+
+    Raises:
+        DataError: absent or not text.
+    """
+    path = find(home, name, what, source=source, file=True)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {path}: {error}") from error
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def number(word: str, where: str) -> int:
+    """Return a whole number written in an annotation.
+
+    Raises:
+        DataError: it is none.
+    """
+    try:
+        return int(word)
+    except ValueError:
+        raise DataError(f"{where}: '{word}' is not a whole number") from None
+
+
+def read_flowers(home: Path, facts: Facts) -> Annotated:
+    """Read ``imagelabels.mat`` (the label from 1 of each image) and ``cat_to_name.json``.
+
+    ``labels[0, i]`` is of ``image_%05d.jpg`` with number i + 1. The names are CoOp's file: the set
+    itself has numbers only.
+
+    Raises:
+        DataError: a file is missing or malformed.
+    """
+    what = f"{facts.name}: cat_to_name.json (the class names, a file of CoOp)"
+    names = read_json(find(home, "cat_to_name.json", what, source=facts.source, file=True))
+    if not isinstance(names, dict) or not all(isinstance(v, str) for v in names.values()):
+        raise DataError(f"{home}/cat_to_name.json: an object of label to name is wanted")
+    images, found = home / facts.image_dir, []
+    path, labels = _field(home, "imagelabels.mat", "labels", facts)
+    for i, value in enumerate(labels.ravel().tolist()):
+        if str(value) not in names:
+            raise DataError(f"{path}: label {value} has no name in cat_to_name.json")
+        key = f"image_{i + 1:05d}.jpg"
+        found.append(labelled(images, key, int(value) - 1, names[str(value)], str(path)))
+    return Annotated(found, "imagelabels.mat")
+
+
+def car_name(name: str) -> str:
+    """Return a car's name with the year first: ``2012 Audi TTS Coupe``."""
+    rest, _, year = name.strip().rpartition(" ")
+    return f"{year} {rest}" if rest else year
+
+
+def read_cars(home: Path, facts: Facts) -> Annotated:
+    """Read ``devkit/cars_{meta,train_annos}.mat`` and ``cars_test_annos_withlabels.mat``.
+
+    Raises:
+        DataError: a file is missing or malformed.
+    """
+    meta, names = _field(home, "devkit/cars_meta.mat", "class_names", facts)
+    classes = [car_name(_text(name, meta)) for name in names.ravel()]
+
+    def rows(file: str, folder: str) -> list[Datum]:
+        path, table = _field(home, file, "annotations", facts)
+        found = []
+        if not {"fname", "class"} <= set(table.dtype.names or ()):
+            raise DataError(f"{path}: 'annotations' lacks fname or class; the test file must be "
+                            "the one with labels")
+        for row in table.ravel():
+            label, name = int(row["class"].ravel()[0]) - 1, _text(row["fname"], path)
+            if not 0 <= label < len(classes):
+                raise DataError(f"{path}: label {label + 1} of {name} has no name in cars_meta.mat")
+            key = f"{folder}/{name.rpartition('/')[2]}"
+            found.append(labelled(home, key, label, classes[label], str(path)))
+        return found
+
+    train, test = "devkit/cars_train_annos.mat", "cars_test_annos_withlabels.mat"
+    return Annotated(rows(train, "cars_train"), f"{train} and {test}", rows(test, "cars_test"))
+
+
+def _field(home: Path, file: str, field: str, facts: Facts) -> tuple[Path, Any]:
+    """Return a MATLAB file's path and one array of it."""
+    from scipy.io import loadmat  # of scikit-learn's own requirements; needed only here
+
+    path = find(home, file, f"{facts.name}: {file}", source=facts.source, file=True)
+    try:
+        content = loadmat(str(path))
+    except Exception as error:  # a broken file raises anything
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path} is not a MATLAB file that can be read: {reason}") from error
+    if field not in content:
+        raise DataError(f"{path}: no '{field}' in it")
+    return path, content[field]
+
+
+def _text(value: Any, path: Path) -> str:
+    """Return the string in a MATLAB cell."""
+    while not isinstance(value, str):
+        if getattr(value, "size", 0) != 1:
+            raise DataError(f"{path}: a name is wanted, not {str(value)[:40]}")
+        value = value.ravel()[0]
+    return str(value)
+
+
+def read_pets(home: Path, facts: Facts) -> Annotated:
+    """Read ``annotations/{trainval,test}.txt``: ``Breed_Name_12 <label from 1> <...>`` a line.
+
+    The class is the breed in lower case: ``Egyptian_Mau_3`` is of class ``egyptian_mau``.
+
+    Raises:
+        DataError: a file is missing or malformed.
+    """
+    images = home / facts.image_dir
+
+    def rows(name: str) -> list[Datum]:
+        found = []
+        for n, line in enumerate(lines_of(home, name, f"{facts.name}: {name}", facts.source), 1):
+            words, where = line.split(), f"{home / name}:{n}"
+            if words[0].startswith("#"):
+                continue
+            breed = words[0].rpartition("_")[0].lower()
+            if len(words) < 2 or not breed:
+                raise DataError(f"{where}: a line is '<Breed>_<number> <label> ...', not '{line}'")
+            label = number(words[1], where) - 1
+            found.append(labelled(images, f"{words[0]}.jpg", label, breed, where))
+        return found
+
+    names = ("annotations/trainval.txt", "annotations/test.txt")
+    return Annotated(rows(names[0]), " and ".join(names), rows(names[1]))
+
+
+def sun_name(path: str) -> str:
+    """Return the class name of SUN397's ``/a/apse/indoor``: ``indoor apse`` (no first letter)."""
+    return " ".join(reversed(path.strip("/").split("/")[1:]))
+
+
+def read_sun(home: Path, facts: Facts) -> Annotated:
+    """Read ``ClassName.txt`` (labels by line), ``Training_01.txt`` and ``Testing_01.txt``.
+
+    Lines are ``/a/abbey`` and ``/a/abbey/sun_abc.jpg``. The lists lie in the set's folder, where
+    CoOp wants them, or beside the images.
+
+    Raises:
+        DataError: a list is missing or names a class that ClassName.txt does not.
+    """
+    images = home / facts.image_dir
+    beside = images if not (home / "ClassName.txt").is_file() else home
+    what = f"{facts.name}: ClassName.txt"
+    classes = lines_of(beside, "ClassName.txt", what, facts.source)
+    label_of = {name.strip("/"): label for label, name in enumerate(classes)}
+
+    def rows(name: str) -> list[Datum]:
+        lists = home if (home / name).is_file() else images
+        found = []
+        for n, line in enumerate(lines_of(lists, name, f"{facts.name}: {name}", facts.source), 1):
+            key = line.strip("/")
+            folder, where = key.rpartition("/")[0], f"{lists / name}:{n}"
+            if folder not in label_of:
+                raise DataError(f"{where}: '{folder}' is not a class of ClassName.txt")
+            found.append(labelled(images, key, label_of[folder], sun_name(folder), where))
+        return found
+
+    names = ("Training_01.txt", "Testing_01.txt")
+    return Annotated(rows(names[0]), " and ".join(names), rows(names[1]))
+
+
+def ucf_name(action: str) -> str:
+    """Return the class name, and CoOp's folder, of an action: ``YoYo`` is ``Yo_Yo``."""
+    return "_".join(re.findall("[A-Z][^A-Z]*", action))
+
+
+def read_ucf(home: Path, facts: Facts) -> Annotated:
+    """Read ``ucfTrainTestlist/{classInd,trainlist01,testlist01}.txt``; images are mid-frames.
+
+    Lines are ``1 ApplyEyeMakeup`` and ``ApplyEyeMakeup/v_x.avi 1``; the image of the latter is
+    ``Apply_Eye_Makeup/v_x.jpg``.
+
+    Raises:
+        DataError: a list is missing or names an action that classInd.txt does not.
+    """
+    images, folder = home / facts.image_dir, "ucfTrainTestlist"
+    what = f"{facts.name}: {folder}/classInd.txt"
+    label_of: dict[str, int] = {}
+    for line in lines_of(home, f"{folder}/classInd.txt", what, facts.source):
+        word, _, action = line.partition(" ")
+        label_of[action.strip()] = number(word, f"{home / folder}/classInd.txt") - 1
+
+    def rows(name: str) -> list[Datum]:
+        found = []
+        text = lines_of(home, name, f"{facts.name}: {name}", facts.source)
+        for n, line in enumerate(text, 1):
+            action, _, file = line.split()[0].partition("/")
+            where, classname = f"{home / name}:{n}", ucf_name(action)
+            if action not in label_of:
+                raise DataError(f"{where}: '{action}' is not an action of classInd.txt")
+            key = f"{classname}/{file.removesuffix('.avi')}.jpg"
+            found.append(labelled(images, key, label_of[action], classname, where))
+        return found
+
+    names = (f"{folder}/trainlist01.txt", f"{folder}/testlist01.txt")
+    return Annotated(rows(names[0]), " and ".join(names), rows(names[1]))
+
+
+_PARTS = {"train", "test"}
+
+
+def read_class_tree(home: Path, facts: Facts) -> Annotated:
+    """Read ``<image dir>/<class>/file`` of a known set.
+
+    Raises:
+        DataError: no such folder, no classes, an empty class.
+    """
+    what = f"the image folder of {facts.name}"
+    images = find(home, facts.image_dir, what, source=facts.source)
+    return _uncut(images, Names(facts.renames, facts.drop))
+
+
+def read_cifar_tree(home: Path, facts: Facts) -> Annotated:
+    """Read ``{train,test}/<class>/file``; the pickles hold no files that a split could name.
+
+    Raises:
+        DataError: another layout.
+    """
+    if not set(subfolders(home)) >= _PARTS:
+        raise DataError(f"{facts.name}: a split names image files, so {home} needs "
+                        "{train,test}/<class>/<image>; the pickles of CIFAR are read as they are "
+                        "and need no split")
+    return read_plain_tree(home, facts.name)
+
+
+def read_plain_tree(images: Path, name: str) -> Annotated:
+    """Read ``{train,val,test}/<class>/file`` or ``<class>/file`` of any set.
+
+    Raises:
+        DataError: no classes, an empty class, train without test, a tree of domains.
+    """
+    if not _PARTS & {n.lower() for n in subfolders(images)}:
+        return _uncut(images, Names({}))
+    parts = read_folders(images, Names({})).parts
+    own_val = parts["val"] or None
+    how = f"the part folders of {name}"
+    return Annotated(parts["train"], how, parts["test"], own_val)
+
+
+def _uncut(images: Path, names: Names) -> Annotated:
+    found: list[Datum] = []
+    classes = class_folders(images, names)
+    refuse_domains(images, classes)
+    for label, folder in enumerate(classes):
+        files = image_files(images / folder)
+        if not files:
+            raise DataError(f"the class folder {images / folder} holds no image; fill it or "
+                            "remove it")
+        classname = names.renames.get(folder, folder)
+        found += [
+            Datum(str(images / folder / f), label, 0, classname, f"{folder}/{f}") for f in files
+        ]
+    return Annotated(found, f"the class folders of {images}")
+
+
+READERS: dict[str, Callable[[Path, Facts], Annotated]] = {
+    "Caltech101": read_class_tree,
+    "OxfordPets": read_pets,
+    "StanfordCars": read_cars,
+    "OxfordFlowers": read_flowers,
+    "Food101": read_class_tree,
+    "SUN397": read_sun,
+    "DescribableTextures": read_class_tree,
+    "EuroSAT": read_class_tree,
+    "UCF101": read_ucf,
+    "Cifar10": read_cifar_tree,
+    "Cifar100": read_cifar_tree,
+}

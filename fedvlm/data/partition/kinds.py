@@ -1,0 +1,164 @@
+"""From lists to clients: which shots are drawn, and how they are partitioned.
+
+Where shots are asked for (k >= 1), "k shots per class per client" means:
+- disjoint: CoOp's global draw of k per class, then the partition: a client has k shots of each of
+  its classes (of a class that all clients hold, its share of the k).
+- dirichlet, superclass_dirichlet, quantity: CoOp's global draw of k per class, then the partition:
+  a client has its share of the k of each class.
+- domain_dirichlet: k per class drawn in each domain, then the partition.
+- iid: each client draws its own k per class from the full list (draws may overlap; validation
+  likewise), test images are dealt.
+- n_classes, domain: the full lists are partitioned, then each client draws k per class from its
+  own; clients never share an image.
+Without shots (k = -1) the full lists are partitioned: every training and validation image is used
+once. Draws come before the base/new cut (CoOp). A held-out domain takes no part in any draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from fedvlm.config.keys import PARTITION_ALIASES
+from fedvlm.core.errors import ConfigError, fold
+from fedvlm.core.registry import Registry
+from fedvlm.core.rng import python_stream, seed_of
+from fedvlm.data.catalog import superclasses_of
+from fedvlm.data.datum import PARTS, IntArray
+from fedvlm.data.fewshot import coop_draw, draw_shots, val_shots_of
+from fedvlm.data.partition.classes import check_disjoint, check_n_classes, disjoint, n_classes
+from fedvlm.data.partition.dirichlet import (
+    dirichlet,
+    domain_dirichlet,
+    quantity,
+    superclass_dirichlet,
+)
+from fedvlm.data.partition.spec import (
+    Partition,
+    PartitionSpec,
+    Pool,
+    clients_per_domain,
+    domain,
+    iid,
+)
+
+Kind = Callable[[Pool, PartitionSpec], Partition]
+PARTITIONS: Registry[Kind] = Registry("partition")
+for _kind in (
+    iid, disjoint, n_classes, dirichlet, superclass_dirichlet, quantity, domain, domain_dirichlet,
+):  # fmt: skip
+    PARTITIONS.register()(_kind)
+
+# The family's and the literature's spellings.
+ALIASES = {fold(alias): kind for alias, kind in PARTITION_ALIASES.items()}
+_DRAWN_PER_CLIENT = ("iid", "n_classes", "domain")
+
+
+def canonical_kind(name: str) -> str:
+    """Return the name of a partition kind, aliases resolved.
+
+    Raises:
+        ConfigError: unknown; the message gives the nearest.
+    """
+    try:
+        return PARTITIONS.canonical(ALIASES.get(fold(name), name))
+    except ConfigError as error:
+        raise ConfigError(f"FED.PARTITION: {error}") from None
+
+
+def make_partition(pool: Pool, spec: PartitionSpec) -> Partition:
+    """Return the partition of ``spec.kind`` over all images of the pool."""
+    return PARTITIONS.get(spec.kind)(pool, spec)
+
+
+def check_fits(spec: PartitionSpec, pool: Pool, all_classes: int) -> None:
+    """Refuse what cannot work from the numbers alone, before any image is opened.
+
+    Raises:
+        ConfigError: names the choices that fit.
+    """
+    if spec.kind == "disjoint":
+        check_disjoint(spec, pool.num_classes, all_classes)
+    if spec.kind == "n_classes":
+        check_n_classes(spec, pool.num_classes)
+    if spec.kind == "superclass_dirichlet":
+        superclasses_of(pool.class_names)
+    if spec.kind.startswith("domain"):
+        clients_per_domain(spec, pool.domain_names)
+
+
+def drawn_per_client(spec: PartitionSpec) -> bool:
+    """Return whether shots are drawn after the partition, by each client."""
+    return spec.shots > 0 and spec.kind in _DRAWN_PER_CLIENT
+
+
+def candidates(full: Pool, pool: Pool, spec: PartitionSpec) -> dict[str, IntArray]:
+    """Return by part the sorted positions to partition: the shots, of the run's classes.
+
+    Args:
+        full: labels of the whole set, -1 in a held-out domain (CoOp draws from all classes).
+        pool: labels of the run, -1 for classes that take no part.
+    """
+    chosen: dict[str, list[int]]
+    picked: dict[str, IntArray] = {}
+    if spec.kind == "domain_dirichlet" and spec.shots > 0:
+        chosen = _draw_by_domain(full, spec)
+    else:
+        seen = {part: np.flatnonzero(full.labels[part] >= 0) for part in ("train", "val")}
+        labels = {part: full.labels[part][where] for part, where in seen.items()}
+        train, val = coop_draw(
+            labels["train"], labels["val"], spec.shots, spec.val_shots, spec.seed
+        )
+        chosen = {p: seen[p][picks].tolist() for p, picks in (("train", train), ("val", val))}
+    for part in PARTS:
+        positions = np.asarray(
+            chosen.get(part, range(len(pool.labels[part]))), dtype=np.int64
+        ).reshape(-1)
+        picked[part] = np.sort(positions[pool.labels[part][positions] >= 0])
+    return picked
+
+
+def _draw_by_domain(full: Pool, spec: PartitionSpec) -> dict[str, list[int]]:
+    chosen: dict[str, list[int]] = {"train": [], "val": []}
+    for number, name in enumerate(full.domain_names):
+        rng = python_stream(seed_of(spec.seed, "shots", name))
+        for part, shots in _wanted(spec):
+            mine = np.flatnonzero(full.domains[part] == number)
+            chosen[part] += [int(mine[i]) for i in draw_shots(full.labels[part][mine], shots, rng)]
+    return chosen
+
+
+def _wanted(spec: PartitionSpec) -> tuple[tuple[str, int], ...]:
+    return (("train", spec.shots), ("val", val_shots_of(spec.shots, spec.val_shots)))
+
+
+def short_of_shots(pool: Pool, partition: Partition, spec: PartitionSpec) -> list[str]:
+    """Return a note where clients that share a class among them have fewer than k images of it.
+
+    Where every client draws from the full list (iid) the class itself is short, which is noted
+    elsewhere.
+    """
+    if spec.kind == "iid":
+        return []
+    tables = [np.bincount(pool.labels["train"][a], minlength=1) for a in partition.train]
+    short = sum(int(((held > 0) & (held < spec.shots)).sum()) for held in tables)
+    if not short:
+        return []
+    return [
+        f"in {short} case(s) a client's own share of a class has fewer than {spec.shots} training "
+        "images: it uses all of them"
+    ]
+
+
+def shots_per_client(pool: Pool, spec: PartitionSpec) -> Partition:
+    """Return the partition whose clients draw their own shots (iid, n_classes, domain)."""
+    kept = {part: np.flatnonzero(pool.labels[part] >= 0) for part in PARTS}
+    part_of = make_partition(pool.select(kept), spec).through(kept)
+    shares = {part: list(part_of.part(part)) for part in PARTS}
+    for client in range(spec.clients):
+        rng = python_stream(seed_of(spec.seed, "shots", client))
+        for part, shots in _wanted(spec):
+            mine = kept[part] if spec.kind == "iid" else shares[part][client]
+            shares[part][client] = mine[draw_shots(pool.labels[part][mine], shots, rng)]
+    return Partition.of(shares)

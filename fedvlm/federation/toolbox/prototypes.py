@@ -1,0 +1,122 @@
+"""Class prototypes: the mean feature of each class over all of a client's training samples.
+
+One pass over the training split, without gradient. A class without a sample has count 0 and a mean
+of zeros; nothing may be read into it.
+
+
+Alignment of a model's stages with class prototypes: cosine early, squared error deep.
+
+Hierarchical directional alignment of HEART-PFL (``heart_thorki_fedas.md`` 1.2). Prototypes are in
+``batch.const["proto"]``: ``stage.<j> [K, C, width]`` and ``has [K, C]``, 1 where a class has one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedvlm.core.trees import Tree, rows
+from fedvlm.federation.batches import Batch
+from fedvlm.federation.context import Context
+
+Features = Callable[[Tree, Mapping[str, Tensor]], Tensor]
+TAG = "prototypes"  # one shuffle for every caller: sums run in the same order, whoever asks
+
+
+@dataclass(frozen=True)
+class Prototypes:
+    """Class means of K clients.
+
+    Attributes:
+        mean: ``[K, C, d]``; zeros where a client has no sample of the class.
+        count: samples per class, ``[K, C]``, in the type of ``mean``.
+    """
+
+    mean: Tensor
+    count: Tensor
+
+
+def class_means(
+    ctx: Context, features: Features, p: Tree, classes: int, width: int
+) -> Prototypes:
+    """Return the class means of ``features(p, x)`` over each client's training split.
+
+    Args:
+        ctx: the chunk of clients.
+        features: ``(p, x) -> [K, B, width]``; several layers may come joined along the last axis.
+        p: leaves ``[K, ...]``, as they are (nothing is trained).
+        classes, width: C and d.
+    """
+    total = torch.zeros(ctx.k, classes, width, dtype=torch.float64)  # on the CPU: mps has none
+    count = torch.zeros(ctx.k, classes, dtype=torch.float64)
+    with torch.no_grad():
+        for step in ctx.batcher.steps(ctx.clients, ctx.round, 1, 1, TAG):
+            batch = step.batches[0]
+            member = membership(batch, classes).cpu().double()
+            z = features(rows(p, 0, step.active), batch.x).cpu().double()
+            total[: step.active] += member.mT @ z
+            count[: step.active] += member.sum(1)
+            ctx.counters["prototype_samples"] += step.samples
+    mean = total / count.clamp_min(1)[..., None]
+    like = {"device": ctx.model.device, "dtype": ctx.model.dtype}
+    return Prototypes(mean.to(**like), count.to(**like))
+
+
+def membership(batch: Batch, classes: int) -> Tensor:
+    """Return ``[K, B, C]``: the weight of each sample in its class, 0 for padding."""
+    return F.one_hot(batch.y, classes).to(batch.w.dtype) * batch.w[..., None]
+
+
+def of_labels(values: Tensor, labels: Tensor) -> Tensor:
+    """Return ``values [K, C, ...]`` at ``labels [K, B]``: ``[K, B, ...]``."""
+    clients = torch.arange(len(labels), device=labels.device)[:, None]
+    return values[clients, labels]
+
+
+STAGES, EARLY = 4, 2
+
+
+def hda(
+    features: Sequence[Tensor], targets: Sequence[Tensor], has: Tensor, early: int = EARLY
+) -> Tensor:
+    """Return the mean over stages and samples of 1 - cos (first ``early``) or MSE, ``[K]``.
+
+    Args:
+        features, targets: per stage ``[K, B, width]``.
+        has: 1 for a sample whose class has a prototype, ``[K, B]``.
+    """
+    total = torch.zeros_like(has[:, 0])
+    for j, (f, p) in enumerate(zip(features, targets, strict=True)):
+        each = 1 - F.cosine_similarity(f, p, -1) if j < early else (f - p).square().mean(-1)
+        total = total + (each * has).sum(1)
+    return total / (len(features) * has.sum(1)).clamp_min(1)
+
+
+def cached(b: Batch) -> list[Tensor]:
+    """Return the cached prototype of each sample's class, per stage ``[K, B, width]``."""
+    return [of_labels(b.const["proto"][f"stage.{j}"], b.y) for j in range(STAGES)]
+
+
+def known(b: Batch) -> Tensor:
+    """Return ``has`` of ``hda``: not padding, and a class with a prototype."""
+    return of_labels(b.const["proto"]["has"], b.y) * b.w
+
+
+def through(own: Sequence[Tensor], b: Batch) -> list[Tensor]:
+    """Return cached prototypes whose gradient goes through the batch's class means."""
+    member = membership(b, b.const["proto"]["has"].shape[1])  # [K, B, C]
+    count = member.sum(1).clamp_min(1)[..., None]
+    found = []
+    for f, p in zip(own, cached(b), strict=True):
+        mean = of_labels(member.mT @ f / count, b.y)
+        found.append(p + (mean - mean.detach()))
+    return found
+
+
+def squared_distance(p: Tree, home: Tree) -> Tensor:
+    """Return |p - home|^2 over the tensors of ``home``, ``[K]``."""
+    parts = [(p[n] - h).square().flatten(1).sum(1) for n, h in home.items()]
+    return torch.stack(parts).sum(0)

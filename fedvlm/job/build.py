@@ -1,0 +1,281 @@
+"""From a config to everything a run needs: data, backbone, model, trainer, sources, federation."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from yacs.config import CfgNode
+
+from fedvlm.config.build import flat
+from fedvlm.config.option import default_schema
+from fedvlm.core.errors import ConfigError
+from fedvlm.data.federated import FederatedData, build_federation
+from fedvlm.data.images import ImageLoader
+from fedvlm.federation.batches import SampleSource, SplitBatcher
+from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.engine import LocalEngine
+from fedvlm.federation.optim import OptimSpec, Schedule
+from fedvlm.federation.rounds import Budget, Federation, Plan, plain_work
+from fedvlm.job.sources import Progress, image_sources, pixel_sources
+from fedvlm.models.backbone import Backbone, load_backbone
+from fedvlm.models.vlmodel import VLModel
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+CHUNK_BYTES = 2 << 30  # activations of one chunk of clients; a constant, so that bits do not move
+MAX_CHUNK = 16
+# Keys that move no number: where things lie, how much is said. All others make the identity.
+WHERE = (
+    "OUTPUT_DIR", "RESUME", "CACHE_DIR", "TAG", "DATASET.ROOT", "VERBOSE", "USE_CUDA", "VERSION",
+    "DATALOADER.NUM_WORKERS", "TRAIN.PRINT_FREQ", "TRAIN.CHECKPOINT_FREQ", "TEST.KEEP_LOGITS",
+    "TEST.EVAL_EVERY", "DEVICE", "SINKS",
+    "FED.INDEX_FILE", "DATASET.FEWSHOT_FILE",  # the data digest stands for what they say
+)
+
+
+@dataclass
+class Built:
+    """A run, ready to go.
+
+    Attributes:
+        train, test: sample sources of training views and of the un-augmented view.
+        identity: everything that changes the run's numbers.
+        notes: remarks for the log and the results.
+    """
+
+    cfg: CfgNode
+    data: FederatedData
+    backbone: Backbone
+    model: VLModel
+    federation: Federation
+    train: SampleSource
+    test: SampleSource
+    loader: ImageLoader
+    identity: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device that ``DEVICE`` means.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    device = torch.device(name)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ConfigError(
+            f"--device {name}: this machine has {count} CUDA device(s); use --device cpu or auto"
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("--device mps: not available on this machine; use --device cpu or auto")
+    return device
+
+
+def views_of(cfg: CfgNode) -> int:
+    """Return the number of training views: ``INPUT.VIEWS``, 0 meaning one per local epoch."""
+    return int(cfg.INPUT.VIEWS) or int(cfg.FED.ROUNDS * cfg.FED.LOCAL_EPOCHS)
+
+
+class Maker:
+    """Makes a run's data and towers, anew each time; a sweep's keeps what its cells share."""
+
+    def data(self, cfg: CfgNode, progress: Progress | None) -> FederatedData:
+        """Return the clients' images."""
+        return build_federation(cfg, progress)
+
+    def backbone(self, cfg: CfgNode, device: torch.device) -> Backbone:
+        """Return the frozen towers."""
+        return load_backbone(
+            cfg.MODEL.BACKBONE.NAME, cfg.MODEL.INIT_WEIGHTS, loader=cfg.MODEL.LOADER,
+            dtype=DTYPES[cfg.MODEL.PREC], device=device,
+            allow_random=not cfg.MODEL.BACKBONE.PRETRAINED, seed=cfg.SEED, plain=cfg.FED.PLAIN,
+        )
+
+
+def load_model(
+    cfg: CfgNode, data: FederatedData, maker: Maker | None = None
+) -> tuple[Backbone, VLModel]:
+    """Load the frozen backbone and wrap it with the run's class names.
+
+    Raises:
+        ConfigError: random weights asked of a backbone that brings its own; float64 on mps.
+    """
+    device = pick_device(cfg.DEVICE)
+    check_model(cfg, device)
+    backbone = (maker or Maker()).backbone(cfg, device)
+    model = VLModel(
+        backbone, data.classnames, templates=data.templates, packed=not cfg.FED.PLAIN,
+        bf16_text=cfg.MODEL.PREC == "bf16",
+    )
+    return backbone, model
+
+
+def check_model(cfg: CfgNode, device: torch.device) -> None:
+    """Refuse combinations of ``MODEL`` keys that cannot work (``ConfigError``)."""
+    name, weights = cfg.MODEL.BACKBONE.NAME, cfg.MODEL.INIT_WEIGHTS
+    brings = weights or name == "tiny" or name.startswith("local-dir:")
+    if not cfg.MODEL.BACKBONE.PRETRAINED and (brings or cfg.MODEL.LOADER == "transformers"):
+        raise ConfigError(
+            f"MODEL.BACKBONE.PRETRAINED False asks for random weights, but backbone '{name}' "
+            f"(MODEL.INIT_WEIGHTS '{weights}', MODEL.LOADER {cfg.MODEL.LOADER}) brings its own: "
+            "drop one of them, or name one of open_clip's builds without weights"
+        )
+    if device.type == "mps" and cfg.MODEL.PREC == "fp64":
+        raise ConfigError("MODEL.PREC fp64: mps has no float64; use --device cpu or fp32")
+
+
+def make_plan(cfg: CfgNode) -> Plan:
+    """Return rounds, participation, optimiser and schedule of a config."""
+    o, epochs = cfg.OPTIM, int(cfg.FED.LOCAL_EPOCHS)
+    spec = OptimSpec(
+        o.NAME, o.LR, o.MOMENTUM, o.WEIGHT_DECAY, o.SGD_DAMPNING, o.SGD_NESTEROV,
+        (o.ADAM_BETA1, o.ADAM_BETA2),
+    )
+    per_round = o.CLOCK == "round"
+    schedule = Schedule(
+        o.LR, o.LR_SCHEDULER, epochs if per_round else epochs * int(cfg.FED.ROUNDS),
+        tuple(int(s) for s in o.STEPSIZE), o.GAMMA, int(o.WARMUP_EPOCH), o.WARMUP_TYPE,
+        o.WARMUP_CONS_LR, o.WARMUP_MIN_LR,
+    )
+    return Plan(
+        int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS), cfg.FED.FRAC, epochs, cfg.FED.FIRST_ROUND_ALL,
+        cfg.FED.NONFINITE, int(cfg.SEED), spec, schedule, per_round,
+    )
+
+
+def make_budget(cfg: CfgNode, plan: Plan, batcher: SplitBatcher) -> Budget:
+    """Return what the run may spend: FedAvg's work under the same config (``FED.BUDGET``)."""
+    unit = cfg.FED.BUDGET
+    cohorts = [] if unit == "rounds" else [plan.sample(r + 1) for r in range(plan.rounds)]
+    sizes = batcher.sizes(range(plan.clients))
+    return Budget(unit, plain_work(unit, cohorts, sizes, plan.epochs, batcher.batch_size))
+
+
+def chunk_of(cfg: CfgNode, model: VLModel, trainer: Any) -> int:
+    """Return how many clients are stacked: ``FED.CHUNK``, or by a fixed budget of memory."""
+    if cfg.FED.PLAIN:
+        return 1
+    if cfg.FED.CHUNK:
+        return int(cfg.FED.CHUNK)
+    # Tokens of two prompt sets, roughly: packed, or one full-length text per class.
+    packed = 24 + 6 * len(model.classnames)
+    backbone = model.backbone
+    tokens = packed if backbone.causal else 2 * len(model.classnames) * backbone.context_length
+    blocks = len(backbone.text_blocks)
+    per_client = 16 * model.text_width * 4 * 2 * tokens * blocks
+    block = trainer.token_block(model) if hasattr(trainer, "token_block") else None
+    if block is not None:  # the adapted blocks' activations of a batch of images
+        tower, batch = model.vision, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE)
+        rows = batch * tower.tokens * (len(tower.blocks) - block)
+        per_client += 24 * tower.width * 4 * rows
+    return max(1, min(MAX_CHUNK, CHUNK_BYTES // max(1, per_client)))
+
+
+def identity_of(
+    cfg: CfgNode, data: FederatedData, backbone: Backbone, loader: ImageLoader, chunk: int
+) -> dict[str, Any]:
+    """Return everything that changes the run's numbers (DESIGN 4.10).
+
+    The images count by their bytes; a trainer given as a file counts by the file's.
+    """
+    images = hashlib.sha256()
+    for i in range(len(data.samples)):
+        images.update(loader.content_key(i).encode())
+    own = {}
+    if ".py" in cfg.TRAINER.NAME:
+        file = Path(cfg.TRAINER.NAME.partition(":")[0]).expanduser()
+        own["trainer"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    return {
+        "config": identity_config(cfg), "data": data.digest, "backbone": backbone.digest,
+        "chunk": chunk, "device": pick_device(cfg.DEVICE).type, "images": images.hexdigest(),
+        "transform": backbone.transform_spec.digest, **own,
+    }
+
+
+def identity_config(cfg: CfgNode) -> dict[str, Any]:
+    """Return the config keys of a run's identity: all that may move a number."""
+    return {
+        k: v for k, v in flat(cfg).items()
+        if k not in WHERE and (not k.startswith("TRAINER.") or k == "TRAINER.NAME"
+                               or k.startswith(f"TRAINER.{_node(cfg)}."))
+    }
+
+
+def _node(cfg: CfgNode) -> str:
+    return load_trainer(cfg.TRAINER.NAME).name.upper()
+
+
+def make_loader(cfg: CfgNode, data: FederatedData, backbone: Backbone) -> ImageLoader:
+    """Return the image loader of a run."""
+    return ImageLoader(
+        data.samples, backbone.transform_spec, views_of(cfg), int(cfg.DATA_SEED),
+        crop_scale=tuple(cfg.INPUT.RRCROP_SCALE), records=data.records,
+    )
+
+
+def build(
+    cfg: CfgNode, progress: Progress | None = None, *, pixels: bool = False,
+    maker: Maker | None = None,
+) -> Built:
+    """Build a run: config mistakes come first, then data, then weights, then image features.
+
+    Mistakes that only show with data and towers there (no validation images, a rank above the
+    prompt's length, tensors without a group) come before the first image is encoded.
+
+    Args:
+        progress: called with (what, done, of) while images are encoded.
+        pixels: encode images batch by batch, without the cache (dry run, plain path).
+        maker: of data and towers; by default everything is made anew.
+    """
+    trainer = load_trainer(cfg.TRAINER.NAME)(cfg)
+    data = (maker or Maker()).data(cfg, progress)
+    if cfg.TEST.SELECT == "val" and not any(len(c.val) for c in data.clients):
+        raise ConfigError(
+            "TEST.SELECT val: this split has no validation images; set DATASET.VAL_SHOTS above 0, "
+            "or TEST.SELECT last"
+        )
+    backbone, model = load_model(cfg, data, maker)
+    loader = make_loader(cfg, data, backbone)
+    labels = torch.from_numpy(data.labels.copy())
+    train: SampleSource
+    test: SampleSource
+    train, test = pixel_sources(loader, labels)
+    plan, chunk = make_plan(cfg), chunk_of(cfg, model, trainer)
+    batcher = SplitBatcher(
+        train, data.clients, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), int(cfg.SEED), loader.views,
+        plan.epochs, model.device, model.dtype, plain=test, pixels=test,
+    )
+    federation = Federation(
+        trainer, model, batcher, plan, engine=LocalEngine(chunk),
+        budget=make_budget(cfg, plan, batcher),
+    )
+    if not (pixels or cfg.FED.PLAIN):
+        train, test = image_sources(cfg, data, model, loader, labels, trainer, progress)
+        federation.batcher = replace(batcher, source=train, plain=test)
+    identity = identity_of(cfg, data, backbone, loader, chunk)
+    notes = [*data.notes, *model.notes, *_marks(cfg, loader, trainer)]
+    return Built(cfg, data, backbone, model, federation, train, test, loader, identity, notes)
+
+
+def _marks(cfg: CfgNode, loader: ImageLoader, trainer: Any) -> list[str]:
+    marks = [f"K = {loader.views} training view(s) per image"]
+    if cfg.MODEL.BACKBONE.NAME == "tiny":
+        marks.append("embedded tiny backbone: not comparable with papers")
+    if not cfg.MODEL.BACKBONE.PRETRAINED:
+        marks.append("random backbone weights: accuracies mean nothing")
+    if cfg.TEST.TARGETS and not getattr(trainer, "open_vocabulary", True):
+        marks.append(f"{trainer.name} is bound to its training classes: no number for TEST.TARGETS")
+    if trainer.extra_data:
+        marks.append(f"extra data: {trainer.extra_data}")
+    usual = {k: o.default for k, o in default_schema().items() if k.startswith("PEFT.")}
+    if not hasattr(trainer, "spec") and any(flat(cfg)[k] != v for k, v in usual.items()):
+        marks.append(f"{trainer.name} brings its own trainable tensors: PEFT (--peft) is not read")
+    return marks

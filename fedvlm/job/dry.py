@@ -1,0 +1,92 @@
+"""``--dry-run``: build everything, one batch of one client, one aggregation; then stop."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from yacs.config import CfgNode
+
+from fedvlm.console.screen import Console
+from fedvlm.core.trees import nbytes, numel, pick
+from fedvlm.federation.batches import Batch, SplitBatcher, Step, step_slices
+from fedvlm.job.build import Built, build
+
+
+@dataclass(frozen=True)
+class FirstStep:
+    """Only the first step of each fit."""
+
+    inner: SplitBatcher
+
+    def sizes(self, clients: Sequence[int]) -> list[int]:
+        """See ``Batcher.sizes``."""
+        return self.inner.sizes(clients)
+
+    def steps(
+        self, clients: Sequence[int], round_: int, epochs: int, per_step: int, tag: str
+    ) -> Iterator[Step]:
+        """Yield one step."""
+        yield next(self.inner.steps(clients, round_, epochs, per_step, tag))
+
+    def held_out(self, clients: Sequence[int]) -> Batch | None:
+        """See ``Batcher.held_out``."""
+        return self.inner.held_out(clients)
+
+
+def dry_run(cfg: CfgNode) -> int:
+    """Print parameters, bytes per round, memory and an estimate of the time; write nothing."""
+    from fedvlm.job.run import header
+
+    built = build(cfg, pixels=True)
+    federation, batcher = built.federation, built.federation.batcher
+    assert isinstance(batcher, SplitBatcher)  # noqa: S101 (what build makes)
+    steps = [
+        len(step_slices(n, batcher.batch_size, 1)) * federation.plan.epochs
+        for n in batcher.sizes(range(federation.plan.clients))
+    ]
+    federation.batcher = FirstStep(batcher)
+    state = federation.start()
+    seconds = []
+    for _ in range(2):  # the first pays for warming up
+        began = time.perf_counter()
+        ctx = federation.context([0], 1)
+        work = federation.engine.run(
+            federation.trainer, lambda ids: federation.context(ids, 1), state.server,
+            {0: state.clients[0]},
+        )
+        seconds.append(time.perf_counter() - began)
+    federation.trainer.server(ctx, state.server, work.updates)
+    sent = sum(nbytes(work.updates[0].params | work.updates[0].extras).values())
+    drawn = sum(len(federation.plan.sample(r)) for r in range(1, federation.plan.rounds + 1))
+    share = drawn / (federation.plan.rounds * federation.plan.clients)
+    own = pick(federation.p0, federation.groups.personal)
+    whole = sum(steps) * federation.plan.rounds * share * seconds[-1]
+    images = images_of(built)
+    console = Console(federation.plan.rounds, federation.plan.clients)
+    console.header(
+        header(cfg, built)
+        | {
+            "bytes": f"{sent:,} up per client and round, {sent * drawn:,} in the whole run",
+            "personal": f"{numel(own):,} numbers stay with each client",
+            "steps": f"{sum(steps):,} client steps per round with all clients",
+            "time": f"at most {seconds[-1]:.2f} s per client step (one client, images encoded "
+                    f"on the way), {whole:.0f} s "
+                    f"for all rounds; {images:,} images to encode once",
+            "memory": f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB peak",
+        }
+    )
+    console.notes([*built.notes, "dry run: nothing was written"])
+    return 0
+
+
+def images_of(built: Built) -> int:
+    """Return how many images the run encodes before it begins, every view counted."""
+    data, views = built.data, built.loader.views
+    train = {int(i) for c in data.clients for i in c.train}
+    held = {int(i) for c in data.clients for part in (c.val, c.test) for i in part}
+    every = train | held | set(data.global_test.tolist()) | set(data.new_test.tolist())
+    every |= {int(i) for other in data.others for i in other.indices}
+    return len(every) + (views * len(train) if views > 1 else 0)

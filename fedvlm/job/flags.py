@@ -1,0 +1,345 @@
+"""Command-line words to config keys.
+
+Flags match ignoring case, dash and underscore (``--num-users`` = ``--num_users``), as do the CoOp
+family's spellings. argparse is not used for parsing: it guesses abbreviations, stops at the first
+mistake and answers with a usage dump; here every mistake gets a sentence, all at once.
+
+
+The flags, as a table: spellings, the config key they set, one line of help.
+
+``--peft prompt+lora``: one flag for the three keys that say what is trained.
+
+========= ================================================================ ===================
+word      what is trained                                                  sets
+========= ================================================================ ===================
+prompt    a text context (CoOp)                                            PEFT.TEXT prompt
+text-lora LoRA inside the text tower                                       PEFT.TEXT lora
+feature   an adapter on the image feature                                  PEFT.VISUAL feature
+lora      LoRA inside the image tower                                      PEFT.VISUAL lora
+adapter   two adapters in each block of the image tower                    PEFT.VISUAL adapter
+head      a linear classifier that starts as the template's text features  PEFT.HEAD linear
+========= ================================================================ ===================
+
+What is not named is off: text none, visual none, head text. ``prompt`` and ``head`` exclude each
+other. Sizes stay keys: PEFT.RANK, ALPHA, TARGETS, BLOCKS, WIDTH, N_CTX, LORA_AVG."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedvlm.core.errors import ConfigError, did_you_mean, fold
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag.
+
+    Attributes:
+        names: spellings; the first is shown in the help. Case, dash and underscore do not matter.
+        help: one line.
+        group: heading in the help; "" hides the flag there (spellings of other projects).
+        key: config key it sets; ``TRAINER.*.KEY`` is the chosen trainer's own.
+        dest: attribute of the namespace, for flags that are no config key.
+        kind: ``value`` (one word), ``switch`` (on, or an explicit true/false), ``many`` (whole
+            numbers), ``opts`` (KEY VALUE pairs).
+        metavar: how the value is shown.
+        idle_note: what to say where the chosen trainer lacks the key and the published code does
+            nothing with the flag either; without it the flag is an error there.
+    """
+
+    names: tuple[str, ...]
+    help: str
+    group: str = ""
+    key: str = ""
+    dest: str = ""
+    kind: str = "value"
+    metavar: str = "X"
+    idle_note: str = ""
+
+    def empty(self) -> Any:
+        """Return the value of ``dest`` where the flag is absent."""
+        return {"switch": False, "many": []}.get(self.kind, "")
+
+
+def _v(group: str, key: str, names: str, help_: str, metavar: str = "X", **more: str) -> Flag:
+    return Flag(tuple(names.split()), help_, group, key, metavar=metavar, **more)
+
+
+_JOB, _FED, _TRAIN, _MODEL, _RUN = (
+    "What to run", "Federation", "Training", "Backbone", "Run and output",
+)  # fmt: skip
+
+FLAGS: tuple[Flag, ...] = (
+    _v(_JOB, "DATASET.ROOT", "--root --data-root", "folder that holds the datasets", "DATA/"),
+    _v(_JOB, "", "--dataset", "dataset by name: configs/datasets/NAME.yaml", "NAME",
+       dest="dataset"),
+    _v(_JOB, "", "--dataset-config-file", "dataset by file", "FILE", dest="dataset_config_file"),
+    _v(_JOB, "", "--trainer", "method, or ./file.py:Class (default FedTV)", "NAME",
+       dest="trainer"),
+    _v(_JOB, "", "--trainer-config-file --config-file", "the method's settings", "FILE",
+       dest="trainer_config_file"),
+    _v(_JOB, "TRAINER.*.VARIANT", "--variant", "a bundle of the method's own switches", "NAME"),
+    _v(_JOB, "DATASET.NUM_SHOTS", "--shots --num-shots", "images per class, -1 takes all", "N"),
+    _v(_JOB, "DATASET.SUBSAMPLE_CLASSES", "--subsample-classes --subsample", "all, base or new"),
+    Flag(("--demo",), "the built-in set on the tiny backbone; needs no data", _JOB, dest="demo",
+         kind="switch"),
+    _v(_FED, "FED.CLIENTS", "--num-users --clients --users", "clients", "N"),
+    _v(_FED, "FED.ROUNDS", "--rounds --round", "communication rounds", "N"),
+    _v(_FED, "FED.LOCAL_EPOCHS", "--local-epochs --local-epoch", "epochs per round", "N"),
+    _v(_FED, "FED.FRAC", "--frac", "share of clients per round"),
+    _v(_FED, "FED.PARTITION", "--partition", "iid, disjoint, n_classes, dirichlet, "
+       "superclass_dirichlet, quantity, domain, domain_dirichlet"),
+    _v(_FED, "FED.BETA", "--beta", "concentration of the Dirichlet split"),
+    _v(_FED, "FED.HELD_OUT_DOMAIN", "--held-out-domain --held-out",
+       "leave one domain out, to be tested on", "NAME"),
+    _v(_FED, "FED.FINETUNE_EPOCHS", "--finetune-epochs",
+       "final fine-tuning of every client, 0 is none", "N"),
+    _v(_FED, "FED.FINETUNE_TRAIN", "--finetune-train", "own, all, shared, personal, body, head"),
+    _v(_TRAIN, "", "--peft", "what is trained: prompt, feature, lora, adapter, head, text-lora",
+       "A+B", dest="peft"),
+    _v(_TRAIN, "OPTIM.LR", "--lr", "learning rate"),
+    _v(_TRAIN, "DATALOADER.TRAIN_X.BATCH_SIZE", "--batch-size --train-batch-size",
+       "training batch", "N"),
+    _v(_TRAIN, "INPUT.VIEWS", "--views", "1 view, n augmented ones, or 0: always a fresh one",
+       "N"),
+    _v(_TRAIN, "TEST.TARGETS", "--targets", "also test on these datasets (transfer)", "A,B"),
+    _v(_TRAIN, "TEST.EVAL_EVERY", "--eval-every", "rounds between evaluations", "N"),
+    _v(_TRAIN, "SEED", "--seed", "model seed", "N"),
+    _v(_TRAIN, "DATA_SEED", "--data-seed", "seed of partition and shots", "N"),
+    Flag(("--seeds",), "one run per seed (both seeds), then the table", _TRAIN, dest="seeds",
+         kind="many", metavar="N N N"),
+    _v(_MODEL, "MODEL.BACKBONE.NAME", "--backbone", "ViT-B/16, RN50, ..., or tiny (embedded)",
+       "NAME"),
+    _v(_MODEL, "MODEL.INIT_WEIGHTS", "--weights", "tag, file or local-dir:FOLDER"),
+    _v(_MODEL, "DEVICE", "--device", "auto, cpu, cuda, cuda:N, mps"),
+    Flag(("--plain",), "the slow plain path (no cache, no packing)", _MODEL, "FED.PLAIN",
+         kind="switch"),
+    _v(_RUN, "OUTPUT_DIR", "--output-dir", "folder of all runs", "DIR"),
+    _v(_RUN, "RESUME", "--resume", "run folder to go on with", "DIR"),
+    _v(_RUN, "TAG", "--tag", "a word in the run folder's name"),
+    _v(_RUN, "SINKS", "--sinks", "also send each round's numbers to tensorboard, wandb", "A,B"),
+    Flag(("--keep-logits",), "keep the last round's logits", _RUN, "TEST.KEEP_LOGITS",
+         kind="switch"),
+    Flag(("--dry-run",), "build everything, one batch, one aggregation, then stop", _RUN,
+         dest="dry_run", kind="switch"),
+    Flag(("--print-config",), "print every setting and where it comes from", _RUN,
+         dest="print_config", kind="switch"),
+    Flag(("--opts",), "any setting, also at the end of the line without --opts", _RUN, dest="",
+         kind="opts", metavar="KEY VALUE ..."),
+    Flag(("--debug",), "on a bug in fedvlm, print the traceback", _RUN, dest="debug",
+         kind="switch"),
+    Flag(("--help",), "this page", _RUN, dest="help", kind="switch"),
+    Flag(("--version",), "the version of fedvlm", dest="version", kind="switch"),
+    # spellings of the CoOp family whose meaning is exact
+    Flag(("--iid",), "True is --partition iid", key="DATASET.IID", kind="switch"),
+    Flag(("--useall",), "True is --shots -1", key="DATASET.USEALL", kind="switch"),
+    _v("", "FED.REPEAT_RATE", "--repeat-rate", "share of classes that all clients hold"),
+    _v("", "DATALOADER.TEST.BATCH_SIZE", "--test-batch-size", "test batch"),
+    _v("", "OPTIM.NAME", "--optim --optimizer", "sgd, adam or adamw"),
+    _v("", "OPTIM.MOMENTUM", "--momentum", "SGD's momentum"),
+    _v("", "OPTIM.WEIGHT_DECAY", "--weight-decay", "weight decay"),
+    _v("", "OPTIM.GAMMA", "--gamma", "factor of each step of the schedule"),
+    _v("", "TRAINER.*.RANK", "--bottleneck --rank", "rank of the low-rank prompt factors"),
+    _v("", "TRAINER.*.N_CTX", "--n-ctx", "context tokens"),
+    _v("", "TRAINER.*.NUM_PROMPT", "--num-prompt --num-prompts", "prompts per class"),
+    _v("", "TRAINER.*.TEMP", "--temp", "temperature of the contrastive loss"),
+    _v("", "TRAINER.*.MU", "--mu", "weight of a method's own loss term",
+       idle_note="the published code of {trainer} reads --mu and never uses it; "
+                 "it changes nothing here"),
+)  # fmt: skip
+
+REFUSED: dict[str, str] = {
+    "--eval-only": "is not needed: every run evaluates itself at its end",
+    "--no-train": "is not needed: --rounds sets the training, reference rows need none",
+    "--load-epoch": "is not needed: a run resumes from its newest valid state by itself",
+    "--model-dir": "is not known here; --resume DIR goes on with a run folder",
+    "--model": "is not known here; choose the method with --trainer NAME",
+    "--logdir": "is not known here; --output-dir DIR holds all runs",
+    "--imbalance-train": "is not supported; --partition dirichlet gives unequal shares",
+    "--split-client": "is not supported; --partition domain gives clients per domain",
+}
+
+
+OFF = {"PEFT.TEXT": "none", "PEFT.VISUAL": "none", "PEFT.HEAD": "text"}
+WORDS = {
+    "prompt": ("PEFT.TEXT", "prompt"),
+    "text-lora": ("PEFT.TEXT", "lora"),
+    "feature": ("PEFT.VISUAL", "feature"),
+    "lora": ("PEFT.VISUAL", "lora"),
+    "adapter": ("PEFT.VISUAL", "adapter"),
+    "head": ("PEFT.HEAD", "linear"),
+}
+
+
+def expand(value: str) -> dict[str, str]:
+    """Return the config keys that the words of ``--peft`` set.
+
+    Raises:
+        ConfigError: an unknown word, or two words for one key.
+    """
+    found: dict[str, str] = {}
+    by: dict[str, str] = {}
+    for word in (w.strip().lower().replace("_", "-") for w in value.split("+")):
+        if word not in WORDS:
+            raise ConfigError(
+                f"--peft has no '{word}'{did_you_mean(word, WORDS)} ({', '.join(WORDS)}; "
+                "joined by +, as in prompt+lora)"
+            )
+        key, to = WORDS[word]
+        if key in found and by[key] != word:
+            raise ConfigError(f"--peft {value}: {by[key]} and {word} both set {key}; choose one")
+        found[key], by[key] = to, word
+    if "head" in by.values() and "PEFT.TEXT" in found:
+        raise ConfigError(
+            f"--peft {value}: a linear head has no text side; drop head or {by['PEFT.TEXT']}"
+        )
+    return OFF | found
+
+
+def words_of(text: str, visual: str, head: str) -> str:
+    """Return the words of ``--peft`` for the three keys: ``prompt+lora``; ``none`` for nothing."""
+    asked = {"PEFT.TEXT": text, "PEFT.VISUAL": visual, "PEFT.HEAD": head}
+    words = [word for word, (key, value) in WORDS.items() if asked[key] == value]
+    return "+".join(words) or "none"
+
+
+def parse(argv: Sequence[str]) -> Namespace:
+    """Return what the user asked for.
+
+    The namespace holds every ``dest`` of the table (``dataset``, ``seeds``, ``dry_run``, ...),
+    ``flags`` (config key or ``TRAINER.*.KEY`` to the word typed), ``flag_names`` (the same keys to
+    the flag's spelling) and ``opts`` (a list of alternating keys and values).
+
+    Raises:
+        ConfigError: unknown flags, missing or surplus values; one line each.
+    """
+    parser = _Parser(argv)
+    parser.run()
+    if parser.mistakes:
+        raise ConfigError("\n".join(parser.mistakes))
+    return parser.found
+
+
+def by_name() -> dict[str, Flag]:
+    """Return the folded spelling of every flag, aliases included."""
+    return {fold(name): flag for flag in FLAGS for name in flag.names}
+
+
+def _like_a_switch(word: str) -> bool:
+    """Whether a word is, or is meant to be, True or False (``Flase``), and not a key."""
+    words = ("true", "false")
+    return word.lower() in words or ("." not in word and bool(did_you_mean(word, words)))
+
+
+class _Parser:
+    """Walks once over the words."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self.words = list(argv)
+        self.at = 0
+        self.table = by_name()
+        self.mistakes: list[str] = []
+        self.found = Namespace(flags={}, flag_names={}, opts=[])
+        for flag in FLAGS:
+            if flag.dest:
+                setattr(self.found, flag.dest, flag.empty())
+
+    def run(self) -> None:
+        """Read all words."""
+        while self.at < len(self.words):
+            word = self.words[self.at]
+            self.at += 1
+            wants_value = len(self.found.opts) % 2 == 1
+            if word in ("-h", "-help"):
+                self.found.help = True
+            elif word.startswith("--") and len(word) > 2:
+                self._flag(word)
+            elif word.startswith("-") and len(word) > 1 and not wants_value:
+                self.mistakes.append(f"unknown flag '{word}'{self._near(word)}")
+            elif word != "--":
+                self.found.opts.append(word)
+        if len(self.found.opts) % 2:
+            self._odd()
+
+    def _odd(self) -> None:
+        last = self.found.opts[-1]
+        self.mistakes.append(
+            f"'{last}' stands alone; words without a flag are opts and come in pairs, KEY VALUE"
+            f"{did_you_mean(last, self.table) if not last.isupper() else ''}"
+        )
+
+    def _flag(self, word: str) -> None:
+        name, equals, value = word.partition("=")
+        flag = self.table.get(fold(name))
+        if flag is None:
+            reason = next((why for n, why in REFUSED.items() if fold(n) == fold(name)), "")
+            self.mistakes.append(
+                f"flag {name} {reason}" if reason else f"unknown flag '{name}'{self._near(name)}"
+            )
+            self._values()  # its values belong to it, they are not opts
+            return
+        given = [value] if equals else self._take(flag)
+        if flag.kind != "switch" and not given:
+            self.mistakes.append(f"{name} wants a value ({flag.help})")
+            return
+        self._store(flag, name, given)
+
+    def _near(self, name: str) -> str:
+        near = did_you_mean(name, [n for f in FLAGS for n in f.names])
+        return near or " (--help lists all)"
+
+    def _take(self, flag: Flag) -> list[str]:
+        """Return the words that belong to ``flag`` and step over them."""
+        if flag.kind in ("many", "opts"):
+            return self._values()
+        following = self.words[self.at] if self.at < len(self.words) else None
+        if following is None or following.startswith("--"):
+            return []
+        if flag.kind == "switch" and not _like_a_switch(following):
+            return []
+        self.at += 1
+        return [following]
+
+    def _values(self) -> list[str]:
+        """Return all words up to the next flag and step over them."""
+        start = self.at
+        while self.at < len(self.words) and not self.words[self.at].startswith("--"):
+            self.at += 1
+        return self.words[start : self.at]
+
+    def _store(self, flag: Flag, name: str, given: list[str]) -> None:
+        if flag.kind == "opts":
+            self.found.opts += given
+        elif flag.kind == "many":
+            numbers = [part for word in given for part in word.split(",") if part]
+            if not all(n.isascii() and n.isdigit() for n in numbers) or not numbers:
+                self.mistakes.append(f"{name} wants whole numbers, got '{' '.join(given)}'")
+            elif len({int(n) for n in numbers}) < len(numbers):
+                self.mistakes.append(f"{name} names a number twice: {' '.join(given)}")
+            else:
+                setattr(self.found, flag.dest, [int(n) for n in numbers])
+        elif flag.dest == "peft":
+            self._peft(name, given[0])
+        elif flag.key:
+            self.found.flags[flag.key] = given[0] if given else "True"
+            self.found.flag_names[flag.key] = name
+        elif flag.kind == "switch":
+            word = given[0] if given else "true"
+            if word.lower() not in ("true", "false"):
+                self.mistakes.append(f"{name} is on or off: {name}, {name}=true or {name}=false")
+            setattr(self.found, flag.dest, word.lower() == "true")
+        else:
+            setattr(self.found, flag.dest, given[0])
+
+    def _peft(self, name: str, value: str) -> None:
+        """One flag, three keys."""
+        try:
+            keys = expand(value)
+        except ConfigError as mistake:
+            self.mistakes.append(str(mistake))
+            return
+        self.found.flags |= keys
+        self.found.flag_names |= dict.fromkeys(keys, name)

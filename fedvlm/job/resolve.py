@@ -1,0 +1,181 @@
+"""From parsed flags to configs: which files, which trainer, one config per seed."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from yacs.config import CfgNode
+
+from fedvlm.config.build import build_config, unused_keys, yaml_keys
+from fedvlm.config.option import Schema, declare, default_schema
+from fedvlm.config.read import config_names, find_config, lookup
+from fedvlm.core.errors import ConfigError, did_you_mean
+from fedvlm.data.catalog import domain_word, facts_for
+
+LoadTrainer = Callable[[str], Any]
+_OWN = "TRAINER.*."  # flags that mean the chosen trainer's own node
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to do: its frozen config and where every value comes from."""
+
+    cfg: CfgNode
+    origins: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """What the command line asks for: one job per seed, the schema, and remarks for the user."""
+
+    jobs: tuple[Job, ...]
+    schema: Schema
+    notes: tuple[str, ...]
+
+
+def resolve(args: Namespace, load_trainer: LoadTrainer | None = None) -> Jobs:
+    """Read the config files that ``args`` names and merge them with its flags.
+
+    Args:
+        args: of ``cli_flags.parse``.
+        load_trainer: name or ``file.py:Class`` to class; by default the project's own.
+
+    Raises:
+        ConfigError: anything that is wrong with flags or files, one line per mistake.
+    """
+    dataset, demo = _dataset_yaml(args), _demo_yaml(args)
+    given = find_config(args.trainer_config_file, "trainers") if args.trainer_config_file else None
+    spec = _trainer_spec(args, (demo, given, dataset))
+    trainer = (load_trainer or _load)(spec)
+    node = f"TRAINER.{trainer.name.upper()}"
+    schema = declare(default_schema(), node, trainer.options)
+    flags, names, notes = _own_flags(args, node, trainer.name, schema)
+    trainer_yaml = given or lookup(trainer.name, "trainers")
+    name = spec if _is_path(spec) else trainer.name
+    jobs = []
+    for seed_flags in _seeds(args, flags):
+        cfg, origins = build_config(
+            dataset, trainer_yaml, seed_flags, args.opts, schema,
+            extra_yamls=[demo] if demo else [],
+            flag_names={"SEED": "--seeds", "DATA_SEED": "--seeds"} | names,
+        )  # fmt: skip
+        cfg.defrost()
+        cfg.TRAINER.NAME = name  # one spelling, so that one method has one run folder
+        cfg.FED.HELD_OUT_DOMAIN = domain_word(cfg.DATASET.NAME, cfg.FED.HELD_OUT_DOMAIN)
+        cfg.freeze()
+        jobs.append(Job(cfg, origins))
+    if not jobs[0].cfg.DATASET.NAME.strip():
+        raise ConfigError(_no_dataset())
+    unused = unused_keys(jobs[0].origins, schema)
+    if unused:
+        notes.append(f"accepted, but nothing here uses: {', '.join(unused)}")
+    return Jobs(tuple(jobs), schema, tuple(notes))
+
+
+def _load(spec: str) -> Any:
+    from fedvlm.federation.discovery import load_trainer
+
+    return load_trainer(spec)
+
+
+def _is_path(spec: str) -> bool:
+    return ".py" in spec
+
+
+def _dataset_yaml(args: Namespace) -> Path | None:
+    given = [w for w in (args.dataset, args.dataset_config_file) if w]
+    if len(given) > 1:
+        raise ConfigError("give --dataset or --dataset-config-file, not both")
+    if given and args.demo:
+        raise ConfigError("--demo brings its own dataset; drop --demo or the dataset flag")
+    if given:
+        return dataset_file(given[0])
+    if not args.demo and "DATASET.NAME" not in args.opts[::2]:
+        raise ConfigError(_no_dataset())
+    return None
+
+
+def dataset_file(given: str) -> Path:
+    """Return the dataset config that a path, a config's name or a set's other name means.
+
+    Raises:
+        ConfigError: there is none; the nearest name and the list are shown.
+    """
+    facts = facts_for(given)
+    words = (given, facts.name, facts.folder, *facts.aliases) if facts else (given,)
+    found = (lookup(word, "datasets") for word in words)
+    return next((file for file in found if file), None) or find_config(given, "datasets")
+
+
+def _no_dataset() -> str:
+    known = ", ".join(config_names("datasets")) or "no configs/datasets folder found"
+    return (
+        "no dataset given: add --root DATA/ and --dataset NAME, or --dataset-config-file FILE, "
+        f"or try --demo (known: {known})"
+    )
+
+
+def _demo_yaml(args: Namespace) -> Path | None:
+    if not args.demo:
+        return None
+    found = lookup("configs/demo.yaml", "")
+    if found is None:
+        raise ConfigError("--demo needs configs/demo.yaml, which this installation lacks")
+    return found
+
+
+def _trainer_spec(args: Namespace, files: tuple[Path | None, ...]) -> str:
+    """Return the trainer's name: opts, else flag, else the strongest file that names one."""
+    opts = dict(zip(args.opts[::2], args.opts[1::2], strict=False))
+    schema = default_schema()
+    named = [yaml_keys(path, schema).get("TRAINER.NAME") for path in files]
+    words = [opts.get("TRAINER.NAME"), args.trainer, *named, schema["TRAINER.NAME"].default]
+    return next(w for w in words if isinstance(w, str) and w.strip())
+
+
+def _own_flags(
+    args: Namespace, node: str, trainer: str, schema: Schema
+) -> tuple[dict[str, str], dict[str, str], list[str]]:
+    """Return flags with ``TRAINER.*.`` replaced by the trainer's node, their names, and notes."""
+    from fedvlm.job.flags import FLAGS
+
+    idle = {f.key: f.idle_note for f in FLAGS if f.idle_note}
+    flags: dict[str, str] = {"TRAINER.NAME": args.trainer} if args.trainer else {}
+    names: dict[str, str] = {"TRAINER.NAME": "--trainer"}
+    notes: list[str] = []
+    mistakes: list[str] = []
+    for key, value in args.flags.items():
+        real = f"{node}.{key.removeprefix(_OWN)}" if key.startswith(_OWN) else key
+        spelling = args.flag_names[key]
+        if real != key and real not in schema:
+            if key in idle and trainer.lower() == "fedtv":
+                notes.append(idle[key].format(trainer=trainer))
+            else:
+                mistakes.append(_lacks(spelling, real, trainer, schema))
+            continue
+        flags[real], names[real] = value, spelling
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    return flags, names, notes
+
+
+def _lacks(spelling: str, key: str, trainer: str, schema: Schema) -> str:
+    node = key.rpartition(".")[0] + "."
+    own = [k.removeprefix(node) for k in schema if k.startswith(node)]
+    return (
+        f"flag {spelling} sets {key}, but {trainer} has no such option"
+        f"{did_you_mean(key.removeprefix(node), own)} (it has: {', '.join(own) or 'none'})"
+    )
+
+
+def _seeds(args: Namespace, flags: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the flags of each run: ``--seeds`` sets both seeds, a ``--data-seed`` stays."""
+    if not args.seeds:
+        return [dict(flags)]
+    if "SEED" in flags or "SEED" in args.opts[::2]:
+        raise ConfigError("give one seed or --seeds, not both")
+    return [{"DATA_SEED": str(s)} | dict(flags) | {"SEED": str(s)} for s in args.seeds]

@@ -1,0 +1,84 @@
+"""How alike the clients' uploads of a round are: cosines for the metrics of its first and last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedvlm.core.trees import State, Tree
+from fedvlm.federation.rounds import RoundFinished
+
+MOST_CLIENTS = 100  # of more, those with the lowest ids are compared: a line stays below 1 MB
+MOST_VALUES = 20_000  # of all K x K matrices of single tensors together; above, they are left out
+DIGITS = 6
+
+
+def wanted(event: RoundFinished) -> bool:
+    """Say whether a round's record has similarities: the first and the last round's."""
+    return bool(event.updates) and event.round in (1, event.total_rounds)
+
+
+def similarity(event: RoundFinished, before: State) -> dict[str, Any] | None:
+    """Return how alike the uploads of a round are; None where no tensor is shared.
+
+    Only what was uploaded of the shared group is looked at. Cosines are taken in float64 and
+    rounded; a zero vector has cosine 0, as in similarity-aware aggregation.
+
+    Args:
+        before: the server's state before the round: what the clients started from.
+
+    Returns:
+        ``clients``: ids, ascending, the order of all rows and columns; ``update`` ``[K][K]``:
+        between uploads minus what was downloaded, all shared tensors as one vector; ``tensors``:
+        per tensor ``[K][K]`` between the uploads themselves; ``to_global``: per tensor ``[K]``
+        between an upload and what was downloaded (c_i of ``similarity_weights``).
+        ``tensors`` is left out where it would be long, ``left_out`` counts clients not compared.
+    """
+    ordered = sorted(event.updates, key=lambda u: u.client)
+    taken, names = ordered[:MOST_CLIENTS], sorted(ordered[0].params)
+    if not names:
+        return None
+    down = [event.federation.trainer.down(before, u.client) for u in taken]
+    moved = torch.zeros(len(taken), len(taken), dtype=torch.float64)
+    pairs, to_global = {}, {}
+    for name in names:
+        sent, got = _rows([u.params for u in taken], name), _rows(down, name)
+        pairs[name] = _plain(_normalised(sent @ sent.T))
+        to_global[name] = _plain(_cosines(sent, got))
+        sent -= got
+        moved += sent @ sent.T
+    found = {"clients": [u.client for u in taken], "update": _plain(_normalised(moved))}
+    if len(names) * len(taken) ** 2 <= MOST_VALUES:
+        found["tensors"] = pairs
+    found["to_global"] = to_global
+    return found | ({"left_out": len(ordered) - len(taken)} if len(ordered) > len(taken) else {})
+
+
+def _rows(trees: list[Tree], name: str) -> Tensor:
+    """Return one tensor of all clients ``[K, d]`` in float64, on the CPU."""
+    return torch.stack([tree[name].detach().cpu().double().flatten() for tree in trees])
+
+
+def _normalised(gram: Tensor) -> Tensor:
+    """Return cosines from inner products ``[K, K]``."""
+    norm = gram.diagonal().clamp_min(0).sqrt()
+    return _ratio(gram, norm[:, None] * norm)
+
+
+def _cosines(x: Tensor, y: Tensor) -> Tensor:
+    """Return the cosines ``[K]`` of the rows of two matrices."""
+    return _ratio((x * y).sum(1), x.norm(dim=1) * y.norm(dim=1))
+
+
+def _ratio(inner: Tensor, norm: Tensor) -> Tensor:
+    cosine = torch.where(norm > 0, inner / norm.clamp_min(torch.finfo(norm.dtype).tiny), 0.0)
+    return cosine.clamp(-1, 1)
+
+
+def _plain(values: Tensor) -> Any:
+    """Return nested lists, rounded: on Python's floats, so that JSON shows the digits asked for."""
+    if values.ndim > 1:
+        return [_plain(row) for row in values]
+    return [round(v, DIGITS) for v in values.tolist()]

@@ -1,0 +1,206 @@
+"""The trainable set as the user's choice: ``PEFT.TEXT``, ``PEFT.VISUAL``, ``PEFT.HEAD``.
+
+Every tensor has a role by its name: ``body`` (image side) or ``head`` (text side or classifier).
+All functions work on trees with a leading client axis ``[K, ...]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedvlm.core.errors import ConfigError
+from fedvlm.models.adapt.modules import INIT_STD
+from fedvlm.models.towers.blocks import (
+    Block,
+    TreeEdits,
+    adapter_tree,
+    last_blocks,
+    lora_tree,
+    parse_targets,
+)
+from fedvlm.models.towers.text import text_blocks
+
+Tree = dict[str, Tensor]
+BODY, HEAD = "body", "head"
+TEXT = ("none", "prompt", "lora")
+VISUAL = ("none", "feature", "lora", "adapter")
+HEADS = ("text", "linear")
+IN_TOWER = ("lora", "adapter")
+
+
+@dataclass(frozen=True)
+class PeftSpec:
+    """What is trained.
+
+    Attributes:
+        text: ``prompt`` (a CoOp context), ``lora`` (inside the text tower) or ``none``.
+        visual: ``feature`` (a residual bottleneck on the image feature), ``lora`` or ``adapter``
+            (inside the image tower's blocks), or ``none``.
+        head: ``text`` (text features classify; unseen classes stay defined) or ``linear``
+            (rows of weights, started at the template's text features).
+        n_ctx: context tokens.
+        width: hidden width of the adapters.
+        rank, alpha: of LoRA; its update is scaled by alpha / rank.
+        targets: layers that LoRA changes, of ``blocks.SITES``.
+        blocks: how many of a tower's last blocks are changed; 0: all.
+        average: how LoRA is averaged (``lora_average.RULES``).
+    """
+
+    text: str = "prompt"
+    visual: str = "none"
+    head: str = "text"
+    n_ctx: int = 16
+    width: int = 32
+    rank: int = 8
+    alpha: float = 16.0
+    targets: tuple[str, ...] = ("q", "v")
+    blocks: int = 0
+    average: str = "factors"
+
+    @classmethod
+    def of(cls, cfg: Any) -> PeftSpec:
+        """Read the ``PEFT`` node of a config.
+
+        Raises:
+            ConfigError: nothing would be trained, a text side beside a linear head, or an unknown
+                target.
+        """
+        node = cfg.PEFT
+        spec = cls(
+            node.TEXT, node.VISUAL, node.HEAD, int(node.N_CTX), int(node.WIDTH), int(node.RANK),
+            float(node.ALPHA), parse_targets(node.TARGETS), int(node.BLOCKS), node.LORA_AVG,
+        )
+        if (spec.text, spec.visual, spec.head) == ("none", "none", "text"):
+            raise ConfigError("PEFT trains nothing: set PEFT.TEXT, PEFT.VISUAL or PEFT.HEAD linear")
+        if spec.text != "none" and spec.head == "linear":
+            raise ConfigError(
+                f"PEFT.HEAD linear has no text side, so PEFT.TEXT {spec.text} would train "
+                "nothing: set PEFT.TEXT none (--peft head)"
+            )
+        return spec
+
+    @property
+    def scale(self) -> float:
+        """LoRA's alpha / rank."""
+        return self.alpha / self.rank
+
+    def changed(self, blocks: list[Block], tower: str) -> list[Block]:
+        """Return the blocks that are changed.
+
+        Raises:
+            ConfigError: the tower has fewer than ``PEFT.BLOCKS``.
+        """
+        return last_blocks(blocks, self.blocks, tower)
+
+
+def role(name: str) -> str:
+    """Return ``body`` for ``image.*`` and ``head`` for ``text.*`` and ``head.*``."""
+    return BODY if name.startswith("image.") else HEAD
+
+
+def build(spec: PeftSpec, model: Any, generator: torch.Generator) -> Tree:
+    """Return the initial trainable tensors, without client axis.
+
+    ``text.ctx [n_ctx, text_width]`` ~ N(0, 0.02^2) (CoOp); ``image.adapter.down [width, d]``
+    uniform in +-1/sqrt(d) and ``image.adapter.up [d, width]`` zero, so that the start is the frozen
+    feature; ``head.weight [C, d]`` the template's text features, or random directions on a backbone
+    without text tower. Inside the towers: ``block_adapters``.
+
+    Raises:
+        ConfigError: the backbone's towers or the rank do not allow it.
+    """
+    tree: Tree = {}
+    has_text = getattr(getattr(model, "backbone", None), "has_text", True)
+    if not has_text and spec.head == "text":
+        raise ConfigError(
+            f"backbone '{model.backbone.name}' has no text tower to classify with: use --peft "
+            "head (or head+lora, head+adapter), or a CLIP backbone"
+        )
+    if spec.text == "prompt":
+        shape = (spec.n_ctx, model.text_width)
+        tree["text.ctx"] = torch.randn(shape, generator=generator) * INIT_STD
+    elif spec.text == "lora":
+        tree |= _in_tower(spec, "text", spec.text, text_blocks(model.backbone), generator)
+    if spec.visual == "feature":
+        d = model.embed_dim
+        down = torch.rand(spec.width, d, generator=generator) * 2 - 1
+        tree["image.adapter.down"] = down * d**-0.5
+        tree["image.adapter.up"] = torch.zeros(d, spec.width)
+    elif spec.visual in IN_TOWER:
+        tree |= _in_tower(spec, "image", spec.visual, model.vision.blocks, generator)
+    if spec.head == "linear" and has_text:
+        tree["head.weight"] = model.anchor("template", 0).detach().clone().cpu()
+    elif spec.head == "linear":
+        rows = torch.randn(len(model.classnames), model.embed_dim, generator=generator)
+        tree["head.weight"] = F.normalize(rows, dim=-1)
+    return tree
+
+
+def _in_tower(
+    spec: PeftSpec, tower: str, kind: str, blocks: list[Block], generator: torch.Generator
+) -> Tree:
+    changed = spec.changed(blocks, tower)
+    if kind == "adapter":
+        return adapter_tree(tower, changed, spec.width, generator)
+    least = min(min(block.shape(site)) for block in changed for site in spec.targets)
+    if spec.rank > least:
+        raise ConfigError(f"PEFT.RANK {spec.rank} is above {least}, the {tower} tower's width")
+    return lora_tree(tower, changed, spec.targets, spec.rank, generator)
+
+
+def first_block(spec: PeftSpec, model: Any) -> int | None:
+    """Return the first changed block of the image tower; None where it stays frozen.
+
+    What enters that block is the same for all clients and rounds: the stream ``tokens.<b>``.
+    """
+    if spec.visual not in IN_TOWER:
+        return None
+    return spec.changed(model.vision.blocks, "image")[0].index
+
+
+def text_features(spec: PeftSpec, model: Any, p: Tree) -> Tensor:
+    """Return the classifier ``[K, C, d]``, normalised."""
+    if spec.head == "linear":
+        rows = p["head.weight"]
+        return F.normalize(rows, dim=-1)
+    if spec.text == "prompt":
+        features: Tensor = model.text(p["text.ctx"])
+        return features
+    if spec.text == "lora":
+        changed = spec.changed(text_blocks(model.backbone), "text")
+        adapted: Tensor = model.adapted_text(p, changed[0].index, spec.scale)
+        return adapted
+    k = next(iter(p.values())).shape[0]
+    anchor: Tensor = model.anchor("template", 0)
+    return anchor.expand(k, *anchor.shape)
+
+
+def image_features(spec: PeftSpec, model: Any, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
+    """Return image features ``[K, B, d]``, not normalised."""
+    if spec.visual in IN_TOWER:
+        return image_taps(spec, model, p, x)[0]
+    z: Tensor = model.image(x)
+    if spec.visual == "feature":
+        hidden = F.gelu(z @ p["image.adapter.down"].mT)
+        z = z + hidden @ p["image.adapter.up"].mT
+    return z
+
+
+def image_taps(
+    spec: PeftSpec, model: Any, p: Tree, x: Mapping[str, Tensor], taps: Sequence[int] = ()
+) -> tuple[Tensor, dict[int, Tensor]]:
+    """Return image features ``[K, B, d]`` and the outputs of the blocks ``taps``.
+
+    For ``PEFT.VISUAL`` lora and adapter, from tokens or pixels. A tap is ``[K, B, n, width]``, its
+    first row the class token's; taps must not lie below a stream ``tokens.<b>``.
+    """
+    found: tuple[Tensor, dict[int, Tensor]] = model.adapted_image(
+        x, TreeEdits("image", p, spec.scale), taps
+    )
+    return found

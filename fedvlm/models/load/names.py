@@ -1,0 +1,225 @@
+"""Backbone names: CoOp's, open_clip's, ``tiny``; and the check that weights and activation agree.
+
+open_clip turns CoOp's ``ViT-B/16`` into ``ViT-B-16``, a plain-GELU model, although OpenAI's weights
+were trained with QuickGELU: the features are then wrong, without a warning for a local file.
+
+
+Weights files: reading them without running anything in them, and downloading a tag."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import pickle
+import socket
+import warnings
+import zipfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlparse
+
+import torch
+from torch import nn
+
+from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
+
+TINY = "tiny"
+LOCAL_DIR = "local-dir:"
+
+# CoOp's MODEL.BACKBONE.NAME -> the open_clip build with the same activation.
+COOP_NAMES = {
+    "RN50": "RN50-quickgelu",
+    "RN101": "RN101-quickgelu",
+    "ViT-B/32": "ViT-B-32-quickgelu",
+    "ViT-B/16": "ViT-B-16-quickgelu",
+    "ViT-L/14": "ViT-L-14-quickgelu",
+    "ViT-L/14@336px": "ViT-L-14-336-quickgelu",
+}
+
+# sha256 of the archives that OpenAI published (the digests stand in their download addresses).
+OPENAI_SHA256 = frozenset(
+    {
+        "afeb0e10f9e5a86da6080e35cf09123aca3b358a0c3e3b6c78a7b63bc04b6762",  # RN50
+        "8fa8567bab74a42d41c5915025a8e4538c3bdbe8804a470a72f30b0d94fab599",  # RN101
+        "7e526bd135e493cef0776de27d5f42653e6b4c8bf9e0f653bb11773263205fdd",  # RN50x4
+        "52378b407f34354e150460fe41077663dd5b39c54cd0bfd2b27167a4a06ec9aa",  # RN50x16
+        "be1cfb55d75a9666199fb2206c106743da0f6468c9d327f3e0d0a543a9919d9c",  # RN50x64
+        "40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af",  # ViT-B/32
+        "5806e77cd80f8b59890b7e101eabd078d9fb84e6937f9e85e4ecb61988df416f",  # ViT-B/16
+        "b8cca3fd41ae0c99ba7e8951adf17d267cdb84cd88be6f7c2e0eca1737a03836",  # ViT-L/14
+        "3035c92b350959924f9f00213499208652fc7ea050643e8b385c2dac08641f02",  # ViT-L/14@336px
+    }
+)
+
+
+def open_clip_name(name: str) -> str:
+    """Return the open_clip name of a backbone given by CoOp's or open_clip's name.
+
+    Raises:
+        ConfigError: neither knows the name.
+    """
+    import open_clip
+
+    known = open_clip.list_models()
+    if name in COOP_NAMES:
+        return COOP_NAMES[name]
+    if name in known:
+        return name
+    # CoOp's names win: 'vit-b16' means ViT-B/16, not open_clip's GELU build ViT-B-16.
+    plain = {fold(coop).replace("/", ""): coop for coop in (TINY, *COOP_NAMES)}
+    coop = plain.get(fold(name).replace("/", ""))
+    hint = did_you_mean(coop or name, [coop] if coop else [*plain.values(), *known])
+    raise ConfigError(
+        f"unknown backbone '{name}'{hint} (--backbone takes '{TINY}', "
+        f"CoOp's {', '.join(COOP_NAMES)}, an open_clip name, or '{LOCAL_DIR}<folder>')"
+    )
+
+
+def looks_like_openai(path: Path) -> bool:
+    """Tell whether a weights file is OpenAI's: by its name, its own metadata or its sha256.
+
+    Raises:
+        DataError: a safetensors file that cannot be read.
+    """
+    if "openai" in path.name.lower():
+        return True
+    if path.suffix == ".safetensors":
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                return "openai" in repr(file.metadata() or {}).lower()
+        except SafetensorError as error:
+            raise DataError(f"cannot read weights from '{path}': {error}") from error
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest() in OPENAI_SHA256
+
+
+def check_activation(name: str, build_quick_gelu: bool, weights: str, needs: bool | None) -> None:
+    """Refuse weights on a build with the other activation.
+
+    Args:
+        name: open_clip name of the build.
+        build_quick_gelu: whether the build uses QuickGELU.
+        weights: how the user named the weights, for the message.
+        needs: True: trained with QuickGELU; False: with GELU; None: not known (accepted).
+
+    Raises:
+        ConfigError: they differ.
+    """
+    if needs is None or needs == build_quick_gelu:
+        return
+    base = name.removesuffix("-quickgelu")
+    mended = f"{base}-quickgelu" if needs else base
+    act = {True: "QuickGELU", False: "GELU"}
+    raise ConfigError(
+        f"weights '{weights}' were trained with {act[needs]}, but backbone '{name}' computes "
+        f"{act[build_quick_gelu]}, which gives wrong features: use --backbone {mended}"
+    )
+
+
+def known_tags(name: str) -> dict[str, dict[str, Any]]:
+    """Return open_clip's pretrained tags for a build: tag -> its config (activation, mean, std)."""
+    from open_clip import pretrained
+
+    tags = pretrained.list_pretrained_tags_by_model(name)
+    return {tag: pretrained.get_pretrained_cfg(name, tag) for tag in tags}
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WAYS_OUT = (
+    "use --backbone tiny (embedded), a local file with --weights FILE, "
+    "or a folder with --weights local-dir:FOLDER"
+)
+
+
+def is_torchscript(path: Path) -> bool:
+    """Tell whether a file is a TorchScript archive (OpenAI's own format)."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any("/code/" in member for member in archive.namelist())
+
+
+def load_file(model: nn.Module, path: Path) -> None:
+    """Fill a model from a weights file; no pickled code in the file is executed.
+
+    Raises:
+        DataError: unreadable file, or tensors that do not fit the model.
+    """
+    from open_clip.factory import load_checkpoint
+
+    try:
+        if is_torchscript(path):
+            with warnings.catch_warnings(action="ignore", category=FutureWarning):
+                state = torch.jit.load(str(path), map_location="cpu").state_dict()
+            for extra in ("input_resolution", "context_length", "vocab_size"):
+                state.pop(extra, None)
+            model.load_state_dict(state, strict=True)
+        else:
+            load_checkpoint(model, str(path), strict=True, weights_only=True, device="cpu")
+    except pickle.UnpicklingError as error:
+        raise DataError(
+            f"'{path}' holds pickled code, which is refused: use safetensors"
+        ) from error
+    except (IndexError, KeyError, EOFError) as error:
+        raise DataError(
+            f"'{path}' is not a weights file of this model (safetensors, state dict or OpenAI's "
+            "TorchScript)"
+        ) from error
+    except Exception as error:  # torch, safetensors and zip each have kinds of their own
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"cannot load weights from '{path}': {reason}") from error
+
+
+def download(tag: str, build: str, cfg: dict[str, Any]) -> Path:
+    """Return the file of a pretrained tag, from the cache or the network.
+
+    Raises:
+        DataError: not in the cache and not to be had; the message names the ways out.
+    """
+    from open_clip.pretrained import download_pretrained
+
+    try:
+        with quiet_hub(offline=not hub_is_reachable()):
+            return Path(download_pretrained(cfg))
+    except Exception as error:  # network libraries raise many kinds
+        raise DataError(
+            f"cannot download weights '{tag}' of {build} ({type(error).__name__}): {WAYS_OUT}"
+        ) from error
+
+
+def hub_is_reachable() -> bool:
+    """False when the hub's name does not resolve: its client would retry for most of a minute."""
+    from huggingface_hub import constants
+
+    if any(os.environ.get(k) for k in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True
+    try:
+        socket.getaddrinfo(urlparse(constants.ENDPOINT).hostname, 443)
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def quiet_hub(*, offline: bool) -> Iterator[None]:
+    """Keep the hub's client off the screen, and off the network if ``offline``; then restore."""
+    from huggingface_hub import constants
+
+    logger = logging.getLogger("huggingface_hub")
+    before = logger.level, constants.HF_HUB_OFFLINE
+    logger.setLevel(logging.ERROR)
+    constants.HF_HUB_OFFLINE = offline or before[1]
+    try:
+        yield
+    finally:
+        logger.setLevel(before[0])
+        constants.HF_HUB_OFFLINE = before[1]

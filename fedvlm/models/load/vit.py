@@ -1,0 +1,247 @@
+"""Supervised ViTs from timm and transformers as backbones without a text tower (the head view).
+
+The weights are renamed into open_clip's VisionTransformer, not wrapped, so that adapters, cached
+activations and counting are the same code; tests hold the features to the libraries' own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedvlm.core.errors import ConfigError, DataError, did_you_mean
+from fedvlm.models.backbone import Backbone, Tokenizer, TransformSpec
+from fedvlm.models.load.names import hub_is_reachable, quiet_hub
+
+LOADERS = ("timm", "transformers-vit")
+COSINE_SCALE = 16.0  # of the cosine classifier; CLIP's 100 is learned for its own features
+_RESAMPLE = {2: "bilinear", 3: "bicubic"}
+
+# their name -> open_clip's; blocks carry a number
+_OUTER = {
+    "cls_token": "class_embedding", "pos_embed": "positional_embedding",
+    "patch_embed.proj.": "conv1.", "norm_pre.": "ln_pre.", "norm.": "ln_post.",
+    "embeddings.cls_token": "class_embedding",
+    "embeddings.position_embeddings": "positional_embedding",
+    "embeddings.patch_embeddings.projection.": "conv1.", "layernorm.": "ln_post.",
+}
+_INNER = {
+    "norm1.": "ln_1.", "norm2.": "ln_2.", "attn.qkv.": "attn.in_proj_", "mlp.fc1.": "mlp.c_fc.",
+    "mlp.fc2.": "mlp.c_proj.", "attn.proj.": "attn.out_proj.", "ls1.": "ls_1.", "ls2.": "ls_2.",
+    "layernorm_before.": "ln_1.", "layernorm_after.": "ln_2.",
+    "attention.o_proj.": "attn.out_proj.", "attention.q_proj.": "q.", "attention.k_proj.": "k.",
+    "attention.v_proj.": "v.",
+}
+
+
+class VisionOnly(nn.Module):
+    """An image tower where a CLIP is expected."""
+
+    def __init__(self, visual: nn.Module) -> None:
+        super().__init__()
+        self.visual = visual
+
+
+class ViTBackbone(Backbone):
+    """A frozen image tower alone: ``PEFT.HEAD linear`` classifies, nothing reads a text."""
+
+    has_text = False
+
+    def _read_facts(self) -> None:
+        self.embed_dim, self.image_size = int(self.arch["width"]), self.transform_spec.size
+        self.text_width = self.context_length = 0
+        self.causal, self.pool = False, ""
+        self.logit_scale, self.logit_bias = COSINE_SCALE, None
+
+
+def load_vit(
+    name: str, weights: str = "", *, loader: str, random: bool = False, seed: int = 0,
+    **place: Any,
+) -> Backbone:
+    """Load a supervised ViT.
+
+    Args:
+        name: timm's name (``vit_tiny_patch16_224``); a hub name or folder for transformers.
+        weights: timm: a .safetensors file; empty: the library's own pretrained weights.
+        loader: ``timm`` or ``transformers-vit``.
+        random: random weights from ``seed``.
+        seed: of the random weights; the global generators are left alone.
+        place: arguments of ``Backbone``: dtype, device, plain.
+
+    Raises:
+        ConfigError: unknown name, or an architecture that is no plain ViT.
+        DataError: weights that cannot be had.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(seed)
+        read = _from_timm if loader == "timm" else _from_transformers
+        arch, state, spec = read(name, weights, random)
+        visual = build_vit(arch, state, name)
+    return ViTBackbone(
+        VisionOnly(visual), _no_text(name), name=name, arch=arch, spec=spec,
+        weights=weights or ("random" if random else loader), **place,
+    )
+
+
+def _no_text(name: str) -> Tokenizer:
+    def refuse(*_: Any, **__: Any) -> Tensor:
+        raise ConfigError(
+            f"backbone '{name}' has no text tower: use --peft head, or a CLIP backbone"
+        )
+
+    return refuse
+
+
+def build_vit(arch: dict[str, Any], state: dict[str, Tensor], name: str) -> nn.Module:
+    """Return open_clip's VisionTransformer with the renamed weights.
+
+    Raises:
+        ConfigError: tensors that a plain ViT does not have, or lacks.
+    """
+    from open_clip.transformer import LayerNorm, VisionTransformer
+
+    visual = VisionTransformer(
+        image_size=arch["image_size"], patch_size=arch["patch_size"], width=arch["width"],
+        layers=arch["layers"], heads=arch["heads"], mlp_ratio=arch["mlp_ratio"],
+        ls_init_value=1.0 if arch["layer_scale"] else None, no_ln_pre=not arch["norm_pre"],
+        output_dim=arch["width"], norm_layer=partial(LayerNorm, eps=arch["eps"]),
+    )
+    visual.proj = None  # features are the normalised class token
+    try:
+        visual.load_state_dict(rename_vit(state), strict=True)
+    except (RuntimeError, KeyError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"'{name}' is not a plain ViT with a class token: {reason}") from error
+    return visual
+
+
+def rename_vit(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return timm's or transformers' ViT tensors under open_clip's names; heads are left out.
+
+    open_clip's patch embedding has no bias: it goes into the patches' positions (one rounding).
+    """
+    out: dict[str, Tensor] = {}
+    for name, value in state.items():
+        block = re.match(r"(?:blocks|layers)\.(\d+)\.", name)
+        rest = name[block.end() :] if block else name
+        table = _INNER if block else _OUTER
+        if not block and name.startswith(("head.", "fc_norm.", "pooler.")):
+            continue
+        theirs = next((t for t in table if rest == t or t[-1] == "." and rest.startswith(t)), None)
+        if theirs is None:
+            raise KeyError(name)
+        prefix = f"transformer.resblocks.{block.group(1)}." if block else ""
+        out[prefix + table[theirs] + rest[len(theirs) :]] = value.detach().clone()
+    for key in [k for k in out if ".q." in k]:
+        rows = [out.pop(key.replace(".q.", f".{s}.")) for s in "qkv"]
+        out[key.replace("q.", "attn.in_proj_")] = torch.cat(rows)
+    out["class_embedding"] = out["class_embedding"].flatten()
+    positions = out["positional_embedding"].squeeze(0)
+    positions[1:] += out.pop("conv1.bias", torch.zeros(()))
+    out["positional_embedding"] = positions
+    return out
+
+
+def _from_timm(
+    name: str, weights: str, random: bool
+) -> tuple[dict[str, Any], dict[str, Tensor], TransformSpec]:
+    import timm
+    from timm.models.vision_transformer import VisionTransformer
+
+    if not timm.is_model(name.split(".")[0]):
+        known = timm.list_models("vit_*")
+        raise ConfigError(f"timm has no model '{name}'{did_you_mean(name, known)}")
+    own = not (random or weights)
+    try:
+        with quiet_hub(offline=not hub_is_reachable()):
+            model: Any = timm.create_model(name, pretrained=own)
+        if weights:
+            model.load_state_dict(load_file(str(Path(weights).expanduser())))
+    except (OSError, RuntimeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise DataError(
+            f"cannot load '{name}' with timm ({reason}): name a .safetensors file with --weights, "
+            "or set MODEL.BACKBONE.PRETRAINED False for random weights"
+        ) from error
+    block: Any = model.blocks[0] if type(model) is VisionTransformer else None
+    plain = block is not None and type(block.mlp.act) is nn.GELU and model.global_pool == "token"
+    if not plain or model.num_prefix_tokens != 1 or model.no_embed_class:
+        raise ConfigError(f"timm's '{name}' is not a plain ViT with a class token and GELU")
+    data = timm.data.resolve_model_data_config(model)
+    arch = _arch(
+        data["input_size"][-1], model.patch_embed.patch_size[0], model.embed_dim,
+        len(model.blocks), block.attn.num_heads, block.mlp.fc1.out_features, model.norm.eps,
+    ) | {
+        "layer_scale": not isinstance(block.ls1, nn.Identity),
+        "norm_pre": not isinstance(model.norm_pre, nn.Identity),
+    }
+    spec = TransformSpec(arch["image_size"], tuple(data["mean"]), tuple(data["std"]),
+                         data["interpolation"])
+    return arch, model.state_dict(), spec
+
+
+def _from_transformers(
+    name: str, weights: str, random: bool
+) -> tuple[dict[str, Any], dict[str, Tensor], TransformSpec]:
+    from transformers import AutoConfig, ViTImageProcessor, ViTModel
+
+    if weights:
+        raise ConfigError(f"loader 'transformers-vit' takes its weights by name: drop '{weights}'")
+    folder = Path(name).expanduser()
+    try:
+        with quiet_hub(offline=folder.is_dir() or not hub_is_reachable()), _no_bars():
+            config: Any = AutoConfig.from_pretrained(name)
+            if config.model_type != "vit" or config.hidden_act != "gelu" or not config.qkv_bias:
+                raise ConfigError(f"'{name}' is a {config.model_type}, not a plain ViT with GELU")
+            model: Any = ViTModel(config) if random else ViTModel.from_pretrained(
+                name, dtype=torch.float32, add_pooling_layer=False
+            )
+            there = not folder.is_dir() or (folder / "preprocessor_config.json").is_file()
+            process: Any = (
+                ViTImageProcessor.from_pretrained(name) if there else ViTImageProcessor()
+            )
+    except OSError as error:
+        reason = " ".join(str(error).split())[:160]
+        raise DataError(
+            f"cannot load '{name}' with transformers ({reason}): name a folder with config.json "
+            "and model.safetensors"
+        ) from error
+    arch = _arch(
+        config.image_size, config.patch_size, config.hidden_size, config.num_hidden_layers,
+        config.num_attention_heads, config.intermediate_size, config.layer_norm_eps,
+    )
+    spec = TransformSpec(config.image_size, tuple(process.image_mean), tuple(process.image_std),
+                         _RESAMPLE.get(int(process.resample), "bilinear"), "squash")
+    return arch, model.state_dict(), spec
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    from transformers.utils import logging as bars
+
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()
+
+
+def _arch(
+    image: int, patch: int, width: int, layers: int, heads: int, hidden: int, eps: float
+) -> dict[str, Any]:
+    return {
+        "image_size": image, "patch_size": patch, "width": width, "layers": layers,
+        "heads": heads, "mlp_ratio": hidden / width, "eps": eps, "layer_scale": False,
+        "norm_pre": False,
+    }

@@ -1,0 +1,310 @@
+"""Layers of a frozen tower, remade for speed: split attention, pre-cast linears, folded GELU.
+
+Products with frozen weights: the fastest exact kernel, and no gradient for the weights.
+
+PyTorch sends float32 products to MKL, which uses half of the vector width of AMD processors
+(measured on a Zen 5 core: 120 GF/s; oneDNN, which PyTorch brings along, 265 GF/s, the same
+float32 arithmetic up to the order of sums). The choice depends on the build and the processor
+only, so the same machine always gives the same bits.
+
+Folding a text tower's constants into its linear layers (in float64, then cast).
+
+LayerNorm's gain and shift go into the layer behind it, the softmax scale into q, LayerScale into
+the layer before it, and QuickGELU's 1.702 into both layers of the MLP, so that it becomes SiLU:
+``x * sigmoid(a x) = silu(a x) / a``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@lru_cache(maxsize=1)
+def onednn_available() -> bool:
+    """Tell whether oneDNN's float32 product can be called here (AVX-512 processors)."""
+    op = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return bool(op is not None and wide and torch.backends.mkldnn.is_available())
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x @ weight.T + bias`` without autograd: [..., in], [out, in] -> [..., out]."""
+    if x.dtype is torch.float32 and x.device.type == "cpu" and onednn_available():
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return out
+    return F.linear(x, weight, bias)
+
+
+class _FrozenLinear(torch.autograd.Function):
+    """``linear`` whose backward is one product with the transposed (never copied) weight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.x_dtype = x.dtype
+        return linear(x.to(weight.dtype), weight, bias).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (weight,) = ctx.saved_tensors
+        # Not ``linear``: where a second derivative is asked for, this product needs one too.
+        return frozen_linear(grads[0].to(weight.dtype), weight.t()).to(ctx.x_dtype), None, None
+
+
+def frozen_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x @ weight.T + bias`` in the type of ``x``, differentiable in ``x`` only.
+
+    Args:
+        x: [..., in].
+        weight: [out, in]; the product is computed in its type (bf16: cast in, cast out).
+        bias: [out] or None.
+    """
+    if not (torch.is_grad_enabled() and x.requires_grad):
+        return linear(x.to(weight.dtype), weight, bias).to(x.dtype)
+    out: Tensor = _FrozenLinear.apply(x, weight, bias)
+    return out
+
+
+QUICK_GELU = 1.702
+Pair = tuple[Tensor, Tensor]
+
+
+class Unfoldable(Exception):
+    """The text tower has parts that the packed path does not know; the plain path is used."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Folded (weight [out, in], bias [out]) of one block's layers, and its two norms' eps."""
+
+    qkv: Pair
+    out: Pair
+    fc: Pair
+    proj: Pair
+    eps: tuple[float, float]
+
+
+def fold_block(block: Any, constant: float, dtype: torch.dtype) -> Block:
+    """Fold one of open_clip's ``ResidualAttentionBlock`` (``constant``: see ``activation``)."""
+    attn, fc, proj = block.attn, block.mlp.c_fc, block.mlp.c_proj
+    width, heads = attn.embed_dim, attn.num_heads
+    device = attn.in_proj_weight.device
+    scale = _double(attn.in_proj_weight.new_ones(3 * width, 1))
+    scale[:width] = (width // heads) ** -0.5
+    grow = scale.new_full((1, 1), constant)
+    return Block(
+        qkv=_cast(
+            _behind_norm(block.ln_1, attn.in_proj_weight, attn.in_proj_bias, scale), dtype, device
+        ),
+        out=_cast(_before_scale(block.ls_1, attn.out_proj, 1.0), dtype, device),
+        fc=_cast(_behind_norm(block.ln_2, fc.weight, fc.bias, grow), dtype, device),
+        proj=_cast(_before_scale(block.ls_2, proj, 1 / constant), dtype, device),
+        eps=(float(block.ln_1.eps), float(block.ln_2.eps)),
+    )
+
+
+def fold_projection(norm: Any, projection: Any, dtype: torch.dtype) -> Pair:
+    """Fold the final norm's affine part into the text projection: ([embed, width], [embed])."""
+    gain, shift = _double(norm.weight), _double(norm.bias)
+    bias = None
+    if projection is None:
+        matrix = torch.diag(torch.ones_like(gain))
+    elif isinstance(projection, nn.Linear):
+        matrix, bias = _double(projection.weight), projection.bias
+    else:
+        matrix = _double(projection).T
+    total = matrix @ shift + (0.0 if bias is None else _double(bias))
+    return _cast((matrix * gain, total), dtype, norm.weight.device)
+
+
+def heads_of(blocks: list[Any]) -> int:
+    """Number of attention heads of standard blocks.
+
+    Raises:
+        Unfoldable: blocks of another kind, or attention with extra keys or without biases.
+    """
+    from open_clip.transformer import ResidualAttentionBlock
+
+    standard = all(
+        type(block) is ResidualAttentionBlock
+        and type(block.attn) is nn.MultiheadAttention
+        and block.attn.in_proj_bias is not None
+        and block.attn.bias_k is None
+        for block in blocks
+    )
+    if not standard:
+        raise Unfoldable("the text tower's blocks are not open_clip's standard ones")
+    return int(blocks[0].attn.num_heads)
+
+
+def activation_of(blocks: list[Any]) -> tuple[Callable[[Tensor], Tensor], float]:
+    """The MLP's function as a built-in one, and the factor to fold for it.
+
+    Raises:
+        Unfoldable: neither QuickGELU nor exact GELU.
+    """
+    from open_clip.transformer import QuickGELU
+
+    kinds = {type(block.mlp.gelu) for block in blocks}
+    if kinds == {QuickGELU}:
+        return F.silu, QUICK_GELU
+    if kinds == {nn.GELU} and all(block.mlp.gelu.approximate == "none" for block in blocks):
+        return F.gelu, 1.0
+    raise Unfoldable("the text tower's activation is neither QuickGELU nor GELU")
+
+
+def _behind_norm(norm: Any, weight: Tensor, bias: Tensor, scale: Tensor) -> Pair:
+    """A linear layer behind a LayerNorm: absorb its gain and shift, and a row ``scale``."""
+    weight, bias = _double(weight), _double(bias)
+    folded = scale * weight * _double(norm.weight)
+    return folded, scale.squeeze(1) * (bias + weight @ _double(norm.bias))
+
+
+def _before_scale(layer_scale: Any, layer: nn.Linear, factor: float) -> Pair:
+    """A linear layer before a LayerScale: absorb it, and a ``factor`` on the layer's input."""
+    weight, bias = _double(layer.weight), _double(layer.bias)
+    if hasattr(layer_scale, "gamma"):
+        gamma = _double(layer_scale.gamma)
+        weight, bias = gamma.unsqueeze(1) * weight, gamma * bias
+    return weight * factor, bias
+
+
+def _cast(pair: Pair, dtype: torch.dtype, device: torch.device) -> Pair:
+    weight, bias = (t.to(dtype).to(device).contiguous() for t in pair)
+    return weight, bias
+
+
+def _double(tensor: Tensor) -> Tensor:
+    """Return ``tensor`` in float64, on the CPU where its device has none (Apple's mps)."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
+
+
+class SplitAttention(nn.Module):
+    """Self-attention with separate q, k, v, o linears, equal to a packed MultiheadAttention.
+
+    A drop-in for the ``attn`` of open_clip's blocks (batch first, no dropout). Adapters (LoRA) can
+    wrap each linear; the attention itself is computed in the type of its input.
+
+    Args:
+        packed: the attention to split; its weights are copied.
+    """
+
+    def __init__(self, packed: nn.MultiheadAttention) -> None:
+        super().__init__()
+        width = packed.embed_dim
+        self.num_heads = packed.num_heads
+        weights = packed.in_proj_weight.detach().split(width)
+        biases = packed.in_proj_bias.detach().split(width)
+        layers = [_linear(w, b) for w, b in zip(weights, biases, strict=True)]
+        self.q_proj, self.k_proj, self.v_proj = layers
+        self.out_proj = _linear(packed.out_proj.weight, packed.out_proj.bias)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **_: Any
+    ) -> tuple[Tensor, None]:
+        """Attend: [n, L, width] -> ([n, L, width], None), like MultiheadAttention."""
+        heads = (query.shape[0], -1, self.num_heads, query.shape[-1] // self.num_heads)
+        q = self.q_proj(query).view(heads).transpose(1, 2)
+        k = self.k_proj(key).view(heads).transpose(1, 2)
+        v = self.v_proj(value).view(heads).transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
+        return self.out_proj(mixed.transpose(1, 2).reshape(query.shape)), None
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    out_features, in_features = weight.shape
+    # Made on the meta device: its own random weights would cost time and random numbers.
+    layer = nn.Linear(in_features, out_features, bias=bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
+    return layer
+
+
+class CastLinear(nn.Module):
+    """A frozen linear layer whose weights were cast once; its input and output keep their type.
+
+    With float32 weights it is the same layer through the fastest kernel (``linear``).
+    """
+
+    def __init__(self, layer: nn.Linear, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(layer.weight.detach().to(dtype), requires_grad=False)
+        bias = None if layer.bias is None else layer.bias.detach().to(dtype)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in_features] -> [..., out_features], in the type of ``x``."""
+        return frozen_linear(x, self.weight, self.bias)
+
+
+class CastConv(nn.Module):
+    """A frozen convolution whose weights were cast once; its input and output keep their type."""
+
+    def __init__(self, layer: nn.Conv2d, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.layer = layer.to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, in, H, W] -> [n, out, H', W'], in the type of ``x``."""
+        out: Tensor = self.layer(x.to(self.layer.weight.dtype))
+        return out.to(x.dtype)
+
+
+def split_attention(module: nn.Module) -> int:
+    """Replace, in place, every packed attention below ``module`` by a split one; return how many.
+
+    peft's wrapper for packed attention updates q, k and v jointly and does nothing when it is aimed
+    at ``out_proj``; on the split layers its plain ``lora.Linear`` works.
+    """
+    count = 0
+    for name, child in module.named_children():
+        if isinstance(child, nn.MultiheadAttention):
+            setattr(module, name, SplitAttention(child))
+            count += 1
+        else:
+            count += split_attention(child)
+    return count
+
+
+def cast_linears(module: nn.Module, dtype: torch.dtype) -> None:
+    """Remake, in place, a frozen tower's linear layers, convolutions and packed attentions.
+
+    Weights are cast once to ``dtype``; norms, softmax, attention and the residual stream stay as
+    they are (``performance.md`` 2.5). torch.autocast would cast the frozen weights at every call.
+    With float32 nothing but the order of sums changes.
+    """
+    for name, child in module.named_children():
+        if isinstance(child, nn.MultiheadAttention):
+            split = SplitAttention(child)
+            cast_linears(split, dtype)
+            setattr(module, name, split)
+        elif type(child).__name__ == "AttentionPool2d":
+            continue  # reads its linears' weights directly: stays fp32, it is one small layer
+        elif isinstance(child, nn.Linear):
+            setattr(module, name, CastLinear(child, dtype))
+        elif isinstance(child, nn.Conv2d) and dtype is not torch.float32:
+            setattr(module, name, CastConv(child, dtype))
+        else:
+            _fold_quick_gelu(child)
+            cast_linears(child, dtype)
+
+
+def _fold_quick_gelu(mlp: nn.Module) -> None:
+    """Turn an MLP's QuickGELU (three passes over memory) into SiLU (one): see ``fold``."""
+    from open_clip.transformer import QuickGELU
+
+    if not (isinstance(mlp, nn.Sequential) and type(getattr(mlp, "gelu", None)) is QuickGELU):
+        return
+    fc, proj = mlp.get_submodule("c_fc"), mlp.get_submodule("c_proj")
+    if not (isinstance(fc, nn.Linear) and isinstance(proj, nn.Linear)):
+        return
+    mlp.c_fc = _linear(*((t.double() * QUICK_GELU).to(t.dtype) for t in (fc.weight, fc.bias)))
+    mlp.c_proj = _linear((proj.weight.double() / QUICK_GELU).to(proj.weight.dtype), proj.bias)
+    mlp.gelu = nn.SiLU()

@@ -1,0 +1,116 @@
+"""The image tower from block b on, for K clients with adapters of their own.
+
+``open_clip``'s VisionTransformer, functionally: tokens ``[K, B, n, width]``, frozen weights shared
+by all clients. What lies below the first adapted block is the same for everybody: its output is a
+stream of its own, ``tokens.<b>``, that can be computed once and kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.models.backbone import Backbone
+from fedvlm.models.towers.blocks import Block, Edits, NoEdits, Unreadable, read_blocks
+
+PREFIX = "tokens."
+
+
+def stream_name(block: int) -> str:
+    """Return the name of the stream of activations that enter ``block``."""
+    return f"{PREFIX}{block}"
+
+
+class VisionTower:
+    """A backbone's image tower in pieces.
+
+    Args:
+        backbone: with open_clip's VisionTransformer.
+
+    Raises:
+        ConfigError: another image tower (a ResNet, a timm trunk).
+    """
+
+    def __init__(self, backbone: Backbone) -> None:
+        from open_clip.transformer import VisionTransformer
+
+        self.backbone, visual = backbone, backbone.model.visual
+        try:
+            if type(visual) is not VisionTransformer:
+                raise Unreadable(f"its image tower is {type(visual).__name__}")
+            self.blocks: list[Block] = read_blocks(visual.transformer.resblocks)
+        except Unreadable as reason:
+            raise ConfigError(
+                f"PEFT.VISUAL lora and adapter need a ViT image tower; {backbone.name} has none "
+                f"({reason}): use --backbone ViT-B/16, or PEFT.VISUAL feature"
+            ) from reason
+        self.visual = visual
+        # Only the class token is read out: behind the last block no other row is needed.
+        self._one_row = visual.attn_pool is None and visual.pool_type == "tok"
+
+    @property
+    def tokens(self) -> int:
+        """Rows per image, the class token included."""
+        return int(self.visual.positional_embedding.shape[0])
+
+    @property
+    def width(self) -> int:
+        """Width of a row."""
+        return int(self.visual.positional_embedding.shape[1])
+
+    def enter(self, pixels: Tensor, block: int = 0) -> Tensor:
+        """Return the activations ``[B, n, width]`` that enter ``block``, of ``[B, 3, H, W]``.
+
+        The gradient reaches the pixels if they ask for it (attacks).
+        """
+        backbone = self.backbone
+        x: Tensor = self.visual._embeds(pixels.to(backbone.device, backbone.feature_dtype))
+        x = x.to(backbone.feature_dtype).unsqueeze(0)
+        for one in self.blocks[:block]:
+            x = one(x, NoEdits())
+        return x.squeeze(0)
+
+    def leave(
+        self, x: Tensor, start: int, edits: Edits, taps: Sequence[int] = ()
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Go on from block ``start``.
+
+        Args:
+            x: ``[K, B, n, width]``.
+            start: the block that ``x`` enters.
+            edits: the clients' adapters; ``NoEdits()`` is the frozen tower.
+            taps: blocks whose outputs are wanted as well.
+
+        Returns:
+            Features ``[K, B, d]``, not normalised, and ``{tap: [K, B, n, width]}``.
+        """
+        found, last = {}, len(self.blocks) - 1
+        for one in self.blocks[start:]:
+            short = one.index == last and self._one_row and last not in taps
+            read = torch.zeros(x.shape[1], dtype=torch.int64, device=x.device) if short else None
+            x = one(x, edits, read=read)
+            if one.index in taps:
+                found[one.index] = x
+        pooled, _ = self.visual._pool(x.flatten(0, 1))
+        out = pooled if self.visual.proj is None else pooled @ self.visual.proj
+        return out.view(*x.shape[:2], -1), found
+
+
+def pick_stream(x: Mapping[str, Tensor]) -> tuple[str, int]:
+    """Return the stream to start from and the block it enters; pixels enter below all blocks.
+
+    Raises:
+        FedvlmError: the batch has features only.
+    """
+    kept = {name: int(name.removeprefix(PREFIX)) for name in x if name.startswith(PREFIX)}
+    if kept:
+        name = max(kept, key=lambda n: kept[n])
+        return name, kept[name]
+    if "pixels" in x:
+        return "pixels", -1
+    raise FedvlmError(
+        f"adapters inside the image tower need pixels or tokens; the batch has {', '.join(x)}"
+    )

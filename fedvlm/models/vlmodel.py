@@ -1,0 +1,219 @@
+"""The model that a trainer sees: images and prompts to features, features to logits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedvlm.core.errors import ConfigError, did_you_mean
+from fedvlm.models.backbone import Backbone
+from fedvlm.models.towers.blocks import Edits, NoEdits
+from fedvlm.models.towers.packed_text import ClassPrompts, TextPath
+from fedvlm.models.towers.text import PLACEHOLDER, TextTower, clean_name, encode_texts
+from fedvlm.models.towers.vision import PREFIX, VisionTower, pick_stream
+
+ANCHORS = ("literal", "template")
+Family = tuple[tuple[str, ...], tuple[str, ...]]  # class names, templates
+
+
+class VLModel:
+    """A frozen backbone with a class list; holds no trainable tensor.
+
+    Args:
+        backbone: the towers.
+        classnames: by label.
+        templates: texts with ``{}`` for the class name, for ``anchor("template")``.
+        packed: use the shared-prefix text tower where the backbone allows it.
+        image_chunk: most images per pass through the image tower.
+        bf16_text: bfloat16 linear layers in the packed text tower.
+
+    Raises:
+        ConfigError: no classes, or a template without ``{}``.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        classnames: Sequence[str],
+        *,
+        templates: Sequence[str] = ("a photo of a {}.",),
+        packed: bool = True,
+        image_chunk: int = 64,
+        bf16_text: bool = False,
+    ) -> None:
+        bad = [t for t in templates if "{}" not in t]
+        if bad or not templates or not classnames:
+            raise ConfigError(
+                f"template '{bad[0]}' has no '{{}}' for the class name"
+                if bad
+                else "a model needs at least one class name and one template"
+            )
+        self.backbone = backbone
+        self.classnames = tuple(classnames)
+        self.templates = tuple(templates)
+        self.packed, self.image_chunk, self.bf16_text = packed, image_chunk, bf16_text
+        self.scale = backbone.logit_scale
+        self.text_width, self.embed_dim = backbone.text_width, backbone.embed_dim
+        self.dtype, self.device = backbone.feature_dtype, backbone.device
+        self.counters: Counter[str] = Counter()
+        self.notes: list[str] = []
+        self._text_path = TextPath(
+            backbone, packed=packed, bf16=bf16_text, counters=self.counters, notes=self.notes
+        )
+        self._prompts: dict[int, ClassPrompts] = {}
+        self._anchors: dict[tuple[str, int], Tensor] = {}
+        self._vision: VisionTower | None = None
+        self._texts: TextTower | None = None
+        self._family: dict[Family, VLModel] = {(self.classnames, self.templates): self}
+
+    def image(self, x: dict[str, Tensor]) -> Tensor:
+        """Image features [K, B, embed_dim], not normalised, without gradient.
+
+        Args:
+            x: ``features`` [K, B, embed_dim] (used as they are), ``tokens.<b>`` [K, B, n, width]
+                (they go on from block b) or ``pixels`` [K, B, 3, H, W].
+        """
+        if "features" in x:
+            return x["features"].to(self.device, self.dtype)
+        if any(name.startswith(PREFIX) for name in x):
+            with torch.no_grad():
+                return self.adapted_image(x, NoEdits())[0]
+        pixels = x["pixels"]
+        clients, batch = pixels.shape[:2]
+        with torch.no_grad():
+            parts = [
+                self.backbone.encode_image(part)
+                for part in pixels.flatten(0, 1).split(self.image_chunk)
+            ]
+        self.counters["image_forwards"] += clients * batch
+        return torch.cat(parts).view(clients, batch, -1)
+
+    @property
+    def vision(self) -> VisionTower:
+        """The image tower in pieces, read at the first call.
+
+        Raises:
+            ConfigError: the backbone has no ViT image tower.
+        """
+        if self._vision is None:
+            self._vision = VisionTower(self.backbone)
+        return self._vision
+
+    def adapted_image(
+        self, x: Mapping[str, Tensor], edits: Edits, taps: Sequence[int] = ()
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Image features through towers that the clients have adapted.
+
+        Args:
+            x: a stream ``tokens.<b>`` [K, B, n, width] or ``pixels`` [K, B, 3, H, W]; the gradient
+                reaches pixels that ask for it.
+            edits: the clients' adapters (``block_adapters.TreeEdits``).
+            taps: blocks whose outputs are wanted as well.
+
+        Returns:
+            Features [K, B, embed_dim], not normalised, and ``{tap: [K, B, n, width]}``.
+        """
+        tower, (name, start) = self.vision, pick_stream(x)
+        given = x[name].to(self.device, self.dtype)
+        clients, batch = given.shape[:2]
+        # Without a graph nothing needs the whole batch at once.
+        size = batch if torch.is_grad_enabled() else max(1, self.image_chunk // clients)
+        parts = []
+        for part in given.split(size, dim=1):
+            rows = part
+            if start < 0:
+                rows = tower.enter(part.flatten(0, 1)).unflatten(0, part.shape[:2])
+            parts.append(tower.leave(rows, max(start, 0), edits, taps))
+        self.counters["image_forwards"] += clients * batch
+        self.counters["image_blocks"] += clients * batch * (len(tower.blocks) - max(start, 0))
+        tapped = {t: torch.cat([found[t] for _, found in parts], 1) for t in taps}
+        return torch.cat([z for z, _ in parts], 1), tapped
+
+    def adapted_text(self, p: Mapping[str, Tensor], start: int, scale: float) -> Tensor:
+        """Text features [K, C, embed_dim] of the templates through adapted towers (``TextTower``).
+
+        Args:
+            p: tree with ``text.lora.*`` [K, ...].
+            start: the first adapted block.
+            scale: LoRA's alpha over its rank.
+        """
+        if self._texts is None:
+            self._texts = TextTower(
+                self.backbone, self.classnames, self.templates, self.counters
+            )
+        return self._texts.encode(p, start, scale)
+
+    def text(self, ctx: Tensor) -> Tensor:
+        """Normalised text features [..., C, embed_dim] of contexts [..., n_ctx, text_width].
+
+        Leading axes are free; the gradient reaches ``ctx`` only.
+        """
+        lead, flat = ctx.shape[:-2], ctx.reshape(-1, *ctx.shape[-2:])
+        n_ctx = flat.shape[1]
+        if n_ctx not in self._prompts:
+            self._prompts[n_ctx] = ClassPrompts(self._text_path, self.classnames, n_ctx)
+        out = self._prompts[n_ctx].encode(flat)
+        return F.normalize(out, dim=-1).view(*lead, *out.shape[1:])
+
+    def anchor(self, kind: str, n_ctx: int) -> Tensor:
+        """Constant text features [C, embed_dim], normalised, computed once per class list.
+
+        Args:
+            kind: ``literal``: of the text "X X ... X name." (``n_ctx`` times X, FedTV's own);
+                ``template``: normalised mean over the templates.
+            n_ctx: used by ``literal`` only.
+
+        Raises:
+            ConfigError: unknown kind, or a text that does not fit the context length.
+        """
+        if kind not in ANCHORS:
+            raise ConfigError(
+                f"unknown anchor '{kind}'{did_you_mean(kind, ANCHORS)} ({', '.join(ANCHORS)})"
+            )
+        key = (kind, n_ctx if kind == "literal" else 0)
+        if key not in self._anchors:
+            literal = " ".join([PLACEHOLDER] * n_ctx + ["{}."])
+            texts = (literal,) if kind == "literal" else self.templates
+            self._anchors[key] = self._constant(texts)
+        return self._anchors[key]
+
+    def _constant(self, templates: Sequence[str]) -> Tensor:
+        names = [clean_name(name) for name in self.classnames]
+        total = torch.zeros(len(names), self.embed_dim, dtype=self.dtype, device=self.device)
+        for template in templates:
+            texts = [template.replace("{}", name) for name in names]
+            total += F.normalize(encode_texts(self.backbone, texts), dim=-1)
+            self.counters["text_tokens"] += len(texts) * self.backbone.context_length
+            self.counters["text_passes"] += 1
+        return F.normalize(total, dim=-1)
+
+    def logits(self, z: Tensor, t: Tensor) -> Tensor:
+        """Logits [K, B, C] = scale * normalise(z [K, B, d]) . t [K, C, d] (``t`` normalised)."""
+        return self.scale * F.normalize(z, dim=-1) @ t.transpose(-1, -2)
+
+    def with_classes(
+        self, names: Sequence[str], templates: Sequence[str] | None = None
+    ) -> VLModel:
+        """Return the model of another class list over the same towers and counters (cached).
+
+        Args:
+            templates: of those classes; None keeps this model's.
+        """
+        key = (tuple(names), tuple(self.templates if templates is None else templates))
+        if key not in self._family:
+            other = VLModel(
+                self.backbone,
+                key[0],
+                templates=key[1],
+                packed=self.packed,
+                image_chunk=self.image_chunk,
+                bf16_text=self.bf16_text,
+            )
+            other.counters, other.notes, other._family = self.counters, self.notes, self._family
+            other._text_path, other._vision = self._text_path, self._vision
+            self._family[key] = other
+        return self._family[key]

@@ -1,0 +1,105 @@
+"""A comparison as sections of sentences and small tables: plain text, Markdown, JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedvlm.console.rows import one_line, table_lines
+from fedvlm.core import files as atomic
+from fedvlm.report.tables.render import escape_markdown
+
+Row = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with sentences, a table of ready texts, and sentences after it."""
+
+    title: str
+    lines: Sequence[str] = ()
+    rows: Sequence[Row] = ()
+    after: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A finished comparison.
+
+    Attributes:
+        sections: for a reader.
+        data: the same numbers in full, for a program.
+    """
+
+    sections: Sequence[Section]
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+def text(found: Comparison) -> str:
+    """Return plain text with aligned tables."""
+    blocks = []
+    for section in found.sections:
+        table = table_lines(section.rows)
+        said = [one_line(line) for line in section.lines]
+        after = [one_line(line) for line in section.after]
+        blocks.append("\n".join(
+            [section.title, *(f"  {line}" for line in (*said, *table, *after))]
+        ))
+    return "\n\n".join(blocks) + "\n"
+
+
+def markdown(found: Comparison) -> str:
+    """Return Markdown: a heading, a list of sentences and a pipe table per section."""
+    blocks = []
+    for section in found.sections:
+        blocks.append(f"## {escape_markdown(section.title)}")
+        blocks += _bullets(section.lines)
+        if section.rows:
+            names = list(dict.fromkeys(k for row in section.rows for k in row))
+            lines = [_pipes(names), "|" + " --- |" * len(names)]
+            lines += [_pipes([row.get(name, "-") for name in names]) for row in section.rows]
+            blocks.append("\n".join(lines))
+        blocks += _bullets(section.after)
+    return "\n\n".join(blocks) + "\n"
+
+
+def as_json(found: Comparison) -> str:
+    """Return the numbers in full as strict JSON; what is not finite becomes null and is listed."""
+    return json.dumps(atomic.json_ready(dict(found.data)), indent=2, allow_nan=False) + "\n"
+
+
+FORMATS: dict[str, Callable[[Comparison], str]] = {
+    "text": text, "md": markdown, "json": as_json,
+}
+
+
+def signed(value: float | None, digits: int = 2) -> str:
+    """Return a difference with its sign; a dash for None."""
+    return "-" if value is None else f"{value:+.{digits}f}"
+
+
+def plain(value: float | None, digits: int = 2) -> str:
+    """Return a number; a dash for None."""
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def interval(ends: tuple[float, float] | None, digits: int = 2) -> str:
+    """Return ``[low, high]`` with signs; a dash for None."""
+    return "-" if ends is None else f"[{ends[0]:+.{digits}f}, {ends[1]:+.{digits}f}]"
+
+
+def p_value(p: float | None) -> str:
+    """Return ``0.031``; a dash for None."""
+    if p is None:
+        return "-"
+    return "< 0.0001" if p < 1e-4 else f"{p:.4f}"
+
+
+def _bullets(lines: Sequence[str]) -> list[str]:
+    return ["\n".join(f"- {escape_markdown(line)}" for line in lines)] if lines else []
+
+
+def _pipes(words: Sequence[str]) -> str:
+    return f"| {' | '.join(escape_markdown(word) for word in words)} |"

@@ -1,0 +1,108 @@
+"""Per-client accuracy over rounds, as a heat map of one run: the best at the end on top."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedvlm.report.figures import style
+
+_VALUES_UP_TO = 30  # clients, whose last accuracy is written beside their row
+
+
+@dataclass(frozen=True)
+class Clients:
+    """Accuracy in percent, ``grid[i][j]``: client ``clients[i]`` after round ``rounds[j]``.
+
+    None: not evaluated after that round, or no test image. Clients are sorted by their last known
+    accuracy, best first.
+    """
+
+    clients: Sequence[int]
+    rounds: Sequence[int]
+    grid: Sequence[Sequence[float | None]]
+
+
+def from_rounds(records: Sequence[Mapping[str, Any]]) -> Clients:
+    """Return the map of a run's rounds (``Run.rounds()``)."""
+    known = {
+        int(record["round"]): {int(c["client"]): c.get("accuracy") for c in record["clients"]}
+        for record in records if record.get("clients")
+    }
+    rounds = sorted(int(record["round"]) for record in records if "round" in record)
+    rows = {
+        client: [_number(known.get(r, {}).get(client)) for r in rounds]
+        for client in sorted({c for by_client in known.values() for c in by_client})
+    }
+
+    def last(client: int) -> float:
+        found = [v for v in rows[client] if v is not None]
+        return found[-1] if found else -math.inf
+
+    order = sorted(rows, key=lambda client: (-last(client), client))
+    return Clients(order, rounds, [rows[client] for client in order])
+
+
+def rows_of(data: Clients) -> list[dict[str, Any]]:
+    """Return one row per client and round that was evaluated, in the order of the map."""
+    return [
+        {"client": client, "round": r, "accuracy": value}
+        for client, values in zip(data.clients, data.grid, strict=True)
+        for r, value in zip(data.rounds, values, strict=True) if value is not None
+    ]
+
+
+def draw(data: Clients, title: str = "", width: float = style.PAGE) -> Figure:
+    """Return the heat map; what was not evaluated is blank."""
+    tall = min(max(0.13 * len(data.clients), 0.9), 0.45 * width + 1.2)
+    grid = np.array(
+        [[math.nan if v is None else v for v in row] for row in data.grid], dtype=float
+    ).reshape(len(data.clients), len(data.rounds))
+    known = grid[np.isfinite(grid)]
+    low = 10 * math.floor(known.min() / 10) if known.size else 0
+    high = max(10 * math.ceil(known.max() / 10), low + 10) if known.size else 100
+    with style.styled():
+        figure = style.blank(width, tall + 0.65)
+        axes = figure.add_subplot()
+        edges = [r - 0.5 for r in data.rounds] + [data.rounds[-1] + 0.5 if data.rounds else 0.5]
+        image = axes.pcolormesh(
+            edges, np.arange(len(data.clients) + 1) - 0.5, np.ma.masked_invalid(grid),
+            cmap=style.LEVELS, vmin=low, vmax=high, rasterized=grid.size > 2000,
+        )
+        axes.set_ylim(max(len(data.clients), 1) - 0.5, -0.5)
+        axes.grid(False)
+        axes.set_title(style.shortened(title, int(width * 15)))
+        axes.set_xlabel("round")
+        axes.xaxis.set_major_locator(MaxNLocator(int(width * 2), integer=True))
+        _name_rows(axes, data, tall)
+        bar = figure.colorbar(image, ax=axes, fraction=0.05, aspect=max(tall / 0.1, 5), pad=0.01)
+        bar.outline.set_visible(False)  # type: ignore[operator]
+        bar.set_label("personal accuracy (%)")
+    return figure
+
+
+def _name_rows(axes: Axes, data: Clients, tall: float) -> None:
+    """Name the clients at the left, as many as are readable, and their last value at the right."""
+    places = style.thinned(len(data.clients), max(int(tall * 72 / 8), 1))
+    axes.set_yticks(places, [str(data.clients[i]) for i in places])
+    axes.set_ylabel("client, sorted")
+    if len(data.clients) > _VALUES_UP_TO or not data.rounds:
+        return
+    for i, row in enumerate(data.grid):
+        found = [v for v in row if v is not None]
+        axes.annotate(
+            f"{found[-1]:.1f}" if found else "\N{EN DASH}", (data.rounds[-1] + 0.5, i), (3, 0),
+            textcoords="offset points", va="center", fontsize=6, annotation_clip=False,
+        )
+
+
+def _number(value: Any) -> float | None:
+    good = isinstance(value, int | float) and math.isfinite(value)
+    return float(value) if good else None

@@ -1,0 +1,199 @@
+"""The partition: clients x classes, a dot's area by its number of training images."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from fedvlm.core.errors import DataError
+from fedvlm.report.figures import style
+
+_NAMED = 60  # classes named on the axis; of more, some of their numbers
+_NAME_LENGTH = 22
+_VECTOR = 2000  # dots drawn as shapes; of more, the SVG holds a picture
+_COLUMNS = {"client", "domain", "part", "class", "images"}
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Training images of ``clients[i]`` (of ``domains[i]``) in ``classes[j]``: ``counts[i, j]``.
+
+    Pairs without images are left out of ``counts``. Clients of one domain stand together.
+    """
+
+    clients: Sequence[int]
+    domains: Sequence[str]
+    classes: Sequence[str]
+    counts: Mapping[tuple[int, int], int]
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a run's ``partition.csv``.
+
+    Raises:
+        DataError: it cannot be read, or has other columns.
+    """
+    try:
+        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+            reader = csv.DictReader(file)
+            lacking = _COLUMNS - set(reader.fieldnames or ())
+            rows = list(reader)
+    except OSError as error:
+        raise DataError(f"cannot read {path} ({error.strerror})") from error
+    if lacking:
+        raise DataError(f"{path} lacks the columns {', '.join(sorted(lacking))}")
+    return rows
+
+
+def class_order(path: Path) -> list[str]:
+    """Return the class names of a run's ``partition.json`` by label; nothing where it has none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")).get("classnames", [])
+    except (OSError, ValueError, AttributeError):
+        return []
+    return [str(name) for name in found] if isinstance(found, list) else []
+
+
+def from_rows(rows: Sequence[Mapping[str, Any]], classes: Sequence[str] = ()) -> Partition:
+    """Return the training part; clients by domain and id.
+
+    Args:
+        classes: all names in the set's order; any others follow in the order of their first row.
+
+    Raises:
+        DataError: a client or a count is not a number.
+    """
+    names = dict.fromkeys([*classes, *(str(r["class"]) for r in rows)])
+    column = {name: j for j, name in enumerate(names)}
+    domains: dict[int, set[str]] = {}
+    counts: Counter[tuple[int, int]] = Counter()
+    for row in rows:
+        try:
+            client, images = int(row["client"]), int(row["images"])
+        except (TypeError, ValueError):
+            raise DataError(f"partition row {dict(row)}: client and images are numbers") from None
+        own = domains.setdefault(client, set())
+        if row["part"] == "train" and images > 0:
+            own.add(str(row["domain"] or ""))
+            counts[client, column[str(row["class"])]] += images
+    said = {c: own.pop() if len(own) == 1 else "several" if own else "" for c, own in
+            domains.items()}
+    if set(said.values()) <= {"several", ""}:  # every client has images of many: nothing to group
+        said = dict.fromkeys(said, "")
+    order = sorted(said, key=lambda client: (said[client], client))
+    at = {client: i for i, client in enumerate(order)}
+    cells = {(at[c], j): n for (c, j), n in counts.items()}
+    return Partition(order, [said[c] for c in order], list(names), cells)
+
+
+def draw(data: Partition, title: str = "", width: float = style.PAGE) -> Figure:
+    """Return the picture: a row per client, a column per class; at most ``width`` inches wide."""
+    k, c = max(len(data.clients), 1), max(len(data.classes), 1)
+    named = _named(data, width)
+    below = 0.062 * max(map(len, named), default=0) + 0.1 if named else 0.25
+    beside = 0.55 + (0.75 if any(data.domains) else 0.0)
+    wide = min(width - beside, max(0.3 * c, 1.9))
+    cell = min(wide / c, 0.24 if k <= 20 else 0.16)
+    tall = min(max(cell * k, 0.12 * min(k, 25), 0.4), 0.75 * width + 1.0)
+    with style.styled():
+        figure = style.blank(wide + beside, tall + below + 0.6)
+        axes = figure.add_subplot()
+        most = max(data.counts.values(), default=1)
+        pitch = 72 * min(wide / c, tall / k, 0.24)  # points from a dot to the next
+        dot = max(0.92 * pitch, min(1.3 * pitch, 3.0), 1.2)  # the largest diameter
+        _dots(axes, data, lambda n: max(dot * math.sqrt(n / most), 0.7))
+        axes.set_xlim(-0.6, c - 0.4)
+        axes.set_ylim(k - 0.4, -0.6)
+        axes.tick_params(length=0)
+        axes.spines[["left", "bottom"]].set_visible(False)
+        _name_axes(axes, data, named, tall, wide)
+        _mark_domains(axes, data)
+        _legend_of_sizes(figure, most, lambda n: max(dot * math.sqrt(n / most), 0.7))
+        axes.set_title(style.shortened(title, int((wide + beside) * 15)))
+    return figure
+
+
+def _dots(axes: Axes, data: Partition, size: Callable[[float], float]) -> None:
+    """Draw all dots of one size together: SVG then holds their shape once."""
+    by_count: dict[int, list[tuple[int, int]]] = {}
+    for (i, j), n in sorted(data.counts.items()):
+        by_count.setdefault(n, []).append((j, i))
+    for n, at in sorted(by_count.items()):
+        drawn = axes.plot(
+            *zip(*at, strict=True), linestyle="none", marker="o", color=style.PALETTE[0],
+            markeredgewidth=0, markersize=size(n), clip_on=False,
+            rasterized=len(data.counts) > _VECTOR,
+        )
+        drawn[0].set_in_layout(False)
+
+
+def _named(data: Partition, width: float) -> list[str]:
+    """Return the classes' names where they are few enough to be read, else nothing."""
+    if len(data.classes) > min(_NAMED, width * 9):
+        return []
+    return [style.shortened(name, _NAME_LENGTH) for name in data.classes]
+
+
+def _name_axes(
+    axes: Axes, data: Partition, named: Sequence[str], tall: float, wide: float
+) -> None:
+    if named:
+        axes.set_xticks(range(len(named)), named, rotation=90)
+    else:
+        shown = style.thinned(len(data.classes), max(int(wide * 3), 2))
+        axes.set_xticks(shown, [str(i) for i in shown])
+        axes.set_xlabel(f"class ({len(data.classes)} in all)")
+    rows = style.thinned(len(data.clients), max(int(tall * 72 / 8.5), 1))
+    axes.set_yticks(rows, [str(data.clients[i]) for i in rows])
+    axes.set_ylabel("client")
+    if len(data.clients) > 60 or len(data.classes) > _NAMED:
+        axes.grid(False)
+
+
+def _mark_domains(axes: Axes, data: Partition) -> None:
+    """Write each domain's name at the right of its clients, a line between domains."""
+    if not any(data.domains):
+        return
+    starts = [i for i, d in enumerate(data.domains) if i == 0 or d != data.domains[i - 1]]
+    for start, end in zip(starts, [*starts[1:], len(data.domains)], strict=True):
+        axes.annotate(
+            style.shortened(data.domains[start] or "none", 14), (1, (start + end - 1) / 2),
+            (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
+            fontsize=6.5, annotation_clip=False,
+        )
+        if start:
+            axes.axhline(start - 0.5, color=style.FAINT, linewidth=0.6)
+
+
+def _legend_of_sizes(figure: Figure, most: int, size: Callable[[float], float]) -> None:
+    """Show up to three round counts with the dots they have."""
+    shown = sorted({_round(most / 10), _round(most / 3), most} - {0})
+    handles = [
+        Line2D([], [], linestyle="none", marker="o", color=style.PALETTE[0], markeredgewidth=0,
+               markersize=size(n))
+        for n in shown
+    ]
+    labels = [f"{n:,}" for n in shown[:-1]] + [f"{most:,} training images"]
+    figure.legend(
+        handles, labels, loc="outside upper right", ncols=len(shown), frameon=False,
+        handlelength=max(size(most) / 6.5, 0.7), handleheight=max(size(most) / 6.5, 0.7),
+        handletextpad=0.4, columnspacing=1.0, borderaxespad=0.2,
+    )
+
+
+def _round(value: float) -> int:
+    """Return ``value`` with one significant digit: 137 -> 100, 0.4 -> 0."""
+    if value < 1:
+        return 0
+    unit = 10 ** math.floor(math.log10(value))
+    return int(math.floor(value / unit) * unit)

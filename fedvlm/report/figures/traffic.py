@@ -1,0 +1,73 @@
+"""Accuracy against bytes sent: each method's path over the rounds and its last round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from fedvlm.report.figures import style
+from fedvlm.report.figures.lines import Line, Panel, draw_panels
+
+
+def draw(found: Sequence[Panel], y_label: str, width: float = style.PAGE) -> Figure:
+    """Return the figure; ``x`` of each line is the MB (10^6 bytes) sent so far, all clients.
+
+    The axis is logarithmic; a method that sends nothing stands at its left end, at a tick of 0.
+    """
+    return draw_panels(
+        found, width, 1.9 if width < 5 or len(found) > 1 else 2.6, _fill,
+        x_label="MB sent until the round, up and down, all clients", y_label=y_label,
+        markers=True, direct=False,
+    )
+
+
+def _fill(axes: Axes, panel: Panel, order: Mapping[str, int]) -> None:
+    sent = [x for line in panel.lines for x in line.x if x > 0]
+    low, high = (min(sent), max(sent)) if sent else (1.0, 10.0)
+    silent = any(line.x and not _sends(line) for line in panel.lines)
+    nothing = low / 3  # where a method that sends nothing is drawn
+    border = math.sqrt(nothing * low)
+    for line in panel.lines:
+        _path(axes, line, order[line.label], nothing)
+    axes.set_xscale("log")
+    axes.set_xlim(nothing / 1.6 if silent else low / 1.4, high * 1.4)
+    ticks = _ticks(low, high)
+    axes.xaxis.set_major_locator(FixedLocator([nothing, *ticks] if silent else ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(
+        FuncFormatter(lambda x, _: "0" if silent and x < border else f"{x:g}")
+    )
+    if silent:
+        axes.axvline(border, color=style.FAINT, linewidth=0.6, linestyle=":")
+
+
+def _path(axes: Axes, line: Line, index: int, nothing: float) -> None:
+    look = style.line_style(index)
+    mean = [math.nan if m is None else m for m in line.mean]
+    if _sends(line):
+        walked = [(x, m) for x, m in zip(line.x, mean, strict=True) if x > 0]
+        axes.plot(*zip(*walked, strict=True), alpha=0.55, linewidth=1.0, zorder=2, **look)
+    at = max((i for i, m in enumerate(mean) if math.isfinite(m)), default=None)
+    if at is None:
+        return
+    axes.errorbar(
+        [line.x[at] if _sends(line) else nothing], [mean[at]], yerr=[line.std[at] or 0.0],
+        fmt=style.marker(index), color=look["color"], markersize=4.5, capsize=2,
+        elinewidth=0.9, capthick=0.9, zorder=4, clip_on=False,
+    )
+
+
+def _sends(line: Line) -> bool:
+    return any(x > 0 for x in line.x)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Return round numbers from ``low`` to ``high``: decades, with 2 and 5 where few fit."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    steps = (1, 2, 5) if last - first <= 2 else (1, 3) if last - first <= 3 else (1,)
+    found = [m * 10.0**e for e in range(first, last + 1) for m in steps]
+    return [t for t in found if low / 1.4 <= t <= high * 1.4]

@@ -1,0 +1,284 @@
+"""The run folder: one place, one identity, one process, whole files, and the way back in.
+
+``output/<setting>/<dataset>/shots_<k>/<trainer>[-<tag>]/<backbone>/<partition>/seed<s>-data<d>/``
+holds ``manifest.json`` (written first: identity, sessions), ``config.yaml``, ``partition.json``,
+``log.txt``, ``metrics.jsonl``, ``state/``, ``results.json`` (written last: a run is finished
+because it is there) and ``RUNNING`` while a process works on it.
+
+Per round, append metrics first and save the state after: a kill in between repeats the round, and
+``restore`` drops the lines that will be written again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import safetensors.torch
+from torch import Tensor
+
+from fedvlm.core import files as atomic
+from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.runs import identity as run_identity
+from fedvlm.runs import lock as run_lock
+from fedvlm.runs import manifest
+from fedvlm.runs import metrics as run_metrics
+from fedvlm.runs import state as run_state
+from fedvlm.runs.identity import (
+    RunPath,
+    config_text,
+    identity_difference,
+    identity_digest,
+    identity_plain,
+    read_results,
+    shortened,
+)
+from fedvlm.runs.state import SavedState
+
+
+class RunFolder:
+    """A run's files. Made by ``create``; a context manager that gives the lock back.
+
+    Attributes:
+        path: the folder.
+        digest: the run's identity digest.
+        finished: contents of ``results.json`` where the run is done already, else None.
+        notes: what the user should be told (lock taken over, states passed over, ...).
+    """
+
+    def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
+        self.path = path
+        self.identity = identity_plain(identity)
+        self.digest = identity_digest(identity)
+        self.finished: dict[str, Any] | None = None
+        self.notes: list[str] = []
+        self._lock: run_lock.RunLock | None = None
+        self._manifest: dict[str, Any] = {}
+
+    @classmethod
+    def create(
+        cls, output_dir: str | Path, parts: RunPath, identity: Mapping[str, Any], *,
+        resume: bool = True, argv: Sequence[str] | None = None,
+    ) -> RunFolder:
+        """Open the folder of a run, new or left behind; the same identity only.
+
+        Args:
+            output_dir: taken as text: ``~``, ``$x`` and ``..`` mean what the system makes of them.
+            identity: everything that changes the run's numbers (JSON values).
+            resume: False drops unfinished work and begins again; a finished run is always kept.
+            argv: the command line for the manifest.
+
+        Raises:
+            ConfigError: another identity lies there (the difference is shown), another process
+                works there, or the path cannot be a folder.
+            DataError: the folder holds files without a readable manifest, or cannot be written.
+        """
+        run = cls(Path(output_dir) / parts.relative(), identity)
+        run._make()
+        run.finished = run_identity.own_results(run.path, run.identity, run.notes)
+        if run.finished is not None:
+            run._tidy()
+            return run
+        run._lock = run_lock.acquire(run.path)
+        try:
+            run.notes = list(run._lock.notes)
+            run.finished = run_identity.own_results(run.path, run.identity, run.notes)
+            if run.finished is None:
+                run._open(resume, argv)
+        finally:
+            if run.finished is not None or not run._manifest:
+                run._lock.release()
+                run._lock = None
+        return run
+
+    # ---- paths ------------------------------------------------------------------------------
+    @property
+    def log_path(self) -> Path:
+        """Where the console writes its Dassl-style log."""
+        return self.path / "log.txt"
+
+    @property
+    def metrics_path(self) -> Path:
+        """One JSON object per line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def state_dir(self) -> Path:
+        """Where states lie."""
+        return self.path / "state"
+
+    @property
+    def results_path(self) -> Path:
+        """Written last."""
+        return self.path / "results.json"
+
+    # ---- what is written --------------------------------------------------------------------
+    def write_config(self, resolved: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+        """Write ``config.yaml``: the resolved config, each value's origin as a comment."""
+        atomic.write_text(self._own("config.yaml"), config_text(resolved, origins))
+
+    def write_partition(self, index: Mapping[str, Any]) -> None:
+        """Write ``partition.json``: the index file of the partition."""
+        atomic.write_json(self._own("partition.json"), index)
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a text file of the run, ``partition.csv`` for one."""
+        atomic.write_text(self._own(name), text)
+
+    def record_facts(self, **facts: Any) -> None:
+        """Add facts (digests of backbone and partition, ...) to ``manifest.json``."""
+        self._manifest.setdefault("facts", {}).update(atomic.json_ready(facts))
+        self._write_manifest()
+
+    def append_metrics(self, record: Mapping[str, Any]) -> None:
+        """Append one line to ``metrics.jsonl``; see ``run_metrics.append_metrics``."""
+        run_metrics.append_metrics(self._own("metrics.jsonl"), record)
+
+    def truncate_metrics(self, after_round: int) -> None:
+        """Drop lines after a round, and cut ones; what went is told in ``notes``."""
+        self.notes += run_metrics.truncate_metrics(self._own("metrics.jsonl"), after_round)
+
+    def save_state(
+        self, round: int, server: run_state.State, clients: Mapping[int, run_state.State],
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write the state after ``round``; see ``run_state.save_state``."""
+        run_state.save_state(
+            self._own("state"), round, server, clients, extra or {}, identity=self.digest
+        )
+
+    def load_newest_state(self) -> SavedState | None:
+        """Return the newest valid state, or None; what was passed over is told in ``notes``."""
+        state, notes = run_state.load_newest_state(self.state_dir, identity=self.digest)
+        self.notes += notes
+        return state
+
+    def restore(self) -> SavedState | None:
+        """Return the state to go on from (None: the beginning) and cut the metrics to fit it."""
+        state = self.load_newest_state()
+        if state is not None:
+            run_state.settle(self._own("state"), state.round)
+        self.truncate_metrics(state.round if state is not None else -1)
+        self._manifest["sessions"][-1]["from_round"] = state.round if state is not None else None
+        self._write_manifest()
+        return state
+
+    def save_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> Path:
+        """Write ``<name>.safetensors`` (kept logits, exported models) and return its path."""
+        path = self._own(f"{name}.safetensors")
+        atomic.write_bytes(path, safetensors.torch.save(run_state.storable(tensors)))
+        return path
+
+    def write_results(
+        self, run_info: Mapping[str, Any], protocol: Mapping[str, Any], results: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Write ``results.json``, which makes the run finished, and return its contents.
+
+        Args:
+            run_info: seconds, counters and the like; this session's command, versions and machine
+                are added.
+            protocol: setting, dataset, seeds, budget: what a table must not mix.
+            results: the numbers, named as in the design.
+        """
+        session = self._manifest["sessions"][-1]
+        about = {k: session[k] for k in ("command", "started", "versions", "git", "machine")}
+        record: dict[str, Any] = {
+            "format": run_identity.FORMAT, "identity_digest": self.digest,
+            "run_info": about | {"ended": manifest.now()} | dict(run_info),
+            "protocol": dict(protocol), "results": dict(results),
+        }
+        record = atomic.json_ready(record)
+        atomic.write_json(self._own("results.json"), record)
+        self.finished = record
+        return record
+
+    # ---- closing ----------------------------------------------------------------------------
+    def close(self, how: str = "finished") -> None:
+        """Note the session's end in the manifest and give the lock back; twice is harmless."""
+        if self._lock is None:
+            return
+        try:
+            manifest.end_session(self._manifest["sessions"][-1], how)
+            self._write_manifest()
+        finally:
+            self._lock.release()
+            self._lock = None
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close("finished" if self.finished is not None else "stopped")
+            return
+        with contextlib.suppress(DataError):  # the first error is the one to tell
+            self.close("interrupted" if kind is KeyboardInterrupt else kind.__name__)
+
+    # ---- opening ----------------------------------------------------------------------------
+    def _make(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            raise ConfigError(
+                f"cannot make the run folder {str(self.path)!r}: {why.lower()}; "
+                "choose another --output-dir"
+            ) from error
+
+    def _tidy(self) -> None:
+        """Take away what a kill right after ``results.json`` left, if the folder lets us."""
+        if (self.path / run_lock.NAME).exists():
+            with contextlib.suppress(ConfigError, DataError):
+                lock = run_lock.acquire(self.path)
+                try:
+                    atomic.remove_leftovers(self.path)
+                finally:
+                    lock.release()
+
+    def _open(self, resume: bool, argv: Sequence[str] | None) -> None:
+        """Check what lies in the folder and enter this session in the manifest."""
+        found = run_identity.read_manifest(self.path)
+        if found is not None:
+            run_identity.refuse_other(self.path, found["identity"], self.identity)
+        atomic.remove_leftovers(self.path)
+        session = manifest.session(argv)
+        record = found or {
+            "format": run_identity.FORMAT, "identity_digest": self.digest,
+            "identity": self.identity, "created": manifest.now(), "facts": {}, "sessions": [],
+        }
+        if record["sessions"]:
+            changed = manifest.differences(record["sessions"][0], session)
+            if changed and resume:
+                self.notes.append(
+                    "bit-equal numbers are not promised, since the run began elsewhere: "
+                    + shortened(changed)
+                )
+        record["sessions"].append(session)
+        atomic.write_json(self.path / "manifest.json", record)
+        with atomic.explained(self.state_dir):
+            self.state_dir.mkdir(exist_ok=True)
+        atomic.remove_leftovers(self.state_dir)
+        if not resume:
+            run_state.clear_states(self.state_dir)
+            self.notes += run_metrics.truncate_metrics(self.metrics_path, -1)
+        self._manifest = record
+
+    def _write_manifest(self) -> None:
+        atomic.write_json(self._own("manifest.json"), self._manifest)
+
+    def _own(self, name: str) -> Path:
+        """Return the path of a file to write; the lock must be held."""
+        if self._lock is None:
+            raise RuntimeError(f"'{self.path}' is closed or finished: {name} is not written")
+        return self.path / name
+
+
+__all__ = [
+    "RunFolder", "RunPath", "SavedState", "identity_difference", "identity_digest", "read_results",
+]

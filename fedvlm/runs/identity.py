@@ -1,0 +1,275 @@
+"""Whose folder is this: what ``manifest.json`` and ``results.json`` say, and when to refuse.
+
+Where a run lies, what it is, and its config as text: names, identity, YAML with origins."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import unicodedata
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.runs import lock as run_lock
+
+_LIMIT = 60  # bytes of one part; the longest folder name has two of them
+_PLAIN = "._-+=,"
+_ABSENT = object()
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class RunPath:
+    """What the path of a run says.
+
+    Attributes:
+        setting: ``base2new``, ``personal``, ...
+        shots: per class, or a word such as ``all``.
+        tag: free text of the user; empty for none.
+        partition: e.g. ``dirichlet-0.3-n20``.
+        seed, data_seed: model seed; seed of partition and shots.
+    """
+
+    setting: str
+    dataset: str
+    shots: int | str
+    trainer: str
+    backbone: str
+    partition: str
+    seed: int
+    data_seed: int
+    tag: str = ""
+
+    def relative(self) -> Path:
+        """Return the path below the output folder, every part safe as one file name."""
+        trainer = safe_name(self.trainer) + (f"-{safe_name(self.tag)}" if self.tag else "")
+        return Path(
+            safe_name(self.setting), safe_name(self.dataset), f"shots_{safe_name(self.shots)}",
+            trainer, safe_name(self.backbone), safe_name(self.partition),
+            f"seed{safe_name(self.seed)}-data{safe_name(self.data_seed)}",
+        )
+
+
+def safe_name(text: object) -> str:
+    """Return ``text`` as one harmless file name: no separator, no leading dot or dash, <= 60 bytes.
+
+    ``/`` becomes ``_`` (``ViT-B/16`` -> ``ViT-B_16``); where anything else was changed or cut, a
+    hash of the whole text is appended, so that two texts do not share a folder.
+    """
+    raw = str(text)
+    slashed = raw.replace("/", "_")
+    composed = unicodedata.normalize("NFC", slashed)
+    name = "".join(c if c.isalnum() or c in _PLAIN else "_" for c in composed)
+    if name[:1] in (".", "-"):
+        name = "_" + name[1:]
+    if name == slashed and 0 < len(name.encode()) <= _LIMIT:
+        return name
+    mark = hashlib.sha256(raw.encode(errors="surrogatepass")).hexdigest()[:8]
+    cut = name.encode()[: _LIMIT - 9].decode(errors="ignore")
+    return f"{cut}~{mark}"
+
+
+def identity_digest(identity: Mapping[str, Any]) -> str:
+    """Return the sha256 of the canonical JSON of ``identity`` (sorted keys, floats by repr).
+
+    Raises:
+        TypeError: a value that JSON cannot hold.
+    """
+    text = json.dumps(
+        identity_plain(identity), sort_keys=True, separators=(",", ":"), allow_nan=False
+    )
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """Return ``value`` as JSON reads it back: text keys, lists; floats stay exact."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        return plain(value.item())
+    return value
+
+
+def identity_plain(value: Any) -> Any:
+    """Return ``plain(value)`` with NaN and infinities spelt out, so that strict JSON holds it."""
+    value = plain(value)
+    if isinstance(value, dict):
+        return {key: identity_plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [identity_plain(item) for item in value]
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def identity_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return ``KEY: old -> new`` for each leaf that differs, nested keys joined by dots."""
+    before, after = dict(_leaves(identity_plain(old))), dict(_leaves(identity_plain(new)))
+    return [
+        f"{key}: {_show(before.get(key, _ABSENT))} -> {_show(after.get(key, _ABSENT))}"
+        for key in sorted({*before, *after})
+        if _show(before.get(key, _ABSENT)) != _show(after.get(key, _ABSENT))
+    ]
+
+
+def shortened(lines: list[str]) -> str:
+    """Join the first few of ``lines`` for one sentence."""
+    rest = len(lines) - _SHOWN
+    return "; ".join(lines[:_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
+
+
+def config_text(resolved: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+    """Return the config as YAML that loads back as it is, each value's origin as a comment.
+
+    Args:
+        resolved: nested mappings of plain values; a flat one with dotted keys is nested first.
+        origins: dotted key -> where the value came from (``default``, a file, ``flag --lr``).
+    """
+    nested: dict[str, Any] = {}
+    for key, value in resolved.items():
+        *path, last = str(key).split(".")
+        node = nested
+        for part in path:
+            node = node.setdefault(part, {})
+        node[last] = value
+    return "".join(_lines(nested, origins, "", 0)) or "{}\n"
+
+
+def _lines(
+    node: Mapping[str, Any], origins: Mapping[str, str], at: str, deep: int
+) -> Iterator[str]:
+    for key, value in node.items():
+        place = f"{at}.{key}".lstrip(".")
+        head = f"{'  ' * deep}{_scalar(key)}:"
+        if isinstance(value, Mapping) and value:
+            yield head + "\n"
+            yield from _lines(value, origins, place, deep + 1)
+            continue
+        origin = " ".join(str(origins.get(place, "")).split())
+        yield f"{head} {_scalar(value)}" + (f"  # {origin}" if origin else "") + "\n"
+
+
+def _scalar(value: Any) -> str:
+    """Return a value on one line of YAML; with line breaks of any kind in it, all escaped."""
+    known = plain(value)
+    text = yaml.safe_dump(
+        known, default_flow_style=True, width=2**31, allow_unicode=True, sort_keys=False
+    )
+    text = text.removesuffix("\n").removesuffix("\n...")
+    if len(text.splitlines()) <= 1:
+        return text
+    text = yaml.safe_dump(
+        known, default_flow_style=True, width=2**31, default_style='"', sort_keys=False
+    )
+    return text.removesuffix("\n")
+
+
+def _leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and (value or not at):
+        for key, item in value.items():
+            yield from _leaves(item, f"{at}.{key}".lstrip("."))
+    else:
+        yield at, value
+
+
+def _show(value: Any) -> str:
+    text = "absent" if value is _ABSENT else json.dumps(value)
+    if len(text) <= 80:
+        return text
+    return f"{text[:60]}... (sha256 {hashlib.sha256(text.encode()).hexdigest()[:8]})"
+
+
+FORMAT = 1
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """Return the manifest of a run folder; None in a folder that holds nothing yet.
+
+    Raises:
+        DataError: there are files but no manifest, or it is damaged; nothing is touched.
+    """
+    path = folder / "manifest.json"
+    if not path.exists():
+        others = sorted(
+            p.name for p in folder.iterdir()
+            if p.name != run_lock.NAME and not p.name.startswith(".")
+        )
+        if others:
+            raise DataError(
+                f"'{folder}' holds {', '.join(others[:3])} but no manifest.json, so nobody can "
+                "say which run that is; move it away or choose another --tag"
+            )
+        return None
+    record = _read_json(path)
+    good = (
+        isinstance(record, dict) and isinstance(record.get("identity"), dict)
+        and isinstance(record.get("sessions"), list)
+        and identity_digest(record["identity"]) == record.get("identity_digest")
+    )
+    if not good:
+        raise DataError(
+            f"'{path}' is damaged, so nobody can say which run lies there; move the folder away "
+            "or choose another --tag (nothing in it was touched)"
+        )
+    return dict(record)
+
+
+def refuse_other(folder: Path, old: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` with the difference unless both identities are the same."""
+    if identity_digest(old) == identity_digest(asked):
+        return
+    raise ConfigError(
+        f"'{folder}' holds another run, which is neither resumed nor overwritten; what differs "
+        f"(there -> asked): {shortened(identity_difference(old, asked))}; choose another --tag "
+        "or --output-dir, or ask for the same again"
+    )
+
+
+def own_results(
+    folder: Path, asked: Mapping[str, Any], notes: list[str]
+) -> dict[str, Any] | None:
+    """Return the folder's results if they are of the identity ``asked``; None without any.
+
+    Damaged results count as none, with a note.
+
+    Raises:
+        ConfigError: they are of another run.
+    """
+    path = folder / "results.json"
+    record = read_results(path)
+    if record is None:
+        if path.exists():
+            notes.append("results.json is damaged: it will be written again")
+        return None
+    if record["identity_digest"] == identity_digest(asked):
+        return record
+    found = read_manifest(folder)
+    if found is not None:
+        refuse_other(folder, found["identity"], asked)
+    raise ConfigError(
+        f"'{path}' holds the results of another run; move it away or choose another --tag"
+    )
+
+
+def read_results(path: Path) -> dict[str, Any] | None:
+    """Return a ``results.json`` with all its sections, or None where there is none such."""
+    record = _read_json(path)
+    sections = ("run_info", "protocol", "results")
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        return None
+    if not isinstance(record.get("identity_digest"), str):
+        return None
+    return record if all(isinstance(record.get(s), dict) for s in sections) else None
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None

@@ -1,0 +1,130 @@
+"""``metrics.jsonl``: one JSON object per line and event, whole lines only.
+
+What a whole run cost, from its ``metrics.jsonl``: all sessions of a resumed run count."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedvlm.core import files as atomic
+from fedvlm.core.errors import DataError
+
+
+def append_metrics(path: Path, record: Mapping[str, Any]) -> None:
+    """Append ``record`` as one line and make it durable before returning.
+
+    NaN and infinities become null; their places and kinds are kept in ``non_finite``.
+
+    Raises:
+        DataError: disk full, folder read-only or deleted; earlier lines are intact.
+    """
+    atomic.append_line(path, json.dumps(atomic.json_ready(dict(record)), allow_nan=False))
+
+
+def read_metrics(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the records of a file that may be cut, and a note per line left out.
+
+    A file that does not exist has no records.
+    """
+    records: list[dict[str, Any]] = []
+    notes: list[str] = []
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return records, notes
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise DataError(f"cannot read '{path}': {why}; make it readable") from error
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        last = number == len(lines)
+        if not line.strip() and (last or line == b""):
+            continue
+        record = None if last else _parse(line)
+        if record is not None:
+            records.append(record)
+        elif last:
+            notes.append(f"{path.name}: the last line ({number}) is cut and was dropped")
+        else:
+            notes.append(f"{path.name}: line {number} is damaged and was dropped")
+    return records, notes
+
+
+def truncate_metrics(path: Path, after_round: int) -> list[str]:
+    """Drop records of rounds later than ``after_round``, cut and damaged lines; return notes.
+
+    A record without ``round`` counts as round 0. With ``after_round = -1`` nothing is left. The
+    file is rewritten atomically, and only if something goes.
+
+    Raises:
+        DataError: the file cannot be read or written.
+    """
+    records, notes = read_metrics(path)
+    kept = [r for r in records if _round(r) <= after_round]
+    dropped = len(records) - len(kept)
+    if dropped:
+        notes.append(f"{path.name}: {dropped} lines after round {after_round} are done again")
+    if notes:
+        atomic.write_text(path, "".join(json.dumps(r, allow_nan=False) + "\n" for r in kept))
+    return notes
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _round(record: Mapping[str, Any]) -> float:
+    value = record.get("round", 0)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+# In our records -> in the totals. Tower forwards are those of training; the evaluation's and the
+# filling of the feature cache are not among them. ``text_passes`` counts a pass of several stacked
+# clients once, ``text_tokens`` counts each client's tokens.
+NAMES = {"steps": "local_steps"}
+COUNTED = ("local_steps", "samples", "image_forwards", "text_passes", "text_tokens")
+
+
+def totals(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return rounds, work, seconds and bytes of a run, all clients together.
+
+    Returns:
+        ``rounds``, ``client_rounds``, the counters (``local_steps``, ``samples``,
+        ``image_forwards``, ``text_passes``, ...), ``seconds`` (of training and aggregation),
+        ``bytes_up``, ``bytes_down`` and both ``_by_tensor``, ``finetune_samples`` (of the final
+        fine-tuning, which the counters leave out).
+    """
+    counted: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
+    tensors = {way: Counter[str]() for way in ("up", "down")}
+    for record in records:
+        counted.update({NAMES.get(n, n): int(v) for n, v in record.get("counters", {}).items()})
+        for way, found in tensors.items():
+            found.update(record.get(f"bytes_{way}_by_tensor", {}))
+    return {
+        "rounds": max((int(r.get("round", 0)) for r in records), default=0),
+        "client_rounds": sum(len(r.get("participants", ())) for r in records),
+        **counted,
+        "seconds": sum(float(r.get("seconds", 0.0)) for r in records),
+        **{f"bytes_{way}": sum(sum(r.get(f"bytes_{way}", {}).values()) for r in records)
+           for way in tensors},
+        **{f"bytes_{way}_by_tensor": dict(sorted(found.items())) for way, found in tensors.items()},
+        "finetune_samples": sum(int(r.get("finetune", {}).get("samples", 0)) for r in records),
+    }
+
+
+def sentence(found: Mapping[str, Any]) -> str:
+    """Return the totals as one line for the screen."""
+    return (
+        f"totals: {found['rounds']} rounds, {found['local_steps']:,} local steps, "
+        f"{found['samples']:,} samples, {found['image_forwards']:,} images and "
+        f"{found['text_tokens']:,} text tokens through towers, {found['seconds']:.1f} s, "
+        f"{found['bytes_up'] / 1e6:.2f} MB up, {found['bytes_down'] / 1e6:.2f} MB down"
+    )

@@ -1,0 +1,291 @@
+"""From a plan to cells: every config resolved, every mistake found, before anything runs.
+
+A cell is one run of the main job in its usual run folder, so that every other command finds it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedvlm.config.build import flat
+from fedvlm.core.errors import ConfigError, DataError, FedvlmError
+from fedvlm.data.datasets import load_for_training
+from fedvlm.data.draw import Setting, spec_of
+from fedvlm.data.federated import load_targets
+from fedvlm.data.partition.kinds import check_fits
+from fedvlm.federation.discovery import load_trainer, trainer_files
+from fedvlm.job.build import check_model, identity_config, pick_device
+from fedvlm.job.flags import parse
+from fedvlm.job.maker import data_key
+from fedvlm.job.resolve import Job, resolve
+from fedvlm.job.run import path_of, peft_choice
+from fedvlm.runs.identity import identity_digest, identity_plain
+from fedvlm.sweep.plan import Entry, Plan, Settings
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep.
+
+    Attributes:
+        number: its place in the sweep, from 0.
+        dataset, method: labels of column and row; shots and axes included.
+        seed: both seeds, unless the plan fixes DATA_SEED.
+        words: the command line of the run, after ``fedvlm``.
+        output, place: OUTPUT_DIR, and the run folder below it.
+        digest: of the config keys that make the run's identity.
+        config: those keys.
+        group: cells of one group share data and backbone.
+    """
+
+    number: int
+    dataset: str
+    method: str
+    seed: int
+    words: tuple[str, ...]
+    output: Path
+    place: Path
+    digest: str
+    config: dict[str, Any]
+    group: str
+
+    def __str__(self) -> str:
+        return f"{self.dataset} {self.method} seed {self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.output / self.place
+
+    @property
+    def key(self) -> str:
+        """Name of the cell in the journal: its run folder below OUTPUT_DIR."""
+        return self.place.as_posix()
+
+    @property
+    def command(self) -> str:
+        """The run's command line, to be copied."""
+        return "fedvlm " + shlex.join(self.words)
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A column and a row of the plan: what all its seeds share."""
+
+    dataset: Entry
+    trainer: Entry
+    settings: dict[str, tuple[str, str]]  # key -> (value, where it stands in the plan)
+    column: str
+    row: str
+
+
+def combinations(plan: Plan) -> Iterator[Combination]:
+    """Yield data set by data set: shots, then axes, then methods."""
+    for dataset, shots in itertools.product(plan.datasets, plan.shots or (None,)):
+        for values in itertools.product(*plan.axes.values()):
+            axes = dict(zip(plan.axes, values, strict=True))
+            marks = [f"{_short(k, plan)}{v}" for k, v in axes.items()]
+            for trainer in plan.trainers:
+                merged: dict[str, tuple[str, str]] = {}
+                fixed = {} if shots is None else {"DATASET.NUM_SHOTS": str(shots)}
+                layers: tuple[tuple[str, Settings], ...] = (
+                    ("common", plan.common), (f"datasets: {dataset.label}", dataset.settings),
+                    (f"trainers: {trainer.label}", trainer.settings), ("shots", fixed),
+                    ("axes", axes), ("command line", plan.override),
+                )
+                for where, settings in layers:
+                    merged |= {k: (v, f"of {where}") for k, v in settings.items()}
+                if marks:
+                    tag = "-".join([*([merged["TAG"][0]] if "TAG" in merged else []), *marks])
+                    merged["TAG"] = (tag, "of axes")
+                column = dataset.label if shots is None else f"{dataset.label} {shots}"
+                yield Combination(
+                    dataset, trainer, merged, column, " ".join([trainer.label, *marks])
+                )
+
+
+def _short(key: str, plan: Plan) -> str:
+    """Return the last word of an axis' key, unless two axes share it."""
+    last = key.rpartition(".")[2].lower()
+    same = [k for k in plan.axes if k.rpartition(".")[2].lower() == last]
+    return last if len(same) == 1 else key.lower()
+
+
+def jobs_of(plan: Plan, combination: Combination) -> list[Job]:
+    """Return one resolved config per seed.
+
+    Raises:
+        ConfigError: one line per mistake.
+    """
+    args: Namespace = parse([])
+    file = combination.dataset.name.lower().endswith((".yaml", ".yml"))
+    args.dataset_config_file = combination.dataset.name if file else ""
+    args.dataset = "" if file else combination.dataset.name
+    args.trainer = combination.trainer.name
+    args.trainer_config_file = combination.trainer.config
+    strange = _others_options(combination)
+    args.flags = {k: v for k, (v, _) in combination.settings.items() if k not in strange}
+    args.flag_names = {k: f"{k} ({where})" for k, (_, where) in combination.settings.items()}
+    args.seeds = list(plan.seeds)
+    try:
+        jobs = list(resolve(args).jobs)
+    except ConfigError as error:
+        raise ConfigError("\n".join([*strange.values(), str(error)])) from None
+    if strange:
+        raise ConfigError("\n".join(strange.values()))
+    return jobs
+
+
+def _others_options(combination: Combination) -> dict[str, str]:
+    """Return key -> sentence for options of other methods than the combination's."""
+    keys = [k for k in combination.settings if k.startswith("TRAINER.") and k.count(".") > 1]
+    if not keys:
+        return {}
+    own = load_trainer(combination.trainer.name).name
+    names = [load_trainer(stem).name for stem in trainer_files()]
+    owner = {f"TRAINER.{name.upper()}": name for name in names if name != own}
+    return {
+        key: f"{key} ({combination.settings[key][1]}) is an option of {other}, not of {own}: put "
+        f"it into {other}'s own entry of trainers"
+        for key in keys if (other := owner.get(key.rpartition(".")[0]))
+    }
+
+
+def words_of(combination: Combination, job: Job) -> tuple[str, ...]:
+    """Return the command line that gives the same config without the plan."""
+    values = flat(job.cfg)
+    file = combination.dataset.name.lower().endswith((".yaml", ".yml"))
+    head = ["run", "--dataset-config-file" if file else "--dataset", combination.dataset.name]
+    head += ["--trainer", combination.trainer.name]
+    if combination.trainer.config:
+        head += ["--trainer-config-file", combination.trainer.config]
+    told = [
+        k for k, origin in job.origins.items() if origin.startswith("flag ") and k != "TRAINER.NAME"
+    ]
+    return (*head, *(word for k in told for word in (k, str(values[k]))))
+
+
+class Checker:
+    """What can be refused before a run begins, asked once for each distinct thing."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str | FedvlmError] = {}
+
+    def data_name(self, job: Job) -> str:
+        """Return the data set's own name; its lists are read and the partition fits.
+
+        Raises:
+            ConfigError, DataError: as the run itself would.
+        """
+        seedless = job.cfg.clone()
+        seedless.defrost()
+        seedless.DATA_SEED = 0  # lists and room do not depend on it
+        key = data_key(seedless)
+        if key not in self.names:
+            try:
+                self.names[key] = _data_name(job)
+            except FedvlmError as error:
+                self.names[key] = error
+        found = self.names[key]
+        if isinstance(found, FedvlmError):
+            raise found
+        return found
+
+    def cell(self, number: int, combination: Combination, job: Job) -> Cell:
+        """Return the cell of a config.
+
+        Raises:
+            FedvlmError: what the run itself would refuse.
+        """
+        cfg = job.cfg
+        load_trainer(cfg.TRAINER.NAME)(cfg)
+        chosen = peft_choice(cfg, job.origins)
+        check_model(cfg, pick_device(cfg.DEVICE))
+        place = path_of(cfg, self.data_name(job), load_trainer(cfg.TRAINER.NAME).name + chosen)
+        config = identity_plain(identity_config(cfg))
+        return Cell(
+            number, combination.column, combination.row, int(cfg.SEED),
+            words_of(combination, job), Path(cfg.OUTPUT_DIR), place.relative(),
+            identity_digest(config), config, group_of(job),
+        )
+
+
+def group_of(job: Job) -> str:
+    """Return a key that cells share whose data and backbone are the same."""
+    model = {k: v for k, v in flat(job.cfg).items() if k.startswith("MODEL.")}
+    return identity_digest({"data": data_key(job.cfg), "model": model})[:16]
+
+
+def _data_name(job: Job) -> str:
+    spec = spec_of(job.cfg)
+    setting = Setting(load_for_training(job.cfg), spec)
+    if not job.cfg.FED.INDEX_FILE:
+        check_fits(setting.spec, setting.pool, setting.data.num_classes)
+    load_targets(job.cfg, setting.data.name)
+    return setting.data.name
+
+
+def cells_of(plan: Plan) -> list[Cell]:
+    """Return all cells, seed by seed (a stop leaves all methods alike), data set by data set.
+
+    Raises:
+        ConfigError, DataError: every mistake of every cell, one line each.
+    """
+    checker, wrong = Checker(), Mistakes(plan)
+    found: dict[int, list[Cell]] = {seed: [] for seed in plan.seeds}
+    for combination in combinations(plan):
+        try:
+            jobs = jobs_of(plan, combination)
+            for seed, job in zip(plan.seeds, jobs, strict=True):
+                found[seed].append(checker.cell(0, combination, job))
+        except FedvlmError as error:
+            wrong.add(combination, error)
+    cells = [
+        replace(cell, number=i) for i, cell in enumerate(itertools.chain(*found.values()))
+    ]
+    wrong.shared_folders(cells)
+    wrong.check()
+    return cells
+
+
+class Mistakes:
+    """Mistakes of a plan's cells: each sentence once, with the cells it is said of."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.data_only = plan, True
+        self.found: dict[str, list[str]] = {}
+
+    def add(self, combination: Combination, error: FedvlmError) -> None:
+        """Note what a combination was refused for."""
+        self.data_only = self.data_only and isinstance(error, DataError)
+        for line in str(error).splitlines():
+            self.found.setdefault(line, []).append(f"{combination.column} {combination.row}")
+
+    def shared_folders(self, cells: list[Cell]) -> None:
+        """Note cells that would lie in one run folder."""
+        first: dict[Path, Cell] = {}
+        for cell in cells:
+            other = first.setdefault(cell.folder, cell)
+            if other is not cell:
+                self.data_only = False
+                line = f"'{other}' and '{cell}' are one run folder ({cell.key}); give one a tag"
+                self.found.setdefault(line, []).append(str(cell))
+
+    def check(self) -> None:
+        """Raise all mistakes, if there are any."""
+        if not self.found:
+            return
+        total = len(list(combinations(self.plan)))
+        lines = []
+        for line, cells in self.found.items():
+            where = "" if len(cells) == total or len(cells) == 1 and cells[0] in line else (
+                f" ({cells[0]}" + (f" and {len(cells) - 1} more)" if len(cells) > 1 else ")")
+            )
+            lines.append(f"sweep {self.plan.name}: {line}{where}")
+        raise (DataError if self.data_only else ConfigError)("\n".join(lines))

@@ -1,0 +1,264 @@
+"""The plan of a sweep: which data sets, methods, seeds, shots and axes, from YAML or from words.
+
+A plan file::
+
+    name: tiny                      # by default the file's name
+    root: DATA/                     # = common: {root: DATA/}
+    output_dir: output              # = common: {output-dir: output}
+    common: {backbone: tiny, rounds: 10, OPTIM.MOMENTUM: 0.9}   # flags without dashes, or keys
+    datasets: [digits, {name: eurosat, partition: dirichlet, beta: 0.3}]
+    trainers: [FedAvg, {name: FedAvg, tag: ft, finetune-epochs: 5}]
+    seeds: [1, 2, 3]
+    shots: [1, 2, 4]                # optional
+    axes: {OPTIM.LR: [0.01, 0.1]}   # optional: every combination; the values become the run's tag
+
+Later wins: common, dataset, trainer, shots and axes, words of the command line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedvlm.config.option import default_schema
+from fedvlm.config.read import read_yaml
+from fedvlm.core.errors import ConfigError, did_you_mean, fold
+from fedvlm.job.flags import by_name, expand
+
+Settings = dict[str, str]  # config key, or TRAINER.*.KEY -> the word a flag would hold
+PARTS = ("name", "root", "output_dir", "common", "datasets", "trainers", "seeds", "shots", "axes")
+OF_SWEEP = ("SEED", "DATA_SEED", "DATASET.NAME", "TRAINER.NAME", "RESUME")  # not for mappings
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A data set or a method of the plan.
+
+    Attributes:
+        name: as the command line takes it: a name, a YAML file, ``file.py:Class``.
+        label: what the screen shows; unique among its kind.
+        settings: its own config keys.
+        config: a trainer's own YAML file; empty for the usual one.
+    """
+
+    name: str
+    label: str
+    settings: Settings = field(default_factory=dict)
+    config: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a sweep is to do; ``axes`` maps a config key to its values."""
+
+    name: str
+    common: Settings
+    datasets: tuple[Entry, ...]
+    trainers: tuple[Entry, ...]
+    seeds: tuple[int, ...] = (1,)
+    shots: tuple[int, ...] = ()
+    axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    override: Settings = field(default_factory=dict)
+
+    def content(self) -> dict[str, Any]:
+        """Return the plan as plain values, for ``plan.yaml`` and for a name."""
+        def entry(e: Entry, tag: str) -> dict[str, Any]:
+            more = {"trainer-config-file": e.config} if e.config else {}
+            return {"name": e.name, tag: e.label} | more | dict(e.settings)
+
+        return {
+            "name": self.name, "common": dict(self.common) | dict(self.override),
+            "datasets": [entry(e, "label") for e in self.datasets],
+            "trainers": [entry(e, "label") for e in self.trainers],
+            "seeds": list(self.seeds), "shots": list(self.shots),
+            "axes": {k: list(v) for k, v in self.axes.items()},
+        }
+
+
+def read_plan(path: Path) -> Plan:
+    """Return the plan of a YAML file.
+
+    Raises:
+        ConfigError: all mistakes of the file, one line each.
+    """
+    entries, mistakes = read_yaml(path, ())
+    reader = PlanReader(str(path), mistakes)
+    found = {}
+    for entry in entries:
+        name = entry.key.replace("-", "_")
+        if name in PARTS:
+            found[name] = entry.value
+        else:
+            near = did_you_mean(entry.key, PARTS) or f" (known: {', '.join(PARTS)})"
+            mistakes.append(f"{entry.where}: a plan has no part '{entry.key}'{near}")
+    return reader.plan(_with_mappings(path, found), path.stem)
+
+
+def _with_mappings(path: Path, found: dict[str, Any]) -> dict[str, Any]:
+    """Put the top-level mappings in, which ``read_yaml`` has checked and not descended into."""
+    try:
+        whole = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
+    return {k.replace("-", "_"): v for k, v in whole.items() if k.replace("-", "_") in found}
+
+
+class PlanReader:
+    """Turns plain values into a ``Plan`` and collects every mistake on the way."""
+
+    def __init__(self, where: str, mistakes: list[str] | None = None) -> None:
+        self.where, self.mistakes = where, mistakes if mistakes is not None else []
+        self.flags = by_name()
+        self.schema = default_schema()
+
+    def plan(self, found: Mapping[str, Any], name: str) -> Plan:
+        """Return the plan.
+
+        Raises:
+            ConfigError: all mistakes, one line each.
+        """
+        common = self.settings(found.get("common") or {}, "common")
+        for part, key in (("root", "DATASET.ROOT"), ("output_dir", "OUTPUT_DIR")):
+            if found.get(part) is not None:
+                common[key] = str(found[part])
+        shots = found.get("shots")
+        plan = Plan(
+            str(found.get("name") or name), common,
+            self.entries(found.get("datasets"), "datasets"),
+            self.entries(found.get("trainers"), "trainers"),
+            self.numbers(found.get("seeds", [1]), "seeds"),
+            self.numbers(shots, "shots", least=-1) if shots is not None else (),
+            self.axes(found.get("axes") or {}),
+        )
+        if self.mistakes:
+            raise ConfigError("\n".join(self.mistakes))
+        return plan
+
+    def mistake(self, text: str) -> None:
+        """Note a mistake with its place."""
+        self.mistakes.append(f"{self.where}: {text}")
+
+    def numbers(self, value: Any, part: str, least: int = 0) -> tuple[int, ...]:
+        """Return a list of distinct whole numbers; one number is a list of one."""
+        given = value if isinstance(value, list) else [value]
+        good = [v for v in given if isinstance(v, int) and not isinstance(v, bool) and v >= least]
+        if not given or len(good) < len(given):
+            self.mistake(f"{part} wants whole numbers such as [1, 2, 3], got {value!r}")
+        elif len(set(good)) < len(good):
+            self.mistake(f"{part} names a number twice: {value!r}")
+        return tuple(good)
+
+    def axes(self, value: Any) -> dict[str, tuple[str, ...]]:
+        """Return config key -> its values."""
+        if not isinstance(value, dict):
+            self.mistake(f"axes wants KEY: [values], got {value!r}")
+            return {}
+        axes: dict[str, tuple[str, ...]] = {}
+        for key, values in value.items():
+            if not isinstance(values, list) or not values:
+                self.mistake(f"axes: {key} wants a list of values, got {values!r}")
+                continue
+            keys = [self.settings({key: v}, "axes") for v in values]
+            if all(len(k) == 1 for k in keys):
+                name = next(iter(keys[0]))
+                axes[name] = tuple(k[name] for k in keys)
+                if len(set(axes[name])) < len(values):
+                    self.mistake(f"axes: {key} names a value twice: {values!r}")
+            elif all(keys):
+                self.mistake(f"axes: {key} sets several keys at once; name one of {list(keys[0])}")
+        return axes
+
+    def entries(self, value: Any, part: str) -> tuple[Entry, ...]:
+        """Return the data sets or methods of a list of names and mappings with ``name``."""
+        if not isinstance(value, list) or not value:
+            self.mistake(f"{part} wants a list of names, or of {{name: ..., flag: value}}")
+            return ()
+        found = [e for item in value if (e := self.entry(item, part)) is not None]
+        labels = [fold(e.label) for e in found]
+        word = "label" if part == "datasets" else "tag"
+        for entry in {fold(e.label): e for e in found if labels.count(fold(e.label)) > 1}.values():
+            self.mistake(f"{part} has '{entry.label}' twice; give one of them a {word}:")
+        return tuple(found)
+
+    def entry(self, item: Any, part: str) -> Entry | None:
+        """Return one data set or method; None after a mistake."""
+        given = dict(item) if isinstance(item, dict) else {"name": item}
+        name = given.pop("name", None)
+        if not isinstance(name, str) or not name.strip():
+            self.mistake(f"{part}: {item!r} has no name")
+            return None
+        if part == "datasets":
+            label = str(given.pop("label", None) or Path(name).stem)
+            return Entry(name, label, self.settings(given, f"{part}: {label}"))
+        config = str(given.pop("trainer-config-file", "") or "")
+        tag = given.get("tag")
+        shown = name.rpartition(":")[2] if ".py" in name else name
+        label = str(given.pop("label", None) or (f"{shown} ({tag})" if tag else shown))
+        return Entry(name, label, self.settings(given, f"{part}: {label}"), config)
+
+    def settings(self, given: Any, where: str) -> Settings:
+        """Return flags (without dashes) and config keys of a mapping as config keys."""
+        if not isinstance(given, dict):
+            self.mistake(f"{where}: wants flag: value pairs, got {given!r}")
+            return {}
+        found: Settings = {}
+        for word, value in given.items():
+            if value is None or isinstance(value, dict):
+                self.mistake(f"{where}: '{word}' has no value")
+                continue
+            keys = self._keys(str(word), str(value), where)
+            for key in [k for k in keys if k in OF_SWEEP]:
+                self.mistake(f"{where}: '{word}' is the sweep's own; use seeds, datasets, trainers")
+                keys.pop(key)
+            found |= keys
+        return found
+
+    def _keys(self, word: str, value: str, where: str) -> Settings:
+        if word in self.schema or word.startswith("TRAINER."):
+            return {word: value}
+        flag = self.flags.get(fold(f"--{word}"))
+        if flag is not None and flag.key:
+            return {flag.key: value}
+        if flag is not None and flag.dest == "peft":
+            try:
+                return expand(value)
+            except ConfigError as mistake:
+                self.mistake(f"{where}: {mistake}")
+                return {}
+        names = [n.lstrip("-") for f in self.flags.values() if f.key for n in f.names]
+        near = did_you_mean(word, [*names, *self.schema])
+        self.mistake(
+            f"{where}: '{word}' is no flag and no config key of a run"
+            f"{near or ' (fedvlm run --help lists the flags, fedvlm config the keys)'}"
+        )
+        return {}
+
+
+def pick(entries: Sequence[Entry], words: Sequence[str], what: str) -> tuple[Entry, ...]:
+    """Return those entries of a plan that ``words`` name by label or name, in the plan's order.
+
+    Raises:
+        ConfigError: a word that names none.
+    """
+    for word in words:
+        if not any(fold(word) in (fold(e.label), fold(e.name)) for e in entries):
+            labels = [e.label for e in entries]
+            raise ConfigError(
+                f"--{what}: the plan has no '{word}'{did_you_mean(word, labels)} "
+                f"(it has: {', '.join(labels)})"
+            )
+    wanted = {fold(w) for w in words}
+    return tuple(e for e in entries if {fold(e.label), fold(e.name)} & wanted)
+
+
+def named(plan: Plan) -> Plan:
+    """Return a plan made of words with a name of its own: the same words, the same name."""
+    content = {k: v for k, v in plan.content().items() if k != "name"}
+    mark = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+    return replace(plan, name=f"words-{mark}")

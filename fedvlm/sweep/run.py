@@ -1,0 +1,206 @@
+"""A sweep at work: what is to do, who is told, what is said at the end.
+
+The ``fedvlm table`` command that a sweep ends with: one that was tried on its runs."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedvlm.console.grid import Grid, GridCell, clock
+from fedvlm.console.screen import say
+from fedvlm.core.errors import FedvlmError
+from fedvlm.report.collect import Collected, collect
+from fedvlm.report.tables.table import Spec, tables
+from fedvlm.runs.identity import read_results
+from fedvlm.sweep.cells import Cell
+from fedvlm.sweep.plan import Plan
+from fedvlm.sweep.pool import Pool
+from fedvlm.sweep.state import (
+    BEGUN,
+    DONE,
+    FAILED,
+    RUNNING,
+    TO_DO,
+    Journal,
+    Outcome,
+    Pace,
+    State,
+    headline,
+    states,
+)
+
+COMMAND = ("python", "-m", "fedvlm", "table")
+
+
+def table_lines(plan: Plan, output: Path) -> list[str]:
+    """Return the commands that show a sweep's runs: one, or one per data set.
+
+    Data sets of different settings or partitions share no table, so each gets its own.
+    """
+    cols = ("dataset", "shots") if len(plan.shots) > 1 else ("dataset",)
+    more = ("--cols", *cols) if len(cols) > 1 else ()
+    whole = shlex.join([*COMMAND, str(output), *more])
+    try:
+        found = collect([output])
+    except FedvlmError:
+        return []
+    if not found.runs:
+        return []
+    names = sorted({str(run.protocol.get("dataset")) for run in found.runs})
+    if len(names) == 1 or _works(found, Spec(cols=cols)):
+        return [f"table of the runs: {whole}"]
+    each = [
+        shlex.join([*COMMAND, str(output), "--where", f"dataset={name}", *more]) for name in names
+    ]
+    return ["tables of the runs, one per data set, as their protocols differ:",
+            *(f"  {words}" for words in each)]
+
+
+def _works(found: Collected, spec: Spec) -> bool:
+    try:
+        tables(found, spec)
+    except FedvlmError:
+        return False
+    return True
+
+
+class Sweep:
+    """The cells of a plan, or the part of them that ``only`` names, with their states.
+
+    Raises:
+        ConfigError: run folders that hold other runs.
+    """
+
+    def __init__(
+        self, plan: Plan, cells: Sequence[Cell], jobs: int, only: range | None = None
+    ) -> None:
+        self.plan, self.jobs, self.only = plan, jobs, only
+        self.output = cells[0].output
+        self.cells = [c for c in cells if only is None or c.number in only]
+        self.journal = Journal(self.output, plan.name, None if only is None else only[0])
+        self.states: dict[int, State] = states(self.cells, self.journal)
+        self.pace = Pace()
+        self.records = self.journal.records()
+        self.pace.known(self.records, self.cells)
+        self.grid: Grid | None = None
+        self.matrix: dict[tuple[str, str], GridCell] = {}
+        self.waiting: list[Cell] = []
+
+    # ---- before -----------------------------------------------------------------------------
+    def to_do(self, retry: bool) -> list[Cell]:
+        """Return the cells to run: not done, not running elsewhere, not failed unless ``retry``."""
+        wanted = {TO_DO, BEGUN} | ({FAILED} if retry else set())
+        return [c for c in self.cells if self.states[c.number].name in wanted]
+
+    def count(self, state: str) -> int:
+        """Return how many cells are in a state."""
+        return sum(s.name == state for s in self.states.values())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the lines of ``--list``."""
+        return [
+            {"cell": c.number, "state": self.states[c.number].name, "dataset": c.dataset,
+             "method": c.method, "seed": c.seed, "personal": self.states[c.number].value,
+             "run folder": str(c.folder), "why": self.states[c.number].sentence or ""}
+            for c in self.cells
+        ]
+
+    def dry_lines(self, retry: bool) -> list[str]:
+        """Return what would be run, with estimates from what has run; nothing is written."""
+        todo = self.to_do(retry)
+        seconds, unknown = self.pace.left(todo, self.jobs)
+        counts = [f"{self.count(s)} {s}" for s in (DONE, RUNNING, FAILED, BEGUN, TO_DO)
+                  if self.count(s)]
+        time = f"about {clock(seconds)} with {self.jobs} jobs" if seconds else ""
+        if unknown:
+            hint = "unknown" if unknown == len(todo) else f"{unknown} more cells unknown"
+            time += f"{', ' if time else ''}{hint} (nothing like them has run; --only "
+            first = next(c.number for c in todo if self.pace.of(c) is None)
+            time += f"{first} runs one)"
+        peaks = [r["peak_mib"] for r in self.records if r.get("peak_mib")]
+        workers = min(self.jobs, max(1, len(todo)))
+        memory = (
+            f"about {max(peaks) * workers / 1024:.1f} GiB with {workers} workers "
+            f"({max(peaks) / 1024:.1f} GiB in the largest so far)"
+            if peaks else "unknown (no cell has run in this sweep)"
+        )
+        folders = [f"  {c.number}  {c}" for c in todo]
+        return [
+            f"sweep    {self.plan.name}: {len(self.cells)} cells ({', '.join(counts)})",
+            f"to run   {len(todo)}", f"time     {time or 'nothing to do'}", f"memory   {memory}",
+            f"folder   {self.journal.folder}", *folders, "dry run: nothing was written",
+        ]
+
+    # ---- running ----------------------------------------------------------------------------
+    def run(self, threads: int, devices: Sequence[str], *, retry: bool) -> int:
+        """Run what is to do; return 0, or 1 where cells have failed (now or before)."""
+        todo = self.waiting = self.to_do(retry)
+        for cell in self.cells:
+            self._place(cell, self.states[cell.number], retry)
+        self.grid = Grid(
+            f"sweep {self.plan.name}", self.matrix, lambda: self.pace.left(self.waiting, self.jobs)
+        )
+        self.grid.say(f"sweep {self.plan.name}: {len(self.cells)} cells, {self.count(DONE)} done, "
+                      f"{len(todo)} to run; {self.jobs} jobs, {threads} threads each")
+        self.grid.start()
+        try:
+            Pool(self.jobs, self.journal, self, threads=threads, devices=devices).run(todo)
+        finally:
+            self.grid.finish()
+        return self._conclude()
+
+    def _place(self, cell: Cell, state: State, retry: bool) -> None:
+        place = self.matrix.setdefault((cell.method, cell.dataset), GridCell())
+        place.total += 1
+        place.done += state.name == DONE
+        place.running += state.name == RUNNING
+        place.failed += state.name == FAILED and not retry
+        if state.value is not None:
+            place.values.append(state.value)
+
+    def started(self, cell: Cell) -> None:
+        """See ``Watcher``."""
+        self.matrix[cell.method, cell.dataset].running += 1
+
+    def ended(self, cell: Cell, outcome: Outcome) -> None:
+        """See ``Watcher``: the run folder says whether the cell is done."""
+        place = self.matrix[cell.method, cell.dataset]
+        place.running -= 1
+        self.waiting = [c for c in self.waiting if c is not cell]
+        results = read_results(cell.folder / "results.json")
+        if outcome.code == 0 and results is not None:
+            value = headline(results)
+            self.states[cell.number] = State(DONE, value=value)
+            place.done += 1
+            place.values += [value] if value is not None else []
+            self.pace.add(cell.dataset, cell.method, outcome.seconds)
+            said = "done" if value is None else f"personal {value:.1f}"
+        else:
+            said = outcome.sentence or f"no results in {cell.folder}"
+            self.states[cell.number] = State(FAILED, said)
+            place.failed += 1
+            said = f"failed: {said}"
+        assert self.grid is not None  # noqa: S101 (made before the pool)
+        self.grid.say(
+            f"{self.count(DONE)}/{len(self.cells)} {cell}: {said} ({outcome.seconds:.1f} s)",
+            always=self.states[cell.number].name == FAILED,
+        )
+
+    # ---- after ------------------------------------------------------------------------------
+    def _conclude(self) -> int:
+        failed = [c for c in self.cells if self.states[c.number].name == FAILED]
+        running = self.count(RUNNING)
+        lines = [f"sweep {self.plan.name}: {self.count(DONE)} of {len(self.cells)} cells done"]
+        for cell in failed:
+            lines += [f"failed: {cell}: {self.states[cell.number].sentence}",
+                      f"  its screen: {self.journal.log(cell)}"]
+        if failed:
+            lines.append(f"{len(failed)} failed: the same command with --retry-failed runs them "
+                         "again")
+        if running:
+            lines.append(f"{running} are being run by other processes")
+        say(*lines, *table_lines(self.plan, self.output))
+        return 1 if failed else 0

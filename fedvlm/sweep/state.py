@@ -1,0 +1,221 @@
+"""What has become of a sweep's cells, read from the run folders, and the sweep's own journal.
+
+The run folders decide: a cell is done because its ``results.json`` is there and belongs to the
+same config. The journal (``cells.jsonl``, one line per attempt that ended) adds what a run folder
+cannot tell: that an attempt failed and why, its seconds and memory.
+
+
+How long the rest of a sweep takes, from seconds measured before; unknown where nothing was."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedvlm.core import files as atomic
+from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.runs import lock as run_lock
+from fedvlm.runs.identity import (
+    identity_difference,
+    identity_digest,
+    read_manifest,
+    read_results,
+    safe_name,
+    shortened,
+)
+from fedvlm.runs.manifest import now
+from fedvlm.runs.metrics import read_metrics
+from fedvlm.sweep.cells import Cell
+
+DONE, RUNNING, FAILED, BEGUN, TO_DO = "done", "running", "failed", "begun", "to do"
+HOLDS = " holds another run"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended.
+
+    Attributes:
+        code: exit code of the run; negative: the signal that killed its worker.
+        sentence: what went wrong; empty for nothing.
+        seconds: wall time of the attempt.
+        peak_mib: largest resident memory of the worker during it; None where unknown.
+    """
+
+    code: int
+    sentence: str
+    seconds: float
+    peak_mib: float | None = None
+
+
+@dataclass(frozen=True)
+class State:
+    """A cell's state, with its failure's sentence or its headline number."""
+
+    name: str
+    sentence: str = ""
+    value: float | None = None
+
+
+class Journal:
+    """The sweep's folder: ``OUTPUT_DIR/sweeps/<name>``.
+
+    Args:
+        output: OUTPUT_DIR.
+        name: of the sweep.
+        part: number of the first cell of an ``--only`` part, which has a file of its own: many
+            of them may write at once.
+    """
+
+    def __init__(self, output: Path, name: str, part: int | None = None) -> None:
+        self.folder = output / "sweeps" / safe_name(name)
+        self.path = self.folder / ("cells.jsonl" if part is None else f"cells-{part}.jsonl")
+
+    def prepare(self, plan: dict[str, Any]) -> None:
+        """Make the folder and write the resolved plan.
+
+        Raises:
+            DataError: it cannot be written.
+        """
+        with atomic.explained(self.folder):
+            (self.folder / "logs").mkdir(parents=True, exist_ok=True)
+        atomic.write_text(
+            self.folder / "plan.yaml", yaml.safe_dump(plan, sort_keys=False, allow_unicode=True)
+        )
+        if self.path.exists() and not self.path.read_bytes().endswith((b"\n",)):
+            atomic.append_line(self.path, "")  # a kill cut the last line: the next one is whole
+
+    def log(self, cell: Cell) -> Path:
+        """Return where the cell's screen output goes."""
+        text = f"{cell.dataset}-{cell.method}-seed{cell.seed}"
+        plain = re.sub(r"[^\w.=+-]+", "_", text).replace("_-", "-")[:100].lstrip(".-")
+        return self.folder / "logs" / f"{plain}-{cell.digest[:8]}.txt"
+
+    def add(self, cell: Cell, outcome: Outcome) -> None:
+        """Append an attempt."""
+        about = {"cell": cell.key, "config": cell.digest, "dataset": cell.dataset,
+                 "method": cell.method, "ended": now()}
+        atomic.append_line(self.path, json.dumps(about | asdict(outcome)))
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return all attempts, oldest first within a file; damaged lines are passed over."""
+        found = [r for file in sorted(self.folder.glob("cells*.jsonl")) for r in
+                 read_metrics(file)[0] if {"cell", "config", "code", "seconds", "ended"} <= set(r)]
+        return sorted(found, key=lambda r: str(r["ended"]))
+
+    def last(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """Return (cell, config) -> its last attempt."""
+        return {(r["cell"], r["config"]): r for r in self.records()}
+
+
+def states(cells: Sequence[Cell], journal: Journal) -> dict[int, State]:
+    """Return cell number -> state.
+
+    Raises:
+        ConfigError: run folders that hold another run; one line per difference.
+    """
+    last, found = journal.last(), {}
+    mistakes: dict[str, list[str]] = {}  # what differs -> sentences
+    for cell in cells:
+        try:
+            found[cell.number] = state_of(cell, last.get((cell.key, cell.digest)))
+        except (ConfigError, DataError) as error:
+            mistakes.setdefault(str(error).partition(HOLDS)[2] or str(error), []).append(str(error))
+    if mistakes:
+        raise ConfigError("\n".join(
+            first + (f" (and {len(more)} more cells alike)" if more else "")
+            for first, *more in mistakes.values()
+        ))
+    return found
+
+
+def state_of(cell: Cell, attempt: dict[str, Any] | None) -> State:
+    """Return a cell's state; ``attempt`` is its last line of the journal.
+
+    Raises:
+        ConfigError: its folder holds a run of another config.
+        DataError: its folder cannot be read as a run.
+    """
+    folder = cell.folder
+    known = folder.is_dir() and read_manifest(folder)
+    if known:
+        config = known["identity"].get("config", {})
+        if identity_digest(config) != cell.digest:
+            difference = shortened(identity_difference(config, cell.config))
+            raise ConfigError(
+                f"{cell}: '{folder}'{HOLDS}; what differs (there -> asked): "
+                f"{difference}; choose a tag or another output-dir"
+            )
+        results = read_results(folder / "results.json")
+        if results is not None:
+            return State(DONE, value=headline(results))
+    if run_lock.holder(folder):
+        return State(RUNNING)
+    if attempt is not None and attempt["code"] not in (0, 130):
+        return State(FAILED, str(attempt.get("sentence", "")))
+    return State(BEGUN if known else TO_DO)
+
+
+def headline(results: dict[str, Any]) -> float | None:
+    """Return the last round's ``personal`` of a ``results.json``."""
+    found = (results["results"].get("last") or {}).get("personal")
+    return float(found) if isinstance(found, int | float) else None
+
+
+class Pace:
+    """Seconds of finished cells; a cell is judged by those of its data set and method.
+
+    Where a method has not run on a data set yet, the data set's mean stands in, times the method's
+    mean ratio to it on the others.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
+
+    def add(self, dataset: str, method: str, seconds: float) -> None:
+        """Take one measurement."""
+        self.seconds[dataset, method].append(seconds)
+
+    def known(self, records: Iterable[Mapping[str, Any]], cells: Sequence[Cell]) -> None:
+        """Take the journal's whole attempts; of cells that it lacks, what their results say."""
+        mine = {(c.key, c.digest): c for c in cells}
+        for record in records:
+            cell = mine.pop((record["cell"], record["config"]), None)
+            if record["code"] == 0 and cell is not None:
+                self.add(cell.dataset, cell.method, float(record["seconds"]))
+        for cell in mine.values():
+            results = read_results(cell.folder / "results.json")
+            spent = (results or {}).get("run_info", {}).get("seconds_this_session")
+            if isinstance(spent, int | float):
+                self.add(cell.dataset, cell.method, float(spent))
+
+    def of(self, cell: Cell) -> float | None:
+        """Return the seconds that a cell should take; None where nothing comparable has run."""
+        own = self.seconds.get((cell.dataset, cell.method))
+        if own:
+            return sum(own) / len(own)
+        mean = self._mean(cell.dataset)
+        if mean is None:
+            return None
+        ratios = [
+            sum(v) / len(v) / (self._mean(d) or 1.0)
+            for (d, m), v in self.seconds.items() if m == cell.method and self._mean(d)
+        ]
+        return mean * (sum(ratios) / len(ratios) if ratios else 1.0)
+
+    def left(self, cells: Iterable[Cell], jobs: int) -> tuple[float, int]:
+        """Return (seconds for the cells that can be judged, number of those that cannot)."""
+        found = [self.of(cell) for cell in cells]
+        known = [s for s in found if s is not None]
+        return sum(known) / max(1, min(jobs, len(found))), len(found) - len(known)
+
+    def _mean(self, dataset: str) -> float | None:
+        means = [sum(v) / len(v) for (d, _), v in self.seconds.items() if d == dataset]
+        return sum(means) / len(means) if means else None
