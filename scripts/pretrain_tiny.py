@@ -28,7 +28,7 @@ from tiny_card import complete  # noqa: E402
 from tiny_export import export, new_model  # noqa: E402
 from tiny_gate import gate  # noqa: E402
 
-from fedvlm.models.load.openclip import TINY_DIR, tiny_tokenizer
+from fedvlm.models.load.openclip import TINY_DIR, tiny_tokenizer  # noqa: E402
 
 
 def encode_text(model: Any, tokens: Tensor) -> Tensor:

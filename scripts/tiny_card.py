@@ -22,8 +22,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 from tiny_adapt import CONTEXT, SHOTS, STEPS, coop  # noqa: E402
 from tiny_gate import gate  # noqa: E402
 
-from fedvlm.data.builtin.sets import DIGIT_TEMPLATE, OBJECT_TEMPLATE, Task, build_task, materialise
-from fedvlm.models.load.openclip import tiny_tokenizer, verify_tiny
+from fedvlm.data.builtin.sets import DIGIT_TEMPLATE, OBJECT_TEMPLATE, Task, build_task, materialise  # noqa: E402
+from fedvlm.models.load.openclip import tiny_tokenizer, verify_tiny  # noqa: E402
 
 AIM = {
     "shape_clean": [80, 100],

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import fedvlm
 from fedvlm.cli import main as cli
 from fedvlm.cli.parser import help_lines, reference_lines
-from fedvlm.config.option import Option, declare, default_schema
+from fedvlm.config.keys import default_schema
+from fedvlm.config.option import Option, declare
 from fedvlm.core.errors import ConfigError, DataError, DivergedError, fold
 from fedvlm.job.flags import FLAGS, REFUSED, by_name, parse
 from fedvlm.job.resolve import Jobs, resolve

@@ -81,7 +81,8 @@ def test_closed_stdout_ends_quietly():
 
 
 def test_the_command_line_does_not_import_torch_for_a_mistake():
-    code = "import sys; from fedvlm.cli.main import main; print(main(['--x']), 'torch' in sys.modules)"
+    code = "import sys; from fedvlm.cli.main import main; "
+    code += "print(main(['--x']), 'torch' in sys.modules)"
     assert _process("-c", code).stdout == "2 False\n"
 
 

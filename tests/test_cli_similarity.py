@@ -90,7 +90,7 @@ def test_a_run_records_it_also_when_it_was_cut(tmp_path: Path) -> None:
 def test_a_picture_that_fails_ends_no_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fedvlm.cli.figures import draw_partition
+    from fedvlm.job.show import draw_partition
 
     draw_partition(tmp_path, "no CSV here")
     assert "no picture of the partition: cannot read" in capsys.readouterr().err

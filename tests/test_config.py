@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedvlm.config.build import build_config, config_lines, flat, unused_keys
-from fedvlm.config.keys import family_aliases
-from fedvlm.config.option import Option, declare, default_schema
+from fedvlm.config.keys import default_schema, family_aliases
+from fedvlm.config.option import Option, declare
 from fedvlm.config.read import config_names, find_config
 from fedvlm.core.errors import ConfigError
 

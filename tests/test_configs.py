@@ -9,12 +9,13 @@ import torch
 
 from fedvlm.core.errors import fold
 from fedvlm.core.rng import stream
-from fedvlm.federation.discovery import load_trainer, trainer_files
+from fedvlm.federation.cards import trainer_files
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.groups import resolve as resolve_groups
 from fedvlm.job.build import make_plan
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve
-from fedvlm.models.backbone import load_backbone
+from fedvlm.models.load.backbones import load_backbone
 from fedvlm.models.vlmodel import VLModel
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"

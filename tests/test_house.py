@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedvlm.cli.list import card
-from fedvlm.federation.discovery import trainer_files
+from fedvlm.federation.cards import card, trainer_files
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = sorted((ROOT / "fedvlm").rglob("*.py"))

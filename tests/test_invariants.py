@@ -11,7 +11,8 @@ from fedvlm.check.invariants import INVARIANTS, misdeclared, run
 from fedvlm.check.world import BASE, Broken, World, same_fed
 from fedvlm.cli import check as cli
 from fedvlm.core.errors import ConfigError
-from fedvlm.federation.discovery import load_trainer, trainer_files
+from fedvlm.federation.cards import trainer_files
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.vlmodel import VLModel
 

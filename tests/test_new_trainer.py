@@ -11,7 +11,7 @@ import pytest
 
 from fedvlm.cli import main as cli
 from fedvlm.cli import new_trainer as cli_new
-from fedvlm.cli.list import card
+from fedvlm.federation.cards import card
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve

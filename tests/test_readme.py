@@ -15,7 +15,7 @@ from fedvlm.cli import main as cli
 from fedvlm.cli.bench import parse as parse_bench
 from fedvlm.config.build import flat
 from fedvlm.core.errors import fold
-from fedvlm.federation.discovery import trainer_files
+from fedvlm.federation.cards import trainer_files
 from fedvlm.job.flags import by_name, parse
 from fedvlm.job.resolve import resolve
 

@@ -18,8 +18,8 @@ from fedvlm.core import trees
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.federation import aggregate
 from fedvlm.federation.batches import FeatureSource, step_slices
+from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.context import Context, Means
-from fedvlm.federation.discovery import trainer_files
 from fedvlm.job import run as cli_run
 from fedvlm.models.towers import layers as fold
 from fedvlm.models.towers import packed_text as text_path

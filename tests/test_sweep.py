@@ -24,8 +24,8 @@ from fedvlm.cli.main import main
 from fedvlm.cli.sweep import plan_of, read_words
 from fedvlm.job import build as cli_build
 from fedvlm.job.maker import Memo
-from fedvlm.models.backbone import load_backbone
 from fedvlm.models.features import encode as store
+from fedvlm.models.load.backbones import load_backbone
 from fedvlm.runs import lock as run_lock
 from fedvlm.sweep.cells import Cell, cells_of
 from tests import jobs, sweep_workers

@@ -13,7 +13,8 @@ import pytest
 from fedvlm.cli.main import main
 from fedvlm.cli.sweep import plan_of, read_words
 from fedvlm.core.errors import ConfigError
-from fedvlm.federation.discovery import load_trainer, trainer_files
+from fedvlm.federation.cards import trainer_files
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.build import identity_config
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve

@@ -10,7 +10,8 @@ FLOPs by formula, two per multiply-add; towers only (``performance.md`` 4).
 A transformer layer costs 24 d^2 per token for its linear layers and 4 d per attended key.
 Adapters, losses and optimisers are left out on both sides: below one per cent.
 
-What ``bench fedtv`` measures."""
+What ``bench fedtv`` measures.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +36,9 @@ from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine, RoundWork
 from fedvlm.federation.optim import OptimSpec
 from fedvlm.federation.rounds import Federation, Plan
-from fedvlm.models.backbone import Backbone, load_backbone
+from fedvlm.models.backbone import Backbone
 from fedvlm.models.features.encode import cached_features
+from fedvlm.models.load.backbones import load_backbone
 from fedvlm.models.vlmodel import VLModel
 
 PLANTS = (

@@ -2,7 +2,8 @@
 
 A whole round with its evaluation, and ten rounds that start with an empty feature cache.
 
-The published recipe evaluates every client twice a round, with both towers for each test batch."""
+The published recipe evaluates every client twice a round, with both towers for each test batch.
+"""
 
 from __future__ import annotations
 

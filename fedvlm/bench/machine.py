@@ -1,6 +1,7 @@
 """What the machine does and can do: clocks, memory, load, matrix-product peaks.
 
-Where the time of a piece of work goes, by operator."""
+Where the time of a piece of work goes, by operator.
+"""
 
 from __future__ import annotations
 

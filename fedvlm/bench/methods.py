@@ -18,7 +18,7 @@ from fedvlm.bench import machine
 from fedvlm.bench.machine import timed
 from fedvlm.console.rows import table_lines
 from fedvlm.core.errors import ConfigError
-from fedvlm.federation.discovery import trainer_files
+from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.rounds import Federation, RoundFinished
 from fedvlm.job.build import build as build_run
 from fedvlm.job.flags import parse

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedvlm.core.errors import ConfigError
+from fedvlm.core.trees import TreeView
 from fedvlm.models.backbone import Backbone
 
-Tree = Mapping[str, Tensor]
 LITERAL = "X"
 
 
@@ -71,7 +71,7 @@ class Transformer(nn.Module):
 class ImageTower(nn.Module):
     """CLIP's ViT: class token, learned positions, read out at the class token."""
 
-    def __init__(self, tensors: Tree, heads: int, activation: type[nn.Module]) -> None:
+    def __init__(self, tensors: TreeView, heads: int, activation: type[nn.Module]) -> None:
         super().__init__()
         width, _, patch, _ = tensors["conv1.weight"].shape
         self.conv1 = nn.Conv2d(3, width, patch, stride=patch, bias=False)
@@ -119,7 +119,7 @@ class ReferenceClip(nn.Module):
         self.eval().requires_grad_(False)
 
     @staticmethod
-    def _refuse(backbone: Backbone, tensors: Tree) -> None:
+    def _refuse(backbone: Backbone, tensors: TreeView) -> None:
         known = "visual.conv1.weight" in tensors and "text_projection" in tensors
         if not known or not backbone.causal or "visual.ln_pre.weight" not in tensors:
             raise ConfigError(
@@ -133,7 +133,7 @@ class ReferenceClip(nn.Module):
         return x[torch.arange(len(x)), eot] @ self.text_projection
 
 
-def depth(tensors: Tree) -> int:
+def depth(tensors: TreeView) -> int:
     """Return the number of blocks below ``transformer.resblocks``."""
     head = "transformer.resblocks."
     return 1 + max(int(k[len(head):].split(".")[0]) for k in tensors if k.startswith(head))
@@ -150,7 +150,7 @@ class ReferenceFedTV(nn.Module):
     """
 
     def __init__(
-        self, clip: ReferenceClip, ids: Tensor, start: Tree, temperature: float = 0.5,
+        self, clip: ReferenceClip, ids: Tensor, start: TreeView, temperature: float = 0.5,
         ortho_weight: float = 0.1,
     ) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class ReferenceFedTV(nn.Module):
         """Return the trained tensors under our names."""
         return {n.replace("/", "."): v.detach() for n, v in self.p.items()}
 
-    def set_values(self, tree: Tree) -> None:
+    def set_values(self, tree: TreeView) -> None:
         """Overwrite trained tensors."""
         with torch.no_grad():
             for name, value in tree.items():

@@ -2,8 +2,8 @@
 
 Everything is float64, a function of the world's seed, and in memory: no download, no files.
 
-
-What the invariants compare with: trees and states, and the sentence when they differ."""
+What the invariants compare with: trees and states, and the sentence when they differ.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from fedvlm.config.build import build_config
-from fedvlm.config.option import declare, default_schema
+from fedvlm.config.keys import default_schema
+from fedvlm.config.option import declare
 from fedvlm.config.read import lookup
 from fedvlm.core import rng
 from fedvlm.core.trees import State, Tree, clone

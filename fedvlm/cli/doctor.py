@@ -2,7 +2,8 @@
 
 How the doctor's findings are shown: a table that fits the terminal, then one line a sentence.
 
-Where the output is no terminal, all columns are there and no line is broken."""
+Where the output is no terminal, all columns are there and no line is broken.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from yacs.config import CfgNode
 
 from fedvlm.cli.parser import VerbParser
 from fedvlm.config.build import build_config
-from fedvlm.config.option import default_schema
+from fedvlm.config.keys import default_schema
 from fedvlm.config.read import find_config
 from fedvlm.console.rows import number, one_line, table_lines
 from fedvlm.console.screen import progress, say, wants_live

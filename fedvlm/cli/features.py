@@ -1,6 +1,7 @@
 """``fedvlm features``: encode whole data sets ahead of the runs; list and delete feature stores.
 
-``fedvlm features --list`` and ``--clean``: what lies in the feature cache, and tidying it."""
+``fedvlm features --list`` and ``--clean``: what lies in the feature cache, and tidying it.
+"""
 
 from __future__ import annotations
 

@@ -68,16 +68,6 @@ def main(argv: Sequence[str]) -> int:
     return 0 if drawn.made else DataError.exit_code
 
 
-def draw_partition(folder: Path, title: str) -> None:
-    """Draw ``partition.csv`` of a run that starts, once; a picture that fails ends no run."""
-    if all((folder / f"partition.{kind}").exists() for kind in ("png", "svg")):
-        return
-    try:
-        from fedvlm.report.figures import draw as figures
-
-        figures.draw_partition(folder, title)
-    except Exception as error:  # whatever it is, the run is worth more
-        complain(f"no picture of the partition: {' '.join(str(error).split())}", prefix="note")
 
 
 def _nothing(words: Sequence[str], found: Collected) -> str:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedvlm.config.option import Schema, declare, default_schema
+from fedvlm.config.keys import default_schema
+from fedvlm.config.option import Schema, declare
 from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import say
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
-
-_YEAR = re.compile(r"\b(?:19|20)\d\d\b")
+from fedvlm.federation.cards import card, trainer_files, year
 
 
 def main(argv: Sequence[str]) -> int:
@@ -23,8 +21,6 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         ConfigError: unknown method.
     """
-    from fedvlm.federation.discovery import trainer_files
-
     files = trainer_files()
     if not argv:
         say(*_rows(files))
@@ -41,25 +37,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def card(path: Path) -> str:
-    """Return a trainer file's module docstring, read without running the file.
-
-    Raises:
-        ConfigError: the file is not Python.
-    """
-    try:
-        return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    except (SyntaxError, UnicodeDecodeError, ValueError) as error:
-        raise ConfigError(f"{path}: is not a Python file ({error})") from None
 
 
-def year(text: str) -> str:
-    """Return the year in the ``Paper:`` field of a card, or an empty string."""
-    field = re.search(r"^Paper:(.*(?:\n[ \t]+.*)*)", text, flags=re.MULTILINE)
-    found = _YEAR.search(field.group(1)) if field else None
-    return found.group() if found else ""
 
 
 def _rows(files: dict[str, Path]) -> list[str]:
@@ -77,7 +56,7 @@ def config(argv: Sequence[str]) -> int:
     ``fedvlm config``, ``fedvlm config FED``, ``fedvlm config --dataset eurosat --shots 4``.
     """
     if any(word.startswith("-") for word in argv):
-        from fedvlm.cli.main import run
+        from fedvlm.cli.run import run
 
         return run([*argv, "--print-config"])
     from fedvlm.cli.parser import reference_lines
@@ -95,7 +74,8 @@ def _with_trainer(schema: Schema, word: str) -> Schema:
     name = word.upper().removeprefix("TRAINER.").split(".")[0]
     if not name or any(key.split(".")[0] == name for key in schema):
         return schema
-    from fedvlm.federation.discovery import load_trainer, trainer_files
+    from fedvlm.federation.cards import trainer_files
+    from fedvlm.federation.discovery import load_trainer
 
     if all(fold(name) != fold(stem) for stem in trainer_files()):
         return schema

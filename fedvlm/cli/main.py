@@ -6,20 +6,19 @@ Exit codes: 0 done, 1 a bug of ours, 2 config or usage, 3 data, 4 diverged, 130 
 from __future__ import annotations
 
 import importlib
-import os
 import signal
 import sys
-import tempfile
-import traceback
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from fedvlm.console.screen import complain, progress, say
-from fedvlm.core.errors import ConfigError, FedvlmError, did_you_mean, fold
+from fedvlm.cli.run import run
+from fedvlm.console.guard import guarded
+from fedvlm.console.screen import say
+from fedvlm.core.errors import ConfigError, did_you_mean, fold
 
 # verb -> function that takes the remaining words and returns the exit code
 VERBS = {
-    "run": "fedvlm.cli.main:run",
+    "run": "fedvlm.cli.run:run",
     "bench": "fedvlm.cli.bench:main",
     "check": "fedvlm.cli.check:main",
     "list": "fedvlm.cli.list:main",
@@ -72,31 +71,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return guarded(lambda: _dispatch(words), words)
 
 
-def guarded(call: Callable[[], int], words: Sequence[str]) -> int:
-    """Return the exit code of ``call``; every error becomes a sentence, as in ``main``."""
-    try:
-        code = call()
-        if sys.stdout is not None:  # it is None when started with `>&-`
-            sys.stdout.flush()
-        return code
-    except FedvlmError as error:
-        complain(str(error))
-        return error.exit_code
-    except KeyboardInterrupt as stop:
-        complain(str(stop) or "nothing was lost", prefix="interrupted")
-        return 130
-    except BrokenPipeError:
-        return _reader_is_gone()
-    except SyntaxError as error:  # a trainer's file
-        complain(f"{error.filename}:{error.lineno}: is not valid Python ({error.msg})")
-        return ConfigError.exit_code
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "fedvlm":
-            return _bug(error, words)
-        complain(_lacks(error))
-        return ConfigError.exit_code
-    except Exception as error:  # the last resort: a bug gets a sentence too
-        return _bug(error, words)
 
 
 def console_script() -> int:
@@ -137,76 +111,9 @@ def _function(verb: str) -> Callable[[list[str]], int]:
     return cast(Callable[[list[str]], int], found)
 
 
-def run(words: Sequence[str]) -> int:
-    """Do the main job: ``fedvlm run [flags] [KEY VALUE ...]``.
-
-    Raises:
-        FedvlmError: whatever is wrong; ``main`` turns it into a sentence and an exit code.
-    """
-    from fedvlm.job.flags import parse
-    from fedvlm.job.resolve import resolve
-
-    args = parse(words)
-    if args.version:
-        say(f"fedvlm {importlib.import_module('fedvlm').__version__}")
-        return 0
-    if args.help:
-        from fedvlm.cli.parser import help_lines
-
-        say(*help_lines())
-        return 0
-    progress("loading PyTorch")  # with the trainer, and with the run itself
-    asked = resolve(args)
-    if args.print_config:
-        from fedvlm.config.build import config_lines
-
-        for job in asked.jobs:
-            head = [f"# seed {job.cfg.SEED}"] if len(asked.jobs) > 1 else []
-            say(*head, *config_lines(job.cfg, job.origins, asked.schema))
-        complain(*asked.notes, prefix="note")
-        return 0
-    complain(*asked.notes, prefix="note")
-    from fedvlm.job import run as cli_run
-
-    for job in asked.jobs:
-        code = int(cli_run.run_job(job.cfg, job.origins, args))
-        if code:
-            return code
-    if len(asked.jobs) > 1:
-        return int(cli_run.report_seeds([job.cfg for job in asked.jobs], args))
-    return 0
 
 
-def _reader_is_gone() -> int:
-    """``| head`` closed our output: nothing is wrong, but the interpreter must not flush it."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
 
 
-def _lacks(error: ModuleNotFoundError) -> str:
-    """Say which package this Python lacks, who asked for it, and how to get it."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename[:1] != "<"]
-    return (
-        f"this Python ({sys.executable}) has no module '{error.name}', which "
-        f"{frames[-1].filename}:{frames[-1].lineno} imports; `make install` and .venv/bin/python, "
-        "or pip install -c constraints.txt -e . bring fedvlm's own"
-    )
 
 
-def _bug(error: Exception, words: Sequence[str]) -> int:
-    """Say what happened in one sentence; the traceback goes to a file, or to stderr on demand."""
-    text = "".join(traceback.format_exception(error))
-    reason = " ".join(str(error).split())[:200] or "no message"
-    what = f"unexpected {type(error).__name__}: {reason}"
-    if "--debug" in words:
-        complain(what, *text.rstrip().splitlines())
-        return 1
-    try:
-        with tempfile.NamedTemporaryFile(
-            "w", prefix="fedvlm-", suffix=".traceback", delete=False, encoding="utf-8"
-        ) as file:
-            file.write(text)
-        complain(f"{what} (a bug; traceback in {file.name}, or shown with --debug)")
-    except OSError:
-        complain(f"{what} (a bug; --debug shows the traceback)")
-    return 1

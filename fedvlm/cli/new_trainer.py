@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedvlm.config.option import default_schema
+from fedvlm.config.keys import default_schema
 from fedvlm.config.read import package_root
 from fedvlm.console.screen import say
 from fedvlm.core import files as atomic
@@ -150,7 +150,7 @@ def check_name(name: str) -> None:
     if bad or keys:
         why = f"the config key {keys[0]}" if keys else "a word of Python or of the file itself"
         raise ConfigError(f"'{name}' is {why} already; take another name, such as My{name.title()}")
-    from fedvlm.federation.discovery import trainer_files
+    from fedvlm.federation.cards import trainer_files
 
     taken = next((s for s in trainer_files() if fold(s) == fold(name)), None)
     if taken is not None:

@@ -1,6 +1,7 @@
 """argparse whose mistakes are one sentence, for the verbs with flags of their own.
 
-The help page: flags by group, then the verbs; and the reference of config keys."""
+The help page: flags by group, then the verbs; and the reference of config keys.
+"""
 
 from __future__ import annotations
 

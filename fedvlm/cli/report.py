@@ -7,16 +7,15 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedvlm.cli.list import card
 from fedvlm.cli.parser import VerbParser
 from fedvlm.console.screen import complain, say
 from fedvlm.core import files as atomic
-from fedvlm.core.errors import ConfigError, DataError, fold
+from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.federation.cards import card_of
+from fedvlm.job.show import PAGE
 from fedvlm.report.collect import Collected, Run, collect
 
 USAGE = "fedvlm report RUN_OR_OUTPUT ... [--into FILE] [--title TEXT] [--runs]"
-PAGE = "report.html"
-WORTH = 30.0  # seconds of training; the page takes one or two, so a shorter run gets it on demand
 
 
 def parser() -> argparse.ArgumentParser:
@@ -66,43 +65,10 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def say_results(folder: Path, seconds: float) -> None:
-    """Say where a run's results are, with its page; a page that fails ends no run.
-
-    Args:
-        folder: the run's, finished.
-        seconds: of its training; a run of less than ``WORTH`` gets no page of itself.
-    """
-    command = shlex.join(["fedvlm", "report", str(folder)])
-    made = seconds >= WORTH and _write(folder, command)
-    say(f"results: {folder}", f"page: {folder / PAGE if made else command}")
 
 
-def _write(folder: Path, command: str) -> bool:
-    try:
-        run = collect([folder]).runs[0]
-        atomic.write_text(folder / PAGE, _page(run, "", command))
-    except Exception as error:  # whatever it is, the run is worth more
-        complain(f"no {PAGE}: {' '.join(str(error).split())}", prefix="note")
-        return False
-    return True
 
 
-def card_of(trainer: str) -> str:
-    """Return the card of a method by the name in its results; empty where its file is gone."""
-    from fedvlm.federation.discovery import trainer_files
-
-    path = Path(trainer.partition(":")[0]).expanduser()
-    if path.suffix != ".py":
-        files = trainer_files()
-        stem = next((s for s in files if fold(s) == fold(trainer)), None)
-        if stem is None:
-            return ""
-        path = files[stem]
-    try:
-        return card(path)
-    except ConfigError:
-        return ""
 
 
 def _over_all(

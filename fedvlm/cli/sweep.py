@@ -4,8 +4,8 @@
 its run folder, so a sweep stopped anywhere (``kill -9`` too) goes on with the same command, and
 ``table``, ``show`` and the rest find the runs where they always are.
 
-
-The words of ``fedvlm sweep``: its own flags; all others are those of a run, for every cell."""
+The words of ``fedvlm sweep``: its own flags; all others are those of a run, for every cell.
+"""
 
 from __future__ import annotations
 

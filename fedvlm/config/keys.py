@@ -2,14 +2,15 @@
 
 Also the spellings of the federated CoOp family (``DATASET.USERS``), each mapped to our key.
 
-
-Config keys of the data: which set, which images of it, and who holds what."""
+Config keys of the data: which set, which images of it, and who holds what.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fedvlm.config.dassl import dassl_options
 from fedvlm.config.option import Option, Schema, Value
 
 PARTITIONS = (
@@ -325,3 +326,8 @@ def refused_keys() -> dict[str, str]:
         "DATASET.IMBALANCE_TRAIN": "is not supported; FED.PARTITION dirichlet gives unequal shares",
         "DATASET.SPLIT_CLIENT": "is not supported; FED.PARTITION domain gives clients per domain",
     }
+
+
+def default_schema() -> Schema:
+    """Return a new schema with Dassl's keys and ours, without any trainer of this project."""
+    return dassl_options() | our_options()

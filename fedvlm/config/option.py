@@ -180,12 +180,6 @@ def shown(value: Value) -> str:
     return short.repr(value)
 
 
-def default_schema() -> Schema:
-    """Return a new schema with Dassl's keys and ours, without any trainer of this project."""
-    from fedvlm.config.dassl import dassl_options
-    from fedvlm.config.keys import our_options
-
-    return dassl_options() | our_options()
 
 
 def declare(schema: Schema, prefix: str, options: Mapping[str, Option]) -> Schema:

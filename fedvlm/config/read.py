@@ -3,8 +3,8 @@
 yacs runs a ``.py`` config as code, so the suffix is checked before a file is opened, and PyYAML's
 safe loader reads it. All mistakes of a file are collected, each with its line.
 
-
-Where config files are: names match ignoring case, dash and underscore."""
+Where config files are: names match ignoring case, dash and underscore.
+"""
 
 from __future__ import annotations
 

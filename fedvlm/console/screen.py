@@ -3,11 +3,11 @@
 ``Console`` takes plain values from whoever subscribes to the round loop and never fails a run: a
 closed pipe (``| head``) silences it, text that the terminal cannot encode is escaped.
 
-
 One line that says what is going on before the first round: redrawn on a terminal, rare in a log.
 
 On a terminal the line is rewritten in place on stderr and wiped before anything else is written.
-In a file a long step says how far it is every half minute, and a short one says nothing."""
+In a file a long step says how far it is every half minute, and a short one says nothing.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from fedvlm.console.rows import ClientRow, RoundRow, one_line, round_line, table_lines
+from fedvlm.console.rows import RoundRow, one_line, round_line, table_lines
 
 REDRAW, REPORT = 0.25, 30.0  # seconds between two drawings, and between two lines of a log
 

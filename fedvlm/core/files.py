@@ -3,8 +3,8 @@
 Every step is a *write point* (``"<step> <file name>"``): a test sets ``on_write_point`` and stops,
 kills or fails the process at each of them. It is ``None`` outside tests.
 
-
-Where rendered sets and records of checked images are kept: never among the user's files."""
+Where rendered sets and records of checked images are kept: never among the user's files.
+"""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedvlm.core.errors import FedvlmError
 
 Tree = dict[str, Tensor]
+TreeView = Mapping[str, Tensor]  # a tree that is read only
 State = dict[str, Tree]  # slots of trees
 
 

@@ -3,7 +3,6 @@
 Sizes are those of CoOp's published splits (two public tables agree); a copy that differs is used,
 with a note. Class names come from the split files; ``renames`` serve trees without one.
 
-
 What is known of one data set: a row of the table in ``facts``.
 
 What is known of the published multi-domain sets: rows of the table in ``facts``.
@@ -11,7 +10,8 @@ What is known of the published multi-domain sets: rows of the table in ``facts``
 Class names come from the lists and trees themselves, never from here. The sizes by domain are those
 of the whole set; 0 stands where no published split of this project's sources says it.
 
-CIFAR-100's twenty superclasses of five classes each, by class name (Krizhevsky 2009)."""
+CIFAR-100's twenty superclasses of five classes each, by class name (Krizhevsky 2009).
+"""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Facts:
 FEDBN_DATA = "https://github.com/med-air/FedBN"
 DASSL_DATA = "https://github.com/KaiyangZhou/Dassl.pytorch/blob/master/DATASETS.md"
 
-_PHOTO_domains = "a photo of a {}."
+_PHOTO = "a photo of a {}."
 _DOMAINNET = {
     "clipart": 0, "infograph": 0, "painting": 0, "quickdraw": 0, "real": 0, "sketch": 0,
 }  # fmt: skip
@@ -94,17 +94,17 @@ _PACS = {"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3928}
 
 # fmt: off
 DOMAIN_ROWS = (
-    Facts("DomainNet", "DomainNet", "", "", 10, None, None, None, _PHOTO_domains, form="domains",
+    Facts("DomainNet", "DomainNet", "", "", 10, None, None, None, _PHOTO, form="domains",
           domains=_DOMAINNET, aliases=("domainnet10",), source=FEDBN_DATA),
-    Facts("DomainNetFull", "domainnet", "", "", 345, None, None, None, _PHOTO_domains, form="domains",
+    Facts("DomainNetFull", "domainnet", "", "", 345, None, None, None, _PHOTO, form="domains",
           domains=_DOMAINNET, aliases=("domainnet345",), source=DASSL_DATA),
-    Facts("OfficeCaltech10", "office_caltech_10", "", "", 10, None, None, None, _PHOTO_domains,
+    Facts("OfficeCaltech10", "office_caltech_10", "", "", 10, None, None, None, _PHOTO,
           form="domains", domains=_OFFICE, aliases=("office", "office_caltech"), source=FEDBN_DATA),
-    Facts("PACS", "pacs", "", "", 7, None, None, None, _PHOTO_domains, form="domains",
+    Facts("PACS", "pacs", "", "", 7, None, None, None, _PHOTO, form="domains",
           domains=_PACS, source=DASSL_DATA),
-    Facts("OfficeHome", "office_home", "", "", 65, None, None, None, _PHOTO_domains, form="domains",
+    Facts("OfficeHome", "office_home", "", "", 65, None, None, None, _PHOTO, form="domains",
           domains={"art": 0, "clipart": 0, "product": 0, "real_world": 0}, source=DASSL_DATA),
-    Facts("Office31", "office31", "", "", 31, None, None, None, _PHOTO_domains, form="domains",
+    Facts("Office31", "office31", "", "", 31, None, None, None, _PHOTO, form="domains",
           domains={"amazon": 0, "dslr": 0, "webcam": 0}, source=DASSL_DATA),
 )
 # fmt: on

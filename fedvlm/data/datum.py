@@ -1,6 +1,7 @@
 """One image with its label, and a data set as three lists of them (Dassl's vocabulary).
 
-Text files that list something, line by line."""
+Text files that list something, line by line.
+"""
 
 from __future__ import annotations
 

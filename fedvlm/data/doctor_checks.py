@@ -7,7 +7,8 @@ second look is quick and a run after it too.
 
 What can be wrong with a set's lists: labels, names, rows that repeat, leaks between the parts.
 
-``DatasetBase`` refuses the first of these when a run begins; here all of them are said."""
+``DatasetBase`` refuses the first of these when a run begins; here all of them are said.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ are asked for, whatever the run's classes are.
 
 What a run's notes say of its data: classes that lack images, tests that training does not fit.
 
-Nothing is changed here; a note goes into the log and the results."""
+Nothing is changed here; a note goes into the log and the results.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ import numpy as np
 from yacs.config import CfgNode
 
 from fedvlm.config.build import build_config
-from fedvlm.config.option import default_schema
+from fedvlm.config.keys import default_schema
 from fedvlm.config.read import find_config, lookup
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.files import records_dir

@@ -4,8 +4,8 @@ An image is converted to RGB first, as Dassl's ``read_image`` does, then goes th
 test transform. Augmented view v is a function of (data seed, content of the image, v) and of
 nothing else, so features of views can be cached exactly.
 
-
-Images that do not decode: counted and named, or refused (``DATASET.ON_CORRUPT``)."""
+Images that do not decode: counted and named, or refused (``DATASET.ON_CORRUPT``).
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 A layout names what it needs and how it is read. The one that was used is in the set's notes, and
 where none fits the error names the nearest one and what it lacks.
 
-
 Layouts of the sets with one domain: CoOp's, CIFAR's, ImageNet's and those rendered here.
 
 Splits made by ``data prepare`` are found by ``prepared``, after the layouts named here.
@@ -18,7 +17,8 @@ Splits that ``fedvlm data prepare`` made: where they lie, and the layouts that f
 
 They are tried after a set's published layouts. The name is never CoOp's, so that no later run
 takes such a split for the published one. Of the two places the one beside the images goes first;
-the one in the cache is bound to the folder it was made of, so two roots never share a split."""
+the one in the cache is bound to the folder it was made of, so two roots never share a split.
+"""
 
 from __future__ import annotations
 
@@ -83,8 +83,6 @@ def _is_there(place: Path, need: str) -> bool:
 
 def layouts_of(facts: Facts) -> tuple[Layout, ...]:
     """Return the layouts of a set in the order in which they are tried."""
-    pass
-
     return LAYOUTS[facts.name]
 
 
@@ -257,7 +255,7 @@ def _lists(
     return Layout(name, folder, (*needs, *places), read)
 
 
-def _pickles_domains(set_name: str, name: str, folder: str, spelled: tuple[str, ...] = ()) -> Layout:
+def _domain_pickles(set_name: str, name: str, folder: str, spelled: tuple[str, ...] = ()) -> Layout:
     names = spelled or tuple(FACTS[set_name].domains)
     needs = tuple(f"{domain}_{part}.pkl" for domain in names for part in ("train", "test"))
     return Layout(name, folder, needs, partial(read_pickles, spelled=spelled))
@@ -283,22 +281,22 @@ _FOLDS = {"train": "splits/{}_train_kfold.txt", "test": "splits/{}_crossval_kfol
 _LABELS = {"train": "label/{}_train_kfold.txt", "test": "label/{}_test_kfold.txt"}
 
 DOMAIN_LAYOUTS: Table = {
-    "DomainNet": (_pickles_domains("DomainNet", "FedBN pickles", "DomainNet"),),
+    "DomainNet": (_domain_pickles("DomainNet", "FedBN pickles", "DomainNet"),),
     "DomainNetFull": (
         _lists("DomainNetFull", "DomainNet lists", "DomainNet", _FULL),
         _lists("DomainNetFull", "Dassl lists", "domainnet", _SPLITS),
     ),
     "OfficeCaltech10": (
-        _pickles_domains("OfficeCaltech10", "FedBN pickles", "office_caltech_10"),
+        _domain_pickles("OfficeCaltech10", "FedBN pickles", "office_caltech_10"),
         _tree("OfficeCaltech10", "domain tree", "office_caltech_10"),
     ),
     "PACS": (
         _lists("PACS", "Dassl folds (crossval is the test list)", "pacs", _FOLDS, "images", 1),
         _lists("PACS", "FedPHA folds", "PACS", _LABELS, "raw_images", 1),
-        _pickles_domains("PACS", "FLORA pickles", "PACS"),
+        _domain_pickles("PACS", "FLORA pickles", "PACS"),
     ),
     "OfficeHome": (
-        _pickles_domains("OfficeHome", "FedTV pickles", "OfficeHome", _HOME),
+        _domain_pickles("OfficeHome", "FedTV pickles", "OfficeHome", _HOME),
         _home_generalisation(),
         _tree("OfficeHome", "Dassl domain tree", "office_home"),
         _tree("OfficeHome", "FedPHA domain tree", "office_home", _TITLED),

@@ -15,8 +15,8 @@ What the numbers mean:
 
 It draws no random number and changes no state: training goes on as if it had not been there.
 
-
-The reference row: the zero-shot model, with the dataset's template prompt as its classifier."""
+The reference row: the zero-shot model, with the dataset's template prompt as its classifier.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.trees import TreeView
 from fedvlm.evaluation import metrics, scores
 from fedvlm.evaluation import scores as others
 from fedvlm.evaluation.scores import Batches, Predicted, Predictor, Source
-
-Tree = Mapping[str, Tensor]
 
 
 @runtime_checkable
@@ -49,11 +48,11 @@ class RoundFinishedLike(Protocol):
         """Number of the last round."""
         ...
 
-    def personal(self, clients: Sequence[int]) -> Iterator[tuple[Sequence[int], Tree]]:
+    def personal(self, clients: Sequence[int]) -> Iterator[tuple[Sequence[int], TreeView]]:
         """Yield chunks of clients with their models ``[K, ...]``, each client once."""
         ...
 
-    def shared(self) -> Tree:
+    def shared(self) -> TreeView:
         """Return the global model ``[1, ...]``."""
         ...
 
@@ -67,7 +66,7 @@ class FinetunedLike(Protocol):
         """Whether ``personal`` is after it."""
         ...
 
-    def before_finetuning(self, clients: Sequence[int]) -> Iterator[tuple[Sequence[int], Tree]]:
+    def before_finetuning(self, clients: Sequence[int]) -> Iterator[tuple[Sequence[int], TreeView]]:
         """Yield the models as they were before, as ``RoundFinishedLike.personal``."""
         ...
 
@@ -171,7 +170,7 @@ class Evaluator:
             notes.append("the method is bound to its training classes: no number for TEST.TARGETS")
         return result | {"clients": rows, "notes": notes}
 
-    def _global(self, params: Tree, ends: bool, keep: bool) -> dict[str, Any]:
+    def _global(self, params: TreeView, ends: bool, keep: bool) -> dict[str, Any]:
         """Return the shared model's numbers on the whole test set and on other ones."""
         predict = self._predictor(self.model, params)
         shared = self._batches.shared(predict, self.data.global_test, 1, keep)[0]
@@ -223,7 +222,7 @@ class Evaluator:
 
     def _cross(
         self, rows: dict[int, dict[str, Any]], chunk: Sequence[int], predict: Predictor,
-        params: Tree, keep: bool,
+        params: TreeView, keep: bool,
     ) -> None:
         """Add base and new accuracies of a chunk's models to their lines."""
         base = self._batches.shared(predict, self.data.global_test, len(chunk))
@@ -252,7 +251,7 @@ class Evaluator:
             if keep:
                 self.logits[f"labels|unseen|{c}"] = torch.from_numpy(one.labels)
 
-    def _predictor(self, model: Any, params: Tree) -> Predictor:
+    def _predictor(self, model: Any, params: TreeView) -> Predictor:
         with torch.no_grad():  # text features: once per client and evaluation
             predictor: Predictor = self.trainer.predictor(model, params)
         return predictor

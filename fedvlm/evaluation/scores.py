@@ -5,7 +5,8 @@ Predictions of K models at once: on the same samples, or on samples of their own
 No gradient is kept, and ``torch.inference_mode`` is avoided on purpose: a tensor that a model
 caches under it (a text anchor, say) could never take part in training again.
 
-One model on the test sets beside the run's own: ``unseen``, ``target.<NAME>``, ``targets``."""
+One model on the test sets beside the run's own: ``unseen``, ``target.<NAME>``, ``targets``.
+"""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 No sample is dropped: the last batch of an epoch is short, and a client with fewer samples than the
 batch size trains on what it has.
 
-
-Sample sources: what was computed once (features, activations), and pixels (the plain path)."""
+Sample sources: what was computed once (features, activations), and pixels (the plain path).
+"""
 
 from __future__ import annotations
 

@@ -3,11 +3,11 @@
 Only this file knows about optimisers, schedules and clients that finish early. Methods see trees
 whose leaves carry the client axis, and losses that return one number per client.
 
-
 Single steps for methods that write their own ``ctx.loop`` body.
 
 ``gradient`` applies the non-finite policy, ``optimise`` takes a step of the run's optimiser on one
-of several slots, ``descend`` one of plain SGD without any state."""
+of several slots, ``descend`` one of plain SGD without any state.
+"""
 
 from __future__ import annotations
 

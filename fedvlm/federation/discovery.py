@@ -13,24 +13,8 @@ from pathlib import Path
 from types import ModuleType
 
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
+from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-def trainer_files() -> dict[str, Path]:
-    """Return file stem -> path for the trainers beside the package, else the current folder.
-
-    The package's own come first: the current folder may be another project's checkout (CoOp has a
-    ``trainers`` folder too).
-    """
-    for base in (REPOSITORY, Path.cwd()):
-        folder = base / "trainers"
-        if folder.is_dir():
-            return {
-                p.stem: p for p in sorted(folder.glob("*.py")) if not p.stem.startswith("_")
-            }
-    return {}
 
 
 def load_trainer(spec: str) -> type[Trainer]:

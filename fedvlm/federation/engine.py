@@ -1,6 +1,7 @@
 """The local engine: clients of a round in this process, stacked in chunks or one by one.
 
-What a trainer hands back is checked before anybody uses it: keys, shapes, types, weights."""
+What a trainer hands back is checked before anybody uses it: keys, shapes, types, weights.
+"""
 
 from __future__ import annotations
 

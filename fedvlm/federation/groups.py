@@ -4,7 +4,8 @@ The final personalisation: every client fine-tunes a copy of its model after the
 
 Nothing is uploaded and no saved state changes: it is part of how the last round is evaluated, and a
 function of state and seed alone. Any method can be given it (``--finetune-epochs N``); a method
-whose definition has one says so in ``Trainer.own_finetune``."""
+whose definition has one says so in ``Trainer.own_finetune``.
+"""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ One client (K = 1) gives the same bits as ``torch.optim``; clients never mix. A 
 client and fit: momentum cannot leak. Sources: SGD with momentum as in torch.optim.SGD; Adam
 (Kingma and Ba 2015, algorithm 1); AdamW (Loshchilov and Hutter 2019, algorithm 2).
 
-
-Dassl's learning-rate schedules in closed form: a rate is a function of the epoch."""
+Dassl's learning-rate schedules in closed form: a rate is a function of the epoch.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ run ends before the round that would go beyond the budget, if that round cost wh
 Nobody gets more than ``FED.ROUNDS`` rounds, and everybody gets one. The final fine-tuning,
 adaptation for the evaluation and the server's own training are not counted; a batch from which a
 method takes several gradients (APFL, pFedMe, Per-FedAvg, FedALA) counts as often. Learning-rate
-schedules and the phases of a method go on counting in ``FED.ROUNDS``."""
+schedules and the phases of a method go on counting in ``FED.ROUNDS``.
+"""
 
 from __future__ import annotations
 

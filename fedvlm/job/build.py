@@ -11,7 +11,7 @@ import torch
 from yacs.config import CfgNode
 
 from fedvlm.config.build import flat
-from fedvlm.config.option import default_schema
+from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError
 from fedvlm.data.federated import FederatedData, build_federation
 from fedvlm.data.images import ImageLoader
@@ -21,7 +21,8 @@ from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec, Schedule
 from fedvlm.federation.rounds import Budget, Federation, Plan, plain_work
 from fedvlm.job.sources import Progress, image_sources, pixel_sources
-from fedvlm.models.backbone import Backbone, load_backbone
+from fedvlm.models.backbone import Backbone
+from fedvlm.models.load.backbones import load_backbone
 from fedvlm.models.vlmodel import VLModel
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}

@@ -13,6 +13,7 @@ from fedvlm.console.screen import Console
 from fedvlm.core.trees import nbytes, numel, pick
 from fedvlm.federation.batches import Batch, SplitBatcher, Step, step_slices
 from fedvlm.job.build import Built, build
+from fedvlm.job.describe import header
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,6 @@ class FirstStep:
 
 def dry_run(cfg: CfgNode) -> int:
     """Print parameters, bytes per round, memory and an estimate of the time; write nothing."""
-    from fedvlm.job.run import header
-
     built = build(cfg, pixels=True)
     federation, batcher = built.federation, built.federation.batcher
     assert isinstance(batcher, SplitBatcher)  # noqa: S101 (what build makes)

@@ -4,7 +4,6 @@ Flags match ignoring case, dash and underscore (``--num-users`` = ``--num_users`
 family's spellings. argparse is not used for parsing: it guesses abbreviations, stops at the first
 mistake and answers with a usage dump; here every mistake gets a sentence, all at once.
 
-
 The flags, as a table: spellings, the config key they set, one line of help.
 
 ``--peft prompt+lora``: one flag for the three keys that say what is trained.
@@ -21,7 +20,8 @@ head      a linear classifier that starts as the template's text features  PEFT.
 ========= ================================================================ ===================
 
 What is not named is off: text none, visual none, head text. ``prompt`` and ``head`` exclude each
-other. Sizes stay keys: PEFT.RANK, ALPHA, TARGETS, BLOCKS, WIDTH, N_CTX, LORA_AVG."""
+other. Sizes stay keys: PEFT.RANK, ALPHA, TARGETS, BLOCKS, WIDTH, N_CTX, LORA_AVG.
+"""
 
 from __future__ import annotations
 

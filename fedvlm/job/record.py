@@ -1,6 +1,7 @@
 """Subscribes to the round loop: evaluates, writes metrics and state, tells console and log.
 
-What a finished run shows and writes: the final table and the numbers of ``results.json``."""
+What a finished run shows and writes: the final table and the numbers of ``results.json``.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from typing import Any
 from yacs.config import CfgNode
 
 from fedvlm.config.build import build_config, unused_keys, yaml_keys
-from fedvlm.config.option import Schema, declare, default_schema
+from fedvlm.config.keys import default_schema
+from fedvlm.config.option import Schema, declare
 from fedvlm.config.read import config_names, find_config, lookup
 from fedvlm.core.errors import ConfigError, did_you_mean
 from fedvlm.data.catalog import domain_word, facts_for

@@ -10,28 +10,22 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from fedvlm.cli.figures import draw_partition
-from fedvlm.cli.report import say_results
 from fedvlm.config.build import flat
 from fedvlm.console.log import LogFile
 from fedvlm.console.screen import Console, progress, say
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import numel
-from fedvlm.data.federated import DATASET
 from fedvlm.data.partition.counts import partition_csv
 from fedvlm.evaluation import zero_shot
-from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.rounds import FedState
-from fedvlm.job.build import Built, Maker, build, views_of
-from fedvlm.job.describe import partition_name
-from fedvlm.job.flags import words_of
+from fedvlm.job.build import Built, Maker, build
+from fedvlm.job.describe import ending, header, partition_name, peft_choice, protocol, run_path
 from fedvlm.job.record import Recorder, conclude, headline
 from fedvlm.job.seeds import seed_table
+from fedvlm.job.show import draw_partition, say_results
 from fedvlm.job.sinks import Sinks
 from fedvlm.runs import state as run_state
 from fedvlm.runs.folder import RunFolder
-from fedvlm.runs.identity import RunPath
 from fedvlm.runs.metrics import read_metrics, sentence, totals
 
 
@@ -130,16 +124,6 @@ def _train(
     folder.write_results(info, protocol(cfg, built), results | {"table": table})
 
 
-def ending(cfg: CfgNode, built: Built) -> list[str]:
-    """Return what is to be said of a run that ``FED.BUDGET`` ended (nothing otherwise)."""
-    budget, last = built.federation.budget, built.federation.last_round
-    if not budget.plain:
-        return []
-    spent, most = sum(budget.spent.values()), sum(budget.plain)
-    return [
-        f"FED.BUDGET {budget.unit}: ended after round {last} of at most {cfg.FED.ROUNDS}, "
-        f"{spent:,} {budget.unit} of all clients spent, FedAvg's are {most:,}"
-    ]
 
 
 def restore(built: Built, folder: RunFolder) -> FedState | None:
@@ -176,90 +160,16 @@ def restore(built: Built, folder: RunFolder) -> FedState | None:
     )
 
 
-def header(cfg: CfgNode, built: Built) -> dict[str, object]:
-    """Return what a run says about itself first."""
-    shared, own = (len(built.federation.groups.names(g)) for g in ("shared", "personal"))
-    count = numel(built.federation.p0)
-    frozen = sum(p.numel() for p in built.backbone.model.parameters())
-    return {
-        "method": cfg.TRAINER.NAME,
-        "dataset": f"{cfg.DATASET.NAME}, {len(built.data.classnames)} classes "
-                   f"({cfg.DATASET.SUBSAMPLE_CLASSES}), shots {cfg.DATASET.NUM_SHOTS}",
-        "clients": f"{cfg.FED.CLIENTS}, {partition_name(cfg)}, "
-                   f"{min(len(c.train) for c in built.data.clients)} to "
-                   f"{max(len(c.train) for c in built.data.clients)} training images each",
-        "backbone": f"{cfg.MODEL.BACKBONE.NAME} on {built.model.device.type}, {cfg.MODEL.PREC}",
-        "trainable": f"{count:,} of {frozen + count:,} ({100 * count / (frozen + count):.2f} %), "
-                     f"{shared} tensors shared, {own} personal",
-        "seeds": f"model {cfg.SEED}, data {cfg.DATA_SEED}",
-    }
 
 
-def protocol(cfg: CfgNode, built: Built) -> dict[str, Any]:
-    """Return what a table must not mix."""
-    return {
-        "setting": setting(cfg), "dataset": cfg.DATASET.NAME, "trainer": cfg.TRAINER.NAME,
-        "tag": cfg.TAG, "shots": int(cfg.DATASET.NUM_SHOTS),
-        "subsample": cfg.DATASET.SUBSAMPLE_CLASSES,
-        "backbone": cfg.MODEL.BACKBONE.NAME, "weights": built.backbone.weights,
-        "backbone_digest": built.backbone.digest, "data_digest": built.data.digest,
-        "peft": words_of(cfg.PEFT.TEXT, cfg.PEFT.VISUAL, cfg.PEFT.HEAD)
-        if isinstance(built.federation.trainer, PeftTrainer) else "",
-        "partition": partition_name(cfg), "held_out": built.data.spec.held_out,
-        "targets": ", ".join(o.name for o in built.data.others if o.kind == DATASET),
-        "batch_size": int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), "rounds": int(cfg.FED.ROUNDS),
-        "local_epochs": int(cfg.FED.LOCAL_EPOCHS), "views": views_of(cfg), "seed": int(cfg.SEED),
-        "data_seed": int(cfg.DATA_SEED), "selection": cfg.TEST.SELECT, "budget": cfg.FED.BUDGET,
-        "extra_data": built.federation.trainer.extra_data,
-    }
 
 
-def setting(cfg: CfgNode) -> str:
-    """Return the first part of a run's path: what the run is for.
-
-    One run gives every number it can: a base run with targets lies under ``transfer`` and has
-    ``new`` as well.
-    """
-    if cfg.FED.HELD_OUT_DOMAIN:
-        return "leave_one_domain_out"
-    if cfg.TEST.TARGETS:
-        return "transfer"
-    return "personal" if cfg.DATASET.SUBSAMPLE_CLASSES == "all" else "base2new"
 
 
-def peft_choice(cfg: CfgNode, origins: Mapping[str, str]) -> str:
-    """Return the trainable set in words, ``-prompt+lora``, where the user chose it; else nothing.
-
-    Raises:
-        ConfigError: a choice for a method that brings its own trainable tensors.
-    """
-    keys = ("PEFT.TEXT", "PEFT.VISUAL", "PEFT.HEAD")
-    if all(origins[key] == "default" or origins[key].endswith(".yaml") for key in keys):
-        return ""
-    if not issubclass(load_trainer(cfg.TRAINER.NAME), PeftTrainer):
-        raise ConfigError(
-            f"--peft and PEFT.* do not change {cfg.TRAINER.NAME}, which brings its own trainable "
-            "tensors; drop them"
-        )
-    return f"-{words_of(cfg.PEFT.TEXT, cfg.PEFT.VISUAL, cfg.PEFT.HEAD)}"
 
 
-def run_path(cfg: CfgNode, built: Built, chosen: str = "") -> RunPath:
-    """Return where a run lies below ``OUTPUT_DIR`` (DESIGN 7).
-
-    Args:
-        chosen: the user's trainable set, see ``peft_choice``.
-    """
-    return path_of(cfg, built.data.name, built.federation.trainer.name + chosen)
 
 
-def path_of(cfg: CfgNode, data: str, method: str) -> RunPath:
-    """Return ``run_path`` from names alone: of the data set, of the method with its choice."""
-    shots = cfg.DATASET.NUM_SHOTS
-    return RunPath(
-        setting(cfg), data, "all" if shots < 0 else int(shots), method, cfg.MODEL.BACKBONE.NAME,
-        partition_name(cfg), int(cfg.SEED), int(cfg.DATA_SEED), cfg.TAG,
-    )
 
 
 def _check_resume(cfg: CfgNode, folder: RunFolder) -> None:

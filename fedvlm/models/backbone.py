@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedvlm.core.errors import ConfigError, did_you_mean
+from fedvlm.core.errors import ConfigError
 from fedvlm.models.towers.layers import cast_linears
 
-LOADERS = ("open_clip", "transformers", "timm", "transformers-vit")
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 Tokenizer = Callable[..., Tensor]
 
@@ -132,15 +131,6 @@ class Backbone:
         """Type of features, prompts and trainables: float64 for a float64 backbone, else fp32."""
         return torch.float64 if self.dtype is torch.float64 else torch.float32
 
-    @staticmethod
-    def from_state_dict_openai(
-        state: dict[str, Tensor], *, dtype: torch.dtype = torch.float32, **options: Any
-    ) -> Backbone:
-        """Build a QuickGELU CLIP from tensors in OpenAI's layout (see ``openai.from_openai``)."""
-        from fedvlm.models.load.openclip import from_openai
-
-        return from_openai(state, dtype=dtype, **options)
-
     def encode_image(self, pixels: Tensor) -> Tensor:
         """Image features [B, embed_dim], not normalised, of ``pixels`` [B, 3, H, W]."""
         out: Tensor = self.model.visual(pixels.to(self.device, self.feature_dtype))
@@ -235,49 +225,3 @@ def digest_of(model: nn.Module, arch: dict[str, Any]) -> str:
     return total.hexdigest()
 
 
-def load_backbone(
-    name: str,
-    weights: str = "",
-    *,
-    loader: str = "open_clip",
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    allow_random: bool = False,
-    seed: int = 0,
-    plain: bool = False,
-) -> Backbone:
-    """Load a frozen backbone.
-
-    Args:
-        name: CoOp's name (``ViT-B/16``), an open_clip name, ``tiny``, or ``local-dir:<folder>``;
-            with ``loader="transformers"`` a Hugging Face name or folder.
-        weights: tag, file (.safetensors, .pt state dict, OpenAI's TorchScript archive) or
-            ``local-dir:<folder>``; empty: the ``openai`` tag where the build has one.
-        loader: ``open_clip`` or ``transformers``; ``timm`` or ``transformers-vit`` for a
-            supervised ViT without text tower (``vit_backbone``).
-        dtype: float32, bfloat16 (linear layers only) or float64.
-        device: torch device.
-        allow_random: with no weights named, initialise at random from ``seed`` (bench, tests).
-        seed: of the random weights; the global generators are left alone.
-        plain: keep open_clip's own layers in the image tower (see ``Backbone``).
-
-    Raises:
-        ConfigError: unknown name, tag or loader; weights that do not fit the build.
-        DataError: weights that cannot be read or downloaded.
-    """
-    place: dict[str, Any] = {"dtype": dtype, "device": device, "plain": plain}
-    if loader == "open_clip":
-        from fedvlm.models.load.openclip import load
-
-        return load(name, weights, random=allow_random, seed=seed, **place)
-    if loader == "transformers":
-        from fedvlm.models.load.hf_clip import load_hf
-
-        return load_hf(name, weights, **place)
-    if loader in LOADERS:
-        from fedvlm.models.load.vit import load_vit
-
-        return load_vit(name, weights, loader=loader, random=allow_random, seed=seed, **place)
-    raise ConfigError(
-        f"unknown loader '{loader}'{did_you_mean(loader, LOADERS)} (known: {', '.join(LOADERS)})"
-    )

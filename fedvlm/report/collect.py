@@ -6,7 +6,8 @@ Dassl's ``log.txt``, CoOp's and ours: the last result after the closing line, pe
 
 The rule is that of CoOp's ``parse_test_res.py``: a line that says training has ended arms the
 reader, and the last ``* keyword: number%`` after it counts. Its layouts too: ``EXP/seed1/log.txt``
-(one experiment) or ``FOLDER/EXP/seed1/log.txt`` (several), at any depth."""
+(one experiment) or ``FOLDER/EXP/seed1/log.txt`` (several), at any depth.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Whose folder is this: what ``manifest.json`` and ``results.json`` say, and when to refuse.
 
-Where a run lies, what it is, and its config as text: names, identity, YAML with origins."""
+Where a run lies, what it is, and its config as text: names, identity, YAML with origins.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """``metrics.jsonl``: one JSON object per line and event, whole lines only.
 
-What a whole run cost, from its ``metrics.jsonl``: all sessions of a resumed run count."""
+What a whole run cost, from its ``metrics.jsonl``: all sessions of a resumed run count.
+"""
 
 from __future__ import annotations
 

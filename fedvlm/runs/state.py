@@ -26,9 +26,9 @@ import safetensors.torch
 from torch import Tensor
 
 from fedvlm.core import files as atomic
+from fedvlm.core.trees import TreeView
 
-Tree = Mapping[str, Tensor]
-State = Mapping[str, Tree]
+State = Mapping[str, TreeView]
 
 FORMAT = 1
 KEEP = 2  # states kept on disk: the newest, and the one before it in case the newest is damaged

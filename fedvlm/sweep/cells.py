@@ -19,12 +19,13 @@ from fedvlm.data.datasets import load_for_training
 from fedvlm.data.draw import Setting, spec_of
 from fedvlm.data.federated import load_targets
 from fedvlm.data.partition.kinds import check_fits
-from fedvlm.federation.discovery import load_trainer, trainer_files
+from fedvlm.federation.cards import trainer_files
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.build import check_model, identity_config, pick_device
+from fedvlm.job.describe import path_of, peft_choice
 from fedvlm.job.flags import parse
 from fedvlm.job.maker import data_key
 from fedvlm.job.resolve import Job, resolve
-from fedvlm.job.run import path_of, peft_choice
 from fedvlm.runs.identity import identity_digest, identity_plain
 from fedvlm.sweep.plan import Entry, Plan, Settings
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import yaml
 
-from fedvlm.config.option import default_schema
+from fedvlm.config.keys import default_schema
 from fedvlm.config.read import read_yaml
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
 from fedvlm.job.flags import by_name, expand

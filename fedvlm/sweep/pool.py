@@ -3,7 +3,8 @@
 A sweep's worker process: takes one cell after another, and dies with its parent.
 
 Imports nothing heavy at the top: the threads are set, and the parent is watched, before PyTorch is
-loaded. Ctrl-C reaches the parent alone, which asks the workers to stop (SIGTERM)."""
+loaded. Ctrl-C reaches the parent alone, which asks the workers to stop (SIGTERM).
+"""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ from multiprocessing import connection, parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fedvlm.console.guard import guarded
 from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.state import Journal, Outcome
 
@@ -89,14 +91,12 @@ def _die_with_parent() -> None:
 
 def do(task: Task, maker: Maker | None) -> Answer:
     """Run a cell with everything it writes to the screen in its log."""
-    from fedvlm.cli import main as cli
-
     began = time.monotonic()
     _forget_peak()
     words = [*task.words, *(["DEVICE", task.device] if task.device else [])]
     sys.argv = ["fedvlm", *words]  # the manifest names the command that repeats the run
     with _screen_in(task.log):
-        code = cli.guarded(lambda: _job(words, task.digest, maker), words)
+        code = guarded(lambda: _job(words, task.digest, maker), words)
     sentence = _last_error(task.log) if code not in (0, INTERRUPTED) else ""
     return Answer(task.number, code, sentence, time.monotonic() - began, _peak())
 

@@ -1,6 +1,7 @@
 """A sweep at work: what is to do, who is told, what is said at the end.
 
-The ``fedvlm table`` command that a sweep ends with: one that was tried on its runs."""
+The ``fedvlm table`` command that a sweep ends with: one that was tried on its runs.
+"""
 
 from __future__ import annotations
 

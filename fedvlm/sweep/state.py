@@ -4,8 +4,8 @@ The run folders decide: a cell is done because its ``results.json`` is there and
 same config. The journal (``cells.jsonl``, one line per attempt that ended) adds what a run folder
 cannot tell: that an attempt failed and why, its seconds and memory.
 
-
-How long the rest of a sweep takes, from seconds measured before; unknown where nothing was."""
+How long the rest of a sweep takes, from seconds measured before; unknown where nothing was.
+"""
 
 from __future__ import annotations
 

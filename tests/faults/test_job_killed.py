@@ -93,7 +93,8 @@ def test_really_killed(whole: tuple[Path, int], tmp_path: Path, point: int) -> N
 
 def test_ctrl_c_keeps_whole_rounds_and_exits_130(tmp_path: Path, whole: tuple[Path, int]) -> None:
     code = (
-        f"import sys; sys.path.insert(0, {str(jobs.REPOSITORY)!r})\nfrom fedvlm.cli.main import main\n"
+        f"import sys; sys.path.insert(0, {str(jobs.REPOSITORY)!r})\n"
+        "from fedvlm.cli.main import main\n"
         f"sys.exit(main({jobs.argv(tmp_path, '--rounds', '100000')!r}))"
     )
     process = subprocess.Popen(

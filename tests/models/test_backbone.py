@@ -14,9 +14,10 @@ import torch
 from safetensors.torch import save_file
 
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.models.backbone import Backbone, digest_of, load_backbone
+from fedvlm.models.backbone import Backbone, digest_of
 from fedvlm.models.load import names
 from fedvlm.models.load import names as weight_files
+from fedvlm.models.load.backbones import load_backbone
 from fedvlm.models.load.openclip import load
 from fedvlm.models.vlmodel import VLModel
 from tests.models.toys import CONFIGS, NAMES, relative, toy

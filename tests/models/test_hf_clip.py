@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.models.backbone import load_backbone
+from fedvlm.models.load.backbones import load_backbone
 from fedvlm.models.vlmodel import VLModel
 from tests.models.toys import NAMES, relative
 

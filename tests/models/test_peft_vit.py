@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.models.adapt import peft
 from fedvlm.models.adapt.peft import PeftSpec
-from fedvlm.models.backbone import load_backbone
+from fedvlm.models.load.backbones import load_backbone
 from fedvlm.models.load.vit import _arch, build_vit
 from fedvlm.models.vlmodel import VLModel
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedvlm.config.build import build_config
-from fedvlm.config.option import default_schema
+from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError
 from fedvlm.job.flags import OFF, WORDS, expand, parse
 from fedvlm.models.adapt.peft import HEADS, TEXT, VISUAL, PeftSpec

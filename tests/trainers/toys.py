@@ -15,7 +15,8 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from fedvlm.config.build import build_config
-from fedvlm.config.option import declare, default_schema
+from fedvlm.config.keys import default_schema
+from fedvlm.config.option import declare
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.discovery import load_trainer

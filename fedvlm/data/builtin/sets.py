@@ -6,8 +6,8 @@
 `new_nouns`       8 objects whose names pretraining never used
 `shapes_domains`  <domain>/<class>/file.png: 14 shapes in five styles, for feature shift
 
-
-The labelled tasks by which the tiny model is released and checked again in the tests."""
+The labelled tasks by which the tiny model is released and checked again in the tests.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ A scene is a row of attribute numbers (`NOUN, COLOUR, TEXTURE, GROUND, SIZE`); a
 silhouette filled with a textured colour on a coloured background, uint8 RGB [32, 32, 3].
 All randomness comes from the generator that is passed in, so equal generators give equal pixels.
 
-
 Silhouettes of the procedural world: polygons for shapes, fonts for digits and letters.
 
 A silhouette is a uint8 coverage map [32, 32] (0 = background, 255 = object).
@@ -13,7 +12,8 @@ Everything is drawn three times larger and averaged down, which is the whole ant
 Five styles of the same world; all but `clean` are never seen in pretraining.
 
 A style is a systematic change that keeps the content: it breaks zero-shot prediction but leaves
-the classes separable, which is what makes it a task for adaptation."""
+the classes separable, which is what makes it a task for adaptation.
+"""
 
 from __future__ import annotations
 
@@ -348,10 +348,6 @@ def composite(masks: Masks, scenes: Scenes, rng: np.random.Generator) -> Images:
 def render(scenes: Scenes, rng: np.random.Generator) -> Images:
     """Images [N, 32, 32, 3] of the scenes in the clean style."""
     return composite(draw_masks(scenes, rng), scenes, rng)
-
-
-Images = NDArray[np.uint8]  # [N, 32, 32, 3]
-Floats = NDArray[np.float32]
 
 
 def _blur(x: Floats) -> Floats:

@@ -5,7 +5,6 @@ lacks shifts nothing; where a list gives names, labels follow the sorted names. 
 whose image lies in another class's folder ends the reading: pairing the two from different lists
 is the usual defect of domain code.
 
-
 Lists in text, one ``path label`` a line: DomainNet's, Dassl's and PACS's folds.
 
 FedBN's lists: two arrays, paths and class names, as a pickle or as numpy's own file.
@@ -13,7 +12,8 @@ FedBN's lists: two arrays, paths and class names, as a pickle or as numpy's own 
 The published files are called ``.pkl`` and were read by ``numpy.load``, which takes pickles,
 ``npy`` and ``npz`` alike. So does this reader, by the first bytes, and always without trust.
 
-Image trees of the published multi-domain sets, whose domains go by several spellings."""
+Image trees of the published multi-domain sets, whose domains go by several spellings.
+"""
 
 from __future__ import annotations
 

@@ -5,14 +5,14 @@ each stands for a mark, not for a class or function: nothing of what a file name
 or called. Memory stays within a constant factor of the file's size. Dassl's ``Datum`` (CoOp's
 few-shot files) is read on request, as a record of its fields.
 
-
 numpy values out of a pickle's parts, each part checked before numpy sees it.
 
 ``numpy.dtype`` and ``numpy.ndarray`` set their own state without checking that it fits together:
 flags of one dtype over the bytes of another make numbers into pointers, and a list that is too
 short is read past its end. So only a few dtypes are known here, and sizes are compared first.
 
-What a pickle that is read without trust may hold, and what it may not."""
+What a pickle that is read without trust may hold, and what it may not.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +32,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedvlm.core.errors import DataError
-
-pickles_numpy = __import__("sys").modules[__name__]
 
 _CODE = re.compile(r"[|<>=]?(?:b1|[iu][1248]|f[248]|[SU][1-9][0-9]{0,8}|O[48]?)")
 _ITEMS = (str, bytes, bool, int, float, np.generic, type(None))  # of an array of objects
@@ -337,8 +335,8 @@ class _Machine(pickle._Unpickler):
         self.calls: dict[_Mark, Callable[..., Any]] = {
             _Mark.DTYPE: PlainDtype,
             _Mark.RECONSTRUCT: _empty_array,
-            _Mark.SCALAR: pickles_numpy.scalar,
-            _Mark.BUFFER: pickles_numpy.from_buffer,
+            _Mark.SCALAR: scalar,
+            _Mark.BUFFER: from_buffer,
             _Mark.ENCODE: _latin1,
             _Mark.BYTES: _no_bytes,
             _Mark.NEW: _new_record,
@@ -389,7 +387,7 @@ class _Machine(pickle._Unpickler):
         state = self.stack.pop()
         value = self.stack[-1]
         if type(value) is np.ndarray:
-            self.spend(pickles_numpy.set_array(value, state))
+            self.spend(set_array(value, state))
         elif type(value) is Record or type(value) is PlainDtype:
             value.build(state)
         else:

@@ -10,7 +10,8 @@ Sources: the sets' own release notes; the clean-ups are CoOp's, so that prompts 
 
 Trees of class folders as annotations: the class is the folder's name, cleaned up as CoOp does.
 
-Labels are the order of the sorted folder names (capitals first), CoOp's order too."""
+Labels are the order of the sorted folder names (capitals first), CoOp's order too.
+"""
 
 from __future__ import annotations
 

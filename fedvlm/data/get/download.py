@@ -2,13 +2,13 @@
 
 Only ``fedvlm data download`` comes here: no run ever fetches data.
 
-
 Where each set can be got, on which terms, and what its files are: a table.
 
 URLs and checksums are those that torchvision's own classes carry, read from them where they are
 attributes. The two rows that spell theirs out (Caltech101, EuroSAT) have them from the body of
 torchvision's ``download``; a test compares. What nobody publishes a checksum of, what needs an
-account, and what lies behind a form is fetched by hand: the table says what and from where."""
+account, and what lies behind a form is fetched by hand: the table says what and from where.
+"""
 
 from __future__ import annotations
 

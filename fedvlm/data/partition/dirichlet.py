@@ -5,7 +5,6 @@ what it trained on (proportions: Hsu et al. 2019). As in the federated CLIP repo
 that already holds N/K training images gets nothing of later classes, and draws are repeated until
 each client has its minimum. Here the tries are bounded, so it always ends.
 
-
 Label skew with CIFAR-100's superclasses (the family's ``noniid-labeldir100``).
 
 Client by client: superclasses by Dir(beta), classes inside by Dir(beta_fine), then N/K training
@@ -16,7 +15,8 @@ Departure: the family draws from train and test together and splits by index, so
 on classes they never trained on. Here validation and test images of a class are cut like its
 training images, so a client is tested on what it trained on.
 
-Quantity skew: clients of very different size, all with the set's own mix of classes."""
+Quantity skew: clients of very different size, all with the set's own mix of classes.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ All randomness is a stream of (seed, "partition", ...); the same spec gives the 
 
 What the skewed partitions share: proportions, proportions to whole images, and the dealing.
 
-A table of proportions or numbers is ``[C, K]``: classes by clients."""
+A table of proportions or numbers is ``[C, K]``: classes by clients.
+"""
 
 from __future__ import annotations
 

@@ -3,11 +3,11 @@
 One pass over the training split, without gradient. A class without a sample has count 0 and a mean
 of zeros; nothing may be read into it.
 
-
 Alignment of a model's stages with class prototypes: cosine early, squared error deep.
 
 Hierarchical directional alignment of HEART-PFL (``heart_thorki_fedas.md`` 1.2). Prototypes are in
-``batch.const["proto"]``: ``stage.<j> [K, C, width]`` and ``has [K, C]``, 1 where a class has one."""
+``batch.const["proto"]``: ``stage.<j> [K, C, width]`` and ``has [K, C]``, 1 where a class has one.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The proximal pull: the gradient of ``strength / 2 |p - anchor|^2``, added before the step.
 
-Weights of clients in an average where a paper wants the uniform mean."""
+Weights of clients in an average where a paper wants the uniform mean.
+"""
 
 from __future__ import annotations
 

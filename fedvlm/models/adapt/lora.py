@@ -3,11 +3,11 @@
 mean(B) mean(A) is not mean(BA); for two clients the gap is (B1 - B2)(A1 - A2) / 4. All functions
 take trees without client axis and weights of any scale, and compute in float64.
 
-
 LoRA in peft's own format: its tensor names, ``adapter_model.safetensors``, adapter_config.json.
 
 Two styles of module names: ``open_clip`` (its CLIP after ``attention.split_attention``) and
-``transformers`` (its CLIPModel). Reading takes either."""
+``transformers`` (its CLIPModel). Reading takes either.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, DataError, FedvlmError, did_you_mean
+from fedvlm.core.trees import Tree
 from fedvlm.models.towers.blocks import FACTOR_A, FACTOR_B, is_factor, sites
 
-Tree = dict[str, Tensor]
 RULES = ("factors", "freeze_a", "product_svd")
 
 
@@ -127,7 +127,6 @@ def _near(left: Tensor, right: Tensor, live: int, mean: Tensor) -> tuple[Tensor,
     return reach @ rows, torch.linalg.solve(reach, scores, left=False)
 
 
-Tree = dict[str, Tensor]
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ROOT = "base_model.model."
 TOWERS = {

@@ -18,7 +18,8 @@ average     1/2                                                                0
 concat_mlp  no alpha: z_F is the MLP's output                                  (2C+1)h + (h+1)C
 =========== ================================================================== ==================
 
-Learned text contexts, with a leading client axis ``K`` and ``N`` prompt sets per client."""
+Learned text contexts, with a leading client axis ``K`` and ``N`` prompt sets per client.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Tree = dict[str, Tensor]
+from fedvlm.core.trees import Tree
 
 OUTPUTS = ("softmax", "sigmoid", "residual")
 
@@ -65,7 +66,6 @@ def apply_gate(p: Tree, name: str, x: Tensor, output: str) -> Tensor:
     return x + h
 
 
-Tree = dict[str, Tensor]
 
 
 def fusion_weights(
@@ -114,7 +114,6 @@ def fuse(
     return (weights.unsqueeze(-1) * stacked).sum(2), weights
 
 
-Tree = dict[str, Tensor]
 KINDS = ("conf_gate", "gate_mlp", "gate_scalar", "concat_mlp", "classwise", "average")
 HIDDEN = {"conf_gate": 8, "gate_mlp": 32, "gate_scalar": 32, "concat_mlp": 32}
 BIAS = "gate.a"  # per class; learns with a rate of its own
@@ -205,7 +204,6 @@ def spread(z: Tensor, w: Tensor) -> Tensor:
     return square.sqrt().clamp_min(1e-6)
 
 
-Tree = dict[str, Tensor]
 
 INIT_STD = 0.02  # CoOp's standard deviation of a random context
 

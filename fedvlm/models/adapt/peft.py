@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedvlm.core.errors import ConfigError
+from fedvlm.core.trees import Tree
 from fedvlm.models.adapt.modules import INIT_STD
 from fedvlm.models.towers.blocks import (
     Block,
@@ -26,7 +27,6 @@ from fedvlm.models.towers.blocks import (
 )
 from fedvlm.models.towers.text import text_blocks
 
-Tree = dict[str, Tensor]
 BODY, HEAD = "body", "head"
 TEXT = ("none", "prompt", "lora")
 VISUAL = ("none", "feature", "lora", "adapter")

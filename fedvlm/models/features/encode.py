@@ -7,7 +7,8 @@ Decoding ahead: threads prepare the next batches of images while one is encoded.
 Activations that enter a block of the image tower, computed once per run.
 
 Kept in memory, or in an unnamed file mapped into memory where they are many; nothing outlives the
-run. Batches have a fixed size, as in ``store``, so that a resumed run sees the same bits."""
+run. Batches have a fixed size, as in ``store``, so that a resumed run sees the same bits.
+"""
 
 from __future__ import annotations
 
@@ -272,7 +273,6 @@ def encode_padded(backbone: Backbone, pixels: Tensor, size: int) -> Tensor:
 
 
 IN_MEMORY = 2 << 30  # bytes; more lies in a file
-Progress = Callable[[int, int], None]
 
 
 def bank_bytes(tower: VisionTower, images: int) -> int:

@@ -8,13 +8,13 @@ A row is written before the index names it, so that a killed process leaves at m
 index names, which the next writer covers. After a power cut the index may be ahead of the rows:
 the checksum, taken of the very copy that is served, sends such rows back to the encoder.
 
-
 Rows of numbers in one flat file, appended under the index's lock and read through a mapping.
 
 A row that the index names never changes and the file never shrinks, so that a mapping stays valid
 whatever other processes do. An advisory lock on the file says that it is in use.
 
-The feature stores of a folder: what each holds, how large it is, and how to be rid of it."""
+The feature stores of a folder: what each holds, how large it is, and how to be rid of it.
+"""
 
 from __future__ import annotations
 

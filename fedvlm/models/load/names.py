@@ -3,8 +3,8 @@
 open_clip turns CoOp's ``ViT-B/16`` into ``ViT-B-16``, a plain-GELU model, although OpenAI's weights
 were trained with QuickGELU: the features are then wrong, without a warning for a local file.
 
-
-Weights files: reading them without running anything in them, and downloading a tag."""
+Weights files: reading them without running anything in them, and downloading a tag.
+"""
 
 from __future__ import annotations
 

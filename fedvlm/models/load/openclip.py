@@ -2,7 +2,8 @@
 
 A CLIP from plain tensors in OpenAI's layout: sizes are read off the shapes.
 
-The embedded default backbone: where it lies, its tokenizer, and the check of its weights."""
+The embedded default backbone: where it lies, its tokenizer, and the check of its weights.
+"""
 
 from __future__ import annotations
 
@@ -213,8 +214,6 @@ def _tokenizer(source: str, arch: dict[str, Any]) -> Any:
 
 
 def _load_tiny(weights: str, **place: Any) -> Backbone:
-    pass
-
     if weights:
         raise ConfigError(f"--backbone tiny brings its weights: drop --weights '{weights}'")
     if not (TINY_DIR / _CONFIG_FILE).is_file():

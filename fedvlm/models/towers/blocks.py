@@ -2,14 +2,14 @@
 
 Reads open_clip's ``ResidualAttentionBlock`` as it is, or as ``attention.cast_linears`` remade it.
 
-
 Low-rank updates for several clients at once: one frozen product, then two batched ones.
 
 LoRA and bottleneck adapters inside a tower's blocks: names, first values, application.
 
 Names: ``<tower>.lora.<block>.<q|k|v|o|fc|proj>.{A [r, in], B [out, r]}`` and
 ``<tower>.adapter.<block>.<attn|mlp>.{ln,down,up}.{weight,bias}``; tower is ``image`` or ``text``.
-Both start as the frozen tower, bit for bit: B and up are zero."""
+Both start as the frozen tower, bit for bit: B and up are zero.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedvlm.core.errors import ConfigError, did_you_mean
+from fedvlm.core.trees import Tree
 from fedvlm.models.towers.layers import QUICK_GELU, SplitAttention, frozen_linear
 
 SITES = ("q", "k", "v", "o", "fc", "proj")
@@ -239,7 +240,6 @@ def mix_peft(
     return out
 
 
-Tree = dict[str, Tensor]
 WORDS = {"q": ("q",), "k": ("k",), "v": ("v",), "o": ("o",), "fc": ("fc",), "proj": ("proj",),
          "mlp": ("fc", "proj")}  # fmt: skip
 

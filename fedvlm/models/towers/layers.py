@@ -11,7 +11,8 @@ Folding a text tower's constants into its linear layers (in float64, then cast).
 
 LayerNorm's gain and shift go into the layer behind it, the softmax scale into q, LayerScale into
 the layer before it, and QuickGELU's 1.702 into both layers of the MLP, so that it becomes SiLU:
-``x * sigmoid(a x) = silu(a x) / a``."""
+``x * sigmoid(a x) = silu(a x) / a``.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ Exact up to rounding (``performance.md`` 2.3-2.4): the causal mask makes ``[SOS,
 for all classes, so it is encoded once; constants are folded (``fold``); in the last block only the
 rows that are read out ask questions.
 
-
 Where each token of a class list lies in a packed sequence: one prefix, then chunks of classes.
 
 With a causal tower nothing before the class name depends on the class. So ``[SOS, ctx]`` is
@@ -17,7 +16,8 @@ Attention over a packed sequence: the prefix to itself, each chunk to the prefix
 Written as one autograd function with batched products: the layout is known, so each gradient is
 written where it belongs, without the zero-filled copies that slicing costs.
 
-Which way a context becomes text features: packed where proved equal, plain otherwise."""
+Which way a context becomes text features: packed where proved equal, plain otherwise.
+"""
 
 from __future__ import annotations
 

@@ -2,12 +2,12 @@
 
 The prompt of a class is ``[SOS] ctx_1..ctx_n [tokens of "name." EOT pad]``, as in CoOp.
 
-
 Class texts through a text tower that each client has adapted (LoRA): K classifiers at once.
 
 The plain path, cut at the longest text where the tower is causal (later positions cannot reach the
 read-out). Blocks below the first adapted one run once per class list; the last block runs for the
-read-out rows only."""
+read-out rows only.
+"""
 
 from __future__ import annotations
 

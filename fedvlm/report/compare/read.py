@@ -1,6 +1,7 @@
 """One side of a comparison: a run folder, finished or not, as plain data.
 
-Where two runs differ before their first round: settings, data, code, machine."""
+Where two runs differ before their first round: settings, data, code, machine.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 Every difference is B - A. Clients are paired only where both runs have the same partition; numbers
 are those of the last round, of an unfinished run those of the last round that both evaluated.
 
-
 McNemar's test over the test images of two runs that kept their logits.
 
 Two runs client by client, and image by image where both kept their logits.
@@ -11,7 +10,8 @@ Two runs client by client, and image by image where both kept their logits.
 The first round at which two runs part: their recorded rounds, bit for bit.
 
 JSON keeps a float's shortest exact spelling, so equal text is equal bits. Wall time and passes
-through the towers (fewer where a cache is warm) are no results and are not compared."""
+through the towers (fewer where a cache is warm) are no results and are not compared.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ from fedvlm.report.compare.paired import FEWEST, METHODS, McNemar, Paired, mcnem
 from fedvlm.report.compare.read import Difference, Side, difference, label_of, moved
 from fedvlm.report.compare.text import Comparison, Row, Section, interval, p_value, plain, signed
 from fedvlm.report.tables.metrics import DEFINED, metric
-
-compare_clients = __import__("sys").modules[__name__]
 
 FILE = "logits.safetensors"
 _OWN = "personal|"
@@ -98,7 +96,9 @@ ONE_SEED = "of these clients and seeds alone: what other seeds would give, --ove
 Line = dict[str, Any]
 
 
-def sections(a: Side, b: Side, rounds: tuple[int, int]) -> tuple[list[Section], dict[str, Any]]:
+def client_sections(
+    a: Side, b: Side, rounds: tuple[int, int]
+) -> tuple[list[Section], dict[str, Any]]:
     """Return the sections of clients and images of one partition, and their data.
 
     Args:
@@ -339,7 +339,7 @@ def compare(a: Side, b: Side) -> Comparison:
         if (x := _cost(a, name)) is not None and (y := _cost(b, name)) is not None
     }
     clients, data = (
-        compare_clients.sections(a, b, (heads.a, heads.b)) if same and heads else ([], {})
+        client_sections(a, b, (heads.a, heads.b)) if same and heads else ([], {})
     )
     sections = [
         _runs(a, b), settings(found), Section("Data", [why]),

@@ -1,6 +1,7 @@
 """The lines of a figure: mean and sample standard deviation over the seeds of each cell.
 
-Which runs are seeds of one thing, and what that thing is called in a figure."""
+Which runs are seeds of one thing, and what that thing is called in a figure.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Figures for a page: matplotlib's SVG made fit to stand inside HTML, in light and in dark.
 
-The frame of every page: one file that loads nothing, with its style and script inside."""
+The frame of every page: one file that loads nothing, with its style and script inside.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ A run's numbers on its page: what to know first, the headline, all numbers, work
 
 The table of clients on a run's page: data, accuracy, its course over the rounds, bytes.
 
-Where a run's numbers come from: config with origins, manifest, method card."""
+Where a run's numbers come from: config with origins, manifest, method card.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +38,6 @@ from fedvlm.report.pages.html import (
 )
 from fedvlm.report.tables.check import NOT_COMPARABLE
 from fedvlm.report.tables.metrics import DEFINED, metric
-
-sections_clients = __import__("sys").modules[__name__]
-sections_numbers = __import__("sys").modules[__name__]
-sections_origin = __import__("sys").modules[__name__]
 
 HEADLINE = (
     "personal", "global", "base_all", "new", "hm2", "hm3", "cm", "unseen", "unseen_personal",
@@ -98,7 +95,7 @@ def box(found: Sequence[Content]) -> Html:
                    class_="caveats", aria_label="Caveats")
 
 
-def intro(run: Run) -> Html:
+def introduction(run: Run) -> Html:
     """Return what the run is, in a few facts."""
     said = run.protocol
     shots = said.get("shots")
@@ -462,7 +459,7 @@ def command(text: str, key: str) -> Html:
     )
 
 
-def card(text: str) -> Html:
+def method_card(text: str) -> Html:
     """Return a method's card: its first line, then its fields; plain text where it has none."""
     if not text.strip():
         return Html("")
@@ -516,19 +513,19 @@ def run_page(run: Run, card: str = "", title: str = "", origin: str = "") -> str
         origin: the command that makes the page.
     """
     records = run.rounds()
-    warned = sections_numbers.caveats(run, records)
-    intro = join([sections_numbers.intro(run), sections_numbers.box(warned)])
+    warned = caveats(run, records)
+    intro = join([introduction(run), box(warned)])
     parts = [
-        Section("headline", "Headline", sections_numbers.headline(run)),
-        Section("numbers", "All numbers", sections_numbers.all_numbers(run)),
+        Section("headline", "Headline", headline(run)),
+        Section("numbers", "All numbers", all_numbers(run)),
         Section("figures", "Figures", sections_figures.of_run(run, records)),
-        Section("clients-section", "Clients", sections_clients.clients(run.path, records)),
+        Section("clients-section", "Clients", clients(run.path, records)),
         Section("work", "Work and traffic", join([
-            sections_numbers.work(run), sections_numbers.traffic(run)])),
-        Section("config", "Config", sections_origin.config(run)),
-        Section("manifest", "Manifest", sections_origin.manifest(run)),
-        Section("method", "Method card", sections_origin.card(card) or _no_card(run)),
-        Section("notes", "Notes", sections_numbers.remarks(run)),
+            work(run), traffic(run)])),
+        Section("config", "Config", config(run)),
+        Section("manifest", "Manifest", manifest(run)),
+        Section("method", "Method card", method_card(card) or _no_card(run)),
+        Section("notes", "Notes", remarks(run)),
     ]
     name = title or f"{run.method} on {run.protocol.get('dataset', 'unknown data')}"
     return page(name, intro, parts, origin)

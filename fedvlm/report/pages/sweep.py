@@ -4,7 +4,8 @@ What sweeps say of themselves: their plan, and the attempts that ended in no res
 
 What runs a page is made of: how many of which, what is missing, where they are, what differs.
 
-The tables of a page over many runs: methods x data sets, one per number."""
+The tables of a page over many runs: methods x data sets, one per number.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,6 @@ from fedvlm.core.errors import ConfigError, DataError, fold
 from fedvlm.report.collect import Collected, Run
 from fedvlm.report.pages import figures as sections_figures
 from fedvlm.report.pages import run as sections_numbers
-from fedvlm.report.pages import run as sections_origin
 from fedvlm.report.pages.html import (
     Content,
     Html,
@@ -43,10 +43,6 @@ from fedvlm.report.tables.check import NOT_COMPARABLE
 from fedvlm.report.tables.metrics import entries, known_metrics, metric
 from fedvlm.report.tables.table import BEST, SECOND, Cell, Spec, Table, tables
 from fedvlm.runs.metrics import read_metrics
-
-sections_journal = __import__("sys").modules[__name__]
-sections_runs = __import__("sys").modules[__name__]
-sections_tables = __import__("sys").modules[__name__]
 
 INTERRUPTED = 130  # an attempt that was stopped is no failure
 
@@ -175,7 +171,7 @@ def matrix(found: Collected, known: Sequence[Sweep]) -> Html:
                  caption=f"Finished runs of each method on each data set, of {most}")
 
 
-def gaps(found: Collected, known: Sequence[Sweep], here: Path) -> Html:
+def what_lacks(found: Collected, known: Sequence[Sweep], here: Path) -> Html:
     """Return what is not there: failed attempts with their sentence, unfinished and damaged runs.
 
     Args:
@@ -439,21 +435,21 @@ def sweep_page(
         title: instead of one made of methods and data sets.
         origin: the command that makes the page.
     """
-    known, problems = sections_journal.sweeps(folders)
-    parted = sections_tables.groups(found.runs)
+    known, problems = sweeps(folders)
+    parted = groups(found.runs)
     tables = [
-        join([element("h3", name), sections_tables.of_group(runs, origin)])
+        join([element("h3", name), of_group(runs, origin)])
         for name, runs in parted.items()
     ]
-    gaps = join([sections_runs.gaps(found, known, here), items(problems)])
+    gaps = join([what_lacks(found, known, here), items(problems)])
     parts = [
         Section("tables", "Tables", join(tables)),
         Section("figures", "Figures", sections_figures.of_runs(found.runs)),
-        Section("matrix", "Methods and data sets", sections_runs.matrix(found, known)),
+        Section("matrix", "Methods and data sets", matrix(found, known)),
         Section("missing", "Missing and failed", gaps),
-        Section("runs", "Runs", sections_runs.listing(found.runs, here)),
+        Section("runs", "Runs", listing(found.runs, here)),
         Section("differences", "What differs in the configs",
-                sections_runs.differences(found.runs)),
+                differences(found.runs)),
         Section("made", "How it was made", _made(found, known)),
         Section("cards", "Method cards", _cards(cards)),
     ]
@@ -461,14 +457,14 @@ def sweep_page(
     return page(title or _title(found, known), join([_intro(found), warned]), parts, origin)
 
 
-def _title(found: Collected, known: Sequence[sections_journal.Sweep]) -> str:
+def _title(found: Collected, known: Sequence[Sweep]) -> str:
     if len(known) == 1:
         return f"Sweep {known[0].name}"
     methods = {run.method for run in found.runs}
     data = {str(run.protocol.get("dataset")) for run in found.runs}
     few = len(methods) <= 4
-    first = sections_runs.names(methods) if few else f"{len(methods)} methods"
-    return f"{first} on {sections_runs.names(data) if len(data) <= 4 else f'{len(data)} data sets'}"
+    first = names(methods) if few else f"{len(methods)} methods"
+    return f"{first} on {names(data) if len(data) <= 4 else f'{len(data)} data sets'}"
 
 
 def _intro(found: Collected) -> Html:
@@ -477,14 +473,14 @@ def _intro(found: Collected) -> Html:
     return facts({
         "finished runs": str(len(runs)),
         "methods": str(len({run.method for run in runs})),
-        "data sets": sections_runs.names(str(p.get("dataset")) for p in said),
-        "settings": sections_runs.names(str(p.get("setting")) for p in said),
-        "backbones": sections_runs.names(str(p.get("backbone")) for p in said),
+        "data sets": names(str(p.get("dataset")) for p in said),
+        "settings": names(str(p.get("setting")) for p in said),
+        "backbones": names(str(p.get("backbone")) for p in said),
         "seeds (model/data)": _seeds(runs),
     })
 
 
-def _caveats(found: Collected, known: Sequence[sections_journal.Sweep]) -> list[Content]:
+def _caveats(found: Collected, known: Sequence[Sweep]) -> list[Content]:
     """Return what a reader has to know before any number."""
     notes = {str(n): None for run in found.runs for n in run.info.get("notes") or []
              if NOT_COMPARABLE in str(n)}
@@ -506,13 +502,13 @@ def _caveats(found: Collected, known: Sequence[sections_journal.Sweep]) -> list[
     return warned
 
 
-def _made(found: Collected, known: Sequence[sections_journal.Sweep]) -> Html:
+def _made(found: Collected, known: Sequence[Sweep]) -> Html:
     parts: list[Content] = []
     for sweep in known:
         if sweep.plan:
             parts += [element("h3", f"Plan of the sweep {sweep.name}"),
                       element("pre", lines(sweep.plan), class_="plan")]
-    said = sections_runs.commands(found.runs)
+    said = commands(found.runs)
     inside = element("ul", *(element("li", element("code", one)) for one in said))
     if said:
         parts.append(element("details", element("summary", f"{len(said)} commands of the runs"),
@@ -522,7 +518,7 @@ def _made(found: Collected, known: Sequence[sections_journal.Sweep]) -> Html:
 
 def _cards(cards: Mapping[str, str]) -> Html:
     return join(
-        element("details", element("summary", name), sections_origin.card(text))
+        element("details", element("summary", name), sections_numbers.method_card(text))
         for name, text in sorted(cards.items(), key=lambda one: one[0].casefold()) if text
     )
 

@@ -2,7 +2,8 @@
 
 What a table does not refuse but has to say: tuning per column, and the code behind its runs.
 
-A table's caption: what the numbers mean, under which protocol, of which data, made how."""
+A table's caption: what the numbers mean, under which protocol, of which data, made how.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The numbers a table can show: what each means, which way is better, and its value of a run.
 
-What a table sorts runs by: protocol keys, config keys, the method's name; and filters."""
+What a table sorts runs by: protocol keys, config keys, the method's name; and filters.
+"""
 
 from __future__ import annotations
 

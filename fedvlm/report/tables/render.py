@@ -1,6 +1,7 @@
 """Tables as text: Markdown, CSV, LaTeX or HTML; every name is escaped for its format.
 
-LaTeX tables for plain pdflatex: no package is needed."""
+LaTeX tables for plain pdflatex: no package is needed.
+"""
 
 from __future__ import annotations
 

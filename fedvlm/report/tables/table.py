@@ -3,12 +3,12 @@
 Cells are means over seeds. An average is the mean over data sets of the cell means, so that of a
 harmonic mean is a mean of harmonic means; it stands only where no cell is missing.
 
-
 One cell of a table, and its words; how they are set in bold is the renderer's business.
 
 Labels and their order, the average over data sets, and who is best.
 
-A table of CoOp-style logs: one row per experiment, one column per keyword."""
+A table of CoOp-style logs: one row per experiment, one column per keyword.
+"""
 
 from __future__ import annotations
 

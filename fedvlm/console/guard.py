@@ -1,0 +1,77 @@
+"""Errors become one sentence and an exit code, never a traceback.
+
+Exit codes: 0 done, 1 a bug of ours, 2 config or usage, 3 data, 4 diverged, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+
+from fedvlm.console.screen import complain
+from fedvlm.core.errors import ConfigError, FedvlmError
+
+
+def guarded(call: Callable[[], int], words: Sequence[str]) -> int:
+    """Return the exit code of ``call``; every error becomes a sentence, as in ``main``."""
+    try:
+        code = call()
+        if sys.stdout is not None:  # it is None when started with `>&-`
+            sys.stdout.flush()
+        return code
+    except FedvlmError as error:
+        complain(str(error))
+        return error.exit_code
+    except KeyboardInterrupt as stop:
+        complain(str(stop) or "nothing was lost", prefix="interrupted")
+        return 130
+    except BrokenPipeError:
+        return _reader_is_gone()
+    except SyntaxError as error:  # a trainer's file
+        complain(f"{error.filename}:{error.lineno}: is not valid Python ({error.msg})")
+        return ConfigError.exit_code
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "fedvlm":
+            return _bug(error, words)
+        complain(_lacks(error))
+        return ConfigError.exit_code
+    except Exception as error:  # the last resort: a bug gets a sentence too
+        return _bug(error, words)
+
+
+def _reader_is_gone() -> int:
+    """``| head`` closed our output: nothing is wrong, but the interpreter must not flush it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _lacks(error: ModuleNotFoundError) -> str:
+    """Say which package this Python lacks, who asked for it, and how to get it."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename[:1] != "<"]
+    return (
+        f"this Python ({sys.executable}) has no module '{error.name}', which "
+        f"{frames[-1].filename}:{frames[-1].lineno} imports; `make install` and .venv/bin/python, "
+        "or pip install -c constraints.txt -e . bring fedvlm's own"
+    )
+
+
+def _bug(error: Exception, words: Sequence[str]) -> int:
+    """Say what happened in one sentence; the traceback goes to a file, or to stderr on demand."""
+    text = "".join(traceback.format_exception(error))
+    reason = " ".join(str(error).split())[:200] or "no message"
+    what = f"unexpected {type(error).__name__}: {reason}"
+    if "--debug" in words:
+        complain(what, *text.rstrip().splitlines())
+        return 1
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="fedvlm-", suffix=".traceback", delete=False, encoding="utf-8"
+        ) as file:
+            file.write(text)
+        complain(f"{what} (a bug; traceback in {file.name}, or shown with --debug)")
+    except OSError:
+        complain(f"{what} (a bug; --debug shows the traceback)")
+    return 1

@@ -1,0 +1,67 @@
+"""Trainer files by name and their cards: the module docstrings, read without running a file.
+
+Imports no PyTorch: ``fedvlm list`` and the pages need names and cards only.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from fedvlm.core.errors import ConfigError, fold
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+_YEAR = re.compile(r"\b(?:19|20)\d\d\b")
+
+
+def trainer_files() -> dict[str, Path]:
+    """Return file stem -> path for the trainers beside the package, else the current folder.
+
+    The package's own come first: the current folder may be another project's checkout (CoOp has a
+    ``trainers`` folder too).
+    """
+    for base in (REPOSITORY, Path.cwd()):
+        folder = base / "trainers"
+        if folder.is_dir():
+            return {
+                p.stem: p for p in sorted(folder.glob("*.py")) if not p.stem.startswith("_")
+            }
+    return {}
+
+
+def card(path: Path) -> str:
+    """Return a trainer file's module docstring, read without running the file.
+
+    Raises:
+        ConfigError: the file is not Python.
+    """
+    try:
+        return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except (SyntaxError, UnicodeDecodeError, ValueError) as error:
+        raise ConfigError(f"{path}: is not a Python file ({error})") from None
+
+
+def year(text: str) -> str:
+    """Return the year in the ``Paper:`` field of a card, or an empty string."""
+    field = re.search(r"^Paper:(.*(?:\n[ \t]+.*)*)", text, flags=re.MULTILINE)
+    found = _YEAR.search(field.group(1)) if field else None
+    return found.group() if found else ""
+
+
+def card_of(trainer: str) -> str:
+    """Return the card of a method by the name in its results; empty where its file is gone."""
+
+    path = Path(trainer.partition(":")[0]).expanduser()
+    if path.suffix != ".py":
+        files = trainer_files()
+        stem = next((s for s in files if fold(s) == fold(trainer)), None)
+        if stem is None:
+            return ""
+        path = files[stem]
+    try:
+        return card(path)
+    except ConfigError:
+        return ""

@@ -1,0 +1,51 @@
+"""What a run shows beside its numbers: a picture of who holds what, and a page at the end."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from fedvlm.console.screen import complain, say
+from fedvlm.core import files
+from fedvlm.federation.cards import card_of
+from fedvlm.report.collect import collect
+
+PAGE = "report.html"
+WORTH = 30.0  # seconds of training; the page takes one or two, so a shorter run gets it on demand
+
+
+def draw_partition(folder: Path, title: str) -> None:
+    """Draw ``partition.csv`` of a run that starts, once; a picture that fails ends no run."""
+    if all((folder / f"partition.{kind}").exists() for kind in ("png", "svg")):
+        return
+    try:
+        from fedvlm.report.figures import draw  # start-up: matplotlib
+
+        draw.draw_partition(folder, title)
+    except Exception as error:  # whatever it is, the run is worth more
+        complain(f"no picture of the partition: {' '.join(str(error).split())}", prefix="note")
+
+
+def say_results(folder: Path, seconds: float) -> None:
+    """Say where a run's results are, with its page; a page that fails ends no run.
+
+    Args:
+        folder: the run's, finished.
+        seconds: of its training; a run of less than ``WORTH`` gets no page of itself.
+    """
+    command = shlex.join(["fedvlm", "report", str(folder)])
+    written = seconds >= WORTH and _write_page(folder, command)
+    say(f"results: {folder}", f"page: {folder / PAGE if written else command}")
+
+
+def _write_page(folder: Path, command: str) -> bool:
+    try:
+        from fedvlm.report.pages.run import run_page  # start-up: matplotlib
+
+        run = collect([folder]).runs[0]
+        card = card_of(str(run.protocol["trainer"]))
+        files.write_text(folder / PAGE, run_page(run, card, "", command))
+    except Exception as error:  # whatever it is, the run is worth more
+        complain(f"no {PAGE}: {' '.join(str(error).split())}", prefix="note")
+        return False
+    return True
