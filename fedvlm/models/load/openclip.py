@@ -355,7 +355,7 @@ def from_openai(
     return finish(model, arch, preprocess, tok, name, "state-dict", dtype=dtype, **place)
 
 
-TINY_DIR: Path = Path(__file__).resolve().parent / "tiny"
+TINY_DIR: Path = Path(__file__).resolve().parents[1] / "tiny"
 TINY_WEIGHTS = "open_clip_model.safetensors"
 VOCAB_SIZE = 4096
 CONTEXT_LENGTH = 48
