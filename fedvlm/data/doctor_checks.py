@@ -21,10 +21,11 @@ from pathlib import Path
 
 from PIL import Image
 
+from fedvlm.core.progress import Progress
 from fedvlm.core.rng import numpy_stream
 from fedvlm.data.datum import PARTS, Datum
 from fedvlm.data.formats.folders import image_files
-from fedvlm.data.image_records import ImageRecords, Progress
+from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import check_decodes
 from fedvlm.data.locate import folded_path
 

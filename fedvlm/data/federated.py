@@ -27,13 +27,14 @@ from fedvlm.config.keys import default_schema
 from fedvlm.config.read import find_config, lookup
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.files import records_dir
+from fedvlm.core.progress import Progress
 from fedvlm.data.catalog import facts_for
 from fedvlm.data.datasets import load_dataset, load_for_training, templates
 from fedvlm.data.datum import PARTS, DatasetBase, Datum, IntArray, domains_of, labels_of
 from fedvlm.data.draw import Drawn, Setting, spec_of
 from fedvlm.data.fewshot import short_classes
 from fedvlm.data.fewshot_file import given_shots
-from fedvlm.data.image_records import ImageRecords, Progress
+from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import broken_images
 from fedvlm.data.index_file import canonical_hash, read_index_file, sealed, spec_from
 from fedvlm.data.partition.kinds import check_fits

@@ -23,12 +23,12 @@ import numpy as np
 import PIL
 
 from fedvlm.core.errors import DataError
+from fedvlm.core.progress import Progress
 from fedvlm.data.datum import Datum
 from fedvlm.data.locate import other_spelling
 
 _FORMAT = f"fedvlm-images/2 pillow {PIL.__version__}"  # another Pillow may decode other files
 _STREAM = re.compile(r"\s*<_io\.BytesIO[^>]*>")  # Pillow names the buffer's address
-Progress = Callable[[str, int, int], None]
 _WORKERS = min(8, os.cpu_count() or 1)
 
 

@@ -13,6 +13,7 @@ from yacs.config import CfgNode
 from fedvlm.config.build import flat
 from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError
+from fedvlm.core.progress import Progress
 from fedvlm.data.federated import FederatedData, build_federation
 from fedvlm.data.images import ImageLoader
 from fedvlm.federation.batches import SampleSource, SplitBatcher
@@ -20,7 +21,7 @@ from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec, Schedule
 from fedvlm.federation.rounds import Budget, Federation, Plan, plain_work
-from fedvlm.job.sources import Progress, image_sources, pixel_sources
+from fedvlm.job.sources import image_sources, pixel_sources
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.load.backbones import load_backbone
 from fedvlm.models.vlmodel import VLModel

@@ -16,9 +16,9 @@ import torch
 from yacs.config import CfgNode
 
 from fedvlm.config.build import flat
+from fedvlm.core.progress import Progress
 from fedvlm.data.federated import FederatedData
 from fedvlm.job.build import Maker
-from fedvlm.job.sources import Progress
 from fedvlm.models.backbone import Backbone
 from fedvlm.runs.identity import identity_plain
 

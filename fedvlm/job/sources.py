@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
+from fedvlm.core.progress import Progress
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.images import ImageLoader
 from fedvlm.federation.batches import FeatureSource, PixelSource, SampleSource
@@ -27,7 +28,6 @@ from fedvlm.models.features.encode import (
 from fedvlm.models.towers.vision import stream_name
 from fedvlm.models.vlmodel import VLModel
 
-Progress = Callable[[str, int, int], None]
 Encode = Callable[[Sequence[int], "int | None"], Tensor]
 
 
@@ -63,7 +63,7 @@ def image_sources(
         with _reading(loader, spent):
             fill_bank(
                 model.vision, block, out, lambda i: loader.load(indices[i], view),
-                None if progress is None else (lambda n, of: progress(_what(loader, view), n, of)),
+                _named(progress, loader, view),
                 workers=int(cfg.DATALOADER.NUM_WORKERS), spent=spent,
             )
         return out
@@ -110,9 +110,11 @@ def _sources(
     return FeatureSource.of(views, torch.tensor(train), labels, stream), test_source
 
 
-def _what(loader: ImageLoader, view: int | None) -> str:
-    more = "" if view is None else f", view {view + 1} of {loader.views}"
-    return f"encoding images{more}"
+def _named(progress: Progress | None, loader: ImageLoader, view: int | None) -> Progress | None:
+    """Return a progress that also says which view is encoded."""
+    if progress is None or view is None:
+        return progress
+    return lambda what, done, of: progress(f"{what}, view {view + 1} of {loader.views}", done, of)
 
 
 @contextmanager
@@ -146,8 +148,5 @@ def features_of(
             backbone, keys, lambda n: loader.load(indices[n], view, key=keys[n]),
             view=-1 if view is None else view, transform_digest=loader.transform_key(view),
             cache_dir=cache_dir(cfg), workers=int(cfg.DATALOADER.NUM_WORKERS),
-            progress=None if progress is None else (
-                lambda done, n: progress(_what(loader, view), done, n)
-            ),
-            notes=notes, spent=spent,
+            progress=_named(progress, loader, view), notes=notes, spent=spent,
         )

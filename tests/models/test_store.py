@@ -87,7 +87,7 @@ def test_equal_images_are_encoded_once(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     out = cached_features(
         toy(), ["a", "b", "a"], lambda i: images.load(i % 2), view=-1, transform_digest="t",
-        cache_dir=tmp_path, progress=lambda done, n: seen.append((done, n)),
+        cache_dir=tmp_path, progress=lambda _, done, n: seen.append((done, n)),
     )
     assert sorted(images.loads) == [0, 1] and torch.equal(out[0], out[2]) and seen == [(2, 2)]
 

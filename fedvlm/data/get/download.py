@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.core.errors import DataError
-from fedvlm.data.get.fetch import Progress, check_url, fetch
+from fedvlm.core.progress import Progress
+from fedvlm.data.get.fetch import check_url, fetch
 from fedvlm.data.get.unpack import unpack
 
 

@@ -15,14 +15,13 @@ import shutil
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.progress import Progress
 
-Progress = Callable[[str, int, int], None]
 TIMEOUT = 60.0  # seconds without a byte
 TRIES = 5  # in a row that bring nothing
 PAUSE = 1.0  # seconds before the second try, doubled each time

@@ -24,9 +24,9 @@ from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
 from fedvlm.core.errors import DataError
+from fedvlm.core.progress import Progress
 from fedvlm.data.locate import check_relative
 
-Progress = Callable[[str, int, int], None]
 _BLOCK = 1 << 20
 _BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError,
            NotImplementedError, ValueError, UnicodeError, RuntimeError, gzip.BadGzipFile)

@@ -26,6 +26,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedvlm.core.progress import Progress
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.features.store import FeatureStore, default_dir, store_path
 from fedvlm.models.towers.vision import VisionTower
@@ -150,8 +151,7 @@ def decoded(
 
 
 CPU_BATCH, GPU_BATCH = 16, 128
-
-Progress = Callable[[int, int], None]
+_WHAT = "encoding images"  # what a progress is told
 
 
 def cached_features(
@@ -183,7 +183,7 @@ def cached_features(
         cache_dir: folder of the store; default ``default_dir()``.
         batch: images per pass; part of the identity; default 16 on a CPU, 128 on a GPU.
         workers: decoding threads; 0 is by cores.
-        progress: called with (images encoded so far, images to encode).
+        progress: told how many images are encoded, of those to encode.
         notes: told about damaged files.
         spent: told where the time went.
 
@@ -238,7 +238,7 @@ def _filled(
         parts.append(values)
         spent.encoded += len(positions)
         if progress is not None:
-            progress(len(at) - len(rows), len(missing))
+            progress(_WHAT, len(at) - len(rows), len(missing))
     return _in_order(parts, [at[key] for key in keys])
 
 
@@ -309,7 +309,7 @@ def fill_bank(
         block: the block they enter.
         out: see ``empty_bank``.
         load: position -> pixels ``[3, H, W]``; called from threads.
-        progress: called with (images so far, of).
+        progress: told how many images are done.
         workers: decoding threads; 0 is by cores.
         spent: told where the time went.
     """
@@ -324,4 +324,4 @@ def fill_bank(
                 out[span[0] : span[0] + len(span)] = values
             spent.encoded += len(span)
             if progress is not None:
-                progress(span[0] + len(span), len(out))
+                progress(_WHAT, span[0] + len(span), len(out))
