@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +20,8 @@ from fedvlm.runs import lock as run_lock
 
 def test_second_process_is_refused_by_pid_then_stale_lock_is_taken_over(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from fedvlm import run_lock\n"
-        "run_lock.acquire(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from fedvlm.runs import lock as run_lock\n"
+        "lock = run_lock.acquire(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
     )
     child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)],
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -55,10 +58,18 @@ def test_content_decides_where_the_system_lock_does_not_know(tmp_path: Path) -> 
 def test_other_host_is_refused_without_system_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_lock, "_flock", lambda handle: None)
-    (tmp_path / "RUNNING").write_text(owner(host="elsewhere"))
-    with pytest.raises(ConfigError, match=r"on elsewhere .*delete"):
+    def flock(handle: int, operation: int) -> None:
+        raise OSError(errno.ENOSYS, "no locks on this file system")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with monkeypatch.context() as elsewhere, pytest.warns(UserWarning, match="flock"):
+        elsewhere.setattr(socket, "gethostname", lambda: "elsewhere")
+        lock = run_lock.acquire(tmp_path)
+    with pytest.warns(UserWarning, match="flock"), \
+            pytest.raises(ConfigError, match=r"on elsewhere .*delete"):
         run_lock.acquire(tmp_path)
+    lock.release()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_forked_child_of_a_dead_owner_does_not_block(tmp_path: Path) -> None:
