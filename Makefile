@@ -5,12 +5,12 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all check bench clean
+.PHONY: help install demo test test-all wheel-test check bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]'
 	@touch $@
@@ -26,6 +26,9 @@ test: $(STAMP) ## the tests that CI runs
 test-all: $(STAMP) ## all tests, the slow ones too
 	$(BIN)/python -m pytest -q
 
+wheel-test: $(STAMP) ## build the wheel, install it into a venv of its own, use it from an empty folder
+	tests/wheel.sh $(BIN)/python
+
 check: $(STAMP) ## lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -34,4 +37,4 @@ bench: $(STAMP) ## speed of FedTV against the reference recipe (ViT-B/16, 50 cla
 	$(BIN)/python -m fedvlm bench fedtv --backbone ViT-B/16 --classes 50
 
 clean: ## remove .venv and caches (never runs or data)
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -71,7 +71,7 @@ def test_in_the_repository_it_is_found_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "trainers").mkdir()
-    monkeypatch.setattr(cli_new, "package_root", lambda: tmp_path)
+    monkeypatch.setattr(cli_new, "checkout", lambda: tmp_path)
     assert cli.main(["new-trainer", "Fresh_Idea"]) == 0
     run, check, test = next_commands(capsys.readouterr().out)
     assert run[-2:] == ["--trainer", "Fresh_Idea"] and check[-1] == "Fresh_Idea"
@@ -125,7 +125,7 @@ def test_mistakes_get_a_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli_new, "package_root", lambda: tmp_path)
+    monkeypatch.setattr(cli_new, "checkout", lambda: tmp_path)
     assert says in said(["new-trainer", *words], capsys)
     assert list(tmp_path.iterdir()) == []
 

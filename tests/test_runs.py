@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.repository import PACKAGE
 from fedvlm.runs import manifest
 from fedvlm.runs.folder import (
     RunFolder,
@@ -213,9 +214,10 @@ def test_resuming_elsewhere_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_git_revision_of_a_checkout_only(tmp_path: Path) -> None:
     assert manifest.git_revision(tmp_path / "fedvlm") is None
-    found = manifest.git_revision(Path(manifest.__file__).resolve().parent)
-    if found is None:
+    if not (PACKAGE.parent / ".git").exists():
         pytest.skip("this copy of fedvlm is not a git checkout")
+    found = manifest.git_revision(PACKAGE)
+    assert found is not None
     assert len(found["revision"]) == 40 and isinstance(found["changed"], bool)
 
 

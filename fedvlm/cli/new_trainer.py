@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedvlm.config.keys import default_schema
-from fedvlm.config.read import package_root
 from fedvlm.console.screen import say
 from fedvlm.core import files as atomic
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
+from fedvlm.core.repository import checkout
 
 USAGE = (
     "fedvlm new-trainer MyMethod [--into DIR]: writes trainers/mymethod.py and "
@@ -183,11 +183,11 @@ def _paths(name: str, into: Path | None) -> tuple[Path, Path]:
         if into.exists() and not into.is_dir():
             raise ConfigError(f"--into {into}: is a file, not a folder")
         return into / f"{stem}.py", into / f"{stem}.yaml"
-    root = package_root()
-    if not (root / "trainers").is_dir():
+    root = checkout()
+    if root is None:
         raise ConfigError(
-            f"this fedvlm is installed without its repository (no {root / 'trainers'}): "
-            "give --into DIR"
+            "this fedvlm is an installed copy, which the next installation replaces: give --into "
+            "DIR, a folder of yours"
         )
     return root / "trainers" / f"{stem}.py", root / "configs" / "trainers" / f"{stem}.yaml"
 

@@ -16,6 +16,7 @@ import yaml
 
 from fedvlm.config.option import Value
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
+from fedvlm.core.repository import repository
 
 SUFFIXES = (".yaml", ".yml")
 _MAX_BYTES = 1_000_000  # a config is a few kB; more is a mistake or an attack
@@ -157,16 +158,10 @@ class _Walk:
             self.mistakes.append(f"{where}: '{key}' cannot be read ({why})")
 
 
-def package_root() -> Path:
-    """Return the folder that holds the package ``fedvlm`` (the repository in a checkout)."""
-    return Path(__file__).resolve().parents[2]
-
-
 def roots() -> list[Path]:
-    """Return the folders in which ``configs/`` is looked for: here, the project's, the wheel's."""
-    here, home = Path(), package_root()
-    shipped = home / "fedvlm" / "_repo"
-    return [here] if here.resolve() == home else [here, home, shipped]
+    """Return the folders in which ``configs/`` is looked for: here, then fedvlm's own."""
+    here, home = Path(), repository()
+    return [here] if here.resolve() == home else [here, home]
 
 
 def config_names(kind: str) -> list[str]:

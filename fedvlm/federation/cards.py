@@ -10,18 +10,18 @@ import re
 from pathlib import Path
 
 from fedvlm.core.errors import ConfigError, fold
+from fedvlm.core.repository import repository
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 _YEAR = re.compile(r"\b(?:19|20)\d\d\b")
 
 
 def trainer_files() -> dict[str, Path]:
-    """Return file stem -> path for the trainers beside the package, else the current folder.
+    """Return file stem -> path for fedvlm's own trainers, else those of the current folder.
 
-    The package's own come first: the current folder may be another project's checkout (CoOp has a
+    Its own come first: the current folder may be another project's checkout (CoOp has a
     ``trainers`` folder too).
     """
-    for base in (REPOSITORY, Path.cwd()):
+    for base in (repository(), Path.cwd()):
         folder = base / "trainers"
         if folder.is_dir():
             return {

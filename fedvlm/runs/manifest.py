@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm import __version__
+from fedvlm.core.repository import PACKAGE
 
 PACKAGES = (
     "fedvlm", "torch", "torchvision", "open_clip_torch", "transformers", "peft", "safetensors",
@@ -43,7 +44,7 @@ def session(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "how": "running",
         "from_round": None,
         "versions": versions(),
-        "git": git_revision(Path(__file__).resolve().parent),
+        "git": git_revision(PACKAGE),
         "machine": machine(),
     }
 

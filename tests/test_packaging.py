@@ -1,0 +1,70 @@
+"""What an installation carries and needs; ``make wheel-test`` builds one and uses it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedvlm.config.read import find_config
+from fedvlm.core import repository
+from fedvlm.federation.cards import trainer_files
+
+TOP = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+DISTRIBUTION = {
+    "PIL": "pillow", "open_clip": "open-clip-torch", "sklearn": "scikit-learn", "yaml": "pyyaml",
+}
+
+
+def distribution(name: str) -> str:
+    """Return the folded name of a requirement, or of a line of ``constraints.txt``."""
+    return re.split(r"[^\w.-]", name)[0].lower().replace("_", "-")
+
+
+def imports() -> Iterator[str]:
+    """Yield the top-level names that the package and the trainers import, lazily or not."""
+    for file in [*TOP.glob("fedvlm/**/*.py"), *TOP.glob("trainers/*.py")]:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                yield from (alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                yield node.module.partition(".")[0]
+
+
+def test_what_is_imported_is_declared_and_the_other_way_round() -> None:
+    foreign = set(imports()) - sys.stdlib_module_names - {"fedvlm"}
+    needed = {DISTRIBUTION.get(name, distribution(name)) for name in foreign}
+    declared = {distribution(line) for line in PROJECT["dependencies"]}
+    assert needed - declared == set()
+    assert declared - needed == {"peft"}  # the library that exported adapters are made for
+
+
+def test_constraints_are_plain_pins_of_everything_declared() -> None:
+    lines = (TOP / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.]+", line)] == []
+    names = [distribution(line) for line in lines]
+    assert names == sorted(set(names), key=lambda name: name)
+    declared = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]
+    assert {distribution(line) for line in declared} - set(names) == set()
+
+
+def test_an_installed_copy_finds_its_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert repository.checkout() == TOP and repository.repository() == TOP
+    package = tmp_path / "site-packages" / "fedvlm"
+    for file in ("trainers/fedavg.py", "configs/trainers/fedavg.yaml"):
+        (package / "_repo" / file).parent.mkdir(parents=True)
+        (package / "_repo" / file).write_text("")
+    (tmp_path / "site-packages" / "configs").mkdir()  # another package's
+    monkeypatch.setattr(repository, "PACKAGE", package)
+    monkeypatch.chdir(tmp_path)
+    assert repository.checkout() is None
+    assert trainer_files() == {"fedavg": package / "_repo" / "trainers" / "fedavg.py"}
+    assert find_config("FedAvg", "trainers").is_relative_to(package / "_repo")
