@@ -14,7 +14,7 @@ from PIL import Image
 
 from fedvlm.cli import doctor as console_doctor
 from fedvlm.cli.main import main
-from fedvlm.data.catalog import FACTS
+from fedvlm.data.catalog import CATALOG
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 CLASSES = {"AnnualCrop": "Annual Crop Land", "Forest": "Forest", "River": "River"}
@@ -49,11 +49,11 @@ def doctor(root: Path | str, *more: str) -> int:
 def test_one_line_for_every_known_set(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor(root) == 0
     lines = capsys.readouterr().out.splitlines()
-    for name in FACTS:
+    for name in CATALOG:
         states = [words[1] for line in lines if (words := line.split())[:1] == [name]]
         assert len(states) == 1, name
         assert states[0] == ("ready" if name == "EuroSAT" else
-                             "built" if FACTS[name].builtin else "absent")
+                             "built" if CATALOG[name].builtin else "absent")
     row = next(line for line in lines if line.startswith("EuroSAT "))
     assert row.split() == ["EuroSAT", "ready", "CoOp", "split", "file", "3", "of", "10", "12/3/6",
                            "13500/5400/8100", "0", "of", "21", "0", "1"]  # fmt: skip
@@ -61,7 +61,8 @@ def test_one_line_for_every_known_set(root: Path, capsys: pytest.CaptureFixture[
     assert f"downloads: add --root {root}" in lines
     pages = [line for line in lines if line.startswith("(1) https://")]
     assert len(pages) == 1 and any(line.endswith("by hand, page (1)") for line in lines)
-    assert lines[-1].startswith(f"{root}: 1 ready, 4 built in, {len(FACTS) - 5} absent; at most 64")
+    absent = len(CATALOG) - 5
+    assert lines[-1].startswith(f"{root}: 1 ready, 4 built in, {absent} absent; at most 64")
 
 
 def test_nothing_is_written_but_the_records(

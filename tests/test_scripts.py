@@ -15,7 +15,7 @@ import pytest
 
 from fedvlm.cli.main import main
 from fedvlm.data.builtin import sets as builtin
-from fedvlm.data.catalog import facts_for
+from fedvlm.data.catalog import dataset_info
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import Job, resolve
 
@@ -137,17 +137,17 @@ def test_settings(tmp_path: Path) -> None:
 def test_every_domain_is_left_out_once(script: Path, tmp_path: Path) -> None:
     cfgs = [runs[0].cfg for runs in jobs(name_of(script), tmp_path, "FedAvg")]
     domains = [cfg.FED.HELD_OUT_DOMAIN for cfg in cfgs]
-    facts = facts_for(cfgs[0].DATASET.NAME)
-    assert facts is not None and len(set(domains)) == len(domains)
-    assert not facts.domains or domains == list(facts.domains)
+    info = dataset_info(cfgs[0].DATASET.NAME)
+    assert info is not None and len(set(domains)) == len(domains)
+    assert not info.domains or domains == list(info.domains)
     assert {(cfg.FED.PARTITION, cfg.FED.CLIENTS) for cfg in cfgs} == {("domain", len(domains) - 1)}
 
 
 def test_every_set_of_known_domains_has_a_script() -> None:
     there = {s.stem for s in SCRIPTS if s.parent.name == "domain_generalisation"}
     for dataset in DATASETS:
-        facts = facts_for(_jobs(("--dataset", dataset))[0].cfg.DATASET.NAME)
-        assert facts is not None and (not facts.domains or dataset in there), dataset
+        info = dataset_info(_jobs(("--dataset", dataset))[0].cfg.DATASET.NAME)
+        assert info is not None and (not info.domains or dataset in there), dataset
 
 
 def test_a_missing_argument_is_named() -> None:

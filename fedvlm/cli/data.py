@@ -14,12 +14,12 @@ from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import progress, say
 from fedvlm.core import files as atomic
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
-from fedvlm.data.catalog import FACTS, Facts, facts_for
+from fedvlm.data.catalog import CATALOG, DatasetInfo, dataset_info
 from fedvlm.data.datum import PARTS
 from fedvlm.data.formats.coop_split import read_json
 from fedvlm.data.get.download import Offer, Piece, fetch_piece, offer_of
 from fedvlm.data.get.fetch import check_url
-from fedvlm.data.get.prepare import Prepared, prepare
+from fedvlm.data.get.prepare import PreparedSplit, prepare
 from fedvlm.data.layouts import prepared_in_cache, prepared_name
 from fedvlm.data.locate import find_root
 
@@ -77,7 +77,7 @@ def _parse(verb: str, words: Sequence[str]) -> argparse.Namespace:
 
 def _prepare(args: argparse.Namespace) -> int:
     made = prepare(args.name, args.root, folder=args.dir, image_dir=args.image_dir, seed=args.seed)
-    if made.facts is None and not args.into_dataset:
+    if made.info is None and not args.into_dataset:
         raise ConfigError(f"data prepare {made.name}: the split of an own set must lie where a run "
                           f"can name it: add --into-dataset, which writes {made.folder}/"
                           f"{prepared_name(made.name)}")
@@ -93,7 +93,7 @@ def _prepare(args: argparse.Namespace) -> int:
     return 0
 
 
-def _write(made: Prepared, place: Path) -> bool:
+def _write(made: PreparedSplit, place: Path) -> bool:
     """Write the split unless the same one is there; return whether it was.
 
     Raises:
@@ -115,20 +115,20 @@ def _write(made: Prepared, place: Path) -> bool:
     return False
 
 
-def _next(made: Prepared, args: argparse.Namespace) -> list[str]:
+def _next(made: PreparedSplit, args: argparse.Namespace) -> list[str]:
     """Return what a run does with the split."""
-    facts, name = made.facts, prepared_name(made.name)
-    if facts is None:
+    info, name = made.info, prepared_name(made.name)
+    if info is None:
         more = f" DATASET.IMAGE_DIR {args.image_dir}" if args.image_dir else ""
         return [f"use it with DATASET.NAME {made.name} DATASET.DIR {args.dir}{more} "
                 f"DATASET.FORMAT coop DATASET.SPLIT_FILE {name}"]
     told = f"a run takes it only with DATASET.FORMAT coop DATASET.SPLIT_FILE {name}"
     if not args.into_dataset:
         told = "add --into-dataset to be able to choose this one"
-    if facts.split_file and (made.folder / facts.split_file).is_file():
-        return [f"note: the published split {facts.split_file} is there and goes first; {told}"]
-    if not facts.split_file:
-        return [f"note: the layout of {facts.name} says train and test itself and goes first; "
+    if info.split_file and (made.folder / info.split_file).is_file():
+        return [f"note: the published split {info.split_file} is there and goes first; {told}"]
+    if not info.split_file:
+        return [f"note: the layout of {info.name} says train and test itself and goes first; "
                 f"{told}"]
     runs = f"runs with CACHE_DIR {args.cache_dir}" if args.cache_dir else "runs"
     if args.into_dataset:
@@ -137,23 +137,23 @@ def _next(made: Prepared, args: argparse.Namespace) -> list[str]:
 
 
 def _download(args: argparse.Namespace) -> int:
-    facts = facts_for(args.name)
-    if facts is None:
-        names = [*FACTS, *(a for row in FACTS.values() for a in row.aliases)]
+    info = dataset_info(args.name)
+    if info is None:
+        names = [*CATALOG, *(a for row in CATALOG.values() for a in row.aliases)]
         raise ConfigError(f"data download: unknown set '{args.name}'"
                           f"{did_you_mean(args.name, names)} (fedvlm data list names all)")
-    if facts.builtin:
-        raise ConfigError(f"{facts.name} is built in: runs render it, there is nothing to download")
+    if info.builtin:
+        raise ConfigError(f"{info.name} is built in: runs render it, there is nothing to download")
     if args.url_base:
         check_url(args.url_base)
-    root, offer = _root_of(args.root), offer_of(facts.name, facts.source)
+    root, offer = _root_of(args.root), offer_of(info.name, info.source)
     if offer.pieces is None:
-        raise DataError(f"{facts.name} cannot be downloaded by a program: fetch it from "
+        raise DataError(f"{info.name} cannot be downloaded by a program: fetch it from "
                         f"{offer.page} ({offer.rest}; terms: {offer.terms})")
-    say(f"{facts.name}: terms: {offer.terms}; see {offer.page}")
+    say(f"{info.name}: terms: {offer.terms}; see {offer.page}")
     for piece in offer.pieces():
         _fetch(piece, root, args.url_base)
-    say(*_left(facts, offer, root))
+    say(*_left(info, offer, root))
     return 0
 
 
@@ -177,34 +177,34 @@ def _fetch(piece: Piece, root: Path, url_base: str) -> None:
         say(f"{'wrote' if root / place in new else 'there already:'} {root / place}")
 
 
-def _left(facts: Facts, offer: Offer, root: Path) -> list[str]:
+def _left(info: DatasetInfo, offer: Offer, root: Path) -> list[str]:
     """Return what is still missing after a download."""
     lines = [f"note: fetch by hand {offer.rest}"] if offer.rest else []
-    home = root / facts.folder
-    if facts.split_file and not (home / facts.split_file).is_file():
-        lines.append(f"note: the published split {facts.split_file} is not part of it: get it from "
-                     f"{facts.source} into {home}, or make one with `fedvlm data prepare "
-                     f"{facts.name} --root {root}`")
+    home = root / info.folder
+    if info.split_file and not (home / info.split_file).is_file():
+        lines.append(f"note: the published split {info.split_file} is not part of it: get it from "
+                     f"{info.source} into {home}, or make one with `fedvlm data prepare "
+                     f"{info.name} --root {root}`")
     return lines
 
 
 def _list(_args: argparse.Namespace) -> int:
     rows = []
-    for facts in FACTS.values():
-        offer = offer_of(facts.name, facts.source)
-        sizes = (facts.train, facts.val, facts.test)
+    for info in CATALOG.values():
+        offer = offer_of(info.name, info.source)
+        sizes = (info.train, info.val, info.test)
         rows.append({
-            "set": facts.name, "classes": facts.classes,
+            "set": info.name, "classes": info.classes,
             "train/val/test": "/".join("?" if n is None else str(n) for n in sizes),
-            "download": _way(facts, offer), "terms": "" if facts.builtin else offer.terms,
-            "page": "" if facts.builtin else offer.page,
+            "download": _way(info, offer), "terms": "" if info.builtin else offer.terms,
+            "page": "" if info.builtin else offer.page,
         })  # fmt: skip
     say(*table_lines(rows))
     return 0
 
 
-def _way(facts: Facts, offer: Offer) -> str:
-    if facts.builtin:
+def _way(info: DatasetInfo, offer: Offer) -> str:
+    if info.builtin:
         return "built in"
     return f"yes, {offer.size:g} GB" if offer.pieces else "by hand"
 

@@ -25,7 +25,7 @@ from fedvlm.config.read import find_config
 from fedvlm.console.rows import number, one_line, table_lines
 from fedvlm.console.screen import progress, say, wants_live
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
-from fedvlm.data.catalog import FACTS, facts_for
+from fedvlm.data.catalog import CATALOG, dataset_info
 from fedvlm.data.datasets import DATASET_REGISTRY
 from fedvlm.data.datum import PARTS
 from fedvlm.data.doctor import examine
@@ -210,7 +210,7 @@ def _asked(args: argparse.Namespace) -> tuple[bool, list[CfgNode]]:
     names = [_known(word) for word in args.names]
     named = bool(names or args.dataset_config_file)
     if not named:
-        names = [*FACTS, *(n for n in DATASET_REGISTRY.registered_names() if n not in FACTS)]
+        names = [*CATALOG, *(n for n in DATASET_REGISTRY.registered_names() if n not in CATALOG)]
     flags = {"DATASET.ROOT": args.root} | ({"CACHE_DIR": args.cache_dir} if args.cache_dir else {})
     configs = [
         build_config(None, None, flags | {"DATASET.NAME": name}, [], default_schema())[0]
@@ -223,15 +223,15 @@ def _asked(args: argparse.Namespace) -> tuple[bool, list[CfgNode]]:
 
 
 def _known(word: str) -> str:
-    facts = facts_for(word)
-    if facts is not None:
-        return facts.name
+    info = dataset_info(word)
+    if info is not None:
+        return info.name
     own = {fold(name): name for name in DATASET_REGISTRY.registered_names()}
     if fold(word) in own:
         return own[fold(word)]
-    names = [*FACTS, *(a for row in FACTS.values() for a in row.aliases), *own.values()]
+    names = [*CATALOG, *(a for row in CATALOG.values() for a in row.aliases), *own.values()]
     raise ConfigError(f"doctor: unknown set '{word}'{did_you_mean(word, names)} (known: "
-                      f"{', '.join(FACTS)}; own data: --dataset-config-file FILE)")
+                      f"{', '.join(CATALOG)}; own data: --dataset-config-file FILE)")
 
 
 def _show(checks: Sequence[Checkup], root: str, look: Look) -> None:

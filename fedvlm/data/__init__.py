@@ -1,6 +1,6 @@
 """Data: readers, few-shot draws, partitions, images; ``build_federation(cfg)`` is the way in.
 
-Names are imported when they are asked for: reading a table of facts must not load PyTorch.
+Names are imported when they are asked for: reading a table of info must not load PyTorch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """DATASET_REGISTRY and ``load_dataset``: from the DATASET node of the config to checked lists.
 
-A set is either in the facts table, or registered by a user's class, or described by the config
+A set is either in the catalog, or registered by a user's class, or described by the config
 alone (``DATASET.DIR`` and ``DATASET.FORMAT``). Reading lists files; it decodes no image.
 """
 
@@ -16,7 +16,7 @@ from yacs.config import CfgNode
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
 from fedvlm.core.files import builtin_root
 from fedvlm.core.registry import Registry
-from fedvlm.data.catalog import FACTS, Facts, compare, facts_for
+from fedvlm.data.catalog import CATALOG, DatasetInfo, compare, dataset_info
 from fedvlm.data.datum import PARTS, DatasetBase
 from fedvlm.data.formats.cifar import read_cifar
 from fedvlm.data.formats.coop_split import read_split
@@ -40,13 +40,13 @@ def load_dataset(cfg: CfgNode) -> DatasetBase:
         DataError: something is missing on disk or inconsistent; the message says what.
     """
     name = cfg.DATASET.NAME
-    facts = facts_for(name)
-    key = facts.name if facts else name
+    info = dataset_info(name)
+    key = info.name if info else name
     if key in DATASET_REGISTRY:
         return DATASET_REGISTRY.get(key)(cfg)
     if not name.strip() or not cfg.DATASET.DIR:
         known = DATASET_REGISTRY.registered_names()
-        aliases = [a for row in FACTS.values() for a in row.aliases]
+        aliases = [a for row in CATALOG.values() for a in row.aliases]
         raise ConfigError(
             f"unknown DATASET.NAME '{name}'{did_you_mean(name, [*known, *aliases])} "
             f"(known: {', '.join(known)}; own data: set DATASET.DIR and DATASET.FORMAT, "
@@ -80,8 +80,8 @@ def templates(cfg: CfgNode) -> list[str]:
     """
     given = cfg.DATASET.TEMPLATE
     if not given:
-        facts = facts_for(cfg.DATASET.NAME)
-        return [facts.template if facts else DEFAULT_TEMPLATE]
+        info = dataset_info(cfg.DATASET.NAME)
+        return [info.template if info else DEFAULT_TEMPLATE]
     found = [given] if isinstance(given, str) else list(given)
     for text in found:
         if text.count("{}") != 1:
@@ -89,36 +89,36 @@ def templates(cfg: CfgNode) -> list[str]:
     return found
 
 
-def _read_known(facts: Facts, cfg: CfgNode) -> DatasetBase:
-    root = find_root(_builtin_root(facts, cfg) if facts.builtin else cfg.DATASET.ROOT)
-    if is_told(facts, cfg):
-        data = _dataset(facts.name, read_as_told(cfg, root))
+def _read_known(info: DatasetInfo, cfg: CfgNode) -> DatasetBase:
+    root = find_root(_builtin_root(info, cfg) if info.builtin else cfg.DATASET.ROOT)
+    if is_told(info, cfg):
+        data = _dataset(info.name, read_as_told(cfg, root))
     else:
-        folder = folder_of(facts, cfg)
-        more = prepared_layouts(facts, root, folder, cfg)
-        data = _dataset(facts.name, read_known(facts, root, folder, more, _HINT))
-    data.notes += _differences(facts, data)
+        folder = folder_of(info, cfg)
+        more = prepared_layouts(info, root, folder, cfg)
+        data = _dataset(info.name, read_known(info, root, folder, more, _HINT))
+    data.notes += _differences(info, data)
     return data
 
 
-def folder_of(facts: Facts, cfg: CfgNode) -> str:
+def folder_of(info: DatasetInfo, cfg: CfgNode) -> str:
     """Return DATASET.DIR; empty where it repeats the set's own, which shuts no other folder out."""
-    return "" if facts.folder == cfg.DATASET.DIR else str(cfg.DATASET.DIR)
+    return "" if info.folder == cfg.DATASET.DIR else str(cfg.DATASET.DIR)
 
 
-def _differences(facts: Facts, data: DatasetBase) -> list[str]:
-    """Return notes on where what was read differs from the facts table."""
+def _differences(info: DatasetInfo, data: DatasetBase) -> list[str]:
+    """Return notes on where what was read differs from the catalog."""
     sizes = {part: len(data.part(part)) for part in PARTS}
-    base = sum(datum.label < facts.base for datum in data.test)
+    base = sum(datum.label < info.base for datum in data.test)
     number = Counter(data.domain_names[datum.domain] for datum in data.all() if data.domain_names)
-    return compare(facts, data.num_classes, sizes, base, number)
+    return compare(info, data.num_classes, sizes, base, number)
 
 
-def is_told(facts: Facts, cfg: CfgNode) -> bool:
-    """Return whether the config asks for another layout than the facts table names."""
+def is_told(info: DatasetInfo, cfg: CfgNode) -> bool:
+    """Return whether the config asks for another layout than the catalog names."""
     node = cfg.DATASET
     asked = (fold(node.FORMAT), node.IMAGE_DIR, node.SPLIT_FILE)
-    own = (facts.form, facts.image_dir, facts.split_file)
+    own = (info.form, info.image_dir, info.split_file)
     return any(value not in ("", mine) for value, mine in zip(asked, own, strict=True))
 
 
@@ -129,19 +129,19 @@ def read_as_told(cfg: CfgNode, root: Path) -> Tree:
         ConfigError: the config does not say how it is laid out.
         DataError: something is missing on disk or inconsistent.
     """
-    node, facts = cfg.DATASET, facts_for(cfg.DATASET.NAME)
-    name = facts.name if facts else node.NAME
+    node, info = cfg.DATASET, dataset_info(cfg.DATASET.NAME)
+    name = info.name if info else node.NAME
     what = f"the folder of {name} (DATASET.DIR)"
-    if facts is None:
+    if info is None:
         folder = find(root, node.DIR, what)
         form = _format(cfg, _form_of(node.SPLIT_FILE))
         return _read(name, folder, form, node.IMAGE_DIR, node.SPLIT_FILE, Names({}), "")
-    folder = find(root, node.DIR or facts.folder, what, source=facts.source)
-    form = _format(cfg, _form_of(node.SPLIT_FILE) if node.SPLIT_FILE else facts.form)
-    split_file = node.SPLIT_FILE or (facts.split_file if form == "coop" else "")
-    names = Names(facts.renames, facts.drop)
-    image_dir = node.IMAGE_DIR or facts.image_dir
-    return _read(name, folder, form, image_dir, split_file, names, facts.source)
+    folder = find(root, node.DIR or info.folder, what, source=info.source)
+    form = _format(cfg, _form_of(node.SPLIT_FILE) if node.SPLIT_FILE else info.form)
+    split_file = node.SPLIT_FILE or (info.split_file if form == "coop" else "")
+    names = Names(info.renames, info.drop)
+    image_dir = node.IMAGE_DIR or info.image_dir
+    return _read(name, folder, form, image_dir, split_file, names, info.source)
 
 
 def _form_of(split_file: str) -> str:
@@ -151,19 +151,19 @@ def _form_of(split_file: str) -> str:
     return "coop" if split_file else "folders"
 
 
-def _builtin_root(facts: Facts, cfg: CfgNode) -> str:
+def _builtin_root(info: DatasetInfo, cfg: CfgNode) -> str:
     """Return the root of a set that this project renders; the user's own copy of it goes first."""
     root: str = cfg.DATASET.ROOT
-    if root and (Path(root).expanduser() / (cfg.DATASET.DIR or facts.folder)).is_dir():
+    if root and (Path(root).expanduser() / (cfg.DATASET.DIR or info.folder)).is_dir():
         return root
     from fedvlm.data.builtin.sets import materialise
 
     place = builtin_root(cfg)
     try:
-        return str(materialise(facts.builtin, place).parent)
+        return str(materialise(info.builtin, place).parent)
     except OSError as error:
         raise DataError(
-            f"cannot render {facts.name} into {place}: {error.strerror or error}; set CACHE_DIR or "
+            f"cannot render {info.name} into {place}: {error.strerror or error}; set CACHE_DIR or "
             "$FEDVLM_CACHE to a folder that can be written"
         ) from error
 
@@ -236,5 +236,5 @@ def _dataset(name: str, tree: Tree) -> DatasetBase:
     )
 
 
-for _facts in FACTS.values():
-    DATASET_REGISTRY.register(_facts.name)(partial(_read_known, _facts))
+for _info in CATALOG.values():
+    DATASET_REGISTRY.register(_info.name)(partial(_read_known, _info))

@@ -15,7 +15,7 @@ from yacs.config import CfgNode
 
 from fedvlm.core.errors import FedvlmError
 from fedvlm.core.files import records_dir
-from fedvlm.data.catalog import FACTS, Facts, compare, facts_for
+from fedvlm.data.catalog import CATALOG, DatasetInfo, compare, dataset_info
 from fedvlm.data.datasets import DATASET_REGISTRY, folder_of, is_told, load_dataset, read_as_told
 from fedvlm.data.datum import PARTS
 from fedvlm.data.doctor_checks import (
@@ -57,41 +57,41 @@ def examine(cfg: CfgNode, look: Look) -> Checkup:
     Raises:
         DataError: DATASET.ROOT is not a folder.
     """
-    root, facts = find_root(cfg.DATASET.ROOT), facts_for(cfg.DATASET.NAME)
+    root, info = find_root(cfg.DATASET.ROOT), dataset_info(cfg.DATASET.NAME)
     try:
-        if facts is None or is_told(facts, cfg):
-            return _own(cfg, facts, root, look)
-        return _known(cfg, facts, root, look)
+        if info is None or is_told(info, cfg):
+            return _own(cfg, info, root, look)
+        return _known(cfg, info, root, look)
     except (FedvlmError, OSError) as error:  # a folder that may not be read, a DIR that leads out
-        name = facts.name if facts else cfg.DATASET.NAME
+        name = info.name if info else cfg.DATASET.NAME
         return Checkup(name, BROKEN, findings=[Finding("reading", str(error))])
 
 
-def _known(cfg: CfgNode, facts: Facts, root: Path, look: Look) -> Checkup:
+def _known(cfg: CfgNode, info: DatasetInfo, root: Path, look: Look) -> Checkup:
     """Look at a set in the first of its layouts that fits."""
-    check = _checkup(facts)
-    folder = folder_of(facts, cfg)
-    published = layouts_of(facts)
-    more = prepared_layouts(facts, root, folder, cfg)
+    check = _checkup(info)
+    folder = folder_of(info, cfg)
+    published = layouts_of(info)
+    more = prepared_layouts(info, root, folder, cfg)
     found = choose((*published, *more), root, folder)
     if found is None:
-        return _not_there(check, facts, published, root, folder)
+        return _not_there(check, info, published, root, folder)
     place = found.place(root, folder)
     check.layout, check.folder = found.name, _below(place, root)
-    tree = _read(check, found, place, facts)
+    tree = _read(check, found, place, info)
     if not found.published:
         text = f"not the published split ({found.name})"
         check.findings.append(Finding("own_split", text, broken=False))
     if tree is not None:
-        _look(check, tree, facts, cfg, look)
+        _look(check, tree, info, cfg, look)
     return _judged(check, PREPARED if found in more else READY)
 
 
-def _own(cfg: CfgNode, facts: Facts | None, root: Path, look: Look) -> Checkup:
+def _own(cfg: CfgNode, info: DatasetInfo | None, root: Path, look: Look) -> Checkup:
     """Look at a set whose layout the config tells."""
     node = cfg.DATASET
-    check = _checkup(facts) if facts else Checkup(node.NAME)
-    folder = node.DIR or (facts.folder if facts else "")
+    check = _checkup(info) if info else Checkup(node.NAME)
+    folder = node.DIR or (info.folder if info else "")
     place = root / folder
     check.folder, check.layout = folder, node.FORMAT or "as the config says"
     if not folder and node.NAME in DATASET_REGISTRY:
@@ -114,42 +114,42 @@ def _own(cfg: CfgNode, facts: Facts | None, root: Path, look: Look) -> Checkup:
         file = place / node.SPLIT_FILE if node.SPLIT_FILE.endswith(".json") else None
         tree = _again(check, error, file, place / node.IMAGE_DIR)
     if tree is not None:
-        _look(check, tree, facts, cfg, look)
+        _look(check, tree, info, cfg, look)
     return _judged(check, READY)
 
 
-def _checkup(facts: Facts) -> Checkup:
-    sizes = {"train": facts.train, "val": facts.val, "test": facts.test}
-    return Checkup(facts.name, published_classes=facts.classes, published_sizes=sizes)
+def _checkup(info: DatasetInfo) -> Checkup:
+    sizes = {"train": info.train, "val": info.val, "test": info.test}
+    return Checkup(info.name, published_classes=info.classes, published_sizes=sizes)
 
 
 def _not_there(
-    check: Checkup, facts: Facts, layouts: Sequence[Layout], root: Path, folder: str
+    check: Checkup, info: DatasetInfo, layouts: Sequence[Layout], root: Path, folder: str
 ) -> Checkup:
     """Say that nothing is there, or what is missing."""
     best = nearest(layouts, root, folder)
     place = best.place(root, folder)
     check.layout, check.folder = best.name, _below(place, root)
-    check.get, check.page = _how_to_get(facts)
+    check.get, check.page = _how_to_get(info)
     if not place.is_dir() or place == root:
-        check.state = BUILT_IN if facts.builtin else ABSENT
+        check.state = BUILT_IN if info.builtin else ABSENT
         return check
-    guest = _held_by_another(facts, place, root)
+    guest = _held_by_another(info, place, root)
     if guest:
         text = f"{place} holds {guest}, which uses the same folder"
         check.findings.append(Finding("shared_folder", text, broken=False))
         return check
     check.findings.append(_lacking(best.missing(root, folder), f"layout '{best.name}'"))
-    if facts.name in READERS and (place / facts.image_dir).is_dir():
-        check.get = (f"the published split from {facts.source}, or make one: fedvlm data prepare "
-                     f"{facts.name} --root {root}")
+    if info.name in READERS and (place / info.image_dir).is_dir():
+        check.get = (f"the published split from {info.source}, or make one: fedvlm data prepare "
+                     f"{info.name} --root {root}")
     return _judged(check, PARTLY)
 
 
-def _held_by_another(facts: Facts, place: Path, root: Path) -> str:
+def _held_by_another(info: DatasetInfo, place: Path, root: Path) -> str:
     """Return another known set that is there in this folder (DomainNet has two), or nothing."""
-    for other in FACTS.values():
-        found = choose(layouts_of(other), root) if other is not facts else None
+    for other in CATALOG.values():
+        found = choose(layouts_of(other), root) if other is not info else None
         if found is not None and place != root and found.place(root) == place:
             return other.name
     return ""
@@ -160,22 +160,22 @@ def _lacking(names: Sequence[str], of: str) -> Finding:
     return Finding("missing_parts", f"{some(names)} {verb} missing ({of})", len(names))
 
 
-def _how_to_get(facts: Facts) -> tuple[str, str]:
+def _how_to_get(info: DatasetInfo) -> tuple[str, str]:
     """Return how a set is got, in words, and the page where it is got by hand."""
-    if facts.builtin:
+    if info.builtin:
         return "runs render it when they need it", ""
-    offer = offer_of(facts.name, facts.source)
+    offer = offer_of(info.name, info.source)
     if offer.pieces is not None:
-        return f"fedvlm data download {facts.name} ({offer.size:g} GB)", ""
+        return f"fedvlm data download {info.name} ({offer.size:g} GB)", ""
     return f"by hand from {offer.page}", offer.page
 
 
-def _read(check: Checkup, found: Layout, place: Path, facts: Facts) -> Tree | None:
+def _read(check: Checkup, found: Layout, place: Path, info: DatasetInfo) -> Tree | None:
     try:
-        return found.read(place, facts)
+        return found.read(place, info)
     except (FedvlmError, OSError) as error:
         files = [place / need for need in found.needs if need.endswith(".json")]
-        return _again(check, error, files[0] if files else None, place / facts.image_dir)
+        return _again(check, error, files[0] if files else None, place / info.image_dir)
 
 
 def _again(check: Checkup, error: Exception, file: Path | None, images: Path) -> Tree | None:
@@ -198,24 +198,24 @@ def _again(check: Checkup, error: Exception, file: Path | None, images: Path) ->
     return tree
 
 
-def _look(check: Checkup, tree: Tree, facts: Facts | None, cfg: CfgNode, look: Look) -> None:
+def _look(check: Checkup, tree: Tree, info: DatasetInfo | None, cfg: CfgNode, look: Look) -> None:
     """Check the lists, then the image files."""
     lists = tree.parts
     every = [datum for part in PARTS for datum in lists[part]]
     check.sizes = {part: len(lists[part]) for part in PARTS}
     check.classes = len({datum.label for datum in every})
-    check.findings += check_lists(lists, bool(facts and facts.test_only))
+    check.findings += check_lists(lists, bool(info and info.test_only))
     check.leaks = sum(f.count for f in leaks(lists) if f.broken)
-    if facts is not None:
-        base = sum(datum.label < facts.base for datum in lists["test"])
+    if info is not None:
+        base = sum(datum.label < info.base for datum in lists["test"])
         domains = Counter(tree.domain_names[d.domain] for d in every if tree.domain_names)
-        notes = compare(facts, check.classes, check.sizes, base, domains)
-        check.findings += _remarks("published", facts.name, notes)
+        notes = compare(info, check.classes, check.sizes, base, domains)
+        check.findings += _remarks("published", info.name, notes)
     check.findings += _remarks("note", check.name, tree.notes)
     folder = common_folder(every)
     records = ImageRecords.of_folder(folder, records_dir(cfg)) if folder else ImageRecords(None)
     try:
-        seen = Looked(lists, records, look, facts.drop if facts else ())
+        seen = Looked(lists, records, look, info.drop if info else ())
     except (FedvlmError, OSError) as error:  # a disk that fails, files that go meanwhile
         check.findings.append(Finding("reading_images", str(error)))
         return
@@ -227,7 +227,7 @@ def _look(check: Checkup, tree: Tree, facts: Facts | None, cfg: CfgNode, look: L
         text = (f"{len(seen.twins)} test image(s) with the bytes of a training image, among the "
                 f"{check.looked:,} looked at (first: {seen.twins[0]})")
         # A published split is what it is: runs keep such images and say so.
-        check.findings.append(Finding("leak_bytes", text, len(seen.twins), broken=facts is None))
+        check.findings.append(Finding("leak_bytes", text, len(seen.twins), broken=info is None))
 
 
 def _remarks(check: str, name: str, notes: Sequence[str]) -> list[Finding]:

@@ -75,7 +75,7 @@ class Checkup:
         layout: the layout that was read, or the nearest one.
         folder: of the set, below the root.
         classes, sizes: found; ``sizes`` by part. None and empty where nothing was read.
-        published_classes, published_sizes: of the facts table; None where not known.
+        published_classes, published_sizes: of the catalog; None where not known.
         images: number of distinct images in the lists.
         looked: images that were decoded; ``unreadable`` of them do not decode.
         leaks: images in train and in test or val, by path or by bytes.

@@ -28,7 +28,7 @@ from fedvlm.config.read import find_config, lookup
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.files import records_dir
 from fedvlm.core.progress import Progress
-from fedvlm.data.catalog import facts_for
+from fedvlm.data.catalog import dataset_info
 from fedvlm.data.datasets import load_dataset, load_for_training, templates
 from fedvlm.data.datum import PARTS, DatasetBase, Datum, IntArray, domains_of, labels_of
 from fedvlm.data.draw import Drawn, Setting, spec_of
@@ -174,16 +174,16 @@ def _cost(targets: Sequence[OtherTest]) -> list[str]:
 
 
 def _config_of(word: str, cfg: CfgNode) -> CfgNode:
-    """Return the config of a set by the name of its file, a file, or a name the facts table has."""
+    """Return the config of a set by the name of its file, a file, or a name the catalog has."""
     path = lookup(word, "datasets")
-    facts = facts_for(word) if path is None else None
+    info = dataset_info(word) if path is None else None
     flags = {"CACHE_DIR": cfg.CACHE_DIR, "DATASET.ON_CORRUPT": cfg.DATASET.ON_CORRUPT}
     if cfg.DATASET.ROOT:
         flags["DATASET.ROOT"] = cfg.DATASET.ROOT
-    if facts is not None:
-        flags["DATASET.NAME"] = facts.name
+    if info is not None:
+        flags["DATASET.NAME"] = info.name
     try:
-        file = None if facts is not None else path or find_config(word, "datasets")
+        file = None if info is not None else path or find_config(word, "datasets")
         return build_config(file, None, flags, [], default_schema())[0]
     except ConfigError as mistake:
         raise ConfigError(f"TEST.TARGETS: {mistake}") from None

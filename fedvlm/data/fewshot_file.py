@@ -18,10 +18,10 @@ import numpy as np
 from yacs.config import CfgNode
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
-from fedvlm.data.catalog import facts_for
+from fedvlm.data.catalog import dataset_info
 from fedvlm.data.datum import DatasetBase, Datum, IntArray
 from fedvlm.data.formats.coop_split import read_json
-from fedvlm.data.formats.pickles import Record, load_restricted
+from fedvlm.data.formats.pickles import PickledObject, load_restricted
 from fedvlm.data.layouts import layouts_of
 from fedvlm.data.locate import listing, permitted
 from fedvlm.data.partition.kinds import drawn_per_client
@@ -90,9 +90,9 @@ def _find(name: str, cfg: CfgNode, set_name: str) -> Path:
     Raises:
         DataError: it is nowhere; says where it was looked for.
     """
-    root, facts = Path(cfg.DATASET.ROOT).expanduser(), facts_for(set_name)
+    root, info = Path(cfg.DATASET.ROOT).expanduser(), dataset_info(set_name)
     folders = [cfg.DATASET.DIR] if cfg.DATASET.DIR else []
-    folders += [one.folder for one in layouts_of(facts)] if facts and not folders else []
+    folders += [one.folder for one in layouts_of(info)] if info and not folders else []
     tried = dict.fromkeys([*(root / f / name for f in folders), Path(name).expanduser()])
     for path in tried:
         if path.is_file():
@@ -105,7 +105,7 @@ def _find(name: str, cfg: CfgNode, set_name: str) -> Path:
 
 def _content(path: Path) -> dict[str, Any]:
     pickled = path.suffix.lower() in (".pkl", ".pickle")
-    content = load_restricted(path, records=True) if pickled else read_json(path)
+    content = load_restricted(path, objects=True) if pickled else read_json(path)
     lists = isinstance(content, dict) and all(
         isinstance(content.get(part, []), list | tuple) for part in USED
     )
@@ -154,7 +154,7 @@ def _match(key: str, at: dict[str, int]) -> int | None:
 def _row(row: Any, where: str) -> tuple[str, int | None]:
     """Return the path and, where the row has one, the label."""
     path, label = row, None
-    if isinstance(row, Record):
+    if isinstance(row, PickledObject):
         fields = row.fields
         path, label = (fields.get(f"_{n}", fields.get(n)) for n in ("impath", "label"))
     elif isinstance(row, list | tuple) and len(row) >= 2:

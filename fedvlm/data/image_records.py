@@ -32,7 +32,7 @@ _STREAM = re.compile(r"\s*<_io\.BytesIO[^>]*>")  # Pillow names the buffer's add
 _WORKERS = min(8, os.cpu_count() or 1)
 
 
-class Record(NamedTuple):
+class ImageRecord(NamedTuple):
     """One file as it was when read: ``error`` is empty where it decodes, None where not tried."""
 
     size: int
@@ -56,7 +56,7 @@ class ImageRecords:
 
     def __init__(self, file: Path | None) -> None:
         self.file = file
-        self._records: dict[str, Record] = _load(file) if file else {}
+        self._records: dict[str, ImageRecord] = _load(file) if file else {}
         self._changed = False
         self.progress: Progress | None = None  # told (what, done, of) while files are read
 
@@ -151,11 +151,11 @@ class ImageRecords:
                 raise
             self._changed = False
 
-    def _put(self, path: str, record: Record) -> None:
+    def _put(self, path: str, record: ImageRecord) -> None:
         self._records[path] = record
         self._changed = True
 
-    def _fresh(self, path: str, tried: bool = True) -> Record | None:
+    def _fresh(self, path: str, tried: bool = True) -> ImageRecord | None:
         record = self._records.get(path)
         if record is None or (tried and record.error is None):
             return None
@@ -198,13 +198,13 @@ def _stamp(stat: os.stat_result) -> tuple[int, int, int]:
 
 
 def _read(
-    path: str, check: Callable[[bytes], None] | None, known: Record | None = None
-) -> Record:
+    path: str, check: Callable[[bytes], None] | None, known: ImageRecord | None = None
+) -> ImageRecord:
     try:
         before = os.stat(path)
         raw = Path(path).read_bytes()
     except OSError as error:
-        return Record(-1, -1, -1, "", f"{error.strerror}")
+        return ImageRecord(-1, -1, -1, "", f"{error.strerror}")
     digest = hashlib.sha256(raw).hexdigest()
     found: str | None = None
     if known is not None and known.sha256 == digest and known.error is not None:
@@ -218,7 +218,7 @@ def _read(
                 raise DataError(f"not enough memory to decode the image {path}") from error
             except Exception as error:  # Pillow raises many kinds on broken files
                 found = reason(error)
-    return Record(*_stamp(before), digest, found)
+    return ImageRecord(*_stamp(before), digest, found)
 
 
 def reason(error: Exception) -> str:
@@ -226,12 +226,12 @@ def reason(error: Exception) -> str:
     return " ".join(_STREAM.sub("", str(error)).split()) or type(error).__name__
 
 
-def _load(file: Path) -> dict[str, Record]:
+def _load(file: Path) -> dict[str, ImageRecord]:
     """Return the records of a file; none where it is absent, damaged or of another version."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         if content["format"] != _FORMAT:
             return {}
-        return {path: Record(*row) for path, row in content["images"].items()}
+        return {path: ImageRecord(*row) for path, row in content["images"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}

@@ -32,7 +32,7 @@ from yacs.config import CfgNode
 
 from fedvlm.core.errors import DataError, did_you_mean
 from fedvlm.core.files import cache_dir
-from fedvlm.data.catalog import FACTS, Facts
+from fedvlm.data.catalog import CATALOG, DatasetInfo
 from fedvlm.data.formats.aircraft import LISTS, VARIANTS, read_aircraft
 from fedvlm.data.formats.cifar import read_cifar
 from fedvlm.data.formats.coop_split import read_split
@@ -51,14 +51,14 @@ class Layout:
         folder: below the root; ``DATASET.DIR`` replaces it.
         needs: files and folders that must be there, below ``folder`` or as absolute paths; what
             ends in ``/`` must be a folder.
-        read: (folder, facts) -> lists; it opens no image.
+        read: (folder, info) -> lists; it opens no image.
         published: False where the split is not the published one; results carry it.
     """
 
     name: str
     folder: str
     needs: tuple[str, ...]
-    read: Callable[[Path, Facts], Tree]
+    read: Callable[[Path, DatasetInfo], Tree]
     published: bool = True
 
     def place(self, root: Path, folder: str = "") -> Path:
@@ -81,9 +81,9 @@ def _is_there(place: Path, need: str) -> bool:
     return (place / need).is_dir() if need.endswith("/") else (place / need).exists()
 
 
-def layouts_of(facts: Facts) -> tuple[Layout, ...]:
+def layouts_of(info: DatasetInfo) -> tuple[Layout, ...]:
     """Return the layouts of a set in the order in which they are tried."""
-    return LAYOUTS[facts.name]
+    return LAYOUTS[info.name]
 
 
 def choose(layouts: Sequence[Layout], root: Path, folder: str = "") -> Layout | None:
@@ -101,7 +101,7 @@ def nearest(layouts: Sequence[Layout], root: Path, folder: str = "") -> Layout:
 
 
 def read_known(
-    facts: Facts, root: Path, folder: str, more: Sequence[Layout] = (), hint: str = ""
+    info: DatasetInfo, root: Path, folder: str, more: Sequence[Layout] = (), hint: str = ""
 ) -> Tree:
     """Read a known set in the first layout that fits.
 
@@ -114,21 +114,21 @@ def read_known(
     Raises:
         DataError: no layout fits; says what the nearest one lacks, what is there, where to get it.
     """
-    layouts = (*layouts_of(facts), *more)
+    layouts = (*layouts_of(info), *more)
     found = choose(layouts, root, folder)
     if found is None:
-        raise DataError(_nothing_fits(facts, layouts, root, folder, hint))
-    tree = found.read(found.place(root, folder), facts)
+        raise DataError(_nothing_fits(info, layouts, root, folder, hint))
+    tree = found.read(found.place(root, folder), info)
     notes = [*tree.notes]
     if len(layouts) > 1:
-        notes.append(f"{facts.name}: layout '{found.name}'")
+        notes.append(f"{info.name}: layout '{found.name}'")
     if not found.published:
-        notes.append(f"{facts.name}: not the published split ({found.name})")
+        notes.append(f"{info.name}: not the published split ({found.name})")
     return Tree(tree.parts, tree.domain_names, notes)
 
 
 def _nothing_fits(
-    facts: Facts, layouts: Sequence[Layout], root: Path, folder: str, hint: str
+    info: DatasetInfo, layouts: Sequence[Layout], root: Path, folder: str, hint: str
 ) -> str:
     best = nearest(layouts, root, folder)
     place, lacks = best.place(root, folder), best.missing(root, folder)
@@ -145,16 +145,16 @@ def _nothing_fits(
         what = f"{', '.join(lacks)} missing in {root} (layout '{best.name}'); found there: {seen}"
     others = [one.name for one in layouts if one is not best and one.published]
     also = f"; other layouts that are known: {', '.join(others)}" if others else ""
-    source = f"; get it from {facts.source}" if facts.source else ""
-    return f"{facts.name}: {what}{also}{source}{_prepare(facts, place, root, folder)}{hint}"
+    source = f"; get it from {info.source}" if info.source else ""
+    return f"{info.name}: {what}{also}{source}{_prepare(info, place, root, folder)}{hint}"
 
 
-def _prepare(facts: Facts, place: Path, root: Path, folder: str) -> str:
+def _prepare(info: DatasetInfo, place: Path, root: Path, folder: str) -> str:
     """Return how to make a split where the images are there and only the split file is not."""
-    if not facts.split_file or facts.builtin or not (place / facts.image_dir).is_dir():
+    if not info.split_file or info.builtin or not (place / info.image_dir).is_dir():
         return ""
     told = f" --dir {folder}" if folder else ""
-    return f"; or make a split: python -m fedvlm data prepare {facts.name} --root {root}{told}"
+    return f"; or make a split: python -m fedvlm data prepare {info.name} --root {root}{told}"
 
 
 Table = Mapping[str, tuple[Layout, ...]]
@@ -166,78 +166,78 @@ _CIFAR_FOLDERS = {
 }
 
 
-def coop_layouts(facts: Facts) -> tuple[Layout, ...]:
+def coop_layouts(info: DatasetInfo) -> tuple[Layout, ...]:
     """Return the layouts of a set with one domain, in the order in which they are tried."""
-    if facts.form == "cifar":
-        return _cifar_layouts(facts)
-    if facts.form == "aircraft":
-        return _aircraft_layouts(facts)
-    if facts.form == "imagenet":
-        return _imagenet_layouts(facts)
-    if facts.form == "domains":
-        return (Layout("domain tree", facts.folder, (), _domains),)
-    if facts.form == "folders":
-        return (Layout("class folders", facts.folder, (facts.image_dir,), _folders),)
-    needs = tuple(n for n in (facts.image_dir, facts.split_file) if n)
-    return (Layout("CoOp split file", facts.folder, needs, _split),)
+    if info.form == "cifar":
+        return _cifar_layouts(info)
+    if info.form == "aircraft":
+        return _aircraft_layouts(info)
+    if info.form == "imagenet":
+        return _imagenet_layouts(info)
+    if info.form == "domains":
+        return (Layout("domain tree", info.folder, (), _domains),)
+    if info.form == "folders":
+        return (Layout("class folders", info.folder, (info.image_dir,), _folders),)
+    needs = tuple(n for n in (info.image_dir, info.split_file) if n)
+    return (Layout("CoOp split file", info.folder, needs, _split),)
 
 
-def _cifar_layouts(facts: Facts) -> tuple[Layout, ...]:
+def _cifar_layouts(info: DatasetInfo) -> tuple[Layout, ...]:
     """Class folders, or torchvision's pickles: below the folder, in it, or below the root."""
-    below, meta = _CIFAR_FOLDERS[facts.name]
+    below, meta = _CIFAR_FOLDERS[info.name]
     return (
-        Layout("class folders", facts.folder, ("train/", "test/"), _folders),
-        Layout("torchvision pickles", facts.folder, (f"{below}/{meta}",), _pickles),
-        Layout("torchvision pickles in the folder itself", facts.folder, (meta,), _pickles),
+        Layout("class folders", info.folder, ("train/", "test/"), _folders),
+        Layout("torchvision pickles", info.folder, (f"{below}/{meta}",), _pickles),
+        Layout("torchvision pickles in the folder itself", info.folder, (meta,), _pickles),
         Layout("torchvision pickles below the root", "", (f"{below}/{meta}",), _pickles),
     )
 
 
-def _aircraft_layouts(facts: Facts) -> tuple[Layout, ...]:
+def _aircraft_layouts(info: DatasetInfo) -> tuple[Layout, ...]:
     """CoOp's folder, or the archive as it is unpacked."""
-    needs = (facts.image_dir, VARIANTS, *LISTS.values())
+    needs = (info.image_dir, VARIANTS, *LISTS.values())
     return (
-        Layout("CoOp folders", facts.folder, needs, _aircraft),
+        Layout("CoOp folders", info.folder, needs, _aircraft),
         Layout("archive as unpacked", "fgvc-aircraft-2013b/data", needs, _aircraft),
     )
 
 
-def _imagenet_layouts(facts: Facts) -> tuple[Layout, ...]:
+def _imagenet_layouts(info: DatasetInfo) -> tuple[Layout, ...]:
     """CoOp's folders; for ImageNet itself also those that torchvision's ``ImageNet`` makes."""
-    needs = tuple(f"{facts.image_dir}/{below}".rstrip("/") for below in facts.parts.values())
-    coop = Layout("CoOp folders", facts.folder, needs, _imagenet)
-    if not facts.parts.get("train"):
+    needs = tuple(f"{info.image_dir}/{below}".rstrip("/") for below in info.parts.values())
+    coop = Layout("CoOp folders", info.folder, needs, _imagenet)
+    if not info.parts.get("train"):
         return (coop,)
-    bare = tuple(facts.parts.values())
-    return coop, Layout("torchvision's train and val", facts.folder, bare, _imagenet_bare)
+    bare = tuple(info.parts.values())
+    return coop, Layout("torchvision's train and val", info.folder, bare, _imagenet_bare)
 
 
-def _split(folder: Path, facts: Facts) -> Tree:
-    return read_split(folder / facts.split_file, folder / facts.image_dir).tree()
+def _split(folder: Path, info: DatasetInfo) -> Tree:
+    return read_split(folder / info.split_file, folder / info.image_dir).tree()
 
 
-def _pickles(folder: Path, _facts: Facts) -> Tree:
+def _pickles(folder: Path, _info: DatasetInfo) -> Tree:
     return Tree(read_cifar(folder).parts, [], [])  # its note would say the layout twice
 
 
-def _aircraft(folder: Path, facts: Facts) -> Tree:
-    return read_aircraft(folder, facts.image_dir)
+def _aircraft(folder: Path, info: DatasetInfo) -> Tree:
+    return read_aircraft(folder, info.image_dir)
 
 
-def _imagenet(folder: Path, facts: Facts) -> Tree:
-    return read_imagenet(folder, folder / facts.image_dir, facts)
+def _imagenet(folder: Path, info: DatasetInfo) -> Tree:
+    return read_imagenet(folder, folder / info.image_dir, info)
 
 
-def _imagenet_bare(folder: Path, facts: Facts) -> Tree:
-    return read_imagenet(folder, folder, facts)
+def _imagenet_bare(folder: Path, info: DatasetInfo) -> Tree:
+    return read_imagenet(folder, folder, info)
 
 
-def _domains(folder: Path, facts: Facts) -> Tree:
-    return read_domains(folder / facts.image_dir, Names(facts.renames, facts.drop))
+def _domains(folder: Path, info: DatasetInfo) -> Tree:
+    return read_domains(folder / info.image_dir, Names(info.renames, info.drop))
 
 
-def _folders(folder: Path, facts: Facts) -> Tree:
-    return read_folders(folder / facts.image_dir, Names(facts.renames, facts.drop))
+def _folders(folder: Path, info: DatasetInfo) -> Tree:
+    return read_folders(folder / info.image_dir, Names(info.renames, info.drop))
 
 
 _HOME = ("Art", "Clipart", "Product", "Real World")
@@ -248,7 +248,7 @@ def _lists(
     set_name: str, name: str, folder: str, files: dict[str, str], images: str = "", first: int = 0
 ) -> Layout:
     """Return the layout of lists in text; ``files`` gives each part's, ``{}`` is the domain."""
-    domains = FACTS[set_name].domains
+    domains = CATALOG[set_name].domains
     needs = [file.format(domain) for domain in domains for file in files.values()]
     places = (images,) if images else tuple(domains)
     read = partial(read_lists, files=files, images=images, first=first)
@@ -256,20 +256,20 @@ def _lists(
 
 
 def _domain_pickles(set_name: str, name: str, folder: str, spelled: tuple[str, ...] = ()) -> Layout:
-    names = spelled or tuple(FACTS[set_name].domains)
+    names = spelled or tuple(CATALOG[set_name].domains)
     needs = tuple(f"{domain}_{part}.pkl" for domain in names for part in ("train", "test"))
     return Layout(name, folder, needs, partial(read_pickles, spelled=spelled))
 
 
 def _tree(set_name: str, name: str, folder: str, spelled: tuple[str, ...] = ()) -> Layout:
-    needs = spelled or tuple(FACTS[set_name].domains)
+    needs = spelled or tuple(CATALOG[set_name].domains)
     return Layout(name, folder, needs, partial(read_spelled, spelled=spelled), published=False)
 
 
 def _home_generalisation() -> Layout:
     """Return Dassl's layout for domain generalisation, whose held-out part is called val."""
     parts = {"train": "train", "test": "val"}
-    needs = tuple(f"{d}/{p}" for d in FACTS["OfficeHome"].domains for p in parts.values())
+    needs = tuple(f"{d}/{p}" for d in CATALOG["OfficeHome"].domains for p in parts.values())
     read = partial(read_part_folders, parts=parts)
     return Layout("Dassl train and val trees (val is the test list)", "office_home_dg", needs, read)
 
@@ -309,7 +309,7 @@ DOMAIN_LAYOUTS: Table = {
 
 
 LAYOUTS: dict[str, tuple[Layout, ...]] = {
-    **{name: coop_layouts(facts) for name, facts in FACTS.items()},
+    **{name: coop_layouts(info) for name, info in CATALOG.items()},
     **DOMAIN_LAYOUTS,
 }
 
@@ -327,7 +327,9 @@ def prepared_in_cache(name: str, folder: Path, cfg: CfgNode | None = None) -> Pa
     return cache_dir(cfg) / "fedvlm" / "splits" / place / prepared_name(name)
 
 
-def prepared_layouts(facts: Facts, root: Path, folder: str, cfg: CfgNode) -> tuple[Layout, ...]:
+def prepared_layouts(
+    info: DatasetInfo, root: Path, folder: str, cfg: CfgNode
+) -> tuple[Layout, ...]:
     """Return the layouts of a prepared split: beside the images, then in the cache.
 
     Args:
@@ -335,29 +337,29 @@ def prepared_layouts(facts: Facts, root: Path, folder: str, cfg: CfgNode) -> tup
         folder: DATASET.DIR; empty for the set's own.
         cfg: says where the cache is.
     """
-    if not facts.split_file or facts.builtin:
+    if not info.split_file or info.builtin:
         return ()
-    home = root / (folder or facts.folder)
+    home = root / (folder or info.folder)
     beside = Layout(
-        "prepared split beside the images", facts.folder,
-        tuple(n for n in (facts.image_dir, prepared_name(facts.name)) if n),
+        "prepared split beside the images", info.folder,
+        tuple(n for n in (info.image_dir, prepared_name(info.name)) if n),
         _read_beside, published=False,
     )  # fmt: skip
-    file = prepared_in_cache(facts.name, home, cfg)
+    file = prepared_in_cache(info.name, home, cfg)
 
-    def read_cached(place: Path, row: Facts) -> Tree:
+    def read_cached(place: Path, row: DatasetInfo) -> Tree:
         return _read(file, place, row)
 
     cached = replace(
         beside, name="prepared split in the cache", read=read_cached,
-        needs=tuple(n for n in (facts.image_dir, str(file)) if n),
+        needs=tuple(n for n in (info.image_dir, str(file)) if n),
     )  # fmt: skip
     return beside, cached
 
 
-def _read_beside(folder: Path, facts: Facts) -> Tree:
-    return _read(folder / prepared_name(facts.name), folder, facts)
+def _read_beside(folder: Path, info: DatasetInfo) -> Tree:
+    return _read(folder / prepared_name(info.name), folder, info)
 
 
-def _read(file: Path, folder: Path, facts: Facts) -> Tree:
-    return read_split(file, folder / facts.image_dir).tree()
+def _read(file: Path, folder: Path, info: DatasetInfo) -> Tree:
+    return read_split(file, folder / info.image_dir).tree()

@@ -15,7 +15,7 @@ from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Schema, declare
 from fedvlm.config.read import config_names, find_config, lookup
 from fedvlm.core.errors import ConfigError, did_you_mean
-from fedvlm.data.catalog import domain_word, facts_for
+from fedvlm.data.catalog import canonical_domain, dataset_info
 
 LoadTrainer = Callable[[str], Any]
 _OWN = "TRAINER.*."  # flags that mean the chosen trainer's own node
@@ -66,7 +66,7 @@ def resolve(args: Namespace, load_trainer: LoadTrainer | None = None) -> Jobs:
         )  # fmt: skip
         cfg.defrost()
         cfg.TRAINER.NAME = name  # one spelling, so that one method has one run folder
-        cfg.FED.HELD_OUT_DOMAIN = domain_word(cfg.DATASET.NAME, cfg.FED.HELD_OUT_DOMAIN)
+        cfg.FED.HELD_OUT_DOMAIN = canonical_domain(cfg.DATASET.NAME, cfg.FED.HELD_OUT_DOMAIN)
         cfg.freeze()
         jobs.append(Job(cfg, origins))
     if not jobs[0].cfg.DATASET.NAME.strip():
@@ -106,8 +106,8 @@ def dataset_file(given: str) -> Path:
     Raises:
         ConfigError: there is none; the nearest name and the list are shown.
     """
-    facts = facts_for(given)
-    words = (given, facts.name, facts.folder, *facts.aliases) if facts else (given,)
+    info = dataset_info(given)
+    words = (given, info.name, info.folder, *info.aliases) if info else (given,)
     found = (lookup(word, "datasets") for word in words)
     return next((file for file in found if file), None) or find_config(given, "datasets")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedvlm.data.catalog import FACTS
+from fedvlm.data.catalog import CATALOG
 from fedvlm.data.layouts import DOMAIN_LAYOUTS
 
 CLASSES = {  # by label; real names of each set, sorted
@@ -44,7 +44,7 @@ def write_domain_set(name: str, layout: str, root: Path) -> Path:
         makers[layout](name, folder)
         return folder
     spelled = _TITLED if (name, layout) == ("OfficeHome", "FedPHA domain tree") else {}
-    for domain in FACTS[name].domains:
+    for domain in CATALOG[name].domains:
         _keys(name, folder, spelled.get(domain, domain))
     return folder
 
@@ -78,7 +78,7 @@ def _pickle(path: Path, content: object) -> None:
 def _write_pickles(
     name: str, folder: Path, prefix: str, spelled: dict[str, str], kind: type = str
 ) -> None:
-    for domain in (spelled.get(d, d) for d in FACTS[name].domains):
+    for domain in (spelled.get(d, d) for d in CATALOG[name].domains):
         rows = _keys(name, folder, domain)
         for part in SIZES:
             paths = np.array([prefix + key for key, _ in _part(rows, part)], dtype=kind)
@@ -99,7 +99,7 @@ def _fedtv_home(name: str, folder: Path) -> None:
 
 
 def _write_lists(name: str, folder: Path, images: str, files: dict[str, str], first: int) -> None:
-    for domain in FACTS[name].domains:
+    for domain in CATALOG[name].domains:
         rows = _keys(name, folder / images, domain)
         for part, file in files.items():
             path = folder / file.format(domain)
@@ -130,13 +130,13 @@ def _fedpha_pacs(name: str, folder: Path) -> None:
     """PACS's own test folds hold every image of the domain."""
     files = {part: f"label/{{}}_{part}_kfold.txt" for part in SIZES}
     _write_lists(name, folder, "raw_images", files, 1)
-    for domain in FACTS[name].domains:
+    for domain in CATALOG[name].domains:
         train, test = ((folder / files[part].format(domain)) for part in SIZES)
         test.write_text(train.read_text() + test.read_text())
 
 
 def _home_dg(name: str, folder: Path) -> None:
-    for domain in FACTS[name].domains:
+    for domain in CATALOG[name].domains:
         for key, _, part in _keys(name, folder / "all", domain):
             _, classname, file = key.split("/")
             inner = "train" if part == "train" else "val"

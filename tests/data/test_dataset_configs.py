@@ -1,4 +1,4 @@
-"""Every ready dataset config agrees with the facts table and can be loaded by the reader."""
+"""Every ready dataset config agrees with the catalog and can be loaded by the reader."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 from data_helpers import config, write_split, write_tree
 
 from fedvlm.data import build_federation
-from fedvlm.data.catalog import FACTS, facts_for
+from fedvlm.data.catalog import CATALOG, dataset_info
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "datasets"
 FILES = sorted(CONFIGS.glob("*.yaml"))
@@ -29,19 +29,19 @@ def keys_of(content: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def test_every_known_set_has_a_config() -> None:
     found = {read(f)["DATASET"]["NAME"] for f in FILES if f.stem not in OWN}
-    assert found == set(FACTS)
+    assert found == set(CATALOG)
 
 
 @pytest.mark.parametrize("path", [f for f in FILES if f.stem not in OWN], ids=lambda p: p.stem)
 def test_config_agrees_with_the_facts(path: Path) -> None:
     node = read(path)["DATASET"]
-    facts = facts_for(path.stem)
-    assert facts is not None and facts.name == node["NAME"]
-    assert node["DIR"] == facts.folder and node["TEMPLATE"] == facts.template
-    assert node.get("IMAGE_DIR", "") == facts.image_dir
-    assert node.get("SPLIT_FILE", "") == facts.split_file
+    info = dataset_info(path.stem)
+    assert info is not None and info.name == node["NAME"]
+    assert node["DIR"] == info.folder and node["TEMPLATE"] == info.template
+    assert node.get("IMAGE_DIR", "") == info.image_dir
+    assert node.get("SPLIT_FILE", "") == info.split_file
     own = ("coop", "aircraft", "imagenet")  # forms that no key can ask for by name
-    assert node.get("FORMAT", "") == ("" if facts.form in own else facts.form)
+    assert node.get("FORMAT", "") == ("" if info.form in own else info.form)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)

@@ -14,7 +14,7 @@ from PIL import Image
 from trees import MINIS, tree_of
 
 from fedvlm.data import doctor_checks as doctor_images
-from fedvlm.data.catalog import FACTS
+from fedvlm.data.catalog import CATALOG
 from fedvlm.data.datum import Datum
 from fedvlm.data.doctor import examine
 from fedvlm.data.doctor_checks import Checkup, Finding, Look, check_lists, pick
@@ -64,7 +64,7 @@ def test_every_published_layout_is_ready(tmp_path: Path, name: str) -> None:
     assert {p: n for p, n in check.sizes.items() if n} == {p: len(r) for p, r in made.rows.items()}
     assert check.images == check.looked == sum(len(rows) for rows in made.rows.values())
     assert (check.unreadable, check.leaks, check.modes) == (0, 0, {})
-    assert check.published_classes == FACTS[name].classes
+    assert check.published_classes == CATALOG[name].classes
     # A miniature is no full copy, and that is the only thing to be said of it.
     assert {f.check for f in check.remarks} <= {"published", "note"}
     assert "published" in {f.check for f in check.remarks}
@@ -110,7 +110,7 @@ def test_absent_partly_prepared_and_built_in(tmp_path: Path) -> None:
 def test_two_sets_in_one_folder(tmp_path: Path) -> None:
     """DomainNet's ten classes need other files than all of them, in the same folder."""
     folder = tmp_path / "DomainNet"
-    for domain in FACTS["DomainNet"].domains:
+    for domain in CATALOG["DomainNet"].domains:
         write_image(folder / domain / "bird" / "0.png", 0)
         for part in ("train", "test"):
             (folder / f"{domain}_{part}.txt").write_text(f"{domain}/bird/0.png 0\n")

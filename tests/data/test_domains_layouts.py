@@ -9,7 +9,7 @@ from data_helpers import config
 from domain_trees import ABSENT, BROKEN, CLASSES, EVERY, write_domain_set
 
 from fedvlm.core.errors import DataError, fold
-from fedvlm.data.catalog import FACTS, facts_for
+from fedvlm.data.catalog import CATALOG, dataset_info
 from fedvlm.data.datasets import load_dataset
 from fedvlm.data.datum import DatasetBase
 from fedvlm.data.layouts import DOMAIN_LAYOUTS
@@ -23,13 +23,14 @@ def load(name: str, root: Path, **keys: object) -> DatasetBase:
 def test_published_layout(name: str, layout: str, tmp_path: Path) -> None:
     write_domain_set(name, layout, tmp_path)
     data = load(name, tmp_path)
-    assert data.classnames == list(CLASSES[name]) and data.domain_names == list(FACTS[name].domains)
+    assert data.classnames == list(CLASSES[name])
+    assert data.domain_names == list(CATALOG[name].domains)
     for datum in data.all():
         folders = datum.key.split("/")
         assert datum.classname == folders[-2] == data.lab2cname[datum.label]
         assert fold(data.domain_names[datum.domain]) in {fold(f) for f in folders}
         assert datum.path.is_file()
-    each = len(CLASSES[name]) * len(FACTS[name].domains)
+    each = len(CLASSES[name]) * len(CATALOG[name].domains)
     tree = "tree" in layout and "trees" not in layout
     if tree:
         assert [len(data.part(p)) for p in ("train", "val", "test")] == [3 * each, each, 2 * each]
@@ -57,7 +58,7 @@ def test_first_layout_that_fits_wins(name: str, tmp_path: Path) -> None:
      ("domainnet_full", "DomainNetFull")],
 )  # fmt: skip
 def test_aliases(alias: str, name: str) -> None:
-    found = facts_for(alias)
+    found = dataset_info(alias)
     assert found is not None and found.name == name
 
 
@@ -67,11 +68,11 @@ def test_aliases(alias: str, name: str) -> None:
      ("OfficeCaltech10", 10, 5, 5, 4), ("OfficeHome", 65, 33, 32, 4), ("Office31", 31, 16, 15, 3)],
 )  # fmt: skip
 def test_facts(name: str, classes: int, base: int, new: int, domains: int) -> None:
-    facts = FACTS[name]
-    assert (facts.classes, facts.base, facts.new, len(facts.domains)) == (
+    info = CATALOG[name]
+    assert (info.classes, info.base, info.new, len(info.domains)) == (
         classes, base, new, domains
     )  # fmt: skip
-    assert list(facts.domains) == sorted(facts.domains)
+    assert list(info.domains) == sorted(info.domains)
 
 
 def test_a_copy_of_another_size_says_so(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from domain_trees import CLASSES, write_domain_set
 
 from fedvlm.cli.main import main
-from fedvlm.data.catalog import FACTS
+from fedvlm.data.catalog import CATALOG
 from fedvlm.data.layouts import DOMAIN_LAYOUTS
 
 CONFIGS = {
@@ -34,7 +34,7 @@ def test_config_runs(stem: str, kind: str, tmp_path: Path) -> None:
     assert main(line.split()) == 0
     (found,) = (tmp_path / "out").rglob("results.json")
     last = json.loads(found.read_text(encoding="utf-8"))["results"]["last"]
-    domains = FACTS[name].domains
+    domains = CATALOG[name].domains
     tested = 2 * len(CLASSES[name])  # images of one domain in each miniature's test list
     assert [client["n"] for client in last["clients"]] == [tested] * len(domains)
     content = json.loads((found.parent / "partition.json").read_text(encoding="utf-8"))

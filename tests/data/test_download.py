@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.data.catalog import FACTS
+from fedvlm.data.catalog import CATALOG
 from fedvlm.data.get import fetch as download_fetch
 from fedvlm.data.get.download import KEPT_IN, OFFERS, Piece, fetch_piece, offer_of
 from fedvlm.data.get.fetch import check_url, fetch
@@ -250,9 +250,9 @@ def test_a_bad_archive_places_nothing(
 
 def test_the_table_fits_the_facts() -> None:
     """Every piece has a checksum and lands in the folder that the set's reader looks in."""
-    assert set(OFFERS) <= set(FACTS)
+    assert set(OFFERS) <= set(CATALOG)
     for name, offer in OFFERS.items():
-        facts = FACTS[name]
+        info = CATALOG[name]
         assert offer.terms and offer.page.startswith("https://") and (offer.pieces or offer.rest)
         assert bool(offer.size) == bool(offer.pieces)
         if offer.pieces is None:
@@ -264,9 +264,9 @@ def test_the_table_fits_the_facts() -> None:
             assert (kind, len(value)) in (("md5", 32), ("sha256", 64)) and int(value, 16)
             assert piece.file and piece.puts
             places += [place for _, place in piece.puts]
-        assert all(p.startswith(f"{facts.folder}/") for p in places)
-        if facts.image_dir:
-            assert f"{facts.folder}/{facts.image_dir}" in places
+        assert all(p.startswith(f"{info.folder}/") for p in places)
+        if info.image_dir:
+            assert f"{info.folder}/{info.image_dir}" in places
 
 
 def test_the_rows_that_spell_their_source_out_are_torchvisions() -> None:

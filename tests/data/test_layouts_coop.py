@@ -15,13 +15,13 @@ from PIL import Image
 from trees import MINIS, Made, tree_of
 
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.data.catalog import FACTS, compare
+from fedvlm.data.catalog import CATALOG, compare
 from fedvlm.data.datasets import load_dataset, templates
 from fedvlm.data.datum import PARTS, DatasetBase
 from fedvlm.data.layouts import layouts_of, prepared_in_cache, prepared_name
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "datasets"
-SPLIT_SETS = sorted(name for name in MINIS if FACTS[name].split_file)
+SPLIT_SETS = sorted(name for name in MINIS if CATALOG[name].split_file)
 SPLITS_AT_HAND = sorted(set(SPLIT_SETS) - {"Food101", "SUN397"})  # in ../shared/data/splits
 LAYOUTS = [
     *((name, "") for name in sorted(MINIS)),
@@ -52,23 +52,23 @@ def test_published_layout(name: str, layout: str, tmp_path: Path) -> None:
             Image.open(datum.impath).load()
         else:
             assert datum.array.shape == (32, 32, 3)
-    tried = layouts_of(FACTS[name])
+    tried = layouts_of(CATALOG[name])
     number = {"archive": 1, "torchvision": 1, "pickles": 1, "pickles in root": 3}.get(layout, 0)
     reported = f"{name}: layout '{tried[number].name}'" in data.notes
-    assert reported == (len(tried) > 1 or FACTS[name].split_file != "")
+    assert reported == (len(tried) > 1 or CATALOG[name].split_file != "")
     assert any("not comparable with papers" in note for note in data.notes)
 
 
 @pytest.mark.parametrize(("name", "layout"), LAYOUTS)
 def test_the_shipped_config_reads_the_same(name: str, layout: str, tmp_path: Path) -> None:
-    """A YAML that repeats the facts goes through the layouts, whichever folder was found."""
+    """A YAML that repeats the catalog goes through the layouts, whichever folder was found."""
     tree_of(name, tmp_path, layout)
     nodes = [yaml.safe_load(p.read_text(encoding="utf-8"))["DATASET"] for p in CONFIGS.glob("*")]
     node = next(n for n in nodes if n["NAME"] == name)
     keys = {f"DATASET__{key}": value for key, value in node.items()}
     cfg = config(tmp_path, tmp_path / "cache", **keys)
     assert rows_of(load_dataset(cfg)) == rows_of(load(tmp_path, name))
-    assert templates(cfg) == [FACTS[name].template]
+    assert templates(cfg) == [CATALOG[name].template]
 
 
 def rows_of(data: DatasetBase) -> list[object]:
@@ -80,7 +80,7 @@ def test_no_split_is_invented(name: str, tmp_path: Path) -> None:
     tree_of(name, tmp_path, without=("split",))
     with pytest.raises(DataError, match=f"python -m fedvlm data prepare {name} --root ") as caught:
         load(tmp_path, name)
-    assert FACTS[name].split_file in str(caught.value) and "\n" not in str(caught.value)
+    assert CATALOG[name].split_file in str(caught.value) and "\n" not in str(caught.value)
     assert not list(tmp_path.rglob("*.json"))
 
 
@@ -111,7 +111,7 @@ def test_what_is_missing_is_named(name: str, make: str, says: str, tmp_path: Pat
 def test_prepared_splits_are_found_and_named(tmp_path: Path) -> None:
     """The published split first, then one beside the images, then the cache's own."""
     made = tree_of("EuroSAT", tmp_path)
-    published = made.folder / FACTS["EuroSAT"].split_file
+    published = made.folder / CATALOG["EuroSAT"].split_file
     content = json.loads(published.read_text(encoding="utf-8"))
     content["train"], content["val"] = content["train"] + content["val"], []
     cache = prepared_in_cache("EuroSAT", made.folder, config(tmp_path, tmp_path / "cache"))
@@ -141,7 +141,7 @@ def test_a_cached_split_is_bound_to_its_folder(tmp_path: Path) -> None:
     cfg = config(tmp_path / "two", tmp_path / "cache", DATASET__NAME="EuroSAT")
     cache = prepared_in_cache("EuroSAT", one.folder, cfg)
     cache.parent.mkdir(parents=True)
-    (one.folder / FACTS["EuroSAT"].split_file).rename(cache)
+    (one.folder / CATALOG["EuroSAT"].split_file).rename(cache)
     with pytest.raises(DataError, match="data prepare EuroSAT"):
         load_dataset(cfg)
 
@@ -149,30 +149,30 @@ def test_a_cached_split_is_bound_to_its_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SPLITS_AT_HAND)
 def test_published_split_files_agree_with_the_facts(name: str, tmp_path: Path) -> None:
     """Class counts, sizes and halves of the real files; no image is opened for them."""
-    facts = FACTS[name]
-    source = shared("splits") / facts.split_file
-    (tmp_path / facts.folder / facts.image_dir).mkdir(parents=True)
-    (tmp_path / facts.folder / facts.split_file).write_bytes(source.read_bytes())
+    info = CATALOG[name]
+    source = shared("splits") / info.split_file
+    (tmp_path / info.folder / info.image_dir).mkdir(parents=True)
+    (tmp_path / info.folder / info.split_file).write_bytes(source.read_bytes())
     data = load(tmp_path, name)
     assert not any("not comparable" in note for note in data.notes)
-    assert len(data.classnames) == len(set(data.classnames)) == facts.classes
-    halves = [sum((d.label < facts.base) == half for d in data.test) for half in (True, False)]
-    assert halves == [facts.base_test, facts.new_test]
+    assert len(data.classnames) == len(set(data.classnames)) == info.classes
+    halves = [sum((d.label < info.base) == half for d in data.test) for half in (True, False)]
+    assert halves == [info.base_test, info.new_test]
 
 
 def test_halves_and_domains_are_compared() -> None:
-    facts, sizes = FACTS["EuroSAT"], {"train": 13500, "val": 5400, "test": 8100}
-    assert compare(facts, 10, sizes, 4200) == []
-    (note,) = compare(facts, 10, sizes, 4199)
+    info, sizes = CATALOG["EuroSAT"], {"train": 13500, "val": 5400, "test": 8100}
+    assert compare(info, 10, sizes, 4200) == []
+    (note,) = compare(info, 10, sizes, 4199)
     assert "4199/3901 test images of base/new classes" in note and "4200/3900" in note
 
 
 def test_facts_add_up() -> None:
-    for facts in FACTS.values():
-        assert facts.base + facts.new == facts.classes
-        if facts.base_test is not None and facts.new_test is not None:
-            assert facts.base_test + facts.new_test == facts.test, facts.name
-        assert facts.template.count("{}") == 1
+    for info in CATALOG.values():
+        assert info.base + info.new == info.classes
+        if info.base_test is not None and info.new_test is not None:
+            assert info.base_test + info.new_test == info.test, info.name
+        assert info.template.count("{}") == 1
 
 
 @pytest.mark.parametrize(("name", "folder"), [("FGVCAircraft", "fgvc_aircraft")])

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.data.catalog import CIFAR100
+from fedvlm.data.catalog import CIFAR100_SUPERCLASSES
 from fedvlm.data.datum import PARTS, IntArray
 from fedvlm.data.partition.classes import class_map
 from fedvlm.data.partition.dirichlet import cut_counts, draw_shares
@@ -23,7 +23,7 @@ KINDS = (
     "iid", "disjoint", "n_classes", "dirichlet", "superclass_dirichlet", "quantity", "domain",
     "domain_dirichlet",
 )  # fmt: skip
-NAMES = [name for group in CIFAR100.values() for name in group]
+NAMES = [name for group in CIFAR100_SUPERCLASSES.values() for name in group]
 DOMAINS = ("a", "b")
 
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedvlm.core.errors import DataError
-from fedvlm.data.formats.pickles import Record, load_restricted, loads_restricted
+from fedvlm.data.formats.pickles import PickledObject, load_restricted, loads_restricted
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
@@ -35,8 +35,8 @@ ARRAYS = [
 ]  # fmt: skip
 
 
-def loads(raw: bytes, records: bool = False) -> Any:
-    return loads_restricted(raw, "the file", records=records)
+def loads(raw: bytes, objects: bool = False) -> Any:
+    return loads_restricted(raw, "the file", objects=objects)
 
 
 @given(PLAIN, st.sampled_from(PROTOCOLS))
@@ -90,9 +90,9 @@ def datum_pickle(module: str, protocol: int) -> bytes:
 )  # fmt: skip
 def test_records(module: str, protocol: int) -> None:
     raw = datum_pickle(module, protocol)
-    found = loads(raw, records=True)
+    found = loads(raw, objects=True)
     assert [len(found["train"]), len(found["val"])] == [2, 1]
-    assert type(found["train"][1]) is Record
+    assert type(found["train"][1]) is PickledObject
     assert found["train"][1].fields == {
         "_impath": "/x/1.jpg", "_label": 1, "_domain": 0, "_classname": "cat"
     }  # fmt: skip
@@ -180,12 +180,12 @@ EVIL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("records", [False, True])
+@pytest.mark.parametrize("objects", [False, True])
 @pytest.mark.parametrize("raw", EVIL.values(), ids=EVIL)
-def test_refused(raw: bytes, records: bool, tmp_path: Path) -> None:
+def test_refused(raw: bytes, objects: bool, tmp_path: Path) -> None:
     (tmp_path / "f.pkl").write_bytes(raw)
     with pytest.raises(DataError, match=r"f.pkl is not a plain pickle of arrays and lists: .") as e:
-        load_restricted(tmp_path / "f.pkl", records=records)
+        load_restricted(tmp_path / "f.pkl", objects=objects)
     assert "\n" not in str(e.value) and len(str(e.value)) < 400 + len(str(tmp_path))
 
 
@@ -205,17 +205,17 @@ def test_nothing_is_run(tmp_path: Path) -> None:
 def test_a_record_takes_fields_only(state: bytes) -> None:
     raw = b"\x80\x02" + glob("dassl.x", "Datum") + b")\x81" + state + b"b."
     if state.startswith(b"}V"):
-        assert loads(raw, records=True).fields == {"x": 1, "y": 2}
+        assert loads(raw, objects=True).fields == {"x": 1, "y": 2}
     else:
         with pytest.raises(DataError, match="not a dict of its fields"):
-            loads(raw, records=True)
+            loads(raw, objects=True)
 
 
 def test_the_record_class_itself_stays_as_it_is() -> None:
     """BUILD on the class, not on an object of it, would change every later record."""
     with pytest.raises(DataError, match="sets the state of a _Mark"):
-        loads(glob("dassl.x", "Datum") + b"}S'build'\nI1\nsb.", records=True)
-    assert callable(Record.build)
+        loads(glob("dassl.x", "Datum") + b"}S'build'\nI1\nsb.", objects=True)
+    assert callable(PickledObject.build)
 
 
 @pytest.mark.parametrize(

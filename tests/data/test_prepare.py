@@ -14,7 +14,7 @@ from data_helpers import write_tree
 
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data.datum import PARTS, Datum
-from fedvlm.data.get.annotations import Annotated
+from fedvlm.data.get.annotations import Annotations
 from fedvlm.data.get.prepare import cut, prepare
 
 CLASSES = ["AnnualCrop", "Forest", "SeaLake"]
@@ -32,7 +32,7 @@ def sizes(parts: dict[str, list[Datum]], label: int) -> tuple[int, ...]:
 def test_shares_of_a_whole_set() -> None:
     """CoOp's rounding; train has an image of every class, test too where there are two."""
     counts = [1, 2, 3, 10, 33, 100]
-    parts = cut(Annotated(images(counts), ""), "x", 0)
+    parts = cut(Annotations(images(counts), ""), "x", 0)
     want = [(1, 0, 0), (1, 0, 1), (2, 0, 1), (5, 2, 3), (16, 7, 10), (50, 20, 30)]
     assert [sizes(parts, c) for c in range(len(counts))] == want
     keys = Counter(d.key for p in PARTS for d in parts[p])
@@ -41,22 +41,22 @@ def test_shares_of_a_whole_set() -> None:
 
 def test_shares_of_a_set_with_its_own_test_images() -> None:
     test = images([3, 3, 3], "t")
-    parts = cut(Annotated(images([1, 2, 80]), "", test), "x", 0)
+    parts = cut(Annotations(images([1, 2, 80]), "", test), "x", 0)
     assert [sizes(parts, c) for c in range(3)] == [(1, 0, 3), (2, 0, 3), (64, 16, 3)]
     assert {d.key for d in parts["test"]} == {d.key for d in test}
-    parts = cut(Annotated(images([4, 4]), "", test, images([1, 1], "v")), "x", 0)
+    parts = cut(Annotations(images([4, 4]), "", test, images([1, 1], "v")), "x", 0)
     assert [sizes(parts, c) for c in range(2)] == [(4, 1, 3), (4, 1, 3)]
 
 
 def test_the_cut_follows_the_seed_and_the_paths_not_their_order() -> None:
     every = images([40, 40])
-    first = cut(Annotated(every, ""), "x", 0)
-    assert cut(Annotated(every[::-1], ""), "x", 0) == first
-    other, another = cut(Annotated(every, ""), "x", 1), cut(Annotated(every, ""), "y", 0)
+    first = cut(Annotations(every, ""), "x", 0)
+    assert cut(Annotations(every[::-1], ""), "x", 0) == first
+    other, another = cut(Annotations(every, ""), "x", 1), cut(Annotations(every, ""), "y", 0)
     assert {d.key for d in other["train"]} != {d.key for d in first["train"]}
     assert {d.key for d in another["train"]} != {d.key for d in first["train"]}
     half = [d for d in every if d.label == 1]  # a class's cut does not depend on the others
-    assert {d.key for d in cut(Annotated(half, ""), "x", 0)["val"]} == {
+    assert {d.key for d in cut(Annotations(half, ""), "x", 0)["val"]} == {
         d.key for d in first["val"] if d.label == 1
     }
 

@@ -12,16 +12,16 @@ import pytest
 from data_helpers import SHARED, shared
 
 from fedvlm.core.errors import DataError
-from fedvlm.data.catalog import FACTS
+from fedvlm.data.catalog import CATALOG
 from fedvlm.data.datum import PARTS, Datum
-from fedvlm.data.get.annotations import READERS, Annotated, car_name, sun_name, ucf_name
+from fedvlm.data.get.annotations import READERS, Annotations, car_name, sun_name, ucf_name
 from fedvlm.data.get.prepare import cut, prepare
 
 Rows = dict[str, list[list[Any]]]
 
 
-def read(name: str, home: Path) -> Annotated:
-    return READERS[name](home, FACTS[name])
+def read(name: str, home: Path) -> Annotations:
+    return READERS[name](home, CATALOG[name])
 
 
 def write(path: Path, *lines: str) -> None:
@@ -93,7 +93,7 @@ WRITERS = {"OxfordPets": write_pets, "UCF101": write_ucf, "StanfordCars": write_
 @pytest.mark.parametrize("name", WRITERS)
 def test_the_published_split_comes_back_from_its_annotations(tmp_path: Path, name: str) -> None:
     """Images, labels and names are the published split's; so is each part's size by class."""
-    split: Rows = json.loads((shared("splits") / FACTS[name].split_file).read_text("utf-8"))
+    split: Rows = json.loads((shared("splits") / CATALOG[name].split_file).read_text("utf-8"))
     WRITERS[name](tmp_path, split)
     found = read(name, tmp_path)
     listed = {tuple(r) for part in PARTS for r in split[part]}
@@ -108,8 +108,8 @@ def test_the_published_split_comes_back_from_its_annotations(tmp_path: Path, nam
 
 @pytest.mark.parametrize("name", ["Caltech101", "DescribableTextures", "EuroSAT"])
 def test_a_real_tree_gives_the_published_names_labels_and_sizes(name: str) -> None:
-    home = shared(FACTS[name].folder)
-    split: Rows = json.loads((home / FACTS[name].split_file).read_text("utf-8"))
+    home = shared(CATALOG[name].folder)
+    split: Rows = json.loads((home / CATALOG[name].split_file).read_text("utf-8"))
     data = prepare(name, str(SHARED)).data
     published = {r[1]: r[2] for part in PARTS for r in split[part]}
     renumbered = {old: new for new, old in enumerate(sorted(published))}  # of a subset of classes

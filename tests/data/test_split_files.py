@@ -1,4 +1,4 @@
-"""Split files: the published ones against the facts table, and every way to be wrong."""
+"""Split files: the published ones against the catalog, and every way to be wrong."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from data_helpers import shared
 
 from fedvlm.core.errors import DataError
-from fedvlm.data.catalog import FACTS, compare, facts_for
+from fedvlm.data.catalog import CATALOG, compare, dataset_info
 from fedvlm.data.datum import DatasetBase
 from fedvlm.data.fewshot import relabel
 from fedvlm.data.formats.coop_split import read_split
@@ -28,22 +28,22 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
 def test_published_split_agrees_with_the_facts(name: str) -> None:
-    folder, facts = shared("splits"), FACTS[name]
-    assert facts.split_file == PUBLISHED[name]
-    split = read_split(folder / facts.split_file, Path("/nowhere/images"))
+    folder, info = shared("splits"), CATALOG[name]
+    assert info.split_file == PUBLISHED[name]
+    split = read_split(folder / info.split_file, Path("/nowhere/images"))
     data = DatasetBase(split.train, split.val, split.test, name=name)
     sizes = {"train": len(data.train_x), "val": len(data.val), "test": len(data.test)}
-    assert compare(facts, data.num_classes, sizes) == []
+    assert compare(info, data.num_classes, sizes) == []
     base = relabel(data.num_classes, "base")
-    assert (len(base), data.num_classes - len(base)) == (facts.base, facts.new)
+    assert (len(base), data.num_classes - len(base)) == (info.base, info.new)
     in_base = sum(d.label in base for d in data.test)
-    assert (in_base, len(data.test) - in_base) == (facts.base_test, facts.new_test)
+    assert (in_base, len(data.test) - in_base) == (info.base_test, info.new_test)
     assert data.lab2cname == dict(enumerate(data.classnames))
     assert data.test[0].impath.startswith("/nowhere/images/")
 
 
 def test_a_subset_gets_a_note() -> None:
-    notes = compare(FACTS["EuroSAT"], 10, {"train": 1000, "val": 400, "test": 1000})
+    notes = compare(CATALOG["EuroSAT"], 10, {"train": 1000, "val": 400, "test": 1000})
     assert len(notes) == 1 and "not comparable with papers" in notes[0]
 
 
@@ -53,8 +53,8 @@ def test_a_subset_gets_a_note() -> None:
      ("caltech-101", "Caltech101"), ("shapes_domains", "ShapesDomains")],
 )  # fmt: skip
 def test_names_are_found(word: str, name: str) -> None:
-    facts = facts_for(word)
-    assert facts is not None and facts.name == name
+    info = dataset_info(word)
+    assert info is not None and info.name == name
 
 
 ROW = ["cat/1.jpg", 0, "cat"]

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedvlm.data.catalog import FACTS
+from fedvlm.data.catalog import CATALOG
 
 SIZES = {"train": 3, "val": 1, "test": 2}
 Rows = dict[str, list[tuple[str, int, str]]]  # part -> (key, label, class name)
@@ -116,15 +116,15 @@ def tree_of(name: str, root: Path, layout: str = "", without: tuple[str, ...] = 
     if layout.startswith("pickles"):
         return _cifar_pickles(name, home)
     rows = _rows(name, mini)
-    images = home / (_IMAGE_DIRS.get(name) or FACTS[name].image_dir)
+    images = home / (_IMAGE_DIRS.get(name) or CATALOG[name].image_dir)
     if layout == "torchvision":
         images = home
     for part in rows.values():
         for key, _, _ in part:
             write_image(images / key)
-    if FACTS[name].split_file and "split" not in without:
+    if CATALOG[name].split_file and "split" not in without:
         split = {part: [list(row) for row in rows.get(part, [])] for part in SIZES}
-        (home / FACTS[name].split_file).write_text(json.dumps(split), encoding="utf-8")
+        (home / CATALOG[name].split_file).write_text(json.dumps(split), encoding="utf-8")
     if name == "FGVCAircraft":
         _aircraft_lists(home, rows)
     if name.startswith("ImageNet") and "classnames" not in without:
@@ -148,7 +148,7 @@ def write_image(path: Path, size: tuple[int, int] = (8, 8)) -> Path:
 def _home(name: str, layout: str) -> str:
     if layout == "archive":
         return "fgvc-aircraft-2013b/data"
-    return "" if layout == "pickles in root" else FACTS[name].folder
+    return "" if layout == "pickles in root" else CATALOG[name].folder
 
 
 def _rows(name: str, mini: Mini) -> Rows:

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedvlm.core.errors import DataError
-from fedvlm.data.catalog import Facts
+from fedvlm.data.catalog import DatasetInfo
 from fedvlm.data.datum import PARTS, Datum
 from fedvlm.data.formats.folders import Names, Tree, class_folders, image_files, read_domains
 from fedvlm.data.formats.pickles import loads_restricted
@@ -45,7 +45,7 @@ class Row(NamedTuple):
         key: the image below the set's image folder, with ``/``.
         name: the class name.
         label: the list's number from 0; None where it gives names only.
-        domain: number into the facts' domains.
+        domain: number into the set's domains.
         part: train, val or test.
         where: the file and line, for messages.
     """
@@ -89,7 +89,9 @@ def below(path: str, anchors: Sequence[str], domain: str, where: str) -> str:
     return "/".join(relative)
 
 
-def tree_of_rows(rows: Iterable[Row], images: Path, facts: Facts, notes: Sequence[str]) -> Tree:
+def tree_of_rows(
+    rows: Iterable[Row], images: Path, info: DatasetInfo, notes: Sequence[str]
+) -> Tree:
     """Return the parts that the rows describe, in their order, domains by number.
 
     Raises:
@@ -97,10 +99,10 @@ def tree_of_rows(rows: Iterable[Row], images: Path, facts: Facts, notes: Sequenc
             image in another class's folder, or a domain without test images of its own.
     """
     given = sorted(rows, key=lambda row: (PARTS.index(row.part), row.domain))  # stable
-    broken = _BROKEN.get(facts.name, "")
+    broken = _BROKEN.get(info.name, "")
     rows = [row for row in given if not broken or not row.key.endswith(broken)]
     if len(rows) < len(given):
-        notes = [*notes, f"{facts.name}: {broken} was left out; the published file is broken"]
+        notes = [*notes, f"{info.name}: {broken} was left out; the published file is broken"]
     labels = _labels(rows)
     _check_folders(rows, labels)
     seen: dict[str, Row] = {}
@@ -117,9 +119,9 @@ def tree_of_rows(rows: Iterable[Row], images: Path, facts: Facts, notes: Sequenc
             lists[row.part].append(Datum(path, labels[row.name], row.domain, row.name, row.key))
         elif first.part != row.part:
             both[row.part] += 1
-    domains = list(facts.domains)
-    told = [*notes, *_overlaps(facts, both), *_lacking(lists, domains, labels)]
-    _refuse_untested(lists, domains, facts)
+    domains = list(info.domains)
+    told = [*notes, *_overlaps(info, both), *_lacking(lists, domains, labels)]
+    _refuse_untested(lists, domains, info)
     return Tree(lists, domains, told)
 
 
@@ -149,9 +151,9 @@ def _check_folders(rows: Sequence[Row], labels: dict[str, int]) -> None:
             )
 
 
-def _overlaps(facts: Facts, both: dict[str, int]) -> list[str]:
+def _overlaps(info: DatasetInfo, both: dict[str, int]) -> list[str]:
     return [
-        f"{facts.name}: {n} image(s) of the {part} lists are in an earlier list too (train, then "
+        f"{info.name}: {n} image(s) of the {part} lists are in an earlier list too (train, then "
         f"val) and were left out of {part}" for part, n in both.items() if n
     ]
 
@@ -172,14 +174,14 @@ def _lacking(
 
 
 def _refuse_untested(
-    lists: dict[str, list[Datum]], domains: Sequence[str], facts: Facts
+    lists: dict[str, list[Datum]], domains: Sequence[str], info: DatasetInfo
 ) -> None:
     for part in ("train", "test"):
         held = {d.domain for d in lists[part]}
         empty = [name for number, name in enumerate(domains) if number not in held]
         if empty:
             raise DataError(
-                f"{facts.name}: the lists leave domain '{empty[0]}' without a {part} image of its "
+                f"{info.name}: the lists leave domain '{empty[0]}' without a {part} image of its "
                 "own; images that are in train do not count for test"
             )
 
@@ -189,7 +191,7 @@ _DIGITS = 6
 
 def read_lists(
     folder: Path,
-    facts: Facts,
+    info: DatasetInfo,
     *,
     files: Mapping[str, str],
     images: str = "",
@@ -207,15 +209,15 @@ def read_lists(
             not agree.
     """
     rows: list[Row] = []
-    anchors = tuple(dict.fromkeys((folder.name, facts.folder, facts.name)))
-    for number, domain in enumerate(facts.domains):
+    anchors = tuple(dict.fromkeys((folder.name, info.folder, info.name)))
+    for number, domain in enumerate(info.domains):
         for part in PARTS:
             if part in files:
                 path = folder / files[part].format(domain)
                 for where, name, label in _lines(path, first):
                     key = below(name, anchors, domain, where)
                     rows.append(Row(key, key.split("/")[-2], label, number, part, where))
-    return tree_of_rows(rows, folder / images, facts, [])
+    return tree_of_rows(rows, folder / images, info, [])
 
 
 def _lines(path: Path, first: int) -> Iterator[tuple[str, str, int]]:
@@ -243,18 +245,18 @@ _HEADERS = {(1, 0): "read_array_header_1_0", (2, 0): "read_array_header_2_0"}
 _MAX_UNPACKED = 2**30  # bytes of an npz; the published lists take a few megabytes
 
 
-def read_pickles(folder: Path, facts: Facts, *, spelled: tuple[str, ...] = ()) -> Tree:
+def read_pickles(folder: Path, info: DatasetInfo, *, spelled: tuple[str, ...] = ()) -> Tree:
     """Read ``<domain>_{train,test}.pkl``; there is no validation list.
 
     Args:
-        spelled: the domains as the files spell them, in the order of the facts; empty for theirs.
+        spelled: the domains as the files spell them, in the catalog's order; empty for its names.
 
     Raises:
         DataError: a file that is not two lists of the same length, or rows that do not agree.
     """
     rows: list[Row] = []
-    anchors = tuple(dict.fromkeys((folder.name, facts.folder, facts.name)))
-    for number, domain in enumerate(spelled or tuple(facts.domains)):
+    anchors = tuple(dict.fromkeys((folder.name, info.folder, info.name)))
+    for number, domain in enumerate(spelled or tuple(info.domains)):
         for part in ("train", "test"):
             path = folder / f"{domain}_{part}.pkl"
             for i, (name, label) in enumerate(_two_lists(load_arrays(path), path)):
@@ -266,7 +268,7 @@ def read_pickles(folder: Path, facts: Facts, *, spelled: tuple[str, ...] = ()) -
     kinds = {type(row.label) for row in rows}
     if len(kinds) > 1:
         raise DataError(f"{folder}: some of the lists give class names and some give numbers")
-    return tree_of_rows(rows, folder, facts, [])
+    return tree_of_rows(rows, folder, info, [])
 
 
 def load_arrays(path: Path) -> Any:
@@ -340,21 +342,21 @@ def _two_lists(content: Any, path: Path) -> list[tuple[str, str | int]]:
     return list(zip(map(str, paths), labels, strict=True))
 
 
-def read_spelled(folder: Path, facts: Facts, *, spelled: tuple[str, ...] = ()) -> Tree:
-    """Read ``<domain>/<class>/file``, cut 50/20/30 by this project; the facts name the domains.
+def read_spelled(folder: Path, info: DatasetInfo, *, spelled: tuple[str, ...] = ()) -> Tree:
+    """Read ``<domain>/<class>/file``, cut 50/20/30 by this project; the catalog names the domains.
 
     Args:
-        spelled: the domains' folders in the order of the facts; other folders are left aside.
+        spelled: the domains' folders in the catalog's order; other folders are left aside.
 
     Raises:
         DataError: an empty class folder, or a domain without classes.
     """
-    tree = read_domains(folder, Names(facts.renames, facts.drop), spelled or tuple(facts.domains))
-    return Tree(tree.parts, list(facts.domains), tree.notes)
+    tree = read_domains(folder, Names(info.renames, info.drop), spelled or tuple(info.domains))
+    return Tree(tree.parts, list(info.domains), tree.notes)
 
 
 def read_part_folders(
-    folder: Path, facts: Facts, *, parts: Mapping[str, str], spelled: tuple[str, ...] = ()
+    folder: Path, info: DatasetInfo, *, parts: Mapping[str, str], spelled: tuple[str, ...] = ()
 ) -> Tree:
     """Read ``<domain>/<part>/<class>/file``.
 
@@ -365,15 +367,15 @@ def read_part_folders(
     Raises:
         DataError: a part without class folders, or a domain without test images.
     """
-    names = Names(facts.renames, facts.drop)
+    names = Names(info.renames, info.drop)
     rows: list[Row] = []
-    for number, domain in enumerate(spelled or tuple(facts.domains)):
+    for number, domain in enumerate(spelled or tuple(info.domains)):
         for part, inner in parts.items():
             place = folder / domain / inner
             for name in class_folders(place, names):
                 base = f"{domain}/{inner}/{name}"
                 rows += [
-                    Row(f"{base}/{file}", facts.renames.get(name, name), None, number, part, base)
+                    Row(f"{base}/{file}", info.renames.get(name, name), None, number, part, base)
                     for file in image_files(place / name)
                 ]
-    return tree_of_rows(rows, folder, facts, [])
+    return tree_of_rows(rows, folder, info, [])

@@ -15,7 +15,7 @@ import re
 from pathlib import Path
 
 from fedvlm.core.errors import DataError, did_you_mean
-from fedvlm.data.catalog import Facts
+from fedvlm.data.catalog import DatasetInfo
 from fedvlm.data.datum import PARTS, Datum, read_lines
 from fedvlm.data.formats.folders import Tree, class_data
 from fedvlm.data.locate import subfolders
@@ -24,8 +24,8 @@ CLASSNAMES = "classnames.txt"
 _WNID = re.compile(r"n\d{8}")
 
 
-def read_imagenet(folder: Path, images: Path, facts: Facts) -> Tree:
-    """Read ImageNet or one of its variants; ``facts.parts`` says which folder is which part.
+def read_imagenet(folder: Path, images: Path, info: DatasetInfo) -> Tree:
+    """Read ImageNet or one of its variants; ``info.parts`` says which folder is which part.
 
     Args:
         folder: the set's folder; ``classnames.txt`` lies in it or in ``imagenet`` beside it.
@@ -35,7 +35,7 @@ def read_imagenet(folder: Path, images: Path, facts: Facts) -> Tree:
         DataError: no ``classnames.txt``, a folder that it does not name, an empty class.
     """
     names, twins = read_classnames(find_classnames(folder))
-    places = {part: images / below for part, below in facts.parts.items()}
+    places = {part: images / below for part, below in info.parts.items()}
     found = {part: _wnids(place, list(names)) for part, place in places.items()}
     classes = list(next(iter(found.values())).values())  # of train, where there is one
     labels = {wnid: label for label, wnid in enumerate(classes)}
@@ -48,11 +48,11 @@ def read_imagenet(folder: Path, images: Path, facts: Facts) -> Tree:
             if wnid not in labels:
                 raise DataError(f"{place / name}: this class has no training images")
             lists[part] += class_data(place / name, images, labels[wnid], 0, names[wnid])
-    notes = [f"{facts.name}: there is no validation split; the published one is the test set"]
+    notes = [f"{info.name}: there is no validation split; the published one is the test set"]
     used = [names[wnid] for wnid in twins if wnid in labels]
     if used:
-        notes.append(f"{facts.name}: names that {CLASSNAMES} has twice: {', '.join(used)}")
-    return Tree(lists, [], notes if "train" in facts.parts else notes[1:])
+        notes.append(f"{info.name}: names that {CLASSNAMES} has twice: {', '.join(used)}")
+    return Tree(lists, [], notes if "train" in info.parts else notes[1:])
 
 
 def find_classnames(folder: Path) -> Path:

@@ -162,7 +162,7 @@ _KEYS = (str, bytes, bool, int, float, np.generic, type(None))
 _VALUES = (*_KEYS, bytearray, np.ndarray)
 
 
-class Record:
+class PickledObject:
     """An object of another project, as the plain dict of its fields.
 
     Attributes:
@@ -202,17 +202,17 @@ def check_plain(content: Any) -> None:
     """Refuse marks left in the result, and nesting that would trap who walks it.
 
     Raises:
-        UnpicklingError: anything but texts, numbers, arrays, records, lists, tuples and dicts.
+        UnpicklingError: anything but texts, numbers, arrays, objects, lists, tuples and dicts.
     """
     level, seen = [content], set[int]()
     for _ in range(MAX_DEPTH):
         below: list[Any] = []
         for value in level:
-            if type(value) in (list, tuple, dict, Record):
+            if type(value) in (list, tuple, dict, PickledObject):
                 if id(value) in seen:
                     continue
                 seen.add(id(value))
-                inner = value.fields if type(value) is Record else value
+                inner = value.fields if type(value) is PickledObject else value
                 below += inner.values() if type(inner) is dict else inner
             elif not isinstance(value, _VALUES):
                 raise pickle.UnpicklingError(f"it holds a {type(value).__name__}")
@@ -255,7 +255,7 @@ _NAMES = {
     ("__builtin__", "bytes"): _Mark.BYTES,  # of no length, in protocols 0 to 2
     ("builtins", "bytes"): _Mark.BYTES,
 }
-_RECORD_NAMES = {  # how protocols 0 and 1 make an object
+_OBJECT_NAMES = {  # how protocols 0 and 1 make an object
     ("copy_reg", "_reconstructor"): _Mark.NEW,
     ("copyreg", "_reconstructor"): _Mark.NEW,
     ("__builtin__", "object"): _Mark.OBJECT,
@@ -272,11 +272,11 @@ _PLAIN = {  # instructions that the standard machine may run as it does: they ma
 _OPCODES = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
 
 
-def load_restricted(path: Path, *, records: bool = False) -> Any:
+def load_restricted(path: Path, *, objects: bool = False) -> Any:
     """Return a pickle's content if it holds only arrays, texts, numbers, lists, tuples and dicts.
 
     Args:
-        records: also read objects whose class is called ``Datum``, each as a ``Record``.
+        objects: also read objects whose class is called ``Datum``, each as a ``PickledObject``.
 
     Raises:
         DataError: unreadable, broken, or it asks for any other class or function.
@@ -285,10 +285,10 @@ def load_restricted(path: Path, *, records: bool = False) -> Any:
         raw = path.read_bytes()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
-    return loads_restricted(raw, str(path), records=records)
+    return loads_restricted(raw, str(path), objects=objects)
 
 
-def loads_restricted(raw: bytes, where: str, *, records: bool = False) -> Any:
+def loads_restricted(raw: bytes, where: str, *, objects: bool = False) -> Any:
     """Return the content of a pickle in memory, as ``load_restricted`` does.
 
     Args:
@@ -298,7 +298,7 @@ def loads_restricted(raw: bytes, where: str, *, records: bool = False) -> Any:
         DataError: as ``load_restricted``.
     """
     try:
-        content = _Machine(raw, records).load()
+        content = _Machine(raw, objects).load()
         check_plain(content)
     except Exception as error:  # a crafted stream can raise anything
         damaged = isinstance(error, EOFError | LookupError | struct.error)
@@ -328,9 +328,9 @@ class _Machine(pickle._Unpickler):
         for code, name in _OPCODES.items() if code in pickle._Unpickler.dispatch
     }
 
-    def __init__(self, raw: bytes, records: bool) -> None:
+    def __init__(self, raw: bytes, objects: bool) -> None:
         super().__init__(io.BytesIO(raw), encoding="latin1")
-        self.records = records
+        self.objects = objects
         self.left = 16 * len(raw) + 2**20  # bytes that may still be copied out of the stream
         self.calls: dict[_Mark, Callable[..., Any]] = {
             _Mark.DTYPE: PlainDtype,
@@ -339,14 +339,14 @@ class _Machine(pickle._Unpickler):
             _Mark.BUFFER: from_buffer,
             _Mark.ENCODE: _latin1,
             _Mark.BYTES: _no_bytes,
-            _Mark.NEW: _new_record,
+            _Mark.NEW: _new_object,
         }
 
     def find_class(self, module: str, name: str) -> Any:
         """Return the mark of a known name; nothing is looked up anywhere else."""
         mark = _NAMES.get((module, name))
-        if mark is None and self.records:
-            mark = _Mark.RECORD if name == "Datum" else _RECORD_NAMES.get((module, name))
+        if mark is None and self.objects:
+            mark = _Mark.RECORD if name == "Datum" else _OBJECT_NAMES.get((module, name))
         if mark is None:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}"[:99])
         return mark
@@ -379,7 +379,7 @@ class _Machine(pickle._Unpickler):
         args = self.stack.pop()
         if self.stack[-1] is not _Mark.RECORD or args != ():
             raise pickle.UnpicklingError("it makes an object of a class that is not known here")
-        self.stack[-1] = Record()
+        self.stack[-1] = PickledObject()
 
     dispatch[pickle.NEWOBJ[0]] = new_object
 
@@ -388,7 +388,7 @@ class _Machine(pickle._Unpickler):
         value = self.stack[-1]
         if type(value) is np.ndarray:
             self.spend(set_array(value, state))
-        elif type(value) is Record or type(value) is PlainDtype:
+        elif type(value) is PickledObject or type(value) is PlainDtype:
             value.build(state)
         else:
             raise pickle.UnpicklingError(f"it sets the state of a {type(value).__name__}")
@@ -455,7 +455,7 @@ def _no_bytes(*args: Any) -> bytes:
     return b""
 
 
-def _new_record(*args: Any) -> Record:
+def _new_object(*args: Any) -> PickledObject:
     if args != (_Mark.RECORD, _Mark.OBJECT, None):
         raise pickle.UnpicklingError("it makes an object of a class that is not known here")
-    return Record()
+    return PickledObject()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.core.errors import DataError
-from fedvlm.data.catalog import Facts
+from fedvlm.data.catalog import DatasetInfo
 from fedvlm.data.datum import Datum
 from fedvlm.data.formats.coop_split import read_json
 from fedvlm.data.formats.folders import (
@@ -36,7 +36,7 @@ from fedvlm.data.locate import check_relative, find, subfolders
 
 
 @dataclass(frozen=True)
-class Annotated:
+class Annotations:
     """The labelled images of a set without a split file.
 
     Attributes:
@@ -90,7 +90,7 @@ def number(word: str, where: str) -> int:
         raise DataError(f"{where}: '{word}' is not a whole number") from None
 
 
-def read_flowers(home: Path, facts: Facts) -> Annotated:
+def read_flowers(home: Path, info: DatasetInfo) -> Annotations:
     """Read ``imagelabels.mat`` (the label from 1 of each image) and ``cat_to_name.json``.
 
     ``labels[0, i]`` is of ``image_%05d.jpg`` with number i + 1. The names are CoOp's file: the set
@@ -99,18 +99,18 @@ def read_flowers(home: Path, facts: Facts) -> Annotated:
     Raises:
         DataError: a file is missing or malformed.
     """
-    what = f"{facts.name}: cat_to_name.json (the class names, a file of CoOp)"
-    names = read_json(find(home, "cat_to_name.json", what, source=facts.source, file=True))
+    what = f"{info.name}: cat_to_name.json (the class names, a file of CoOp)"
+    names = read_json(find(home, "cat_to_name.json", what, source=info.source, file=True))
     if not isinstance(names, dict) or not all(isinstance(v, str) for v in names.values()):
         raise DataError(f"{home}/cat_to_name.json: an object of label to name is wanted")
-    images, found = home / facts.image_dir, []
-    path, labels = _field(home, "imagelabels.mat", "labels", facts)
+    images, found = home / info.image_dir, []
+    path, labels = _field(home, "imagelabels.mat", "labels", info)
     for i, value in enumerate(labels.ravel().tolist()):
         if str(value) not in names:
             raise DataError(f"{path}: label {value} has no name in cat_to_name.json")
         key = f"image_{i + 1:05d}.jpg"
         found.append(labelled(images, key, int(value) - 1, names[str(value)], str(path)))
-    return Annotated(found, "imagelabels.mat")
+    return Annotations(found, "imagelabels.mat")
 
 
 def car_name(name: str) -> str:
@@ -119,17 +119,17 @@ def car_name(name: str) -> str:
     return f"{year} {rest}" if rest else year
 
 
-def read_cars(home: Path, facts: Facts) -> Annotated:
+def read_cars(home: Path, info: DatasetInfo) -> Annotations:
     """Read ``devkit/cars_{meta,train_annos}.mat`` and ``cars_test_annos_withlabels.mat``.
 
     Raises:
         DataError: a file is missing or malformed.
     """
-    meta, names = _field(home, "devkit/cars_meta.mat", "class_names", facts)
+    meta, names = _field(home, "devkit/cars_meta.mat", "class_names", info)
     classes = [car_name(_text(name, meta)) for name in names.ravel()]
 
     def rows(file: str, folder: str) -> list[Datum]:
-        path, table = _field(home, file, "annotations", facts)
+        path, table = _field(home, file, "annotations", info)
         found = []
         if not {"fname", "class"} <= set(table.dtype.names or ()):
             raise DataError(f"{path}: 'annotations' lacks fname or class; the test file must be "
@@ -143,14 +143,14 @@ def read_cars(home: Path, facts: Facts) -> Annotated:
         return found
 
     train, test = "devkit/cars_train_annos.mat", "cars_test_annos_withlabels.mat"
-    return Annotated(rows(train, "cars_train"), f"{train} and {test}", rows(test, "cars_test"))
+    return Annotations(rows(train, "cars_train"), f"{train} and {test}", rows(test, "cars_test"))
 
 
-def _field(home: Path, file: str, field: str, facts: Facts) -> tuple[Path, Any]:
+def _field(home: Path, file: str, field: str, info: DatasetInfo) -> tuple[Path, Any]:
     """Return a MATLAB file's path and one array of it."""
     from scipy.io import loadmat  # of scikit-learn's own requirements; needed only here
 
-    path = find(home, file, f"{facts.name}: {file}", source=facts.source, file=True)
+    path = find(home, file, f"{info.name}: {file}", source=info.source, file=True)
     try:
         content = loadmat(str(path))
     except Exception as error:  # a broken file raises anything
@@ -170,7 +170,7 @@ def _text(value: Any, path: Path) -> str:
     return str(value)
 
 
-def read_pets(home: Path, facts: Facts) -> Annotated:
+def read_pets(home: Path, info: DatasetInfo) -> Annotations:
     """Read ``annotations/{trainval,test}.txt``: ``Breed_Name_12 <label from 1> <...>`` a line.
 
     The class is the breed in lower case: ``Egyptian_Mau_3`` is of class ``egyptian_mau``.
@@ -178,11 +178,11 @@ def read_pets(home: Path, facts: Facts) -> Annotated:
     Raises:
         DataError: a file is missing or malformed.
     """
-    images = home / facts.image_dir
+    images = home / info.image_dir
 
     def rows(name: str) -> list[Datum]:
         found = []
-        for n, line in enumerate(lines_of(home, name, f"{facts.name}: {name}", facts.source), 1):
+        for n, line in enumerate(lines_of(home, name, f"{info.name}: {name}", info.source), 1):
             words, where = line.split(), f"{home / name}:{n}"
             if words[0].startswith("#"):
                 continue
@@ -194,7 +194,7 @@ def read_pets(home: Path, facts: Facts) -> Annotated:
         return found
 
     names = ("annotations/trainval.txt", "annotations/test.txt")
-    return Annotated(rows(names[0]), " and ".join(names), rows(names[1]))
+    return Annotations(rows(names[0]), " and ".join(names), rows(names[1]))
 
 
 def sun_name(path: str) -> str:
@@ -202,7 +202,7 @@ def sun_name(path: str) -> str:
     return " ".join(reversed(path.strip("/").split("/")[1:]))
 
 
-def read_sun(home: Path, facts: Facts) -> Annotated:
+def read_sun(home: Path, info: DatasetInfo) -> Annotations:
     """Read ``ClassName.txt`` (labels by line), ``Training_01.txt`` and ``Testing_01.txt``.
 
     Lines are ``/a/abbey`` and ``/a/abbey/sun_abc.jpg``. The lists lie in the set's folder, where
@@ -211,16 +211,16 @@ def read_sun(home: Path, facts: Facts) -> Annotated:
     Raises:
         DataError: a list is missing or names a class that ClassName.txt does not.
     """
-    images = home / facts.image_dir
+    images = home / info.image_dir
     beside = images if not (home / "ClassName.txt").is_file() else home
-    what = f"{facts.name}: ClassName.txt"
-    classes = lines_of(beside, "ClassName.txt", what, facts.source)
+    what = f"{info.name}: ClassName.txt"
+    classes = lines_of(beside, "ClassName.txt", what, info.source)
     label_of = {name.strip("/"): label for label, name in enumerate(classes)}
 
     def rows(name: str) -> list[Datum]:
         lists = home if (home / name).is_file() else images
         found = []
-        for n, line in enumerate(lines_of(lists, name, f"{facts.name}: {name}", facts.source), 1):
+        for n, line in enumerate(lines_of(lists, name, f"{info.name}: {name}", info.source), 1):
             key = line.strip("/")
             folder, where = key.rpartition("/")[0], f"{lists / name}:{n}"
             if folder not in label_of:
@@ -229,7 +229,7 @@ def read_sun(home: Path, facts: Facts) -> Annotated:
         return found
 
     names = ("Training_01.txt", "Testing_01.txt")
-    return Annotated(rows(names[0]), " and ".join(names), rows(names[1]))
+    return Annotations(rows(names[0]), " and ".join(names), rows(names[1]))
 
 
 def ucf_name(action: str) -> str:
@@ -237,7 +237,7 @@ def ucf_name(action: str) -> str:
     return "_".join(re.findall("[A-Z][^A-Z]*", action))
 
 
-def read_ucf(home: Path, facts: Facts) -> Annotated:
+def read_ucf(home: Path, info: DatasetInfo) -> Annotations:
     """Read ``ucfTrainTestlist/{classInd,trainlist01,testlist01}.txt``; images are mid-frames.
 
     Lines are ``1 ApplyEyeMakeup`` and ``ApplyEyeMakeup/v_x.avi 1``; the image of the latter is
@@ -246,16 +246,16 @@ def read_ucf(home: Path, facts: Facts) -> Annotated:
     Raises:
         DataError: a list is missing or names an action that classInd.txt does not.
     """
-    images, folder = home / facts.image_dir, "ucfTrainTestlist"
-    what = f"{facts.name}: {folder}/classInd.txt"
+    images, folder = home / info.image_dir, "ucfTrainTestlist"
+    what = f"{info.name}: {folder}/classInd.txt"
     label_of: dict[str, int] = {}
-    for line in lines_of(home, f"{folder}/classInd.txt", what, facts.source):
+    for line in lines_of(home, f"{folder}/classInd.txt", what, info.source):
         word, _, action = line.partition(" ")
         label_of[action.strip()] = number(word, f"{home / folder}/classInd.txt") - 1
 
     def rows(name: str) -> list[Datum]:
         found = []
-        text = lines_of(home, name, f"{facts.name}: {name}", facts.source)
+        text = lines_of(home, name, f"{info.name}: {name}", info.source)
         for n, line in enumerate(text, 1):
             action, _, file = line.split()[0].partition("/")
             where, classname = f"{home / name}:{n}", ucf_name(action)
@@ -266,37 +266,37 @@ def read_ucf(home: Path, facts: Facts) -> Annotated:
         return found
 
     names = (f"{folder}/trainlist01.txt", f"{folder}/testlist01.txt")
-    return Annotated(rows(names[0]), " and ".join(names), rows(names[1]))
+    return Annotations(rows(names[0]), " and ".join(names), rows(names[1]))
 
 
 _PARTS = {"train", "test"}
 
 
-def read_class_tree(home: Path, facts: Facts) -> Annotated:
+def read_class_tree(home: Path, info: DatasetInfo) -> Annotations:
     """Read ``<image dir>/<class>/file`` of a known set.
 
     Raises:
         DataError: no such folder, no classes, an empty class.
     """
-    what = f"the image folder of {facts.name}"
-    images = find(home, facts.image_dir, what, source=facts.source)
-    return _uncut(images, Names(facts.renames, facts.drop))
+    what = f"the image folder of {info.name}"
+    images = find(home, info.image_dir, what, source=info.source)
+    return _uncut(images, Names(info.renames, info.drop))
 
 
-def read_cifar_tree(home: Path, facts: Facts) -> Annotated:
+def read_cifar_tree(home: Path, info: DatasetInfo) -> Annotations:
     """Read ``{train,test}/<class>/file``; the pickles hold no files that a split could name.
 
     Raises:
         DataError: another layout.
     """
     if not set(subfolders(home)) >= _PARTS:
-        raise DataError(f"{facts.name}: a split names image files, so {home} needs "
+        raise DataError(f"{info.name}: a split names image files, so {home} needs "
                         "{train,test}/<class>/<image>; the pickles of CIFAR are read as they are "
                         "and need no split")
-    return read_plain_tree(home, facts.name)
+    return read_plain_tree(home, info.name)
 
 
-def read_plain_tree(images: Path, name: str) -> Annotated:
+def read_plain_tree(images: Path, name: str) -> Annotations:
     """Read ``{train,val,test}/<class>/file`` or ``<class>/file`` of any set.
 
     Raises:
@@ -307,10 +307,10 @@ def read_plain_tree(images: Path, name: str) -> Annotated:
     parts = read_folders(images, Names({})).parts
     own_val = parts["val"] or None
     how = f"the part folders of {name}"
-    return Annotated(parts["train"], how, parts["test"], own_val)
+    return Annotations(parts["train"], how, parts["test"], own_val)
 
 
-def _uncut(images: Path, names: Names) -> Annotated:
+def _uncut(images: Path, names: Names) -> Annotations:
     found: list[Datum] = []
     classes = class_folders(images, names)
     refuse_domains(images, classes)
@@ -323,10 +323,10 @@ def _uncut(images: Path, names: Names) -> Annotated:
         found += [
             Datum(str(images / folder / f), label, 0, classname, f"{folder}/{f}") for f in files
         ]
-    return Annotated(found, f"the class folders of {images}")
+    return Annotations(found, f"the class folders of {images}")
 
 
-READERS: dict[str, Callable[[Path, Facts], Annotated]] = {
+READERS: dict[str, Callable[[Path, DatasetInfo], Annotations]] = {
     "Caltech101": read_class_tree,
     "OxfordPets": read_pets,
     "StanfordCars": read_cars,

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.rng import numpy_stream
-from fedvlm.data.catalog import Facts, facts_for
+from fedvlm.data.catalog import DatasetInfo, dataset_info
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
-from fedvlm.data.get.annotations import READERS, Annotated, read_plain_tree
+from fedvlm.data.get.annotations import READERS, Annotations, read_plain_tree
 from fedvlm.data.locate import check_relative, find, find_root, permitted
 
 TRAIN, VAL = 0.5, 0.2  # the rest is the test list
@@ -22,7 +22,7 @@ VAL_OF_TRAINVAL = 0.2
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedSplit:
     """A split that was made, not yet written.
 
     Attributes:
@@ -30,14 +30,14 @@ class Prepared:
         folder: of the set, below the root.
         data: the three lists, checked.
         how: where the lists come from, for the user.
-        facts: the set's row; None for an own set.
+        info: the set's row; None for an own set.
     """
 
     name: str
     folder: Path
     data: DatasetBase
     how: str
-    facts: Facts | None = None
+    info: DatasetInfo | None = None
 
     def content(self) -> dict[str, list[list[str | int]]]:
         """Return the split in CoOp's schema: ``[path, label, class name]`` by part."""
@@ -49,7 +49,7 @@ class Prepared:
 @permitted()
 def prepare(
     name: str, root_text: str, *, folder: str = "", image_dir: str = "", seed: int = 0
-) -> Prepared:
+) -> PreparedSplit:
     """Read a set's tree or annotations and cut it.
 
     Args:
@@ -63,24 +63,26 @@ def prepare(
         ConfigError: a set that has nothing to prepare, or an unknown one without a folder.
         DataError: something is missing or inconsistent on disk.
     """
-    facts = facts_for(name)
-    if facts is None:
+    info = dataset_info(name)
+    if info is None:
         return _prepare_own(name, root_text, folder, image_dir, seed)
-    if facts.name not in READERS:
-        raise ConfigError(f"{facts.name}: there is nothing to prepare, its layouts need no split "
+    if info.name not in READERS:
+        raise ConfigError(f"{info.name}: there is nothing to prepare, its layouts need no split "
                           f"file of ours (data prepare knows: {', '.join(READERS)}; own sets: "
                           "give a name of your own and --dir)")
     if image_dir:
-        raise ConfigError(f"--image-dir is for own sets; {facts.name} has its images in "
-                          f"'{facts.image_dir or '.'}'")
+        raise ConfigError(f"--image-dir is for own sets; {info.name} has its images in "
+                          f"'{info.image_dir or '.'}'")
     check_relative(folder, "--dir")
-    what = f"the folder of {facts.name} (--dir)"
-    home = find(find_root(root_text), folder or facts.folder, what, source=facts.source)
-    annotated = READERS[facts.name](home, facts)
-    return _made(facts.name, home, home / facts.image_dir, annotated, seed, facts)
+    what = f"the folder of {info.name} (--dir)"
+    home = find(find_root(root_text), folder or info.folder, what, source=info.source)
+    annotated = READERS[info.name](home, info)
+    return _made(info.name, home, home / info.image_dir, annotated, seed, info)
 
 
-def _prepare_own(name: str, root_text: str, folder: str, image_dir: str, seed: int) -> Prepared:
+def _prepare_own(
+    name: str, root_text: str, folder: str, image_dir: str, seed: int
+) -> PreparedSplit:
     if not folder:
         raise ConfigError(f"data prepare: unknown set '{name}'{did_you_mean(name, READERS)} "
                           f"(known: {', '.join(READERS)}; an own tree of class folders: give its "
@@ -93,15 +95,15 @@ def _prepare_own(name: str, root_text: str, folder: str, image_dir: str, seed: i
 
 
 def _made(
-    name: str, home: Path, images: Path, annotated: Annotated, seed: int, facts: Facts | None
-) -> Prepared:
+    name: str, home: Path, images: Path, annotated: Annotations, seed: int, info: DatasetInfo | None
+) -> PreparedSplit:
     _check_files(name, images, annotated)
     parts = cut(annotated, name, seed)
     data = DatasetBase(parts["train"], parts["val"], parts["test"], name=name)
-    return Prepared(name, home, data, annotated.how, facts)
+    return PreparedSplit(name, home, data, annotated.how, info)
 
 
-def cut(annotated: Annotated, name: str, seed: int) -> dict[str, list[Datum]]:
+def cut(annotated: Annotations, name: str, seed: int) -> dict[str, list[Datum]]:
     """Return the three lists: classes by label, images of a class sorted by path.
 
     Where the set names its test images the rest is cut 80/20 into train and val, else all is cut
@@ -127,7 +129,7 @@ def cut(annotated: Annotated, name: str, seed: int) -> dict[str, list[Datum]]:
     return lists
 
 
-def _counts(n: int, annotated: Annotated) -> tuple[int, int]:
+def _counts(n: int, annotated: Annotations) -> tuple[int, int]:
     """Return how many of a class's ``n`` images go to train and val."""
     if annotated.test is not None:
         val = 0 if annotated.val is not None else min(round(VAL_OF_TRAINVAL * n), n - 1)
@@ -136,7 +138,7 @@ def _counts(n: int, annotated: Annotated) -> tuple[int, int]:
     return train, min(round(VAL * n), max(n - train - 1, 0))
 
 
-def _check_files(name: str, images: Path, annotated: Annotated) -> None:
+def _check_files(name: str, images: Path, annotated: Annotations) -> None:
     """Refuse annotations that name images which are not there."""
     listed = [*annotated.images, *(annotated.val or ()), *(annotated.test or ())]
     missing = [d.key for d in listed if not d.path.is_file()]
