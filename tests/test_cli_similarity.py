@@ -17,10 +17,9 @@ from tests import jobs
 
 
 def event(updates: list[Update], round_: int = 1, total: int = 5) -> Any:
-    trainer = SimpleNamespace(down=lambda server, client: Trainer.down(None, server, client))
     return SimpleNamespace(
         round=round_, total_rounds=total, updates=updates,
-        federation=SimpleNamespace(trainer=trainer),
+        download=lambda server, client: Trainer.down(None, server, client),
     )
 
 

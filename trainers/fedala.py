@@ -67,9 +67,9 @@ class FedALA(PeftTrainer):
 
     def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
         """Mix, train from there, send."""
-        start, kept = self.adapt(ctx, c, d, "ala")
+        start, slots = self.adapt(ctx, c, d, "ala")
         w = ctx.fit(start, self.loss)
-        return c | kept | {"w": w}, ctx.upload(w)
+        return c | slots | {"w": w}, ctx.upload(w)
 
     def personal(self, ctx: Context, c: State, d: Tree) -> Tree:
         """Return the mixture with the newest received model."""

@@ -81,5 +81,5 @@ def words(model: Any, text: str) -> Tensor:
     ids = model.backbone.tokenize([text])
     stop = int(model.backbone.eot(ids)[0])
     with torch.no_grad():
-        found: Tensor = model.backbone.embed_tokens(ids)[0, 1:stop]
-    return found.detach().clone().cpu()
+        context: Tensor = model.backbone.embed_tokens(ids)[0, 1:stop]
+    return context.detach().clone().cpu()

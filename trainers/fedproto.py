@@ -87,19 +87,19 @@ class FedProto(PeftTrainer):
 
     def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
         """Train towards the shared prototypes, then take the means of one's own features."""
-        w = ctx.fit(c["w"], self.drawn, const={"d": d})
+        w = ctx.fit(c["w"], self.prototype_loss, const={"d": d})
         own = class_means(
             ctx, lambda p, x: self.unit(ctx.model, p, x), w, *d[MEAN].shape[1:]
         )
         return c | {"w": w}, ctx.upload(w, extras={MEAN: own.mean, COUNT: own.count})
 
-    def drawn(self, model: Any, p: Tree, b: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def prototype_loss(self, model: Any, p: Tree, b: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Return cross-entropy plus the distance to the shared prototypes, ``[K]``."""
         z, d = self.unit(model, p, b.x), b.const["d"]
         cls = cross_entropy(model.logits(z, self.text_features(model, p)), b)
         gap = (z - of_labels(d[MEAN], b.y)).square().sum(-1)
-        known = b.w * (of_labels(d[COUNT], b.y) > 0)
-        near = (gap * known).sum(1) / b.w.sum(1)
+        has = b.w * (of_labels(d[COUNT], b.y) > 0)
+        near = (gap * has).sum(1) / b.w.sum(1)
         return cls + self.cfg.LAMBDA * near, {"cls_loss": cls, "proto_loss": near}
 
     def personal(self, ctx: Context, c: State, d: Tree) -> Tree:
@@ -114,10 +114,10 @@ class FedProto(PeftTrainer):
         means = torch.stack([u.extras[MEAN].cpu().double() for u in ordered])
         total = count.sum(0)
         mean = (means * count[..., None]).sum(0) / total.clamp_min(1)[:, None]
-        found = (total > 0).to(old[MEAN].device)
+        present = (total > 0).to(old[MEAN].device)
         return server | {"proto": {
-            MEAN: torch.where(found[:, None], mean.to(old[MEAN]), old[MEAN]),
-            COUNT: torch.where(found, total.to(old[COUNT]), old[COUNT]),
+            MEAN: torch.where(present[:, None], mean.to(old[MEAN]), old[MEAN]),
+            COUNT: torch.where(present, total.to(old[COUNT]), old[COUNT]),
         }}
 
 

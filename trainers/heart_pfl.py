@@ -53,17 +53,17 @@ from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.groups import FROZEN, Finetune
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.toolbox.adaptation import at_work, parted, set_aside
+from fedvlm.federation.toolbox.adaptation import held_out_indices, on_subset, split_train
 from fedvlm.federation.toolbox.distill import Distillation, Proxy, distil, image_proxy
 from fedvlm.federation.toolbox.prototypes import (
     EARLY,
     STAGES,
-    cached,
+    batch_targets,
     class_means,
     hda,
-    known,
+    presence,
     squared_distance,
-    through,
+    targets,
 )
 from fedvlm.federation.toolbox.regularise import UNIFORM, client_weights, weighting
 from fedvlm.federation.trainer import TRAINER_REGISTRY, cross_entropy
@@ -147,14 +147,14 @@ class HeartPFL(PeftTrainer):
             )
         return chosen or [blocks[-(-len(blocks) * q // STAGES) - 1] for q in range(1, STAGES + 1)]
 
-    def look(
+    def stage_features(
         self, model: Any, p: Tree, x: Mapping[str, Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         """Return image features ``[K, B, d]`` and the stages' ``[K, B, width]``."""
         at = self.stages(model)
-        z, found = peft.image_taps(self.spec, model, p, x, sorted(set(at)))
+        z, taps = peft.image_taps(self.spec, model, p, x, sorted(set(at)))
         first = self.cfg.HDA_POOL == "class"
-        pooled = {b: h[:, :, 0] if first else h[:, :, 1:].mean(2) for b, h in found.items()}
+        pooled = {b: h[:, :, 0] if first else h[:, :, 1:].mean(2) for b, h in taps.items()}
         stages = [pooled[b] for b in at]
         if self.cfg.HDA_NORM == "layernorm":
             stages = [*stages[:EARLY], *(F.layer_norm(f, f.shape[-1:]) for f in stages[EARLY:])]
@@ -163,42 +163,42 @@ class HeartPFL(PeftTrainer):
     def prototypes(self, ctx: Context, v: Tree) -> Tree:
         """Return the class means of each stage ``[K, C, width]``, and ``has [K, C]``."""
         width = ctx.model.vision.width
-        found = class_means(
-            ctx, lambda p, x: torch.cat(self.look(ctx.model, p, x)[1], -1), v,
+        means = class_means(
+            ctx, lambda p, x: torch.cat(self.stage_features(ctx.model, p, x)[1], -1), v,
             len(ctx.model.classnames), STAGES * width,
         )
-        parts = found.mean.split(width, -1)
-        has = {"has": (found.count > 0).to(found.mean.dtype)}
+        parts = means.mean.split(width, -1)
+        has = {"has": (means.count > 0).to(means.mean.dtype)}
         return {f"stage.{j}": part for j, part in enumerate(parts)} | has
 
     # ---- client ---------------------------------------------------------------------------
     def personal_loss(self, model: Any, p: Tree, b: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return v's loss ``[K]``; ``const``: ``d``, the model received, and ``proto``."""
-        z, own = self.look(model, p, b.x)
+        z, own = self.stage_features(model, p, b.x)
         ce = cross_entropy(model.logits(z, self.text_features(model, p)), b)
         prox = squared_distance(p, b.const["d"])
         total, parts = ce + self.cfg.PROX * prox, {"ce": ce, "prox": prox}
         if self.aligns and self.cfg.HDA_GRAD != "global":
             with torch.no_grad():
-                received = self.look(model, b.const["d"], b.x)[1]
+                received = self.stage_features(model, b.const["d"], b.x)[1]
             if self.cfg.HDA_GRAD == "none":
                 own = [f.detach() for f in own]
-            parts["hda"] = hda(received, through(own, b), known(b))
+            parts["hda"] = hda(received, batch_targets(own, b), presence(b))
             total = total + self.cfg.HDA_WEIGHT * parts["hda"]
         return total, parts
 
     def shared_loss(self, model: Any, p: Tree, b: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return w's loss ``[K]`` under HDA_GRAD global; ``const``: ``proto``."""
-        z, own = self.look(model, p, b.x)
+        z, own = self.stage_features(model, p, b.x)
         ce = cross_entropy(model.logits(z, self.text_features(model, p)), b)
-        aligned = hda(own, cached(b), known(b))
+        aligned = hda(own, targets(b), presence(b))
         return ce + self.cfg.HDA_WEIGHT * aligned, {"ce": ce, "hda": aligned}
 
     def init(self, ctx: Context, p0: Tree) -> State:
         """Return the start of a client that has not trained."""
         return {"w": p0, "v": p0, "met": {"rounds": torch.zeros((), device=ctx.model.device)}}
 
-    def own(self, c: State, d: Tree) -> Tree:
+    def start_from(self, c: State, d: Tree) -> Tree:
         """Return v; the model received where the client has not trained yet."""
         new, v = c["met"]["rounds"] == 0, c["v"]
         return v | {n: torch.where(per_client(new, x), x, v[n]) for n, x in d.items()}
@@ -206,23 +206,23 @@ class HeartPFL(PeftTrainer):
     def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
         """Train v against the model received, then w; on the fit part with AKT_PROXY train."""
         fit = self.fit_part(ctx)
-        new = at_work(ctx, fit.batcher, c | {"d": d}, self.train)
+        new = on_subset(ctx, fit.batcher, c | {"d": d}, self.train)
         return c | new, ctx.upload(new["w"], client_weights(fit, self.cfg.WEIGHTING))
 
     def fit_part(self, ctx: Context) -> Context:
         """Return ``ctx`` without the training images that AKT_PROXY train gives the server."""
         held = self.cfg.AKT and self.cfg.AKT_PROXY == "train"
-        return replace(ctx, batcher=parted(ctx, self.cfg.AKT_SHARE)) if held else ctx
+        return replace(ctx, batcher=split_train(ctx, self.cfg.AKT_SHARE)) if held else ctx
 
     def finetune(self, ctx: Context, c: State, d: Tree, how: Finetune) -> Tree:
         """Fine-tune a copy of v, on what the client trains on."""
         plain = super().finetune
         batcher, state = self.fit_part(ctx).batcher, c | {"d": d}
-        return at_work(ctx, batcher, state, lambda i, s: {"v": plain(i, s, s["d"], how)})["v"]
+        return on_subset(ctx, batcher, state, lambda i, s: {"v": plain(i, s, s["d"], how)})["v"]
 
     def train(self, ctx: Context, c: State) -> State:
         """Return new slots ``v``, ``w`` and ``met`` from a state with the download ``d``."""
-        d, v = c["d"], self.own(c, c["d"])
+        d, v = c["d"], self.start_from(c, c["d"])
         const = {"d": d}
         if self.aligns:
             const["proto"] = self.prototypes(ctx, v)
@@ -233,7 +233,7 @@ class HeartPFL(PeftTrainer):
 
     def personal(self, ctx: Context, c: State, d: Tree) -> Tree:
         """Return v."""
-        return self.own(c, d)
+        return self.start_from(c, d)
 
     # ---- server ---------------------------------------------------------------------------
     @property
@@ -267,13 +267,16 @@ class HeartPFL(PeftTrainer):
             return self.predict(ctx.model, whole, {"pixels": space.normalise(pixels)})
 
         teachers = [u.params for u in sorted(updates, key=lambda u: u.client)]
-        found = distil(
+        distillate = distil(
             mean, teachers, predict, self.proxy(ctx), self.distillation(),
             ctx.stream("akt"),
         )
-        told = ("initial", "best", "loss", "attack_passes")
-        self.report["akt"] = {"adopted": int(found.adopted)} | {n: getattr(found, n) for n in told}
-        return server | {"w": found.tree}
+        self.report["akt"] = {
+            "adopted": int(distillate.adopted), "initial": distillate.initial,
+            "best": distillate.best, "loss": distillate.loss,
+            "attack_passes": distillate.attack_passes,
+        }
+        return server | {"w": distillate.tree}
 
     def distillation(self) -> Distillation:
         """Return what AKT_* say."""
@@ -297,7 +300,7 @@ class HeartPFL(PeftTrainer):
                 f"TRAINER.HEART-PFL.AKT True: this run gives the server no proxy images; set {off}"
             )
         share = self.cfg.AKT_SHARE if self.cfg.AKT_PROXY == "train" else None
-        index = set_aside(batcher, share, ctx.seed)
+        index = held_out_indices(batcher, share, ctx.seed)
         if not index:
             raise ConfigError(
                 f"TRAINER.HEART-PFL.AKT True: no client has images in its {self.cfg.AKT_PROXY} "

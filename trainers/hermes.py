@@ -131,13 +131,13 @@ class Hermes(PeftTrainer):
 
     def decide(self, ctx: Context, c: State) -> State:
         """Return mask and pruning record after this round's decision (K is 1)."""
-        own = self.cfg
+        cfg = self.cfg
         accuracy, pruned = self.accuracy(ctx, c["w"]).cpu(), float(c["prune"]["pruned"])
         best = torch.fmax(c["prune"]["best"].cpu(), accuracy.double())  # NaN: no validation images
-        bar = own.ACC_THR * (float(best) if own.ACC_MODE == "rel" else 1.0)
+        bar = cfg.ACC_THR * (float(best) if cfg.ACC_MODE == "rel" else 1.0)
         mask = c["mask"]
-        if ctx.round > own.WARMUP and float(accuracy) >= bar and pruned < own.TARGET:
-            pruned = min(pruned + own.RATE, own.TARGET)
+        if ctx.round > cfg.WARMUP and float(accuracy) >= bar and pruned < cfg.TARGET:
+            pruned = min(pruned + cfg.RATE, cfg.TARGET)
             mask = {site: kill(mask[site], s, pruned) for site, s in scores(c["w"]).items()}
         share = torch.full_like(c["prune"]["pruned"], pruned)
         ctx.logs.update({"val_accuracy": accuracy, "pruned": share})
@@ -186,13 +186,13 @@ class Hermes(PeftTrainer):
             str(u.client): 1 - sum(int(m[k].sum()) for m in kept) / sum(m.shape[1] for m in kept)
             for k, u in enumerate(updates)
         }
-        found: dict[str, Any] = {"overlap_fraction": share, "pruned": pruned}
+        report: dict[str, Any] = {"overlap_fraction": share, "pruned": pruned}
         if share < FEW:
-            found["warning"] = (
+            report["warning"] = (
                 f"clients have {100 * share:.0f} % of their prunable units in common: hardly "
                 "anything is averaged; lower TRAINER.HERMES.TARGET or set OVERLAP coverage"
             )
-        return found
+        return report
 
 
 # ---- units ------------------------------------------------------------------------------------
@@ -206,22 +206,22 @@ def unit(name: str) -> tuple[str, Shape] | None:
 
 def sites(tree: Tree) -> dict[str, list[str]]:
     """Return the names of each site's tensors, for sites with both their sides."""
-    found: dict[str, list[str]] = {}
+    members: dict[str, list[str]] = {}
     for name in tree:
         at = unit(name)
         if at is not None:
-            found.setdefault(at[0], []).append(name)
-    return {site: names for site, names in found.items() if len(names) > 1}
+            members.setdefault(at[0], []).append(name)
+    return {site: names for site, names in members.items() if len(names) > 1}
 
 
 def scores(tree: Tree) -> Tree:
     """Return the score of every unit, ``[..., U]`` by site: the product of its two norms."""
-    found = {}
+    out = {}
     for site, names in sites(tree).items():
         rows = [tree[n].norm(dim=-1) for n in names if UNITS[n.removeprefix(site)] is ROWS]
         columns = [tree[n].norm(dim=-2) for n in names if UNITS[n.removeprefix(site)] is COLUMNS]
-        found[site] = rows[0] * columns[0]
-    return found
+        out[site] = rows[0] * columns[0]
+    return out
 
 
 def masked(tree: Tree, mask: Tree) -> Tree:
@@ -268,12 +268,12 @@ def aggregate(
             cover = weighted_sum(kept, weights)
             total = weighted_sum([w * m for w, m in zip(mine, kept, strict=True)], weights)
             average = torch.where(cover > 0, total / cover, previous[name])
-            given = [average * m for m in kept]
+            shares = [average * m for m in kept]
         else:
             common = torch.stack(kept).bool().all(0)
             average = torch.where(common, plain, previous[name])
-            given = [torch.where(common, plain, w) for w in mine]
+            shares = [torch.where(common, plain, w) for w in mine]
         whole[name] = average
-        for u, value in zip(updates, given, strict=True):
+        for u, value in zip(updates, shares, strict=True):
             own[u.client][name] = value
     return checked(whole), own

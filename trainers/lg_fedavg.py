@@ -104,8 +104,8 @@ class LGFedAvg(PeftTrainer):
 
     def down(self, server: State, client: int) -> Tree:
         """Return the head; after or in a warm-up also the averaged body, once per client."""
-        known = str(client) in server.get(HAS, {})
-        return server["w"] | ({} if known else server.get(WARM, {}))
+        received = str(client) in server.get(HAS, {})
+        return server["w"] | ({} if received else server.get(WARM, {}))
 
     def server(self, ctx: Context, server: State, updates: Sequence[Update]) -> State:
         """Average the heads, in the warm-up the bodies as well."""

@@ -48,10 +48,12 @@ class MOON(PeftTrainer):
         """Train against the received and the previous model."""
         received = c["w"] | d
         const = {"received": received, "previous": c["w"]}
-        w = ctx.fit(received, self.drawn, const=const)
+        w = ctx.fit(received, self.contrastive_loss, const=const)
         return c | {"w": w}, ctx.upload(w)
 
-    def drawn(self, model: Any, p: Tree, b: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def contrastive_loss(
+        self, model: Any, p: Tree, b: Batch
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Return cross-entropy plus the contrastive term, ``[K]``, and both parts."""
         z = self.image_features(model, p, b.x)
         with torch.no_grad():

@@ -151,11 +151,11 @@ class PerFedAvg(PeftTrainer):
             out = self.loss(model, p, batches[0])
             value = out[0] if isinstance(out, tuple) else out
             leaves = [p[n] for n in names]
-            found = torch.autograd.grad(value.sum(), leaves, create_graph=True, allow_unused=True)
-            refuse_once_only(found)
+            grads = torch.autograd.grad(value.sum(), leaves, create_graph=True, allow_unused=True)
+            refuse_once_only(grads)
             moved = {
                 n: p[n] - self.cfg.ALPHA_LR * g
-                for n, g in zip(names, found, strict=True) if g is not None
+                for n, g in zip(names, grads, strict=True) if g is not None
             }
             return self.loss(model, p | moved, b)
 

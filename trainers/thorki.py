@@ -46,7 +46,7 @@ from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.groups import PERSONAL, SHARED, TAG, Finetune, Rule
 from fedvlm.federation.optim import OptimSpec
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.toolbox.adaptation import GateFit, at_work, parted, sizes_of
+from fedvlm.federation.toolbox.adaptation import GateFit, on_subset, split_train, train_sizes
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor, cross_entropy
 from fedvlm.models.adapt.modules import KINDS, gate, spread
 from fedvlm.models.adapt.modules import fuse_fusion as fuse
@@ -144,7 +144,7 @@ class Thorki(PeftTrainer):
     # ---- client ---------------------------------------------------------------------------
     def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
         """Train G, then S, on the fit part."""
-        batcher, cfg = parted(ctx, self.cfg.ADAPT_RATIO), self.cfg
+        batcher, cfg = split_train(ctx, self.cfg.ADAPT_RATIO), self.cfg
         own = OptimSpec("adamw", cfg.SMALL_LR, weight_decay=cfg.SMALL_WD)
 
         def work(inner: Context, state: State) -> State:
@@ -155,8 +155,8 @@ class Thorki(PeftTrainer):
             )
             return {"w": w}
 
-        w = at_work(ctx, batcher, {"w": c["w"] | d}, work)["w"]
-        return c | {"w": w}, ctx.upload(w, sizes_of(ctx, batcher))
+        w = on_subset(ctx, batcher, {"w": c["w"] | d}, work)["w"]
+        return c | {"w": w}, ctx.upload(w, train_sizes(ctx, batcher))
 
     def personal(self, ctx: Context, c: State, d: Tree) -> Tree:
         """Return G as aggregated, S, and a gate trained on the adaptation part."""
@@ -171,15 +171,15 @@ class Thorki(PeftTrainer):
                 state["w"], self.both, train=how.train, epochs=how.epochs, lr=rate, tag=TAG
             )}
 
-        batcher = parted(ctx, self.cfg.ADAPT_RATIO)
-        return self.gated(ctx, at_work(ctx, batcher, {"w": c["w"] | d}, work)["w"])
+        batcher = split_train(ctx, self.cfg.ADAPT_RATIO)
+        return self.gated(ctx, on_subset(ctx, batcher, {"w": c["w"] | d}, work)["w"])
 
     def gated(self, ctx: Context, p: Tree) -> Tree:
         """Return ``p`` with the gate's tensors; G and S stay as they are.
 
         A client without adaptation samples takes the scale of its logits from its training part.
         """
-        cfg, batcher = self.cfg, parted(ctx, self.cfg.ADAPT_RATIO)
+        cfg, batcher = self.cfg, split_train(ctx, self.cfg.ADAPT_RATIO)
         parts = [batcher.splits[k] for k in ctx.clients]
         on = torch.tensor([float(len(part.val) > 0) for part in parts])
         filled = {

@@ -71,9 +71,9 @@ def class_names(count: int) -> list[str]:
     """Return ``count`` different names; beyond the list, with one or two words before them."""
     heads = ["", *(f"{a} " for a in WORDS), *(f"{a} {b} " for a in WORDS for b in WORDS if a != b)]
     names = (f"{head}{plant}" for head in heads for plant in PLANTS)
-    found = list(dict.fromkeys(names))
-    found += [f"plant number {i}" for i in range(count - len(found))]
-    return found[:count]
+    out = list(dict.fromkeys(names))
+    out += [f"plant number {i}" for i in range(count - len(out))]
+    return out[:count]
 
 
 IMAGE_CHANNELS = 3
@@ -232,11 +232,11 @@ class Case:
     def _start(self) -> dict[str, Tensor]:
         """Initial tensors, away from orthonormal factors: their gradient is rounding noise."""
         draw = rng.stream(SEED, "init")
-        drawn: dict[str, Tensor] = self.kind(self.cfg).trainables(self.model, draw)
+        start: dict[str, Tensor] = self.kind(self.cfg).trainables(self.model, draw)
         noise = rng.stream(SEED, "bench-start")
         for name in ("text.U", "text.V"):
-            drawn[name] = 0.9 * drawn[name] + 0.05 * torch.randn(drawn[name].shape, generator=noise)
-        return {n: v.to(self.dtype) for n, v in drawn.items()}
+            start[name] = 0.9 * start[name] + 0.05 * torch.randn(start[name].shape, generator=noise)
+        return {n: v.to(self.dtype) for n, v in start.items()}
 
     def _images(self, train: int, test: int) -> Samples:
         size, draw = self.fast.image_size, rng.stream(SEED, "bench-images")

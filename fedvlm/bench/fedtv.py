@@ -76,8 +76,8 @@ def _reference_client(
     logits: list[Tensor] = []
 
     def evaluate() -> None:
-        found, spent = timed(lambda: reference.evaluate(tests))
-        logits.append(found)
+        output, spent = timed(lambda: reference.evaluate(tests))
+        logits.append(output)
         evaluations.append(spent)
 
     def work() -> None:

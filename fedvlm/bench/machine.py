@@ -72,9 +72,9 @@ def _reset_peak() -> None:
 
 
 def _peak() -> int:
-    found = _status("VmHWM:")
-    if found:
-        return found
+    peak = _status("VmHWM:")
+    if peak:
+        return peak
     unit = 1 if platform.system() == "Darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
@@ -122,13 +122,13 @@ def cpu_facts() -> dict[str, object]:
 @contextmanager
 def torch_products(wanted: bool = True) -> Iterator[None]:
     """Make our frozen layers use torch's own products inside the block, as the reference does."""
-    kept = products.onednn_available
+    original = products.onednn_available
     if wanted:
         products.onednn_available = lambda: False  # type: ignore[assignment]
     try:
         yield
     finally:
-        products.onednn_available = kept
+        products.onednn_available = original
 
 
 def product_rate(
@@ -154,10 +154,10 @@ def peaks(bf16: bool, tries: int = 4) -> dict[str, float]:
     ``bf16`` if asked for.
     """
     plain = product_rate(torch.nn.functional.linear, torch.float32, tries)
-    found = {"torch_fp32": plain, "fp32": max(plain, product_rate(linear, torch.float32, tries))}
+    rates = {"torch_fp32": plain, "fp32": max(plain, product_rate(linear, torch.float32, tries))}
     if bf16:
-        found["bf16"] = product_rate(torch.nn.functional.linear, torch.bfloat16, tries)
-    return found
+        rates["bf16"] = product_rate(torch.nn.functional.linear, torch.bfloat16, tries)
+    return rates
 
 
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "baddbmm_", "_linear_pointwise")
@@ -168,9 +168,9 @@ def busiest(work: Callable[[], Any], count: int = 14) -> dict[str, Any]:
 
     A row has name, seconds, share and calls; ``products`` is the share of all matrix products.
     """
-    with profile(activities=[ProfilerActivity.CPU]) as found:
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
         work()
-    rows = sorted(found.key_averages(), key=lambda e: -e.self_cpu_time_total)
+    rows = sorted(profiler.key_averages(), key=lambda e: -e.self_cpu_time_total)
     total = sum(e.self_cpu_time_total for e in rows) or 1.0
     share = sum(e.self_cpu_time_total for e in rows if e.key.split("::")[-1] in PRODUCTS) / total
     listed = [

@@ -79,7 +79,7 @@ def run(
             raise ConfigError(f"--{name} {value}: must be at least 1")
     before, names = torch.get_num_threads(), list(trainers) or sorted(trainer_files())
     torch.set_num_threads(threads)
-    found: dict[str, Record] = {}
+    methods: dict[str, Record] = {}
     try:
         for name in names:
             say(f"{name}, both sides")
@@ -87,18 +87,18 @@ def run(
                 fast, plain = (
                     build(words_of(name, backbone, clients, side, fp64)) for side in (False, True)
                 )
-                found[name] = compare(fast, plain, rounds, repeats)
+                methods[name] = compare(fast, plain, rounds, repeats)
             except ConfigError as mistake:
                 if trainers:
                     raise
-                found[name] = {"refused": str(mistake)}  # of all, one may not suit the setting
+                methods[name] = {"refused": str(mistake)}  # of all, one may not suit the setting
     finally:
         torch.set_num_threads(before)
     return {
         "setting": {"backbone": backbone, "rounds": rounds, "repeats": repeats, "clients": clients,
                     "threads": threads, "prec": "fp64" if fp64 else "fp32",
                     "words": list(COMMON)},
-        "load": {"after": machine.load(), "cores": machine.cores()}, "methods": found,
+        "load": {"after": machine.load(), "cores": machine.cores()}, "methods": methods,
     }
 
 
@@ -169,7 +169,7 @@ def lines(record: Record) -> list[str]:
     load, done = record["load"], {
         n: r for n, r in record["methods"].items() if "refused" not in r
     }
-    rows = [_row(name, found) for name, found in done.items()]
+    rows = [_row(name, record) for name, record in done.items()]
     head = (
         f"methods on {s['backbone']}, {s['prec']}, built-in shapes, {s['clients']} clients, "
         f"{s['rounds']} rounds after a warm-up, median of {s['repeats']} interleaved pairs, "
@@ -187,15 +187,15 @@ def lines(record: Record) -> list[str]:
     return [head, *table_lines(rows), *notes, *refused]
 
 
-def _row(name: str, found: Mapping[str, Any]) -> dict[str, object]:
-    gap = found["loss_difference"]
+def _row(name: str, record: Mapping[str, Any]) -> dict[str, object]:
+    gap = record["loss_difference"]
     mark = " !" if gap is not None and gap > FP32_LOSS else ""
     return {
-        "trainer": name, "fast": f"{found['fast']['cpu']:.4f}",
-        "plain": f"{found['plain']['cpu']:.4f}", "ratio": f"{found['ratio']:.1f}",
-        "range": f"{found['lowest']:.1f}-{found['highest']:.1f}",
-        "bytes": f"{found['bytes_per_round']:,.0f}",
-        "fast MiB": f"{found['fast']['memory'] / 2**20:.1f}",
-        "plain MiB": f"{found['plain']['memory'] / 2**20:.1f}",
+        "trainer": name, "fast": f"{record['fast']['cpu']:.4f}",
+        "plain": f"{record['plain']['cpu']:.4f}", "ratio": f"{record['ratio']:.1f}",
+        "range": f"{record['lowest']:.1f}-{record['highest']:.1f}",
+        "bytes": f"{record['bytes_per_round']:,.0f}",
+        "fast MiB": f"{record['fast']['memory'] / 2**20:.1f}",
+        "plain MiB": f"{record['plain']['memory'] / 2**20:.1f}",
         "loss": "-" if gap is None else f"{gap:.0e}{mark}",
     }

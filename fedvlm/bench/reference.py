@@ -120,8 +120,8 @@ class ReferenceClip(nn.Module):
 
     @staticmethod
     def _refuse(backbone: Backbone, tensors: TreeView) -> None:
-        known = "visual.conv1.weight" in tensors and "text_projection" in tensors
-        if not known or not backbone.causal or "visual.ln_pre.weight" not in tensors:
+        vit = "visual.conv1.weight" in tensors and "text_projection" in tensors
+        if not vit or not backbone.causal or "visual.ln_pre.weight" not in tensors:
             raise ConfigError(
                 f"bench: the reference recipe knows ViT CLIPs with a causal text tower only, not "
                 f"'{backbone.name}'; use --backbone ViT-B/16 or ViT-B/32"

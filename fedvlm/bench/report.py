@@ -65,15 +65,15 @@ def _round_ratio(work: Record) -> float:
 
 def lines(record: Record) -> list[str]:
     """Return the report."""
-    found = summary(record)
-    parts = [_head(record), _step(record, found), _bounds(record, found)]
+    totals = summary(record)
+    parts = [_head(record), _step(record, totals), _bounds(record, totals)]
     if "round" in record:
         parts.append(_round(record["round"]))
     if "cold" in record:
         parts.append(_cold(record["cold"]))
     if "profile" in record:
         parts.append(_profile(record["profile"]))
-    parts.append(_verdicts(record, found))
+    parts.append(_verdicts(record, totals))
     return [line for part in parts for line in [*part, ""]][:-1]
 
 
@@ -94,8 +94,8 @@ def _head(record: Record) -> list[str]:
     ]
 
 
-def _step(record: Record, found: Record) -> list[str]:
-    k, ref = record["setting"]["stack"], found["reference"]
+def _step(record: Record, totals: Record) -> list[str]:
+    k, ref = record["setting"]["stack"], totals["reference"]
     out = [
         f"training step, per client; median of {len(record['step']['pairs'])} interleaved pairs",
         f"  {'':<21}{'CPU s':>9}{'wall s':>9}{'ratio':>8}  {'range':<13}{'wall':>6}"
@@ -103,7 +103,7 @@ def _step(record: Record, found: Record) -> list[str]:
         f"  {'reference':<21}{ref['cpu']:>9.3f}{ref['wall']:>9.3f}{1:>8.1f}  {'':<13}{'':>6}"
         f"{'':>13}{'':>9}{ref['rss'] / 2**20:>9.0f}",
     ]
-    for name, side in found["sides"].items():
+    for name, side in totals["sides"].items():
         spread = f"{side['lowest']:.1f}-{side['highest']:.1f}"
         out.append(
             f"  {LABELS[name].format(k=k):<21}{side['cpu']:>9.3f}{side['wall']:>9.3f}"
@@ -119,8 +119,8 @@ def _step(record: Record, found: Record) -> list[str]:
     return out
 
 
-def _bounds(record: Record, found: Record) -> list[str]:
-    f, peak, ref = record["flops"], record["peaks"], found["reference"]
+def _bounds(record: Record, totals: Record) -> list[str]:
+    f, peak, ref = record["flops"], record["peaks"], totals["reference"]
     floor = f["fast_step"] / peak["fp32"]
     reached = f["reference_step"] / ref["cpu"] / peak["torch_fp32"]
     out = [
@@ -136,7 +136,7 @@ def _bounds(record: Record, found: Record) -> list[str]:
     k = record["setting"]["stack"]
     out += [
         f"ours, {LABELS[n].format(k=k)}: {side['share']:.2f} of the peak of its products"
-        for n, side in found["sides"].items()
+        for n, side in totals["sides"].items()
     ]
     return out
 
@@ -164,16 +164,16 @@ def _cold(cold: Record) -> list[str]:
     ]
 
 
-def _profile(found: Record) -> list[str]:
+def _profile(profile: Record) -> list[str]:
     head = ["where our time goes (stacked step, torch.profiler, own CPU time): "
-            f"{found['products']:.0%} in matrix products"]
+            f"{profile['products']:.0%} in matrix products"]
     return head + [
         f"  {r['share']:>6.1%} {r['seconds']:>8.3f} s {r['calls']:>6} x  {r['op']}"
-        for r in found["rows"]
+        for r in profile["rows"]
     ]
 
 
-def _verdicts(record: Record, found: Record) -> list[str]:
+def _verdicts(record: Record, totals: Record) -> list[str]:
     load, s = record["load"], record["setting"]
     out = ["targets"]
     other = [f"{k} {v}" for k, v in TARGET_SETTING.items() if s[k] != v]
@@ -181,7 +181,7 @@ def _verdicts(record: Record, found: Record) -> list[str]:
         return [f"targets are stated for {', '.join(other)}: no verdict here"]
     withheld = load["highest"] > load["cores"]
     for key, text, wanted in TARGETS:
-        value = found[key]
+        value = totals[key]
         if value is None:
             continue
         verdict = "met" if value >= wanted else "not met"
@@ -191,11 +191,11 @@ def _verdicts(record: Record, found: Record) -> list[str]:
             verdict = (f"verdict withheld: load {load['highest']:.1f} is above "
                        f"{load['cores']} core(s)")
         out.append(f"  {text}: {value:.2f}, target {wanted:g}: {verdict}")
-    worst = found["sides"]["stacked"]["loss_worst"]
+    worst = totals["sides"]["stacked"]["loss_worst"]
     fine = "within" if worst <= FP32_LOSS else "ABOVE"
     out.append(f"  fp32 loss difference {worst:.1e}: {fine} {FP32_LOSS:g}")
-    if "bf16_one" in found["sides"]:
-        worst = found["sides"]["bf16_stacked"]["loss_worst"]
+    if "bf16_one" in totals["sides"]:
+        worst = totals["sides"]["bf16_stacked"]["loss_worst"]
         fine = "within" if worst <= BF16_LOSS else "ABOVE"
         out.append(f"  bf16 loss difference {worst:.1e}: {fine} {BF16_LOSS:g}")
     return out

@@ -42,7 +42,7 @@ class Invariant:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Verdict:
     """What became of one invariant: ``state`` is ``ok``, ``broken`` or ``exempt``."""
 
     name: str
@@ -90,7 +90,7 @@ def misdeclared(trainer: type[Trainer]) -> dict[str, str]:
 
 def run(
     spec: str | type[Trainer], opts: Sequence[str] = (), world: World | None = None
-) -> list[Outcome]:
+) -> list[Verdict]:
     """Try every invariant on a trainer.
 
     Args:
@@ -105,21 +105,21 @@ def run(
     world = world or World(opts)
     world.config(trainer)  # wrong options are the user's mistake, not a broken invariant
     wrong = misdeclared(trainer)
-    found = [Outcome(n, "exemptions are declared", "broken", said)
-             for n, said in wrong.items() if n not in INVARIANTS]
+    verdicts = [Verdict(n, "exemptions are declared", "broken", what)
+             for n, what in wrong.items() if n not in INVARIANTS]
     for name, invariant in INVARIANTS.items():
         if name in wrong:
-            found.append(Outcome(name, invariant.statement, "broken", wrong[name]))
+            verdicts.append(Verdict(name, invariant.statement, "broken", wrong[name]))
         elif name in trainer.exempt:
-            found.append(Outcome(name, invariant.statement, "exempt", trainer.exempt[name]))
+            verdicts.append(Verdict(name, invariant.statement, "exempt", trainer.exempt[name]))
         else:
-            found.append(_tried(name, invariant, world, trainer))
-    return found
+            verdicts.append(_verdict(name, invariant, world, trainer))
+    return verdicts
 
 
-def _tried(name: str, invariant: Invariant, world: World, trainer: type[Trainer]) -> Outcome:
+def _verdict(name: str, invariant: Invariant, world: World, trainer: type[Trainer]) -> Verdict:
     try:
         invariant(world, trainer)
     except Broken as error:
-        return Outcome(name, invariant.statement, "broken", str(error))
-    return Outcome(name, invariant.statement, "ok")
+        return Verdict(name, invariant.statement, "broken", str(error))
+    return Verdict(name, invariant.statement, "ok")

@@ -93,8 +93,8 @@ def _no_trace(event: RoundFinished, personal: Sequence[str]) -> None:
             what = f"round {event.round}, {where}"
             if isinstance(item, str):
                 named = [p.search(item) for p in names]
-                found = next((m.group() for m in named if m), "")
-                demand(not found, f"{what}: names the personal tensor '{found}'")
+                leak = next((m.group() for m in named if m), "")
+                demand(not leak, f"{what}: names the personal tensor '{leak}'")
             elif item.numel() > 1:
                 for client, state in event.state.clients.items():
                     _no_value({where: item}, state, personal, f"{what}, client {client}")
@@ -133,13 +133,13 @@ def g2_server_untouched(world: World, trainer: Kind) -> None:
     for stacked in (False, True):
         fed = world.federation(trainer, Setup(chunk=len(world.splits)))
         state = copied_fed(world.trajectory(trainer).states[1])
-        given, start = copied_fed(state), copied({"start": fed.p0})
+        before, start = copied_fed(state), copied({"start": fed.p0})
         if stacked:
             work(fed, state)
         else:
             _bare_work(fed, state)
-        same_state(state.server, given.server, "the server's state after client work")
-        for client, old in given.clients.items():
+        same_state(state.server, before.server, "the server's state after client work")
+        for client, old in before.clients.items():
             same_state(state.clients[client], old, f"the state that client {client} came with")
         same_state({"start": fed.p0}, start, "the initial tensors after client work")
 
@@ -213,14 +213,14 @@ def g7_weights(world: World, trainer: Kind) -> None:
     """Four times as many samples at every client change nothing in the aggregate."""
     run = world.trajectory(trainer)
     for before, event in zip(run.states[:-1], run.events, strict=True):
-        found = []
+        servers = []
         for factor in (1.0, 4.0):  # a power of two: no rounding of its own
             fed = world.federation(trainer)
             updates = [replace(u, weight=u.weight * factor) for u in event.updates]
-            found.append(fed.trainer.server(
+            servers.append(fed.trainer.server(
                 fed.context([], event.round), copied(before.server), updates
             ))
-        same_state(found[1], found[0], f"round {event.round}, weights times 4: server", EXACT)
+        same_state(servers[1], servers[0], f"round {event.round}, weights times 4: server", EXACT)
 
 
 def g10_groups(world: World, trainer: Kind) -> None:
@@ -247,9 +247,9 @@ def shuffled_server(world: World, trainer: Kind) -> None:
     """The server's rule does not depend on the order in which updates arrive."""
     run = world.trajectory(trainer)
     event = run.events[1]
-    found = []
+    servers = []
     for updates in (event.updates, event.updates[::-1]):
         fed = world.federation(trainer)
         ctx: Context = fed.context([], 2)
-        found.append(fed.trainer.server(ctx, copied(run.states[1].server), list(updates)))
-    same_state(found[1], found[0], "updates in reverse order: server", EXACT)
+        servers.append(fed.trainer.server(ctx, copied(run.states[1].server), list(updates)))
+    same_state(servers[1], servers[0], "updates in reverse order: server", EXACT)

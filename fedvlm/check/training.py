@@ -49,9 +49,9 @@ def g4_no_rate(world: World, trainer: Kind) -> None:
     for client, state in end.clients.items():
         for slot, tree in state.items():
             old = start.clients[client].get(slot, {})
-            kept = {n: v for n, v in tree.items() if n in names and n in old}
+            still = {n: v for n, v in tree.items() if n in names and n in old}
             same_tree(
-                kept, {n: old[n] for n in kept}, f"lr 0: client {client}, slot '{slot}'", EXACT
+                still, {n: old[n] for n in still}, f"lr 0: client {client}, slot '{slot}'", EXACT
             )
     for (ids, p), (_, old) in zip(_personal(run, end), _personal(run, start), strict=True):
         same_tree(p, old, f"lr 0: personal models of clients {ids}", EXACT)

@@ -53,8 +53,8 @@ def gap(x: Tensor, y: Tensor) -> float:
     if not x.numel() or torch.equal(x, y):
         return 0.0
     a, b = x.double(), y.double()
-    found = float((a - b).abs().max())
-    return found / max(1.0, float(b.abs().max())) if found == found else float("inf")
+    largest = float((a - b).abs().max())
+    return largest / max(1.0, float(b.abs().max())) if largest == largest else float("inf")
 
 
 def same_tree(ours: Tree, theirs: Tree, what: str, tolerance: float = 0.0) -> None:
@@ -66,8 +66,8 @@ def same_tree(ours: Tree, theirs: Tree, what: str, tolerance: float = 0.0) -> No
     odd = sorted(set(ours) ^ set(theirs))
     demand(not odd, f"{what}: tensor '{odd[0] if odd else ''}' is on one side only")
     for name, value in ours.items():
-        found = gap(value, theirs[name])
-        demand(found <= tolerance, f"{what}: '{name}' differs by {found:.1e}")
+        distance = gap(value, theirs[name])
+        demand(distance <= tolerance, f"{what}: '{name}' differs by {distance:.1e}")
 
 
 def same_state(ours: State, theirs: State, what: str, tolerance: float = 0.0) -> None:
@@ -159,8 +159,8 @@ class Letters:
         ids = torch.zeros(len(texts), context_length, dtype=torch.int64)
         for row, text in enumerate(texts):
             letters = [1 + ord(ch) % 61 for ch in text if ch != " "][: context_length - 2]
-            found = torch.tensor([self.start_id, *letters, self.eot_token_id])
-            ids[row, : len(found)] = found
+            tokens = torch.tensor([self.start_id, *letters, self.eot_token_id])
+            ids[row, : len(tokens)] = tokens
         return ids
 
 
@@ -296,8 +296,8 @@ class World:
         splits = self.splits if s.splits is None else s.splits
         cfg = self.config(trainer, s.opts, len(splits))
         momentum = s.momentum if cfg.OPTIM.MOMENTUM else 0.0  # a YAML may ask for plain SGD
-        made, model = trainer(cfg), self.model(s.packed)
-        inside = getattr(made, "token_block", lambda model: None)(model) is not None
+        method, model = trainer(cfg), self.model(s.packed)
+        inside = getattr(method, "token_block", lambda model: None)(model) is not None
         batcher = SplitBatcher(
             self._source(s, s.pixels or inside), splits, s.batch, s.seed, 1, EPOCHS,
             torch.device("cpu"), torch.float64,
@@ -309,7 +309,7 @@ class World:
             nonfinite=s.nonfinite,
             optim=OptimSpec("sgd", s.lr, momentum, s.decay),
         )
-        return Federation(made, model, batcher, plan, engine=s.engine or LocalEngine(s.chunk))
+        return Federation(method, model, batcher, plan, engine=s.engine or LocalEngine(s.chunk))
 
     def _source(self, setup: Setup, from_pixels: bool) -> Any:
         """Return features, or pixels (asked for, or the method works inside the image tower)."""

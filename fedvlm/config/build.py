@@ -68,13 +68,13 @@ def unused_keys(origins: Mapping[str, str], schema: Schema) -> list[str]:
 
 def flat(cfg: CfgNode, prefix: str = "") -> dict[str, Value]:
     """Return the tree as ``{"FED.ROUNDS": 10, ...}``."""
-    found: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     for name, value in cfg.items():
         if isinstance(value, CfgNode):
-            found |= flat(value, f"{prefix}{name}.")
+            values |= flat(value, f"{prefix}{name}.")
         else:
-            found[prefix + name] = value
-    return found
+            values[prefix + name] = value
+    return values
 
 
 def config_lines(cfg: CfgNode, origins: Mapping[str, str], schema: Schema) -> list[str]:
@@ -116,8 +116,8 @@ class _Merge:
         self.schema = schema
         self.aliases = {k: a for k, a in family_aliases().items() if k not in schema}
         self.refused = {k: why for k, why in refused_keys().items() if k not in schema}
-        known = {*schema, *self.aliases, *self.refused}
-        self.inner = nodes(schema | dict.fromkeys(known, next(iter(schema.values()))))
+        keys = {*schema, *self.aliases, *self.refused}
+        self.inner = nodes(schema | dict.fromkeys(keys, next(iter(schema.values()))))
         self.values: dict[str, Value] = {k: o.default for k, o in schema.items()}
         self.origins: dict[str, str] = dict.fromkeys(sorted(schema), DEFAULT)
         self.mistakes: list[str] = []
@@ -185,17 +185,17 @@ class _Merge:
 
     def _near(self, key: str) -> str:
         """Suggest within the section first: a slip in the last word is the usual mistake."""
-        known = [*self.schema, *self.aliases, *self.refused]
+        keys = [*self.schema, *self.aliases, *self.refused]
         if key in self.inner:
             return f" (a section: set one of its keys, {key}.*)"
         section = key.rpartition(".")[0]
-        beside = [k for k in known if section and k.rpartition(".")[0] == section]
+        beside = [k for k in keys if section and k.rpartition(".")[0] == section]
         last = {k.rpartition(".")[2]: k for k in beside}
         near = did_you_mean(key.rpartition(".")[2], last)
         for name, whole in last.items():
             if near == f"; did you mean '{name}'?":
                 return f"; did you mean '{whole}'?"
-        return did_you_mean(key, [*known, *self.inner])
+        return did_you_mean(key, [*keys, *self.inner])
 
     def tree(self) -> CfgNode:
         """Return the frozen yacs tree."""

@@ -190,20 +190,20 @@ def declare(schema: Schema, prefix: str, options: Mapping[str, Option]) -> Schem
     Raises:
         ConfigError: an option's default breaks its own rule (a mistake in the trainer's file).
     """
-    kept = {k: o for k, o in schema.items() if not k.startswith(prefix + ".")}
+    merged = {k: o for k, o in schema.items() if not k.startswith(prefix + ".")}
     for name, option in options.items():
         try:
             option.parse(option.default)
         except ValueError as error:
             raise ConfigError(f"{prefix}.{name}: its default {error}") from None
-        kept[f"{prefix}.{name}"] = option
-    return kept
+        merged[f"{prefix}.{name}"] = option
+    return merged
 
 
 def nodes(schema: Schema) -> set[str]:
     """Return the dotted names of all inner nodes: ``{"FED", "DATALOADER", "DATALOADER.TEST"}``."""
-    found = set()
+    inner = set()
     for key in schema:
         parts = key.split(".")
-        found |= {".".join(parts[:i]) for i in range(1, len(parts))}
-    return found
+        inner |= {".".join(parts[:i]) for i in range(1, len(parts))}
+    return inner

@@ -170,30 +170,30 @@ def config_names(kind: str) -> list[str]:
     return sorted({p.stem for folder in folders for p in _yamls(folder)})
 
 
-def find_config(given: str, kind: str) -> Path:
-    """Return the YAML file that ``given`` means: a path, or a bare name in ``configs/<kind>``.
+def find_config(name: str, kind: str) -> Path:
+    """Return the YAML file that ``name`` means: a path, or a bare name in ``configs/<kind>``.
 
     Raises:
         ConfigError: not a YAML name, or no such file; the nearest name and the list are shown.
     """
-    found = lookup(given, kind)
-    if found is not None:
-        return found
+    path = lookup(name, kind)
+    if path is not None:
+        return path
     names = config_names(kind)
-    near = did_you_mean(Path(given).stem, names)
-    known = ", ".join(names) if names else f"no configs/{kind} folder found"
-    raise ConfigError(f"no config '{given}'{near} (known {kind}: {known})")
+    near = did_you_mean(Path(name).stem, names)
+    listing = ", ".join(names) if names else f"no configs/{kind} folder found"
+    raise ConfigError(f"no config '{name}'{near} (known {kind}: {listing})")
 
 
-def lookup(given: str, kind: str) -> Path | None:
-    """Return the file that ``given`` means, or None where there is none.
+def lookup(name: str, kind: str) -> Path | None:
+    """Return the file that ``name`` means, or None where there is none.
 
     Raises:
-        ConfigError: ``given`` has a suffix that is not YAML's.
+        ConfigError: ``name`` has a suffix that is not YAML's.
     """
-    if not given.strip() or "\0" in given:
+    if not name.strip() or "\0" in name:
         return None
-    path = Path(given).expanduser()
+    path = Path(name).expanduser()
     if path.suffix:
         check_suffix(path)
         if path.is_file():

@@ -14,14 +14,14 @@ What the numbers mean:
 * Logits range over all classes of the setting. Nothing is chosen on test; view 0 only.
 
 It draws no random number and changes no state: training goes on as if it had not been there.
-
-The reference row: the zero-shot model, with the dataset's template prompt as its classifier.
+``zero_shot`` is the reference row: the model as it comes, with the dataset's template prompt as its
+classifier.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,45 +30,10 @@ from torch import Tensor
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import TreeView
 from fedvlm.evaluation import metrics, scores
-from fedvlm.evaluation import scores as others
-from fedvlm.evaluation.scores import Batches, Predicted, Predictor, Source
-
-
-@runtime_checkable
-class RoundFinishedLike(Protocol):
-    """``federation.events.RoundFinished``, or anything that offers its models."""
-
-    @property
-    def round(self) -> int:
-        """Number of the round; 0 is the untrained start."""
-        ...
-
-    @property
-    def total_rounds(self) -> int:
-        """Number of the last round."""
-        ...
-
-    def personal(self, clients: Sequence[int]) -> Iterator[tuple[Sequence[int], TreeView]]:
-        """Yield chunks of clients with their models ``[K, ...]``, each client once."""
-        ...
-
-    def shared(self) -> TreeView:
-        """Return the global model ``[1, ...]``."""
-        ...
-
-
-@runtime_checkable
-class FinetunedLike(Protocol):
-    """A finished round whose personal models may have had a final fine-tuning."""
-
-    @property
-    def finetuned(self) -> bool:
-        """Whether ``personal`` is after it."""
-        ...
-
-    def before_finetuning(self, clients: Sequence[int]) -> Iterator[tuple[Sequence[int], TreeView]]:
-        """Yield the models as they were before, as ``RoundFinishedLike.personal``."""
-        ...
+from fedvlm.evaluation.scores import Batches, Predictions
+from fedvlm.federation.batches import SampleSource
+from fedvlm.federation.rounds import RoundFinished
+from fedvlm.federation.trainer import Predictor
 
 
 class Evaluator:
@@ -85,10 +50,8 @@ class Evaluator:
         keep_logits: keep per-sample logits of the last round in ``logits``.
         cross: also ask for ``base_all`` and ``base_other`` (at start and last round); by default
             only where there are unseen classes.
-        on_result: called with each result.
 
     Attributes:
-        results: every result so far, in order; plain JSON values.
         logits: with ``keep_logits``, after the last round: ``global`` ``[n, C]``,
             ``personal|<client>`` ``[n_k, C]``, and predicted labels (int64) under
             ``labels|base_all|<client>``, ``labels|new|<client>``, ``labels|unseen|<client>``; true
@@ -98,9 +61,9 @@ class Evaluator:
     """
 
     def __init__(
-        self, model: Any, trainer: Any, source: Source, federated: scores.Federated, *,
+        self, model: Any, trainer: Any, source: SampleSource, federated: scores.Federated, *,
         every: int = 1, batch_size: int = 256, keep_logits: bool = False,
-        cross: bool | None = None, on_result: Callable[[dict[str, Any]], None] | None = None,
+        cross: bool | None = None,
     ) -> None:
         if every < 0 or batch_size < 1:
             raise ConfigError(
@@ -108,43 +71,31 @@ class Evaluator:
                 "TEST.EVAL_EVERY starts at 0 and the test batch size at 1"
             )
         self.model, self.trainer, self.data = model, trainer, federated
-        self.every, self.keep_logits, self.on_result = every, keep_logits, on_result
+        self.every, self.keep_logits = every, keep_logits
         self.open = bool(getattr(trainer, "open_vocabulary", True))
         self.with_new = scores.has_new(federated) and self.open
-        self.unseen = others.unseen_of(federated)
+        self.unseen = scores.unseen_of(federated)
         self.cross = scores.has_new(federated) if cross is None else cross
-        self.results: list[dict[str, Any]] = []
         self.logits: dict[str, Tensor] = {}
         self._batches = Batches(source, batch_size, getattr(model, "device", "cpu"))
 
     def __call__(self, event: object) -> dict[str, Any] | None:
         """Evaluate if ``event`` is a finished round that is due; return the result, else None."""
-        if not isinstance(event, RoundFinishedLike):
-            return None
-        if not self.due(event.round, event.total_rounds):
-            return None
-        result = self.evaluate(event)
-        self.results.append(result)
-        if self.on_result is not None:
-            self.on_result(result)
-        return result
+        if isinstance(event, RoundFinished) and self.due(event.round, event.total_rounds):
+            return self.evaluate(event)
+        return None
 
     def due(self, round_: int, total: int) -> bool:
         """Say whether a round is evaluated."""
         return round_ in (0, total) or (self.every > 0 and round_ % self.every == 0)
 
-    @property
-    def latest(self) -> dict[str, Any] | None:
-        """The newest result."""
-        return self.results[-1] if self.results else None
-
-    def evaluate(self, event: RoundFinishedLike) -> dict[str, Any]:
+    def evaluate(self, event: RoundFinished) -> dict[str, Any]:
         """Return the numbers of a finished round.
 
         Returns:
             ``round``, ``personal`` with ``_std``, ``_worst``, ``_worst_decile``, ``_micro``,
             ``_macro_f1``, ``global``, ``global_macro_f1``, ``clients`` (a line each, see
-            ``scores.own_row``), ``notes``; at start and last round with unseen classes also
+            ``scores.client_row``), ``notes``; at start and last round with unseen classes also
             ``base_all``, ``base_other``, ``new``, ``hm2``, ``hm3``, ``cm``. With a domain left out
             ``unseen``, and at start and last round ``unseen_personal``; with other data sets, at
             start and last round, ``target.<NAME>`` and ``targets``. Percent; None where a
@@ -161,12 +112,12 @@ class Evaluator:
         result = {"round": event.round} | scores.personal_scores(rows)
         result |= self._global(event.shared(), ends, keep)
         result |= scores.cross_scores(rows, result["personal"])
-        if isinstance(event, FinetunedLike) and event.finetuned:
+        if event.finetuning:
             result["personal_before_ft"] = self._before(event, rows)
-        notes = scores.left_out(rows)
+        notes = scores.notes(rows)
         if ends and self.cross and scores.has_new(self.data) and not self.open:
             notes.append("the method is bound to its training classes: no number for new ones")
-        if ends and others.has_targets(self.data) and not self.open:
+        if ends and scores.has_targets(self.data) and not self.open:
             notes.append("the method is bound to its training classes: no number for TEST.TARGETS")
         return result | {"clients": rows, "notes": notes}
 
@@ -174,43 +125,40 @@ class Evaluator:
         """Return the shared model's numbers on the whole test set and on other ones."""
         predict = self._predictor(self.model, params)
         shared = self._batches.shared(predict, self.data.global_test, 1, keep)[0]
-        beside = others.predictions(
+        beside = scores.other_predictions(
             self.data, self._batches, self.model, lambda model: self._predictor(model, params),
             predict, targets=ends and self.open, keep_logits=keep,
         )
         if keep:
             self._keep("global", self.data.global_test, shared)
             for other in self.data.others:
-                if others.key_of(other) in beside:
-                    name = others.key_of(other)
+                if scores.key_of(other) in beside:
+                    name = scores.key_of(other)
                     self._keep(name, other.indices, beside[name])
-        return scores.global_scores(self.data, shared) | others.other_scores(self.data, beside)
+        return scores.global_scores(self.data, shared) | scores.other_scores(self.data, beside)
 
-    def _before(self, event: FinetunedLike, rows: Sequence[dict[str, Any]]) -> float | None:
+    def _before(self, event: RoundFinished, rows: Sequence[dict[str, Any]]) -> float | None:
         """Add the accuracies before the final fine-tuning to the lines; return their mean."""
         for chunk, params in event.before_finetuning([row["client"] for row in rows]):
             tests = [self.data.clients[c].test for c in chunk]
-            found = self._batches.own(self._predictor(self.model, params), tests)
-            for c, test, one in zip(chunk, tests, found, strict=True):
-                own = scores.own_row(c, self.data.labels[test], one)
-                rows[c]["accuracy_before_ft"] = own["accuracy"]
+            each = self._batches.separate(self._predictor(self.model, params), tests)
+            for c, test, one in zip(chunk, tests, each, strict=True):
+                row = scores.client_row(c, self.data.labels[test], one)
+                rows[c]["accuracy_before_ft"] = row["accuracy"]
         return metrics.mean(row["accuracy_before_ft"] for row in rows)
 
-    def _personal(
-        self, event: RoundFinishedLike, ends: bool, keep: bool
-    ) -> list[dict[str, Any]]:
+    def _personal(self, event: RoundFinished, ends: bool, keep: bool) -> list[dict[str, Any]]:
         """Return one line per client, by ascending id; each personal model is built once."""
         rows: dict[int, dict[str, Any]] = {}
         everyone = list(range(len(self.data.clients)))
         for chunk, params in event.personal(everyone):
             tests = [self.data.clients[c].test for c in chunk]
             predict = self._predictor(self.model, params)
-            for c, test, found in zip(
-                chunk, tests, self._batches.own(predict, tests, keep), strict=True
-            ):
-                rows[c] = scores.own_row(c, self.data.labels[test], found)
+            each = self._batches.separate(predict, tests, keep)
+            for c, test, one in zip(chunk, tests, each, strict=True):
+                rows[c] = scores.client_row(c, self.data.labels[test], one)
                 if keep:
-                    self._keep(f"personal|{c}", test, found)
+                    self._keep(f"personal|{c}", test, one)
             if ends and self.cross:
                 self._cross(rows, chunk, predict, params, keep)
             if ends and self.unseen is not None:
@@ -226,7 +174,7 @@ class Evaluator:
     ) -> None:
         """Add base and new accuracies of a chunk's models to their lines."""
         base = self._batches.shared(predict, self.data.global_test, len(chunk))
-        new: list[Predicted] = []
+        new: list[Predictions] = []
         if self.with_new:
             other = self._predictor(self.model.with_classes(self.data.new_classnames), params)
             new = self._batches.shared(other, self.data.new_test, len(chunk))
@@ -245,9 +193,9 @@ class Evaluator:
         indices: np.ndarray, keep: bool,
     ) -> None:
         """Add a chunk's accuracies on the domain that no client holds to their lines."""
-        found = self._batches.shared(predict, indices, len(chunk))
-        for c, one in zip(chunk, found, strict=True):
-            rows[c][others.UNSEEN] = metrics.accuracy(self.data.labels[indices], one.labels)
+        each = self._batches.shared(predict, indices, len(chunk))
+        for c, one in zip(chunk, each, strict=True):
+            rows[c][scores.UNSEEN] = metrics.accuracy(self.data.labels[indices], one.labels)
             if keep:
                 self.logits[f"labels|unseen|{c}"] = torch.from_numpy(one.labels)
 
@@ -256,14 +204,14 @@ class Evaluator:
             predictor: Predictor = self.trainer.predictor(model, params)
         return predictor
 
-    def _keep(self, name: str, indices: Any, found: Predicted) -> None:
-        if found.logits is not None:
-            self.logits[name] = found.logits
+    def _keep(self, name: str, indices: Any, predictions: Predictions) -> None:
+        if predictions.logits is not None:
+            self.logits[name] = predictions.logits
         self.logits[f"true|{name}"] = torch.from_numpy(self.data.labels[indices])
 
 
 def zero_shot(
-    model: Any, source: Source, federated: scores.Federated, *, batch_size: int = 256,
+    model: Any, source: SampleSource, federated: scores.Federated, *, batch_size: int = 256,
     cross: bool | None = None,
 ) -> dict[str, Any]:
     """Return the numbers of the model as it comes, named as in ``Evaluator.evaluate``.
@@ -282,10 +230,10 @@ def zero_shot(
     wanted = np.unique(np.concatenate([np.asarray(federated.global_test, dtype=np.int64), *tests]))
     labels = batches.shared(predict, wanted, 1)[0].labels
 
-    def at(indices: np.ndarray) -> Predicted:
-        return Predicted(labels[np.searchsorted(wanted, indices)])
+    def at(indices: np.ndarray) -> Predictions:
+        return Predictions(labels[np.searchsorted(wanted, indices)])
 
-    rows = [scores.own_row(c, federated.labels[t], at(t)) for c, t in enumerate(tests)]
+    rows = [scores.client_row(c, federated.labels[t], at(t)) for c, t in enumerate(tests)]
     base = at(federated.global_test)
     if scores.has_new(federated) if cross is None else cross:
         new = {}
@@ -294,16 +242,16 @@ def zero_shot(
             new = scores.new_row(federated, batches.shared(unseen, federated.new_test, 1)[0])
         for c, row in enumerate(rows):
             row |= scores.base_row(federated, c, base) | new
-    beside = others.other_scores(federated, others.predictions(
+    beside = scores.other_scores(federated, scores.other_predictions(
         federated, batches, model, template_predictor, predict, targets=True
     ))
-    if others.UNSEEN in beside:
+    if scores.UNSEEN in beside:
         for row in rows:
-            row[others.UNSEEN] = beside[others.UNSEEN]
+            row[scores.UNSEEN] = beside[scores.UNSEEN]
     result = {"round": None} | scores.personal_scores(rows)
     result |= scores.global_scores(federated, base) | beside
     result |= scores.cross_scores(rows, result["personal"])
-    return result | {"clients": rows, "notes": scores.left_out(rows)}
+    return result | {"clients": rows, "notes": scores.notes(rows)}
 
 
 def template_predictor(model: Any) -> Predictor:

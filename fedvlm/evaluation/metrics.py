@@ -1,6 +1,6 @@
 """Metrics as pure functions; every accuracy is in percent.
 
-``accuracy``, ``error`` and ``macro_f1`` are Dassl's (scikit-learn's ``f1_score`` over the classes
+``accuracy`` and ``macro_f1`` are Dassl's (scikit-learn's ``f1_score`` over the classes
 present in ``y_true``). Means over clients are unweighted; a client without a value (None: it has no
 such samples) is left out.
 """
@@ -20,12 +20,6 @@ def accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> float | None:
     """Return the share of equal labels in percent, None for no samples."""
     true, pred = _pair(y_true, y_pred)
     return 100.0 * float(np.sum(true == pred)) / len(true) if len(true) else None
-
-
-def error(y_true: ArrayLike, y_pred: ArrayLike) -> float | None:
-    """Return 100 - accuracy, None for no samples."""
-    value = accuracy(y_true, y_pred)
-    return None if value is None else 100.0 - value
 
 
 def macro_f1(y_true: ArrayLike, y_pred: ArrayLike) -> float | None:
@@ -49,50 +43,40 @@ def harmonic_mean(*values: float | None) -> float | None:
     Raises:
         ValueError: no values, or a negative one.
     """
-    known = [v for v in values if v is not None]
-    if not values or any(v < 0 for v in known):
+    present = [v for v in values if v is not None]
+    if not values or any(v < 0 for v in present):
         raise ValueError(f"no harmonic mean of {values}")
-    if len(known) < len(values):
+    if len(present) < len(values):
         return None
-    return 0.0 if 0 in known else len(known) / math.fsum(1.0 / v for v in known)
+    return 0.0 if 0 in present else len(present) / math.fsum(1.0 / v for v in present)
 
 
-def hm2(base_all: float | None, new: float | None) -> float | None:
-    """Return the harmonic mean of base and new classes."""
-    return harmonic_mean(base_all, new)
-
-
-def hm3(personal: float | None, base_all: float | None, new: float | None) -> float | None:
-    """Return the harmonic mean of own test split, base and new classes."""
-    return harmonic_mean(personal, base_all, new)
-
-
-def cm(personal: float | None, hm2_value: float | None) -> float | None:
+def cm(personal: float | None, hm2: float | None) -> float | None:
     """Return ``(personal + hm2) / 2``."""
-    return None if personal is None or hm2_value is None else (personal + hm2_value) / 2
+    return None if personal is None or hm2 is None else (personal + hm2) / 2
 
 
 def mean(values: Iterable[float | None]) -> float | None:
     """Return the unweighted mean of the values that exist, None for none."""
-    known = _known(values)
-    return math.fsum(known) / len(known) if known else None
+    present = _present(values)
+    return math.fsum(present) / len(present) if present else None
 
 
 def std(values: Iterable[float | None]) -> float | None:
     """Return the population standard deviation over clients (all of them are there: ddof = 0)."""
-    known = _known(values)
-    return float(np.std(known)) if known else None
+    present = _present(values)
+    return float(np.std(present)) if present else None
 
 
 def worst(values: Iterable[float | None]) -> float | None:
     """Return the smallest value."""
-    return min(_known(values), default=None)
+    return min(_present(values), default=None)
 
 
 def worst_decile(values: Iterable[float | None]) -> float | None:
     """Return the mean of the lowest tenth of the values, of one value at least (rounded up)."""
-    known = sorted(_known(values))
-    return mean(known[: math.ceil(DECILE * len(known))]) if known else None
+    ascending = sorted(_present(values))
+    return mean(ascending[: math.ceil(DECILE * len(ascending))]) if ascending else None
 
 
 def pooled(correct: Sequence[int], counts: Sequence[int]) -> float | None:
@@ -101,7 +85,7 @@ def pooled(correct: Sequence[int], counts: Sequence[int]) -> float | None:
     return 100.0 * sum(correct) / total if total else None
 
 
-def _known(values: Iterable[float | None]) -> list[float]:
+def _present(values: Iterable[float | None]) -> list[float]:
     return [float(v) for v in values if v is not None]
 
 

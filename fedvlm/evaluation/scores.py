@@ -1,11 +1,8 @@
-"""From predictions to the named numbers of one evaluation, as plain JSON values.
+"""From models to predictions, and from those to the named numbers of one evaluation (plain JSON).
 
-Predictions of K models at once: on the same samples, or on samples of their own.
-
-No gradient is kept, and ``torch.inference_mode`` is avoided on purpose: a tensor that a model
-caches under it (a text anchor, say) could never take part in training again.
-
-One model on the test sets beside the run's own: ``unseen``, ``target.<NAME>``, ``targets``.
+``Batches`` predicts with K models at once, on the same samples or on samples of their own. No
+gradient is kept, and ``torch.inference_mode`` is avoided on purpose: a tensor that a model caches
+under it (a text anchor, say) could never take part in training again.
 """
 
 from __future__ import annotations
@@ -19,23 +16,83 @@ import torch
 from torch import Tensor
 
 from fedvlm.evaluation import metrics
+from fedvlm.federation.batches import SampleSource, Split
+from fedvlm.federation.trainer import Predictor
 
-Predictor = Callable[[Mapping[str, Tensor]], Tensor]
+BROKEN = -1  # the label where a model's logits are not finite: never right, never another class
+DOMAIN = "domain"
+UNSEEN = "unseen"
+TARGET = "target."
+TARGETS = "targets"
+_LISTED = 8
 
-#: The label given where a model's logits are not finite: never right, never another class.
-BROKEN = -1
 
+class OtherTest(Protocol):
+    """One more test set (``data.federated.OtherTest``)."""
 
-class Source(Protocol):
-    """Samples by index; view 0 is the plain, unaugmented one."""
+    @property
+    def name(self) -> str:
+        """Of the domain or data set."""
+        ...
 
-    def fetch(self, indices: Any, view: int) -> dict[str, Tensor]:
-        """Return streams ``{name: [len(indices), ...]}``."""
+    @property
+    def kind(self) -> str:
+        """``domain``: the run's classes; ``dataset``: its own."""
+        ...
+
+    @property
+    def classnames(self) -> Sequence[str]:
+        """By label."""
+        ...
+
+    @property
+    def templates(self) -> Sequence[str]:
+        """Prompt templates."""
+        ...
+
+    @property
+    def indices(self) -> np.ndarray:
+        """Its test images."""
         ...
 
 
+class Federated(Protocol):
+    """What is read of the federated data set (``data.federated.FederatedData``)."""
+
+    @property
+    def clients(self) -> Sequence[Split]:
+        """By client id."""
+        ...
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Label by sample index; new classes have their own, from 0."""
+        ...
+
+    @property
+    def global_test(self) -> np.ndarray:
+        """Test images of all classes of the setting."""
+        ...
+
+    @property
+    def new_test(self) -> np.ndarray:
+        """Test images of unseen classes; empty where there are none."""
+        ...
+
+    @property
+    def new_classnames(self) -> Sequence[str]:
+        """Unseen classes, by their label."""
+        ...
+
+    @property
+    def others(self) -> Sequence[OtherTest]:
+        """More test sets: a domain that no client holds, other data sets."""
+        ...
+
+
+# ---- predictions -------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Predicted:
+class Predictions:
     """One model on n samples.
 
     Attributes:
@@ -51,22 +108,22 @@ class Batches:
     """Fetches test samples in a fixed order and size, so that a repeated evaluation is bit-equal.
 
     Args:
-        source: where samples come from.
+        source: where samples come from; view 0 is the plain, unaugmented one.
         batch_size: samples per client and batch.
         device: where the predictor works; streams are moved there.
     """
 
-    def __init__(self, source: Source, batch_size: int, device: torch.device | str) -> None:
+    def __init__(self, source: SampleSource, batch_size: int, device: torch.device | str) -> None:
         self.source, self.batch_size, self.device = source, batch_size, device
 
     def _fetch(self, indices: np.ndarray) -> dict[str, Tensor]:
-        picked = torch.tensor(np.asarray(indices, dtype=np.int64).reshape(-1))
-        found = self.source.fetch(picked, view=0)
-        return {name: v.to(self.device) for name, v in found.items()}
+        flat = torch.tensor(np.asarray(indices, dtype=np.int64).reshape(-1))
+        streams = self.source.fetch(flat, view=0)
+        return {name: v.to(self.device) for name, v in streams.items()}
 
     def shared(
         self, predict: Predictor, indices: np.ndarray, k: int, keep_logits: bool = False
-    ) -> list[Predicted]:
+    ) -> list[Predictions]:
         """Predict the same samples with each of ``k`` models; a sample is fetched once.
 
         Args:
@@ -80,9 +137,9 @@ class Batches:
             parts.append(_run(predict, wide, keep_logits))
         return [_join([(p[i], None if z is None else z[i]) for p, z in parts]) for i in range(k)]
 
-    def own(
+    def separate(
         self, predict: Predictor, indices: Sequence[np.ndarray], keep_logits: bool = False
-    ) -> list[Predicted]:
+    ) -> list[Predictions]:
         """Predict with each model its own samples; short clients are padded, and cut again.
 
         Args:
@@ -118,101 +175,22 @@ def _run(
         return labels, logits.cpu().clone() if keep_logits else None
 
 
-def _join(parts: Sequence[tuple[np.ndarray, Tensor | None]]) -> Predicted:
+def _join(parts: Sequence[tuple[np.ndarray, Tensor | None]]) -> Predictions:
     if not parts:
-        return Predicted(np.zeros(0, dtype=np.int64))
+        return Predictions(np.zeros(0, dtype=np.int64))
     logits = [z for _, z in parts if z is not None]
-    return Predicted(
+    return Predictions(
         np.concatenate([labels for labels, _ in parts]), torch.cat(logits) if logits else None
     )
 
 
-_LISTED = 8
-
-
-class ClientData(Protocol):
-    """One client's samples."""
-
-    @property
-    def train(self) -> np.ndarray:
-        """Indices it trains on."""
-        ...
-
-    @property
-    def test(self) -> np.ndarray:
-        """Indices of its own test split."""
-        ...
-
-
-class OtherTest(Protocol):
-    """One more test set (``data.others.OtherTest``)."""
-
-    @property
-    def name(self) -> str:
-        """Of the domain or data set."""
-        ...
-
-    @property
-    def kind(self) -> str:
-        """``domain``: the run's classes; ``dataset``: its own."""
-        ...
-
-    @property
-    def classnames(self) -> Sequence[str]:
-        """By label."""
-        ...
-
-    @property
-    def templates(self) -> Sequence[str]:
-        """Prompt templates."""
-        ...
-
-    @property
-    def indices(self) -> np.ndarray:
-        """Its test images."""
-        ...
-
-
-class Federated(Protocol):
-    """What is read of the federated data set (``data.federated.FederatedData``)."""
-
-    @property
-    def clients(self) -> Sequence[ClientData]:
-        """By client id."""
-        ...
-
-    @property
-    def labels(self) -> np.ndarray:
-        """Label by sample index; new classes have their own, from 0."""
-        ...
-
-    @property
-    def global_test(self) -> np.ndarray:
-        """Test images of all classes of the setting."""
-        ...
-
-    @property
-    def new_test(self) -> np.ndarray:
-        """Test images of unseen classes; empty where there are none."""
-        ...
-
-    @property
-    def new_classnames(self) -> Sequence[str]:
-        """Unseen classes, by their label."""
-        ...
-
-    @property
-    def others(self) -> Sequence[OtherTest]:
-        """More test sets: a domain that no client holds, other data sets."""
-        ...
-
-
+# ---- numbers -----------------------------------------------------------------------------------
 def has_new(federated: Federated) -> bool:
     """Say whether the setting has unseen classes to test on."""
     return bool(len(federated.new_classnames)) and bool(len(federated.new_test))
 
 
-def own_row(client: int, true: np.ndarray, predicted: Predicted) -> dict[str, Any]:
+def client_row(client: int, true: np.ndarray, predicted: Predictions) -> dict[str, Any]:
     """Return a client's line: n, correct, accuracy, macro-F1 on its own test split.
 
     ``accuracy`` and ``macro_f1`` are None for an empty split. ``broken`` counts predictions whose
@@ -229,7 +207,7 @@ def own_row(client: int, true: np.ndarray, predicted: Predicted) -> dict[str, An
     return row | {"broken": broken} if broken else row
 
 
-def base_row(federated: Federated, client: int, predicted: Predicted) -> dict[str, Any]:
+def base_row(federated: Federated, client: int, predicted: Predictions) -> dict[str, Any]:
     """Return ``base_all`` and ``base_other`` of a client's model on the whole base test set.
 
     ``base_other`` looks only at images of classes that the client has no training image of; it is
@@ -244,12 +222,12 @@ def base_row(federated: Federated, client: int, predicted: Predicted) -> dict[st
     }
 
 
-def new_row(federated: Federated, predicted: Predicted) -> dict[str, Any]:
+def new_row(federated: Federated, predicted: Predictions) -> dict[str, Any]:
     """Return a model's accuracy on unseen classes."""
     return {"new": metrics.accuracy(federated.labels[federated.new_test], predicted.labels)}
 
 
-def global_scores(federated: Federated, predicted: Predicted) -> dict[str, Any]:
+def global_scores(federated: Federated, predicted: Predictions) -> dict[str, Any]:
     """Return the numbers of one model on the whole test set."""
     true = federated.labels[federated.global_test]
     return {
@@ -277,48 +255,43 @@ def cross_scores(rows: Sequence[dict[str, Any]], personal: float | None) -> dict
     With ``new`` come ``hm2`` (base_all, new), ``hm3`` (personal, base_all, new) and ``cm``. Where
     the lines have ``unseen``, its mean is ``unseen_personal``.
     """
-    found: dict[str, Any] = {
+    means: dict[str, Any] = {
         name: metrics.mean(row[name] for row in rows)
         for name in ("base_all", "base_other", "new") if rows and name in rows[0]
     }
-    if "new" in found:
-        found["hm2"] = metrics.hm2(found["base_all"], found["new"])
-        found["hm3"] = metrics.hm3(personal, found["base_all"], found["new"])
-        found["cm"] = metrics.cm(personal, found["hm2"])
+    if "new" in means:
+        means["hm2"] = metrics.harmonic_mean(means["base_all"], means["new"])
+        means["hm3"] = metrics.harmonic_mean(personal, means["base_all"], means["new"])
+        means["cm"] = metrics.cm(personal, means["hm2"])
     if rows and "unseen" in rows[0]:
-        found["unseen_personal"] = metrics.mean(row["unseen"] for row in rows)
-    return found
+        means["unseen_personal"] = metrics.mean(row["unseen"] for row in rows)
+    return means
 
 
-def left_out(rows: Sequence[dict[str, Any]]) -> list[str]:
+def notes(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Say which clients are missing from a mean, and where logits were not finite."""
-    notes = []
+    sentences = []
     empty = [row["client"] for row in rows if not row["n"]]
     if empty:
-        notes.append(f"{_clients(empty)} without test samples: left out of personal")
+        sentences.append(f"{_clients(empty)} without test samples: left out of personal")
     whole = [row["client"] for row in rows if row.get("base_other", 0.0) is None]
     if whole:
-        notes.append(f"{_clients(whole)} with every class in training: left out of base_other")
+        sentences.append(f"{_clients(whole)} with every class in training: left out of base_other")
     for row in rows:
         if row.get("broken"):
-            notes.append(
+            sentences.append(
                 f"client {row['client']}: {row['broken']} of {row['n']} predictions are not "
                 "finite, counted as wrong"
             )
-    return notes
+    return sentences
 
 
 def _clients(ids: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ids[:_LISTED])) + (", ..." if len(ids) > _LISTED else "")
-    return f"{len(ids)} client{'s' * (len(ids) > 1)} ({shown})"
+    listing = ", ".join(map(str, ids[:_LISTED])) + (", ..." if len(ids) > _LISTED else "")
+    return f"{len(ids)} client{'s' * (len(ids) > 1)} ({listing})"
 
 
-DOMAIN = "domain"
-UNSEEN = "unseen"
-TARGET = "target."
-TARGETS = "targets"
-
-
+# ---- test sets beside the run's own: unseen, target.<NAME>, targets ------------------------------
 def key_of(other: OtherTest) -> str:
     """Return the metric's name: ``unseen`` of a domain left out, else ``target.<NAME>``."""
     return UNSEEN if other.kind == DOMAIN else f"{TARGET}{other.name}"
@@ -334,10 +307,10 @@ def has_targets(federated: Federated) -> bool:
     return any(other.kind != DOMAIN for other in federated.others)
 
 
-def predictions(
+def other_predictions(
     federated: Federated, batches: Batches, model: Any, build: Callable[[Any], Predictor],
     own: Predictor, *, targets: bool, keep_logits: bool = False,
-) -> dict[str, Predicted]:
+) -> dict[str, Predictions]:
     """Return one model's predictions on the other test sets, by ``key_of``.
 
     Args:
@@ -346,7 +319,7 @@ def predictions(
         own: that predictor for the run's classes.
         targets: also predict on other data sets.
     """
-    found = {}
+    out = {}
     for other in federated.others:
         if other.kind == DOMAIN:
             predict = own
@@ -354,17 +327,17 @@ def predictions(
             predict = build(model.with_classes(other.classnames, other.templates))
         else:
             continue
-        found[key_of(other)] = batches.shared(predict, other.indices, 1, keep_logits)[0]
-    return found
+        out[key_of(other)] = batches.shared(predict, other.indices, 1, keep_logits)[0]
+    return out
 
 
-def other_scores(federated: Federated, predicted: Mapping[str, Predicted]) -> dict[str, Any]:
-    """Return the accuracies of ``predictions``, and ``targets``, the mean over the data sets."""
-    found: dict[str, Any] = {
+def other_scores(federated: Federated, predicted: Mapping[str, Predictions]) -> dict[str, Any]:
+    """Return the accuracies of ``other_predictions``, and ``targets``: the mean over data sets."""
+    accuracies: dict[str, Any] = {
         key_of(other): metrics.accuracy(
             federated.labels[other.indices], predicted[key_of(other)].labels
         )
         for other in federated.others if key_of(other) in predicted
     }
-    values = [value for name, value in found.items() if name.startswith(TARGET)]
-    return found | ({TARGETS: metrics.mean(values)} if values else {})
+    values = [value for name, value in accuracies.items() if name.startswith(TARGET)]
+    return accuracies | ({TARGETS: metrics.mean(values)} if values else {})

@@ -1,9 +1,8 @@
 """Which samples a client sees at which step, and the padded batches of several clients at once.
 
 No sample is dropped: the last batch of an epoch is short, and a client with fewer samples than the
-batch size trains on what it has.
-
-Sample sources: what was computed once (features, activations), and pixels (the plain path).
+batch size trains on what it has. Samples come from a source: what was computed once (features,
+activations), or pixels (the plain path).
 """
 
 from __future__ import annotations
@@ -34,8 +33,69 @@ class SampleSource(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class FeatureSource:
+    """Cached image features, or activations inside the tower.
+
+    Attributes:
+        features: ``[m, ...]`` per view, the samples that are used.
+        labels: ``[n]`` int64, all samples.
+        rows: ``[n]`` int64, a sample's row in ``features`` (-1: not cached here).
+        stream: what they are: ``features``, or ``tokens.<b>`` (entering block b).
+    """
+
+    features: Tensor | Sequence[Tensor]
+    labels: Tensor
+    rows: Tensor
+    stream: str = "features"
+
+    @classmethod
+    def of(
+        cls, features: Tensor | Sequence[Tensor], indices: Tensor, labels: Tensor,
+        stream: str = "features",
+    ) -> FeatureSource:
+        """Build from ``[m, ...]`` per view of the samples ``indices`` ``[m]``."""
+        rows = torch.full((len(labels),), -1, dtype=torch.int64)
+        rows[indices] = torch.arange(len(indices))
+        return cls(features, labels, rows, stream)
+
+    def fetch(self, indices: Tensor, view: int) -> dict[str, Tensor]:
+        """Return ``{stream: [len(indices), ...]}``.
+
+        Raises:
+            FedvlmError: a sample whose features are not here (row -1 would be another sample's).
+        """
+        rows = self.rows[indices]
+        if bool((rows < 0).any()):
+            raise FedvlmError(
+                f"sample {int(indices[rows < 0][0])} has no cached features in this source: it "
+                "holds the samples of its own splits only"
+            )
+        table = self.features[view]
+        return {self.stream: table[rows.to(table.device)]}
+
+
+@dataclass(frozen=True)
+class PixelSource:
+    """Images decoded and transformed at every fetch.
+
+    Attributes:
+        load: ``(index, view) -> [3, H, W]``.
+        labels: ``[n]`` int64, all samples.
+    """
+
+    load: Callable[[int, int], Tensor]
+    labels: Tensor
+
+    def fetch(self, indices: Tensor, view: int) -> dict[str, Tensor]:
+        """Return ``{"pixels": [len(indices), 3, H, W]}``; an image asked twice is decoded once."""
+        unique, where = torch.unique(indices.cpu(), return_inverse=True)
+        images = torch.stack([self.load(int(i), view) for i in unique])
+        return {"pixels": images[where]}
+
+
 class Split(Protocol):
-    """One client's samples, as indices into the source."""
+    """One client's samples, as sorted indices into the source."""
 
     @property
     def train(self) -> np.ndarray: ...
@@ -43,6 +103,15 @@ class Split(Protocol):
     def val(self) -> np.ndarray: ...
     @property
     def test(self) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class IndexSplit:
+    """The plainest ``Split``."""
+
+    train: np.ndarray
+    val: np.ndarray
+    test: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -158,18 +227,18 @@ class SplitBatcher:
         orders: dict[tuple[int, int], Tensor] = {}
         for t in range(max(totals, default=0)):
             active = sum(total > t for total in totals)
-            done = [t // len(cuts[k]) for k in range(active)]
+            epoch = [t // len(cuts[k]) for k in range(active)]
             parts, samples = [], 0
             for j in range(per_step):
                 picks, views = [], []
                 for k in range(active):
-                    order = self._order(orders, clients[k], k, round_, done[k], tag)
+                    order = self._order(orders, clients[k], k, round_, epoch[k], tag)
                     start, stop = cuts[k][t % len(cuts[k])][j]
                     picks.append(order[start:stop])
-                    views.append(((round_ - 1) * self.epochs_per_round + done[k]) % self.views)
+                    views.append(((round_ - 1) * self.epochs_per_round + epoch[k]) % self.views)
                 parts.append(self._batch(picks, views))
                 samples += sum(map(len, picks))
-            yield Step(active, t + 1, tuple(done), samples, tuple(parts))
+            yield Step(active, t + 1, tuple(epoch), samples, tuple(parts))
 
     def held_out(self, clients: Sequence[int]) -> Batch | None:
         """See ``Batcher.held_out``; a client without any has only padding (``w`` 0)."""
@@ -177,10 +246,10 @@ class SplitBatcher:
         filler = next((p[:1] for p in picks if len(p)), None)
         if filler is None:
             return None
-        here = replace(self, source=self.plain or self.source)
-        b = here._batch([p if len(p) else filler for p in picks], [0] * len(picks))
-        some = torch.tensor([[len(p) > 0] for p in picks])
-        return replace(b, w=b.w * some.to(b.w))
+        plain = replace(self, source=self.plain or self.source)
+        b = plain._batch([p if len(p) else filler for p in picks], [0] * len(picks))
+        present = torch.tensor([[len(p) > 0] for p in picks])
+        return replace(b, w=b.w * present.to(b.w))
 
     def _order(
         self, memo: dict[tuple[int, int], Tensor], client: int, k: int, round_: int, epoch: int,
@@ -209,64 +278,3 @@ class SplitBatcher:
             self.source.labels[index].to(self.device),
             weight.to(self.device, self.dtype),
         )
-
-
-@dataclass(frozen=True)
-class FeatureSource:
-    """Cached image features, or activations inside the tower.
-
-    Attributes:
-        features: ``[m, ...]`` per view, the samples that are used.
-        labels: ``[n]`` int64, all samples.
-        rows: ``[n]`` int64, a sample's row in ``features`` (-1: not cached here).
-        stream: what they are: ``features``, or ``tokens.<b>`` (entering block b).
-    """
-
-    features: Tensor | Sequence[Tensor]
-    labels: Tensor
-    rows: Tensor
-    stream: str = "features"
-
-    @classmethod
-    def of(
-        cls, features: Tensor | Sequence[Tensor], indices: Tensor, labels: Tensor,
-        stream: str = "features",
-    ) -> FeatureSource:
-        """Build from ``[m, ...]`` per view of the samples ``indices`` ``[m]``."""
-        rows = torch.full((len(labels),), -1, dtype=torch.int64)
-        rows[indices] = torch.arange(len(indices))
-        return cls(features, labels, rows, stream)
-
-    def fetch(self, indices: Tensor, view: int) -> dict[str, Tensor]:
-        """Return ``{stream: [len(indices), ...]}``.
-
-        Raises:
-            FedvlmError: a sample whose features are not here (row -1 would be another sample's).
-        """
-        rows = self.rows[indices]
-        if bool((rows < 0).any()):
-            raise FedvlmError(
-                f"sample {int(indices[rows < 0][0])} has no cached features in this source: it "
-                "holds the samples of its own splits only"
-            )
-        table = self.features[view]
-        return {self.stream: table[rows.to(table.device)]}
-
-
-@dataclass(frozen=True)
-class PixelSource:
-    """Images decoded and transformed at every fetch.
-
-    Attributes:
-        load: ``(index, view) -> [3, H, W]``.
-        labels: ``[n]`` int64, all samples.
-    """
-
-    load: Callable[[int, int], Tensor]
-    labels: Tensor
-
-    def fetch(self, indices: Tensor, view: int) -> dict[str, Tensor]:
-        """Return ``{"pixels": [len(indices), 3, H, W]}``; an image asked twice is decoded once."""
-        unique, where = torch.unique(indices.cpu(), return_inverse=True)
-        images = torch.stack([self.load(int(i), view) for i in unique])
-        return {"pixels": images[where]}

@@ -47,8 +47,8 @@ def card(path: Path) -> str:
 def year(text: str) -> str:
     """Return the year in the ``Paper:`` field of a card, or an empty string."""
     field = re.search(r"^Paper:(.*(?:\n[ \t]+.*)*)", text, flags=re.MULTILINE)
-    found = _YEAR.search(field.group(1)) if field else None
-    return found.group() if found else ""
+    match = _YEAR.search(field.group(1)) if field else None
+    return match.group() if match else ""
 
 
 def card_of(trainer: str) -> str:

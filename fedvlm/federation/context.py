@@ -1,12 +1,10 @@
 """What a method calls to train: ``fit``, ``loop``, ``grad``.
 
 Only this file knows about optimisers, schedules and clients that finish early. Methods see trees
-whose leaves carry the client axis, and losses that return one number per client.
-
-Single steps for methods that write their own ``ctx.loop`` body.
-
-``gradient`` applies the non-finite policy, ``optimise`` takes a step of the run's optimiser on one
-of several slots, ``descend`` one of plain SGD without any state.
+whose leaves carry the client axis, and losses that return one number per client. A method that
+writes its own ``ctx.loop`` body has single steps below: ``gradient`` applies the non-finite policy,
+``optimise`` takes a step of the run's optimiser on one of several slots, ``descend`` one of plain
+SGD without any state.
 """
 
 from __future__ import annotations
@@ -127,22 +125,22 @@ class Context:
             out = loss(self.model, p | leaves, batch)
             value, parts = out if isinstance(out, tuple) else (out, {})
             grads = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
-        found = {n: g for n, g in zip(names, grads, strict=True) if g is not None}
-        return value.detach(), {k: v.detach() for k, v in parts.items()}, found
+        slopes = {n: g for n, g in zip(names, grads, strict=True) if g is not None}
+        return value.detach(), {k: v.detach() for k, v in parts.items()}, slopes
 
     # ---- loops -----------------------------------------------------------------------------
     def loop(
         self, slots: State, body: Body, *, epochs: int | None = None, per_step: int = 1,
         tag: str = "w", const: Mapping[str, Tree] | None = None,
     ) -> State:
-        """Run ``body`` once per step and return the final values of the slots given.
+        """Run ``body`` once per step and return the final values of ``slots``.
 
         ``body(slots, batches, step)`` gets ``per_step`` disjoint batches and returns new slots
         (it may add some, which are gone at the end). Clients that have no step left drop out,
         exactly: their rows are set aside and joined again at the end. ``const`` trees reach the
         body as ``batch.const``.
         """
-        given, finished = tuple(slots), list[State]()
+        names, finished = tuple(slots), list[State]()
         active, const = self.k, dict(const or {})
         count = self.epochs if epochs is None else epochs
         for step in self.batcher.steps(self.clients, self.round, count, per_step, tag):
@@ -158,7 +156,7 @@ class Context:
             self.counters["steps"] += active
             self.counters["samples"] += step.samples
         parts = [slots, *reversed(finished)]
-        return {slot: cat([part[slot] for part in parts]) for slot in given}
+        return {slot: cat([part[slot] for part in parts]) for slot in names}
 
     def fit(
         self, p: Tree, loss: Loss, *, train: Sequence[str] = ("shared", "personal"),
@@ -206,8 +204,8 @@ class Context:
     def trained(self, p: Tree, train: Sequence[str]) -> list[str]:
         """Return the names in ``p`` that groups or patterns ``train`` select."""
         groups = set(self.groups.names(*train))
-        wanted = groups | set(matching(p, [t for t in train if t not in ("shared", "personal")]))
-        return [n for n in p if n in wanted]
+        names = groups | set(matching(p, [t for t in train if t not in ("shared", "personal")]))
+        return [n for n in p if n in names]
 
     def clock(self, local_epoch: int) -> int:
         """Return the 0-based epoch of the schedule's clock."""
@@ -264,15 +262,8 @@ class Context:
             return torch.full((self.k,), torch.nan, dtype=torch.float64)
         with torch.no_grad():
             right = predict(self.model, p, b.x).argmax(-1) == b.y
-        return self.average(right.double().cpu(), b.w.double().cpu())
-
-    def average(self, value: Tensor, weight: Tensor) -> Tensor:
-        """Return the weighted mean over the last axis, one number per client."""
-        return (value * weight).sum(-1) / weight.sum(-1)
-
-
-def _cut(state: State, start: int, stop: int) -> State:
-    return {slot: rows(tree, start, stop) for slot, tree in state.items()}
+        weight = b.w.double().cpu()
+        return (right.double().cpu() * weight).sum(-1) / weight.sum(-1)
 
 
 def rates(ctx: Context, step: Step) -> list[float]:
@@ -314,3 +305,7 @@ def optimise(ctx: Context, slots: State, slot: str, grads: Tree, step: Step) -> 
     rule = ctx.optim.build()
     new, state = rule.step(slots[slot], grads, state, rates(ctx, step), step.index)
     return {slot: slots[slot] | new} | {prefix + s: t for s, t in state.items()}
+
+
+def _cut(state: State, start: int, stop: int) -> State:
+    return {slot: rows(tree, start, stop) for slot, tree in state.items()}

@@ -45,15 +45,15 @@ def _from_path(spec: str) -> type[Trainer]:
     module = _load(path)
     if not name:
         return _only_trainer(module, path)
-    found = getattr(module, name, None)
-    if not (inspect.isclass(found) and issubclass(found, Trainer)):
-        known = [c.__name__ for c in _trainers_in(module)]
+    cls = getattr(module, name, None)
+    if not (inspect.isclass(cls) and issubclass(cls, Trainer)):
+        names = [c.__name__ for c in _trainers_in(module)]
         raise ConfigError(
             f"--trainer {spec}: '{path}' has no Trainer class '{name}'"
-            f"{did_you_mean(name, known)} (it has: {', '.join(known) or 'none'})"
+            f"{did_you_mean(name, names)} (it has: {', '.join(names) or 'none'})"
         )
-    found.name = found.name or found.__name__
-    return found
+    cls.name = cls.name or cls.__name__
+    return cls
 
 
 def _load(path: Path) -> ModuleType:
@@ -81,10 +81,10 @@ def _trainers_in(module: ModuleType) -> list[type[Trainer]]:
 
 
 def _only_trainer(module: ModuleType, path: Path) -> type[Trainer]:
-    found = [c for c in _trainers_in(module) if c.name]
-    if len(found) != 1:
+    classes = [c for c in _trainers_in(module) if c.name]
+    if len(classes) != 1:
         raise ConfigError(
-            f"'{path}' must define exactly one named Trainer, it has {len(found)}; "
+            f"'{path}' must define exactly one named Trainer, it has {len(classes)}; "
             "give --trainer path.py:Class"
         )
-    return found[0]
+    return classes[0]

@@ -1,10 +1,6 @@
 """Which tensors travel, which stay, which never move: rules on canonical names.
 
-The final personalisation: every client fine-tunes a copy of its model after the last round.
-
-Nothing is uploaded and no saved state changes: it is part of how the last round is evaluated, and a
-function of state and seed alone. Any method can be given it (``--finetune-epochs N``); a method
-whose definition has one says so in ``Trainer.own_finetune``.
+Also which of them the final fine-tuning trains: like the groups, it is settled before round 1.
 """
 
 from __future__ import annotations
@@ -19,6 +15,17 @@ from fedvlm.models.adapt import peft
 
 SHARED, PERSONAL, FROZEN = "shared", "personal", "frozen"
 Rule = tuple[str, str]
+
+OWN = -1  # FED.FINETUNE_EPOCHS: the method's own number
+TAG = "finetune"
+# FED.FINETUNE_TRAIN -> groups or roles; "own" is the method's
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "all": (SHARED, PERSONAL, FROZEN),
+    "shared": (SHARED,),
+    "personal": (PERSONAL,),
+    peft.BODY: (peft.BODY,),
+    peft.HEAD: (peft.HEAD,),
+}
 
 
 @dataclass(frozen=True)
@@ -63,12 +70,12 @@ def resolve(names: Iterable[str], rules: Sequence[Rule], owner: str) -> Groups:
             problems.append(f"rule '{pattern}' -> {group} matches no trainable tensor")
     of: dict[str, str] = {}
     for name in names:
-        found = {g for pattern, g in rules if re.fullmatch(pattern, name)}
-        if len(found) != 1:
-            said = f"rules of several groups ({', '.join(sorted(found))})" if found else "no rule"
-            problems.append(f"tensor '{name}' matches {said}")
+        matches = {g for pattern, g in rules if re.fullmatch(pattern, name)}
+        if len(matches) != 1:
+            several = f"rules of several groups ({', '.join(sorted(matches))})"
+            problems.append(f"tensor '{name}' matches {several if matches else 'no rule'}")
             continue
-        of[name] = found.pop()
+        of[name] = matches.pop()
     if problems:
         raise ConfigError(
             f"{owner}: each trainable tensor must match exactly one group: {'; '.join(problems)}"
@@ -76,21 +83,13 @@ def resolve(names: Iterable[str], rules: Sequence[Rule], owner: str) -> Groups:
     return Groups(of)
 
 
-OWN = -1  # FED.FINETUNE_EPOCHS: the method's own number
-TAG = "finetune"
-# FED.FINETUNE_TRAIN -> groups or roles; "own" is the method's
-PARTS: Mapping[str, tuple[str, ...]] = {
-    "all": (SHARED, PERSONAL, FROZEN),
-    "shared": (SHARED,),
-    "personal": (PERSONAL,),
-    peft.BODY: (peft.BODY,),
-    peft.HEAD: (peft.HEAD,),
-}
-
-
 @dataclass(frozen=True)
 class Finetune:
-    """One final fine-tuning.
+    """The final personalisation: every client fine-tunes a copy after the last round.
+
+    Nothing is uploaded and no saved state changes: it is part of how the last round is evaluated,
+    and a function of state and seed alone. Any method can be given it (``--finetune-epochs N``); a
+    method whose definition has one says so in ``Trainer.own_finetune``.
 
     Attributes:
         epochs: over the client's training split; 0 is none.
@@ -102,7 +101,7 @@ class Finetune:
     train: tuple[str, ...] = (SHARED, PERSONAL)
     lr: float = 0.0
 
-    def asked(self, cfg: Any) -> Finetune:
+    def configured(self, cfg: Any) -> Finetune:
         """Return this, with what ``FED.FINETUNE_*`` sets put over it."""
         fed = cfg.get("FED") if hasattr(cfg, "get") else None
         if fed is None:
@@ -115,14 +114,14 @@ class Finetune:
             lr=float(fed.FINETUNE_LR) or self.lr,
         )
 
-    def on(self, groups: Groups, owner: str) -> Finetune:
+    def resolved(self, groups: Groups, owner: str) -> Finetune:
         """Return this with ``train`` as patterns of the names in ``groups``, for ``Context.fit``.
 
         Raises:
             ConfigError: it would train nothing; ``owner`` is the trainer's name.
         """
-        wanted = set(self.train)
-        names = [n for n, group in groups.of.items() if {group, peft.role(n)} & wanted]
+        parts = set(self.train)
+        names = [n for n, group in groups.of.items() if {group, peft.role(n)} & parts]
         if self.epochs and not names:
             raise ConfigError(
                 f"the final fine-tuning of {owner} would train nothing: it wants "

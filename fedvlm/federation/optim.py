@@ -1,10 +1,9 @@
 """Optimisers as pure functions over trees with a leading client axis.
 
 One client (K = 1) gives the same bits as ``torch.optim``; clients never mix. A fresh state per
-client and fit: momentum cannot leak. Sources: SGD with momentum as in torch.optim.SGD; Adam
-(Kingma and Ba 2015, algorithm 1); AdamW (Loshchilov and Hutter 2019, algorithm 2).
-
-Dassl's learning-rate schedules in closed form: a rate is a function of the epoch.
+client and fit: momentum cannot leak. A learning rate is a function of the epoch: Dassl's schedules
+in closed form. Sources: SGD with momentum as in torch.optim.SGD; Adam (Kingma and Ba 2015,
+algorithm 1); AdamW (Loshchilov and Hutter 2019, algorithm 2).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Optimiser(Protocol):
         ...
 
 
-def descend(p: Tensor, direction: Tensor, lr: Sequence[float]) -> Tensor:
+def _descent(p: Tensor, direction: Tensor, lr: Sequence[float]) -> Tensor:
     """Return ``p - lr * direction`` with a rate per client, in torch.optim's own rounding."""
     if len(set(lr)) <= 1:
         return torch.add(p, direction, alpha=-lr[0])
@@ -72,7 +71,7 @@ class SGD:
                     buf = d.clone()
                 buffers[name] = buf
                 d = torch.add(d, buf, alpha=self.momentum) if self.nesterov else buf
-            new[name] = descend(p[name], d, lr)
+            new[name] = _descent(p[name], d, lr)
         return new, ({"momentum": buffers} if self.momentum else {})
 
 

@@ -1,16 +1,7 @@
 """The round loop: sample -> work -> check -> aggregate -> tell the subscribers.
 
-What the round loop tells its subscribers.
-
-How many rounds a method gets where methods are matched by work (``FED.BUDGET``).
-
-What plain FedAvg would spend under the same config, in local steps (batches trained on) or in
-samples, is the budget of every method. A method that spends more per round gets fewer rounds: the
-run ends before the round that would go beyond the budget, if that round cost what the last one did.
-Nobody gets more than ``FED.ROUNDS`` rounds, and everybody gets one. The final fine-tuning,
-adaptation for the evaluation and the server's own training are not counted; a batch from which a
-method takes several gradients (APFL, pFedMe, Per-FedAvg, FedALA) counts as often. Learning-rate
-schedules and the phases of a method go on counting in ``FED.ROUNDS``.
+``Plan`` says what a run does, ``Budget`` where it ends, ``Federation`` does it; subscribers hear
+``RoundStarted`` and ``RoundFinished``. All there is to save lies in ``FedState``.
 """
 
 from __future__ import annotations
@@ -18,7 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -33,8 +25,8 @@ from fedvlm.federation.groups import Finetune, resolve
 from fedvlm.federation.optim import OptimSpec, Schedule
 from fedvlm.federation.trainer import Trainer
 
-if TYPE_CHECKING:
-    pass
+COUNTERS = {"steps": "gradients", "samples": "gradient_samples"}  # FED.BUDGET -> counter
+Models = Iterator[tuple[Sequence[int], Tree]]  # (clients, their models [K, ...]), chunk by chunk
 
 
 @dataclass
@@ -60,6 +52,12 @@ class RoundFinished:
     """The aggregate of ``round`` is in ``state`` (round 0: the untrained start).
 
     Attributes:
+        personal: clients -> their personal models, each client once.
+        before_finetuning: the same models as they were before the final fine-tuning.
+        shared: returns the global model ``[1, ...]``: what a new client would start from.
+        download: (server's state, client) -> what that client receives.
+        finetuning: what the final fine-tuning behind ``personal`` cost (see
+            ``Federation.finetuning_cost``); empty where there is none.
         updates: what the clients sent (empty in round 0).
         dropped: clients left out by the non-finite policy, with the reason.
         bytes_up, bytes_down: per client and tensor.
@@ -71,7 +69,11 @@ class RoundFinished:
     round: int
     total_rounds: int
     state: FedState
-    federation: Federation
+    personal: Callable[[Sequence[int]], Models]
+    before_finetuning: Callable[[Sequence[int]], Models]
+    shared: Callable[[], Tree]
+    download: Callable[[State, int], Tree]
+    finetuning: Mapping[str, float] = field(default_factory=dict)
     updates: Sequence[Update] = ()
     dropped: dict[int, str] = field(default_factory=dict)
     bytes_up: dict[int, dict[str, int]] = field(default_factory=dict)
@@ -80,34 +82,22 @@ class RoundFinished:
     seconds: float = 0.0
     report: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def finetuned(self) -> bool:
-        """Whether ``personal`` is after a final fine-tuning (``before_finetuning``: before)."""
-        return self.federation.finetunes(self.state)
-
-    def personal(self, clients: Sequence[int]) -> Iterator[tuple[Sequence[int], Tree]]:
-        """Yield (clients, personal models ``[K, ...]``) chunk by chunk."""
-        return self.federation.personal(self.state, clients)
-
-    def before_finetuning(self, clients: Sequence[int]) -> Iterator[tuple[Sequence[int], Tree]]:
-        """Yield the same models as they were before the final fine-tuning."""
-        return self.federation.personal(self.state, clients, finetune=False)
-
-    def shared(self) -> Tree:
-        """Return the global model ``[1, ...]``: what a new client would start from."""
-        return self.federation.shared(self.state)
-
 
 Event = RoundStarted | RoundFinished
-Subscriber = Callable[[Event], None]
-
-
-COUNTERS = {"steps": "gradients", "samples": "gradient_samples"}  # unit -> counter
+Subscriber = Callable[[Event], object]
 
 
 @dataclass
 class Budget:
-    """The work of a run so far against what it may spend.
+    """How many rounds a method gets where methods are matched by work (``FED.BUDGET``).
+
+    What plain FedAvg would spend under the same config, in local steps (batches trained on) or in
+    samples, is the budget of every method. A method that spends more per round gets fewer rounds:
+    the run ends before the round that would go beyond the budget, if that round cost what the last
+    one did. Nobody gets more than ``FED.ROUNDS`` rounds, and everybody gets one. The final
+    fine-tuning, adaptation for the evaluation and the server's own training are not counted; a
+    batch from which a method takes several gradients (APFL, pFedMe, Per-FedAvg, FedALA) counts as
+    often. Learning-rate schedules and the phases of a method go on counting in ``FED.ROUNDS``.
 
     Attributes:
         unit: ``rounds`` (no limit of its own), ``steps`` or ``samples``.
@@ -209,8 +199,8 @@ class Federation:
         start = trainer.trainables(model, rng.stream(plan.seed, "init"))
         self.p0 = cast(start, model.dtype, model.device)
         self.groups = resolve(self.p0, trainer.rules(list(self.p0)), f"trainer {trainer.name}")
-        wanted: Finetune = trainer.own_finetune().asked(trainer.root)
-        self.finetuning = wanted.on(self.groups, trainer.name)
+        finetune: Finetune = trainer.own_finetune().configured(trainer.root)
+        self.finetuning = finetune.resolved(self.groups, trainer.name)
 
     def context(self, clients: Sequence[int], round_: int = 0) -> Context:
         """Return the context of a chunk of clients in a round."""
@@ -244,7 +234,7 @@ class Federation:
         before = self._frozen()
         if state is None:
             state = self.start()
-            self._tell(RoundFinished(0, self.plan.rounds, state, self))
+            self._tell(self._finished(state, self.plan.rounds))
         last = self.plan.rounds if until is None else until
         for round_ in range(state.round + 1, last + 1):
             if round_ > self.last_round:
@@ -274,10 +264,11 @@ class Federation:
         spent = {n: v - towers.get(n, 0) for n, v in getattr(self.model, "counters", {}).items()}
         self.budget.record(round_, work.counters)
         self._tell(
-            RoundFinished(
-                round_, self.last_round, after, self, work.updates, work.dropped,
-                {u.client: nbytes(u.params | u.extras) for u in work.updates}, down,
-                work.counters | spent, time.perf_counter() - began, dict(self.trainer.report),
+            self._finished(
+                after, self.last_round, updates=work.updates, dropped=work.dropped,
+                bytes_up={u.client: nbytes(u.params | u.extras) for u in work.updates},
+                bytes_down=down, counters=work.counters | spent,
+                seconds=time.perf_counter() - began, report=dict(self.trainer.report),
             )
         )
         return after
@@ -296,7 +287,7 @@ class Federation:
     def personal(
         self, state: FedState, clients: Sequence[int], chunk: int | None = None, *,
         finetune: bool = True,
-    ) -> Iterator[tuple[Sequence[int], Tree]]:
+    ) -> Models:
         """Yield (clients, personal models ``[K, ...]``) after aggregation, chunk by chunk.
 
         After the last round they have had the final fine-tuning, unless ``finetune`` is False. A
@@ -326,6 +317,14 @@ class Federation:
         That is what a client that was never trained would hold; no personal tensor enters it.
         """
         return expand(self.p0 | self.trainer.down(state.server, -1), 1)
+
+    def _finished(self, state: FedState, total: int, **work: Any) -> RoundFinished:
+        """Return the event of a round: ``work`` is what was done in it."""
+        return RoundFinished(
+            state.round, total, state, partial(self.personal, state),
+            partial(self.personal, state, finetune=False), partial(self.shared, state),
+            self.trainer.down, self.finetuning_cost() if self.finetunes(state) else {}, **work,
+        )
 
     def _frozen(self) -> str:
         backbone = getattr(self.model, "backbone", None)

@@ -165,7 +165,7 @@ def round_record(event: RoundFinished) -> dict[str, Any]:
         "bytes_down_by_tensor": by_tensor(event.bytes_down),
         "counters": dict(event.counters),
         "aggregation": event.report,
-    } | ({"finetune": event.federation.finetuning_cost()} if event.finetuned else {})
+    } | ({"finetune": event.finetuning} if event.finetuning else {})
 
 
 def summary(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def similarity(event: RoundFinished, before: State) -> dict[str, Any] | None:
     taken, names = ordered[:MOST_CLIENTS], sorted(ordered[0].params)
     if not names:
         return None
-    down = [event.federation.trainer.down(before, u.client) for u in taken]
+    down = [event.download(before, u.client) for u in taken]
     moved = torch.zeros(len(taken), len(taken), dtype=torch.float64)
     pairs, to_global = {}, {}
     for name in names:

@@ -7,7 +7,6 @@ modulo the number of classes: shift 0 is always right where samples look like wh
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedvlm.federation.rounds import FedState, RoundFinished
+
 WIDTH = 6
 
 
@@ -23,6 +24,7 @@ class FakeSource:
     """Features are one-hot of what a sample looks like; every call is written down."""
 
     def __init__(self, looks: Sequence[int]) -> None:
+        self.labels = torch.as_tensor(looks)
         self.features = F.one_hot(torch.as_tensor(looks), WIDTH).float()
         self.calls: list[tuple[list[int], int]] = []
 
@@ -76,28 +78,40 @@ class FakeTrainer:
         return predict
 
 
-@dataclass
-class FakeEvent:
-    """Models by client; ``shared`` has shift ``everyone``. Chunks come in another order."""
+def finished(
+    round_: int, total: int, shifts: Mapping[int, float], everyone: float = 0.0, *, chunk: int = 2,
+    before: Mapping[int, float] | None = None, requests: list[list[int]] | None = None,
+) -> RoundFinished:
+    """Return a finished round; chunks of clients come in another order.
 
-    round: int
-    total_rounds: int
-    shifts: Mapping[int, float]
-    everyone: float = 0.0
-    chunk: int = 2
-    asked: list[list[int]] = field(default_factory=list)
+    Args:
+        shifts: of each client's model; clients without one get none.
+        everyone: shift of the shared model.
+        before: shifts before a final fine-tuning; None where there was none.
+        requests: gets the clients of each request for personal models.
+    """
 
-    def personal(self, clients: Sequence[int]) -> Iterator[tuple[Sequence[int], dict[str, Tensor]]]:
+    def models(
+        values: Mapping[int, float], clients: Sequence[int]
+    ) -> Iterator[tuple[Sequence[int], dict[str, Tensor]]]:
         assert torch.is_grad_enabled()  # a method may fine-tune a copy here
-        self.asked.append(list(clients))
-        order = [c for c in reversed(clients) if c in self.shifts]
-        for i in range(0, len(order), self.chunk):
-            ids = order[i : i + self.chunk]
+        order = [c for c in reversed(clients) if c in values]
+        for i in range(0, len(order), chunk):
+            ids = order[i : i + chunk]
             assert torch.is_grad_enabled()
-            yield ids, {"shift": torch.tensor([float(self.shifts[c]) for c in ids])}
+            yield ids, {"shift": torch.tensor([float(values[c]) for c in ids])}
 
-    def shared(self) -> dict[str, Tensor]:
-        return {"shift": torch.tensor([self.everyone])}
+    def personal(clients: Sequence[int]) -> Iterator[tuple[Sequence[int], dict[str, Tensor]]]:
+        if requests is not None:
+            requests.append(list(clients))
+        return models(shifts, clients)
+
+    return RoundFinished(
+        round_, total, FedState(round_, {}, {}), personal=personal,
+        before_finetuning=lambda clients: models(before or {}, clients),
+        shared=lambda: {"shift": torch.tensor([everyone])}, download=lambda server, client: {},
+        finetuning={} if before is None else {"epochs": 1.0},
+    )
 
 
 def frozen(values: Sequence[int]) -> np.ndarray:

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from fedvlm.evaluation import Evaluator
 from tests import jobs
-from tests.evaluation.fakes import FakeEvent, FakeModel, FakeSource, FakeTrainer, federated
+from tests.evaluation.fakes import FakeModel, FakeSource, FakeTrainer, federated, finished
 
 LABELS = [0, 1, 2, 3]
-
-
-class Tuned(FakeEvent):
-    """Right after the fine-tuning; before it client 1 was one class off."""
-
-    finetuned = True
-
-    def before_finetuning(
-        self, clients: Sequence[int]
-    ) -> Iterator[tuple[Sequence[int], dict[str, Tensor]]]:
-        yield list(clients), {"shift": torch.tensor([float(c == 1) for c in clients])}
 
 
 def evaluator() -> Evaluator:
@@ -34,18 +21,15 @@ def evaluator() -> Evaluator:
 
 
 def test_both_numbers() -> None:
+    """All are right after the fine-tuning; before it client 1 was one class off."""
     right = {0: 0.0, 1: 0.0, 2: 0.0}
-    result = evaluator()(Tuned(3, 3, right))
+    result = evaluator()(finished(3, 3, right, before=right | {1: 1.0}))
     assert result is not None
     assert (result["personal"], result["personal_before_ft"]) == (100.0, 50.0)
     assert [c["accuracy_before_ft"] for c in result["clients"]] == [100.0, 0.0, None]
     assert [c["accuracy"] for c in result["clients"]] == [100.0, 100.0, None]
-    plain = evaluator()(FakeEvent(3, 3, right))
+    plain = evaluator()(finished(3, 3, right))
     assert plain is not None and "personal_before_ft" not in plain
-    event = Tuned(2, 3, right)
-    event.finetuned = False
-    early = evaluator()(event)
-    assert early is not None and "personal_before_ft" not in early
 
 
 @pytest.mark.parametrize("trainer", ["FedAvg", "FedTV"])
@@ -71,13 +55,13 @@ def test_on_the_command_line(tmp_path: Path, trainer: str) -> None:
 
 KILLED = """
 import os
-from fedvlm import cli_record
-call = cli_record.Recorder.__call__
+from fedvlm.job import record
+call = record.Recorder.__call__
 def stop(self, event):
-    if getattr(event, "finetuned", False):
+    if getattr(event, "finetuning", {}):
         os._exit(9)
     return call(self, event)
-cli_record.Recorder.__call__ = stop
+record.Recorder.__call__ = stop
 """
 
 

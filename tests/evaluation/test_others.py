@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from fedvlm.evaluation import Evaluator, zero_shot
+from fedvlm.federation.rounds import RoundFinished
 from tests.evaluation.fakes import (
-    FakeEvent,
     FakeModel,
     FakeSource,
     FakeTrainer,
     federated,
+    finished,
     other,
 )
 
@@ -40,7 +41,7 @@ def build(*others: Any, trainer: Any = None, **kw: Any) -> Evaluator:
     )
 
 
-def evaluated(evaluator: Evaluator, event: FakeEvent) -> dict[str, Any]:
+def evaluated(evaluator: Evaluator, event: RoundFinished) -> dict[str, Any]:
     result = evaluator(event)
     assert result is not None
     assert json.loads(json.dumps(result, allow_nan=False)) == result
@@ -49,7 +50,7 @@ def evaluated(evaluator: Evaluator, event: FakeEvent) -> dict[str, Any]:
 
 def test_a_domain_left_out() -> None:
     """Three of its four images look right; client 1 is a class off: only 7 (looks 0) is no hit."""
-    result = evaluated(build(AWAY), FakeEvent(2, 2, RIGHT | {1: 1.0}, everyone=3.0))
+    result = evaluated(build(AWAY), finished(2, 2, RIGHT | {1: 1.0}, everyone=3.0))
     # everyone + 3: looks 0, 1, 2, 0 -> 3, 0, 1, 3: right for 7 alone
     assert result["unseen"] == 25.0
     # client 1 (+1): 1, 2, 3, 1: none right
@@ -61,7 +62,7 @@ def test_a_domain_left_out() -> None:
 
 def test_other_data_sets_are_judged_by_their_own_classes() -> None:
     """The shift counts modulo the target's classes: 3 are nothing to Birds, one off to Cars."""
-    result = evaluated(build(BIRDS, CARS), FakeEvent(1, 1, RIGHT, everyone=3.0))
+    result = evaluated(build(BIRDS, CARS), finished(1, 1, RIGHT, everyone=3.0))
     assert result["target.Birds"] == 100.0
     assert result["target.Cars"] == 50.0  # looks 1, 1 -> 0, 0; true 1, 0
     assert result["targets"] == 75.0
@@ -76,7 +77,7 @@ def test_a_target_has_its_own_classes_and_prompt() -> None:
             seen.append((model.classnames, model.templates))
             return super().predictor(model, params)
 
-    evaluated(build(BIRDS, AWAY, trainer=Watched()), FakeEvent(1, 1, {0: 0, 1: 0, 2: 0}, chunk=3))
+    evaluated(build(BIRDS, AWAY, trainer=Watched()), finished(1, 1, {0: 0, 1: 0, 2: 0}, chunk=3))
     assert seen == [
         (tuple("abcd"), ("{}",)),  # personal models, their run's classes and the domain left out
         (tuple("abcd"), ("{}",)),  # the global model
@@ -88,7 +89,7 @@ def test_when() -> None:
     """The domain: every evaluated round (personal: at the ends); targets: at the ends only."""
     evaluator = build(AWAY, BIRDS)
     for round_ in range(4):
-        result = evaluated(evaluator, FakeEvent(round_, 3, RIGHT))
+        result = evaluated(evaluator, finished(round_, 3, RIGHT))
         ends = round_ in (0, 3)
         assert result["unseen"] == 75.0
         assert ("unseen_personal" in result, "targets" in result) == (ends, ends)
@@ -98,7 +99,7 @@ def test_when() -> None:
 def test_a_method_bound_to_its_classes_gets_the_domain_and_no_targets() -> None:
     trainer = FakeTrainer()
     trainer.open_vocabulary = False  # type: ignore[attr-defined]
-    result = evaluated(build(AWAY, BIRDS, trainer=trainer), FakeEvent(2, 2, RIGHT))
+    result = evaluated(build(AWAY, BIRDS, trainer=trainer), finished(2, 2, RIGHT))
     assert result["unseen"] == 75.0 and result["unseen_personal"] == 75.0
     assert not [name for name in result if name.startswith("target")]
     assert result["notes"] == [
@@ -107,7 +108,7 @@ def test_a_method_bound_to_its_classes_gets_the_domain_and_no_targets() -> None:
 
 
 def test_zero_shot_row_equals_an_unshifted_model() -> None:
-    want = evaluated(build(AWAY, BIRDS, CARS), FakeEvent(1, 1, RIGHT))
+    want = evaluated(build(AWAY, BIRDS, CARS), finished(1, 1, RIGHT))
     source = FakeSource(LOOKS)
     found = zero_shot(FakeModel("abcd"), source, data(AWAY, BIRDS, CARS), batch_size=2)
     assert {k: v for k, v in found.items() if k != "round"} == {
@@ -118,13 +119,13 @@ def test_zero_shot_row_equals_an_unshifted_model() -> None:
 
 
 def test_without_others_nothing_changes() -> None:
-    result = evaluated(build(), FakeEvent(1, 1, RIGHT))
+    result = evaluated(build(), finished(1, 1, RIGHT))
     assert not [name for name in result if name.startswith(("unseen", "target"))]
 
 
 def test_kept_logits() -> None:
     evaluator = build(AWAY, BIRDS, keep_logits=True)
-    evaluated(evaluator, FakeEvent(1, 1, RIGHT | {1: 1.0}))
+    evaluated(evaluator, finished(1, 1, RIGHT | {1: 1.0}))
     kept = evaluator.logits
     assert kept["target.Birds"].shape == (3, 3) and kept["unseen"].shape == (4, 4)
     assert kept["true|target.Birds"].tolist() == [0, 1, 2]

@@ -11,9 +11,8 @@ import torch
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.evaluation import Evaluator, zero_shot
-from fedvlm.evaluation.evaluator import RoundFinishedLike
-from fedvlm.federation.rounds import FedState, RoundFinished, RoundStarted
-from tests.evaluation.fakes import FakeEvent, FakeModel, FakeSource, FakeTrainer, federated
+from fedvlm.federation.rounds import RoundStarted
+from tests.evaluation.fakes import FakeModel, FakeSource, FakeTrainer, federated, finished
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -34,7 +33,7 @@ def build(trainer: Any = None, data: Any = None, batch_size: int = 3, **kw: Any)
 
 def test_last_round_in_closed_form() -> None:
     """Clients 0, 2, 3 are right where samples look right; client 1 is always one class off."""
-    result = build()(FakeEvent(3, 3, RIGHT | {1: 1.0}))
+    result = build()(finished(3, 3, RIGHT | {1: 1.0}))
     assert result is not None
     # client 0: 6, 8 right, 9 looks wrong. client 1 (shift 1): 10 -> 3 wrong; 13 looks 0 -> 1 wrong.
     accuracies = [200 / 3, 0.0, None, 100.0]
@@ -73,49 +72,48 @@ def test_last_round_in_closed_form() -> None:
 
 def test_which_rounds_and_which_numbers() -> None:
     evaluator = build(every=2)
-    rounds = {r: evaluator(FakeEvent(r, 5, RIGHT)) for r in range(6)}
+    rounds = {r: evaluator(finished(r, 5, RIGHT)) for r in range(6)}
     assert [r for r, result in rounds.items() if result] == [0, 2, 4, 5]
-    assert [r["round"] for r in evaluator.results] == [0, 2, 4, 5]
     cross = {"base_all", "base_other", "new", "hm2", "hm3", "cm"}
     for r, result in rounds.items():
         if result:
             assert cross & set(result) == (cross if r in (0, 5) else set())
-    assert build(every=0)(FakeEvent(4, 5, RIGHT)) is None
-    assert evaluator(object()) is None
+    assert build(every=0)(finished(4, 5, RIGHT)) is None
+    assert evaluator(object()) is None and evaluator(RoundStarted(1, 4, [0])) is None
     with pytest.raises(ConfigError, match="EVAL_EVERY"):
         build(every=-1)
 
 
 def test_all_setting_has_no_new_and_base_only_on_request() -> None:
     data = federated(LABELS, CLIENTS, TEST)
-    result = build(data=data)(FakeEvent(1, 1, RIGHT))
+    result = build(data=data)(finished(1, 1, RIGHT))
     assert result is not None and not {"base_all", "new", "hm2", "cm"} & set(result)
-    result = build(data=data, cross=True)(FakeEvent(1, 1, RIGHT))
+    result = build(data=data, cross=True)(finished(1, 1, RIGHT))
     assert result is not None and result["base_all"] == 75.0
     assert not {"new", "hm2", "hm3", "cm"} & set(result)
 
 
 @pytest.mark.parametrize("batch_size, chunk", [(1, 1), (2, 4), (3, 3), (100, 2)])
 def test_batches_and_chunks_do_not_matter(batch_size: int, chunk: int) -> None:
-    event = FakeEvent(3, 3, {0: 0.0, 1: 1.0, 2: 2.0, 3: 3.0}, everyone=1.0)
-    want = build()(event)
-    event.chunk = chunk
+    shifts = {0: 0.0, 1: 1.0, 2: 2.0, 3: 3.0}
+    want = build()(finished(3, 3, shifts, everyone=1.0))
+    event = finished(3, 3, shifts, everyone=1.0, chunk=chunk)
     assert build(batch_size=batch_size)(event) == want
 
 
 def test_text_once_per_chunk_and_class_list_and_only_plain_views() -> None:
     trainer = FakeTrainer()
     evaluator = build(trainer)
-    event = FakeEvent(3, 3, RIGHT, chunk=2)
-    evaluator(event)
-    assert trainer.texts == 2 * 2 + 1 and event.asked == [[0, 1, 2, 3]]
+    requests: list[list[int]] = []
+    evaluator(finished(3, 3, RIGHT, chunk=2, requests=requests))
+    assert trainer.texts == 2 * 2 + 1 and requests == [[0, 1, 2, 3]]
     source = evaluator._batches.source
     assert all(view == 0 for _, view in source.calls)
     assert all(len(indices) <= 2 * 3 for indices, _ in source.calls)
 
 
 def test_repeated_evaluation_is_equal_and_leaves_no_trace() -> None:
-    event = FakeEvent(3, 3, {0: 0.0, 1: 1.0, 2: 2.0, 3: 3.0})
+    event = finished(3, 3, {0: 0.0, 1: 1.0, 2: 2.0, 3: 3.0})
     before = torch.random.get_rng_state(), np.random.get_state()[1].copy()
     one, two = build()(event), build()(event)
     assert one == two
@@ -124,41 +122,33 @@ def test_repeated_evaluation_is_equal_and_leaves_no_trace() -> None:
 
 
 def test_logits_that_are_not_finite_count_as_wrong_and_are_told() -> None:
-    result = build()(FakeEvent(3, 3, RIGHT | {0: float("nan")}))
+    result = build()(finished(3, 3, RIGHT | {0: float("nan")}))
     assert result is not None and result["clients"][0]["accuracy"] == 0.0
     assert result["clients"][0]["broken"] == 3
     assert any("client 0: 3 of 3" in note for note in result["notes"])
 
 
-def test_the_loops_own_events_are_understood() -> None:
-    state = FedState(1, {}, {})
-    finished = RoundFinished(1, 4, state, None)  # type: ignore[arg-type]
-    assert isinstance(finished, RoundFinishedLike)
-    assert not isinstance(RoundStarted(1, 4, [0]), RoundFinishedLike)
-
-
 def test_missing_client_is_an_error() -> None:
     with pytest.raises(FedvlmError, match=r"clients \[2\]"):
-        build()(FakeEvent(3, 3, {0: 0, 1: 0, 3: 0}))
+        build()(finished(3, 3, {0: 0, 1: 0, 3: 0}))
 
 
 def test_method_bound_to_its_classes_gets_no_new() -> None:
     trainer = FakeTrainer()
     trainer.open_vocabulary = False  # type: ignore[attr-defined]
-    result = build(trainer)(FakeEvent(3, 3, RIGHT))
+    result = build(trainer)(finished(3, 3, RIGHT))
     assert result is not None and "base_all" in result and "new" not in result
     assert any("bound to its training classes" in note for note in result["notes"])
 
 
 def test_kept_logits_reproduce_the_numbers() -> None:
-    seen: list[dict[str, Any]] = []
-    evaluator = build(keep_logits=True, on_result=seen.append)
-    evaluator(FakeEvent(2, 3, RIGHT))
-    assert evaluator.logits == {}
-    result = evaluator(FakeEvent(3, 3, {0: 0.0, 1: 1.0, 2: 2.0, 3: 3.0}, everyone=1.0))
-    assert result is not None and [r["round"] for r in seen] == [2, 3] and seen[-1] is result
+    evaluator = build(keep_logits=True)
+    early = evaluator(finished(2, 3, RIGHT))
+    assert early is not None and early["round"] == 2 and evaluator.logits == {}
+    result = evaluator(finished(3, 3, {0: 0.0, 1: 1.0, 2: 2.0, 3: 3.0}, everyone=1.0))
+    assert result is not None and result["round"] == 3
     kept = evaluator.logits
-    assert evaluator.latest is result and kept["global"].shape == (8, 4)
+    assert kept["global"].shape == (8, 4)
     right = (kept["global"].argmax(-1) == kept["true|global"]).float().mean()
     assert 100 * float(right) == pytest.approx(result["global"])
     for row in result["clients"]:
@@ -173,7 +163,7 @@ def test_kept_logits_reproduce_the_numbers() -> None:
 def test_zero_shot_row_equals_an_unshifted_model_everywhere() -> None:
     data = federated(LABELS, CLIENTS, TEST, **BASE_NEW)
     found = zero_shot(FakeModel("abcd"), FakeSource(LOOKS), data, batch_size=2)
-    want = build(data=data)(FakeEvent(1, 1, RIGHT))
+    want = build(data=data)(finished(1, 1, RIGHT))
     assert want is not None and found["round"] is None
     assert {k: v for k, v in found.items() if k != "round"} == {
         k: v for k, v in want.items() if k != "round"}

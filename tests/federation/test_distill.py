@@ -13,7 +13,7 @@ from torch import Tensor
 from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.core.trees import Tree
 from fedvlm.federation.rounds import Federation
-from fedvlm.federation.toolbox.adaptation import part_of
+from fedvlm.federation.toolbox.adaptation import client_split
 from fedvlm.federation.toolbox.distill import Distillation, Proxy, distil, ensemble, symmetric_kl
 from fedvlm.models.adapt.attack import PGD
 from tests.trainers.toys_e import Recorded, federation, shares
@@ -232,13 +232,13 @@ def test_the_proxy_is_the_union_of_validation_images() -> None:
 def test_equal_data_holds_the_proxy_out_of_the_clients_training() -> None:
     fed, events = heart({"AKT_PROXY": "train", "WEIGHTING": "samples"}, rounds=2,
                         splits=shares(val=0))
-    held = {int(i) for c in range(3) for i in part_of(fed.batcher, c, 0.2, 1).val}
+    held = {int(i) for c in range(3) for i in client_split(fed.batcher, c, 0.2, 1).val}
     fed.run()
     assert len(held) >= 4 and fed.batcher.pixels.seen == held
     assert not fed.batcher.source.seen & held
     sizes = [12, 8, 5]
     for u in events[0].updates:
-        assert u.weight == sizes[u.client] - len(part_of(fed.batcher, u.client, 0.2, 1).val)
+        assert u.weight == sizes[u.client] - len(client_split(fed.batcher, u.client, 0.2, 1).val)
 
 
 def test_no_proxy_is_told_before_training() -> None:

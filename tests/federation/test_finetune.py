@@ -56,7 +56,7 @@ def test_it_changes_the_last_evaluation_and_nothing_else(name: str, tmp_path: Pa
 
 def test_only_after_the_last_round() -> None:
     run = world(2).record(load_trainer("FedAvg"))
-    told = [(e.round, e.finetuned) for e in run.events]
+    told = [(e.round, bool(e.finetuning)) for e in run.events]
     assert told == [(1, False), (2, False), (3, True)]
     early = run.states[1]
     a, b = models(run.fed, early), models(run.fed, early, finetune=False)

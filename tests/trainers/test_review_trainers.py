@@ -11,7 +11,7 @@ import torch
 from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.toolbox.adaptation import part_of, set_aside
+from fedvlm.federation.toolbox.adaptation import client_split, held_out_indices
 from tests.trainers.toys import drive
 from tests.trainers.toys_e import Recorded, federation
 
@@ -55,7 +55,7 @@ def test_heart_fine_tunes_without_the_proxys_share() -> None:
     assert isinstance(source, Recorded)
     source.seen.clear()
     tuned = {c: p for ids, p in fed.personal(state, [0, 1, 2], chunk=1) for c in ids}
-    aside = set(set_aside(fed.batcher, 0.4, 1))
+    aside = set(held_out_indices(fed.batcher, 0.4, 1))
     assert aside and source.seen and not source.seen & aside
     before = dict(fed.personal(state, [0], chunk=1, finetune=False).__next__()[1])
     assert any(not torch.equal(v, before[n]) for n, v in tuned[0].items())
@@ -63,11 +63,11 @@ def test_heart_fine_tunes_without_the_proxys_share() -> None:
 
 def test_set_aside_is_validation_or_a_share_of_training() -> None:
     batcher = federation("HEART-PFL", {}, ADAPTER).batcher
-    assert set_aside(batcher, None, 1) == sorted(
+    assert held_out_indices(batcher, None, 1) == sorted(
         int(i) for s in batcher.splits for i in s.val
     )
-    parts = [part_of(batcher, k, 0.4, 1).val for k in range(3)]
-    assert set_aside(batcher, 0.4, 1) == sorted(np.concatenate(parts).tolist())
+    parts = [client_split(batcher, k, 0.4, 1).val for k in range(3)]
+    assert held_out_indices(batcher, 0.4, 1) == sorted(np.concatenate(parts).tolist())
 
 
 # ---- Hermes --------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from fedvlm.check.world import Share
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.aggregate import Update
 from fedvlm.federation.rounds import Federation
-from fedvlm.federation.toolbox.adaptation import at_work, part_of, parted, split
+from fedvlm.federation.toolbox.adaptation import client_split, on_subset, split, split_train
 from tests.trainers.toys_e import Recorded, federation, shares
 
 LORA = {"PEFT.VISUAL": "lora", "PEFT.TEXT": "none", "PEFT.RANK": 2}
@@ -94,7 +94,7 @@ def test_training_never_sees_the_adaptation_part() -> None:
     fed = thorki(rounds=2, keys=FEATURE)
     source = fed.batcher.source
     assert isinstance(source, Recorded)
-    parts = [part_of(fed.batcher, c, 0.2, 1) for c in range(3)]
+    parts = [client_split(fed.batcher, c, 0.2, 1) for c in range(3)]
     fed.run()
     fit = {int(i) for p in parts for i in p.train}
     ada = {int(i) for p in parts for i in p.val}
@@ -114,7 +114,7 @@ def test_the_other_order_of_sizes_is_undone() -> None:
     fed = thorki(splits=parts, labels=labels, keys=FEATURE)
     ctx = fed.context([0, 1], 1)
     assert ctx.batcher.sizes([0, 1]) == [8, 7]
-    odd = parted(ctx, 0.8)
+    odd = split_train(ctx, 0.8)
     assert odd.sizes([0, 1]) == [2, 4]
     seen: list[Any] = []
 
@@ -123,7 +123,7 @@ def test_the_other_order_of_sizes_is_undone() -> None:
         inner.logs["client"] = torch.tensor(inner.clients)
         return {"a": {"x": state["a"]["x"] * 10}}
 
-    out = at_work(ctx, odd, {"a": {"x": torch.tensor([1.0, 2.0])}}, work)
+    out = on_subset(ctx, odd, {"a": {"x": torch.tensor([1.0, 2.0])}}, work)
     assert seen == [([1, 0], [2.0, 1.0])]
     assert out["a"]["x"].tolist() == [10.0, 20.0] and ctx.logs["client"].tolist() == [0, 1]
 
@@ -161,7 +161,7 @@ def test_adaptation_loss_falls_and_the_scale_is_that_of_the_adaptation_part() ->
     trained, start = thorki(rounds=1), thorki({"FUSION_STEPS": 0}, rounds=1)
     state = trained.run()
     for c in range(3):
-        part = part_of(trained.batcher, c, 0.2, 1)
+        part = client_split(trained.batcher, c, 0.2, 1)
         x = {"pixels": trained.batcher.source.images[part.val][None]}
         y = trained.batcher.source.labels[part.val]
         loss = []
@@ -230,8 +230,8 @@ def test_final_fine_tuning_trains_both_on_the_fit_part() -> None:
     tuned, before = personal(fed, state), personal(plain, state)
     for n in ("small.fc1.weight", "image.adapter.up"):
         assert not torch.equal(tuned[0][n], before[0][n])
-    fit = {int(i) for c in range(3) for i in part_of(fed.batcher, c, 0.2, 1).train}
-    ada = {int(i) for c in range(3) for i in part_of(fed.batcher, c, 0.2, 1).val}
+    fit = {int(i) for c in range(3) for i in client_split(fed.batcher, c, 0.2, 1).train}
+    ada = {int(i) for c in range(3) for i in client_split(fed.batcher, c, 0.2, 1).val}
     assert fed.batcher.source.seen == fit | ada
 
 

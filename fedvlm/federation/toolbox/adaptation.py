@@ -17,22 +17,13 @@ from torch import Tensor
 
 from fedvlm.core import rng
 from fedvlm.core.trees import State, Tree
-from fedvlm.federation.batches import Batcher
+from fedvlm.federation.batches import Batcher, IndexSplit
 from fedvlm.federation.context import Context
 from fedvlm.federation.optim import Adam
 from fedvlm.models.adapt.modules import BIAS
 from fedvlm.models.adapt.modules import fuse_fusion as fuse
 
 Work = Callable[[Context, State], State]
-
-
-@dataclass(frozen=True)
-class Part:
-    """One client's samples, as indices into the source (``batches.Split``)."""
-
-    train: np.ndarray
-    val: np.ndarray
-    test: np.ndarray
 
 
 def split(labels: Tensor, ratio: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -42,42 +33,42 @@ def split(labels: Tensor, ratio: float, seed: int) -> tuple[Tensor, Tensor]:
     with one sample stays in fit. Ratio 0 takes none. Equal labels and seeds give equal splits.
     """
     generator = rng.stream(seed, "adaptation")
-    taken = torch.zeros(len(labels), dtype=torch.bool)
+    adapts = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique().tolist() if ratio > 0 else []:
         here = (labels == label).nonzero().flatten()
         n = len(here)
         if n > 1:
             count = min(max(int(ratio * n + 0.5), 1), n - 1)
-            taken[here[torch.randperm(n, generator=generator)[:count]]] = True
-    return (~taken).nonzero().flatten(), taken.nonzero().flatten()
+            adapts[here[torch.randperm(n, generator=generator)[:count]]] = True
+    return (~adapts).nonzero().flatten(), adapts.nonzero().flatten()
 
 
-def parted(ctx: Context, ratio: float) -> Any:
+def split_train(ctx: Context, ratio: float) -> Any:
     """Return the chunk's batcher with ``train`` the fit part and ``val`` the adaptation part."""
     batcher: Any = ctx.batcher
-    parts = {c: part_of(batcher, c, ratio, ctx.seed) for c in ctx.clients}
+    parts = {c: client_split(batcher, c, ratio, ctx.seed) for c in ctx.clients}
     return replace(batcher, splits=parts)
 
 
-def part_of(batcher: Any, client: int, ratio: float, seed: int) -> Part:
+def client_split(batcher: Any, client: int, ratio: float, seed: int) -> IndexSplit:
     """Return one client's fit part as ``train`` and its adaptation part as ``val``."""
     whole = batcher.splits[client]
     indices = torch.as_tensor(np.array(whole.train), dtype=torch.int64)
     fit, ada = split(batcher.source.labels[indices], ratio, seed)
-    return Part(indices[fit].numpy(), indices[ada].numpy(), whole.test)
+    return IndexSplit(indices[fit].numpy(), indices[ada].numpy(), whole.test)
 
 
-def set_aside(batcher: Any, ratio: float | None, seed: int) -> list[int]:
+def held_out_indices(batcher: Any, ratio: float | None, seed: int) -> list[int]:
     """Return all clients' adaptation parts, ascending; with ``ratio`` None their validation."""
     clients = range(len(batcher.splits))
     parts = [
-        batcher.splits[k].val if ratio is None else part_of(batcher, k, ratio, seed).val
+        batcher.splits[k].val if ratio is None else client_split(batcher, k, ratio, seed).val
         for k in clients
     ]
     return sorted({int(i) for part in parts for i in part})
 
 
-def at_work(ctx: Context, batcher: Batcher, state: State, work: Work) -> State:
+def on_subset(ctx: Context, batcher: Batcher, state: State, work: Work) -> State:
     """Return ``work(context, state)`` on another batcher's samples.
 
     A context wants its clients by falling number of samples: they are sorted for ``work``, and
@@ -87,9 +78,9 @@ def at_work(ctx: Context, batcher: Batcher, state: State, work: Work) -> State:
     order = torch.tensor(sorted(range(ctx.k), key=lambda i: (-sizes[i], i)), dtype=torch.int64)
     back = order.argsort()
     inner = replace(ctx, batcher=batcher, clients=[ctx.clients[i] for i in order], logs={})
-    done = work(inner, _pick(state, order))
+    new = work(inner, _pick(state, order))
     ctx.logs.update({name: value[back] for name, value in inner.logs.items()})
-    return _pick(done, back)
+    return _pick(new, back)
 
 
 def _pick(state: State, index: Tensor) -> State:
@@ -98,7 +89,7 @@ def _pick(state: State, index: Tensor) -> State:
     return {s: {n: v[index.to(v.device)] for n, v in t.items()} for s, t in state.items()}
 
 
-def sizes_of(ctx: Context, batcher: Batcher) -> Tensor:
+def train_sizes(ctx: Context, batcher: Batcher) -> Tensor:
     """Return the training samples of ``batcher`` per client of ``ctx``, ``[K]``, float64."""
     return replace(ctx, batcher=batcher).sizes
 

@@ -2,8 +2,8 @@
 
 The clean ensemble and the attacks do not change while the student learns (attacks start from the
 student as it came), so both are made once per round and image. Source: ``heart_thorki_fedas.md``
-1.3 and 4.2. The towers are in evaluation mode and adapters have no
-dropout, so teachers answer the same twice.
+1.3 and 4.2. The towers are in evaluation mode and adapters have no dropout, so teachers answer the
+same twice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedvlm.models.adapt.attack import PGD, PixelSpace
 Predict = Callable[[Tree, Tensor], Tensor]  # leaves [K, ...], images [K, B, ...] -> [K, B, C]
 OWN, SHARED_ADV = "own", "shared"
 PSEUDO, TRUE = "pseudo", "true"
-LOGITS, PROBS = "logits", "probs"
+LOGITS = "logits"  # or probs
 KL, VAL_ACC, NO_GATE = "kl", "val_acc", "none"
 
 
@@ -46,8 +46,8 @@ def image_proxy(source: SampleSource, index: Tensor, space: PixelSpace, model: A
     """Return samples ``index`` of a source of normalised pixels, on the model's device."""
 
     def images(positions: Tensor) -> Tensor:
-        found = source.fetch(index[positions], 0)["pixels"]
-        return space.pixels(found.to(model.device, model.dtype))
+        normalised = source.fetch(index[positions], 0)["pixels"]
+        return space.pixels(normalised.to(model.device, model.dtype))
 
     return Proxy(images, source.labels[index])
 
@@ -84,8 +84,8 @@ class Distillation:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What came of it.
+class Distillate:
+    """What came of a distillation.
 
     Attributes:
         tree: the student if ``adopted``, else the start.
@@ -131,7 +131,7 @@ def ensemble(z: Tensor, kind: str = LOGITS) -> Tensor:
 def distil(
     student: Tree, teachers: Sequence[Tree], predict: Predict, proxy: Proxy, how: Distillation,
     generator: torch.Generator,
-) -> Outcome:
+) -> Distillate:
     """Return the student after ``how.steps``, or the start where the gate keeps it.
 
     Args:
@@ -159,7 +159,7 @@ def distil(
     score = _scorer(aside, proxy.labels[held], predict, how)
     p, state, rule = start, dict[str, Tree](), Adam()
     initial = best = score(start)
-    kept, value = start, 0.0
+    chosen, value = start, 0.0
     schedule = Schedule(how.lr, "cosine", how.steps)
     for t, index in enumerate(where, start=1):
         value, grads = _slope(p, predict, lessons, index, how, t)
@@ -168,10 +168,10 @@ def distil(
         if t % how.check_every == 0 or t == how.steps:
             now = score(p)
             if now > best or how.gate == NO_GATE:
-                best, kept = now, p
+                best, chosen = now, p
     adopted = best > initial or how.gate == NO_GATE
-    tree = {n: v[0].detach().clone() for n, v in kept.items()} if adopted else student
-    return Outcome(tree, adopted, initial, best, value, passes)
+    tree = {n: v[0].detach().clone() for n, v in chosen.items()} if adopted else student
+    return Distillate(tree, adopted, initial, best, value, passes)
 
 
 def _divide(n: int, how: Distillation, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -191,23 +191,23 @@ def _prepare(
     generator: torch.Generator,
 ) -> tuple[Lessons, int]:
     """Make attacks and ensemble answers for the images that will be used, in chunks."""
-    n, found, passes = len(next(iter(team.values()))), [], 0
+    n, parts, passes = len(next(iter(team.values()))), [], 0
     for part in positions.split(max(1, how.batch // n)):
         x = proxy.images(part)
         with torch.no_grad():
             on_clean = ensemble(predict(team, _repeat(x, n)), how.ensemble)
         y = (proxy.labels[part] if how.labels == TRUE else on_clean.argmax(-1)).to(x.device)
         adv = how.attack(lambda v: predict(start, v), x[None], y[None], generator)
-        seen = _repeat(adv[0], n)
+        attacked = _repeat(adv[0], n)
         if how.adversary == OWN:
-            seen = how.attack(
+            attacked = how.attack(
                 lambda v: predict(team, v), _repeat(x, n), _repeat(y, n), generator
             )
         with torch.no_grad():
-            on_adv = ensemble(predict(team, seen), how.ensemble)
-        found.append((x, adv[0], on_clean, on_adv))
+            on_adv = ensemble(predict(team, attacked), how.ensemble)
+        parts.append((x, adv[0], on_clean, on_adv))
         passes += len(part) * how.attack.steps * (1 + n * (how.adversary == OWN))
-    clean, adversarial, a, b = (torch.cat(column) for column in zip(*found, strict=True))
+    clean, adversarial, a, b = (torch.cat(column) for column in zip(*parts, strict=True))
     return Lessons(clean, adversarial, a, b), passes
 
 

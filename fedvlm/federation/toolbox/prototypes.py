@@ -1,12 +1,11 @@
-"""Class prototypes: the mean feature of each class over all of a client's training samples.
+"""Class prototypes, the mean feature of each class, and a model's alignment with them.
 
-One pass over the training split, without gradient. A class without a sample has count 0 and a mean
-of zeros; nothing may be read into it.
+``class_means`` takes one pass over a client's training split, without gradient. A class without a
+sample has count 0 and a mean of zeros; nothing may be read into it.
 
-Alignment of a model's stages with class prototypes: cosine early, squared error deep.
-
-Hierarchical directional alignment of HEART-PFL (``heart_thorki_fedas.md`` 1.2). Prototypes are in
-``batch.const["proto"]``: ``stage.<j> [K, C, width]`` and ``has [K, C]``, 1 where a class has one.
+``hda`` is the hierarchical directional alignment of HEART-PFL (``heart_thorki_fedas.md`` 1.2). Its
+prototypes are in ``batch.const["proto"]``: ``stage.<j> [K, C, width]`` and ``has [K, C]``, 1 where
+a class has one.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from fedvlm.federation.context import Context
 
 Features = Callable[[Tree, Mapping[str, Tensor]], Tensor]
 TAG = "prototypes"  # one shuffle for every caller: sums run in the same order, whoever asks
+STAGES, EARLY = 4, 2  # of hda: stages in all, and those that are aligned by cosine
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,6 @@ def of_labels(values: Tensor, labels: Tensor) -> Tensor:
     return values[clients, labels]
 
 
-STAGES, EARLY = 4, 2
-
-
 def hda(
     features: Sequence[Tensor], targets: Sequence[Tensor], has: Tensor, early: int = EARLY
 ) -> Tensor:
@@ -95,25 +92,25 @@ def hda(
     return total / (len(features) * has.sum(1)).clamp_min(1)
 
 
-def cached(b: Batch) -> list[Tensor]:
+def targets(b: Batch) -> list[Tensor]:
     """Return the cached prototype of each sample's class, per stage ``[K, B, width]``."""
     return [of_labels(b.const["proto"][f"stage.{j}"], b.y) for j in range(STAGES)]
 
 
-def known(b: Batch) -> Tensor:
+def presence(b: Batch) -> Tensor:
     """Return ``has`` of ``hda``: not padding, and a class with a prototype."""
     return of_labels(b.const["proto"]["has"], b.y) * b.w
 
 
-def through(own: Sequence[Tensor], b: Batch) -> list[Tensor]:
-    """Return cached prototypes whose gradient goes through the batch's class means."""
+def batch_targets(features: Sequence[Tensor], b: Batch) -> list[Tensor]:
+    """Return ``targets`` with the gradient of the batch's own class means of ``features``."""
     member = membership(b, b.const["proto"]["has"].shape[1])  # [K, B, C]
     count = member.sum(1).clamp_min(1)[..., None]
-    found = []
-    for f, p in zip(own, cached(b), strict=True):
+    out = []
+    for f, p in zip(features, targets(b), strict=True):
         mean = of_labels(member.mT @ f / count, b.y)
-        found.append(p + (mean - mean.detach()))
-    return found
+        out.append(p + (mean - mean.detach()))
+    return out
 
 
 def squared_distance(p: Tree, home: Tree) -> Tensor:

@@ -1,7 +1,4 @@
-"""The proximal pull: the gradient of ``strength / 2 |p - anchor|^2``, added before the step.
-
-Weights of clients in an average where a paper wants the uniform mean.
-"""
+"""Small parts that many methods share: the proximal pull, and clients that all weigh the same."""
 
 from __future__ import annotations
 
@@ -12,9 +9,11 @@ from fedvlm.core.trees import Tree
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Edit
 
+SAMPLES, UNIFORM = "samples", "uniform"
+
 
 def pull(anchor: str, strength: float) -> Edit:
-    """Return an edit that adds ``strength (p - anchor)`` to every gradient.
+    """Return an edit that adds ``strength (p - anchor)``, the slope of strength / 2 |p - anchor|^2.
 
     The anchor is a tree of ``const``: ``ctx.fit(p, loss, edit=pull("d", 0.1), const={"d": d})``;
     tensors that it lacks are left alone. Strength 0 changes no bit. Sources: Li et al. 2020
@@ -29,9 +28,6 @@ def pull(anchor: str, strength: float) -> Edit:
         }
 
     return edit
-
-
-SAMPLES, UNIFORM = "samples", "uniform"
 
 
 def weighting(default: str) -> Option:
