@@ -6,7 +6,7 @@ Equations: client k: min_w F_k(w) + MU/2 |w - w_t|^2, w_t the received model, by
 Shared: all of PEFT
 Personal: none
 Frozen: both towers, the logit scale.
-Defaults: MU 0.1; the rest as every method here (configs/trainers/fedprox.yaml).
+Defaults: MU 0.1; the rest as every method here.
 Departures from the paper: PEFT tensors are trained, not the model; every client does all of its
     local epochs (the paper's gamma-inexact solutions let slow ones stop early); clients are drawn
     evenly and weighted by samples (there drawn by samples and weighted evenly).

@@ -72,19 +72,10 @@ from fedvlm.federation.peft_trainer import PeftTrainer
         own, mix = c["w"], self.cfg.MIX
         return own | {{n: mix * own[n] + (1 - mix) * v for n, v in d.items()}}
 '''
-YAML = '''# {name}: what the method does.
-TRAINER:
-{line}  {node}:
-    MIX: 0.5
-PEFT:
-  TEXT: prompt
+YAML = '''# {name}: what the method does. The defaults of its own settings stand in its Python file;
+# here stands only what differs from the common ones (fedvlm config prints them all).
+{head}PEFT:
   VISUAL: feature
-  HEAD: text
-  N_CTX: 16
-  WIDTH: 32
-OPTIM:
-  NAME: sgd
-  LR: 0.005
 '''
 
 
@@ -124,7 +115,7 @@ def texts(name: str, *, registered: bool) -> tuple[str, str]:
         "name": name, "node": name.upper(), "spec": spec, "year": time.strftime("%Y"),
         "imports": imports,
         "register": f'@TRAINER_REGISTRY.register("{name}")\n' if registered else "",
-        "line": f"  NAME: {name}\n" if registered else "",
+        "head": f"TRAINER:\n  NAME: {name}\n" if registered else "",
     }
     return CODE.format(**about), YAML.format(**about)
 

@@ -96,7 +96,7 @@ def test_loss_and_unknown_classes(world: World) -> None:
     b = Batch({"features": world.features[index][None]}, world.labels[index][None],
               torch.ones(1, 3, dtype=torch.float64),
               {"d": {"proto.mean": mean, "proto.count": count}})
-    value, parts = fed.trainer.drawn(fed.model, p, b)
+    value, parts = fed.trainer.prototype_loss(fed.model, p, b)
     assert float(parts["proto_loss"]) == pytest.approx(2 / 3, abs=1e-12)  # |z|^2 = 1, twice of 3
     assert float(value) == pytest.approx(float(parts["cls_loss"]) + 2 / 3, abs=1e-12)
     assert float(fed.trainer.loss(fed.model, p, b)) == pytest.approx(

@@ -11,7 +11,7 @@ from fedvlm.core.trees import Tree
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.optim import SGD
 from fedvlm.federation.toolbox import prototypes as alignment
-from fedvlm.federation.toolbox.prototypes import hda, squared_distance, through
+from fedvlm.federation.toolbox.prototypes import batch_targets, hda, squared_distance
 
 PEFT = {"PEFT.VISUAL": "adapter", "PEFT.TEXT": "none", "PEFT.WIDTH": 4}
 F64 = torch.float64
@@ -93,7 +93,7 @@ def test_straight_through() -> None:
     f, own, other = random_stages(0), random_stages(1), random_stages(2)
     own = [v.requires_grad_() for v in own]
     b = batch([v[:, :2] for v in other], y)
-    got, plain = through(own, b), alignment.cached(b)
+    got, plain = batch_targets(own, b), alignment.targets(b)
     assert all(torch.equal(a, c) for a, c in zip(got, plain, strict=True))
 
     def means(v: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ def test_straight_through() -> None:
     loss = hda(f, [m[clients, y] for m in exact], has).sum()
     wanted = torch.autograd.grad(loss, own, retain_graph=True)
     b = batch([m.detach() for m in exact], y)
-    ours = hda(f, through(own, b), alignment.known(b)).sum()
+    ours = hda(f, batch_targets(own, b), alignment.presence(b)).sum()
     assert float(ours.detach()) == pytest.approx(float(loss.detach()), abs=1e-14)
     for one, two in zip(torch.autograd.grad(ours, own), wanted, strict=True):
         assert torch.allclose(one, two, atol=1e-12) and float(one.abs().max()) > 0

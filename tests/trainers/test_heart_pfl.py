@@ -68,7 +68,7 @@ def test_prototypes_are_class_means_of_the_personal_model() -> None:
     v = shaken(fed, 1)
     found = fed.trainer.prototypes(fed.context([0], 1), v)
     source, index = fed.batcher.source, torch.arange(12)
-    look = fed.trainer.look(fed.model, v, {"pixels": source.images[index][None]})[1]
+    look = fed.trainer.stage_features(fed.model, v, {"pixels": source.images[index][None]})[1]
     for j, f in enumerate(look):
         want = torch.stack([f[0, source.labels[index] == c].mean(0) for c in range(4)])
         assert torch.allclose(found[f"stage.{j}"][0], want, atol=1e-12)

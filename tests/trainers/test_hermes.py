@@ -73,7 +73,7 @@ def test_schedule_and_dead_entries(overlap: str) -> None:
     for event in history(units(ALWAYS | {"OVERLAP": overlap}))[1:]:
         for client, state in event.state.clients.items():
             gone = state["mask"]["image.adapter"] == 0
-            down = event.federation.trainer.down(event.state.server, client)
+            down = event.download(event.state.server, client)
             for tree in (state["w"], down, event.updates[client].params):
                 assert float(tree[DOWN][gone].abs().max()) == 0.0
                 assert float(tree[UP][:, gone].abs().max()) == 0.0
@@ -174,7 +174,7 @@ def test_masks_are_read_and_each_client_gets_its_own_model() -> None:
     last = history(units(ALWAYS))[-1]
     masks = [s["mask"]["image.adapter"] for s in last.state.clients.values()]
     assert not torch.equal(*masks)
-    first, second = (last.federation.trainer.down(last.state.server, c) for c in (0, 1))
+    first, second = (last.download(last.state.server, c) for c in (0, 1))
     alone = (masks[0] > 0) & (masks[1] == 0)
     assert bool((first[DOWN][alone] != 0).all()) and bool((second[DOWN][alone] == 0).all())
     kept = (masks[0] > 0) & (masks[1] > 0)

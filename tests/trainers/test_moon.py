@@ -61,9 +61,9 @@ def test_previous_is_the_last_local_model(world: World) -> None:
 
     def watched(model: Any, p: Tree, b: Batch) -> Any:
         seen.append(b.const)
-        return MOON.drawn(fed.trainer, model, p, b)
+        return MOON.contrastive_loss(fed.trainer, model, p, b)
 
-    fed.trainer.drawn = watched
+    fed.trainer.contrastive_loss = watched
     fed.round(state, 2)
     for name, value in state.clients[0]["w"].items():
         assert torch.equal(seen[0]["previous"][name][0], value)
