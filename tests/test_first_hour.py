@@ -51,7 +51,7 @@ def test_the_set_itself_given_as_root(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_class_without_test_images_is_noted(tmp_path: Path):
-    from fedvlm.data import build_federation
+    from fedvlm.data.federated import build_federation
     from fedvlm.job.flags import parse
     from fedvlm.job.resolve import resolve
 

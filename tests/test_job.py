@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedvlm.data.index_file import read_index_file
+from fedvlm.data.partition.index_file import read_index_file
 from tests import jobs
 from tests.conftest import SHARED
 

@@ -14,7 +14,8 @@ from fedvlm.data.fewshot import relabel
 from fedvlm.data.fewshot_file import GivenShots
 from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import find_broken, say_broken
-from fedvlm.data.index_file import partition_from
+from fedvlm.data.partition.even import domain_number
+from fedvlm.data.partition.index_file import partition_from
 from fedvlm.data.partition.kinds import (
     candidates,
     canonical_kind,
@@ -23,7 +24,7 @@ from fedvlm.data.partition.kinds import (
     short_of_shots,
     shots_per_client,
 )
-from fedvlm.data.partition.spec import Partition, PartitionSpec, Pool, domain_number
+from fedvlm.data.partition.spec import Partition, PartitionSpec, Pool
 
 
 def spec_of(cfg: CfgNode) -> PartitionSpec:

@@ -36,7 +36,7 @@ from fedvlm.data.fewshot import short_classes
 from fedvlm.data.fewshot_file import given_shots
 from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import broken_images
-from fedvlm.data.index_file import canonical_hash, read_index_file, sealed, spec_from
+from fedvlm.data.partition.index_file import canonical_hash, read_index_file, sealed, spec_from
 from fedvlm.data.partition.kinds import check_fits
 from fedvlm.data.partition.spec import Partition, PartitionSpec
 

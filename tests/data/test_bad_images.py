@@ -17,8 +17,8 @@ from data_helpers import Spec, own_split, write_image, write_split
 from PIL import Image
 
 from fedvlm.core.errors import DataError
-from fedvlm.data import FederatedData, build_federation
 from fedvlm.data.datum import Datum
+from fedvlm.data.federated import FederatedData, build_federation
 from fedvlm.data.formats.coop_split import read_split
 from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import ImageLoader, check_decodes, decode

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.data import build_federation
 from fedvlm.data.datasets import load_dataset
 from fedvlm.data.datum import DatasetBase
+from fedvlm.data.federated import build_federation
 from fedvlm.data.formats.csv import read_csv
 
 GOOD = """path,classname,split

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from data_helpers import config, write_split, write_tree
 
-from fedvlm.data import build_federation
 from fedvlm.data.catalog import CATALOG, dataset_info
+from fedvlm.data.federated import build_federation
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "datasets"
 FILES = sorted(CONFIGS.glob("*.yaml"))

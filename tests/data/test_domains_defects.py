@@ -12,9 +12,8 @@ from data_helpers import config
 from domain_trees import CLASSES, write_domain_set
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.data import build_federation
 from fedvlm.data.datasets import load_dataset
-from fedvlm.data.federated import FederatedData
+from fedvlm.data.federated import FederatedData, build_federation
 
 PLACES = [("DomainNet", "FedBN pickles", 6), ("OfficeCaltech10", "domain tree", 4)]
 ORDER = """

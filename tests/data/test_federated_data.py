@@ -12,9 +12,9 @@ import pytest
 from data_helpers import config, own_split, shared, write_image, write_split, write_tree
 
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.data import FederatedData, build_federation, read_index_file
+from fedvlm.data.federated import FederatedData, build_federation
 from fedvlm.data.fewshot import coop_draw
-from fedvlm.data.index_file import sealed
+from fedvlm.data.partition.index_file import read_index_file, sealed
 
 CLASSES = ["a", "b", "c", "d", "e"]
 SIZES = {"train": 6, "val": 2, "test": 3}

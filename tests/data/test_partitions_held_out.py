@@ -12,9 +12,9 @@ from data_helpers import config, own_split, write_split, write_tree
 from test_partitions import KINDS
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.data import FederatedData, build_federation
 from fedvlm.data.datasets import load_dataset
 from fedvlm.data.draw import Setting, spec_of
+from fedvlm.data.federated import FederatedData, build_federation
 
 DOMAINS = ["art", "Real World", "sketch"]
 CLASSES = ["beaver", "dolphin", "otter", "apple"]  # known superclasses

@@ -12,6 +12,7 @@ from test_partitions import NAMES, pool_of
 from fedvlm.core.errors import ConfigError, fold
 from fedvlm.data.catalog import CIFAR100_SUPERCLASSES, superclasses_of
 from fedvlm.data.partition.classes import drawn_classes
+from fedvlm.data.partition.deal import even_cut, none_empty, proportions
 from fedvlm.data.partition.dirichlet import draw_profiles
 from fedvlm.data.partition.kinds import (
     check_fits,
@@ -19,14 +20,7 @@ from fedvlm.data.partition.kinds import (
     short_of_shots,
     shots_per_client,
 )
-from fedvlm.data.partition.spec import (
-    Partition,
-    PartitionSpec,
-    Pool,
-    even_cut,
-    none_empty,
-    proportions,
-)
+from fedvlm.data.partition.spec import Partition, PartitionSpec, Pool
 
 
 def table(pool: Pool, partition: Partition, part: str) -> np.ndarray:

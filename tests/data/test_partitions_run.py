@@ -12,8 +12,9 @@ import pytest
 from data_helpers import config, write_tree
 from yacs.config import CfgNode
 
-from fedvlm.data import build_federation, read_index_file
+from fedvlm.data.federated import build_federation
 from fedvlm.data.partition.counts import count_rows, partition_csv
+from fedvlm.data.partition.index_file import read_index_file
 from fedvlm.job.build import WHERE
 from fedvlm.job.describe import partition_name
 from tests import jobs

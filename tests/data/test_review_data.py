@@ -14,9 +14,8 @@ from trees import tree_of
 
 from fedvlm.cli.main import main
 from fedvlm.core.errors import DataError
-from fedvlm.data import build_federation
 from fedvlm.data.datasets import load_dataset
-from fedvlm.data.federated import untrained
+from fedvlm.data.federated import build_federation, untrained
 
 
 def split(tmp_path: Path, **parts: list[list[Any]]) -> Any:

@@ -15,8 +15,8 @@ from trees import tree_of
 
 from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.data import build_federation
 from fedvlm.data.datum import Datum
+from fedvlm.data.federated import build_federation
 from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import check_decodes
 from fedvlm.data.partition.kinds import make_partition

@@ -14,15 +14,8 @@ import numpy as np
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.rng import numpy_stream
 from fedvlm.data.datum import PARTS, IntArray
-from fedvlm.data.partition.spec import (
-    Partition,
-    PartitionSpec,
-    Pool,
-    deal,
-    even_cut,
-    fewer_clients,
-    none_empty,
-)
+from fedvlm.data.partition.deal import deal, even_cut, fewer_clients, none_empty
+from fedvlm.data.partition.spec import Partition, PartitionSpec, Pool
 
 LEGACY_SEED = 2023  # the family seeds Python's generator with it, whatever the run's seed
 _SHARES = (0.4, 0.6)

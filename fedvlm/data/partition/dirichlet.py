@@ -28,21 +28,19 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.rng import numpy_stream
 from fedvlm.data.catalog import superclasses_of
 from fedvlm.data.datum import PARTS, IntArray
-from fedvlm.data.partition.spec import (
+from fedvlm.data.partition.deal import (
     HIGHEST_BETA,
     NEGLIGIBLE,
     FloatArray,
-    Partition,
-    PartitionSpec,
-    Pool,
     check_enough,
-    clients_per_domain,
     cut_counts,
     deal,
     even_cut,
     none_empty,
     proportions,
 )
+from fedvlm.data.partition.even import clients_per_domain
+from fedvlm.data.partition.spec import Partition, PartitionSpec, Pool
 
 TRIES = 2000
 _LEAST_TRIES, _CELLS = 200, 2_000_000  # of large tables fewer draws: seconds, not minutes

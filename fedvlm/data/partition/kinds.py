@@ -34,14 +34,8 @@ from fedvlm.data.partition.dirichlet import (
     quantity,
     superclass_dirichlet,
 )
-from fedvlm.data.partition.spec import (
-    Partition,
-    PartitionSpec,
-    Pool,
-    clients_per_domain,
-    domain,
-    iid,
-)
+from fedvlm.data.partition.even import clients_per_domain, domain, iid
+from fedvlm.data.partition.spec import Partition, PartitionSpec, Pool
 
 Kind = Callable[[Pool, PartitionSpec], Partition]
 PARTITIONS: Registry[Kind] = Registry("partition")

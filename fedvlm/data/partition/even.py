@@ -1,0 +1,107 @@
+"""Even shares: images dealt to all clients alike (iid), or each domain to its own clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedvlm.core.errors import ConfigError, did_you_mean, fold
+from fedvlm.core.rng import numpy_stream
+from fedvlm.data.datum import PARTS, IntArray
+from fedvlm.data.partition.deal import fewer_clients, no_images
+from fedvlm.data.partition.spec import Partition, PartitionSpec, Pool
+
+
+def iid(pool: Pool, spec: PartitionSpec) -> Partition:
+    """Deal a random permutation of each part into K nearly equal shares (the family's ``homo``).
+
+    Raises:
+        ConfigError: fewer training or test images than clients.
+    """
+    for part in ("train", "test"):
+        n = len(pool.labels[part])
+        if not n:
+            raise ConfigError(no_images(part))
+        if n < spec.clients:
+            raise ConfigError(
+                f"FED.CLIENTS {spec.clients}: there are only {n} {part} images to deal; "
+                f"use {fewer_clients(n)}"
+            )
+    return Partition.of(
+        {
+            part: np.array_split(
+                numpy_stream(spec.seed, "partition", "iid", part).permutation(len(labels)),
+                spec.clients,
+            )
+            for part, labels in pool.labels.items()
+        }
+    )
+
+
+def domain(pool: Pool, spec: PartitionSpec) -> Partition:
+    """Give each domain to K/D clients; several clients of one domain share it iid.
+
+    Clients are ordered by domain. The test share of a client is of its own domain.
+
+    Raises:
+        ConfigError: as ``clients_per_domain``, or a domain with too few images.
+    """
+    each = clients_per_domain(spec, pool.domain_names)
+    shares: dict[str, list[IntArray]] = {part: [] for part in PARTS}
+    for number, name in enumerate(pool.domain_names):
+        for part in PARTS:
+            mine = np.flatnonzero(pool.domains[part] == number)
+            if part != "val" and len(mine) < each:
+                if not len(mine):
+                    raise ConfigError(no_images(part, f" of domain '{name}'"))
+                raise ConfigError(
+                    f"domain '{name}' has {len(mine)} {part} images for {each} clients; "
+                    f"use FED.CLIENTS {len(pool.domain_names) * len(mine)}"
+                )
+            stream = numpy_stream(spec.seed, "partition", "domain", name, part)
+            shares[part] += np.array_split(stream.permutation(mine), each)
+    return Partition.of(shares)
+
+
+def clients_per_domain(spec: PartitionSpec, domain_names: Sequence[str]) -> int:
+    """Return K divided by the number of domains.
+
+    Raises:
+        ConfigError: no domains, or K is not a multiple of their number.
+    """
+    n = len(domain_names)
+    if n < 1:
+        raise ConfigError(
+            f"FED.PARTITION {spec.kind} needs a set with domains, and this one has none; "
+            "use FED.PARTITION iid, disjoint or dirichlet"
+        )
+    if spec.clients % n:
+        near = sorted({max(n, spec.clients // n * n), (spec.clients // n + 1) * n})
+        raise ConfigError(
+            f"FED.PARTITION {spec.kind}: {spec.clients} clients cannot be spread evenly over "
+            f"{n} domains ({', '.join(domain_names[:6])}); use FED.CLIENTS "
+            + " or ".join(map(str, near))
+        )
+    return spec.clients // n
+
+
+def domain_number(name: str, domain_names: Sequence[str], dataset: str) -> int | None:
+    """Return the number of FED.HELD_OUT_DOMAIN, None where it is empty.
+
+    Raises:
+        ConfigError: no such domain, or none would be left.
+    """
+    if not name:
+        return None
+    known = [fold(domain) for domain in domain_names]
+    if fold(name) not in known:
+        names = f"known: {', '.join(domain_names)}" if known else f"{dataset} has no domains"
+        raise ConfigError(
+            f"unknown FED.HELD_OUT_DOMAIN '{name}'{did_you_mean(name, domain_names)} ({names})"
+        )
+    if len(known) < 2:
+        raise ConfigError(
+            f"FED.HELD_OUT_DOMAIN '{name}': {dataset} has no other domain; leave it empty"
+        )
+    return known.index(fold(name))
