@@ -28,7 +28,7 @@ from tiny_card import complete  # noqa: E402
 from tiny_export import export, new_model  # noqa: E402
 from tiny_gate import gate  # noqa: E402
 
-from fedvlm.models.load.openclip import TINY_DIR, tiny_tokenizer  # noqa: E402
+from fedvlm.models.load.tiny import TINY_DIR, TinyTokenizer  # noqa: E402
 
 
 def encode_text(model: Any, tokens: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class Trainer:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.tokenizer = tiny_tokenizer()
+        self.tokenizer = TinyTokenizer()
         self.model = new_model(args.seed).train()
         self.slow = new_model(args.seed).eval()
         self.optimiser = make_optimiser(self.model, args.lr)

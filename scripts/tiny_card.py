@@ -23,7 +23,7 @@ from tiny_adapt import CONTEXT, SHOTS, STEPS, coop  # noqa: E402
 from tiny_gate import gate  # noqa: E402
 
 from fedvlm.data.builtin.sets import DIGIT_TEMPLATE, OBJECT_TEMPLATE, Task, build_task, materialise  # noqa: E402
-from fedvlm.models.load.openclip import tiny_tokenizer, verify_tiny  # noqa: E402
+from fedvlm.models.load.tiny import TinyTokenizer, verify_tiny  # noqa: E402
 
 AIM = {
     "shape_clean": [80, 100],
@@ -67,7 +67,7 @@ def complete(folder: Path, images_per_class: int = 100) -> dict[str, Any]:
     """Measures the weights in the folder as open_clip loads them and rewrites the card."""
     verify_tiny(folder)
     model, _, _ = open_clip.create_model_and_transforms(f"local-dir:{folder}")
-    tokenizer = tiny_tokenizer()
+    tokenizer = TinyTokenizer()
     path = folder / "card.json"
     card: dict[str, Any] = json.loads(path.read_text("utf-8"))
     scores = gate(model, tokenizer, images_per_class, seed=5)

@@ -19,8 +19,9 @@ from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec
 from fedvlm.federation.rounds import Federation, Plan
 from fedvlm.federation.trainer import Trainer
-from fedvlm.models.backbone import Backbone
 from fedvlm.models.vlmodel import VLModel
+
+from .models.openai_layout import from_openai
 
 NAMES = {
     "prompt_learner.sigma": "text.sigma",
@@ -113,7 +114,7 @@ def fedtv_config(golden: Golden, cls: type[Trainer], **own: Any) -> CfgNode:
 
 def federation(golden: Golden, *, packed: bool, chunk: int, **own: Any) -> Federation:
     """Return FedTV on the golden CLIP, batches and initial tensors, all in float64."""
-    backbone = Backbone.from_state_dict_openai(
+    backbone = from_openai(
         golden.clip(), vision_heads=golden.heads, text_heads=golden.heads, dtype=torch.float64
     )
     model = VLModel(backbone, golden.meta["classnames"], packed=packed)

@@ -15,6 +15,7 @@ from data_helpers import Spec, write_image
 from PIL import Image
 
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.rng import numpy_stream
 from fedvlm.data.datum import Datum
 from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import ImageLoader, check_decodes, crop_box, decode, to_rgb
@@ -42,6 +43,33 @@ def test_equal_to_open_clip(
     )  # fmt: skip
     mine = ImageLoader([datum(path)], spec).load(0)
     assert mine.dtype == torch.float32 and torch.equal(mine, theirs(Image.open(path)))
+
+
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+@pytest.mark.parametrize("mode", ["L", "P", "RGB", "RGBA", "LA", "CMYK"])
+def test_pixels_equal_torchvisions(mode: str, interpolation: str) -> None:
+    """Test view and training views, bit for bit."""
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms import functional as TF
+
+    spec = Spec(interpolation=interpolation)
+    kind, size = InterpolationMode(interpolation), [spec.size, spec.size]
+    rng = np.random.default_rng(4)
+    for width, height in ((31, 47), (47, 31), (16, 16), (17, 16), (3, 2), (64, 15)):
+        raw = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        image = to_rgb(raw.convert(mode))
+        loader = ImageLoader([Datum("", 0, array=np.asarray(image))], spec, views=4)
+        centre = TF.center_crop(TF.resize(image, [spec.size], kind), size)
+        views = [(None, centre)]
+        for view in range(4):
+            loader.content_key = lambda i: "key"  # type: ignore[method-assign]
+            draw = numpy_stream(0, "view", "key", view)
+            top, left, h, w = crop_box(height, width, loader.crop_scale, draw)
+            crop = TF.resized_crop(image, top, left, h, w, size, kind)
+            views.append((view, TF.hflip(crop) if draw.random() < 0.5 else crop))
+        for view, expected in views:
+            pixels = TF.normalize(TF.to_tensor(expected), list(spec.mean), list(spec.std))
+            assert torch.equal(loader.load(0, view), pixels)
 
 
 def grey16() -> Image.Image:

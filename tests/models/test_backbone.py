@@ -14,12 +14,13 @@ import torch
 from safetensors.torch import save_file
 
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.models.backbone import Backbone, digest_of
+from fedvlm.models.backbone import digest_of
 from fedvlm.models.load import names
 from fedvlm.models.load import names as weight_files
 from fedvlm.models.load.backbones import load_backbone
 from fedvlm.models.load.openclip import load
 from fedvlm.models.vlmodel import VLModel
+from tests.models.openai_layout import from_openai
 from tests.models.toys import CONFIGS, NAMES, relative, toy
 
 
@@ -222,7 +223,7 @@ def test_bf16_backbone_serves_prompts() -> None:
 def test_openai_layout() -> None:
     source = toy(plain=True)
     state = source.model.state_dict()
-    built = Backbone.from_state_dict_openai(
+    built = from_openai(
         state, dtype=torch.float64, vision_heads=3, text_heads=4, tokenizer=source.tokenizer
     )
     pixels = torch.randn(2, 3, 32, 32)
@@ -231,7 +232,7 @@ def test_openai_layout() -> None:
                     VLModel(source, NAMES).anchor("literal", 4)) < 1e-5
     state.pop("visual.proj")
     with pytest.raises(ConfigError, match="visual.proj"):
-        Backbone.from_state_dict_openai(state)
+        from_openai(state)
 
 
 def test_the_embedded_backbone() -> None:

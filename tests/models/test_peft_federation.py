@@ -89,7 +89,7 @@ def test_the_bank_in_memory_and_in_a_file(
     for limit in (1 << 30, 0):
         monkeypatch.setattr(token_bank, "IN_MEMORY", limit)
         out = empty_bank(tower, len(w.pixels), tmp_path)
-        fill_bank(tower, 1, out, lambda i: w.pixels[i], lambda n, of: seen.append((n, of)))
+        fill_bank(tower, 1, out, lambda i: w.pixels[i], lambda _, n, of: seen.append((n, of)))
         assert torch.allclose(out, want, 0, 1e-12)
         assert not list(tmp_path.iterdir())  # the file has no name
     assert out.numel() * 8 == bank_bytes(tower, len(w.pixels))

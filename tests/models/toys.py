@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fedvlm.models.backbone import Backbone
-from fedvlm.models.load.openclip import build_model, finish, tiny_tokenizer
+from fedvlm.models.load.openclip import build_model, finish
+from fedvlm.models.load.tiny import TinyTokenizer
 
 NAMES = ("tench", "great pyrenees", "boeing 747", "a rather long class name", "x", "red_fox")
 TEXT = {"context_length": 40, "vocab_size": 4096, "width": 32, "heads": 4, "layers": 3}
@@ -51,7 +52,7 @@ def toy(kind: str = "vit", seed: int = 0, **place: Any) -> Backbone:
             if tensor.is_floating_point() and not name.startswith("logit") and "mask" not in name:
                 noise = 0.05 * torch.randn(tensor.shape, generator=gen)
                 tensor.add_(noise.abs() if "running_var" in name else noise)
-    tokenizer = tiny_tokenizer(arch["text_cfg"]["context_length"])
+    tokenizer = TinyTokenizer(arch["text_cfg"]["context_length"])
     return finish(model, arch, preprocess, tokenizer, kind, "", **place)
 
 

@@ -9,7 +9,9 @@ import torch
 from fedvlm.core.errors import ConfigError, did_you_mean
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.load.hf_clip import load_hf
+from fedvlm.models.load.names import TINY
 from fedvlm.models.load.openclip import load
+from fedvlm.models.load.tiny import load_tiny
 from fedvlm.models.load.vit import load_vit
 
 LOADERS = ("open_clip", "transformers", "timm", "transformers-vit")
@@ -46,6 +48,8 @@ def load_backbone(
         DataError: weights that cannot be read or downloaded.
     """
     place: dict[str, Any] = {"dtype": dtype, "device": device, "plain": plain}
+    if loader == "open_clip" and name == TINY:
+        return load_tiny(weights, **place)
     if loader == "open_clip":
         return load(name, weights, random=allow_random, seed=seed, **place)
     if loader == "transformers":

@@ -1,25 +1,16 @@
-"""open_clip's loader: built-in names with tags or files, ``local-dir:`` folders, ``tiny``.
-
-A CLIP from plain tensors in OpenAI's layout: sizes are read off the shapes.
-
-The embedded default backbone: where it lies, its tokenizer, and the check of its weights.
-"""
+"""open_clip's loader: built-in names with tags or files, ``local-dir:`` folders, plain tensors."""
 
 from __future__ import annotations
 
 import copy
-import gzip
-import hashlib
-import io
 import json
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.models.backbone import Backbone, TransformSpec
@@ -51,8 +42,6 @@ def load(
 
     ``place`` goes to ``Backbone``: dtype, device, plain.
     """
-    if name == names.TINY:
-        return _load_tiny(weights, **place)
     if name.startswith(names.LOCAL_DIR):
         if weights:
             raise ConfigError(f"--backbone {name} brings its weights: drop --weights '{weights}'")
@@ -213,19 +202,7 @@ def _tokenizer(source: str, arch: dict[str, Any]) -> Any:
         ) from error
 
 
-def _load_tiny(weights: str, **place: Any) -> Backbone:
-    if weights:
-        raise ConfigError(f"--backbone tiny brings its weights: drop --weights '{weights}'")
-    if not (TINY_DIR / _CONFIG_FILE).is_file():
-        raise DataError(f"the embedded backbone is missing from {TINY_DIR}: reinstall fedvlm")
-    return _load_folder(
-        f"{names.LOCAL_DIR}{TINY_DIR}", None, tokenizer=tiny_tokenizer, alias=names.TINY, **place
-    )
-
-
-def _load_folder(
-    source: str, build: str | None, *, tokenizer: Any = None, alias: str = "", **place: Any
-) -> Backbone:
+def _load_folder(source: str, build: str | None, **place: Any) -> Backbone:
     """Load ``local-dir:<folder>``: open_clip_config.json and a weights file beside it."""
     from open_clip.factory import _find_checkpoint_in_dir
 
@@ -250,10 +227,9 @@ def _load_folder(
     names.check_activation(build or source, bool(arch.get("quick_gelu", False)), found, needs)
     load_file(model, Path(found))
     preprocess = _overlay(preprocess, config.get("preprocess_cfg", {}))
-    # Its tokenizer is bound to the model's own context length, whatever that is.
-    tok = tokenizer(arch["text_cfg"]["context_length"]) if tokenizer else _tokenizer(source, arch)
-    name = alias or (source if build is None else build)
-    return finish(model, arch, preprocess, tok, name, "embedded" if alias else source, **place)
+    tokenizer = _tokenizer(source, arch)
+    name = source if build is None else build
+    return finish(model, arch, preprocess, tokenizer, name, source, **place)
 
 
 def _normal(arch: dict[str, Any]) -> tuple[Any, ...]:
@@ -262,145 +238,3 @@ def _normal(arch: dict[str, Any]) -> tuple[Any, ...]:
 
     vision, text = CLIPVisionCfg(**arch["vision_cfg"]), CLIPTextCfg(**arch["text_cfg"])
     return arch["embed_dim"], bool(arch.get("quick_gelu", False)), repr(vision), repr(text)
-
-
-_WANTED = (
-    "visual.conv1.weight",
-    "visual.positional_embedding",
-    "visual.proj",
-    "positional_embedding",
-    "token_embedding.weight",
-    "ln_final.weight",
-    "text_projection",
-)
-
-
-def config_of(
-    state: dict[str, Tensor], vision_heads: int | None = None, text_heads: int | None = None
-) -> dict[str, Any]:
-    """Return the open_clip model config of a ViT state dict in OpenAI's layout.
-
-    Heads cannot be read off the shapes: default width / 64, at least 1.
-
-    Raises:
-        ConfigError: a tensor is missing (ModifiedResNet files are loaded by name instead).
-    """
-    missing = [key for key in _WANTED if key not in state]
-    if missing:
-        raise ConfigError(f"not a ViT CLIP in OpenAI's layout: tensor '{missing[0]}' is missing")
-    vision_width, _, patch, _ = state["visual.conv1.weight"].shape
-    text_width = state["ln_final.weight"].shape[0]
-    grid = round((state["visual.positional_embedding"].shape[0] - 1) ** 0.5)
-    return {
-        "embed_dim": int(state["text_projection"].shape[1]),
-        "quick_gelu": True,
-        "vision_cfg": {
-            "image_size": patch * grid,
-            "layers": _blocks(state, "visual.transformer.resblocks."),
-            "width": vision_width,
-            "head_width": vision_width // (vision_heads or max(1, vision_width // 64)),
-            "patch_size": patch,
-        },
-        "text_cfg": {
-            "context_length": state["positional_embedding"].shape[0],
-            "vocab_size": state["token_embedding.weight"].shape[0],
-            "width": text_width,
-            "heads": text_heads or max(1, text_width // 64),
-            "layers": _blocks(state, "transformer.resblocks."),
-        },
-    }
-
-
-def _blocks(state: dict[str, Tensor], prefix: str) -> int:
-    return len({key[len(prefix) :].split(".")[0] for key in state if key.startswith(prefix)})
-
-
-def from_openai(
-    state: dict[str, Tensor],
-    *,
-    dtype: torch.dtype = torch.float32,
-    vision_heads: int | None = None,
-    text_heads: int | None = None,
-    tokenizer: Any = None,
-    name: str = "state-dict",
-    **place: Any,
-) -> Backbone:
-    """Build a QuickGELU ViT CLIP from a complete state dict in OpenAI's layout.
-
-    Args:
-        state: name -> tensor; computed with in ``dtype`` (float64 stays float64 throughout).
-        dtype: of the towers.
-        vision_heads: default width / 64.
-        text_heads: default width / 64.
-        tokenizer: default open_clip's SimpleTokenizer at the model's context length.
-        name: shown in results.
-        place: further arguments of ``Backbone``: device, plain.
-
-    Raises:
-        ConfigError: a tensor is missing.
-        DataError: tensors that do not fit together.
-    """
-    import open_clip
-
-    arch = config_of(state, vision_heads, text_heads)
-    model, preprocess = build_model(arch)
-    if dtype is torch.float64:
-        model.double()
-    try:
-        model.load_state_dict(state, strict=True)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(f"the state dict does not fit together: {reason}") from error
-    tok = tokenizer or open_clip.SimpleTokenizer(context_length=arch["text_cfg"]["context_length"])
-    return finish(model, arch, preprocess, tok, name, "state-dict", dtype=dtype, **place)
-
-
-TINY_DIR: Path = Path(__file__).resolve().parents[1] / "tiny"
-TINY_WEIGHTS = "open_clip_model.safetensors"
-VOCAB_SIZE = 4096
-CONTEXT_LENGTH = 48
-# 256 bytes, each also with an end-of-word mark, and two special tokens need no merge.
-_UNMERGED = 2 * 256 + 2
-
-
-@lru_cache(maxsize=1)
-def _merge_prefix() -> bytes:
-    """Gzipped merge list with the first V-514 merges of the one that open_clip ships."""
-    from open_clip.tokenizer import default_bpe
-
-    with gzip.open(default_bpe()) as file:
-        lines = file.read().decode("utf-8").split("\n")
-    # The first line is a header; a trailing newline would become one merge too many.
-    kept = lines[: 1 + VOCAB_SIZE - _UNMERGED]
-    return gzip.compress("\n".join(kept).encode("utf-8"))
-
-
-def tiny_tokenizer(context_length: int = CONTEXT_LENGTH) -> Any:
-    """open_clip's SimpleTokenizer with a vocabulary of 4,096: text -> ids [n, context_length].
-
-    SOT and EOT are 4094 and 4095, so CLIP's argmax pooling works. The merge list is handed over
-    in memory (gzip.open takes an open file as well), so nothing is written anywhere.
-    """
-    from open_clip.tokenizer import SimpleTokenizer
-
-    merges: Any = io.BytesIO(_merge_prefix())
-    return SimpleTokenizer(bpe_path=merges, context_length=context_length)
-
-
-def verify_tiny(folder: Path = TINY_DIR) -> str:
-    """Checks the weights against the card and returns their sha256.
-
-    Raises ValueError when the file is missing or is not the one that the card describes.
-    """
-    weights, card = folder / TINY_WEIGHTS, folder / "card.json"
-    try:
-        expected = json.loads(card.read_text(encoding="utf-8"))["sha256"]
-        found = hashlib.sha256(weights.read_bytes()).hexdigest()
-    except (OSError, KeyError, json.JSONDecodeError) as error:
-        raise ValueError(f"The tiny model in {folder} is incomplete: {error}") from error
-    if found != expected:
-        raise ValueError(
-            f"{weights} has sha256 {found[:12]}..., but its card says {expected[:12]}...: "
-            "restore the file from the repository or run scripts/pretrain_tiny.py."
-        )
-    return found

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from fedvlm.core.errors import ConfigError, did_you_mean
 from fedvlm.core.trees import Tree
+from fedvlm.models.towers.clip import is_block
 from fedvlm.models.towers.layers import QUICK_GELU, SplitAttention, frozen_linear
 
 SITES = ("q", "k", "v", "o", "fc", "proj")
@@ -145,11 +146,9 @@ def read_blocks(resblocks: Sequence[Any]) -> list[Block]:
     Raises:
         Unreadable: blocks of another kind.
     """
-    from open_clip.transformer import ResidualAttentionBlock
-
     found = []
     for index, block in enumerate(resblocks):
-        if type(block) is not ResidualAttentionBlock or hasattr(block, "ln_1_kv"):
+        if not is_block(block) or hasattr(block, "ln_1_kv"):
             raise Unreadable(f"its blocks are {type(block).__name__}")
         mlp, attn = block.mlp, block.attn
         fold = QUICK_GELU if type(mlp.gelu) is nn.SiLU else 1.0

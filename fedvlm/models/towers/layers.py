@@ -25,6 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedvlm.models.towers.clip import is_block, is_quick_gelu
+
 
 @lru_cache(maxsize=1)
 def onednn_available() -> bool:
@@ -130,10 +132,8 @@ def heads_of(blocks: list[Any]) -> int:
     Raises:
         Unfoldable: blocks of another kind, or attention with extra keys or without biases.
     """
-    from open_clip.transformer import ResidualAttentionBlock
-
     standard = all(
-        type(block) is ResidualAttentionBlock
+        is_block(block)
         and type(block.attn) is nn.MultiheadAttention
         and block.attn.in_proj_bias is not None
         and block.attn.bias_k is None
@@ -150,12 +150,10 @@ def activation_of(blocks: list[Any]) -> tuple[Callable[[Tensor], Tensor], float]
     Raises:
         Unfoldable: neither QuickGELU nor exact GELU.
     """
-    from open_clip.transformer import QuickGELU
-
-    kinds = {type(block.mlp.gelu) for block in blocks}
-    if kinds == {QuickGELU}:
+    layers = [block.mlp.gelu for block in blocks]
+    if all(is_quick_gelu(layer) for layer in layers):
         return F.silu, QUICK_GELU
-    if kinds == {nn.GELU} and all(block.mlp.gelu.approximate == "none" for block in blocks):
+    if all(type(layer) is nn.GELU and layer.approximate == "none" for layer in layers):
         return F.gelu, 1.0
     raise Unfoldable("the text tower's activation is neither QuickGELU nor GELU")
 
@@ -299,9 +297,7 @@ def cast_linears(module: nn.Module, dtype: torch.dtype) -> None:
 
 def _fold_quick_gelu(mlp: nn.Module) -> None:
     """Turn an MLP's QuickGELU (three passes over memory) into SiLU (one): see ``fold``."""
-    from open_clip.transformer import QuickGELU
-
-    if not (isinstance(mlp, nn.Sequential) and type(getattr(mlp, "gelu", None)) is QuickGELU):
+    if not (isinstance(mlp, nn.Sequential) and is_quick_gelu(getattr(mlp, "gelu", None))):
         return
     fc, proj = mlp.get_submodule("c_fc"), mlp.get_submodule("c_proj")
     if not (isinstance(fc, nn.Linear) and isinstance(proj, nn.Linear)):

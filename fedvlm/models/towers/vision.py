@@ -15,6 +15,7 @@ from torch import Tensor
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.towers.blocks import Block, Edits, NoEdits, Unreadable, read_blocks
+from fedvlm.models.towers.clip import is_image_tower
 
 PREFIX = "tokens."
 
@@ -35,11 +36,9 @@ class VisionTower:
     """
 
     def __init__(self, backbone: Backbone) -> None:
-        from open_clip.transformer import VisionTransformer
-
         self.backbone, visual = backbone, backbone.model.visual
         try:
-            if type(visual) is not VisionTransformer:
+            if not is_image_tower(visual):
                 raise Unreadable(f"its image tower is {type(visual).__name__}")
             self.blocks: list[Block] = read_blocks(visual.transformer.resblocks)
         except Unreadable as reason:

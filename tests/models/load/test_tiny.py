@@ -13,8 +13,17 @@ import pytest
 import torch
 from PIL import Image
 
+from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data.builtin.sets import TASKS, build_task
-from fedvlm.models.load.openclip import TINY_DIR, TINY_WEIGHTS, tiny_tokenizer, verify_tiny
+from fedvlm.models.load import tiny
+from fedvlm.models.load.backbones import load_backbone
+from fedvlm.models.load.tiny import (
+    TINY_DIR,
+    TINY_WEIGHTS,
+    TinyTokenizer,
+    open_clip_tokenizer,
+    verify_tiny,
+)
 
 IMAGES_PER_TASK = 200
 
@@ -42,11 +51,13 @@ def test_changed_weights_are_refused(tmp_path: Path) -> None:
     data = bytearray((tmp_path / TINY_WEIGHTS).read_bytes())
     data[-1] ^= 1
     (tmp_path / TINY_WEIGHTS).write_bytes(bytes(data))
-    with pytest.raises(ValueError, match="but its card says"):
+    with pytest.raises(DataError, match="but its card says"):
         verify_tiny(tmp_path)
     (tmp_path / "card.json").unlink()
-    with pytest.raises(ValueError, match="incomplete"):
+    with pytest.raises(DataError, match="incomplete"):
         verify_tiny(tmp_path)
+    with pytest.raises(ConfigError, match="drop --weights 'x.pt'"):
+        load_backbone("tiny", "x.pt")
 
 
 def test_loads_as_a_plain_clip() -> None:
@@ -58,28 +69,65 @@ def test_loads_as_a_plain_clip() -> None:
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
+def test_loads_as_open_clip_does() -> None:
+    """Weights, architecture and transform are those that any user of open_clip gets."""
+    ours, theirs = load_backbone("tiny"), load_backbone(f"local-dir:{TINY_DIR}")
+    assert (ours.name, ours.weights, ours.arch) == ("tiny", "embedded", theirs.arch)
+    assert (ours.digest, ours.numerics) == (theirs.digest, theirs.numerics)
+    assert ours.transform_spec == theirs.transform_spec
+    assert ours.logit_scale == theirs.logit_scale and ours.pool == theirs.pool
+    pixels = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(ours.encode_image(pixels), theirs.encode_image(pixels))
+
+
 def test_tokenizer() -> None:
-    tokens = tiny_tokenizer()(["a photo of a red circle.", "Größe 7 \N{SNOWMAN}", ""])
+    tokens = TinyTokenizer()(["a photo of a red circle.", "Größe 7 \N{SNOWMAN}", ""])
     assert tokens.shape == (3, 48)
     assert tokens[:, 0].tolist() == [4094] * 3
     assert tokens.max(dim=1).values.tolist() == [4095] * 3
-    tokenizer = tiny_tokenizer(32)
+    tokenizer = TinyTokenizer(32)
     assert tokenizer(["x"]).shape == (1, 32)
     ids = tokenizer.encode("a photo of the digit seven.")
-    assert tokenizer.decode(ids).strip() == "a photo of the digit seven ."
+    assert open_clip_tokenizer().decode(ids).strip() == "a photo of the digit seven ."
+
+
+TEXTS = (
+    "annual crop land", "siamese cat", "2012 bmw m3", "A photo of the NUMBER: '73'.", "aaaaaa",
+    "it's we'll they've i'd you're don't i'm 'tis", "  two   blanks ", "...!?#$%^*()[]{}|~`@_-+=;,",
+    "a \t tab", "caf\u00e9", "&amp; &lt;b&gt;", "<start_of_text> a<b", "\ufb01n", "\u201cq\u201d",
+    "supercalifragilisticexpialidocious", "",
+)  # fmt: skip
+
+
+def test_tokenizer_is_open_clips() -> None:
+    """Same ids for the same text, also where it is cut at the end."""
+    ours, theirs = TinyTokenizer(), open_clip_tokenizer()
+    assert all(ours.encode(text) == theirs.encode(text) for text in TEXTS)
+    for length in (4, 48, 96):
+        assert torch.equal(ours(TEXTS, length), theirs(list(TEXTS), length))
+    rng = np.random.default_rng(0)
+    letters = np.array([chr(code) for code in range(32, 127)])
+    texts = ["".join(rng.choice(letters, size=rng.integers(60))) for _ in range(500)]
+    assert all(ours.encode(text) == theirs.encode(text) for text in texts)
+
+
+def test_plain_text_needs_no_open_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny, "open_clip_tokenizer", None)
+    assert TinyTokenizer().encode("a photo of a red circle.")
 
 
 def test_tokenizer_agrees_with_the_full_one_on_bytes() -> None:
     """Fewer merges split words finer, but never change the text."""
-    full, tiny = open_clip.SimpleTokenizer(), tiny_tokenizer()
+    full, small = open_clip.SimpleTokenizer(), open_clip_tokenizer()
     for text in ("annual crop land", "siamese cat", "2012 bmw m3 coupe"):
-        assert full.decode(full.encode(text)) == tiny.decode(tiny.encode(text))
-        assert len(tiny.encode(text)) >= len(full.encode(text))
+        ids = TinyTokenizer().encode(text)
+        assert full.decode(full.encode(text)) == small.decode(ids)
+        assert len(ids) >= len(full.encode(text))
 
 
 def test_padding_does_not_change_text_features() -> None:
     model, _ = loaded()
-    tokens = tiny_tokenizer()(["a photo of a red circle."])
+    tokens = TinyTokenizer()(["a photo of a red circle."])
     other = tokens.clone()
     other[0, int(tokens[0].argmax()) + 1 :] = 17
     assert torch.allclose(model.encode_text(tokens), model.encode_text(other), atol=1e-5)
@@ -92,7 +140,7 @@ def zero_shot(name: str) -> tuple[float, int]:
     classes = len(build_task(name, 1, seed=11).names)
     task = build_task(name, -(-IMAGES_PER_TASK // classes), seed=11)
     x = torch.stack([transform(Image.fromarray(image)) for image in task.images])
-    prompts = tiny_tokenizer()([task.template.format(word) for word in task.names])
+    prompts = TinyTokenizer()([task.template.format(word) for word in task.names])
     image, text = model.encode_image(x, normalize=True), model.encode_text(prompts, normalize=True)
     return 100.0 * float(((image @ text.T).argmax(1).numpy() == task.labels).mean()), len(x)
 
