@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedvlm.check.compare import Broken, same_fed
 from fedvlm.check.invariants import INVARIANTS, misdeclared, run
-from fedvlm.check.world import BASE, Broken, World, same_fed
+from fedvlm.check.world import BASE, World
 from fedvlm.cli import check as cli
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.cards import trainer_files

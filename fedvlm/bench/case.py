@@ -1,17 +1,4 @@
-"""One benchmark case: the same weights, images, batches and initial tensors for both sides.
-
-Ordinary plant names as class names: no data set's list, but of the usual token lengths.
-
-With CLIP's tokens the first 50 pack into about 250 tokens and the first 102 into about 480, as
-the class names of Flowers-102 do (``performance.md`` 2.3).
-
-FLOPs by formula, two per multiply-add; towers only (``performance.md`` 4).
-
-A transformer layer costs 24 d^2 per token for its linear layers and 4 d per attended key.
-Adapters, losses and optimisers are left out on both sides: below one per cent.
-
-What ``bench fedtv`` measures.
-"""
+"""One benchmark case: the same weights, images, batches and initial tensors for both sides."""
 
 from __future__ import annotations
 
@@ -22,16 +9,24 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import open_clip
 import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
+from fedvlm.bench.flops import Towers
 from fedvlm.bench.machine import Spent, timed
 from fedvlm.bench.reference import ReferenceClip, ReferenceFedTV, literal_ids
 from fedvlm.core import rng
-from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.errors import FedvlmError
 from fedvlm.evaluation.scores import OtherTest
-from fedvlm.federation.batches import Batch, FeatureSource, PixelSource, SplitBatcher
+from fedvlm.federation.batches import (
+    Batch,
+    FeatureSource,
+    IndexSplit,
+    PixelSource,
+    SplitBatcher,
+)
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine, RoundWork
 from fedvlm.federation.optim import OptimSpec
@@ -39,8 +34,21 @@ from fedvlm.federation.rounds import Federation, Plan
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.features.encode import cached_features
 from fedvlm.models.load.backbones import load_backbone
+from fedvlm.models.load.openclip import build_model, finish
 from fedvlm.models.vlmodel import VLModel
 
+SGD = OptimSpec("sgd", 0.005, 0.9, 5e-4)
+SEED = 7
+TINY = "random-tiny"
+TINY_ARCH: dict[str, Any] = {
+    "embed_dim": 32, "quick_gelu": True,
+    "vision_cfg": {"image_size": 16, "patch_size": 8, "width": 64, "layers": 2, "head_width": 32},
+    "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 2, "layers": 3},
+}
+
+# Ordinary plant names, no data set's list, but of the usual token lengths: with CLIP's tokens the
+# first 50 pack into about 250 tokens and the first 102 into about 480, as the class names of
+# Flowers-102 do (``performance.md`` 2.3).
 PLANTS = (
     "creeping red clover", "early garden pea", "mountain ash berry", "long sweet pepper",
     "common daisy", "yellow horned poppy", "giant fennel", "blue meadow sage", "wild dog rose",
@@ -76,79 +84,6 @@ def class_names(count: int) -> list[str]:
     return out[:count]
 
 
-IMAGE_CHANNELS = 3
-
-
-@dataclass(frozen=True)
-class Towers:
-    """Widths, depths and lengths of both towers; ``grid`` patches of ``patch`` pixels a side."""
-
-    text_width: int
-    text_layers: int
-    context: int
-    embed: int
-    vision_width: int
-    vision_layers: int
-    grid: int
-    patch: int
-
-
-def layer(width: int, tokens: float, keys: float) -> float:
-    """Return one layer's FLOPs for ``tokens`` rows that attend to ``keys`` keys each."""
-    return tokens * (24 * width**2 + 4 * width * keys)
-
-
-def image(t: Towers) -> float:
-    """Return the forward FLOPs of one image."""
-    tokens = t.grid**2 + 1
-    patches = 2 * IMAGE_CHANNELS * t.patch**2 * t.vision_width * t.grid**2
-    head = 2 * t.vision_width * t.embed
-    return t.vision_layers * layer(t.vision_width, tokens, tokens) + patches + head
-
-
-def full_text(t: Towers, classes: int) -> float:
-    """Return the forward FLOPs of one full-length text pass over all classes."""
-    return classes * t.text_layers * layer(t.text_width, t.context, t.context)
-
-
-def packed_text(t: Towers, n_prefix: int, lengths: Sequence[int]) -> float:
-    """Return the forward FLOPs of one packed prompt set.
-
-    The prefix and each class's own tokens once; in the last layer keys and values of all rows,
-    the rest for the rows that are read out only.
-    """
-    width, tokens = t.text_width, n_prefix + sum(lengths)
-    keys = n_prefix**2 / 2 + sum(n * (n_prefix + n / 2) for n in lengths)
-    inner = (t.text_layers - 1) * layer(width, tokens, keys / tokens)
-    last = 4 * width**2 * tokens + 20 * width**2 * len(lengths)
-    return inner + last + 2 * width * t.embed * len(lengths)
-
-
-def reference_step(t: Towers, classes: int, batch: int) -> float:
-    """Return one reference step: images, three text passes, two activation-only backwards."""
-    return batch * image(t) + 5 * full_text(t, classes)
-
-
-def fast_step(t: Towers, n_prefix: int, lengths: Sequence[int]) -> float:
-    """Return one step of ours: two packed prompt sets, forward and activation-only backward."""
-    return 4 * packed_text(t, n_prefix, lengths)
-
-
-def reference_eval(t: Towers, classes: int, images: int, batch: int) -> float:
-    """Return one evaluation of the reference: each test batch pays a text pass."""
-    return images * image(t) + -(-images // batch) * full_text(t, classes)
-
-
-SGD = OptimSpec("sgd", 0.005, 0.9, 5e-4)
-SEED = 7
-TINY = "random-tiny"
-TINY_ARCH: dict[str, Any] = {
-    "embed_dim": 32, "quick_gelu": True,
-    "vision_cfg": {"image_size": 16, "patch_size": 8, "width": 64, "layers": 2, "head_width": 32},
-    "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 2, "layers": 3},
-}
-
-
 @dataclass
 class Samples:
     """Random images ``[n, 3, S, S]`` with random labels; every client holds the same ones."""
@@ -158,26 +93,17 @@ class Samples:
     train: int
 
     @property
-    def split(self) -> Clients:
+    def split(self) -> IndexSplit:
         """The indices of any client."""
         every = np.arange(len(self.labels))
-        return Clients(every[: self.train], every[:0], every[self.train :])
-
-
-@dataclass(frozen=True)
-class Clients:
-    """Sorted indices of one client."""
-
-    train: np.ndarray
-    val: np.ndarray
-    test: np.ndarray
+        return IndexSplit(every[: self.train], every[:0], every[self.train :])
 
 
 @dataclass
 class Shared:
     """What ``evaluation.Evaluator`` reads of the data: no unseen classes."""
 
-    clients: Sequence[Clients]
+    clients: Sequence[IndexSplit]
     labels: np.ndarray
     global_test: np.ndarray
     new_test: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -189,10 +115,6 @@ def load_towers(name: str, dtype: torch.dtype, *, plain: bool, seed: int = SEED)
     """Return a backbone with random weights; equal seeds give equal weights."""
     if name != TINY:
         return load_backbone(name, dtype=dtype, allow_random=True, seed=seed, plain=plain)
-    import open_clip
-
-    from fedvlm.models.load.openclip import build_model, finish
-
     model, preprocess = build_model(TINY_ARCH, seed)
     tokenizer = open_clip.SimpleTokenizer(context_length=TINY_ARCH["text_cfg"]["context_length"])
     return finish(model, TINY_ARCH, preprocess, tokenizer, name, "", dtype=dtype, plain=plain)
@@ -223,7 +145,7 @@ class Case:
             raise FedvlmError("bench: the two sides were not given the same weights")
         self.names, self.batch, self.dtype = class_names(classes), batch, dtype
         self.model = VLModel(self.fast, self.names)
-        self.cfg, self.kind = method()
+        self.cfg, self.kind = fedtv()
         self.start = self._start()
         self.samples = self._images(train, test)
         self.features: Tensor | None = None
@@ -270,7 +192,7 @@ class Case:
             model.dtype,
         )
         plan = Plan(1, clients, epochs=epochs, seed=SEED, optim=SGD)
-        trainer = started(self.kind, self.cfg, self.start)
+        trainer = recorded(self.kind, self.cfg, self.start)
         return Federation(trainer, model, batcher, plan, engine=LocalEngine(chunk))
 
     # ---- reference ---------------------------------------------------------------------------
@@ -278,8 +200,8 @@ class Case:
         """Return the reference recipe at the same initial tensors."""
         n_ctx = int(self.start["text.sigma"].shape[1])
         ids = literal_ids(self.plain, self.names, n_ctx)
-        own = self.cfg.TRAINER.FEDTV
-        return ReferenceFedTV(self.clip, ids, self.start, own.TEMP, own.ORTHO_WEIGHT)
+        cfg = self.cfg.TRAINER.FEDTV
+        return ReferenceFedTV(self.clip, ids, self.start, cfg.TEMP, cfg.ORTHO_WEIGHT)
 
     def batches(self, epochs: int, client: int = 0) -> list[tuple[Tensor, Tensor]]:
         """Return the (pixels, labels) that our side gives ``client`` in round 1, in order."""
@@ -315,20 +237,20 @@ class Case:
         return [int(n) for n in self.fast.token_ends(ids)]
 
 
-def method() -> tuple[CfgNode, Any]:
+def fedtv() -> tuple[CfgNode, Any]:
     """Return (config with FedTV's defaults, FedTV's class)."""
     kind = load_trainer("FedTV")
     node = CfgNode({key: option.default for key, option in kind.options.items()})
     return CfgNode({"TRAINER": CfgNode({"FEDTV": node})}), kind
 
 
-def started(kind: Any, cfg: CfgNode, start: dict[str, Tensor]) -> Any:
-    """Return the trainer with given initial tensors; it keeps each step's losses in ``seen``."""
+def recorded(kind: Any, cfg: CfgNode, start: dict[str, Tensor]) -> Any:
+    """Return the trainer with given initial tensors; it keeps each step's losses in ``losses``."""
 
-    class Started(kind):  # type: ignore[misc]
+    class Recorded(kind):  # type: ignore[misc]
         """The method itself; only its start is given and its losses are kept."""
 
-        seen: list[Tensor] = []  # noqa: RUF012
+        losses: list[Tensor] = []  # noqa: RUF012
 
         def trainables(self, model: Any, generator: torch.Generator) -> dict[str, Tensor]:
             """Return the given tensors."""
@@ -337,11 +259,11 @@ def started(kind: Any, cfg: CfgNode, start: dict[str, Tensor]) -> Any:
         def loss(self, model: Any, p: Any, b: Batch) -> Any:
             """Compute the method's loss and keep it."""
             value, parts = super().loss(model, p, b)
-            self.seen.append(value.detach())
+            self.losses.append(value.detach())
             return value, parts
 
-    trainer = Started(cfg)
-    trainer.seen = []
+    trainer = Recorded(cfg)
+    trainer.losses = []
     return trainer
 
 
@@ -349,47 +271,3 @@ def local_round(fed: Federation) -> RoundWork:
     """Let all clients do their local round from the start."""
     state = fed.start()
     return fed.engine.run(fed.trainer, lambda ids: fed.context(ids, 1), state.server, state.clients)
-
-
-Record = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to measure; see ``bench.cli`` for the meaning of each.
-
-    Raises:
-        ConfigError: a number that is too small.
-    """
-
-    backbone: str = "ViT-B/16"
-    classes: int = 50
-    batch: int = 32
-    repeats: int = 3
-    threads: int = 1
-    stack: int = 8
-    clients: int = 10
-    epochs: int = 2
-    test_images: int = 100
-    bf16: bool = False
-    round: bool = False
-    cold: bool = False
-    profile: bool = False
-    dtype: torch.dtype = field(default=torch.float32)
-
-    def __post_init__(self) -> None:
-        for name in ("classes", "batch", "repeats", "threads", "stack", "clients", "epochs"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"--{name} {getattr(self, name)}: must be at least 1")
-
-    @property
-    def full_round(self) -> bool:
-        """Whether a whole round is measured; the cold start is composed from it."""
-        return self.round or self.cold
-
-
-def tiny(o: Options) -> Options:
-    """Return the same options on a random tiny CLIP with few classes: seconds, no verdict."""
-    small = {"backbone": TINY, "classes": min(o.classes, 5), "batch": min(o.batch, 4)}
-    return Options(**{**vars(o), **small, "stack": min(o.stack, 3), "clients": min(o.clients, 3),
-                      "test_images": 6})

@@ -1,7 +1,4 @@
-"""What the machine does and can do: clocks, memory, load, matrix-product peaks.
-
-Where the time of a piece of work goes, by operator.
-"""
+"""What the machine does and can do: clocks, memory, load, product rates, busiest operators."""
 
 from __future__ import annotations
 
@@ -21,13 +18,17 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from fedvlm.models.towers import layers as products
+from fedvlm.models.towers import layers
 from fedvlm.models.towers.layers import linear, onednn_available
 
+Measurements = dict[str, Any]  # plain JSON values
 T = TypeVar("T")
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 # (rows, inner, columns): a square product, and the widest one of a packed ViT-B text tower.
 _SHAPES = ((1536, 1536, 1536), (2048, 512, 2048))
+
+
+PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "baddbmm_", "_linear_pointwise")
 
 
 @dataclass(frozen=True)
@@ -122,13 +123,13 @@ def cpu_facts() -> dict[str, object]:
 @contextmanager
 def torch_products(wanted: bool = True) -> Iterator[None]:
     """Make our frozen layers use torch's own products inside the block, as the reference does."""
-    original = products.onednn_available
+    original = layers.onednn_available
     if wanted:
-        products.onednn_available = lambda: False  # type: ignore[assignment]
+        layers.onednn_available = lambda: False  # type: ignore[assignment]
     try:
         yield
     finally:
-        products.onednn_available = original
+        layers.onednn_available = original
 
 
 def product_rate(
@@ -159,8 +160,6 @@ def peaks(bf16: bool, tries: int = 4) -> dict[str, float]:
         rates["bf16"] = product_rate(torch.nn.functional.linear, torch.bfloat16, tries)
     return rates
 
-
-PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "baddbmm_", "_linear_pointwise")
 
 
 def busiest(work: Callable[[], Any], count: int = 14) -> dict[str, Any]:

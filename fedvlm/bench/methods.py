@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fedvlm.bench import machine
-from fedvlm.bench.machine import timed
+from fedvlm.bench.machine import Measurements, timed
 from fedvlm.console.rows import table_lines
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.cards import trainer_files
@@ -24,18 +24,7 @@ from fedvlm.job.build import build as build_run
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve
 
-Record = dict[str, Any]
-Builder = Callable[[Sequence[str]], Federation]
-
-
-def build(words: Sequence[str]) -> Federation:
-    """Return the federation that ``fedvlm run`` would start with ``words``.
-
-    Raises:
-        FedvlmError: anything that is wrong with them.
-    """
-    return build_run(resolve(parse(words)).jobs[0].cfg).federation
-Losses = dict[tuple[int, int, str], float]
+Losses = dict[tuple[int, int, str], float]  # (round, client, name) -> mean of the round
 
 BACKBONES = {
     "tiny": ("--backbone", "tiny"),
@@ -45,25 +34,33 @@ COMMON = ("--demo", "--device", "cpu", "--shots", "4")
 FP32_LOSS = 1e-5
 
 
+def build(words: Sequence[str]) -> Federation:
+    """Return the federation that ``fedvlm run`` would start with ``words``.
+
+    Raises:
+        FedvlmError: anything that is wrong with them.
+    """
+    return build_run(resolve(parse(words)).jobs[0].cfg).federation
+
+
 def words_of(
     trainer: str, backbone: str, clients: int, plain: bool, fp64: bool = False
 ) -> list[str]:
     """Return the main job's words for one side."""
-    own = BACKBONES.get(backbone) or ("--backbone", backbone, *BACKBONES["random-small"][2:])
-    own = (*own, "--opts", "MODEL.PREC", "fp64" if fp64 else "fp32")
+    tower = BACKBONES.get(backbone) or ("--backbone", backbone, *BACKBONES["random-small"][2:])
+    more = (*tower, "--opts", "MODEL.PREC", "fp64" if fp64 else "fp32")
     side = ["--plain"] if plain else []
-    return [*COMMON, "--trainer", trainer, "--num-users", str(clients), *side, *own]
+    return [*COMMON, "--trainer", trainer, "--num-users", str(clients), *side, *more]
 
 
 def run(
-    build: Builder, trainers: Sequence[str], backbone: str, *, rounds: int = 2, repeats: int = 3,
+    trainers: Sequence[str], backbone: str, *, rounds: int = 2, repeats: int = 3,
     clients: int = 10, threads: int = 1, fp64: bool = False,
     say: Callable[[str], None] = lambda _: None,
-) -> Record:
+) -> Measurements:
     """Measure and return a record of plain JSON values.
 
     Args:
-        build: words of the main job to a federation that is ready to go.
         trainers: names or ``file.py:Class``; none: all of the repository.
         backbone: ``tiny``, ``random-small``, or another one, with random weights.
         rounds: timed rounds, after one that warms up.
@@ -79,7 +76,7 @@ def run(
             raise ConfigError(f"--{name} {value}: must be at least 1")
     before, names = torch.get_num_threads(), list(trainers) or sorted(trainer_files())
     torch.set_num_threads(threads)
-    methods: dict[str, Record] = {}
+    methods: dict[str, Measurements] = {}
     try:
         for name in names:
             say(f"{name}, both sides")
@@ -102,11 +99,11 @@ def run(
     }
 
 
-def compare(fast: Federation, plain: Federation, rounds: int, repeats: int) -> Record:
+def compare(fast: Federation, plain: Federation, rounds: int, repeats: int) -> Measurements:
     """Return what a client-round costs on both sides, and how far their losses are apart."""
     first = [play(side, rounds)[0] for side in (fast, plain)]  # warms up, and is not timed
     pairs = [[play(side, rounds) for side in (fast, plain)] for _ in range(repeats)]
-    out: Record = {}
+    out: Measurements = {}
     for i, name in enumerate(("fast", "plain")):
         spent = [pair[i][1] for pair in pairs]
         work = max(1, first[i]["client_rounds"])
@@ -124,7 +121,7 @@ def compare(fast: Federation, plain: Federation, rounds: int, repeats: int) -> R
     }
 
 
-def play(fed: Federation, rounds: int) -> tuple[Record, machine.Spent]:
+def play(fed: Federation, rounds: int) -> tuple[Measurements, machine.Spent]:
     """Run the first rounds from the start; return what was sent and lost, and what it took.
 
     The memory is what the work added at its peak, not the whole process.
@@ -163,7 +160,7 @@ def difference(fast: Losses, plain: Losses) -> float | None:
     return max(gaps, default=None)
 
 
-def lines(record: Record) -> list[str]:
+def lines(record: Measurements) -> list[str]:
     """Return the report."""
     s = record["setting"]
     load, done = record["load"], {

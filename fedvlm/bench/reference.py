@@ -33,7 +33,7 @@ class QuickGELU(nn.Module):
         return x * torch.sigmoid(1.702 * x)
 
 
-class Block(nn.Module):
+class ReferenceBlock(nn.Module):
     """A pre-norm transformer block on ``[L, n, width]``."""
 
     def __init__(self, width: int, heads: int, activation: type[nn.Module]) -> None:
@@ -58,7 +58,9 @@ class Transformer(nn.Module):
 
     def __init__(self, width: int, heads: int, layers: int, activation: type[nn.Module]) -> None:
         super().__init__()
-        self.resblocks = nn.ModuleList(Block(width, heads, activation) for _ in range(layers))
+        self.resblocks = nn.ModuleList(
+            ReferenceBlock(width, heads, activation) for _ in range(layers)
+        )
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """``[n, L, width]`` in and out; sequence first inside."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from statistics import median
-from typing import Any
 
-Record = dict[str, Any]
+from fedvlm.bench.machine import Measurements
 
 LABELS = {
     "torch_one": "one, torch's kernels",
@@ -22,11 +21,11 @@ TARGETS = (
 BF16_LOSS, FP32_LOSS = 5e-2, 1e-4
 
 
-def summary(record: Record) -> Record:
+def summary(record: Measurements) -> Measurements:
     """Return the numbers that the targets speak of; None where one was not measured."""
     step, flops = record["step"], record["flops"]
     sides = [n for n in LABELS if n in step["pairs"][0]]
-    out: Record = {"sides": {}}
+    out: Measurements = {"sides": {}}
     for name in sides:
         ratios = [p["reference"]["cpu"] / p[name]["cpu"] for p in step["pairs"]]
         kind = {"bf16": "bf16", "torch": "torch_fp32"}.get(name.partition("_")[0], "fp32")
@@ -53,17 +52,17 @@ def summary(record: Record) -> Record:
     return out
 
 
-def _best(sides: Record, prefix: str, what: str) -> float:
+def _best(sides: Measurements, prefix: str, what: str) -> float:
     """Return the stacked or the single client's number, whichever is higher."""
     return max(float(sides[f"{prefix}{n}"][what]) for n in ("one", "stacked"))
 
 
-def _round_ratio(work: Record) -> float:
+def _round_ratio(work: Measurements) -> float:
     ours = median(s["cpu"] for s in work["ours"])
     return float(work["clients"] * work["reference_client"]["cpu"] / ours)
 
 
-def lines(record: Record) -> list[str]:
+def lines(record: Measurements) -> list[str]:
     """Return the report."""
     totals = summary(record)
     parts = [_head(record), _step(record, totals), _bounds(record, totals)]
@@ -77,7 +76,7 @@ def lines(record: Record) -> list[str]:
     return [line for part in parts for line in [*part, ""]][:-1]
 
 
-def _head(record: Record) -> list[str]:
+def _head(record: Measurements) -> list[str]:
     s, cpu, f, load = (record[k] for k in ("setting", "cpu", "flops", "load"))
     wide = [n for n in ("avx512", "avx512_bf16", "amx") if cpu[n]]
     return [
@@ -94,7 +93,7 @@ def _head(record: Record) -> list[str]:
     ]
 
 
-def _step(record: Record, totals: Record) -> list[str]:
+def _step(record: Measurements, totals: Measurements) -> list[str]:
     k, ref = record["setting"]["stack"], totals["reference"]
     out = [
         f"training step, per client; median of {len(record['step']['pairs'])} interleaved pairs",
@@ -119,7 +118,7 @@ def _step(record: Record, totals: Record) -> list[str]:
     return out
 
 
-def _bounds(record: Record, totals: Record) -> list[str]:
+def _bounds(record: Measurements, totals: Measurements) -> list[str]:
     f, peak, ref = record["flops"], record["peaks"], totals["reference"]
     floor = f["fast_step"] / peak["fp32"]
     reached = f["reference_step"] / ref["cpu"] / peak["torch_fp32"]
@@ -141,7 +140,7 @@ def _bounds(record: Record, totals: Record) -> list[str]:
     return out
 
 
-def _round(work: Record) -> list[str]:
+def _round(work: Measurements) -> list[str]:
     ours = median(s["cpu"] for s in work["ours"])
     client, k = work["reference_client"]["cpu"], work["clients"]
     return [
@@ -156,7 +155,7 @@ def _round(work: Record) -> list[str]:
     ]
 
 
-def _cold(cold: Record) -> list[str]:
+def _cold(cold: Measurements) -> list[str]:
     return [
         f"ten rounds with a cold cache, composed: {cold['images']} images once, one view each",
         f"  ours {cold['ours_cpu']:.1f} CPU s, of which {cold['fill_cpu']:.1f} s to fill the "
@@ -164,7 +163,7 @@ def _cold(cold: Record) -> list[str]:
     ]
 
 
-def _profile(profile: Record) -> list[str]:
+def _profile(profile: Measurements) -> list[str]:
     head = ["where our time goes (stacked step, torch.profiler, own CPU time): "
             f"{profile['products']:.0%} in matrix products"]
     return head + [
@@ -173,7 +172,7 @@ def _profile(profile: Record) -> list[str]:
     ]
 
 
-def _verdicts(record: Record, totals: Record) -> list[str]:
+def _verdicts(record: Measurements, totals: Measurements) -> list[str]:
     load, s = record["load"], record["setting"]
     out = ["targets"]
     other = [f"{k} {v}" for k, v in TARGET_SETTING.items() if s[k] != v]

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fedvlm.check import messages, training
-from fedvlm.check.world import Broken, World
+from fedvlm.check.compare import Broken
+from fedvlm.check.world import World
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.trainer import Trainer
 

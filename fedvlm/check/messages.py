@@ -10,16 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedvlm.check.world import (
-    Broken,
-    Setup,
-    World,
-    copied,
-    copied_fed,
-    demand,
-    same_state,
-    same_tree,
-)
+from fedvlm.check.compare import Broken, copied, copied_fed, demand, same_state, same_tree
+from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree, expand, matching
 from fedvlm.federation.context import Context
@@ -29,10 +21,10 @@ from fedvlm.federation.rounds import Federation, FedState, RoundFinished
 from fedvlm.federation.trainer import Trainer
 
 CLOSE, EXACT = 1e-9, 1e-12
-Kind = type[Trainer]
+Method = type[Trainer]
 
 
-def g1_messages(world: World, trainer: Kind) -> None:
+def g1_messages(world: World, trainer: Method) -> None:
     """Only shared tensors and declared extras travel; the byte counters count them."""
     run = world.trajectory(trainer)
     allowed = set(run.fed.groups.shared)
@@ -125,7 +117,7 @@ def work(fed: Federation, state: FedState, clients: Sequence[int] | None = None)
     )
 
 
-def g2_server_untouched(world: World, trainer: Kind) -> None:
+def g2_server_untouched(world: World, trainer: Method) -> None:
     """Client work changes neither the server's tensors nor the states and start it was given.
 
     Once on views of the very tensors (an engine may hand out copies, none has to), once stacked.
@@ -171,7 +163,7 @@ class Ordered(LocalEngine):
         return joined
 
 
-def g3_order(world: World, trainer: Kind) -> None:
+def g3_order(world: World, trainer: Method) -> None:
     """The order of clients changes nothing, nor does who trained before."""
     run = world.trajectory(trainer)
     state, first = run.states[1], run.events[1]
@@ -192,7 +184,7 @@ def g3_order(world: World, trainer: Kind) -> None:
         same_tree(alone.updates[0].params, update.params, f"{what}: upload", EXACT)
 
 
-def g6_identical(world: World, trainer: Kind) -> None:
+def g6_identical(world: World, trainer: Method) -> None:
     """With identical clients and data the server holds what each client sent."""
     same = [world.splits[0]] * 3
     run = world.record(trainer, Setup(splits=same, batch=len(same[0].train), rounds=2))
@@ -209,7 +201,7 @@ def g6_identical(world: World, trainer: Kind) -> None:
             same_tree(got, sent, f"{said}: server against client {update.client}", CLOSE)
 
 
-def g7_weights(world: World, trainer: Kind) -> None:
+def g7_weights(world: World, trainer: Method) -> None:
     """Four times as many samples at every client change nothing in the aggregate."""
     run = world.trajectory(trainer)
     for before, event in zip(run.states[:-1], run.events, strict=True):
@@ -223,7 +215,7 @@ def g7_weights(world: World, trainer: Kind) -> None:
         same_state(servers[1], servers[0], f"round {event.round}, weights times 4: server", EXACT)
 
 
-def g10_groups(world: World, trainer: Kind) -> None:
+def g10_groups(world: World, trainer: Method) -> None:
     """Every trainable tensor has exactly one group, and a tensor without a rule is refused."""
     fed = world.federation(trainer)
     rules = fed.trainer.rules(list(fed.p0))
@@ -243,7 +235,7 @@ def g10_groups(world: World, trainer: Kind) -> None:
     raise Broken(f"an extra tensor '{stray}' is taken in by the rule '{rule}'; name what it means")
 
 
-def shuffled_server(world: World, trainer: Kind) -> None:
+def shuffled_server(world: World, trainer: Method) -> None:
     """The server's rule does not depend on the order in which updates arrive."""
     run = world.trajectory(trainer)
     event = run.events[1]

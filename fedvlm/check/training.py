@@ -10,16 +10,9 @@ from typing import Any
 
 import torch
 
-from fedvlm.check.messages import CLOSE, EXACT, Kind, work
-from fedvlm.check.world import (
-    EPOCHS,
-    RESNET,
-    SIZES,
+from fedvlm.check.compare import (
     Broken,
-    Setup,
     ShiftedGenerators,
-    Trajectory,
-    World,
     copied_fed,
     demand,
     gap,
@@ -29,6 +22,8 @@ from fedvlm.check.world import (
     same_state,
     same_tree,
 )
+from fedvlm.check.messages import CLOSE, EXACT, Method, work
+from fedvlm.check.world import EPOCHS, RESNET, SIZES, Setup, Trajectory, World
 from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.core.trees import State, Tree, clone, first_non_finite
 from fedvlm.federation.batches import Batch
@@ -37,7 +32,7 @@ from fedvlm.federation.rounds import FedState, RoundFinished
 from fedvlm.runs.state import load_newest_state, save_state
 
 
-def g4_no_rate(world: World, trainer: Kind) -> None:
+def g4_no_rate(world: World, trainer: Method) -> None:
     """With every learning rate at zero nothing moves, weight decay and momentum included."""
     rates = {
         key: 0.0 for key, option in trainer.options.items()
@@ -62,7 +57,7 @@ def _personal(run: Trajectory, state: FedState) -> Iterator[tuple[Sequence[int],
     return run.fed.personal(copied_fed(state), range(run.fed.plan.clients))
 
 
-def g5_centralised(world: World, trainer: Kind) -> None:
+def g5_centralised(world: World, trainer: Method) -> None:
     """One client with full batches is centralised SGD (torch.optim, written out here)."""
     split = world.splits[0]
     setup = Setup(splits=[split], batch=len(split.train), momentum=0.0, cosine=False)
@@ -89,7 +84,7 @@ def g5_centralised(world: World, trainer: Kind) -> None:
     )
 
 
-def g8_resume(world: World, trainer: Kind) -> None:
+def g8_resume(world: World, trainer: Method) -> None:
     """Saved after round 1, loaded and continued: the bits of an uninterrupted run."""
     whole = world.trajectory(trainer)
     state = whole.states[1]
@@ -112,7 +107,7 @@ def g8_resume(world: World, trainer: Kind) -> None:
             )
 
 
-def g9_frozen(world: World, trainer: Kind) -> None:
+def g9_frozen(world: World, trainer: Method) -> None:
     """Backbone weights and BatchNorm statistics are the same bits before and after."""
     digests = world.trajectory(trainer).digests
     demand(len(set(digests)) == 1, "a backbone weight changed during the run")
@@ -131,7 +126,7 @@ def g9_frozen(world: World, trainer: Kind) -> None:
     demand(not training, f"module '{''.join(training[:1])}' was put into training mode")
 
 
-def g11_small_clients(world: World, trainer: Kind) -> None:
+def g11_small_clients(world: World, trainer: Method) -> None:
     """Clients with fewer samples than the batch size, and with one, take a step and change."""
     run = world.trajectory(trainer)
     state = run.states[0]
@@ -147,7 +142,7 @@ def g11_small_clients(world: World, trainer: Kind) -> None:
         demand(changed, f"{said} did not change")
 
 
-def g12_seeds(world: World, trainer: Kind) -> None:
+def g12_seeds(world: World, trainer: Method) -> None:
     """The seed alone decides: same seed same bits, other seed others; evaluation adds nothing."""
     run = world.trajectory(trainer)
     demand(run.generators[0] == run.generators[1], "the run draws from a global random generator")
@@ -165,7 +160,7 @@ def g12_seeds(world: World, trainer: Kind) -> None:
     same_fed(watched, run.states[-1], "a run with an evaluation after each round")
 
 
-def _evaluated(world: World, trainer: Kind) -> FedState:
+def _evaluated(world: World, trainer: Method) -> FedState:
     """Return the end of a run in which all models are built and used after each round."""
     fed = world.federation(trainer)
 
@@ -185,7 +180,7 @@ def _evaluated(world: World, trainer: Kind) -> FedState:
     return copied_fed(fed.run())
 
 
-def g13_fast_paths(world: World, trainer: Kind) -> None:
+def g13_fast_paths(world: World, trainer: Method) -> None:
     """Stacked clients, packed text and cached features give the plain path's numbers.
 
     From the state after round 1: an exactly orthogonal or zero start is degenerate.
@@ -202,7 +197,7 @@ def g13_fast_paths(world: World, trainer: Kind) -> None:
         same_fed(fast.states[-1], run.states[-1], f"{said} against the plain path", CLOSE)
 
 
-def g14_non_finite(world: World, trainer: Kind) -> None:
+def g14_non_finite(world: World, trainer: Method) -> None:
     """A client with numbers that are not finite is named with its round; the others go on."""
     bad = 1
     for chunk in (1, 4):

@@ -129,12 +129,11 @@ def main(argv: Sequence[str]) -> int:
 
 def _fedtv(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """Return the record of ``bench fedtv`` and its lines."""
-    from fedvlm.bench import case as options
     from fedvlm.bench import fedtv, report
 
     own = [n for n in (*NUMBERS, *SWITCHES, "backbone") if n not in ("tiny", *METHODS_ONLY)]
-    chosen = options.Options(**{n: getattr(args, n) for n in own})
-    record = fedtv.run(options.tiny(chosen) if args.tiny else chosen, _progress)
+    chosen = fedtv.Options(**{n: getattr(args, n) for n in own})
+    record = fedtv.run(fedtv.tiny(chosen) if args.tiny else chosen, _progress)
     return record | {"summary": report.summary(record)}, report.lines(record)
 
 
@@ -143,7 +142,7 @@ def _methods(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     from fedvlm.bench import methods
 
     record = methods.run(
-        methods.build, args.trainers, args.backbone, rounds=args.rounds, repeats=args.repeats,
+        args.trainers, args.backbone, rounds=args.rounds, repeats=args.repeats,
         clients=args.clients, threads=args.threads, fp64=args.fp64, say=_progress,
     )
     return record, methods.lines(record)

@@ -14,7 +14,7 @@ from yacs.config import CfgNode
 
 from fedvlm.config.keys import family_aliases, refused_keys
 from fedvlm.config.option import Schema, Value, nodes, shown
-from fedvlm.config.read import Entry, read_yaml
+from fedvlm.config.read import Assignment, read_yaml
 from fedvlm.core.errors import ConfigError, did_you_mean
 
 DEFAULT = "default"
@@ -52,7 +52,7 @@ def build_config(
     merge.mistakes += _swapped(dataset_yaml, dataset, trainer_yaml, trainer)
     layers = [dataset, trainer, *(merge.yaml(path) for path in extra_yamls)]
     names = flag_names or {}
-    layers.append([Entry(k, v, f"flag {names.get(k, k)}") for k, v in flags.items()])
+    layers.append([Assignment(k, v, f"flag {names.get(k, k)}") for k, v in flags.items()])
     layers.append(merge.opts(opts))
     for layer in layers:
         merge.layer(layer)
@@ -122,7 +122,7 @@ class _Merge:
         self.origins: dict[str, str] = dict.fromkeys(sorted(schema), DEFAULT)
         self.mistakes: list[str] = []
 
-    def yaml(self, path: Path | None) -> list[Entry]:
+    def yaml(self, path: Path | None) -> list[Assignment]:
         """Return the entries of a file; its mistakes are noted."""
         if path is None:
             return []
@@ -133,15 +133,15 @@ class _Merge:
         self.mistakes += mistakes
         return entries
 
-    def opts(self, opts: Sequence[str]) -> list[Entry]:
+    def opts(self, opts: Sequence[str]) -> list[Assignment]:
         """Return trailing ``KEY VALUE`` pairs as entries."""
         if len(opts) % 2:
             self.mistakes.append(f"opts: '{opts[-1]}' has no value; opts are KEY VALUE pairs")
         pairs = zip(opts[::2], opts[1::2], strict=False)
-        last = {key: Entry(key, value, "opts") for key, value in pairs}
+        last = {key: Assignment(key, value, "opts") for key, value in pairs}
         return list(last.values())  # a key typed twice: the last one counts, as in yacs
 
-    def layer(self, entries: Iterable[Entry]) -> None:
+    def layer(self, entries: Iterable[Assignment]) -> None:
         """Put one layer on top."""
         set_by: dict[str, tuple[Value, str]] = {}
         for entry in entries:
@@ -158,7 +158,7 @@ class _Merge:
             set_by[key] = (value, entry.where)
             self.values[key], self.origins[key] = value, origin
 
-    def _one(self, entry: Entry) -> tuple[str, Value, str] | None:
+    def _one(self, entry: Assignment) -> tuple[str, Value, str] | None:
         """Return our key, its value and its origin; None where the entry sets nothing."""
         key, where = entry.key, entry.where
         if key in self.refused:
@@ -212,9 +212,9 @@ class _Merge:
 
 def _swapped(
     dataset_yaml: Path | None,
-    dataset: Sequence[Entry],
+    dataset: Sequence[Assignment],
     trainer_yaml: Path | None,
-    trainer: Sequence[Entry],
+    trainer: Sequence[Assignment],
 ) -> list[str]:
     """Return a sentence where a trainer's file is given as the dataset's, or the reverse."""
     names_data = any(e.key == "DATASET.NAME" for e in trainer)

@@ -1,7 +1,7 @@
 """Dassl's and CoOp's config keys, so that their YAML files load as they are.
 
 Only names, types and defaults (facts; ``dassl_coop.md`` 1.1). A key with ``used=False`` is read by
-nothing here and shown as such. ``config_ours`` overrides defaults where the FedTV family differs.
+nothing here and shown as such. ``keys`` overrides defaults where the FedTV family differs.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ _TRAINERS: dict[str, dict[str, Any]] = {
 
 
 def dassl_options() -> Schema:
-    """Return an ``Option`` for every key of Dassl and CoOp that ``config_ours`` does not define."""
+    """Return an ``Option`` for every key of Dassl and CoOp that ``keys`` does not define."""
     tree = _TREE | {f"TRAINER.{name}": keys for name, keys in _TRAINERS.items()}
     return {
         f"{node}.{key}" if node else key: Option(default, _UNUSED, used=False)

@@ -1,8 +1,6 @@
 """Our config keys: those Dassl lacks, and Dassl's own where our default or range differs.
 
 Also the spellings of the federated CoOp family (``DATASET.USERS``), each mapped to our key.
-
-Config keys of the data: which set, which images of it, and who holds what.
 """
 
 from __future__ import annotations
@@ -35,9 +33,37 @@ PARTITION_ALIASES = {
 }
 
 
-def data_options() -> Schema:
-    """Return the keys of the data set, the images' views and the partition."""
-    return _dataset() | _partition()
+def default_schema() -> Schema:
+    """Return a new schema with Dassl's keys and ours, without any trainer of this project."""
+    return dassl_options() | our_options()
+
+
+def our_options() -> Schema:
+    """Return all keys that this project reads, except the trainers' own."""
+    return (
+        _job() | _dataset() | _partition() | _federation() | _model() | _peft() | _optim() | _test()
+    )
+
+
+def _job() -> Schema:
+    return {
+        "SEED": Option(1, "seed of initial tensors, batches and client sampling", low=0),
+        "DATA_SEED": Option(1, "seed of the partition, the shots and the views", low=0),
+        "SINKS": Option(
+            (), "also send every round's numbers to: tensorboard, wandb (if installed)"
+        ),
+        "OUTPUT_DIR": Option("output", "folder that holds all run folders"),
+        "RESUME": Option("", "run folder to go on with; the same command again resumes by itself"),
+        "CACHE_DIR": Option("", "folder of caches; '' is $FEDVLM_CACHE, else ~/.cache"),
+        "TAG": Option("", "a word of yours that becomes part of the run folder's name"),
+        "DEVICE": Option(
+            "auto",
+            "auto takes a CUDA device, else mps, else the CPU",
+            pattern=r"auto|cpu|mps|cuda(:\d+)?",
+            pattern_help="auto, cpu, cuda, cuda:N or mps",
+        ),
+        "TRAINER.NAME": Option("FedTV", "method: a name of `fedvlm list` or ./file.py:Class"),
+    }
 
 
 def _dataset() -> Schema:
@@ -116,32 +142,6 @@ def _partition() -> Schema:
         ),
         "FED.INDEX_FILE": Option("", "index file with a split to use instead of drawing one"),
         "FED.LEGACY": Option(False, "the family's own class map (random.seed(2023))"),
-    }
-
-
-def our_options() -> Schema:
-    """Return all keys that this project reads, except the trainers' own."""
-    return _job() | data_options() | _federation() | _model() | _peft() | _optim() | _test()
-
-
-def _job() -> Schema:
-    return {
-        "SEED": Option(1, "seed of initial tensors, batches and client sampling", low=0),
-        "DATA_SEED": Option(1, "seed of the partition, the shots and the views", low=0),
-        "SINKS": Option(
-            (), "also send every round's numbers to: tensorboard, wandb (if installed)"
-        ),
-        "OUTPUT_DIR": Option("output", "folder that holds all run folders"),
-        "RESUME": Option("", "run folder to go on with; the same command again resumes by itself"),
-        "CACHE_DIR": Option("", "folder of caches; '' is $FEDVLM_CACHE, else ~/.cache"),
-        "TAG": Option("", "a word of yours that becomes part of the run folder's name"),
-        "DEVICE": Option(
-            "auto",
-            "auto takes a CUDA device, else mps, else the CPU",
-            pattern=r"auto|cpu|mps|cuda(:\d+)?",
-            pattern_help="auto, cpu, cuda, cuda:N or mps",
-        ),
-        "TRAINER.NAME": Option("FedTV", "method: a name of `fedvlm list` or ./file.py:Class"),
     }
 
 
@@ -326,8 +326,3 @@ def refused_keys() -> dict[str, str]:
         "DATASET.IMBALANCE_TRAIN": "is not supported; FED.PARTITION dirichlet gives unequal shares",
         "DATASET.SPLIT_CLIENT": "is not supported; FED.PARTITION domain gives clients per domain",
     }
-
-
-def default_schema() -> Schema:
-    """Return a new schema with Dassl's keys and ours, without any trainer of this project."""
-    return dassl_options() | our_options()

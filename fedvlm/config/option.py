@@ -1,6 +1,6 @@
 """The schema: a flat dict ``"FED.ROUNDS" -> Option`` that knows type, range and help of every key.
 
-Dassl's tree (``config_dassl``) and ours (``config_ours``) are tables of such options; a trainer
+Dassl's tree (``dassl``) and ours (``keys``) are tables of such options; a trainer
 adds ``TRAINER.<NAME>.*`` with ``declare``.
 """
 
@@ -178,8 +178,6 @@ def shown(value: Value) -> str:
     short = reprlib.Repr()
     short.maxstring = short.maxother = 60
     return short.repr(value)
-
-
 
 
 def declare(schema: Schema, prefix: str, options: Mapping[str, Option]) -> Schema:

@@ -24,7 +24,7 @@ _SAFE = "tag:yaml.org,2002:"
 
 
 @dataclass(frozen=True)
-class Entry:
+class Assignment:
     """One assignment: ``key`` may be unknown yet; ``where`` is shown in messages and origins."""
 
     key: str
@@ -41,7 +41,7 @@ def check_suffix(path: Path) -> None:
         )
 
 
-def read_yaml(path: Path, inner: Container[str]) -> tuple[list[Entry], list[str]]:
+def read_yaml(path: Path, inner: Container[str]) -> tuple[list[Assignment], list[str]]:
     """Return the entries of a YAML file and its mistakes, one sentence each.
 
     Args:
@@ -114,7 +114,7 @@ class _Walk:
 
     def __init__(self, loader: yaml.SafeLoader, path: Path, inner: Container[str]) -> None:
         self.loader, self.path, self.inner = loader, path, inner
-        self.entries: list[Entry] = []
+        self.entries: list[Assignment] = []
         self.mistakes: list[str] = []
 
     def mapping(self, node: yaml.MappingNode, prefix: str) -> None:
@@ -143,14 +143,14 @@ class _Walk:
                 if key in self.inner:
                     self.mapping(node, f"{key}.")
                 else:
-                    self.entries.append(Entry(key, {}, where))
+                    self.entries.append(Assignment(key, {}, where))
             elif key in self.inner:
                 # `TRAINER:` with nothing below it is an empty section, not a mistake
                 if self.loader.construct_object(node, deep=True) is not None:
                     self.mistakes.append(f"{where}: '{key}' is a section, not a value")
             else:
                 value = self.loader.construct_object(node, deep=True)
-                self.entries.append(Entry(key, value, where))
+                self.entries.append(Assignment(key, value, where))
         except ConfigError as error:
             self.mistakes.append(str(error))
         except (yaml.YAMLError, ValueError, OverflowError) as error:

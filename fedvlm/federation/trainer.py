@@ -33,7 +33,7 @@ class Trainer:
         options: what the method adds to the config as ``TRAINER.<NAME>.*``.
         batched: False makes the engine call ``local`` client by client (K = 1).
         extras: full-match patterns of what an upload may carry beside the shared group.
-        exempt: invariants of ``tests/test_invariants.py`` that do not hold, with the reason.
+        exempt: invariants of ``fedvlm.check.invariants`` that do not hold, with the reason.
     """
 
     name: ClassVar[str] = ""

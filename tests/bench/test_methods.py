@@ -13,6 +13,8 @@ from fedvlm.bench import methods
 from fedvlm.cli import bench as bench_cli
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.rounds import Federation
+from fedvlm.job.flags import parse
+from fedvlm.job.resolve import resolve
 
 QUICK = ("--clients", "2", "--rounds", "2", "--repeats", "1")
 
@@ -48,20 +50,21 @@ def test_the_report_names_every_number(record: dict[str, Any]) -> None:
 
 
 def test_what_is_left_in_double_precision() -> None:
-    found = methods.run(
-        methods.build, ["pFedMe"], "tiny", rounds=1, repeats=1, clients=2, fp64=True
-    )
+    found = methods.run(["pFedMe"], "tiny", rounds=1, repeats=1, clients=2, fp64=True)
     assert found["methods"]["pFedMe"]["loss_difference"] < 1e-10
     assert "fp64" in methods.lines(found)[0]
 
 
-def test_sides_that_differ_are_marked() -> None:
+def test_sides_that_differ_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = methods.build
+
     def build(words: Sequence[str]) -> Federation:
         seed = ["--seed", "2"] if "--plain" in words else []
-        return methods.build([*words[: words.index("--trainer")], *seed,
-                                *words[words.index("--trainer"):]])
+        at = words.index("--trainer")
+        return original([*words[:at], *seed, *words[at:]])
 
-    found = methods.run(build, ["FedAvg"], "tiny", rounds=1, repeats=1, clients=2)
+    monkeypatch.setattr(methods, "build", build)
+    found = methods.run(["FedAvg"], "tiny", rounds=1, repeats=1, clients=2)
     assert found["methods"]["FedAvg"]["loss_difference"] > 1e-4
     assert "!" in methods.lines(found)[2]
 
@@ -75,24 +78,24 @@ def test_losses_that_one_side_lacks_count() -> None:
 
 
 def test_of_all_trainers_one_may_not_suit(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = methods.build
+
     def build(words: Sequence[str]) -> Federation:
         if "moon" in words:
             raise ConfigError("no moon here")
-        return methods.build(words)
+        return original(words)
 
+    monkeypatch.setattr(methods, "build", build)
     monkeypatch.setattr(methods, "trainer_files", lambda: {"moon": Path(), "fedavg": Path()})
-    found = methods.run(build, [], "tiny", rounds=1, repeats=1, clients=2)
+    found = methods.run([], "tiny", rounds=1, repeats=1, clients=2)
     assert list(found["methods"]) == ["fedavg", "moon"]
     assert methods.lines(found)[-1] == "moon: not measured: no moon here"
     with pytest.raises(ConfigError, match="no moon here"):
-        methods.run(build, ["moon"], "tiny", rounds=1, repeats=1, clients=2)
+        methods.run(["moon"], "tiny", rounds=1, repeats=1, clients=2)
 
 
 def test_the_small_random_backbone_is_open_clips() -> None:
     words = methods.words_of("FedAvg", "random-small", 3, plain=True)
-    from fedvlm.job.flags import parse
-    from fedvlm.job.resolve import resolve
-
     cfg = resolve(parse(words)).jobs[0].cfg
     assert (cfg.MODEL.BACKBONE.NAME, cfg.MODEL.BACKBONE.PRETRAINED) == ("ViT-S-32-alt", False)
     assert (cfg.FED.PLAIN, cfg.FED.CLIENTS, cfg.DEVICE) == (True, 3, "cpu")

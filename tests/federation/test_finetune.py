@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedvlm.check.world import SIZES, Setup, World, copied_fed, same_fed, same_tree
+from fedvlm.check.compare import copied_fed, same_fed, same_tree
+from fedvlm.check.world import SIZES, Setup, World
 from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.core.trees import Tree, unstack
 from fedvlm.federation.discovery import load_trainer

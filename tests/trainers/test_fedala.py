@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedvlm.check.world import Setup, World, same_fed
+from fedvlm.check.compare import same_fed
+from fedvlm.check.world import Setup, World
 from fedvlm.core.trees import Tree
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.discovery import load_trainer

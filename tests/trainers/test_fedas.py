@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedvlm.check.compare import copied, same_state
 from fedvlm.check.messages import Ordered
-from fedvlm.check.world import World, copied, same_state
+from fedvlm.check.world import World
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree, expand
 from fedvlm.federation.aggregate import Update

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvlm.check.world import Setup, Share, World
+from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.trees import Tree
 from fedvlm.federation.aggregate import Update
-from fedvlm.federation.batches import Batch
+from fedvlm.federation.batches import Batch, IndexSplit
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import Federation, FedState, RoundFinished
 from fedvlm.federation.trainer import Trainer
@@ -257,7 +257,7 @@ def test_the_decision_sees_validation_images_only() -> None:
     assert fed.trainer.accuracy(ctx, p).tolist() == [float(right)]
 
 
-def empty(share: Share) -> Share:
+def empty(share: IndexSplit) -> IndexSplit:
     return replace(share, val=np.zeros(0, np.int64))
 
 

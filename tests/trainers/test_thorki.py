@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvlm.check.world import Share
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.aggregate import Update
+from fedvlm.federation.batches import IndexSplit
 from fedvlm.federation.rounds import Federation
 from fedvlm.federation.toolbox.adaptation import client_split, on_subset, split, split_train
 from tests.trainers.toys_e import Recorded, federation, shares
@@ -75,8 +75,8 @@ def test_the_large_model_does_not_depend_on_the_others(options: dict[str, Any]) 
 
 def test_weights_are_the_fit_samples() -> None:
     """16 of a class: 13 train; phi 1 (n 13) and phi 3 (n 39) average to 2.5."""
-    parts = [Share(np.arange(0, 16), np.arange(0), np.arange(64, 66)),
-             Share(np.arange(16, 64), np.arange(0), np.arange(66, 68))]
+    parts = [IndexSplit(np.arange(0, 16), np.arange(0), np.arange(64, 66)),
+             IndexSplit(np.arange(16, 64), np.arange(0), np.arange(66, 68))]
     labels = torch.cat([torch.zeros(16), torch.arange(3).repeat(16), torch.zeros(4)]).long()
     fed = thorki(splits=parts, labels=labels, rounds=1, keys=FEATURE, batch=64)
     events = watched(fed)
@@ -108,8 +108,8 @@ def test_training_never_sees_the_adaptation_part() -> None:
 
 def test_the_other_order_of_sizes_is_undone() -> None:
     """Eight of one class fit two, seven of four classes fit four: the order of sizes turns."""
-    parts = [Share(np.arange(0, 8), np.arange(0), np.arange(15, 16)),
-             Share(np.arange(8, 15), np.arange(0), np.arange(15, 16))]
+    parts = [IndexSplit(np.arange(0, 8), np.arange(0), np.arange(15, 16)),
+             IndexSplit(np.arange(8, 15), np.arange(0), np.arange(15, 16))]
     labels = torch.tensor([0] * 8 + [0, 1, 2, 3, 1, 2, 3] + [0])
     fed = thorki(splits=parts, labels=labels, keys=FEATURE)
     ctx = fed.context([0, 1], 1)
@@ -188,8 +188,8 @@ def test_untrained_gate_is_the_average_of_scaled_logits() -> None:
 
 @pytest.mark.parametrize("kind", ["conf_gate", "concat_mlp"])
 def test_a_client_without_adaptation_samples_is_averaged(kind: str) -> None:
-    parts = [Share(np.arange(0, 8), np.arange(0), np.arange(11, 12)),
-             Share(np.arange(8, 11), np.arange(0), np.arange(11, 12))]
+    parts = [IndexSplit(np.arange(0, 8), np.arange(0), np.arange(11, 12)),
+             IndexSplit(np.arange(8, 11), np.arange(0), np.arange(11, 12))]
     labels = torch.arange(12) % 4
     fed = thorki({"FUSION": kind}, splits=parts, labels=labels, rounds=1)
     events = watched(fed)

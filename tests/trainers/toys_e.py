@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedvlm.check.world import Share
-from fedvlm.federation.batches import SampleSource, SplitBatcher
+from fedvlm.federation.batches import IndexSplit, SampleSource, SplitBatcher
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec
@@ -52,12 +51,13 @@ def backbone() -> Backbone:
     return toy("vit", dtype=torch.float64)
 
 
-def shares(sizes: Sequence[int] = SIZES, val: int = VAL) -> list[Share]:
+def shares(sizes: Sequence[int] = SIZES, val: int = VAL) -> list[IndexSplit]:
     """Cut 0, 1, 2, ... into the clients' train, val and test samples."""
     found, at = [], 0
     for size in sizes:
         edges = np.cumsum([at, size, val, TEST])
-        found.append(Share(*(np.arange(i, j) for i, j in zip(edges[:-1], edges[1:], strict=True))))
+        parts = [np.arange(i, j) for i, j in zip(edges[:-1], edges[1:], strict=True)]
+        found.append(IndexSplit(*parts))
         at = int(edges[-1])
     return found
 
@@ -75,9 +75,9 @@ def images(labels: Tensor) -> Tensor:
 
 def federation(
     trainer: str, options: Mapping[str, Any] | None = None, keys: Mapping[str, Any] | None = None,
-    *, splits: Sequence[Share] | None = None, rounds: int = 2, chunk: int = 8, proxy: bool = True,
-    labels: Tensor | None = None, lr: float = 0.02, batch: int = 4, epochs: int = 1, seed: int = 1,
-    **plan: Any,
+    *, splits: Sequence[IndexSplit] | None = None, rounds: int = 2, chunk: int = 8,
+    proxy: bool = True, labels: Tensor | None = None, lr: float = 0.02, batch: int = 4,
+    epochs: int = 1, seed: int = 1, **plan: Any,
 ) -> Federation:
     """Return a federation on the toy world; its source records what is fetched for clients."""
     parts = shares() if splits is None else list(splits)

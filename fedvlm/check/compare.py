@@ -1,0 +1,120 @@
+"""What the invariants compare with: trees and states, and the sentence when they differ."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedvlm.core.trees import State, Tree, clone
+from fedvlm.federation.rounds import FedState
+
+
+class Broken(Exception):
+    """An invariant that does not hold: one sentence that names the client and the tensor."""
+
+
+def demand(holds: bool, sentence: str) -> None:
+    """Raise ``Broken(sentence)`` unless ``holds``."""
+    if not holds:
+        raise Broken(sentence)
+
+
+def gap(x: Tensor, y: Tensor) -> float:
+    """Return the largest difference, relative to the larger tensor where that is above 1.
+
+    Infinite where shapes differ or one side alone is not a number.
+    """
+    if x.shape != y.shape:
+        return float("inf")
+    if not x.numel() or torch.equal(x, y):
+        return 0.0
+    a, b = x.double(), y.double()
+    largest = float((a - b).abs().max())
+    return largest / max(1.0, float(b.abs().max())) if largest == largest else float("inf")
+
+
+def same_tree(ours: Tree, theirs: Tree, what: str, tolerance: float = 0.0) -> None:
+    """Demand equal names, and leaves equal within ``tolerance`` (0: bit for bit).
+
+    Raises:
+        Broken: names ``what``, the tensor and the difference.
+    """
+    odd = sorted(set(ours) ^ set(theirs))
+    demand(not odd, f"{what}: tensor '{odd[0] if odd else ''}' is on one side only")
+    for name, value in ours.items():
+        distance = gap(value, theirs[name])
+        demand(distance <= tolerance, f"{what}: '{name}' differs by {distance:.1e}")
+
+
+def same_state(ours: State, theirs: State, what: str, tolerance: float = 0.0) -> None:
+    """Demand equal slots of equal trees (see ``same_tree``)."""
+    odd = sorted(set(ours) ^ set(theirs))
+    demand(not odd, f"{what}: slot '{odd[0] if odd else ''}' is on one side only")
+    for slot, tree in ours.items():
+        same_tree(tree, theirs[slot], f"{what}, slot '{slot}'", tolerance)
+
+
+def same_fed(ours: FedState, theirs: FedState, what: str, tolerance: float = 0.0) -> None:
+    """Demand the same round, server state and client states (see ``same_tree``)."""
+    demand(ours.round == theirs.round, f"{what}: round {ours.round} instead of {theirs.round}")
+    same_state(ours.server, theirs.server, f"{what}: server", tolerance)
+    for client, state in theirs.clients.items():
+        same_state(ours.clients[client], state, f"{what}: client {client}", tolerance)
+
+
+def moved(ours: State, theirs: State) -> bool:
+    """Return whether any tensor of equal slot and name differs."""
+    return any(
+        gap(value, theirs[slot][name]) > 0
+        for slot, tree in ours.items() if slot in theirs
+        for name, value in tree.items() if name in theirs[slot]
+    )
+
+
+def copied(state: State) -> State:
+    """Return a copy that shares no memory, so that a later write in place shows."""
+    return {slot: clone(tree) for slot, tree in state.items()}
+
+
+def copied_fed(state: FedState) -> FedState:
+    """Return a copy of a whole federation's state that shares no memory."""
+    clients = {c: copied(s) for c, s in state.clients.items()}
+    return FedState(state.round, copied(state.server), clients)
+
+
+def plain(value: Any) -> Any:
+    """Return nested mappings and sequences with tensors as lists, comparable with ``==``."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {key: plain(v) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    return value
+
+
+def global_generators() -> list[Any]:
+    """Return the state of the global generators of random, numpy and torch."""
+    return [random.getstate(), plain(np.random.get_state()), torch.get_rng_state().tolist()]
+
+
+class ShiftedGenerators:
+    """Context in which the global generators stand elsewhere; put back at the end."""
+
+    def __enter__(self) -> None:
+        """Draw once from each."""
+        self._kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        random.random()  # noqa: S311
+        np.random.random()
+        torch.rand(1)
+
+    def __exit__(self, *error: object) -> None:
+        """Put the states back."""
+        random.setstate(self._kept[0])
+        np.random.set_state(self._kept[1])
+        torch.set_rng_state(self._kept[2])
