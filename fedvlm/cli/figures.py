@@ -50,24 +50,18 @@ def main(argv: Sequence[str]) -> int:
     complain(*found.problems, prefix="note")
     if not found.runs:
         raise DataError(_nothing(asked.folders, found))
-    from fedvlm.report.figures import draw as figures
-    from fedvlm.report.figures import style
+    from fedvlm.report.figures import style  # start-up: 1 s of matplotlib
+    from fedvlm.report.figures.catalog import write_figures  # start-up: 1 s of matplotlib
+    from fedvlm.report.figures.selection import Selection  # start-up: 1 s of matplotlib
 
     into = Path(asked.into).expanduser() if asked.into else folders[0] / "figures"
     width = style.COLUMN if asked.column else style.PAGE
-    if len(found.runs) == 1:
-        drawn = figures.draw_run(found.runs[0], into, asked.metric, width)
-    else:
-        drawn = figures.draw_runs(found.runs, into, asked.metric, width)
-        of_one = "partition, clients, similarity: are of one run; give its folder alone"
-        drawn.missing.append(of_one)
+    names, missing = write_figures(Selection(found.runs, asked.metric), into, width)
     if found.unfinished:
         complain(f"{len(found.unfinished)} unfinished runs are left out", prefix="note")
-    complain(*(f"not made: {why}" for why in drawn.missing), prefix="note")
-    say(*(f"{into / name}.png .svg .csv" for name in drawn.made))
-    return 0 if drawn.made else DataError.exit_code
-
-
+    complain(*(f"not made: {why}" for why in missing), prefix="note")
+    say(*(f"{into / name}.png .svg .csv" for name in names))
+    return 0 if names else DataError.exit_code
 
 
 def _nothing(words: Sequence[str], found: Collected) -> str:

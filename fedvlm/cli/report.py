@@ -12,8 +12,8 @@ from fedvlm.console.screen import complain, say
 from fedvlm.core import files as atomic
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.federation.cards import card_of
-from fedvlm.job.show import PAGE
 from fedvlm.report.collect import Collected, Run, collect
+from fedvlm.report.pages import PAGE
 
 USAGE = "fedvlm report RUN_OR_OUTPUT ... [--into FILE] [--title TEXT] [--runs]"
 
@@ -65,16 +65,10 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-
-
-
-
-
-
 def _over_all(
     asked: argparse.Namespace, found: Collected, folders: Sequence[Path], into: Path, origin: str
 ) -> str:
-    from fedvlm.report.pages.sweep import sweep_page
+    from fedvlm.report.pages.sweep import sweep_page  # start-up: 1 s of matplotlib
 
     if asked.runs:
         for run in found.runs:
@@ -86,7 +80,7 @@ def _over_all(
 
 
 def _page(run: Run, title: str, origin: str) -> str:
-    from fedvlm.report.pages.run import run_page
+    from fedvlm.report.pages.run import run_page  # start-up: 1 s of matplotlib
 
     return run_page(run, card_of(str(run.protocol["trainer"])), title, origin)
 

@@ -12,9 +12,10 @@ from fedvlm.console.screen import complain, say
 from fedvlm.core import files as atomic
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.report.collect import Collected, collect
-from fedvlm.report.tables.metrics import REFERENCES, Pair
+from fedvlm.report.tables.facts import REFERENCES, Pair
+from fedvlm.report.tables.logs import logs_table
 from fedvlm.report.tables.render import FORMATS
-from fedvlm.report.tables.table import Spec, Table, logs_table, tables
+from fedvlm.report.tables.table import Spec, Table, tables
 
 USAGE = "fedvlm table OUTPUT ... [--rows trainer] [--cols dataset] [--metric personal] [flags]"
 ENDINGS = {".md": "md", ".csv": "csv", ".tex": "tex", ".html": "html"}

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.stats import mean
 from fedvlm.core.trees import TreeView
 from fedvlm.evaluation import metrics, scores
 from fedvlm.evaluation.scores import Batches, Predictions
@@ -145,7 +146,7 @@ class Evaluator:
             for c, test, one in zip(chunk, tests, each, strict=True):
                 row = scores.client_row(c, self.data.labels[test], one)
                 rows[c]["accuracy_before_ft"] = row["accuracy"]
-        return metrics.mean(row["accuracy_before_ft"] for row in rows)
+        return mean(row["accuracy_before_ft"] for row in rows)
 
     def _personal(self, event: RoundFinished, ends: bool, keep: bool) -> list[dict[str, Any]]:
         """Return one line per client, by ascending id; each personal model is built once."""

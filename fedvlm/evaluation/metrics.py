@@ -1,8 +1,8 @@
 """Metrics as pure functions; every accuracy is in percent.
 
 ``accuracy`` and ``macro_f1`` are Dassl's (scikit-learn's ``f1_score`` over the classes
-present in ``y_true``). Means over clients are unweighted; a client without a value (None: it has no
-such samples) is left out.
+present in ``y_true``). Mean and spread over clients are ``core.stats``'s: unweighted; a client
+without a value (None: it has no such samples) is left out.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+from fedvlm.core.stats import mean, present
 
 DECILE = 0.1
 
@@ -56,26 +58,14 @@ def cm(personal: float | None, hm2: float | None) -> float | None:
     return None if personal is None or hm2 is None else (personal + hm2) / 2
 
 
-def mean(values: Iterable[float | None]) -> float | None:
-    """Return the unweighted mean of the values that exist, None for none."""
-    present = _present(values)
-    return math.fsum(present) / len(present) if present else None
-
-
-def std(values: Iterable[float | None]) -> float | None:
-    """Return the population standard deviation over clients (all of them are there: ddof = 0)."""
-    present = _present(values)
-    return float(np.std(present)) if present else None
-
-
 def worst(values: Iterable[float | None]) -> float | None:
     """Return the smallest value."""
-    return min(_present(values), default=None)
+    return min(present(values), default=None)
 
 
 def worst_decile(values: Iterable[float | None]) -> float | None:
     """Return the mean of the lowest tenth of the values, of one value at least (rounded up)."""
-    ascending = sorted(_present(values))
+    ascending = sorted(present(values))
     return mean(ascending[: math.ceil(DECILE * len(ascending))]) if ascending else None
 
 
@@ -83,10 +73,6 @@ def pooled(correct: Sequence[int], counts: Sequence[int]) -> float | None:
     """Return accuracy over all samples of all clients together (``personal_micro``)."""
     total = sum(counts)
     return 100.0 * sum(correct) / total if total else None
-
-
-def _present(values: Iterable[float | None]) -> list[float]:
-    return [float(v) for v in values if v is not None]
 
 
 def _pair(y_true: ArrayLike, y_pred: ArrayLike) -> tuple[np.ndarray, np.ndarray]:

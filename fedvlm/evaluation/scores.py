@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedvlm.core.stats import mean, population_std
 from fedvlm.evaluation import metrics
 from fedvlm.federation.batches import SampleSource, Split
 from fedvlm.federation.trainer import Predictor
@@ -240,12 +241,12 @@ def personal_scores(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return mean, spread and pooled accuracy over all clients that have test samples."""
     values = [row["accuracy"] for row in rows]
     return {
-        "personal": metrics.mean(values),
-        "personal_std": metrics.std(values),
+        "personal": mean(values),
+        "personal_std": population_std(values),
         "personal_worst": metrics.worst(values),
         "personal_worst_decile": metrics.worst_decile(values),
         "personal_micro": metrics.pooled([r["correct"] for r in rows], [r["n"] for r in rows]),
-        "personal_macro_f1": metrics.mean(row["macro_f1"] for row in rows),
+        "personal_macro_f1": mean(row["macro_f1"] for row in rows),
     }
 
 
@@ -256,7 +257,7 @@ def cross_scores(rows: Sequence[dict[str, Any]], personal: float | None) -> dict
     the lines have ``unseen``, its mean is ``unseen_personal``.
     """
     means: dict[str, Any] = {
-        name: metrics.mean(row[name] for row in rows)
+        name: mean(row[name] for row in rows)
         for name in ("base_all", "base_other", "new") if rows and name in rows[0]
     }
     if "new" in means:
@@ -264,7 +265,7 @@ def cross_scores(rows: Sequence[dict[str, Any]], personal: float | None) -> dict
         means["hm3"] = metrics.harmonic_mean(personal, means["base_all"], means["new"])
         means["cm"] = metrics.cm(personal, means["hm2"])
     if rows and "unseen" in rows[0]:
-        means["unseen_personal"] = metrics.mean(row["unseen"] for row in rows)
+        means["unseen_personal"] = mean(row["unseen"] for row in rows)
     return means
 
 
@@ -340,4 +341,4 @@ def other_scores(federated: Federated, predicted: Mapping[str, Predictions]) -> 
         for other in federated.others if key_of(other) in predicted
     }
     values = [value for name, value in accuracies.items() if name.startswith(TARGET)]
-    return accuracies | ({TARGETS: metrics.mean(values)} if values else {})
+    return accuracies | ({TARGETS: mean(values)} if values else {})

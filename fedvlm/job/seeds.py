@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedvlm.console.rows import table_lines
+from fedvlm.core.stats import mean, sample_std
 from fedvlm.job.record import summary
 
 
@@ -23,15 +23,7 @@ def seed_table(results: Sequence[Mapping[str, Any]]) -> list[str]:
         if known and len(known) == len(values):
             seeds = [f"seed {r['protocol']['seed']}" for r in results]
             rows.append({
-                "metric": name, "mean": sum(known) / len(known), "std": spread(known),
+                "metric": name, "mean": mean(known), "std": sample_std(known),
                 **dict(zip(seeds, known, strict=True)),
             })
     return ["", f"over {len(results)} seeds, last round:", *table_lines(rows)]
-
-
-def spread(values: Sequence[float]) -> float | None:
-    """Return the sample standard deviation; None for fewer than two values."""
-    if len(values) < 2:
-        return None
-    mean = sum(values) / len(values)
-    return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))

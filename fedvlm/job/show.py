@@ -9,8 +9,8 @@ from fedvlm.console.screen import complain, say
 from fedvlm.core import files
 from fedvlm.federation.cards import card_of
 from fedvlm.report.collect import collect
+from fedvlm.report.pages import PAGE
 
-PAGE = "report.html"
 WORTH = 30.0  # seconds of training; the page takes one or two, so a shorter run gets it on demand
 
 
@@ -19,9 +19,9 @@ def draw_partition(folder: Path, title: str) -> None:
     if all((folder / f"partition.{kind}").exists() for kind in ("png", "svg")):
         return
     try:
-        from fedvlm.report.figures import draw  # start-up: matplotlib
+        from fedvlm.report.figures import partition, style  # start-up: 1 s of matplotlib
 
-        draw.draw_partition(folder, title)
+        style.write(folder, "partition", partition.draw(partition.of_folder(folder), title), None)
     except Exception as error:  # whatever it is, the run is worth more
         complain(f"no picture of the partition: {' '.join(str(error).split())}", prefix="note")
 
@@ -40,7 +40,7 @@ def say_results(folder: Path, seconds: float) -> None:
 
 def _write_page(folder: Path, command: str) -> bool:
     try:
-        from fedvlm.report.pages.run import run_page  # start-up: matplotlib
+        from fedvlm.report.pages.run import run_page  # start-up: 1 s of matplotlib
 
         run = collect([folder]).runs[0]
         card = card_of(str(run.protocol["trainer"]))

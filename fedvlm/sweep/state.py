@@ -21,6 +21,7 @@ import yaml
 
 from fedvlm.core import files as atomic
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.stats import mean
 from fedvlm.runs import lock as run_lock
 from fedvlm.runs.identity import (
     identity_difference,
@@ -198,17 +199,17 @@ class Pace:
 
     def of(self, cell: Cell) -> float | None:
         """Return the seconds that a cell should take; None where nothing comparable has run."""
-        own = self.seconds.get((cell.dataset, cell.method))
-        if own:
-            return sum(own) / len(own)
-        mean = self._mean(cell.dataset)
-        if mean is None:
+        seconds = self.seconds.get((cell.dataset, cell.method))
+        if seconds:
+            return mean(seconds)
+        usual = self._usual(cell.dataset)
+        if usual is None:
             return None
-        ratios = [
-            sum(v) / len(v) / (self._mean(d) or 1.0)
-            for (d, m), v in self.seconds.items() if m == cell.method and self._mean(d)
-        ]
-        return mean * (sum(ratios) / len(ratios) if ratios else 1.0)
+        ratio = mean(
+            (mean(v) or 0.0) / there for (d, m), v in self.seconds.items()
+            if m == cell.method and (there := self._usual(d))
+        )
+        return usual * (1.0 if ratio is None else ratio)
 
     def left(self, cells: Iterable[Cell], jobs: int) -> tuple[float, int]:
         """Return (seconds for the cells that can be judged, number of those that cannot)."""
@@ -216,6 +217,6 @@ class Pace:
         known = [s for s in found if s is not None]
         return sum(known) / max(1, min(jobs, len(found))), len(found) - len(known)
 
-    def _mean(self, dataset: str) -> float | None:
-        means = [sum(v) / len(v) for (d, _), v in self.seconds.items() if d == dataset]
-        return sum(means) / len(means) if means else None
+    def _usual(self, dataset: str) -> float | None:
+        """Return the mean over the methods of their means on a data set."""
+        return mean(mean(v) for (d, _), v in self.seconds.items() if d == dataset)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from html.parser import HTMLParser
@@ -123,3 +124,11 @@ class Reader(HTMLParser):
         """Return the text inside the element of an id, or all of it."""
         return " ".join(
             " ".join(data for keys, data in self.words if not key or key in keys).split())
+
+
+def cells_below(page: str, table: str) -> list[list[str]]:
+    """Return the text of a table's rows; ``table``: what stands before its body."""
+    body = page[page.index(table):]
+    body = body[body.index("<tbody>"):body.index("</tbody>")]
+    return [[re.sub(r"<[^>]+>", "", c) for c in re.findall(r"<t[hd][ >].*?</t[hd]>", row)]
+            for row in body.split("</tr>")[:-1]]

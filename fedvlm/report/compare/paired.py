@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedvlm.report.collect import mean, sample_std, t_interval
+from fedvlm.core.stats import mean, sample_std, t_interval
 
 LEVEL = 0.95
 RESAMPLES = 10_000

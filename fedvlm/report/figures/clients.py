@@ -12,7 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedvlm.report.collect import finite
 from fedvlm.report.figures import style
+from fedvlm.report.figures.selection import Selection
+
+NAME, ORDER, OF = "clients", 20, "run"
+CAPTION = ("Personal accuracy of each client over rounds, best at the end on top; what was not "
+           "evaluated is blank.")
 
 _VALUES_UP_TO = 30  # clients, whose last accuracy is written beside their row
 
@@ -30,27 +36,32 @@ class Clients:
     grid: Sequence[Sequence[float | None]]
 
 
+def select(selection: Selection) -> Clients | str:
+    """Return the map of the run's rounds."""
+    data = from_rounds(selection.records)
+    return data if data.clients else "no round has accuracies of clients"
+
+
 def from_rounds(records: Sequence[Mapping[str, Any]]) -> Clients:
     """Return the map of a run's rounds (``Run.rounds()``)."""
-    known = {
+    by_round = {
         int(record["round"]): {int(c["client"]): c.get("accuracy") for c in record["clients"]}
         for record in records if record.get("clients")
     }
     rounds = sorted(int(record["round"]) for record in records if "round" in record)
     rows = {
-        client: [_number(known.get(r, {}).get(client)) for r in rounds]
-        for client in sorted({c for by_client in known.values() for c in by_client})
+        client: [finite(by_round.get(r, {}).get(client)) for r in rounds]
+        for client in sorted({c for by_client in by_round.values() for c in by_client})
     }
 
     def last(client: int) -> float:
-        found = [v for v in rows[client] if v is not None]
-        return found[-1] if found else -math.inf
+        return next((v for v in reversed(rows[client]) if v is not None), -math.inf)
 
     order = sorted(rows, key=lambda client: (-last(client), client))
     return Clients(order, rounds, [rows[client] for client in order])
 
 
-def rows_of(data: Clients) -> list[dict[str, Any]]:
+def rows(data: Clients) -> list[dict[str, Any]]:
     """Return one row per client and round that was evaluated, in the order of the map."""
     return [
         {"client": client, "round": r, "accuracy": value}
@@ -65,9 +76,9 @@ def draw(data: Clients, title: str = "", width: float = style.PAGE) -> Figure:
     grid = np.array(
         [[math.nan if v is None else v for v in row] for row in data.grid], dtype=float
     ).reshape(len(data.clients), len(data.rounds))
-    known = grid[np.isfinite(grid)]
-    low = 10 * math.floor(known.min() / 10) if known.size else 0
-    high = max(10 * math.ceil(known.max() / 10), low + 10) if known.size else 100
+    values = grid[np.isfinite(grid)]
+    low = 10 * math.floor(values.min() / 10) if values.size else 0
+    high = max(10 * math.ceil(values.max() / 10), low + 10) if values.size else 100
     with style.styled():
         figure = style.blank(width, tall + 0.65)
         axes = figure.add_subplot()
@@ -96,13 +107,9 @@ def _name_rows(axes: Axes, data: Clients, tall: float) -> None:
     if len(data.clients) > _VALUES_UP_TO or not data.rounds:
         return
     for i, row in enumerate(data.grid):
-        found = [v for v in row if v is not None]
+        last = next((v for v in reversed(row) if v is not None), None)
         axes.annotate(
-            f"{found[-1]:.1f}" if found else "\N{EN DASH}", (data.rounds[-1] + 0.5, i), (3, 0),
+            "\N{EN DASH}" if last is None else f"{last:.1f}", (data.rounds[-1] + 0.5, i), (3, 0),
             textcoords="offset points", va="center", fontsize=6, annotation_clip=False,
         )
 
-
-def _number(value: Any) -> float | None:
-    good = isinstance(value, int | float) and math.isfinite(value)
-    return float(value) if good else None

@@ -3,26 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedvlm.report.figures import style
-from fedvlm.report.figures.lines import Panel, draw_band, draw_panels
+from fedvlm.report.collect import finite
+from fedvlm.report.figures import lines, style
+from fedvlm.report.figures.lines import Panel
+from fedvlm.report.figures.selection import Selection
+
+NAME, ORDER, OF = "convergence", 10, "both"
+CAPTION = ("Personal accuracy over rounds, round 0 the untrained start; of several seeds the mean "
+           "and a band of one standard deviation.")
+
+parts = lines.parts
 
 
-def draw(found: Sequence[Panel], y_label: str, width: float = style.PAGE) -> Figure:
+def select(selection: Selection) -> list[Panel] | str:
+    """Return one panel per place: the metric over rounds, where all seeds have it."""
+    def curve(rounds: Sequence[Mapping[str, Any]]) -> dict[int, tuple[float, float]]:
+        values = [(r, finite(r.get(selection.metric))) for r in rounds]
+        return {int(r["round"]): (float(r["round"]), v) for r, v in values if v is not None}
+
+    return selection.panels(curve) or selection.none_has_it
+
+
+def rows(panels: Sequence[Panel]) -> list[dict[str, Any]]:
+    """Return one row per panel, method and round."""
+    return lines.rows_of(panels, "round")
+
+
+def draw(panels: Sequence[Panel], title: str = "", width: float = style.PAGE) -> Figure:
     """Return the figure; ``x`` of each line is the round, 0 the untrained start."""
-    height = 1.9 if width < 5 or len(found) > 1 else 2.6
-    return draw_panels(
-        found, width, height, _fill, x_label="round", y_label=y_label,
-    )
+    height = 1.9 if width < 5 or len(panels) > 1 else 2.6
+    return lines.draw_panels(panels, width, height, _fill, x_label="round")
 
 
 def _fill(axes: Axes, panel: Panel, order: Mapping[str, int]) -> None:
     for line in panel.lines:
-        draw_band(axes, line, order[line.label])
+        lines.draw_band(axes, line, order[line.label])
     right = max((x for line in panel.lines for x in line.x), default=1)
     axes.set_xlim(0, max(right, 1))
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))

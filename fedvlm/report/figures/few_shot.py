@@ -5,36 +5,112 @@ One panel per dataset and, of two and more, one for their average.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fedvlm.report.figures import style
-from fedvlm.report.figures.lines import Panel, draw_band, draw_panels
+from fedvlm.core.stats import mean, sample_std
+from fedvlm.report.figures import lines, style
+from fedvlm.report.figures.lines import Line, Panel
+from fedvlm.report.figures.selection import PLACE, Group, Selection, titles
 
+NAME, ORDER, OF = "few_shot", 5, "runs"
+CAPTION = ("Personal accuracy over shots per class, mean and band of one standard deviation over "
+           "seeds; the star is zero-shot.")
+
+_SHOTS = PLACE.index("shots")
 _STAR: dict[str, Any] = {"marker": "*", "color": style.INK, "markersize": 8, "linestyle": "none",
-         "markeredgewidth": 0, "clip_on": False, "zorder": 4}
+                         "markeredgewidth": 0, "clip_on": False, "zorder": 4}
 
 
-def draw(found: Sequence[Panel], y_label: str, width: float = style.PAGE) -> Figure:
+def select(selection: Selection) -> list[Panel] | str:
+    """Return one panel per place (its shots apart), then their average: the metric over shots.
+
+    Places with one number of shots are left out. The average has a method's shots and seeds that
+    all places have; its spread is that over seeds of the mean over places.
+    """
+    every: dict[tuple[Any, ...], dict[str, dict[int, Group]]] = {}
+    for group in selection.groups:
+        shots = group.place[_SHOTS]
+        if isinstance(shots, int) and shots > 0:
+            rest = group.place[:_SHOTS] + group.place[_SHOTS + 1 :]
+            every.setdefault(rest, {}).setdefault(group.label, {})[shots] = group
+    places = {place: methods for place, methods in every.items()
+              if len(set().union(*methods.values())) > 1}
+    metric = selection.metric
+    panels: list[Panel] = []
+    stars: list[float | None] = []
+    names = titles(list(places), [key for key in PLACE if key != "shots"])
+    for title, methods in zip(names, places.values(), strict=True):
+        stars.append(_zero_shot(methods.values(), metric))
+        over = [_over_shots(label, [by_shots], metric) for label, by_shots in methods.items()]
+        panels.append(Panel(title, _drawable(over), stars[-1], metric))
+    if len(places) > 1:
+        first, *others = places.values()
+        shared = [label for label in first if all(label in methods for methods in others)]
+        over = [_over_shots(label, [methods[label] for methods in places.values()], metric)
+                for label in shared]
+        star = None if None in stars else mean(stars)
+        panels.append(Panel(f"average of {len(places)}", _drawable(over), star, metric))
+    return [panel for panel in panels if panel.lines] or "the runs of no dataset differ in shots"
+
+
+def rows(panels: Sequence[Panel]) -> list[dict[str, Any]]:
+    """Return one row per panel, method and number of shots; zero-shot at 0."""
+    return lines.rows_of(panels, "shots")
+
+
+def draw(panels: Sequence[Panel], title: str = "", width: float = style.PAGE) -> Figure:
     """Return the figure; ``x`` of each line is the number of shots per class."""
-    has_star = any(panel.zero_shot is not None for panel in found)
+    has_star = any(panel.zero_shot is not None for panel in panels)
     extra = [(Line2D([], [], **_STAR), "zero-shot")] if has_star else []
-    height = 1.75 if len(found) > 1 else 2.6
-    return draw_panels(
-        found, width, height, _fill, x_label="labelled images per class and client",
-        y_label=y_label, extra=extra, markers=True, direct=False,
+    return lines.draw_panels(
+        panels, width, 1.75 if len(panels) > 1 else 2.6, _fill,
+        x_label="labelled images per class and client", extra=extra, markers=True, direct=False,
     )
 
 
 def _fill(axes: Axes, panel: Panel, order: Mapping[str, int]) -> None:
     for line in panel.lines:
-        draw_band(axes, line, order[line.label], markers=True)
+        lines.draw_band(axes, line, order[line.label], markers=True)
     if panel.zero_shot is not None:
         axes.plot([0], [panel.zero_shot], **_STAR)
     shots = sorted({int(x) for line in panel.lines for x in line.x} | {0})
     axes.set_xticks(shots, [str(s) for s in shots])
     axes.set_xlim(0, max(shots) or 1)
+
+
+def _over_shots(label: str, by_place: Sequence[Mapping[int, Group]], metric: str) -> Line:
+    """Return a method's line over the shots that all places have."""
+    x: list[float] = []
+    centre: list[float | None] = []
+    std: list[float | None] = []
+    n: list[int] = []
+    for shots in sorted(set(by_place[0]).intersection(*by_place[1:])):
+        here = [by_shots[shots] for by_shots in by_place]
+        seeds = [s for s in here[0].runs if all(s in group.runs for group in here)]
+        values = [[group.runs[s].value(metric) for group in here] for s in seeds]
+        means = [mean(row) for row in values if None not in row]
+        if means:
+            x.append(float(shots))
+            centre.append(mean(means))
+            std.append(sample_std(means))
+            n.append(len(means))
+    return Line(label, x, centre, std, n)
+
+
+def _zero_shot(methods: Iterable[Mapping[int, Group]], metric: str) -> float | None:
+    """Return the zero-shot number of a place: the mean over its data seeds (test splits differ)."""
+    by_seed: dict[Any, list[float | None]] = {}
+    for by_shots in methods:
+        for group in by_shots.values():
+            for (_, data_seed), run in group.runs.items():
+                by_seed.setdefault(data_seed, []).append(run.value(f"zero_shot.{metric}"))
+    return mean(mean(values) for values in by_seed.values())
+
+
+def _drawable(over: Sequence[Line]) -> list[Line]:
+    return [line for line in over if line.x]

@@ -1,11 +1,11 @@
-"""Lines with bands: what convergence, few-shot curves and accuracy against bytes share."""
+"""Lines with bands: panels, their numbers as rows, and how they are drawn."""
 
 from __future__ import annotations
 
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 from matplotlib.axes import Axes
@@ -18,6 +18,11 @@ from fedvlm.report.figures import style
 MOST_LINES = 3  # about so many has a panel's title
 GLUE = "\N{NO-BREAK SPACE}"
 LABEL_LENGTH = 34  # characters of a method's name in a figure; the CSV has it whole
+WORDS = {
+    "personal": "personal accuracy (%)", "global": "global accuracy (%)",
+    "personal_worst": "worst client's accuracy (%)", "new": "accuracy on new classes (%)",
+    "base_all": "accuracy on base classes (%)",
+}
 
 
 @dataclass(frozen=True)
@@ -36,32 +41,46 @@ class Line:
     @property
     def last(self) -> float | None:
         """The mean at the greatest ``x`` that has one."""
-        known = [m for m in self.mean if _good(m)]
-        return known[-1] if known else None
+        return next((m for m in reversed(self.mean) if _good(m)), None)
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes: lines and, for few-shot curves, the zero-shot accuracy."""
+    """One pair of axes: lines of a metric and, for few-shot curves, the zero-shot accuracy."""
 
     title: str
     lines: Sequence[Line]
     zero_shot: float | None = None
-    notes: Sequence[str] = field(default_factory=tuple)
+    metric: str = "personal"
 
 
-def rows_of(panels: Sequence[Panel], x_name: str, metric: str) -> list[dict[str, Any]]:
+def rows_of(panels: Sequence[Panel], x_name: str) -> list[dict[str, Any]]:
     """Return the numbers of a figure, one row per panel, method and x; zero-shot at its own row."""
     rows: list[dict[str, Any]] = []
     for panel in panels:
         if panel.zero_shot is not None:
-            rows.append({"panel": panel.title, "method": "zero-shot", x_name: 0, "metric": metric,
-                         "mean": panel.zero_shot, "std": None, "seeds": None})
+            rows.append({"panel": panel.title, "method": "zero-shot", x_name: 0,
+                         "metric": panel.metric, "mean": panel.zero_shot, "std": None,
+                         "seeds": None})
         for line in panel.lines:
             for x, mean, std, n in zip(line.x, line.mean, line.std, line.n, strict=True):
                 rows.append({"panel": panel.title, "method": line.label, x_name: x,
-                             "metric": metric, "mean": mean, "std": std, "seeds": n})
+                             "metric": panel.metric, "mean": mean, "std": std, "seeds": n})
     return rows
+
+
+def parts(panels: Sequence[Panel]) -> dict[str, list[Panel]]:
+    """Return each panel alone, by title, with all methods in the same order: one colour each.
+
+    A method that a panel has no numbers of is an empty line there.
+    """
+    labels = order_of(panels)
+    alone = {}
+    for panel in panels:
+        by_label = {line.label: line for line in panel.lines}
+        every = [by_label.get(label) or Line(label, [], [], [], []) for label in labels]
+        alone[panel.title] = [replace(panel, lines=every)]
+    return alone
 
 
 def order_of(panels: Sequence[Panel]) -> dict[str, int]:
@@ -75,8 +94,8 @@ def draw_band(axes: Axes, line: Line, index: int, *, markers: bool = False) -> N
     look = style.line_style(index)
     mean = [m if _good(m) else math.nan for m in line.mean]
     spread = [s if _good(s) else 0.0 for s in line.std]
-    shown = markers or sum(map(_good, mean)) == 1
-    axes.plot(line.x, mean, marker=style.marker(index) if shown else None, clip_on=False,
+    dots = markers or sum(map(_good, mean)) == 1
+    axes.plot(line.x, mean, marker=style.marker(index) if dots else None, clip_on=False,
               zorder=3, **look)
     if any(spread):
         low = [m - s for m, s in zip(mean, spread, strict=True)]
@@ -159,8 +178,8 @@ def legend_above(
 
 
 def draw_panels(
-    found: Sequence[Panel], width: float, height: float,
-    fill: Callable[[Axes, Panel, Mapping[str, int]], None], *, x_label: str, y_label: str,
+    panels: Sequence[Panel], width: float, height: float,
+    fill: Callable[[Axes, Panel, Mapping[str, int]], None], *, x_label: str,
     extra: Sequence[tuple[Line2D, str]] = (), markers: bool = False, direct: bool = True,
 ) -> Figure:
     """Return a figure with one pair of axes per panel, each drawn by ``fill``.
@@ -170,20 +189,20 @@ def draw_panels(
             otherwise.
     """
     with style.styled():
-        figure, axes = style.panels(len(found), width, height)
-        order = order_of(found)
+        figure, axes = style.panels(len(panels), width, height)
+        order = order_of(panels)
         longest = min(max(map(len, order), default=0), LABEL_LENGTH)
-        room = len(found) == 1 and len(order) <= 8 and longest * 4 < 0.3 * width * 72
-        _write_titles(figure, axes, [panel.title for panel in found], width)
-        for panel, each in zip(found, axes, strict=True):
+        room = len(panels) == 1 and len(order) <= 8 and longest * 4 < 0.3 * width * 72
+        _write_titles(figure, axes, [panel.title for panel in panels], width)
+        for panel, each in zip(panels, axes, strict=True):
             fill(each, panel, order)
             fit_height(each, panel)
             place = each.get_subplotspec()
             if place is None or place.is_first_col():
-                each.set_ylabel(y_label)
+                each.set_ylabel(WORDS.get(panel.metric, f"{panel.metric} (%)"))
         figure.supxlabel(x_label, fontsize=7)
         if direct and room:
-            label_ends(figure, axes[0], found[0], order)
+            label_ends(figure, axes[0], panels[0], order)
         else:
             legend_above(figure, order, markers=markers, extra=extra)
     return figure
@@ -198,8 +217,8 @@ def _write_titles(
     most, written = int(width * 15 / columns), [1]
     for each, title in zip(axes, titles, strict=True):
         text = style.shortened(title, MOST_LINES * most)
-        kept = text.replace(" ", GLUE).replace(f",{GLUE}", ", ")  # lines end after a comma
-        lines = textwrap.wrap(kept, most, break_on_hyphens=False)
+        glued = text.replace(" ", GLUE).replace(f",{GLUE}", ", ")  # lines end after a comma
+        lines = textwrap.wrap(glued, most, break_on_hyphens=False)
         each.set_title("\n".join(lines).replace(GLUE, " "))
         written.append(len(lines))
     figure.set_figheight(figure.get_figheight() + rows * 0.13 * (max(written) - 1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections import Counter
@@ -16,55 +15,57 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedvlm.core.errors import DataError
+from fedvlm.report.collect import read_partition
 from fedvlm.report.figures import style
+from fedvlm.report.figures.selection import Selection
+
+NAME, ORDER, OF = "partition", 30, "run"
+CAPTION = "Training images of each client by class: a dot's area is their number."
 
 _NAMED = 60  # classes named on the axis; of more, some of their numbers
 _NAME_LENGTH = 22
 _VECTOR = 2000  # dots drawn as shapes; of more, the SVG holds a picture
-_COLUMNS = {"client", "domain", "part", "class", "images"}
 
 
 @dataclass(frozen=True)
-class Partition:
+class Holdings:
     """Training images of ``clients[i]`` (of ``domains[i]``) in ``classes[j]``: ``counts[i, j]``.
 
-    Pairs without images are left out of ``counts``. Clients of one domain stand together.
+    Pairs without images are left out of ``counts``. Clients of one domain stand together. ``rows``
+    are those of ``partition.csv``, test images too.
     """
 
     clients: Sequence[int]
     domains: Sequence[str]
     classes: Sequence[str]
     counts: Mapping[tuple[int, int], int]
+    rows: Sequence[Mapping[str, Any]] = ()
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a run's ``partition.csv``.
+def select(selection: Selection) -> Holdings:
+    """Return what the run's clients hold.
 
     Raises:
-        DataError: it cannot be read, or has other columns.
+        DataError: ``partition.csv`` cannot be read.
     """
-    try:
-        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
-            reader = csv.DictReader(file)
-            lacking = _COLUMNS - set(reader.fieldnames or ())
-            rows = list(reader)
-    except OSError as error:
-        raise DataError(f"cannot read {path} ({error.strerror})") from error
-    if lacking:
-        raise DataError(f"{path} lacks the columns {', '.join(sorted(lacking))}")
-    return rows
+    return of_folder(selection.run.path)
 
 
-def class_order(path: Path) -> list[str]:
-    """Return the class names of a run's ``partition.json`` by label; nothing where it has none."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8")).get("classnames", [])
-    except (OSError, ValueError, AttributeError):
-        return []
-    return [str(name) for name in found] if isinstance(found, list) else []
+def of_folder(folder: Path) -> Holdings:
+    """Return what the clients of a run folder hold, finished or not.
+
+    Raises:
+        DataError: ``partition.csv`` cannot be read.
+    """
+    return from_rows(read_partition(folder), _class_order(folder / "partition.json"))
 
 
-def from_rows(rows: Sequence[Mapping[str, Any]], classes: Sequence[str] = ()) -> Partition:
+def rows(data: Holdings) -> Sequence[Mapping[str, Any]]:
+    """Return the rows of ``partition.csv``: clients x parts x classes."""
+    return data.rows
+
+
+def from_rows(rows: Sequence[Mapping[str, Any]], classes: Sequence[str] = ()) -> Holdings:
     """Return the training part; clients by domain and id.
 
     Args:
@@ -73,8 +74,8 @@ def from_rows(rows: Sequence[Mapping[str, Any]], classes: Sequence[str] = ()) ->
     Raises:
         DataError: a client or a count is not a number.
     """
-    names = dict.fromkeys([*classes, *(str(r["class"]) for r in rows)])
-    column = {name: j for j, name in enumerate(names)}
+    every = list(dict.fromkeys([*classes, *(str(r["class"]) for r in rows)]))
+    column = {name: j for j, name in enumerate(every)}
     domains: dict[int, set[str]] = {}
     counts: Counter[tuple[int, int]] = Counter()
     for row in rows:
@@ -82,25 +83,27 @@ def from_rows(rows: Sequence[Mapping[str, Any]], classes: Sequence[str] = ()) ->
             client, images = int(row["client"]), int(row["images"])
         except (TypeError, ValueError):
             raise DataError(f"partition row {dict(row)}: client and images are numbers") from None
-        own = domains.setdefault(client, set())
+        of_client = domains.setdefault(client, set())
         if row["part"] == "train" and images > 0:
-            own.add(str(row["domain"] or ""))
+            of_client.add(str(row["domain"] or ""))
             counts[client, column[str(row["class"])]] += images
-    said = {c: own.pop() if len(own) == 1 else "several" if own else "" for c, own in
-            domains.items()}
-    if set(said.values()) <= {"several", ""}:  # every client has images of many: nothing to group
-        said = dict.fromkeys(said, "")
-    order = sorted(said, key=lambda client: (said[client], client))
+    domain = {
+        c: names.pop() if len(names) == 1 else "several" if names else ""
+        for c, names in domains.items()
+    }
+    if set(domain.values()) <= {"several", ""}:  # every client has images of many: no grouping
+        domain = dict.fromkeys(domain, "")
+    order = sorted(domain, key=lambda client: (domain[client], client))
     at = {client: i for i, client in enumerate(order)}
-    cells = {(at[c], j): n for (c, j), n in counts.items()}
-    return Partition(order, [said[c] for c in order], list(names), cells)
+    dots = {(at[c], j): n for (c, j), n in counts.items()}
+    return Holdings(order, [domain[c] for c in order], every, dots, rows)
 
 
-def draw(data: Partition, title: str = "", width: float = style.PAGE) -> Figure:
+def draw(data: Holdings, title: str = "", width: float = style.PAGE) -> Figure:
     """Return the picture: a row per client, a column per class; at most ``width`` inches wide."""
     k, c = max(len(data.clients), 1), max(len(data.classes), 1)
-    named = _named(data, width)
-    below = 0.062 * max(map(len, named), default=0) + 0.1 if named else 0.25
+    names = _class_names(data, width)
+    below = 0.062 * max(map(len, names), default=0) + 0.1 if names else 0.25
     beside = 0.55 + (0.75 if any(data.domains) else 0.0)
     wide = min(width - beside, max(0.3 * c, 1.9))
     cell = min(wide / c, 0.24 if k <= 20 else 0.16)
@@ -116,28 +119,37 @@ def draw(data: Partition, title: str = "", width: float = style.PAGE) -> Figure:
         axes.set_ylim(k - 0.4, -0.6)
         axes.tick_params(length=0)
         axes.spines[["left", "bottom"]].set_visible(False)
-        _name_axes(axes, data, named, tall, wide)
+        _name_axes(axes, data, names, tall, wide)
         _mark_domains(axes, data)
         _legend_of_sizes(figure, most, lambda n: max(dot * math.sqrt(n / most), 0.7))
         axes.set_title(style.shortened(title, int((wide + beside) * 15)))
     return figure
 
 
-def _dots(axes: Axes, data: Partition, size: Callable[[float], float]) -> None:
+def _dots(axes: Axes, data: Holdings, size: Callable[[float], float]) -> None:
     """Draw all dots of one size together: SVG then holds their shape once."""
     by_count: dict[int, list[tuple[int, int]]] = {}
     for (i, j), n in sorted(data.counts.items()):
         by_count.setdefault(n, []).append((j, i))
     for n, at in sorted(by_count.items()):
-        drawn = axes.plot(
+        dots = axes.plot(
             *zip(*at, strict=True), linestyle="none", marker="o", color=style.PALETTE[0],
             markeredgewidth=0, markersize=size(n), clip_on=False,
             rasterized=len(data.counts) > _VECTOR,
         )
-        drawn[0].set_in_layout(False)
+        dots[0].set_in_layout(False)
 
 
-def _named(data: Partition, width: float) -> list[str]:
+def _class_order(path: Path) -> list[str]:
+    """Return the class names of a run's ``partition.json`` by label; nothing where it has none."""
+    try:
+        names = json.loads(path.read_text(encoding="utf-8")).get("classnames", [])
+    except (OSError, ValueError, AttributeError):
+        return []
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def _class_names(data: Holdings, width: float) -> list[str]:
     """Return the classes' names where they are few enough to be read, else nothing."""
     if len(data.classes) > min(_NAMED, width * 9):
         return []
@@ -145,13 +157,13 @@ def _named(data: Partition, width: float) -> list[str]:
 
 
 def _name_axes(
-    axes: Axes, data: Partition, named: Sequence[str], tall: float, wide: float
+    axes: Axes, data: Holdings, names: Sequence[str], tall: float, wide: float
 ) -> None:
-    if named:
-        axes.set_xticks(range(len(named)), named, rotation=90)
+    if names:
+        axes.set_xticks(range(len(names)), names, rotation=90)
     else:
-        shown = style.thinned(len(data.classes), max(int(wide * 3), 2))
-        axes.set_xticks(shown, [str(i) for i in shown])
+        columns = style.thinned(len(data.classes), max(int(wide * 3), 2))
+        axes.set_xticks(columns, [str(i) for i in columns])
         axes.set_xlabel(f"class ({len(data.classes)} in all)")
     rows = style.thinned(len(data.clients), max(int(tall * 72 / 8.5), 1))
     axes.set_yticks(rows, [str(data.clients[i]) for i in rows])
@@ -160,7 +172,7 @@ def _name_axes(
         axes.grid(False)
 
 
-def _mark_domains(axes: Axes, data: Partition) -> None:
+def _mark_domains(axes: Axes, data: Holdings) -> None:
     """Write each domain's name at the right of its clients, a line between domains."""
     if not any(data.domains):
         return
@@ -177,15 +189,15 @@ def _mark_domains(axes: Axes, data: Partition) -> None:
 
 def _legend_of_sizes(figure: Figure, most: int, size: Callable[[float], float]) -> None:
     """Show up to three round counts with the dots they have."""
-    shown = sorted({_round(most / 10), _round(most / 3), most} - {0})
+    counts = sorted({_round(most / 10), _round(most / 3), most} - {0})
     handles = [
         Line2D([], [], linestyle="none", marker="o", color=style.PALETTE[0], markeredgewidth=0,
                markersize=size(n))
-        for n in shown
+        for n in counts
     ]
-    labels = [f"{n:,}" for n in shown[:-1]] + [f"{most:,} training images"]
+    labels = [f"{n:,}" for n in counts[:-1]] + [f"{most:,} training images"]
     figure.legend(
-        handles, labels, loc="outside upper right", ncols=len(shown), frameon=False,
+        handles, labels, loc="outside upper right", ncols=len(counts), frameon=False,
         handlelength=max(size(most) / 6.5, 0.7), handleheight=max(size(most) / 6.5, 0.7),
         handletextpad=0.4, columnspacing=1.0, borderaxespad=0.2,
     )

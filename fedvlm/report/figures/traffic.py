@@ -4,24 +4,60 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from fedvlm.report.figures import style
-from fedvlm.report.figures.lines import Line, Panel, draw_panels
+from fedvlm.report.collect import finite
+from fedvlm.report.figures import lines, style
+from fedvlm.report.figures.lines import Line, Panel
+from fedvlm.report.figures.selection import Selection
+
+NAME, ORDER, OF = "traffic", 60, "both"
+CAPTION = "Personal accuracy against the MB sent until then, all clients, up and down."
+MB = 1e6
 
 
-def draw(found: Sequence[Panel], y_label: str, width: float = style.PAGE) -> Figure:
+def select(selection: Selection) -> list[Panel] | str:
+    """Return one panel per place: the metric over the MB sent so far by all clients, both ways."""
+    def curve(rounds: Sequence[Mapping[str, Any]]) -> dict[int, tuple[float, float]]:
+        total, points = 0.0, {}
+        for record in rounds:
+            total += sum(
+                sum((record.get(way) or {}).values()) for way in ("bytes_up", "bytes_down")
+            )
+            value = finite(record.get(selection.metric))
+            if value is not None:
+                points[int(record["round"])] = (total / MB, value)
+        return points
+
+    panels = selection.panels(curve)
+    if not panels:
+        return selection.none_has_it
+    return panels if any(map(_anything_sent, panels)) else "nothing was sent"
+
+
+def rows(panels: Sequence[Panel]) -> list[dict[str, Any]]:
+    """Return one row per panel, method and evaluated round."""
+    return lines.rows_of(panels, "MB")
+
+
+def parts(panels: Sequence[Panel]) -> dict[str, list[Panel]]:
+    """Return each panel alone in which something is sent."""
+    return {title: alone for title, alone in lines.parts(panels).items()
+            if any(map(_anything_sent, alone))}
+
+
+def draw(panels: Sequence[Panel], title: str = "", width: float = style.PAGE) -> Figure:
     """Return the figure; ``x`` of each line is the MB (10^6 bytes) sent so far, all clients.
 
     The axis is logarithmic; a method that sends nothing stands at its left end, at a tick of 0.
     """
-    return draw_panels(
-        found, width, 1.9 if width < 5 or len(found) > 1 else 2.6, _fill,
-        x_label="MB sent until the round, up and down, all clients", y_label=y_label,
-        markers=True, direct=False,
+    return lines.draw_panels(
+        panels, width, 1.9 if width < 5 or len(panels) > 1 else 2.6, _fill,
+        x_label="MB sent until the round, up and down, all clients", markers=True, direct=False,
     )
 
 
@@ -49,8 +85,8 @@ def _path(axes: Axes, line: Line, index: int, nothing: float) -> None:
     look = style.line_style(index)
     mean = [math.nan if m is None else m for m in line.mean]
     if _sends(line):
-        walked = [(x, m) for x, m in zip(line.x, mean, strict=True) if x > 0]
-        axes.plot(*zip(*walked, strict=True), alpha=0.55, linewidth=1.0, zorder=2, **look)
+        path = [(x, m) for x, m in zip(line.x, mean, strict=True) if x > 0]
+        axes.plot(*zip(*path, strict=True), alpha=0.55, linewidth=1.0, zorder=2, **look)
     at = max((i for i, m in enumerate(mean) if math.isfinite(m)), default=None)
     if at is None:
         return
@@ -61,6 +97,10 @@ def _path(axes: Axes, line: Line, index: int, nothing: float) -> None:
     )
 
 
+def _anything_sent(panel: Panel) -> bool:
+    return any(map(_sends, panel.lines))
+
+
 def _sends(line: Line) -> bool:
     return any(x > 0 for x in line.x)
 
@@ -69,5 +109,5 @@ def _ticks(low: float, high: float) -> list[float]:
     """Return round numbers from ``low`` to ``high``: decades, with 2 and 5 where few fit."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     steps = (1, 2, 5) if last - first <= 2 else (1, 3) if last - first <= 3 else (1,)
-    found = [m * 10.0**e for e in range(first, last + 1) for m in steps]
-    return [t for t in found if low / 1.4 <= t <= high * 1.4]
+    ticks = [m * 10.0**e for e in range(first, last + 1) for m in steps]
+    return [t for t in ticks if low / 1.4 <= t <= high * 1.4]

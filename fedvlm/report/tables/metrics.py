@@ -1,166 +1,16 @@
-"""The numbers a table can show: what each means, which way is better, and its value of a run.
-
-What a table sorts runs by: protocol keys, config keys, the method's name; and filters.
-"""
+"""The numbers a table can show: what each means, which way is better, and its value of a run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
-from fedvlm.report.collect import SEEDS, Run
+from fedvlm.report.collect import finite
+from fedvlm.report.tables.facts import REFERENCES, RunFacts
 from fedvlm.runs.metrics import read_metrics
-
-METRIC = "metric"  # the axis that is no property of a run
-METHOD = ("trainer", "peft", "tag")  # what makes a method's name
-REFERENCES = {"zero-shot": "zero_shot", "untrained": "untrained"}  # flag -> section of the results
-
-Pair = tuple[str, str]
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A run, or the reference numbers that stand in its results.
-
-    Attributes:
-        run: where the numbers come from.
-        config: the identity's config, flat (``OPTIM.LR`` -> 0.005); empty where unreadable.
-        reference: empty for the run itself, else a name in ``REFERENCES``.
-    """
-
-    run: Run
-    config: Mapping[str, Any] = field(default_factory=dict)
-    reference: str = ""
-
-    @property
-    def seeds(self) -> tuple[Any, ...]:
-        """Model seed and data seed."""
-        return tuple(self.run.protocol.get(key) for key in SEEDS)
-
-    @property
-    def trains(self) -> bool:
-        """Whether the run took a step; a zero-shot run's rounds and batches mean nothing."""
-        totals = self.run.info.get("totals")
-        return not (isinstance(totals, Mapping) and totals.get("local_steps") == 0)
-
-    def fact(self, key: str) -> Any:
-        """Return a protocol or config value; None where the run has none such, or an empty one."""
-        found = self.config.get(key) if key.isupper() else self.run.protocol.get(key)
-        return None if found == "" else found
-
-    def names(self, key: str) -> bool:
-        """Whether the run says anything of ``key``; one of an older version may not."""
-        return bool(self.config) if key.isupper() else key in self.run.protocol
-
-    def label(self, key: str, axes: Sequence[str]) -> str:
-        """Return what stands in a table's header for ``key``.
-
-        Args:
-            key: any key but ``metric``.
-            axes: all row and column keys: a part of the method's name that has an axis of its
-                own is left out of ``trainer``.
-        """
-        if key == "trainer":
-            return self._method(axes)
-        found = self.fact(key)
-        if key == "shots" and found == -1:
-            return "all shots"
-        if isinstance(found, int | float) and not isinstance(found, bool):
-            return f"{key} {found:g}" if isinstance(found, float) else f"{key} {found}"
-        return "none" if found is None else str(found)
-
-    def _method(self, axes: Sequence[str]) -> str:
-        if self.reference == "zero-shot":
-            return "zero-shot"
-        own = {key: "" for key in METHOD[1:] if key in axes}
-        name = replace(self.run, protocol={**self.run.protocol, **own}).method
-        return f"{name}, untrained" if self.reference else name
-
-
-def entries(runs: Iterable[Run]) -> tuple[list[Entry], list[str]]:
-    """Return the runs with their configs, and a note per config that cannot be read."""
-    found, notes = [], []
-    for run in runs:
-        config: Any = None
-        try:
-            config = run.manifest()["identity"]["config"]
-        except (DataError, KeyError, TypeError) as error:
-            why = str(error) if isinstance(error, DataError) else "the manifest names no config"
-            notes.append(f"{run.path}: {why}; its hyper-parameters were not compared")
-        found.append(Entry(run, config if isinstance(config, dict) else {}))
-    return found, notes
-
-
-def known_keys(found: Sequence[Entry]) -> list[str]:
-    """Return every key that a row, column or filter may name, ``metric`` last."""
-    keys = {k: None for e in found for k in (*e.run.protocol, *e.config)}
-    return [*keys, METRIC]
-
-
-def check_keys(keys: Iterable[str], found: Sequence[Entry], flag: str) -> None:
-    """Refuse keys that no run has.
-
-    Raises:
-        ConfigError: with the nearest known key.
-    """
-    known = known_keys(found)
-    for key in keys:
-        if key not in known:
-            short = ", ".join(k for k in known if not k.isupper())
-            raise ConfigError(
-                f"{flag} {key}: these runs have no such key{did_you_mean(key, known)} "
-                f"(known: {short}, and config keys such as OPTIM.LR)"
-            )
-
-
-def chosen(found: Sequence[Entry], where: Sequence[Pair], exclude: Sequence[Pair]) -> list[Entry]:
-    """Return the entries that match every ``where`` and no ``exclude``.
-
-    Values are compared as text; ``trainer`` takes the class name or the whole label, a digest its
-    first characters; several ``where`` of one key are alternatives.
-
-    Raises:
-        ConfigError: an unknown key, or nothing is left.
-    """
-    check_keys((k for k, _ in where), found, "--where")
-    check_keys((k for k, _ in exclude), found, "--exclude")
-    wanted = {key: [v for k, v in where if k == key] for key, _ in where}
-    kept = [
-        e for e in found
-        if all(any(_is(e, k, v) for v in values) for k, values in wanted.items())
-        and not any(_is(e, k, v) for k, v in exclude)
-    ]
-    if found and not kept:
-        key, value = (*where, *exclude)[0]
-        have = sorted({str(e.fact(key)) for e in found})
-        raise ConfigError(
-            f"--where and --exclude leave none of {len(found)} runs: {key} {value}"
-            f"{did_you_mean(value, have)} (the runs have {key} {', '.join(have[:8])})"
-        )
-    return kept
-
-
-def _is(entry: Entry, key: str, value: str) -> bool:
-    found = entry.fact(key)
-    names = {"" if found is None else str(found)}
-    if key == "trainer":
-        names.add(entry.run.method)
-    if key.endswith("_digest"):
-        return bool(value) and any(name.startswith(value) for name in names)
-    return value in names
-
-
-def with_references(found: Sequence[Entry], names: Sequence[str]) -> list[Entry]:
-    """Return the entries and, for each name, the reference numbers that their results hold."""
-    extra = [
-        replace(e, reference=name)
-        for name in names for e in found if isinstance(e.run.results.get(REFERENCES[name]), Mapping)
-    ]
-    return [*extra, *found]
-
 
 SECTIONS = {
     "zero_shot": "of the zero-shot model", "untrained": "of the untrained start",
@@ -276,33 +126,32 @@ def metric(name: str) -> Metric:
     return Metric(name, f"'{name}' as the results name it", "")
 
 
-def known_metrics(found: Sequence[Entry]) -> list[str]:
+def metrics_of(entries: Sequence[RunFacts]) -> list[str]:
     """Return every number that at least one of the runs has."""
     names: dict[str, None] = {}
-    for entry in found:
+    for entry in entries:
         run = entry.run
         for section in ("last", *SECTIONS, TOTALS):
-            numbers = run.info.get(TOTALS) if section == TOTALS else run.results.get(section)
-            if isinstance(numbers, Mapping):
-                head = "" if section == "last" else f"{section}."
-                names |= {
-                    f"{head}{k}": None for k, v in numbers.items()
-                    if _number(v) is not None and k != "round"
-                }
-        if _number(run.info.get("trainable")) is not None:
+            numbers = run.totals() if section == TOTALS else run.section(section)
+            head = "" if section == "last" else f"{section}."
+            names |= {
+                f"{head}{k}": None for k, v in numbers.items()
+                if finite(v) is not None and k != "round"
+            }
+        if finite(run.info.get("trainable")) is not None:
             names["trainable"] = None
         names |= {name: None for name in RATIOS if _ratio(entry, name) is not None}
     return list(names)
 
 
-def check_metrics(asked: Sequence[str], found: Sequence[Entry]) -> tuple[str, ...]:
+def check_metrics(words: Sequence[str], entries: Sequence[RunFacts]) -> tuple[str, ...]:
     """Return the names asked for, ``target.*`` and the like resolved; refuse what no run has.
 
     Raises:
         ConfigError: with the nearest known name.
     """
-    known, names = known_metrics(found), list[str]()
-    for name in asked:
+    known, names = metrics_of(entries), list[str]()
+    for name in words:
         metric(name)
         names += [k for k in known if name.endswith(".*") and k.startswith(name[:-1])] or [name]
     for name in names:
@@ -315,36 +164,31 @@ def check_metrics(asked: Sequence[str], found: Sequence[Entry]) -> tuple[str, ..
     return tuple(dict.fromkeys(names))
 
 
-def value(entry: Entry, name: str) -> float | None:
+def value_of(entry: RunFacts, name: str) -> float | None:
     """Return a number of a run, unscaled; None where it has none such."""
     run = entry.run
     if entry.reference:
-        return _number(run.results[REFERENCES[entry.reference]].get(name))
+        return finite(run.results[REFERENCES[entry.reference]].get(name))
     if name.startswith(ROUNDS_TO):
         return _first_round(entry, _target(name))
     if name == "trainable":
-        return _number(run.info.get(name))
+        return finite(run.info.get(name))
     if name in RATIOS:
         return _ratio(entry, name)
     if name.startswith(f"{TOTALS}."):
-        totals = run.info.get(TOTALS)
-        return _number(totals.get(name.partition(".")[2])) if isinstance(totals, Mapping) else None
-    found = run.value(name)
-    return found if found is None or math.isfinite(found) else None
+        return finite(run.totals().get(name.partition(".")[2]))
+    return finite(run.value(name))
 
 
-def _ratio(entry: Entry, name: str) -> float | None:
+def _ratio(entry: RunFacts, name: str) -> float | None:
     """Return a number of ``RATIOS``; None where the totals lack a part or count nothing."""
-    totals = entry.run.info.get(TOTALS)
-    if not isinstance(totals, Mapping):
-        return None
-    parts, count = [_number(totals.get(part)) for part in RATIOS[name][0]], RATIOS[name][1]
-    whole = _number(totals.get(count))
-    known = [part for part in parts if part is not None]
-    return sum(known) / whole if whole and len(known) == len(parts) else None
+    totals, (names, count) = entry.run.totals(), RATIOS[name]
+    parts = [part for n in names if (part := finite(totals.get(n))) is not None]
+    whole = finite(totals.get(count))
+    return sum(parts) / whole if whole and len(parts) == len(names) else None
 
 
-def metrics_problems(names: Sequence[str], found: Sequence[Entry]) -> list[str]:
+def rounds_to_problems(names: Sequence[str], entries: Sequence[RunFacts]) -> list[str]:
     """Return what ``rounds_to`` cannot read or compare.
 
     Runs without whole ``metrics.jsonl``; runs that were not evaluated at the same rounds.
@@ -352,7 +196,7 @@ def metrics_problems(names: Sequence[str], found: Sequence[Entry]) -> list[str]:
     if not any(name.startswith(ROUNDS_TO) for name in names):
         return []
     problems, evaluated = [], set[tuple[Any, ...]]()
-    for entry in found:
+    for entry in entries:
         path = entry.run.path / "metrics.jsonl"
         try:
             records, notes = read_metrics(path)
@@ -369,28 +213,23 @@ def metrics_problems(names: Sequence[str], found: Sequence[Entry]) -> list[str]:
     return problems
 
 
-def _first_round(entry: Entry, target: float) -> float | None:
+def _first_round(entry: RunFacts, target: float) -> float | None:
     try:
         records = entry.run.rounds()
     except DataError:
         return None
     for record in records:
-        found = _number(record.get("personal"))
-        if found is not None and found >= target:
-            return _number(record.get("round"))
+        personal = finite(record.get("personal"))
+        if personal is not None and personal >= target:
+            return finite(record.get("round"))
     return None
 
 
 def _target(name: str) -> float:
     try:
-        found = float(name.removeprefix(ROUNDS_TO))
+        target = float(name.removeprefix(ROUNDS_TO))
     except ValueError:
-        found = math.nan
-    if not math.isfinite(found):
+        target = math.nan
+    if not math.isfinite(target):
         raise ConfigError(f"--metric {name}: {ROUNDS_TO} wants an accuracy in %: {ROUNDS_TO}70")
-    return found
-
-
-def _number(found: Any) -> float | None:
-    good = isinstance(found, int | float) and not isinstance(found, bool)
-    return float(found) if good and math.isfinite(found) else None
+    return target

@@ -1,6 +1,6 @@
 """Tables as text: Markdown, CSV, LaTeX or HTML; every name is escaped for its format.
 
-LaTeX tables for plain pdflatex: no package is needed.
+LaTeX is for plain pdflatex: no package is needed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import io
 from collections.abc import Callable, Sequence
 
 from fedvlm.console.rows import one_line
-from fedvlm.report.tables.table import BEST, FEWER, SECOND, Cell, Table
+from fedvlm.report.tables.cells import BEST, FEWER, SECOND, Cell
+from fedvlm.report.tables.table import Table
 
 _ESCAPES = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
@@ -134,8 +135,8 @@ def _markdown_lines(table: Table) -> list[str]:
     heads = [escape_markdown(text) for text in (table.corner, *table.columns)]
     lines = [_pipes(heads), _pipes(["---", *["---:"] * len(table.columns)])]
     for row, cells in zip(table.rows, table.cells, strict=True):
-        shown = [_marked(cell, table.ci, "**{}**", "<u>{}</u>") for cell in cells]
-        lines.append(_pipes([escape_markdown(row), *shown]))
+        words = [_marked(cell, table.ci, "**{}**", "<u>{}</u>") for cell in cells]
+        lines.append(_pipes([escape_markdown(row), *words]))
     notes = [f"- {escape_markdown(note)}" for note in table.notes]
     return [*lines, "", escape_markdown(table.caption), *([""] if notes else []), *notes]
 
@@ -145,20 +146,16 @@ def _html_lines(table: Table) -> list[str]:
     lines = ['<table class="fedvlm-table">', f"<caption>{escape_html(table.caption)}</caption>",
              f"<thead><tr>{head}</tr></thead>", "<tbody>"]
     for row, cells in zip(table.rows, table.cells, strict=True):
-        shown = "".join(
-            f'<td title="{_count(cell)}">'
+        data = "".join(
+            f'<td title="{cell.counted}">'
             f"{_marked(cell, table.ci, '<strong>{}</strong>', '<u>{}</u>')}</td>" for cell in cells
         )
-        lines.append(f"<tr><th>{escape_html(row)}</th>{shown}</tr>")
+        lines.append(f"<tr><th>{escape_html(row)}</th>{data}</tr>")
     lines += ["</tbody>", "</table>"]
     if table.notes:
         items = "".join(f"<li>{escape_html(note)}</li>" for note in table.notes)
         lines.append(f'<ul class="fedvlm-notes">{items}</ul>')
     return lines
-
-
-def _count(cell: Cell) -> str:
-    return "mean over data sets" if cell.average else f"n = {cell.n}"
 
 
 def _marked(cell: Cell, ci: bool, best: str, second: str) -> str:

@@ -10,8 +10,7 @@ import pytest
 from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import collect
 from fedvlm.report.tables.table import Spec, Table, tables
-
-from .table_runs import write_run, write_seeds
+from tests.report.table_runs import write_run, write_seeds
 
 LAST = {"personal": 50.0}
 

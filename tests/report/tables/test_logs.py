@@ -9,8 +9,7 @@ import pytest
 
 from fedvlm.console.log import Headline, LogFile
 from fedvlm.core.errors import DataError
-from fedvlm.report.collect import parse_log, read_logs
-from fedvlm.report.tables.table import logs_table
+from fedvlm.report.tables.logs import logs_table, parse_log, read_logs
 
 DASSL = """\
 epoch [1/50] batch [5/20] time 0.1 (0.1) loss 1.0 (1.0) acc 50.0 (50.0) lr 2.0000e-03 eta 0:01:00

@@ -14,8 +14,7 @@ import pytest
 from fedvlm.report.collect import collect
 from fedvlm.report.tables.render import FORMATS, escape_markdown, escape_tex
 from fedvlm.report.tables.table import Spec, Table, tables
-
-from .table_runs import write_seeds
+from tests.report.table_runs import write_seeds
 
 NASTY = r"_a & 50% <b> #1 $x$ {y} ~z^2 \w |p| `q` [r] *s* é 数 'single' \"double\""
 BRACKET = "[starts with a bracket"

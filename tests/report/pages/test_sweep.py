@@ -12,30 +12,22 @@ import pytest
 import yaml
 
 from fedvlm.cli import main as cli
-from fedvlm.cli import report as cli_report
+from fedvlm.job import show
 from fedvlm.report.collect import collect
-from fedvlm.report.pages import figures as sections_figures
+from fedvlm.report.pages import figures
 from fedvlm.report.pages.html import Html
-from fedvlm.report.pages.sweep import of_group, sweep_page, sweeps
-from tests.report.page_runs import NASTY, Reader, whole_run
+from fedvlm.report.pages.sweep import sweep_page
+from tests.report.page_runs import NASTY, Reader, cells_below, whole_run
 from tests.report.table_runs import write_run, write_seeds
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
-def cells(page: str, table: str) -> list[list[str]]:
-    """Return the text of a table's rows; ``table``: what stands before its body."""
-    body = page[page.index(table):]
-    body = body[body.index("<tbody>"):body.index("</tbody>")]
-    return [[re.sub(r"<[^>]+>", "", c) for c in re.findall(r"<t[hd][ >].*?</t[hd]>", row)]
-            for row in body.split("</tr>")[:-1]]
-
-
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages without figures, which take a second each."""
-    monkeypatch.setattr(sections_figures, "of_runs", lambda runs: Html("<p>figures</p>"))
-    monkeypatch.setattr(sections_figures, "of_run", lambda run, records: Html("<p>figures</p>"))
+    monkeypatch.setattr(figures, "of_runs", lambda runs: Html("<p>figures</p>"))
+    monkeypatch.setattr(figures, "of_run", lambda run: Html("<p>figures</p>"))
 
 
 def journal(root: Path, name: str = "all & <more>") -> None:
@@ -70,10 +62,10 @@ def test_a_sweep_page_has_means_ranks_and_gaps(tmp_path: Path, undrawn: None):
     page = made(tmp_path)
     found = Reader(page)
     assert "Sweep all & <more>" in found.text()
-    assert cells(page, "<h4>personal</h4>") == [
+    assert cells_below(page, "<h4>personal</h4>") == [
         ["FedAvg", "55.0 ± 7.1", "75.0 ± 7.1", "65.0"], ["FedProx", "-", "90.0 ± 0.0", "-"]]
     assert "<strong>90.0</strong>" in page
-    assert cells(page, 'id="matrix"') == [
+    assert cells_below(page, 'id="matrix"') == [
         ["FedAvg", "2", "2", "none"], ["FedProx", "none, 2 failed", "2", "none"],
         ["Ditto", "none", "none", "none"]]
     gaps = found.text("missing")
@@ -97,33 +89,6 @@ def test_unfinished_and_damaged_runs_are_listed(tmp_path: Path, undrawn: None):
     assert "bad/results.json is damaged" in gaps
 
 
-def test_mixed_protocols_are_shown_with_a_warning(tmp_path: Path):
-    write_run(tmp_path, "FedAvg", last={"personal": 70.0})
-    write_run(tmp_path, "FedProx", last={"personal": 80.0}, rounds=50)
-    page = of_group(collect([tmp_path]).runs, "")
-    warning = re.search(r'<p class="caveats">(.*?)</p>', page)
-    assert warning and "rounds is 2 in" in warning[1] and "50" in warning[1]
-    assert "<strong>80.0</strong>" in page
-
-
-def test_data_sets_may_have_partitions_of_their_own_and_variants_their_fine_tuning(tmp_path: Path):
-    write_run(tmp_path, "FedAvg", "Pets", last={"personal": 70.0}, shots=8)
-    write_run(tmp_path, "FedAvg", "Cars", last={"personal": 60.0}, partition="dirichlet")
-    write_run(tmp_path, "FedAvg", "Cars", last={"personal": 65.0}, partition="dirichlet", tag="ft",
-              config={"FED.FINETUNE_EPOCHS": 5})
-    page = of_group(collect([tmp_path]).runs, "")
-    assert "caveats" not in page
-    assert "Mixed on request" in page and "partition" in page, "the caption says so"
-
-
-def test_one_data_set_has_one_table_of_all_numbers(tmp_path: Path):
-    write_run(tmp_path, "FedAvg", last={"personal": 70.0, "new": 20.0},
-              sections={"zero_shot": {"personal": 30.0, "new": 40.0}})
-    page = of_group(collect([tmp_path]).runs, "")
-    assert cells(page, "Accuracy (%)") == [["zero-shot", "30.0", "40.0"],
-                                           ["FedAvg", "70.0", "20.0"]]
-
-
 def test_configs_that_differ_are_named_with_their_owners(tmp_path: Path, undrawn: None):
     write_run(tmp_path, "FedAvg", config={"OPTIM.LR": 0.1}, last={"personal": 1.0})
     write_run(tmp_path, "FedProx", config={"OPTIM.LR": 0.2}, last={"personal": 1.0})
@@ -141,25 +106,6 @@ def test_hostile_names_stay_text_and_links_stay_inside(tmp_path: Path, undrawn: 
     links = [v for tag, name, v in found.attributes if tag == "a" and not v.startswith("#")]
     assert links == ["a%20%22b%22%20%3Cc%3E%20%26%2520%23/seed1/report.html"]
     assert [k for k, n in found.ids.items() if n > 1] == []
-
-
-def test_figures_of_a_sweep_keep_a_method_s_colour(tmp_path: Path):
-    write_run(tmp_path, "Ditto", "Cars", last={"personal": 1.0}, curve=[1, 2])
-    write_run(tmp_path, "Zeta", "Cars", last={"personal": 1.0}, curve=[1, 2])
-    write_run(tmp_path, "Zeta", "Pets", last={"personal": 1.0}, curve=[1, 2])
-    page = sections_figures.of_runs(collect([tmp_path]).runs)
-    assert Reader(page).tags["figure"] == 2, "nothing was sent: no figure of bytes"
-    pets = page[page.index("<h3>Pets</h3>"):]
-    assert "stroke:var(--fig-2)" in pets, "Zeta is the second method here too"
-
-
-def test_damaged_plans_are_named(tmp_path: Path):
-    folder = tmp_path / "sweeps" / "x"
-    folder.mkdir(parents=True)
-    (folder / "plan.yaml").write_text("a: [")
-    found, problems = sweeps([tmp_path])
-    assert found[0].name == "x" and found[0].cells == 0
-    assert len(problems) == 1 and "plan.yaml" in problems[0]
 
 
 def test_the_verb_writes_the_page_of_a_run_and_of_all(
@@ -201,18 +147,18 @@ def test_a_long_run_ends_with_its_page_and_a_short_one_says_how(
     monkeypatch: pytest.MonkeyPatch,
 ):
     path = whole_run(tmp_path)
-    cli_report.say_results(path, cli_report.WORTH / 2)
+    show.say_results(path, show.WORTH / 2)
     said = capsys.readouterr().out.splitlines()
     assert said == [f"results: {path}", f"page: fedvlm report {path}"]
     assert not (path / "report.html").exists()
-    cli_report.say_results(path, cli_report.WORTH)
+    show.say_results(path, show.WORTH)
     assert capsys.readouterr().out.splitlines()[1] == f"page: {path / 'report.html'}"
     first = (path / "report.html").read_bytes()
     assert cli.main(["report", str(path)]) == 0
     assert (path / "report.html").read_bytes() == first
-    monkeypatch.setattr(sections_figures, "of_run", lambda *_: 1 / 0)
+    monkeypatch.setattr(figures, "of_run", lambda *_: 1 / 0)
     capsys.readouterr()
-    cli_report.say_results(path, cli_report.WORTH)  # a page that fails ends no run
+    show.say_results(path, show.WORTH)  # a page that fails ends no run
     shown = capsys.readouterr()
     assert "division by zero" in shown.err and f"page: fedvlm report {path}" in shown.out
 

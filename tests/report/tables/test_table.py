@@ -10,9 +10,9 @@ import pytest
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import collect
-from fedvlm.report.tables.table import BEST, SECOND, Cell, Spec, Table, tables
-
-from .table_runs import write_run, write_seeds
+from fedvlm.report.tables.cells import BEST, SECOND, Cell
+from fedvlm.report.tables.table import Spec, Table, tables
+from tests.report.table_runs import write_run, write_seeds
 
 
 def table(root: Path, **spec: Any) -> Table:

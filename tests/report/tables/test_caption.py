@@ -10,10 +10,8 @@ import pytest
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import collect
-from fedvlm.report.pages.sweep import of_group
 from fedvlm.report.tables.table import Spec, Table, tables
-
-from .table_runs import write_run, write_seeds
+from tests.report.table_runs import write_run, write_seeds
 
 LAST = {"personal": 50.0}
 
@@ -88,11 +86,3 @@ def test_rounds_to_tells_where_runs_were_evaluated_at_other_rounds(tmp_path: Pat
     found = table(tmp_path, metrics=("rounds_to:15",))
     assert [cell.mean for (cell,) in found.cells] == [1.0, 2.0]
     assert "were not evaluated at the same rounds" in " ".join(found.notes)
-
-
-def test_a_page_shows_every_number_of_its_setting(tmp_path: Path):
-    last = LAST | {"base_all": 40.0, "base_other": 30.0, "targets": 20.0, "target.Cars": 10.0}
-    write_run(tmp_path, "A", last=last)
-    page = str(of_group(collect([tmp_path]).runs, ""))
-    for name in ("base_all", "base_other", "target.Cars"):
-        assert f">{name}" in page

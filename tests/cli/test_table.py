@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedvlm.cli.main import main
-
-from .table_runs import write_run, write_seeds
+from tests.report.table_runs import write_run, write_seeds
 
 
 def test_prints_markdown_of_what_can_be_read(

@@ -1,0 +1,126 @@
+"""All figures, as the folder holds them; written to files for ``fedvlm figures``."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from matplotlib.figure import Figure
+
+from fedvlm.core.errors import ConfigError, DataError, did_you_mean
+from fedvlm.report import figures as folder
+from fedvlm.report.collect import Run
+from fedvlm.report.figures import style
+from fedvlm.report.figures.selection import Selection
+
+MEMBERS = ("ORDER", "CAPTION", "OF", "select", "draw", "rows")
+_NOT_PERCENT = ("round", "seconds", "bytes", "val")  # numbers of a round that are no accuracy
+
+
+class FigureModule(Protocol):
+    """A module of this folder that declares ``NAME``; the folder's docstring tells its parts."""
+
+    NAME: str
+    ORDER: int
+    CAPTION: str
+    OF: str
+
+    def select(self, selection: Selection, /) -> Any:
+        """Return the data, a sentence why there are none, or None."""
+
+    def draw(self, data: Any, /, title: str = "", width: float = style.PAGE) -> Figure:
+        """Return the drawing."""
+
+    def rows(self, data: Any, /) -> Sequence[Mapping[str, Any]]:
+        """Return the rows of the CSV."""
+
+
+def all_figures() -> list[FigureModule]:
+    """Return the figures by order and name.
+
+    Raises:
+        TypeError: a module names itself a figure and lacks a part of one.
+    """
+    modules = []
+    for info in pkgutil.iter_modules(folder.__path__):
+        module = importlib.import_module(f"{folder.__name__}.{info.name}")
+        if not hasattr(module, "NAME"):
+            continue
+        lacking = [name for name in MEMBERS if not hasattr(module, name)]
+        if lacking:
+            raise TypeError(f"the figure {module.__file__} lacks {', '.join(lacking)}")
+        modules.append(cast(FigureModule, module))
+    return sorted(modules, key=lambda one: (one.ORDER, one.NAME))
+
+
+def data_of(figure: FigureModule, selection: Selection) -> tuple[Any, str]:
+    """Return a figure's data, or None and a sentence why there are none (empty: no matter)."""
+    try:
+        data = figure.select(selection)
+    except DataError as error:
+        data = str(error)
+    return (None, data) if isinstance(data, str) else (data, "")
+
+
+def parts_of(figure: FigureModule) -> Callable[[Any], Mapping[str, Any]] | None:
+    """Return the figure's ``parts``; None where it is drawn whole everywhere."""
+    return getattr(figure, "parts", None)
+
+
+def write_figures(
+    selection: Selection, into: Path, width: float = style.PAGE
+) -> tuple[list[str], list[str]]:
+    """Write every figure that the runs have numbers for, as PNG, SVG and CSV.
+
+    Seeds of one config are averaged, nothing else is.
+
+    Returns:
+        Names of figures, and one sentence per figure that could not be made.
+
+    Raises:
+        ConfigError: no run has such a metric.
+        DataError: ``into`` cannot be written.
+    """
+    _check_metric(selection)
+    names, missing = [], list(selection.problems)
+    single = len(selection.runs) == 1
+    title = title_of(selection.run) if single else ""
+    of_one = []
+    for figure in all_figures():
+        if figure.OF == "run" and not single:
+            of_one.append(figure.NAME)
+            continue
+        data, why = data_of(figure, selection)
+        if data is not None:
+            drawing = figure.draw(data, title, width)
+            style.write(into, figure.NAME, drawing, figure.rows(data))
+            names.append(figure.NAME)
+        elif why:
+            missing.append(f"{figure.NAME}: {why}")
+    if of_one:
+        missing.append(f"{', '.join(of_one)}: are of one run; give its folder alone")
+    return names, missing
+
+
+def title_of(run: Run) -> str:
+    """Return what a figure of one run is of: method, dataset, partition and seeds."""
+    protocol = run.protocol
+    parts = [run.method, str(protocol.get("dataset", "")), str(protocol.get("partition", ""))]
+    seeds = f"seed {protocol.get('seed')}, data seed {protocol.get('data_seed')}"
+    return ", ".join([*(p for p in parts if p), seeds])
+
+
+def _check_metric(selection: Selection) -> None:
+    metric = selection.metric
+    names = sorted({
+        name for run in selection.runs for name, value in run.last.items()
+        if isinstance(value, float) and name not in _NOT_PERCENT
+    })
+    if metric not in names and names:
+        raise ConfigError(
+            f"no run has the metric '{metric}'{did_you_mean(metric, names)} "
+            f"(known: {', '.join(names)})"
+        )

@@ -1,0 +1,176 @@
+"""The runs that figures are made of, and which of them are seeds of one thing, and its name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from fedvlm.core.errors import DataError
+from fedvlm.core.stats import mean, sample_std
+from fedvlm.report.collect import Run
+from fedvlm.report.figures.lines import Line, Panel
+
+PLACE = ("dataset", "setting", "shots", "partition", "held_out", "backbone")  # what a panel is of
+FREE = {"SEED", "DATA_SEED", "FED.INDEX_FILE", "DATASET.FEWSHOT_FILE"}  # seeds may differ in them
+
+Curve = Mapping[int, tuple[float, float]]  # round -> (x, value)
+
+
+@dataclass
+class Group:
+    """Runs that differ in their seeds only.
+
+    Attributes:
+        place: values of ``PLACE``; one panel.
+        method: the method's name; ``label``: the same and what sets it apart from its neighbours.
+        config: what changes the numbers, without the seeds.
+        runs: by (seed, data seed); ``records``: their rounds.
+    """
+
+    place: tuple[Any, ...]
+    method: str
+    config: Mapping[str, Any]
+    runs: dict[tuple[Any, Any], Run] = field(default_factory=dict)
+    records: dict[tuple[Any, Any], list[dict[str, Any]]] = field(default_factory=dict)
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What figures are made of.
+
+    Attributes:
+        runs: finished runs; one at least.
+        metric: an accuracy of a round.
+    """
+
+    runs: Sequence[Run]
+    metric: str = "personal"
+
+    @property
+    def run(self) -> Run:
+        """The run, for a figure of one."""
+        return self.runs[0]
+
+    @cached_property
+    def records(self) -> list[dict[str, Any]]:
+        """The rounds of the run, for a figure of one."""
+        return self.run.rounds()
+
+    @property
+    def groups(self) -> list[Group]:
+        """The runs by place and label."""
+        return self._grouped[0]
+
+    @property
+    def problems(self) -> list[str]:
+        """A sentence per run that is in no group."""
+        return self._grouped[1]
+
+    @property
+    def none_has_it(self) -> str:
+        """Why there is no line over rounds."""
+        return f"no round has {self.metric} for all seeds of a method"
+
+    def panels(self, curve: Callable[[Sequence[Mapping[str, Any]]], Curve]) -> list[Panel]:
+        """Return one panel per place, with one line per group over its seeds' curves.
+
+        Args:
+            curve: of the records of one run.
+        """
+        places: dict[tuple[Any, ...], list[Line]] = {}
+        for group in self.groups:
+            line = over_seeds(group.label, [curve(rounds) for rounds in group.records.values()])
+            if line.x:
+                places.setdefault(group.place, []).append(line)
+        names = titles(list(places), PLACE)
+        return [Panel(name, lines, metric=self.metric)
+                for name, lines in zip(names, places.values(), strict=True)]
+
+    @cached_property
+    def _grouped(self) -> tuple[list[Group], list[str]]:
+        return groups_of(self.runs)
+
+
+def groups_of(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
+    """Return the groups of all runs by place and label, and a sentence per run left out."""
+    by_key: dict[str, Group] = {}
+    problems = []
+    for run in runs:
+        place = tuple(run.protocol.get(key, "") for key in PLACE)
+        config = _config(run)
+        key = json.dumps([place, run.method, config], sort_keys=True, default=str)
+        group = by_key.setdefault(key, Group(place, run.method, config))
+        seeds = (run.protocol.get("seed"), run.protocol.get("data_seed"))
+        if seeds in group.runs:
+            first = group.runs[seeds].path
+            problems.append(f"{run.path} repeats {first} (same config and seeds): left out")
+            continue
+        group.runs[seeds], group.records[seeds] = run, run.rounds()
+    groups = list(by_key.values())
+    _label(groups)
+    groups.sort(key=lambda g: (tuple(map(_sortable, g.place)), g.label))
+    return groups, problems
+
+
+def titles(places: Sequence[Sequence[Any]], keys: Sequence[str]) -> list[str]:
+    """Return a title per place: the dataset, and whatever else differs between places."""
+    varying = [i for i in range(len(keys)) if i and len({str(p[i]) for p in places}) > 1]
+    return [
+        ", ".join([str(p[0]), *(_words(keys[i], p[i]) for i in varying if p[i] != "")])
+        for p in places
+    ]
+
+
+def over_seeds(label: str, curves: Sequence[Curve]) -> Line:
+    """Return mean and sample standard deviation over the seeds' curves, where all have a value."""
+    common = sorted(set(curves[0]).intersection(*curves[1:])) if curves else []
+    columns = [[curve[r] for curve in curves] for r in common]
+    return Line(
+        label, [mean(x for x, _ in column) or 0.0 for column in columns],
+        [mean(y for _, y in column) for column in columns],
+        [sample_std(y for _, y in column) for column in columns], [len(curves)] * len(columns),
+    )
+
+
+def _config(run: Run) -> dict[str, Any]:
+    """Return the part of a run's identity in which seeds of one group agree."""
+    try:
+        config = run.identity_config()
+    except DataError:  # results that came without a manifest: the protocol has to do
+        config = {}
+    alike = {k: v for k, v in config.items() if k not in FREE}
+    return alike | {"backbone": run.protocol.get("backbone_digest", "")}
+
+
+def _label(groups: Sequence[Group]) -> None:
+    """Give each group its label; where groups of one name share a place, with what differs there.
+
+    A method then has it everywhere: its line over shots goes on under one label.
+    """
+    rivals: dict[tuple[Any, ...], list[Group]] = {}
+    for group in groups:
+        rivals.setdefault((group.method, group.place), []).append(group)
+    differ: dict[str, set[str]] = {}
+    for (method, _), alike in rivals.items():
+        keys = {k for g in alike for k in g.config}
+        differ.setdefault(method, set()).update(
+            k for k in keys if len({repr(g.config.get(k)) for g in alike}) > 1
+        )
+    for group in groups:
+        keys = differ[group.method]
+        words = [f", {key.rpartition('.')[2]} {group.config.get(key)}" for key in sorted(keys)]
+        group.label = group.method + "".join(words)
+
+
+def _words(key: str, value: Any) -> str:
+    if key == "shots":
+        return "all images" if value == -1 else "1 shot" if value == 1 else f"{value} shots"
+    return f"without {value}" if key == "held_out" else str(value)
+
+
+def _sortable(value: Any) -> tuple[float, str]:
+    return (float(value), "") if isinstance(value, int | float) else (0.0, str(value))

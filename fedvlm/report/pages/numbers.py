@@ -1,0 +1,198 @@
+"""A run's numbers on its page: what to know first, the headline, all numbers, work and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedvlm.report.collect import Run, finite
+from fedvlm.report.pages.html import (
+    Content,
+    Html,
+    cell,
+    decimal,
+    element,
+    facts,
+    items,
+    join,
+    signed,
+    table,
+)
+from fedvlm.report.tables.caption import NOT_COMPARABLE
+from fedvlm.report.tables.metrics import DEFINED, metric
+
+HEADLINE = (
+    "personal", "global", "base_all", "new", "hm2", "hm3", "cm", "unseen", "unseen_personal",
+    "targets", "personal_before_ft", "personal_worst",
+)
+SETTINGS = {
+    "personal": "every class is some client's own",
+    "base2new": "base classes are trained, new classes only tested",
+    "leave_one_domain_out": "one domain is held by no client",
+    "transfer": "other data sets are tested with their own class names",
+}
+
+
+def caveats(run: Run, records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what a reader has to know before any number."""
+    said = run.protocol
+    notes = [note for note in run.notes() if NOT_COMPARABLE in note]
+    if said.get("extra_data"):
+        notes.append(f"The method uses extra data: {said['extra_data']}.")
+    if said.get("subsample") not in ("", "all", None) and said.get("setting") == "personal":
+        notes.append(f"Only the {said['subsample']} classes of the data set are used.")
+    dropped = sorted({str(c) for r in records for c in (r.get("dropped") or {})}, key=_by_number)
+    if dropped:
+        notes.append(f"Clients whose update was dropped in some round: {', '.join(dropped)}.")
+    git = run.info.get("git")
+    if isinstance(git, Mapping) and git.get("changed"):
+        notes.append("The code had changes that are in no commit; the revision alone does not "
+                     "give these numbers.")
+    return notes
+
+
+def box(caveats: Sequence[Content]) -> Html:
+    """Return caveats in a box that stands out; nothing without any."""
+    if not caveats:
+        return Html("")
+    return element("aside", element("strong", "Before you read the numbers"), items(caveats),
+                   class_="caveats", aria_label="Caveats")
+
+
+def introduction(run: Run) -> Html:
+    """Return what the run is, in a few facts."""
+    said = run.protocol
+    shots = said.get("shots")
+    setting = str(said.get("setting", ""))
+    what = f"{setting}: {SETTINGS[setting]}" if setting in SETTINGS else setting
+    return facts({
+        "setting": what, "data set": said.get("dataset"),
+        "shots per class": "all images" if shots == -1 else shots,
+        "partition": said.get("partition"), "domain held out": said.get("held_out"),
+        "targets": said.get("targets"), "backbone": _backbone(said),
+        "rounds x local epochs": f"{said.get('rounds')} x {said.get('local_epochs')}",
+        "training views per image": said.get("views"),
+        "seeds": f"model {said.get('seed')}, data {said.get('data_seed')}",
+        "selection": _selection(said.get("selection")),
+        "trainable parameters": _count(run.info.get("trainable")),
+    })
+
+
+def headline(run: Run) -> Html:
+    """Return the last round's main numbers, each with its meaning and its gain on zero-shot."""
+    last, zero = run.last, run.section("zero_shot")
+    cards = []
+    for name in HEADLINE:
+        value = finite(last.get(name))
+        if value is None:
+            continue
+        spread = finite(last.get("personal_std")) if name == "personal" else None
+        cards.append(element(
+            "div", element("div", name, class_="name"),
+            element("div", decimal(value), element("small", " %"), class_="value"),
+            _delta(value, finite(zero.get(name))),
+            element("div", metric(name).words, ".",
+                    f" Standard deviation over clients {spread:.1f}." if spread is not None
+                    else None, class_="what"),
+            class_="number-card first" if name == "personal" else "number-card",
+        ))
+    if not cards:
+        return element("p", "No client has a test image, so there is no headline number.")
+    when = f"After round {last.get('round')}, the last one; the test set chooses nothing."
+    return join([element("p", when, class_="soft"),
+                 element("div", *cards, class_="numbers")])
+
+
+def all_numbers(run: Run) -> Html:
+    """Return every accuracy of the run: zero-shot, untrained, chosen on validation, last."""
+    sections = {
+        "zero-shot": run.section("zero_shot"), "untrained": run.section("untrained"),
+        f"round {run.last.get('round')}": run.last,
+    }
+    selected = run.section("selected")
+    if selected:
+        sections[f"round {selected.get('round')} (best on validation)"] = selected
+    present = {k: v for k, v in sections.items() if v}
+    names = [n for n in run.last if finite(run.last.get(n)) is not None and _accuracy(n)]
+    rows = []
+    for name in names:
+        values = [finite(part.get(name)) for part in present.values()]
+        rows.append([name, *(cell(decimal(v), v) for v in values), metric(name).words])
+    return table(["%", *present, "meaning"], rows, caption="All numbers are percentages")
+
+
+def work(run: Run) -> Html:
+    """Return totals: rounds, steps, samples, tower passes, seconds, bytes."""
+    words = {
+        name: (_seconds(v) if name == "seconds" else megabytes(v) if name.startswith("bytes")
+               else f"{v:,.0f}")
+        for name, value in run.totals().items() if (v := finite(value)) is not None
+    }
+    return facts({name.replace("_", " "): text for name, text in words.items()})
+
+
+def traffic(run: Run) -> Html:
+    """Return the bytes of each tensor in the whole run, all clients, both ways."""
+    totals = run.totals()
+    up, down = (totals.get(f"bytes_{way}_by_tensor") or {} for way in ("up", "down"))
+    names = list(dict.fromkeys([*up, *down]))
+    if not names:
+        return element("p", "Nothing was sent: no tensor is shared.")
+    most = sum(finite(v) or 0.0 for v in up.values()) or 1.0
+    rows = [
+        [element("code", name), cell(megabytes(up.get(name, 0)), finite(up.get(name, 0))),
+         cell(megabytes(down.get(name, 0)), finite(down.get(name, 0))),
+         cell(f"{100 * (finite(up.get(name)) or 0) / most:.1f} %", finite(up.get(name, 0)))]
+        for name in names
+    ]
+    return table(["tensor", "sent by clients", "sent to clients", "share of sent"], rows,
+                 caption="Bytes in the whole run, all clients (1 MB = 1,000,000 bytes)",
+                 sortable=True)
+
+
+def remarks(run: Run) -> Html:
+    """Return the run's notes that are no caveats."""
+    return items(note for note in run.notes() if NOT_COMPARABLE not in note)
+
+
+def megabytes(count: Any) -> str:
+    """Return bytes as MB."""
+    value = finite(count) or 0.0
+    return f"{value:,.0f} B" if value < 1000 else f"{value / 1e6:,.3f} MB"
+
+
+def _delta(value: float, zero: float | None) -> Html:
+    if zero is None:
+        return Html("")
+    gain = value - zero
+    kind = "up" if round(gain, 1) > 0 else "down" if round(gain, 1) < 0 else ""
+    return element("div", element("span", signed(gain), class_=kind or None),
+                   f" on zero-shot ({zero:.1f})", class_="delta")
+
+
+def _accuracy(name: str) -> bool:
+    meant = DEFINED.get(name)
+    return meant.unit == "%" if meant else name.startswith("target.") or name == "val"
+
+
+def _backbone(said: Mapping[str, Any]) -> str:
+    digest = str(said.get("backbone_digest", ""))[:8]
+    tag = said.get("weights")
+    return f"{said.get('backbone')}{f' ({tag})' if tag else ''}{f', {digest}' if digest else ''}"
+
+
+def _selection(rule: Any) -> str:
+    return "last round; one chosen by validation beside it" if rule == "val" else "last round"
+
+
+def _count(number: Any) -> str:
+    value = finite(number)
+    return "" if value is None else f"{value:,.0f}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.1f} s" if value < 600 else f"{value / 60:,.1f} min"
+
+
+def _by_number(text: str) -> tuple[int, str]:
+    return (int(text), "") if text.isdigit() else (-1, text)

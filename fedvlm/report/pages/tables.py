@@ -1,0 +1,116 @@
+"""The tables of a page over many runs: methods x data sets, one per number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fedvlm.core.errors import ConfigError
+from fedvlm.report.collect import Collected, Run
+from fedvlm.report.pages.html import Html, cell, element, items, join, table
+from fedvlm.report.tables.cells import BEST, SECOND, Cell
+from fedvlm.report.tables.facts import facts_of
+from fedvlm.report.tables.metrics import metric, metrics_of
+from fedvlm.report.tables.table import Spec, Table, tables
+
+ACCURACIES = (
+    "personal", "global", "base_all", "base_other", "new", "hm2", "hm3", "cm", "unseen",
+    "unseen_personal", "targets", "personal_before_ft", "personal_worst",
+)
+COSTS = ("totals.bytes_up", "totals.seconds", "trainable")
+PLACE = ("shots", "partition", "held_out", "subsample", "targets")  # may differ between data sets
+
+
+def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return the runs by setting and backbone: no table holds two of them."""
+    by_name: dict[str, list[Run]] = {}
+    for run in runs:
+        name = f"{_value(run, 'setting')}, {_value(run, 'backbone')}"
+        by_name.setdefault(name, []).append(run)
+    return by_name
+
+
+def of_group(runs: Sequence[Run], command: str) -> Html:
+    """Return all tables of one setting and backbone, with what they mix and what they mean."""
+    collected, numbers = Collected(runs=list(runs)), metrics_of(facts_of(runs)[0])
+    targets = tuple(n for n in numbers if n.startswith("target."))
+    scores, costs = (
+        tuple(n for n in names if n in numbers) for names in ((*ACCURACIES, *targets), COSTS)
+    )
+    inside = tuple(key for key in PLACE if _varies_inside(runs, key))
+    between = tuple(key for key in PLACE if key not in inside and _values(runs, key) > 1)
+    spec = Spec(mixed=between or None, reference=() if _has_zero_shot(runs) else ("zero-shot",))
+    if inside or _values(runs, "dataset") > 1:
+        spec = replace(spec, cols=("dataset", *inside), metrics=(*scores, *costs))
+        return join(_tables(collected, spec, command))
+    return join(
+        one for names in (scores, costs) if names
+        for one in _tables(collected, replace(spec, cols=("metric",), metrics=names), command)
+    )
+
+
+def _tables(collected: Collected, spec: Spec, command: str) -> list[Html]:
+    """Return the tables; those that mix protocols come with a warning."""
+    if not spec.metrics:
+        return [element("p", "None of these runs has a number to show.")]
+    try:
+        return [_one(each) for each in tables(collected, spec, command)]
+    except ConfigError as error:
+        why = f"These numbers are of more than one protocol, compare with care: {error}"
+    try:
+        mixed = tables(collected, replace(spec, mixed=()), command)
+    except ConfigError as error:
+        return [element("p", f"No table: {error}", class_="caveats")]
+    return [element("p", why, class_="caveats"), *map(_one, mixed)]
+
+
+def _one(numbers: Table) -> Html:
+    several = len(numbers.metrics) > 1
+    first = metric(numbers.metrics[0])
+    rows = [[row, *(_cell(one, numbers.ci) for one in line)]
+            for row, line in zip(numbers.rows, numbers.cells, strict=True)]
+    better = "lower is better" if first.lower else "higher is better"
+    spread = ("mean and sample standard deviation over up to "
+              f"{numbers.n} seeds" if numbers.n > 1 else "one seed")
+    words = spread if several else f"{first.words} ({first.unit}, {better}; {spread})"
+    return join([
+        element("h4", "Costs" if first.name in COSTS and several else
+                "Accuracy (%)" if several else first.title),
+        table([numbers.corner, *numbers.columns], rows, caption=words, sortable=True),
+        element("details", element("summary", "meaning, protocol, data and notes"),
+                element("p", numbers.caption), items(numbers.notes)),
+    ])
+
+
+def _cell(number: Cell, ci: bool) -> Html:
+    """Return a number with its spread: the best bold, the second underlined."""
+    mark = {BEST: "strong", SECOND: "u"}.get(number.rank)
+    spread = number.spread(ci)
+    words = join([
+        element(mark, number.text) if mark else number.text, f" ± {spread}" if spread else None,
+        number.suffix,
+    ])
+    return cell(words, number.mean, title=number.counted)
+
+
+def _value(run: Run, key: str) -> str:
+    return str(run.protocol.get(key, ""))
+
+
+def _values(runs: Sequence[Run], key: str) -> int:
+    return len({_value(run, key) for run in runs})
+
+
+def _varies_inside(runs: Sequence[Run], key: str) -> bool:
+    """Say whether the runs of one data set differ in ``key``."""
+    values: dict[str, set[str]] = {}
+    for run in runs:
+        values.setdefault(_value(run, "dataset"), set()).add(_value(run, key))
+    return any(len(several) > 1 for several in values.values())
+
+
+def _has_zero_shot(runs: Sequence[Run]) -> bool:
+    """Say whether zero-shot numbers need no row of their own: a method has them, or none does."""
+    every = {_value(run, "dataset") for run in runs}
+    covered = {_value(run, "dataset") for run in runs if _value(run, "trainer") == "ZeroShot"}
+    return covered == every or not any(run.results.get("zero_shot") for run in runs)

@@ -1,0 +1,234 @@
+"""What stands below a table: its caption, and notes on what it does not refuse but has to say.
+
+The caption: what the numbers mean, under which protocol, of which data, made how. The notes: tuning
+per column, keys that old runs lack, clients left out of a mean, the code behind the runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedvlm.report.tables.check import TRAINING
+from fedvlm.report.tables.facts import RunFacts
+from fedvlm.report.tables.metrics import metric
+
+DIGEST = 8  # characters of a digest shown
+MOST_DIGESTS = 9
+SPLIT = ("setting", "subsample", "shots", "partition", "held_out")  # what names a split
+NOT_COMPARABLE = "not comparable with papers"
+FACTS = (  # key -> words; in this order, and only where all runs agree
+    ("setting", "setting {}"), ("trainer", "method {}"), ("dataset", "data set {}"),
+    ("subsample", "{} classes"), ("shots", "{} shots"), ("partition", "partition {}"),
+    ("held_out", "domain {} held out"), ("targets", "targets {}"),
+    ("views", "K = {} training view(s) per image"), ("rounds", "{} rounds"),
+    ("local_epochs", "{} local epoch(s)"), ("batch_size", "batch size {}"),
+    ("budget", "matched by {}"),
+)
+TUNED = ("OPTIM.", "TRAINER.", "PEFT.", "MODEL.HEAD.", "FED.FINETUNE_")  # a method's own settings
+CODE = ("fedvlm", "torch", "open_clip_torch")
+MOST = 4  # values, revisions or notes of one kind named
+
+
+def caption(
+    runs: Sequence[RunFacts], names: Sequence[str], axes: Sequence[str], differing: Sequence[str],
+    averaged: bool, ci: bool, n: int, command: str,
+) -> str:
+    """Return the caption as plain sentences.
+
+    Args:
+        runs: the entries shown, without reference numbers.
+        names: the metrics shown.
+        axes: row and column keys.
+        differing: what differs on request (``--mixed``).
+        averaged: whether there is an average over data sets.
+        ci: whether the spread is the 95 % t-interval.
+        n: the most seeds of a cell.
+        command: what made the table; empty for unknown.
+    """
+    parts = [
+        "; ".join(_meaning(name) for name in names), _spread(runs, ci, n), _protocol(runs, axes),
+        _backbones(runs), _selection(runs), _digests(runs),
+    ]
+    if averaged:
+        harmonic = [n for n in names if metric(n).harmonic]
+        order = f"; of {', '.join(harmonic)} a mean of harmonic means" if harmonic else ""
+        what = "domains held out" if "held_out" in axes else "data sets"
+        parts.append(f"Average: mean over the {what} of the cells' means, without a spread{order}")
+    if differing:
+        parts.append(f"Mixed on request, so rows may differ by more than they say: "
+                     f"{'; '.join(differing)}")
+    parts += _remarks(runs)
+    if command:
+        parts.append(f"Made by: {command}")
+    first, *rest = [part for part in parts if part]
+    return ". ".join([first, *(part[0].upper() + part[1:] for part in rest)]) + "."
+
+
+def _meaning(name: str) -> str:
+    meant = metric(name)
+    better = "lower" if meant.lower else "higher"
+    unit = f" ({meant.unit}; {better} is better)" if meant.unit else f" ({better} is better)"
+    return f"{name}: {meant.words}{unit}"
+
+
+def _spread(runs: Sequence[RunFacts], ci: bool, n: int) -> str:
+    seeds = sorted({e.seeds for e in runs}, key=str)
+    words = ", ".join(
+        str(s) if s == d else f"{s} (data {d})" for s, d in seeds
+    )
+    if n < 2:
+        return f"one seed per cell (seed {words}), so no spread"
+    kind = "half the 95 % t-interval of the mean" if ci else "sample standard deviation"
+    return f"mean ± {kind} over n = {n} seeds (seeds {words})"
+
+
+def _protocol(runs: Sequence[RunFacts], axes: Sequence[str]) -> str:
+    words = []
+    for key, form in FACTS:
+        if key in axes:
+            continue
+        texts = {_text(e, key, axes) for e in runs if e.trains or key not in TRAINING}
+        if len(texts) == 1 and (text := texts.pop()):
+            words.append(form.format(text))
+    return ", ".join(words)
+
+
+def _text(entry: RunFacts, key: str, axes: Sequence[str]) -> str:
+    value: Any = entry.run.method if key == "trainer" else entry.fact(key)
+    if key == "shots" and value == -1:
+        return "all"
+    return "" if value is None else str(value)
+
+
+def _backbones(runs: Sequence[RunFacts]) -> str:
+    names = {
+        f"{e.fact('backbone')} ({e.fact('weights') or 'no tag'}, digest "
+        f"{str(e.fact('backbone_digest'))[:DIGEST]})": None
+        for e in runs
+    }
+    return f"backbone {'; '.join(names)}"
+
+
+def _selection(runs: Sequence[RunFacts]) -> str:
+    rules = {str(e.fact("selection")) for e in runs}
+    beside = "; a round chosen by validation stands beside it as selected.*" if "val" in rules \
+        else ""
+    return f"last round; the test set chooses nothing{beside}"
+
+
+def _digests(runs: Sequence[RunFacts]) -> str:
+    """Name each split by the first characters of its digest; many by one digest over all."""
+    names = {str(e.fact("dataset")) for e in runs}
+    parts = [  # what is not the same in all splits of one data set
+        key for key in SPLIT
+        if len({(str(e.fact("dataset")), str(e.fact(key))) for e in runs}) > len(names)
+    ]
+    digests = sorted({
+        (" ".join([str(e.fact("dataset")), *(e.label(key, ()) for key in parts)]),
+         str(e.fact("data_seed")), str(e.fact("data_digest"))) for e in runs
+    })
+    if len(digests) > MOST_DIGESTS:
+        whole = hashlib.sha256("\n".join(" ".join(one) for one in digests).encode()).hexdigest()
+        return f"{len(digests)} data splits, digest over their digests {whole[:DIGEST]}"
+    splits = [f"{name} seed {seed} {digest[:DIGEST]}" for name, seed, digest in digests]
+    return f"data digests: {', '.join(splits)}"
+
+
+def _remarks(runs: Sequence[RunFacts]) -> list[str]:
+    """Return what the runs say of themselves: ``not comparable with papers`` above all."""
+    notes = [note for entry in runs for note in entry.run.notes() if NOT_COMPARABLE in note]
+    return list(dict.fromkeys(notes))
+
+
+def notes_on(entries: Sequence[RunFacts], axes: Sequence[str]) -> list[str]:
+    """Return the notes on the runs of a table.
+
+    Args:
+        axes: row and column keys; what stands there needs no note.
+    """
+    return [*_finetuned(entries, axes), *_tuned(entries, axes), *_unknown(entries),
+            *_left_out(entries), *_made_with(entries)]
+
+
+def _finetuned(entries: Sequence[RunFacts], axes: Sequence[str]) -> list[str]:
+    """Return a note where the final fine-tuning of some methods was set by hand."""
+    usual, key = -1, "FED.FINETUNE_EPOCHS"  # -1: the method's own number
+    epochs = {e.label("trainer", axes): e.fact(key) for e in entries if e.trains and e.names(key)}
+    if len(set(epochs.values())) < 2:
+        return []
+    words = "; ".join(f"{name} {n}" for name, n in sorted(epochs.items()) if n != usual)
+    return [f"final fine-tuning (epochs) as {key} says: {words}; of all others the method's own"]
+
+
+def _tuned(entries: Sequence[RunFacts], axes: Sequence[str]) -> list[str]:
+    """Return a note per method whose own settings are not the same in all its cells."""
+    notes = []
+    methods: dict[str, list[RunFacts]] = {}
+    for entry in entries:
+        if entry.config and entry.trains:
+            methods.setdefault(entry.label("trainer", axes), []).append(entry)
+    for name, mine in methods.items():
+        keys = dict.fromkeys(k for e in mine for k in e.config if k.startswith(TUNED))
+        values = {k: list(dict.fromkeys(str(e.fact(k)) for e in mine)) for k in keys
+                  if k not in axes and k != "TRAINER.NAME"}
+        words = [f"{k} ({', '.join(v[:MOST])}{', ...' if len(v) > MOST else ''})"
+                 for k, v in values.items() if len(v) > 1]
+        if words:
+            notes.append(f"{name} has not the same settings in all cells: {'; '.join(words)}")
+    return notes
+
+
+def _unknown(entries: Sequence[RunFacts]) -> list[str]:
+    """Return a note per protocol key that some runs do not name, as those of an older version."""
+    notes = []
+    for key in {k: None for e in entries for k in e.run.protocol}:
+        lacking = [e for e in entries if not e.names(key)]
+        if lacking:
+            notes.append(f"{len(lacking)} run(s) name no {key}, which was not compared there: "
+                         f"{lacking[0].run.path}{' and others' if len(lacking) > 1 else ''}")
+    return notes
+
+
+def _left_out(entries: Sequence[RunFacts]) -> list[str]:
+    """Return a note where a run's means are not over all its clients."""
+    by_note: dict[str, list[RunFacts]] = {}
+    for entry in entries:
+        notes = entry.run.last.get("notes")
+        for note in notes if isinstance(notes, list) else ():
+            if "left out of" in str(note):
+                by_note.setdefault(str(note), []).append(entry)
+    return [
+        f"{note} ({len(runs)} run(s), first {runs[0].run.path})"
+        for note, runs in list(by_note.items())[:MOST]
+    ] + ([f"and {len(by_note) - MOST} more such notes in the runs' results"]
+         if len(by_note) > MOST else [])
+
+
+def _made_with(entries: Sequence[RunFacts]) -> list[str]:
+    """Return notes where the runs are of several versions, or of code that no commit holds."""
+    notes = []
+    for name in CODE:
+        versions = _distinct([_part(e, "versions").get(name) for e in entries])
+        if len(versions) > 1:
+            notes.append(f"made with several versions of {name}: {', '.join(versions)}")
+    revisions = _distinct([_part(e, "git").get("revision") for e in entries])
+    if len(revisions) > 1:
+        first = ", ".join(r[:DIGEST] for r in revisions[:MOST])
+        notes.append(f"made by {len(revisions)} revisions of the code: {first}"
+                     f"{', ...' if len(revisions) > MOST else ''}")
+    changed = sum(bool(_part(e, "git").get("changed")) for e in entries)
+    if changed:
+        notes.append(f"{changed} of {len(entries)} runs were made by code with changes that are in "
+                     "no commit")
+    return notes
+
+
+def _part(entry: RunFacts, name: str) -> Mapping[str, Any]:
+    part = entry.run.info.get(name)
+    return part if isinstance(part, Mapping) else {}
+
+
+def _distinct(values: Sequence[Any]) -> list[str]:
+    return sorted({str(v) for v in values if v is not None})

@@ -1,0 +1,34 @@
+"""Few-shot curves: places, their average, the zero-shot star."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from fedvlm.report.figures import few_shot
+from fedvlm.report.figures.selection import Selection
+
+from .runs import make
+
+
+def test_few_shot_averages_what_all_places_have(tmp_path: Path) -> None:
+    runs = [
+        make(tmp_path, "A", seed, [0, base + shots + seed], shots=shots, dataset=name, zero=zero)
+        for name, base, zero in (("One", 10, 20.0), ("Two", 30, 40.0))
+        for shots in ((1, 2, 4) if name == "One" else (2, 4)) for seed in (1, 2)
+    ]
+    selection = Selection(runs)
+    one, two, average = few_shot.select(selection)
+    assert [p.title for p in (one, two, average)] == ["One", "Two", "average of 2"]
+    assert one.lines[0].x == [1, 2, 4] and one.lines[0].mean == [12.5, 13.5, 15.5]
+    assert [p.zero_shot for p in (one, two, average)] == [20, 40, 30]
+    line = average.lines[0]
+    assert line.x == [2, 4] and line.mean == [23.5, 25.5]
+    assert line.std == pytest.approx([math.sqrt(0.5)] * 2)  # seeds 1 and 2 differ by 1
+
+
+def test_few_shot_needs_two_numbers_of_shots(tmp_path: Path) -> None:
+    selection = Selection([make(tmp_path, "A", 1, [0, 5])])
+    assert few_shot.select(selection) == "the runs of no dataset differ in shots"

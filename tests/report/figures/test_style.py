@@ -1,0 +1,62 @@
+"""The look: a user's own settings, PNG and SVG, ticks and names."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+
+import matplotlib
+import pytest
+from PIL import Image
+
+from fedvlm.report.figures import convergence, style
+
+from .drawings import lines
+
+PLAIN = [lines(["FedAvg", "FedTV"])]
+
+
+def test_the_same_data_give_the_same_svg_without_a_date() -> None:
+    first, second = (
+        style.svg_text(convergence.draw(PLAIN)) for _ in range(2)
+    )
+    assert first == second and "dc:date" not in first and "<text" in first
+
+
+def test_a_users_own_settings_neither_change_a_figure_nor_are_changed() -> None:
+    plain = style.svg_text(convergence.draw(PLAIN))
+    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red"}):
+        assert style.svg_text(convergence.draw(PLAIN)) == plain
+        assert matplotlib.rcParams["font.size"] == 30
+
+
+def test_a_png_has_200_dots_per_inch() -> None:
+    data = style.png_bytes(convergence.draw(PLAIN, width=style.COLUMN))
+    with Image.open(io.BytesIO(data)) as png:
+        assert png.format == "PNG" and png.width == 660
+
+
+def test_pyplot_is_not_loaded() -> None:
+    if "matplotlib.pyplot" in sys.modules:
+        pytest.skip("another test loaded pyplot in this process")
+    convergence.draw(PLAIN)
+    assert "matplotlib.pyplot" not in sys.modules
+
+
+def test_ticks_are_thinned_by_round_numbers() -> None:
+    assert style.thinned(5, 10) == [0, 1, 2, 3, 4]
+    assert style.thinned(100, 10) == list(range(0, 100, 10))
+    assert style.thinned(0, 3) == []
+
+
+def test_what_cannot_be_printed_is_a_space() -> None:
+    assert style.shortened("a\nb\x00\udc80c", 9) == "a b  c"
+    assert re.fullmatch("a{5}.a{4}", style.shortened("a" * 50, 10))
+
+
+def test_a_name_without_glyphs_warns_nobody(recwarn: pytest.WarningsRecorder):
+    with style.styled():
+        figure = convergence.draw([lines(["\u6570\u5b66"])], width=style.PAGE)
+    style.png_bytes(figure)
+    assert not [w for w in recwarn if "Glyph" in str(w.message)]
