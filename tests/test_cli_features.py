@@ -14,7 +14,8 @@ from PIL import Image
 
 from fedvlm.cli.main import main
 from fedvlm.data import image_records, images
-from fedvlm.models.features.store import FeatureStore, list_stores
+from fedvlm.models.features.inventory import list_stores
+from fedvlm.models.features.store import FeatureStore
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "datasets" / "custom_folders.yaml"
 CLASSES, TRAIN, TEST = 4, 3, 2

@@ -20,16 +20,8 @@ from fedvlm.federation.batches import Batch
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.groups import resolve
 from fedvlm.federation.trainer import Trainer
-from fedvlm.models.adapt.modules import (
-    OUTPUTS,
-    apply_gate,
-    fuse,
-    fusion_weights,
-    gate_adapter,
-    low_rank_prompt,
-    orthogonality,
-    personal_prompt,
-)
+from fedvlm.models.adapt.contexts import low_rank_prompt, orthogonality, personal_prompt
+from fedvlm.models.adapt.visual import OUTPUTS, apply_gate, fuse, fusion_weights, gate_adapter
 
 FedTV = load_trainer("FedTV")
 PUBLISHED = {"ADAPTER": "softmax", "ORTHO": "norm", "ANCHOR": "literal", "SAA_TEMP": 1.0,

@@ -21,8 +21,7 @@ from fedvlm.federation.batches import FeatureSource, step_slices
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.context import Context, Means
 from fedvlm.job import run as cli_run
-from fedvlm.models.towers import layers as fold
-from fedvlm.models.towers import packed_text as text_path
+from fedvlm.models.towers import fold, text_path
 from fedvlm.models.vlmodel import VLModel
 from tests import jobs
 from tests.federation.toys import Quadratic, quadratic

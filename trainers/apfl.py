@@ -34,7 +34,7 @@ from fedvlm.federation.batches import Batch, Step
 from fedvlm.federation.context import Context, Means, Upload, gradient, optimise
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.models.towers.blocks import mix_peft
+from fedvlm.models.towers.adapters import mix_peft
 
 ALPHA = "alpha"
 

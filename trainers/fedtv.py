@@ -51,16 +51,8 @@ from fedvlm.federation.aggregate import Update, similarity_aware, weighted_mean
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer, cross_entropy
-from fedvlm.models.adapt.modules import (
-    OUTPUTS,
-    apply_gate,
-    fuse,
-    fusion_weights,
-    gate_adapter,
-    low_rank_prompt,
-    orthogonality,
-    personal_prompt,
-)
+from fedvlm.models.adapt.contexts import low_rank_prompt, orthogonality, personal_prompt
+from fedvlm.models.adapt.visual import OUTPUTS, apply_gate, fuse, fusion_weights, gate_adapter
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "published": {"ADAPTER": "softmax", "ORTHO": "norm", "ANCHOR": "literal", "SAA_TEMP": 1.0,

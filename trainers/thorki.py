@@ -48,8 +48,7 @@ from fedvlm.federation.optim import OptimSpec
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.toolbox.adaptation import GateFit, on_subset, split_train, train_sizes
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor, cross_entropy
-from fedvlm.models.adapt.modules import KINDS, gate, spread
-from fedvlm.models.adapt.modules import fuse_fusion as fuse
+from fedvlm.models.adapt.gates import KINDS, gate, mix_logits, spread
 
 SMALL = r"small\..*"
 ON, SPREAD = "gate.on", "gate.spread"  # trained at all; standard deviations of both models' logits
@@ -122,7 +121,7 @@ class Thorki(PeftTrainer):
             scale = p[SPREAD][:, :, None, None]
             z_g, z_s = large(x) / scale[:, 0], self.small(model, p, x) / scale[:, 1]
             on = per_client(p[ON] > 0, z_g)
-            return torch.where(on, fuse(self.cfg.FUSION, p, z_g, z_s), (z_g + z_s) / 2)
+            return torch.where(on, mix_logits(self.cfg.FUSION, p, z_g, z_s), (z_g + z_s) / 2)
 
         return fused
 

@@ -26,8 +26,9 @@ from fedvlm.job.build import Maker, check_model, pick_device, views_of
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve
 from fedvlm.job.sources import cache_dir, features_of
-from fedvlm.models.features.encode import Throughput, default_dir
-from fedvlm.models.features.store import StoreInfo, list_stores, remove_store
+from fedvlm.models.features.decode import Throughput
+from fedvlm.models.features.inventory import StoreInfo, list_stores, remove_store
+from fedvlm.models.features.store import default_dir
 
 _DAY = 86_400.0
 

@@ -16,8 +16,8 @@ from fedvlm.federation.context import Context
 from fedvlm.federation.groups import Rule
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.adapt import peft
-from fedvlm.models.adapt.lora import average_peft
-from fedvlm.models.towers.blocks import FACTOR_A, is_factor
+from fedvlm.models.adapt.average import average_peft
+from fedvlm.models.towers.adapters import FACTOR_A, is_factor
 
 WAYS_OUT = {
     peft.BODY: "PEFT.VISUAL feature, lora or adapter (--peft prompt+lora)",

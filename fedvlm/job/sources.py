@@ -16,15 +16,10 @@ from fedvlm.data.federated import FederatedData
 from fedvlm.data.images import ImageLoader
 from fedvlm.federation.batches import FeatureSource, PixelSource, SampleSource
 from fedvlm.models.backbone import Backbone
-from fedvlm.models.features.encode import (
-    Throughput,
-    bank_bytes,
-    cached_features,
-    default_dir,
-    empty_bank,
-    fill_bank,
-    has_room,
-)
+from fedvlm.models.features.bank import bank_bytes, empty_bank, fill_bank, has_room
+from fedvlm.models.features.decode import Throughput
+from fedvlm.models.features.encode import cached_features
+from fedvlm.models.features.store import default_dir
 from fedvlm.models.towers.vision import stream_name
 from fedvlm.models.vlmodel import VLModel
 

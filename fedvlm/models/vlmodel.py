@@ -12,8 +12,9 @@ from torch import Tensor
 from fedvlm.core.errors import ConfigError, did_you_mean
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.towers.blocks import Edits, NoEdits
-from fedvlm.models.towers.packed_text import ClassPrompts, TextPath
-from fedvlm.models.towers.text import PLACEHOLDER, TextTower, clean_name, encode_texts
+from fedvlm.models.towers.prompts import PLACEHOLDER, clean_name, encode_texts
+from fedvlm.models.towers.text import TextTower
+from fedvlm.models.towers.text_path import ClassPrompts, TextPath
 from fedvlm.models.towers.vision import PREFIX, VisionTower, pick_stream
 
 ANCHORS = ("literal", "template")
@@ -111,7 +112,7 @@ class VLModel:
         Args:
             x: a stream ``tokens.<b>`` [K, B, n, width] or ``pixels`` [K, B, 3, H, W]; the gradient
                 reaches pixels that ask for it.
-            edits: the clients' adapters (``block_adapters.TreeEdits``).
+            edits: the clients' adapters (``adapters.TreeEdits``).
             taps: blocks whose outputs are wanted as well.
 
         Returns:

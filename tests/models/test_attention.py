@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedvlm.models.towers import layers as linear_module
-from fedvlm.models.towers.blocks import lora_linear
+from fedvlm.models.towers import layers
+from fedvlm.models.towers.adapters import lora_linear
 from fedvlm.models.towers.layers import (
     SplitAttention,
     frozen_linear,
@@ -65,9 +65,9 @@ def test_frozen_linear_equals_linear(dtype: torch.dtype) -> None:
 @pytest.mark.skipif(not onednn_available(), reason="no oneDNN product on this processor")
 def test_both_kernels_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = torch.randn(33, 70), torch.randn(50, 70), torch.randn(50)
-    fast = linear_module.linear(x, weight, bias)
-    monkeypatch.setattr(linear_module, "onednn_available", lambda: False)
-    assert relative(fast, linear_module.linear(x, weight, bias)) < 1e-6
+    fast = layers.linear(x, weight, bias)
+    monkeypatch.setattr(layers, "onednn_available", lambda: False)
+    assert relative(fast, layers.linear(x, weight, bias)) < 1e-6
     # True single precision: a bf16 or tf32 kernel would be off by 1e-3.
     exact = x.double() @ weight.double().T + bias.double()
     assert relative(fast.double(), exact) < 1e-6

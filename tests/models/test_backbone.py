@@ -15,8 +15,7 @@ from safetensors.torch import save_file
 
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.models.backbone import digest_of
-from fedvlm.models.load import names
-from fedvlm.models.load import names as weight_files
+from fedvlm.models.load import names, weights
 from fedvlm.models.load.backbones import load_backbone
 from fedvlm.models.load.openclip import load
 from fedvlm.models.vlmodel import VLModel
@@ -64,7 +63,7 @@ def test_random_weights_only_when_allowed_and_rng_untouched() -> None:
 
 @pytest.mark.usefixtures("builtin")
 def test_offline_tag_names_the_ways_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(weight_files, "hub_is_reachable", lambda: False)
+    monkeypatch.setattr(weights, "hub_is_reachable", lambda: False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(DataError) as caught:
         load_backbone("ViT-B/16")

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedvlm.models.features.store import FeatureStore, list_stores, remove_store, store_path
+from fedvlm.models.features.inventory import list_stores, remove_store
+from fedvlm.models.features.store import FeatureStore, store_path
 
 WIDTH, COUNT = 64, 400
 MANY = 100_000  # a writer of so many is never done before it is killed

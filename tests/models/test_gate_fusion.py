@@ -11,8 +11,7 @@ from torch import Tensor
 
 from fedvlm.core.trees import cast, expand, numel
 from fedvlm.federation.toolbox.adaptation import GateFit, split
-from fedvlm.models.adapt.modules import KINDS, confidence, gate, share, spread
-from fedvlm.models.adapt.modules import fuse_fusion as fuse
+from fedvlm.models.adapt.gates import KINDS, confidence, gate, mix_logits, share, spread
 
 GATES = [k for k in KINDS if k != "concat_mlp"]
 F64 = torch.float64
@@ -32,7 +31,7 @@ def test_starts_at_the_average(kind: str) -> None:
     z_g, z_s = logits(2, 5, 4), logits(2, 5, 4, seed=1)
     p = made(kind, 4, 2)
     assert bool((share(kind, p, z_g, z_s) == 0.5).all())
-    assert torch.allclose(fuse(kind, p, z_g, z_s), (z_g + z_s) / 2, rtol=0, atol=1e-15)
+    assert torch.allclose(mix_logits(kind, p, z_g, z_s), (z_g + z_s) / 2, rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize("kind", GATES)
@@ -40,7 +39,7 @@ def test_equal_logits_stay_whatever_the_parameters(kind: str) -> None:
     z = logits(1, 6, 4)
     noise = torch.Generator().manual_seed(5)
     p = {n: torch.randn(v.shape, generator=noise, dtype=F64) for n, v in made(kind, 4).items()}
-    assert torch.equal(fuse(kind, p, z, z), z)
+    assert torch.equal(mix_logits(kind, p, z, z), z)
     other = logits(1, 6, 4, seed=2)
     alpha = share(kind, p, z, other)
     assert float(alpha.min()) > 0 and float(alpha.max()) < 1
@@ -130,7 +129,7 @@ def test_fused_beats_both_experts_and_the_average(kind: str, seed: int) -> None:
     z_g, z_s, y = experts(100, seed)
     p = GateFit(kind)(made(kind, 10), z_g, z_s, y, torch.ones(y.shape, dtype=F64))
     t_g, t_s, t_y = experts(4000, seed + 100)
-    fused = accuracy(fuse(kind, p, t_g, t_s), t_y)
+    fused = accuracy(mix_logits(kind, p, t_g, t_s), t_y)
     assert fused >= max(accuracy(t_g, t_y), accuracy(t_s, t_y))
     assert fused > accuracy((t_g + t_s) / 2, t_y)
 
@@ -216,7 +215,7 @@ def test_split_and_fusion_on_a_tiny_bert() -> None:
         assert after < before
         test_ids, test_y = sentences(200, 1)
         t_g, t_s = (z / s for z, s in zip(both(test_ids), scale, strict=True))
-    fused = accuracy(fuse("conf_gate", p, t_g, t_s), test_y[None])
+    fused = accuracy(mix_logits("conf_gate", p, t_g, t_s), test_y[None])
     assert fused >= min(accuracy(t_g, test_y[None]), accuracy(t_s, test_y[None])) and fused > 0.5
     now = {n: v for m in (large, small) for n, v in m.named_parameters()}
     assert all(torch.equal(now[n], v) for n, v in weights.items())

@@ -13,9 +13,9 @@ from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.batches import FeatureSource
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.models.features import encode as token_bank
-from fedvlm.models.features.encode import bank_bytes, empty_bank, fill_bank, has_room
-from fedvlm.models.towers.blocks import products
+from fedvlm.models.features import bank
+from fedvlm.models.features.bank import bank_bytes, empty_bank, fill_bank, has_room
+from fedvlm.models.towers.adapters import products
 
 
 class Plain(PeftTrainer):
@@ -87,7 +87,7 @@ def test_the_bank_in_memory_and_in_a_file(
     tower, seen = w.model().vision, []
     want = tower.enter(w.pixels, 1)
     for limit in (1 << 30, 0):
-        monkeypatch.setattr(token_bank, "IN_MEMORY", limit)
+        monkeypatch.setattr(bank, "IN_MEMORY", limit)
         out = empty_bank(tower, len(w.pixels), tmp_path)
         fill_bank(tower, 1, out, lambda i: w.pixels[i], lambda _, n, of: seen.append((n, of)))
         assert torch.allclose(out, want, 0, 1e-12)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.models.adapt import peft as ours
-from fedvlm.models.adapt.lora import from_peft, load_peft, save_peft, to_peft
+from fedvlm.models.adapt.peft_io import from_peft, load_peft, save_peft, to_peft
 from fedvlm.models.load.backbones import load_backbone
 from fedvlm.models.towers.layers import split_attention
 from fedvlm.models.vlmodel import VLModel

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.models.adapt import peft
-from fedvlm.models.adapt.lora import average_peft, product_svd
-from fedvlm.models.towers.blocks import mix_peft, products
+from fedvlm.models.adapt.average import average_peft, product_svd
+from fedvlm.models.towers.adapters import mix_peft, products
 from fedvlm.models.vlmodel import VLModel
 from tests.models.test_peft_tower import pixels, spec_of, start
 from tests.models.toys import NAMES, toy

@@ -13,8 +13,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.models.adapt import peft
 from fedvlm.models.adapt.peft import PeftSpec
-from fedvlm.models.towers import text as text_lora
-from fedvlm.models.towers.blocks import Block, adapter_tree, parse_targets
+from fedvlm.models.towers import text
+from fedvlm.models.towers.adapters import adapter_tree, parse_targets
+from fedvlm.models.towers.blocks import FrozenBlock
 from fedvlm.models.vlmodel import VLModel
 from tests.models.toys import NAMES, toy
 
@@ -200,7 +201,7 @@ def test_texts_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     p = {n: v.requires_grad_() for n, v in start(spec, model, 0.3).items()}
     found = []
     for limit in (1 << 40, 1):
-        monkeypatch.setattr(text_lora, "MAX_BYTES", limit)
+        monkeypatch.setattr(text, "MAX_BYTES", limit)
         t = peft.text_features(spec, model, p)
         found.append([t, *torch.autograd.grad(t.sin().sum(), list(p.values()))])
     for a, b in zip(*found, strict=True):
@@ -215,7 +216,7 @@ def test_texts_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_adapter_counts(width: int, hidden: int, blocks: int, count: int) -> None:
     one = torch.empty(width, width, device="meta")
     made = [
-        Block(i, 1, {"o": (one, None)}, (F.relu,) * 2, (F.relu,) * 2, F.relu, 1.0)
+        FrozenBlock(i, 1, {"o": (one, None)}, (F.relu,) * 2, (F.relu,) * 2, F.relu, 1.0)
         for i in range(blocks)
     ]
     tree = adapter_tree("image", made, hidden, torch.Generator())

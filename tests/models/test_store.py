@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.errors import DataError
-from fedvlm.models.features.encode import FeatureStore, cached_features, default_dir, encode_padded
+from fedvlm.models.features.encode import cached_features, encode_padded
+from fedvlm.models.features.store import FeatureStore, default_dir
 from tests.models.toys import toy
 
 

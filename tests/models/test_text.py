@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.models.towers.text import assemble
+from fedvlm.models.towers.prompts import assemble
 from fedvlm.models.vlmodel import VLModel
 from tests.models.toys import CONFIGS, NAMES, context, loss_and_grad, relative, toy
 

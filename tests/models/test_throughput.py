@@ -11,13 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvlm.models.features.encode import (
-    AHEAD,
-    Throughput,
-    cached_features,
-    decoded,
-    decoding_threads,
-)
+from fedvlm.models.features.decode import AHEAD, Throughput, decoded, decoding_threads
+from fedvlm.models.features.encode import cached_features
 from tests.models.toys import toy
 
 SIZE, BATCHES = 2, 6

@@ -13,7 +13,8 @@ from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.core.trees import Tree, numel
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.rounds import Federation
-from fedvlm.models.towers.blocks import NoEdits, adapter_tree
+from fedvlm.models.towers.adapters import adapter_tree
+from fedvlm.models.towers.blocks import NoEdits
 from tests.trainers.toys_e import CLASSES, Recorded, federation
 
 PEFT = {"PEFT.VISUAL": "adapter", "PEFT.TEXT": "none", "PEFT.WIDTH": 4}

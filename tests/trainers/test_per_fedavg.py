@@ -15,7 +15,7 @@ from fedvlm.core.trees import Tree
 from fedvlm.federation.batches import Batch, Step
 from fedvlm.federation.context import Context
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.models.towers import layers as kernels
+from fedvlm.models.towers import layers
 from fedvlm.models.vlmodel import VLModel
 
 from .toys import drive, leaves, own, personal, shared
@@ -174,7 +174,7 @@ def test_exact_gradient_of_the_plain_towers_is_the_true_one(prompts: World) -> N
 
 def frozen_product(x: torch.Tensor) -> Iterator[torch.Tensor]:
     weight = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
-    yield kernels.frozen_linear(x, weight).pow(3).sum()
+    yield layers.frozen_linear(x, weight).pow(3).sum()
     yield torch.nn.functional.linear(x, weight).pow(3).sum()
 
 
@@ -186,7 +186,7 @@ def test_a_kernel_without_second_derivative_is_noticed_in_float32() -> None:
         torch.autograd.grad(out, x, create_graph=True)[0] for out in frozen_product(x)
     )
     module.refuse_once_only([plain, None])
-    if not kernels.onednn_available():
+    if not layers.onednn_available():
         pytest.skip("no oneDNN kernel on this processor")
     try:
         module.refuse_once_only([ours])

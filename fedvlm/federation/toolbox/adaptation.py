@@ -20,8 +20,7 @@ from fedvlm.core.trees import State, Tree
 from fedvlm.federation.batches import Batcher, IndexSplit
 from fedvlm.federation.context import Context
 from fedvlm.federation.optim import Adam
-from fedvlm.models.adapt.modules import BIAS
-from fedvlm.models.adapt.modules import fuse_fusion as fuse
+from fedvlm.models.adapt.gates import BIAS, mix_logits
 
 Work = Callable[[Context, State], State]
 
@@ -99,7 +98,7 @@ class GateFit:
     """How a gate is trained: AdamW on the whole adaptation set at every step.
 
     Attributes:
-        kind: of ``gate_fusion.KINDS``.
+        kind: of ``gates.KINDS``.
         steps, lr, weight_decay: of AdamW.
         class_lr: rate of the term per class.
     """
@@ -133,6 +132,6 @@ class GateFit:
 
     def loss(self, p: Tree, z_g: Tensor, z_s: Tensor, y: Tensor, w: Tensor) -> Tensor:
         """Return the mean cross-entropy of the fused logits, ``[K]``; 0 without samples."""
-        z = fuse(self.kind, p, z_g, z_s)
+        z = mix_logits(self.kind, p, z_g, z_s)
         each = F.cross_entropy(z.flatten(0, 1), y.flatten(), reduction="none").view_as(w)
         return (each * w).sum(1) / w.sum(1).clamp_min(1)

@@ -16,15 +16,15 @@ from torch import Tensor
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree
-from fedvlm.models.adapt.modules import INIT_STD
-from fedvlm.models.towers.blocks import (
-    Block,
+from fedvlm.models.adapt.contexts import INIT_STD
+from fedvlm.models.towers.adapters import (
     TreeEdits,
     adapter_tree,
     last_blocks,
     lora_tree,
     parse_targets,
 )
+from fedvlm.models.towers.blocks import FrozenBlock
 from fedvlm.models.towers.text import text_blocks
 
 BODY, HEAD = "body", "head"
@@ -49,7 +49,7 @@ class PeftSpec:
         rank, alpha: of LoRA; its update is scaled by alpha / rank.
         targets: layers that LoRA changes, of ``blocks.SITES``.
         blocks: how many of a tower's last blocks are changed; 0: all.
-        average: how LoRA is averaged (``lora_average.RULES``).
+        average: how LoRA is averaged (``average.RULES``).
     """
 
     text: str = "prompt"
@@ -90,7 +90,7 @@ class PeftSpec:
         """LoRA's alpha / rank."""
         return self.alpha / self.rank
 
-    def changed(self, blocks: list[Block], tower: str) -> list[Block]:
+    def changed(self, blocks: list[FrozenBlock], tower: str) -> list[FrozenBlock]:
         """Return the blocks that are changed.
 
         Raises:
@@ -110,7 +110,7 @@ def build(spec: PeftSpec, model: Any, generator: torch.Generator) -> Tree:
     ``text.ctx [n_ctx, text_width]`` ~ N(0, 0.02^2) (CoOp); ``image.adapter.down [width, d]``
     uniform in +-1/sqrt(d) and ``image.adapter.up [d, width]`` zero, so that the start is the frozen
     feature; ``head.weight [C, d]`` the template's text features, or random directions on a backbone
-    without text tower. Inside the towers: ``block_adapters``.
+    without text tower. Inside the towers: ``adapters``.
 
     Raises:
         ConfigError: the backbone's towers or the rank do not allow it.
@@ -143,7 +143,7 @@ def build(spec: PeftSpec, model: Any, generator: torch.Generator) -> Tree:
 
 
 def _in_tower(
-    spec: PeftSpec, tower: str, kind: str, blocks: list[Block], generator: torch.Generator
+    spec: PeftSpec, tower: str, kind: str, blocks: list[FrozenBlock], generator: torch.Generator
 ) -> Tree:
     changed = spec.changed(blocks, tower)
     if kind == "adapter":

@@ -7,13 +7,6 @@ checksum. A changed image, transform or backbone has another key, so nothing sta
 A row is written before the index names it, so that a killed process leaves at most rows that no
 index names, which the next writer covers. After a power cut the index may be ahead of the rows:
 the checksum, taken of the very copy that is served, sends such rows back to the encoder.
-
-Rows of numbers in one flat file, appended under the index's lock and read through a mapping.
-
-A row that the index names never changes and the file never shrinks, so that a mapping stays valid
-whatever other processes do. An advisory lock on the file says that it is in use.
-
-The feature stores of a folder: what each holds, how large it is, and how to be rid of it.
 """
 
 from __future__ import annotations
@@ -22,121 +15,18 @@ import contextlib
 import hashlib
 import json
 import logging
-import mmap
 import os
-import re
 import sqlite3
-import urllib.parse
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedvlm.core.errors import DataError
-
-try:
-    import fcntl
-except ImportError:  # no flock on this system: nothing tells that a store is in use
-    fcntl = None  # type: ignore[assignment]
-
-NUMPY: dict[torch.dtype, type[np.floating]] = {torch.float32: np.float32, torch.float64: np.float64}
-Rows = NDArray[np.floating]
-
-
-class RowFile:
-    """Rows of ``width`` numbers, by place from 0.
-
-    Args:
-        path: the file; made where it is absent.
-        width: numbers per row.
-        dtype: float32 or float64.
-
-    Raises:
-        OSError: it cannot be opened for writing.
-    """
-
-    def __init__(self, path: Path, width: int, dtype: torch.dtype) -> None:
-        self.path, self.width, self.torch_dtype = path, width, dtype
-        self.dtype = np.dtype(NUMPY[dtype])
-        self.row_bytes = width * self.dtype.itemsize
-        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        if fcntl is not None:
-            # Waits for a clean-up at work. Some network folders know no locks: theirs to clean.
-            with contextlib.suppress(OSError):
-                fcntl.flock(self._handle, fcntl.LOCK_SH)
-
-    def is_current(self) -> bool:
-        """Tell whether the path still names this file (a clean-up removes, damage renames)."""
-        try:
-            return os.path.samestat(self.path.stat(), os.fstat(self._handle))
-        except FileNotFoundError:
-            return False
-
-    def read(self, places: NDArray[np.int64]) -> tuple[Rows, NDArray[np.bool_]]:
-        """Return a copy of rows ``[n, width]``, and which of them lie within the file.
-
-        What does not lie within it is undefined.
-        """
-        count = os.fstat(self._handle).st_size // self.row_bytes
-        inside = (places >= 0) & (places < count)
-        # Memory as torch aligns it: cold and warm runs compute on the same layout.
-        out: Rows = torch.empty(len(places), self.width, dtype=self.torch_dtype).numpy()
-        if not inside.any():
-            return out, inside
-        size = count * self.row_bytes
-        with mmap.mmap(self._handle, size, access=mmap.ACCESS_READ) as mapped:
-            every = np.frombuffer(mapped, self.dtype).reshape(count, self.width)
-            every.take(places, axis=0, out=out, mode="clip")
-            del every  # a mapping that is still seen cannot be closed
-        return out, inside
-
-    def write(self, place: int, rows: Rows) -> None:
-        """Write rows ``[n, width]`` from ``place`` on.
-
-        Raises:
-            OSError: the disk is full, or the folder cannot be written.
-        """
-        raw, at = memoryview(np.ascontiguousarray(rows, self.dtype)).cast("B"), 0
-        while at < len(raw):  # a nearly full disk takes a part first
-            at += os.pwrite(self._handle, raw[at:], place * self.row_bytes + at)
-
-    def close(self) -> None:
-        """Close the file and give the lock back; twice is harmless."""
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
-
-
-@contextlib.contextmanager
-def not_in_use(path: Path) -> Iterator[bool]:
-    """Yield True with nobody else in the file, and none let in meanwhile; False if it is in use.
-
-    A file that is absent is in nobody's use.
-    """
-    try:
-        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        yield True
-        return
-    try:
-        free = True
-        if fcntl is not None:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                free = False
-            except OSError:  # a folder without locks: as ``RowFile``
-                pass
-        yield free
-    finally:
-        os.close(handle)
-
+from fedvlm.models.features.rows import RowFile, Rows
 
 SCHEMA = 2  # 1 kept the rows inside SQLite; those files have other names and are never opened
 ENV = "FEDVLM_CACHE"
@@ -180,7 +70,7 @@ class FeatureStore:
         path: the index; the rows lie beside it, its folder is made.
         width: numbers per row.
         dtype: float32 or float64.
-        about: what the rows are, for ``feature_list``; the first to open a store writes it.
+        about: what the rows are, for ``inventory``; the first to open a store writes it.
 
     Raises:
         DataError: the folder or a file cannot be written.
@@ -341,103 +231,3 @@ class FeatureStore:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-# Nothing else in the folder is ours, whatever CACHE_DIR names.
-_NAME = re.compile(r"([0-9a-f]{40})(\.sqlite(-wal|-shm|\.corrupt-\d+)?|\.rows)")
-OLDER, DAMAGED, LEFT = "of an older fedvlm, not read", "damaged", "left behind"
-
-
-@dataclass(frozen=True)
-class StoreInfo:
-    """One store.
-
-    Attributes:
-        name: the digest that its files' names begin with, or the whole name of a damaged file.
-        files: all its files.
-        size: their bytes.
-        rows: images times views; 0 where it cannot be read.
-        used: last use, in seconds since 1970.
-        state: why it is of no use to a run; empty for a sound one.
-        about: backbone, weights, digest, transform, numerics, batch, width, dtype.
-    """
-
-    name: str
-    files: tuple[Path, ...]
-    size: int
-    rows: int
-    used: float
-    state: str = ""
-    about: dict[str, str] = field(default_factory=dict)
-
-
-def list_stores(folder: Path) -> list[StoreInfo]:
-    """Return the stores of ``folder``, the last used first; none where it does not exist."""
-    groups: dict[str, list[Path]] = {}
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if (match := _NAME.fullmatch(path.name)) and path.is_file():
-            aside = ".corrupt-" in path.name
-            groups.setdefault(path.name if aside else match[1], []).append(path)
-    found = [info for name, files in groups.items() if (info := _info(name, files))]
-    return sorted(found, key=lambda info: -info.used)
-
-
-def remove_store(info: StoreInfo) -> bool:
-    """Delete a store unless a living process has it open; return whether it was deleted.
-
-    A process that wants it meanwhile waits, and starts a new one.
-
-    Raises:
-        DataError: the folder is read-only or another user's.
-    """
-    rows = [path for path in info.files if path.suffix == ROWS]
-    try:
-        if not rows:
-            _unlink(info)
-            return True
-        with not_in_use(rows[0]) as free:
-            if free:
-                _unlink(info)
-            return free
-    except OSError as error:
-        raise DataError(
-            f"cannot delete the feature store {info.files[0]}: {error.strerror}; you need the "
-            "right to write its folder"
-        ) from error
-
-
-def _unlink(info: StoreInfo) -> None:
-    # The rows last: they carry the lock, and without an index they say nothing.
-    for path in sorted(info.files, key=lambda path: path.suffix == ROWS):
-        for suffix in ("", "-wal", "-shm") if path.suffix == ".sqlite" else ("",):
-            path.with_name(path.name + suffix).unlink(missing_ok=True)
-
-
-def _info(name: str, files: list[Path]) -> StoreInfo | None:
-    try:
-        stats = [path.stat() for path in files]
-    except FileNotFoundError:  # another clean-up was faster
-        return None
-    size, used = sum(s.st_size for s in stats), max(s.st_mtime for s in stats)
-    index = next((path for path in files if path.suffix == ".sqlite"), None)
-    if index is None:
-        state = DAMAGED if len(name) > 40 else LEFT
-        return StoreInfo(name, tuple(files), size, 0, used, state)
-    used = index.stat().st_mtime
-    try:
-        about, rows = _read(index)
-    except sqlite3.OperationalError:  # no such table; or locked, where it is in use
-        return StoreInfo(name, tuple(files), size, 0, used, OLDER)
-    except sqlite3.DatabaseError:
-        return StoreInfo(name, tuple(files), size, 0, used, DAMAGED)
-    return StoreInfo(name, tuple(files), size, rows, used, "", about)
-
-
-def _read(index: Path) -> tuple[dict[str, str], int]:
-    # Without the right to write, SQLite opens no write-ahead log: rows that another user's run has
-    # only there are not counted.
-    mode = "mode=ro" if os.access(index.parent, os.W_OK) else "immutable=1"
-    where = f"file:{urllib.parse.quote(str(index.absolute()))}?{mode}"
-    with closing(sqlite3.connect(where, uri=True, timeout=10.0)) as db:
-        about = dict(db.execute("SELECT name, value FROM about"))
-        return about, int(db.execute("SELECT COUNT(*) FROM places").fetchone()[0])

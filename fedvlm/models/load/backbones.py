@@ -36,7 +36,7 @@ def load_backbone(
         weights: tag, file (.safetensors, .pt state dict, OpenAI's TorchScript archive) or
             ``local-dir:<folder>``; empty: the ``openai`` tag where the build has one.
         loader: ``open_clip`` or ``transformers``; ``timm`` or ``transformers-vit`` for a
-            supervised ViT without text tower (``vit_backbone``).
+            supervised ViT without text tower (``vit``).
         dtype: float32, bfloat16 (linear layers only) or float64.
         device: torch device.
         allow_random: with no weights named, initialise at random from ``seed`` (bench, tests).

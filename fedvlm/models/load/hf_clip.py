@@ -16,8 +16,9 @@ from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.models.backbone import Backbone
-from fedvlm.models.load.names import COOP_NAMES, hub_is_reachable, quiet_hub
+from fedvlm.models.load.names import COOP_NAMES
 from fedvlm.models.load.openclip import build_model, finish
+from fedvlm.models.load.weights import hub_is_reachable, quiet_hub
 
 HUB_NAMES = {
     "ViT-B/32": "openai/clip-vit-base-patch32",
@@ -57,7 +58,7 @@ _TOWERS = {
 
 
 def load_hf(name: str, weights: str = "", **place: Any) -> Backbone:
-    """Load a CLIP from transformers; see ``backbone.load_backbone`` for arguments and errors.
+    """Load a CLIP from transformers; see ``backbones.load_backbone`` for arguments and errors.
 
     Args:
         name: CoOp's ViT name, a hub name (``openai/clip-vit-base-patch16``) or a folder.

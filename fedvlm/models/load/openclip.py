@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,16 +16,13 @@ from torch import nn
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.models.backbone import Backbone, TransformSpec
 from fedvlm.models.load import names
-from fedvlm.models.load.names import (
+from fedvlm.models.load.weights import (
     download,
     hub_is_reachable,
     is_torchscript,
     load_file,
     quiet_hub,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DEFAULT_TAG = "openai"
 _CONFIG_FILE = "open_clip_config.json"
@@ -38,7 +36,7 @@ def load(
     seed: int = 0,
     **place: Any,
 ) -> Backbone:
-    """Load an open_clip backbone; see ``backbone.load_backbone`` for arguments and errors.
+    """Load an open_clip backbone; see ``backbones.load_backbone`` for arguments and errors.
 
     ``place`` goes to ``Backbone``: dtype, device, plain.
     """

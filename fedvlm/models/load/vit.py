@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.models.backbone import Backbone, Tokenizer, TransformSpec
-from fedvlm.models.load.names import hub_is_reachable, quiet_hub
+from fedvlm.models.load.weights import hub_is_reachable, quiet_hub
 
 LOADERS = ("timm", "transformers-vit")
 COSINE_SCALE = 16.0  # of the cosine classifier; CLIP's 100 is learned for its own features

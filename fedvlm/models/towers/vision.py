@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.models.backbone import Backbone
-from fedvlm.models.towers.blocks import Block, Edits, NoEdits, Unreadable, read_blocks
+from fedvlm.models.towers.blocks import Edits, FrozenBlock, NoEdits, Unreadable, read_blocks
 from fedvlm.models.towers.clip import is_image_tower
 
 PREFIX = "tokens."
@@ -40,7 +40,7 @@ class VisionTower:
         try:
             if not is_image_tower(visual):
                 raise Unreadable(f"its image tower is {type(visual).__name__}")
-            self.blocks: list[Block] = read_blocks(visual.transformer.resblocks)
+            self.blocks: list[FrozenBlock] = read_blocks(visual.transformer.resblocks)
         except Unreadable as reason:
             raise ConfigError(
                 f"PEFT.VISUAL lora and adapter need a ViT image tower; {backbone.name} has none "

@@ -1,0 +1,61 @@
+"""Learned text contexts, with a leading client axis ``K`` and ``N`` prompt sets per client."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedvlm.core.trees import Tree
+
+INIT_STD = 0.02  # CoOp's standard deviation of a random context
+
+
+def low_rank_prompt(
+    n_prompts: int, n_ctx: int, width: int, rank: int, generator: torch.Generator
+) -> Tree:
+    """Return FedTV's prompt factors: sigma, U, S ~ N(0, 0.02^2) and orthonormal U, V.
+
+    Shapes: ``text.sigma [N, n_ctx, width]``, ``text.U [N, n_ctx, rank]`` (orthonormal columns),
+    ``text.S [N, rank]``, ``text.V [N, rank, width]`` (orthonormal rows).
+    """
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator) * INIT_STD
+
+    def orthonormal(rows: int, columns: int) -> Tensor:
+        one = [
+            torch.nn.init.orthogonal_(torch.empty(rows, columns), generator=generator)
+            for _ in range(n_prompts)
+        ]
+        return torch.stack(one)
+
+    return {
+        "text.sigma": normal(n_prompts, n_ctx, width),
+        "text.U": orthonormal(n_ctx, rank),
+        "text.S": normal(n_prompts, rank),
+        "text.V": orthonormal(rank, width),
+    }
+
+
+def personal_prompt(p: Tree) -> Tensor:
+    """Return P = sigma + U diag(S) V, ``[K, N, n_ctx, width]``."""
+    return p["text.sigma"] + (p["text.U"] * p["text.S"].unsqueeze(-2)) @ p["text.V"]
+
+
+def orthogonality(p: Tree, squared: bool) -> Tensor:
+    """Return sum_n ||U'U - I||_F + ||VV' - I||_F per client, ``[K]`` (squared norms on request).
+
+    The un-squared norm has no gradient at its minimum, where only rounding noise would decide:
+    below a few hundred units of rounding its value and subgradient are defined as zero.
+    """
+    u, v = p["text.U"], p["text.V"]
+    return _gap(u.mT @ u, squared).sum(-1) + _gap(v @ v.mT, squared).sum(-1)
+
+
+def _gap(gram: Tensor, squared: bool) -> Tensor:
+    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    square = (gram - eye).square().sum((-2, -1))
+    if squared:
+        return square
+    above = square > (256 * torch.finfo(gram.dtype).eps) ** 2
+    return torch.where(above, torch.where(above, square, 1.0).sqrt(), 0.0)

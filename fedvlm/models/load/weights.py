@@ -1,0 +1,110 @@
+"""Weights files: reading them without running anything in them, and downloading a tag."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import socket
+import warnings
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import torch
+from torch import nn
+
+from fedvlm.core.errors import DataError
+
+WAYS_OUT = (
+    "use --backbone tiny (embedded), a local file with --weights FILE, "
+    "or a folder with --weights local-dir:FOLDER"
+)
+
+
+def is_torchscript(path: Path) -> bool:
+    """Tell whether a file is a TorchScript archive (OpenAI's own format)."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any("/code/" in member for member in archive.namelist())
+
+
+def load_file(model: nn.Module, path: Path) -> None:
+    """Fill a model from a weights file; no pickled code in the file is executed.
+
+    Raises:
+        DataError: unreadable file, or tensors that do not fit the model.
+    """
+    from open_clip.factory import load_checkpoint
+
+    try:
+        if is_torchscript(path):
+            with warnings.catch_warnings(action="ignore", category=FutureWarning):
+                state = torch.jit.load(str(path), map_location="cpu").state_dict()
+            for extra in ("input_resolution", "context_length", "vocab_size"):
+                state.pop(extra, None)
+            model.load_state_dict(state, strict=True)
+        else:
+            load_checkpoint(model, str(path), strict=True, weights_only=True, device="cpu")
+    except pickle.UnpicklingError as error:
+        raise DataError(
+            f"'{path}' holds pickled code, which is refused: use safetensors"
+        ) from error
+    except (IndexError, KeyError, EOFError) as error:
+        raise DataError(
+            f"'{path}' is not a weights file of this model (safetensors, state dict or OpenAI's "
+            "TorchScript)"
+        ) from error
+    except Exception as error:  # torch, safetensors and zip each have kinds of their own
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"cannot load weights from '{path}': {reason}") from error
+
+
+def download(tag: str, build: str, cfg: dict[str, Any]) -> Path:
+    """Return the file of a pretrained tag, from the cache or the network.
+
+    Raises:
+        DataError: not in the cache and not to be had; the message names the ways out.
+    """
+    from open_clip.pretrained import download_pretrained
+
+    try:
+        with quiet_hub(offline=not hub_is_reachable()):
+            return Path(download_pretrained(cfg))
+    except Exception as error:  # network libraries raise many kinds
+        raise DataError(
+            f"cannot download weights '{tag}' of {build} ({type(error).__name__}): {WAYS_OUT}"
+        ) from error
+
+
+def hub_is_reachable() -> bool:
+    """False when the hub's name does not resolve: its client would retry for most of a minute."""
+    from huggingface_hub import constants
+
+    if any(os.environ.get(k) for k in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True
+    try:
+        socket.getaddrinfo(urlparse(constants.ENDPOINT).hostname, 443)
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def quiet_hub(*, offline: bool) -> Iterator[None]:
+    """Keep the hub's client off the screen, and off the network if ``offline``; then restore."""
+    from huggingface_hub import constants
+
+    logger = logging.getLogger("huggingface_hub")
+    before = logger.level, constants.HF_HUB_OFFLINE
+    logger.setLevel(logging.ERROR)
+    constants.HF_HUB_OFFLINE = offline or before[1]
+    try:
+        yield
+    finally:
+        logger.setLevel(before[0])
+        constants.HF_HUB_OFFLINE = before[1]

@@ -1,0 +1,131 @@
+"""Prompts: ids around a learnable context, and the plain text path (the oracle of the packed one).
+
+The prompt of a class is ``[SOS] ctx_1..ctx_n [tokens of "name." EOT pad]``, as in CoOp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedvlm.core.errors import ConfigError
+from fedvlm.models.backbone import Backbone
+
+PLACEHOLDER = "X"
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Tokenised prompts of a class list.
+
+    ``ids`` [C, L] with placeholders at ``start .. start+n_ctx``; ``eot`` [C] is where the tower is
+    read out, ``ends`` [C] where the end-of-text token stands (the same for CLIP).
+    """
+
+    ids: Tensor
+    eot: Tensor
+    ends: Tensor
+    start: int
+    n_ctx: int
+
+
+def clean_name(name: str) -> str:
+    """Class name as CoOp feeds it to the tokenizer: underscores become blanks."""
+    return name.replace("_", " ")
+
+
+def prefix_length(backbone: Backbone) -> int:
+    """Number of tokens that the tokenizer puts before every text (1 for CLIP, 0 for SigLIP)."""
+    first, second = backbone.tokenize(["a", "b"])
+    return int((first == second).int().argmin())
+
+
+def assemble(backbone: Backbone, classnames: Sequence[str], n_ctx: int) -> Prompts:
+    """Tokenise ``name.`` for each class and make room for ``n_ctx`` vectors before it.
+
+    Equal to tokenising ``"X " * n_ctx + name + "."`` wherever "X" is one token, as in CLIP.
+
+    Raises:
+        ConfigError: no classes, or a prompt that does not fit the context length.
+    """
+    if not classnames:
+        raise ConfigError("no class names: a prompt needs at least one class")
+    length, start = backbone.context_length, prefix_length(backbone)
+    texts = [f"{clean_name(name)}." for name in classnames]
+    # Twice the length: a tokenizer cuts silently, and a cut prompt must be seen here.
+    ids = backbone.tokenize(texts, 2 * length)
+    ends = backbone.token_ends(ids) + n_ctx
+    _check_fit(backbone, classnames, ends, n_ctx)
+    filler = backbone.tokenize([PLACEHOLDER])[:, start : start + 1].expand(len(ids), n_ctx)
+    ids = torch.cat([ids[:, :start], filler, ids[:, start:]], dim=1)[:, :length]
+    eot = ends if backbone.pool in ("argmax", "eos") else backbone.eot(ids)
+    return Prompts(ids=ids, eot=eot, ends=ends, start=start, n_ctx=n_ctx)
+
+
+def _check_fit(backbone: Backbone, classnames: Sequence[str], ends: Tensor, n_ctx: int) -> None:
+    longest = int(ends.argmax())
+    needed, length = int(ends[longest]) + 1, backbone.context_length
+    if needed <= length:
+        return
+    fits = max(0, length - (needed - n_ctx))
+    # Beyond twice the context even our own tokenisation was cut: then the count is a lower bound.
+    raise ConfigError(
+        f"the prompt of class '{classnames[longest]}' needs {needed} tokens with n_ctx={n_ctx}, "
+        f"but {backbone.name} has {length}: use n_ctx <= {fits} or a shorter name"
+    )
+
+
+def plain_text(backbone: Backbone, prompts: Prompts, ctx: Tensor) -> Tensor:
+    """Text features [P, C, embed_dim], not normalised, of ``ctx`` [P, n_ctx, text_width].
+
+    One full-length sequence per prompt set and class through the backbone's own tower.
+
+    Args:
+        backbone: the frozen towers.
+        prompts: ids of the C classes.
+        ctx: P prompt sets.
+    """
+    table = backbone.embed_tokens(prompts.ids)
+    sets, classes = ctx.shape[0], table.shape[0]
+    stop = prompts.start + prompts.n_ctx
+    head = table[:, : prompts.start].expand(sets, -1, -1, -1)
+    tail = table[:, stop:].expand(sets, -1, -1, -1)
+    middle = ctx.unsqueeze(1).expand(-1, classes, -1, -1)
+    emb = torch.cat([head, middle, tail], dim=2).flatten(0, 1)
+    out = backbone.encode_embeddings(emb, prompts.eot.repeat(sets))
+    return out.view(sets, classes, -1)
+
+
+def fitting_ids(backbone: Backbone, texts: Sequence[str]) -> Tensor:
+    """Token ids [n, context_length] of whole texts.
+
+    Raises:
+        ConfigError: a text that does not fit the context length.
+    """
+    ids = backbone.tokenize(texts, 2 * backbone.context_length)
+    ends = backbone.token_ends(ids)
+    worst = int(ends.argmax())
+    if int(ends[worst]) >= backbone.context_length:
+        raise ConfigError(
+            f"the text '{texts[worst]}' needs {int(ends[worst]) + 1} tokens, "
+            f"but {backbone.name} has {backbone.context_length}: shorten the template or the name"
+        )
+    return ids[:, : backbone.context_length]
+
+
+def encode_texts(backbone: Backbone, texts: Sequence[str], chunk: int = 256) -> Tensor:
+    """Text features [n, embed_dim], not normalised and without gradient, of whole texts.
+
+    Raises:
+        ConfigError: a text that does not fit the context length.
+    """
+    ids = fitting_ids(backbone, texts)
+    with torch.no_grad():
+        parts = [
+            backbone.encode_embeddings(backbone.embed_tokens(part), backbone.eot(part))
+            for part in ids.split(chunk)
+        ]
+    return torch.cat(parts)

@@ -1,0 +1,126 @@
+"""Which way a context becomes text features: packed where proved equal, plain otherwise."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from fedvlm.core import rng
+from fedvlm.models.backbone import Backbone
+from fedvlm.models.towers.fold import Unfoldable
+from fedvlm.models.towers.packed_text import PackedLayout, PackedText, largest_error
+from fedvlm.models.towers.prompts import Prompts, assemble, plain_text
+
+# Activations of the plain path kept for the backward pass, in bytes.
+PLAIN_BYTES = 8 << 30
+# Largest difference of a normalised feature between packed and plain path, by type.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2}
+
+
+class TextPath:
+    """The text side of one backbone, shared by all class lists.
+
+    Args:
+        backbone: the towers.
+        packed: try the packed path; it is checked against the plain one before its first use.
+        bf16: bfloat16 linear layers in the packed path (always so for a bf16 backbone).
+        counters: ``text_tokens`` and ``text_passes`` are counted here.
+        notes: told why the plain path is used although packing was asked for.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        packed: bool,
+        bf16: bool,
+        counters: Counter[str],
+        notes: list[str],
+    ) -> None:
+        self.backbone, self.counters, self.notes = backbone, counters, notes
+        self._wanted = packed
+        self._packed: PackedText | None = None
+        low = bf16 or backbone.dtype is torch.bfloat16
+        self._weight_dtype = torch.bfloat16 if low else backbone.feature_dtype
+
+    def tower(self) -> PackedText | None:
+        """The packed tower, made and checked at the first call; None for the plain path."""
+        if not self._wanted or self._packed is not None:
+            return self._packed
+        self._wanted = False
+        try:
+            packed = PackedText(self.backbone, self._weight_dtype)
+            self._check(packed)
+            self._packed = packed
+        except Unfoldable as reason:
+            self.notes.append(f"text prompts take the plain path (slower): {reason}")
+        self._wanted = self._packed is not None
+        return self._packed
+
+    def _check(self, packed: PackedText) -> None:
+        """Compare both paths on three short texts with a random context."""
+        backbone = self.backbone
+        n_ctx = min(4, backbone.context_length // 4)
+        prompts = assemble(backbone, ("a", "b c", "d"), n_ctx)
+        shape = (1, n_ctx, backbone.text_width)
+        noise = torch.randn(shape, generator=rng.stream(0, "text-path-check"))
+        ctx = (0.02 * noise).to(backbone.device, backbone.feature_dtype)
+        with torch.no_grad():
+            plain = plain_text(backbone, prompts, ctx)
+            error = largest_error(packed, plain, ctx, prompts)
+        allowed = TOLERANCE[self._weight_dtype]
+        if not error <= allowed:
+            raise Unfoldable(f"packed features differ from plain ones by {error:.1e} > {allowed}")
+
+
+class ClassPrompts:
+    """The prompts of one class list with ``n_ctx`` vectors, ready to be encoded.
+
+    Raises:
+        ConfigError: a prompt that does not fit the context length.
+    """
+
+    def __init__(self, path: TextPath, classnames: Sequence[str], n_ctx: int) -> None:
+        self.path = path
+        self.prompts: Prompts = assemble(path.backbone, classnames, n_ctx)
+        tower = path.tower()
+        self.layouts: list[PackedLayout] = [] if tower is None else tower.layouts(self.prompts)
+
+    def encode(self, ctx: Tensor) -> Tensor:
+        """Text features [P, C, embed_dim], not normalised, of ``ctx`` [P, n_ctx, text_width]."""
+        tower, counters = self.path.tower(), self.path.counters
+        counters["text_passes"] += 1
+        if tower is None:
+            counters["text_tokens"] += len(ctx) * self.prompts.ids.numel()
+            return self._plain(ctx)
+        counters["text_tokens"] += len(ctx) * sum(layout.tokens for layout in self.layouts)
+        return tower(ctx, self.layouts)
+
+    def _plain(self, ctx: Tensor) -> Tensor:
+        """The plain path, in pieces where its activations would take more than ``PLAIN_BYTES``."""
+        backbone, whole = self.path.backbone, self.prompts
+        classes, length = whole.ids.shape
+        blocks = len(backbone.text_tower.transformer.resblocks)
+        # 16 width-sized values per row and block, as for the packed path.
+        per_text = 16 * backbone.text_width * ctx.element_size() * blocks * length
+        most = max(1, PLAIN_BYTES // per_text)
+        if len(ctx) * classes <= most:
+            return plain_text(backbone, whole, ctx)
+        step, columns = min(classes, most), []
+        for at in range(0, classes, step):
+            cut = slice(at, at + step)
+            part = replace(whole, ids=whole.ids[cut], eot=whole.eot[cut], ends=whole.ends[cut])
+            # Too large to keep: each piece is computed again when its gradient is asked for.
+            pieces = [
+                checkpoint(
+                    plain_text, backbone, part, s, use_reentrant=False, preserve_rng_state=False
+                )
+                for s in ctx.split(max(1, most // step))
+            ]
+            columns.append(torch.cat(pieces))
+        return torch.cat(columns, dim=1)
