@@ -192,7 +192,7 @@ def _next(name: str, spec: str, yaml: Path, own: bool) -> list[str]:
     """Return the three next commands."""
     word = shlex.quote(spec)
     config = "" if own else f" --trainer-config-file {shlex.quote(_typed(yaml))}"
-    tests = "tests/test_invariants.py tests/test_house.py tests/test_configs.py"
+    tests = "tests/check/test_invariants.py tests/trainers/test_every_trainer.py"
     return [
         f"  python -m fedvlm run --demo --rounds 2 --trainer {word}{config}",
         f"  python -m fedvlm check {word}",

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, DivergedError
+from fedvlm.federation import aggregate
 from fedvlm.federation.aggregate import Update, similarity_aware, weighted_mean, weighted_sum
+from fedvlm.federation.context import Means
 from fedvlm.federation.groups import resolve
+from fedvlm.models.towers import fold
 
 
 def ups(*vectors: tuple[float, ...], weights: tuple[float, ...] | None = None) -> list[Update]:
@@ -97,3 +102,30 @@ def test_groups_must_cover_every_tensor_exactly_once() -> None:
     assert "'text.U' matches rules of several groups" in message
     assert "'image.fusion.query.bias' matches no rule" in message
     assert "'head' -> frozen matches no trainable" in message
+
+
+def test_float64_happens_on_the_cpu_for_devices_without_it(monkeypatch: Any) -> None:
+    """Stands in for Apple's mps: ``double`` works only on what ``cpu`` returned."""
+
+    class Apple:
+        type = "mps"
+
+    moved: set[int] = set()
+    double, cpu = Tensor.double, Tensor.cpu
+
+    def to_cpu(self: Tensor) -> Tensor:
+        out = cpu(self).clone()
+        moved.add(out.data_ptr())
+        return out
+
+    def checked(self: Tensor) -> Tensor:
+        assert self.data_ptr() in moved, "Cannot convert a MPS Tensor to float64"
+        return double(self)
+
+    source = torch.ones(2)
+    monkeypatch.setattr(Tensor, "cpu", to_cpu)
+    monkeypatch.setattr(Tensor, "double", checked)
+    Means(2).add({"loss": source})
+    monkeypatch.setattr(Tensor, "device", Apple())
+    assert fold._double(source).dtype is torch.float64
+    assert aggregate._accurate(source).dtype is torch.float64

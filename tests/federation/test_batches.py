@@ -1,15 +1,18 @@
-"""Batches: no sample lost, disjoint per step, a function of the seed."""
+"""Batches lose no sample and are a function of the seed; sources hand out the right one."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedvlm.federation.batches import SplitBatcher, step_slices
-
-from .toys import ToySource, ToySplit
+from fedvlm.core.errors import FedvlmError
+from fedvlm.federation.batches import FeatureSource, PixelSource, SplitBatcher, step_slices
+from tests.federation.toys import ToySource, ToySplit
 
 
 @given(st.integers(0, 200), st.integers(1, 40), st.integers(1, 3))
@@ -70,3 +73,39 @@ def test_global_generators_are_untouched() -> None:
     list(batcher([5, 2]).steps([0, 1], 1, 1, 1, "w"))
     assert torch.equal(torch_state, torch.get_rng_state())
     assert (numpy_state == np.random.get_state()[1]).all()
+
+
+def test_feature_source_maps_samples_to_rows_and_views() -> None:
+    labels = torch.arange(6)
+    used = torch.tensor([4, 1, 3])
+    table = torch.stack([used.float()[:, None] * 10 + v for v in range(2)])
+    source = FeatureSource.of(table, used, labels)
+    assert source.fetch(torch.tensor([3, 4, 3]), 1)["features"].flatten().tolist() == [31, 41, 31]
+
+
+def test_pixel_source_decodes_each_image_once() -> None:
+    seen: list[tuple[int, int]] = []
+
+    def load(i: int, view: int) -> torch.Tensor:
+        seen.append((i, view))
+        return torch.full((3, 2, 2), float(i))
+
+    out = PixelSource(load, torch.arange(9)).fetch(torch.tensor([5, 2, 5]), 7)["pixels"]
+    assert out[:, 0, 0, 0].tolist() == [5, 2, 5]
+    assert sorted(seen) == [(2, 7), (5, 7)]
+
+
+@given(st.integers(1, 200), st.integers(2, 40), st.integers(1, 4))
+@settings(max_examples=200, deadline=None)
+def test_steps_of_several_batches_drop_no_sample(n: int, batch: int, per_step: int) -> None:
+    steps = step_slices(n, batch, per_step)
+    used = Counter(i for step in steps for start, stop in step for i in range(start, stop))
+    assert set(used) == set(range(n))
+    assert n < per_step or set(used.values()) == {1}
+    assert all(0 < stop - start <= batch for step in steps for start, stop in step)
+
+
+def test_a_sample_without_cached_features_is_refused() -> None:
+    source = FeatureSource.of(torch.zeros(1, 2, 3), torch.tensor([0, 2]), torch.zeros(4).long())
+    with pytest.raises(FedvlmError, match="sample 1 has no cached features"):
+        source.fetch(torch.tensor([0, 1]), 0)

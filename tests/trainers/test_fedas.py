@@ -18,8 +18,8 @@ from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import FedState
 from tests.federation.toys import quadratic
 
+from .linear import Sample, batch_of, linear
 from .toys import drive, toy
-from .toys_d import Sample, batch_of, linear
 
 FedAS = load_trainer("FedAS")
 DATA: list[list[Sample]] = [

@@ -13,9 +13,10 @@ from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.core.trees import Tree, numel
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.rounds import Federation
+from fedvlm.federation.toolbox.adaptation import held_out_indices
 from fedvlm.models.towers.adapters import adapter_tree
 from fedvlm.models.towers.blocks import NoEdits
-from tests.trainers.toys_e import CLASSES, Recorded, federation
+from tests.trainers.small_clip import CLASSES, Recorded, federation
 
 PEFT = {"PEFT.VISUAL": "adapter", "PEFT.TEXT": "none", "PEFT.WIDTH": 4}
 F64 = torch.float64
@@ -242,3 +243,38 @@ def test_needs_blocks() -> None:
         heart(keys={"PEFT.VISUAL": "feature"})
     with pytest.raises(ConfigError, match="wants 4 blocks, got 2"):
         heart({"HDA_INDICES": (1, 2)})
+
+
+LORA = {"PEFT.TEXT": "none", "PEFT.VISUAL": "lora", "PEFT.RANK": "2"}
+ADAPTER = {"PEFT.TEXT": "none", "PEFT.VISUAL": "adapter", "PEFT.WIDTH": "4"}
+EQUAL = {"AKT": True, "AKT_PROXY": "train", "AKT_SHARE": 0.4, "AKT_STEPS": 1, "AKT_BATCH": 4,
+         "AKT_ATTACK_STEPS": 0, "AKT_ROUNDS": 1.0}
+
+
+def test_heart_distils_with_a_fixed_factor() -> None:
+    """Uploads lack LoRA's A under freeze_a; the server's models must have it nevertheless."""
+    keys = LORA | {"PEFT.LORA_AVG": "freeze_a"}
+    options = {"AKT": True, "AKT_STEPS": 2, "AKT_BATCH": 4, "AKT_ATTACK_STEPS": 1,
+               "AKT_ROUNDS": 1.0, "AKT_GATE": "none", "AKT_LR": 0.01}
+    fed = federation("HEART-PFL", options, keys, rounds=1)
+    plain = federation("HEART-PFL", options | {"AKT": False}, keys, rounds=1)
+    state, without = fed.run(), plain.run()
+    assert all(name.endswith(".B") for name in state.server["w"])
+    assert all(name.endswith(".A") for name in state.server["fixed"])
+    assert "fixed" not in without.server
+    moved = [not torch.equal(v, without.server["w"][n]) for n, v in state.server["w"].items()]
+    assert any(moved)
+
+
+def test_heart_fine_tunes_without_the_proxys_share() -> None:
+    """AKT_PROXY train promises that clients do not train on it; that holds at the end too."""
+    fed = federation("HEART-PFL", EQUAL, ADAPTER | {"FED.FINETUNE_EPOCHS": 2}, rounds=1)
+    state = fed.run()
+    source = fed.batcher.source
+    assert isinstance(source, Recorded)
+    source.seen.clear()
+    tuned = {c: p for ids, p in fed.personal(state, [0, 1, 2], chunk=1) for c in ids}
+    aside = set(held_out_indices(fed.batcher, 0.4, 1))
+    assert aside and source.seen and not source.seen & aside
+    before = dict(fed.personal(state, [0], chunk=1, finetune=False).__next__()[1])
+    assert any(not torch.equal(v, before[n]) for n, v in tuned[0].items())

@@ -20,8 +20,7 @@ from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import Federation, FedState, RoundFinished
 from fedvlm.federation.trainer import Trainer
 from tests.federation.toys import quadratic
-
-from .toys import config, leaves
+from tests.trainers.toys import config, leaves
 
 HERMES = load_trainer("Hermes")
 HOME = sys.modules[HERMES.__module__]
@@ -290,3 +289,21 @@ def test_lora_factors_must_keep_their_basis() -> None:
     world = World(["PEFT.TEXT", "none", "PEFT.VISUAL", "lora", "PEFT.LORA_AVG", "product_svd"])
     with pytest.raises(ConfigError, match="LORA_AVG.*factors or freeze_a"):
         world.federation(load_trainer("Hermes"))
+
+
+def test_hermes_goes_on_where_a_round_draws_only_clients_without_validation_images() -> None:
+    """It used to end a long run in the round that happened to draw such clients alone."""
+    world = World(["PEFT.TEXT", "prompt", "PEFT.VISUAL", "feature"])
+    hermes = load_trainer("Hermes")
+    blind = [replace(s, val=np.zeros(0, np.int64)) for s in world.splits[1:]]
+    fed = world.federation(hermes, Setup(splits=[world.splits[0], *blind]))
+    state = fed.start()
+    drawn = type("Drawn", (type(fed.plan),), {"sample": lambda self, round_: [1]})
+    fed.plan = drawn(**vars(fed.plan))
+    after = fed.round(state, 1)
+    assert fed.trainer.report["without_validation"] == [1] and after.round == 1
+
+
+def test_hermes_says_what_it_uses_beside_training_images() -> None:
+    world = World(["PEFT.TEXT", "prompt", "PEFT.VISUAL", "feature"])
+    assert "validation" in world.federation(load_trainer("Hermes")).trainer.extra_data

@@ -17,8 +17,7 @@ from fedvlm.federation.context import Context
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.models.towers import layers
 from fedvlm.models.vlmodel import VLModel
-
-from .toys import drive, leaves, own, personal, shared
+from tests.trainers.toys import drive, leaves, own, personal, shared
 
 META = {"ALPHA_LR": 0.1, "BETA_LR": 0.05}
 FIXED = {"fo": 2.8, "hf": 2.578947368, "exact": 2.578947368}
@@ -205,3 +204,12 @@ def test_attention_without_second_derivative_is_noticed(prompts: World) -> None:
     (grad,) = torch.autograd.grad(model.text(ctx).pow(3).sum(), ctx, create_graph=True)
     with pytest.raises(module.OnceOnly):
         module.refuse_once_only([grad])
+
+
+def test_per_fedavg_gives_no_weight_to_a_client_without_samples() -> None:
+    one = drive("Per-FedAvg", 1, sizes=(2, 2))[1]
+    fed, state = drive("Per-FedAvg", 1, sizes=(0, 2))
+    alone = float(fed.p0["image.w"])
+    moved = float(state.server["w"]["image.w"])
+    # client 0 has its optimum at the start: with two samples it stays there and halves the move
+    assert moved == pytest.approx(2 * float(one.server["w"]["image.w"])) and moved != alone

@@ -14,7 +14,7 @@ from fedvlm.federation.aggregate import Update
 from fedvlm.federation.batches import IndexSplit
 from fedvlm.federation.rounds import Federation
 from fedvlm.federation.toolbox.adaptation import client_split, on_subset, split, split_train
-from tests.trainers.toys_e import Recorded, federation, shares
+from tests.trainers.small_clip import Recorded, federation, shares
 
 LORA = {"PEFT.VISUAL": "lora", "PEFT.TEXT": "none", "PEFT.RANK": 2}
 FEATURE = {"PEFT.VISUAL": "feature", "PEFT.TEXT": "none", "PEFT.WIDTH": 4}

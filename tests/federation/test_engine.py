@@ -1,4 +1,4 @@
-"""Trainers that break a contract, and numbers that are not finite, on the quadratic toys."""
+"""Trainers that break a contract, faulty messages, and numbers that are not finite."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedvlm.core import trees
 from fedvlm.core.errors import DivergedError, FedvlmError
 from fedvlm.core.trees import State, Tree, per_client
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
-
-from .toys import Quadratic, quadratic
+from tests.federation.toys import Quadratic, quadratic
 
 
 def server(fed: Any) -> float:
@@ -80,3 +80,61 @@ def test_all_dropped_stops() -> None:
 
     with pytest.raises(DivergedError, match="every client"):
         quadratic(AllExplode(), 1, nonfinite="drop").run()
+
+
+def faulty(kind: str) -> Quadratic:
+    class Faulty(Quadratic):
+        name = "Faulty"
+
+        def __init__(self) -> None:
+            super().__init__()
+
+        def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+            state, up = super().local(ctx, c, d)
+            mine = 1 in ctx.clients
+            if kind == "none" and mine:
+                return None  # type: ignore[return-value]
+            if kind == "raises" and mine:
+                raise RuntimeError("boom")
+            if kind == "shape":
+                return state, Upload({"w": torch.stack([up.params["w"]] * 2, 1)}, up.weight)
+            if kind == "dtype":
+                return state, Upload({"w": up.params["w"].float()}, up.weight)
+            if kind == "state":
+                return {"w": {"w": state["w"]["w"] / 0}}, up
+            if kind == "many":
+                return state, Upload(up.params, torch.ones(7))
+            factors = {"negative": -1.0 if mine else 3.0, "nan": torch.nan, "zero": 0.0}
+            return state, Upload(up.params, up.weight * factors.get(kind, 1.0))
+
+    return Faulty()
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("none", "client 1"), ("raises", "client 1.*boom"), ("shape", "'w'.*shape"),
+        ("dtype", "'w'.*float32"), ("negative", "client 1.*weight"), ("nan", "client 0.*weight"),
+        ("zero", "weight"), ("many", "weight"), ("state", "round 1, client 0.*'w'"),
+    ],
+)
+def test_faulty_message(kind: str, sentence: str) -> None:
+    with pytest.raises(FedvlmError, match=sentence):
+        quadratic(faulty(kind), 1, chunk=1).run()
+
+
+def test_until_zero_runs_nothing() -> None:
+    assert quadratic(Quadratic(), 3).run(until=0).round == 0
+
+
+class NoAxis(Quadratic):
+    """Keeps a leaf without the clients' axis."""
+
+    def local(self, ctx: Context, c: trees.State, d: trees.Tree) -> Any:
+        state, upload = super().local(ctx, c, d)
+        return state | {"seen": {"rounds": torch.ones(3)}}, upload
+
+
+def test_state_without_client_axis_is_refused() -> None:
+    with pytest.raises(FedvlmError, match="'rounds' in slot 'seen'"):
+        quadratic(NoAxis(), 1).run()

@@ -16,7 +16,7 @@ from fedvlm.federation.rounds import Federation
 from fedvlm.federation.toolbox.adaptation import client_split
 from fedvlm.federation.toolbox.distill import Distillation, Proxy, distil, ensemble, symmetric_kl
 from fedvlm.models.adapt.attack import PGD
-from tests.trainers.toys_e import Recorded, federation, shares
+from tests.trainers.small_clip import Recorded, federation, shares
 
 F64 = torch.float64
 PEFT = {"PEFT.VISUAL": "adapter", "PEFT.TEXT": "none", "PEFT.WIDTH": 4}

@@ -1,4 +1,4 @@
-"""Accuracy before and after a final fine-tuning, on models whose predictions are known."""
+"""What a run records of its evaluation: selection on validation, and the final fine-tuning."""
 
 from __future__ import annotations
 
@@ -8,28 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedvlm.evaluation import Evaluator
 from tests import jobs
-from tests.evaluation.fakes import FakeModel, FakeSource, FakeTrainer, federated, finished
-
-LABELS = [0, 1, 2, 3]
 
 
-def evaluator() -> Evaluator:
-    data = federated(LABELS, [([0], [0, 1]), ([1], [2, 3]), ([2], [])], LABELS)
-    return Evaluator(FakeModel("abcd"), FakeTrainer(), FakeSource(LABELS), data)
-
-
-def test_both_numbers() -> None:
-    """All are right after the fine-tuning; before it client 1 was one class off."""
-    right = {0: 0.0, 1: 0.0, 2: 0.0}
-    result = evaluator()(finished(3, 3, right, before=right | {1: 1.0}))
-    assert result is not None
-    assert (result["personal"], result["personal_before_ft"]) == (100.0, 50.0)
-    assert [c["accuracy_before_ft"] for c in result["clients"]] == [100.0, 0.0, None]
-    assert [c["accuracy"] for c in result["clients"]] == [100.0, 100.0, None]
-    plain = evaluator()(finished(3, 3, right))
-    assert plain is not None and "personal_before_ft" not in plain
+def test_selection_does_not_depend_on_test_evaluations(tmp_path: Path) -> None:
+    more = ("--opts", "TEST.SELECT", "val")
+    assert jobs.run(tmp_path, "--eval-every", "9", "--rounds", "3", *more) == 0
+    assert all("personal" in r and r["val"] is not None for r in jobs.records(tmp_path))
 
 
 @pytest.mark.parametrize("trainer", ["FedAvg", "FedTV"])

@@ -20,8 +20,7 @@ from fedvlm.federation.optim import OptimSpec
 from fedvlm.federation.rounds import Federation, Plan
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.vlmodel import VLModel
-
-from .models.openai_layout import from_openai
+from tests.models.openai_layout import from_openai
 
 NAMES = {
     "prompt_learner.sigma": "text.sigma",

@@ -1,4 +1,4 @@
-"""Single steps, the proximal pull, and validation samples inside a method."""
+"""Single steps, the proximal pull, means of a fit, and validation samples inside a method."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from torch import Tensor
 
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.batches import Batch, Step
-from fedvlm.federation.context import descend, gradient, optimise
+from fedvlm.federation.context import Means, descend, gradient, optimise
 from fedvlm.federation.toolbox.regularise import pull
-
-from .toys import Quadratic, ToySource, quadratic
+from tests.federation.toys import Quadratic, ToySource, quadratic
 
 UNEQUAL = {"epochs": 3, "sizes": (7, 3), "batch": 2, "momentum": 0.9}
 
@@ -66,7 +65,7 @@ def with_validation(sizes: list[int]) -> Any:
 @pytest.fixture(autouse=True)
 def three(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("A", (1.0, 3.0, 1.0)), ("B", (0.0, 4.0, 1.0))):
-        monkeypatch.setattr(f"{__package__}.toys.{name}", value)
+        monkeypatch.setattr(f"tests.federation.toys.{name}", value)
 
 
 def ones(model: Any, p: Tree, x: dict[str, Tensor]) -> Tensor:
@@ -88,3 +87,10 @@ def test_nobody_has_validation_samples() -> None:
     fed = with_validation([0, 0, 0])
     assert fed.batcher.held_out([0, 1, 2]) is None
     assert bool(fed.context([0, 1]).accuracy({}, ones).isnan().all())
+
+
+def test_logged_losses_are_means_over_the_clients_own_steps() -> None:
+    means = Means(2)
+    means.add({"loss": torch.tensor([2.0, 3.0])})
+    means.add({"loss": torch.tensor([4.0])})
+    assert means.values()["loss"].tolist() == [3.0, 3.0]

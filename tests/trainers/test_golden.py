@@ -1,6 +1,6 @@
 """FedTV against figures computed with the authors' modules, in float64, plain and fast.
 
-``pytest tests/test_golden.py --golden DIR`` checks another set in that format.
+``pytest tests/trainers/test_golden.py --golden DIR`` checks another set in that format.
 """
 
 from __future__ import annotations

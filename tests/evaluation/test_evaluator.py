@@ -179,3 +179,23 @@ def test_zero_shot_encodes_each_image_once() -> None:
 def test_zero_shot_without_new_classes() -> None:
     found = zero_shot(FakeModel("abcd"), FakeSource(LOOKS), federated(LABELS, CLIENTS, TEST))
     assert found["global"] == 75.0 and "new" not in found and "base_all" not in found
+
+
+FOUR = [0, 1, 2, 3]
+
+
+def tuned_evaluator() -> Evaluator:
+    data = federated(FOUR, [([0], [0, 1]), ([1], [2, 3]), ([2], [])], FOUR)
+    return Evaluator(FakeModel("abcd"), FakeTrainer(), FakeSource(FOUR), data)
+
+
+def test_before_and_after_a_final_fine_tuning() -> None:
+    """All are right after the fine-tuning; before it client 1 was one class off."""
+    right = {0: 0.0, 1: 0.0, 2: 0.0}
+    result = tuned_evaluator()(finished(3, 3, right, before=right | {1: 1.0}))
+    assert result is not None
+    assert (result["personal"], result["personal_before_ft"]) == (100.0, 50.0)
+    assert [c["accuracy_before_ft"] for c in result["clients"]] == [100.0, 0.0, None]
+    assert [c["accuracy"] for c in result["clients"]] == [100.0, 100.0, None]
+    plain = tuned_evaluator()(finished(3, 3, right))
+    assert plain is not None and "personal_before_ft" not in plain

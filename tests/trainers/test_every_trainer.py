@@ -1,0 +1,49 @@
+"""What holds for every trainer of the repository beside the invariants."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from fedvlm.core.rng import stream
+from fedvlm.federation.cards import card, trainer_files
+from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.groups import resolve as resolve_groups
+from fedvlm.job.flags import parse
+from fedvlm.job.resolve import resolve
+from fedvlm.models.load.backbones import load_backbone
+from fedvlm.models.vlmodel import VLModel
+
+TRAINERS = sorted(trainer_files())
+NUMBER = r"\b([A-Z][A-Z0-9_]+) (-?\d+(?:\.\d+)?(?:e-?\d+)?)\b"
+
+
+@pytest.fixture(scope="module")
+def model() -> VLModel:
+    return VLModel(load_backbone("tiny"), ["circle", "square"])
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_trainer_builds_on_the_tiny_clip(trainer: str, model: VLModel) -> None:
+    cfg = resolve(parse(["--demo", "--trainer", trainer])).jobs[0].cfg
+    made = load_trainer(trainer)(cfg)
+    tree = made.trainables(model, stream(1, "init"))
+    assert all(v.dtype == torch.float32 for v in tree.values())
+    groups = resolve_groups(tree, made.rules(list(tree)), trainer)
+    assert set(groups.of) == set(tree)
+
+
+def test_the_defaults_that_a_card_names_are_the_declared_ones() -> None:
+    """Each ``KEY number`` of the card's ``Defaults:``, by the options or by the method's YAML."""
+    for name, path in trainer_files().items():
+        trainer = load_trainer(name)
+        field = re.search(r"^Defaults: (.*(?:\n[ \t]+.*)*)", card(path), flags=re.MULTILINE)
+        assert field and field.group(1).strip(), name
+        cfg = resolve(parse(["--demo", "--trainer", name])).jobs[0].cfg
+        for key, value in re.findall(NUMBER, field.group(1).split("As published:")[0]):
+            option = trainer.options.get(key)
+            if option is not None:
+                defaults = {float(option.default), float(cfg.TRAINER[trainer.name.upper()][key])}
+                assert float(value) in defaults, f"{name}: {key} {value}"
