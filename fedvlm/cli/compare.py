@@ -9,9 +9,8 @@ from pathlib import Path
 from fedvlm.cli.parser import VerbParser
 from fedvlm.console.screen import say
 from fedvlm.core.errors import ConfigError, did_you_mean
-from fedvlm.report.compare.read import side, sides
-from fedvlm.report.compare.runs import compare
-from fedvlm.report.compare.seeds import compare_seeds
+from fedvlm.report.compare.runs import compare, compare_seeds
+from fedvlm.report.compare.sides import side, sides
 from fedvlm.report.compare.text import FORMATS
 
 USAGE = "fedvlm compare RUN_A RUN_B [--over-seeds] [--format text|md|json]"

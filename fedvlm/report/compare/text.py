@@ -1,21 +1,21 @@
-"""A comparison as sections of sentences and small tables: plain text, Markdown, JSON."""
+"""A comparison as topics of sentences and small tables: plain text, Markdown, JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fedvlm.console.rows import one_line, table_lines
-from fedvlm.core import files as atomic
+from fedvlm.core import files
 from fedvlm.report.tables.render import escape_markdown
 
 Row = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Section:
+class Topic:
     """A heading with sentences, a table of ready texts, and sentences after it."""
 
     title: str
@@ -24,50 +24,46 @@ class Section:
     after: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
 class Comparison:
     """A finished comparison.
 
     Attributes:
-        sections: for a reader.
+        topics: for a reader; those without a line or row are left out.
         data: the same numbers in full, for a program.
     """
 
-    sections: Sequence[Section]
-    data: Mapping[str, Any] = field(default_factory=dict)
+    def __init__(self, topics: Sequence[Topic], data: Mapping[str, Any]) -> None:
+        self.topics = [topic for topic in topics if topic.lines or topic.rows]
+        self.data = data
 
 
-def text(found: Comparison) -> str:
+def text(comparison: Comparison) -> str:
     """Return plain text with aligned tables."""
     blocks = []
-    for section in found.sections:
-        table = table_lines(section.rows)
-        said = [one_line(line) for line in section.lines]
-        after = [one_line(line) for line in section.after]
-        blocks.append("\n".join(
-            [section.title, *(f"  {line}" for line in (*said, *table, *after))]
-        ))
+    for topic in comparison.topics:
+        lines = [*map(one_line, topic.lines), *table_lines(topic.rows), *map(one_line, topic.after)]
+        blocks.append("\n".join([topic.title, *(f"  {line}" for line in lines)]))
     return "\n\n".join(blocks) + "\n"
 
 
-def markdown(found: Comparison) -> str:
-    """Return Markdown: a heading, a list of sentences and a pipe table per section."""
+def markdown(comparison: Comparison) -> str:
+    """Return Markdown: a heading, a list of sentences and a pipe table per topic."""
     blocks = []
-    for section in found.sections:
-        blocks.append(f"## {escape_markdown(section.title)}")
-        blocks += _bullets(section.lines)
-        if section.rows:
-            names = list(dict.fromkeys(k for row in section.rows for k in row))
+    for topic in comparison.topics:
+        blocks.append(f"## {escape_markdown(topic.title)}")
+        blocks += _bullets(topic.lines)
+        if topic.rows:
+            names = list(dict.fromkeys(k for row in topic.rows for k in row))
             lines = [_pipes(names), "|" + " --- |" * len(names)]
-            lines += [_pipes([row.get(name, "-") for name in names]) for row in section.rows]
+            lines += [_pipes([row.get(name, "-") for name in names]) for row in topic.rows]
             blocks.append("\n".join(lines))
-        blocks += _bullets(section.after)
+        blocks += _bullets(topic.after)
     return "\n\n".join(blocks) + "\n"
 
 
-def as_json(found: Comparison) -> str:
+def as_json(comparison: Comparison) -> str:
     """Return the numbers in full as strict JSON; what is not finite becomes null and is listed."""
-    return json.dumps(atomic.json_ready(dict(found.data)), indent=2, allow_nan=False) + "\n"
+    return json.dumps(files.json_ready(dict(comparison.data)), indent=2, allow_nan=False) + "\n"
 
 
 FORMATS: dict[str, Callable[[Comparison], str]] = {
