@@ -8,7 +8,7 @@ from dataclasses import replace
 from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import Collected, Run
 from fedvlm.report.pages.html import Html, cell, element, items, join, table
-from fedvlm.report.tables.cells import BEST, SECOND, Cell
+from fedvlm.report.tables.cells import BEST, SECOND, TableCell
 from fedvlm.report.tables.facts import facts_of
 from fedvlm.report.tables.metrics import metric, metrics_of
 from fedvlm.report.tables.table import Spec, Table, tables
@@ -82,7 +82,7 @@ def _one(numbers: Table) -> Html:
     ])
 
 
-def _cell(number: Cell, ci: bool) -> Html:
+def _cell(number: TableCell, ci: bool) -> Html:
     """Return a number with its spread: the best bold, the second underlined."""
     mark = {BEST: "strong", SECOND: "u"}.get(number.rank)
     spread = number.spread(ci)

@@ -23,7 +23,7 @@ NOT_RIVALS = {"dataset", "held_out", METRIC}  # nobody wins between two data set
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A number over seeds, unscaled.
 
     Attributes:
@@ -78,17 +78,17 @@ class Cell:
         return "mean over data sets" if self.average else f"n = {self.n}"
 
 
-Grid = tuple[tuple[Cell, ...], ...]
+Grid = tuple[tuple[TableCell, ...], ...]
 
 
-def cell_of(name: str, values: Sequence[float], of: int, ci: bool, digits: int) -> Cell:
+def cell_of(name: str, values: Sequence[float], of: int, ci: bool, digits: int) -> TableCell:
     """Return the cell of the metric ``name``.
 
     Args:
         values: of the seeds that have it.
         of: seeds in all.
     """
-    return Cell(
+    return TableCell(
         name, mean(values), sample_std(values), t_interval(values) if ci else None, len(values), of,
         digits=digits,
     )
@@ -112,11 +112,11 @@ def averages(
     return grid, list(rows), list(columns), False
 
 
-def average(cells: Sequence[Cell]) -> Cell:
+def average(cells: Sequence[TableCell]) -> TableCell:
     """Return the mean of the cells' means, without a spread; missing where one is missing."""
     there = [cell for cell in cells if cell.mean is not None] or [*cells]
     whole = all(cell.mean is not None for cell in cells)
-    return Cell(
+    return TableCell(
         there[0].metric, mean(cell.mean for cell in cells) if whole else None,
         digits=there[0].digits, average=True, fewer=whole and any(cell.fewer for cell in cells),
     )
@@ -133,7 +133,7 @@ def with_marks(grid: Grid, row_keys: Sequence[str], col_keys: Sequence[str]) -> 
     return tuple(zip(*columns, strict=True))
 
 
-def ranked(cells: Sequence[Cell]) -> list[Cell]:
+def ranked(cells: Sequence[TableCell]) -> list[TableCell]:
     """Rank cells by what is shown, so that equal figures get equal marks.
 
     The second is the next figure after the best; where all are equal nobody gets a mark.

@@ -33,7 +33,7 @@ TRAINING = ("batch_size", "rounds", "local_epochs", "views", "budget", "selectio
 MOST = 4  # differences named
 MOST_VALUES = 8
 
-Difference = tuple[str, Any, RunFacts, Any, RunFacts]
+Clash = tuple[str, Any, RunFacts, Any, RunFacts]
 
 
 def same_protocol(
@@ -98,7 +98,7 @@ def _keys(entries: Sequence[RunFacts], axes: Sequence[str]) -> list[str]:
     return [*method, *(k for k in (*protocol, *config) if k not in out)]
 
 
-def _difference(entries: Sequence[RunFacts], key: str) -> Difference | None:
+def _difference(entries: Sequence[RunFacts], key: str) -> Clash | None:
     first: dict[tuple[str, ...], RunFacts] = {}
     for entry in _bound(entries, key):
         other = first.setdefault(_group(entry, key), entry)
@@ -120,14 +120,14 @@ def _group(entry: RunFacts, key: str) -> tuple[str, ...]:
     return tuple(str(entry.fact(k)) for k in SCOPES.get(key, ()))
 
 
-def _values(entries: Sequence[RunFacts], difference: Difference) -> list[str]:
+def _values(entries: Sequence[RunFacts], difference: Clash) -> list[str]:
     """Return every value of a key among the entries that should agree with the first."""
     key, first = difference[0], difference[2]
     alike = [e for e in _bound(entries, key) if _group(e, key) == _group(first, key)]
     return list(dict.fromkeys(_text(e.fact(key)) for e in alike))
 
 
-def _refuse(what: str, differences: Sequence[Difference], mixed: Sequence[str] | None) -> None:
+def _refuse(what: str, differences: Sequence[Clash], mixed: Sequence[str] | None) -> None:
     """Refuse the differences that ``mixed`` does not allow; name the keys that it would need."""
     refused = [d for d in differences if mixed is None or (mixed and d[0] not in mixed)]
     if refused:
@@ -139,7 +139,7 @@ def _refuse(what: str, differences: Sequence[Difference], mixed: Sequence[str] |
         )
 
 
-def _config_difference(a: RunFacts, b: RunFacts) -> list[Difference]:
+def _config_difference(a: RunFacts, b: RunFacts) -> list[Clash]:
     skipped = tuple(key.upper() for key in SEEDS)
     keys = [k for k in dict.fromkeys((*a.config, *b.config)) if k not in skipped]
     return [
@@ -148,7 +148,7 @@ def _config_difference(a: RunFacts, b: RunFacts) -> list[Difference]:
     ]
 
 
-def _words(differences: Sequence[Difference], runs: bool = True) -> str:
+def _words(differences: Sequence[Clash], runs: bool = True) -> str:
     parts = [
         f"{key} is {_text(a)} in {x.run.path} and {_text(b)} in {y.run.path}" if runs and not at
         else f"{key} {_text(a)} and {_text(b)}"

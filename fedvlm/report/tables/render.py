@@ -11,7 +11,7 @@ import io
 from collections.abc import Callable, Sequence
 
 from fedvlm.console.rows import one_line
-from fedvlm.report.tables.cells import BEST, FEWER, SECOND, Cell
+from fedvlm.report.tables.cells import BEST, FEWER, SECOND, TableCell
 from fedvlm.report.tables.table import Table
 
 _ESCAPES = {
@@ -62,7 +62,7 @@ def _lines(table: Table) -> list[str]:
     return [*lines, r"\end{table}"]
 
 
-def _cell(cell: Cell, ci: bool) -> str:
+def _cell(cell: TableCell, ci: bool) -> str:
     form = {BEST: r"\textbf{%s}", SECOND: r"\underline{%s}"}.get(cell.rank, "%s")
     spread = cell.spread(ci)
     mean = f"${cell.text}$" if cell.text.startswith("-") and cell.mean is not None else cell.text
@@ -158,7 +158,7 @@ def _html_lines(table: Table) -> list[str]:
     return lines
 
 
-def _marked(cell: Cell, ci: bool, best: str, second: str) -> str:
+def _marked(cell: TableCell, ci: bool, best: str, second: str) -> str:
     """Return a cell's words, which need no escaping, with its mark."""
     form = {BEST: best, SECOND: second}.get(cell.rank, "{}")
     spread = cell.spread(ci)

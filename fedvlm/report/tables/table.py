@@ -9,7 +9,7 @@ from typing import Any
 from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import Collected
 from fedvlm.report.tables.caption import caption, notes_on
-from fedvlm.report.tables.cells import AVERAGE, Cell, Grid, averages, cell_of, with_marks
+from fedvlm.report.tables.cells import AVERAGE, Grid, TableCell, averages, cell_of, with_marks
 from fedvlm.report.tables.check import same_config, same_protocol
 from fedvlm.report.tables.facts import (
     METRIC,
@@ -169,7 +169,7 @@ def _one(
         cells[row, column] = _cell(runs, name, spec)
         seeds.append({e.seeds for e in runs})
         differing += [words for words in inside if words not in differing]
-    missing = Cell(names[0])
+    missing = TableCell(names[0])
     grid = tuple(tuple(cells.get((r, c), missing) for c in columns) for r in rows)
     most = max((cell.n for line in grid for cell in line), default=0)
     grid = tuple(tuple(replace(c, fewer=0 < c.n < most) for c in line) for line in grid)
@@ -187,12 +187,12 @@ def _one(
     )
 
 
-def _cell(runs: Sequence[RunFacts], name: str, spec: Spec) -> Cell:
+def _cell(runs: Sequence[RunFacts], name: str, spec: Spec) -> TableCell:
     values = [v for entry in runs if (v := value_of(entry, name)) is not None]
     decimals = metric(name).digits
     digits = spec.digits if decimals is None else decimals
     if name.startswith(ROUNDS_TO) and len(values) < len(runs):  # a mean of the lucky seeds lies
-        return Cell(name, n=len(values), of=len(runs), reached=len(values), digits=digits)
+        return TableCell(name, n=len(values), of=len(runs), reached=len(values), digits=digits)
     return cell_of(name, values, len(runs), spec.ci, digits)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,8 +43,8 @@ def draw(values, title="", width=style.PAGE):
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder whose files are in the folder of figures too."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give a folder whose files are in the folder of figures too."""
     added = tmp_path / "added"
     added.mkdir()
     monkeypatch.setattr(figures, "__path__", [*figures.__path__, str(added)])
@@ -56,8 +58,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def runs(tmp_path: Path, zero: float = 30.0) -> list[Path]:
     """Write two finished runs that the verbs can read; return their folders."""
-    import json
-
     paths = []
     for seed in (1, 2):
         run = make(tmp_path, "A", seed, [10, 20], zero=zero)

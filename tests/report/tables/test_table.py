@@ -10,7 +10,7 @@ import pytest
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import collect
-from fedvlm.report.tables.cells import BEST, SECOND, Cell
+from fedvlm.report.tables.cells import BEST, SECOND, TableCell
 from fedvlm.report.tables.table import Spec, Table, tables
 from tests.report.table_runs import write_run, write_seeds
 
@@ -20,7 +20,7 @@ def table(root: Path, **spec: Any) -> Table:
     return found
 
 
-def cell(found: Table, row: str, column: str) -> Cell:
+def cell(found: Table, row: str, column: str) -> TableCell:
     return found.cells[found.rows.index(row)][found.columns.index(column)]
 
 
