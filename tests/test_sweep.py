@@ -21,7 +21,8 @@ import pytest
 import torch
 
 from fedvlm.cli.main import main
-from fedvlm.cli.sweep import plan_of, read_words
+from fedvlm.cli.run.sweep import plan_of
+from fedvlm.cli.verbs import verbs
 from fedvlm.job import build as cli_build
 from fedvlm.job.maker import Memo
 from fedvlm.models.features import encode as store
@@ -30,6 +31,7 @@ from fedvlm.runs import lock as run_lock
 from fedvlm.sweep.cells import Cell, cells_of
 from tests import jobs, sweep_workers
 
+SWEEP = verbs()["sweep"].parser()
 SMALL = ["--backbone", "tiny", "--shots", "1", "--rounds", "3", "--local-epochs", "1",
          "--num-users", "2"]
 PLAN = ["--trainers", "FedAvg", "FedPer", "--datasets", "digits", "--seeds", "1", "2", "--name",
@@ -55,7 +57,7 @@ def words(output: Path, *more: str) -> list[str]:
 
 
 def cells(output: Path) -> list[Cell]:
-    return cells_of(plan_of(read_words(words(output)[1:])))
+    return cells_of(plan_of(SWEEP.parse_args(words(output)[1:])))
 
 
 def journal(output: Path, name: str = "small") -> list[dict]:

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from fedvlm.cli.main import main
-from fedvlm.cli.sweep import plan_of, read_words
+from fedvlm.cli.run.sweep import plan_of
+from fedvlm.cli.verbs import verbs
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
@@ -26,6 +27,7 @@ from fedvlm.sweep.run import table_lines
 from fedvlm.sweep.state import Pace
 from tests.report.table_runs import write_run
 
+SWEEP = verbs()["sweep"].parser()
 CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "sweeps"
 SMALL = ("--backbone", "tiny", "--rounds", "1", "--local-epochs", "2", "--num-users", "2")
 
@@ -43,7 +45,7 @@ datasets: [digits, {name: digits, label: more, num-users: 3}]
 trainers: [FedAvg, {name: fedavg, tag: slow, lr: 0.1}]
 seeds: [4, 5]
 """)
-    asked = read_words([str(path), "--output-dir", str(tmp_path), "FED.ROUNDS", "2"])
+    asked = SWEEP.parse_args([str(path), "--output-dir", str(tmp_path), "FED.ROUNDS", "2"])
     cells = cells_of(plan_of(asked))
     assert [str(c) for c in cells[:4]] == [
         "digits FedAvg seed 4", "digits fedavg (slow) seed 4", "more FedAvg seed 4",
@@ -78,7 +80,7 @@ axes: {{lr: [0.1, 0.2], OPTIM.MOMENTUM: [0.5]}}
 def test_the_words_of_a_cell_give_its_config(tmp_path: Path) -> None:
     words = ["--trainers", "FedPer", "--datasets", "shapes", "--seeds", "3", "--peft", "lora",
              "--output-dir", str(tmp_path / "a b"), *SMALL]
-    (cell,) = cells_of(plan_of(read_words(words)))
+    (cell,) = cells_of(plan_of(SWEEP.parse_args(words)))
     assert "FedPer-lora" in cell.key
     again = resolve(parse(cell.words[1:])).jobs[0].cfg
     assert identity_digest(identity_config(again)) == cell.digest

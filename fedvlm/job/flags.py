@@ -1,12 +1,9 @@
-"""Command-line words to config keys.
+"""The flags of a run, as one table, and what becomes of a command line's words.
 
-Flags match ignoring case, dash and underscore (``--num-users`` = ``--num_users``), as do the CoOp
-family's spellings. argparse is not used for parsing: it guesses abbreviations, stops at the first
-mistake and answers with a usage dump; here every mistake gets a sentence, all at once.
+A row says the flag's spellings, the config key that it sets, and a line of help. The main job, the
+sweep, the features and ``fedvlm config`` all read it.
 
-The flags, as a table: spellings, the config key they set, one line of help.
-
-``--peft prompt+lora``: one flag for the three keys that say what is trained.
+``--peft prompt+lora`` is one flag for the three keys that say what is trained:
 
 ========= ================================================================ ===================
 word      what is trained                                                  sets
@@ -25,11 +22,14 @@ other. Sizes stay keys: PEFT.RANK, ALPHA, TARGETS, BLOCKS, WIDTH, N_CTX, LORA_AV
 
 from __future__ import annotations
 
+import argparse
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+from fedvlm.console.parser import Loose, Parser, Switch
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
 
 
@@ -58,10 +58,6 @@ class Flag:
     kind: str = "value"
     metavar: str = "X"
     idle_note: str = ""
-
-    def empty(self) -> Any:
-        """Return the value of ``dest`` where the flag is absent."""
-        return {"switch": False, "many": []}.get(self.kind, "")
 
 
 def _v(group: str, key: str, names: str, help_: str, metavar: str = "X", **more: str) -> Flag:
@@ -110,7 +106,7 @@ FLAGS: tuple[Flag, ...] = (
     _v(_TRAIN, "SEED", "--seed", "model seed", "N"),
     _v(_TRAIN, "DATA_SEED", "--data-seed", "seed of partition and shots", "N"),
     Flag(("--seeds",), "one run per seed (both seeds), then the table", _TRAIN, dest="seeds",
-         kind="many", metavar="N N N"),
+         kind="many", metavar="N"),
     _v(_MODEL, "MODEL.BACKBONE.NAME", "--backbone", "ViT-B/16, RN50, ..., or tiny (embedded)",
        "NAME"),
     _v(_MODEL, "MODEL.INIT_WEIGHTS", "--weights", "tag, file or local-dir:FOLDER"),
@@ -127,11 +123,11 @@ FLAGS: tuple[Flag, ...] = (
          dest="dry_run", kind="switch"),
     Flag(("--print-config",), "print every setting and where it comes from", _RUN,
          dest="print_config", kind="switch"),
-    Flag(("--opts",), "any setting, also at the end of the line without --opts", _RUN, dest="",
-         kind="opts", metavar="KEY VALUE ..."),
+    Flag(("--opts",), "any setting, also at the end of the line without --opts", _RUN, dest="opts",
+         kind="opts", metavar="KEY VALUE"),
     Flag(("--debug",), "on a bug in fedvlm, print the traceback", _RUN, dest="debug",
          kind="switch"),
-    Flag(("--help",), "this page", _RUN, dest="help", kind="switch"),
+    Flag(("--help", "-h"), "this page", _RUN, dest="help", kind="switch"),
     Flag(("--version",), "the version of fedvlm", dest="version", kind="switch"),
     # spellings of the CoOp family whose meaning is exact
     Flag(("--iid",), "True is --partition iid", key="DATASET.IID", kind="switch"),
@@ -207,7 +203,7 @@ def words_of(text: str, visual: str, head: str) -> str:
 
 
 def parse(argv: Sequence[str]) -> Namespace:
-    """Return what the user asked for.
+    """Return what the words of the main job say.
 
     The namespace holds every ``dest`` of the table (``dataset``, ``seeds``, ``dry_run``, ...),
     ``flags`` (config key or ``TRAINER.*.KEY`` to the word typed), ``flag_names`` (the same keys to
@@ -216,11 +212,44 @@ def parse(argv: Sequence[str]) -> Namespace:
     Raises:
         ConfigError: unknown flags, missing or surplus values; one line each.
     """
-    parser = _Parser(argv)
-    parser.run()
-    if parser.mistakes:
-        raise ConfigError("\n".join(parser.mistakes))
-    return parser.found
+    return _parser().parse_args(argv)
+
+
+def add_flags(parser: Parser, shown: bool = True) -> None:
+    """Add the flags of a run, but for spellings that the parser has already.
+
+    Args:
+        parser: of a verb. See ``parse`` for what the flags leave in its namespace.
+        shown: whether its help page lists them.
+    """
+    parser.set_defaults(flags={}, flag_names={}, opts=[])
+    parser.refused = REFUSED
+    groups: dict[str, Any] = {}
+    for flag in FLAGS:
+        names = [name for name in flag.names if fold(name) not in parser.spellings()]
+        if not names or (flag.dest == "help" and not shown):
+            continue
+        if flag.group not in groups:
+            groups[flag.group] = parser.add_argument_group(flag.group)
+        listed = shown and flag.group and names[0] == flag.names[0]
+        text = flag.help if listed else argparse.SUPPRESS
+        parser.alias(_add(groups[flag.group], flag, names[0], text), names[1:])
+
+
+def add_opts(parser: Parser) -> None:
+    """Take words without a flag as ``opts``: KEY VALUE pairs."""
+    parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help=argparse.SUPPRESS)
+    parser.checks.append(pairs)
+
+
+def pairs(values: Namespace) -> list[str]:
+    """Return the mistake of a word that stands alone, if there is one."""
+    if len(values.opts) % 2 == 0:
+        return []
+    last = values.opts[-1]
+    near = did_you_mean(last, by_name()) if not last.isupper() else ""
+    return [f"'{last}' stands alone; words without a flag are opts and come in pairs, KEY VALUE"
+            f"{near}"]
 
 
 def by_name() -> dict[str, Flag]:
@@ -228,118 +257,74 @@ def by_name() -> dict[str, Flag]:
     return {fold(name): flag for flag in FLAGS for name in flag.names}
 
 
-def _like_a_switch(word: str) -> bool:
-    """Whether a word is, or is meant to be, True or False (``Flase``), and not a key."""
-    words = ("true", "false")
-    return word.lower() in words or ("." not in word and bool(did_you_mean(word, words)))
+@cache
+def _parser() -> Parser:
+    """Return the main job's parser: a sweep reads thousands of command lines."""
+    parser = Parser(prog="fedvlm")
+    add_flags(parser)
+    add_opts(parser)
+    return parser
 
 
-class _Parser:
-    """Walks once over the words."""
+def _add(group: Any, flag: Flag, name: str, text: str) -> argparse.Action:
+    """Add a row of the table to a group of a parser."""
+    more: dict[str, Any] = {"dest": flag.dest or flag.key, "help": text}
+    if flag.key:
+        more["default"] = argparse.SUPPRESS
+    if flag.kind == "switch":
+        return group.add_argument(name, action=_KeySwitch if flag.key else Switch, **more)
+    if flag.kind in ("many", "opts"):
+        more |= {"nargs": "+", "metavar": (flag.metavar, flag.metavar), "default": []}
+        return group.add_argument(name, action=_Numbers if flag.kind == "many" else Loose, **more)
+    action = _Key if flag.key else _Peft if flag.dest == "peft" else "store"
+    more = {"metavar": flag.metavar, "default": ""} | more
+    return group.add_argument(name, action=action, **more)
 
-    def __init__(self, argv: Sequence[str]) -> None:
-        self.words = list(argv)
-        self.at = 0
-        self.table = by_name()
-        self.mistakes: list[str] = []
-        self.found = Namespace(flags={}, flag_names={}, opts=[])
-        for flag in FLAGS:
-            if flag.dest:
-                setattr(self.found, flag.dest, flag.empty())
 
-    def run(self) -> None:
-        """Read all words."""
-        while self.at < len(self.words):
-            word = self.words[self.at]
-            self.at += 1
-            wants_value = len(self.found.opts) % 2 == 1
-            if word in ("-h", "-help"):
-                self.found.help = True
-            elif word.startswith("--") and len(word) > 2:
-                self._flag(word)
-            elif word.startswith("-") and len(word) > 1 and not wants_value:
-                self.mistakes.append(f"unknown flag '{word}'{self._near(word)}")
-            elif word != "--":
-                self.found.opts.append(word)
-        if len(self.found.opts) % 2:
-            self._odd()
+class _Key(argparse.Action):
+    """A flag of a config key, which is its ``dest``: the word as typed, and the spelling."""
 
-    def _odd(self) -> None:
-        last = self.found.opts[-1]
-        self.mistakes.append(
-            f"'{last}' stands alone; words without a flag are opts and come in pairs, KEY VALUE"
-            f"{did_you_mean(last, self.table) if not last.isupper() else ''}"
-        )
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Namespace, values: Any,
+        option: str | None = None,
+    ) -> None:
+        namespace.flags[self.dest] = values
+        namespace.flag_names[self.dest] = option
 
-    def _flag(self, word: str) -> None:
-        name, equals, value = word.partition("=")
-        flag = self.table.get(fold(name))
-        if flag is None:
-            reason = next((why for n, why in REFUSED.items() if fold(n) == fold(name)), "")
-            self.mistakes.append(
-                f"flag {name} {reason}" if reason else f"unknown flag '{name}'{self._near(name)}"
-            )
-            self._values()  # its values belong to it, they are not opts
-            return
-        given = [value] if equals else self._take(flag)
-        if flag.kind != "switch" and not given:
-            self.mistakes.append(f"{name} wants a value ({flag.help})")
-            return
-        self._store(flag, name, given)
 
-    def _near(self, name: str) -> str:
-        near = did_you_mean(name, [n for f in FLAGS for n in f.names])
-        return near or " (--help lists all)"
+class _KeySwitch(Switch):
+    """A switch of a config key; what is neither True nor False is for the config to refuse."""
 
-    def _take(self, flag: Flag) -> list[str]:
-        """Return the words that belong to ``flag`` and step over them."""
-        if flag.kind in ("many", "opts"):
-            return self._values()
-        following = self.words[self.at] if self.at < len(self.words) else None
-        if following is None or following.startswith("--"):
-            return []
-        if flag.kind == "switch" and not _like_a_switch(following):
-            return []
-        self.at += 1
-        return [following]
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Namespace, values: Any,
+        option: str | None = None,
+    ) -> None:
+        namespace.flags[self.dest] = values[0] if values else "True"
+        namespace.flag_names[self.dest] = option
 
-    def _values(self) -> list[str]:
-        """Return all words up to the next flag and step over them."""
-        start = self.at
-        while self.at < len(self.words) and not self.words[self.at].startswith("--"):
-            self.at += 1
-        return self.words[start : self.at]
 
-    def _store(self, flag: Flag, name: str, given: list[str]) -> None:
-        if flag.kind == "opts":
-            self.found.opts += given
-        elif flag.kind == "many":
-            numbers = [part for word in given for part in word.split(",") if part]
-            if not all(n.isascii() and n.isdigit() for n in numbers) or not numbers:
-                self.mistakes.append(f"{name} wants whole numbers, got '{' '.join(given)}'")
-            elif len({int(n) for n in numbers}) < len(numbers):
-                self.mistakes.append(f"{name} names a number twice: {' '.join(given)}")
-            else:
-                setattr(self.found, flag.dest, [int(n) for n in numbers])
-        elif flag.dest == "peft":
-            self._peft(name, given[0])
-        elif flag.key:
-            self.found.flags[flag.key] = given[0] if given else "True"
-            self.found.flag_names[flag.key] = name
-        elif flag.kind == "switch":
-            word = given[0] if given else "true"
-            if word.lower() not in ("true", "false"):
-                self.mistakes.append(f"{name} is on or off: {name}, {name}=true or {name}=false")
-            setattr(self.found, flag.dest, word.lower() == "true")
-        else:
-            setattr(self.found, flag.dest, given[0])
+class _Peft(argparse.Action):
+    """One flag, three keys."""
 
-    def _peft(self, name: str, value: str) -> None:
-        """One flag, three keys."""
-        try:
-            keys = expand(value)
-        except ConfigError as mistake:
-            self.mistakes.append(str(mistake))
-            return
-        self.found.flags |= keys
-        self.found.flag_names |= dict.fromkeys(keys, name)
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Namespace, values: Any,
+        option: str | None = None,
+    ) -> None:
+        keys = expand(values)
+        namespace.flags |= keys
+        namespace.flag_names |= dict.fromkeys(keys, option)
+
+
+class _Numbers(argparse.Action):
+    """Whole numbers, each once: ``1 2 3`` or ``1,2,3``."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Namespace, values: Any,
+        option: str | None = None,
+    ) -> None:
+        numbers = [part for word in values for part in word.split(",") if part]
+        if not all(n.isascii() and n.isdigit() for n in numbers) or not numbers:
+            raise ConfigError(f"{option} wants whole numbers, got '{' '.join(values)}'")
+        if len({int(n) for n in numbers}) < len(numbers):
+            raise ConfigError(f"{option} names a number twice: {' '.join(values)}")
+        setattr(namespace, self.dest, [int(n) for n in numbers])

@@ -14,7 +14,7 @@ from fedvlm.bench import fedtv, flops, report
 from fedvlm.bench.case import TINY, Case, class_names, local_round
 from fedvlm.bench.flops import Towers
 from fedvlm.bench.machine import busiest, torch_products
-from fedvlm.cli import bench as cli
+from fedvlm.cli.verbs import verbs
 from fedvlm.core.errors import ConfigError
 from fedvlm.models.towers.layers import onednn_available
 
@@ -120,7 +120,7 @@ def test_verdict_is_withheld_under_load(record: dict[str, Any], load: float, sai
 
 def test_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a_b.json"
-    assert cli.main(["fedtv", "--tiny", "--repeats", "1", f"--json={path}"]) == 0
+    assert verbs()["bench"].run(["fedtv", "--tiny", "--repeats", "1", f"--json={path}"]) == 0
     assert "training step" in capsys.readouterr().out
     assert json.loads(path.read_text())["summary"]["sides"]["one"]["ratio"] > 0
 
@@ -136,9 +136,9 @@ def test_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture
 )
 def test_mistakes_get_a_sentence(words: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        cli.main(words)
+        verbs()["bench"].run(words)
 
 
 def test_towers_without_a_class_token_are_refused() -> None:
     with pytest.raises(ConfigError, match="ViT CLIPs"):
-        cli.main(["fedtv", "--backbone", "RN50", "--classes", "2"])
+        verbs()["bench"].run(["fedtv", "--backbone", "RN50", "--classes", "2"])

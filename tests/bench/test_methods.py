@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedvlm.bench import methods
-from fedvlm.cli import bench as bench_cli
+from fedvlm.cli.verbs import verbs
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.rounds import Federation
 from fedvlm.job.flags import parse
@@ -23,7 +23,7 @@ QUICK = ("--clients", "2", "--rounds", "2", "--repeats", "1")
 def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("bench") / "methods.json"
     words = ["methods", "FedAvg", "Ditto", "ZeroShot", *QUICK, "--json", str(path)]
-    assert bench_cli.main(words) == 0
+    assert verbs()["bench"].run(words) == 0
     return json.loads(path.read_text())
 
 
@@ -110,4 +110,4 @@ def test_the_small_random_backbone_is_open_clips() -> None:
 ])
 def test_mistakes_get_a_sentence(words: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        bench_cli.main(words)
+        verbs()["bench"].run(words)

@@ -10,7 +10,8 @@ import torch
 from fedvlm.check.compare import Broken, same_fed
 from fedvlm.check.invariants import INVARIANTS, misdeclared, run
 from fedvlm.check.world import BASE, World
-from fedvlm.cli import check as cli
+from fedvlm.cli.main import main
+from fedvlm.cli.verbs import verbs
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
@@ -114,13 +115,13 @@ def test_more_threads_change_nothing_but_rounding(world: World) -> None:
 
 
 def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert cli.main(["fedtv"]) == 0
+    assert verbs()["check"].run(["fedtv"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(INVARIANTS) + 1
     assert lines[-1] == f"fedtv: {len(INVARIANTS)} hold, 0 exempt, 0 broken"
     mine = tmp_path / "my.py"
     mine.write_text(MINE)
-    assert cli.main([f"{mine}:MyMethod"]) == 1
+    assert verbs()["check"].run([f"{mine}:MyMethod"]) == 1
     out = capsys.readouterr().out
     assert "G10  broken" in out and "G7   exempt" in out and "1 exempt, 1 broken" in out
 
@@ -140,7 +141,7 @@ class MyMethod(Trainer):
     ("words", "sentence"),
     [
         ([], "check wants a trainer"),
-        (["--all"], "check wants a trainer"),
+        (["--all"], "check: unknown flag '--all'"),
         (["fedvt"], "did you mean 'fedtv'"),
         (["./absent.py:Mine"], "no file"),
         (["fedtv", "TRAINER.FEDTV.RNAK", "2"], "did you mean 'TRAINER.FEDTV.RANK'"),
@@ -148,9 +149,9 @@ class MyMethod(Trainer):
 )
 def test_command_mistakes(words: list[str], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        cli.main(words)
+        verbs()["check"].run(words)
 
 
 def test_command_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--help"]) == 0
+    assert main(["check", "--help"]) == 0
     assert "check fedtv" in capsys.readouterr().out

@@ -61,7 +61,8 @@ def test_every_run_has_a_picture_of_its_partition(runs: Path) -> None:
 
 
 @pytest.mark.parametrize(("words", "code", "said"), [
-    ([], 2, "wants a run folder"), (["--nope"], 2, "unrecognized"), (["/nope"], 3, "not a folder"),
+    ([], 2, "wants a run folder"),
+    (["--nope"], 2, "unknown flag '--nope'"), (["/nope"], 3, "not a folder"),
     (["."], 3, "no finished run"), (["RUNS", "--metric", "globl"], 2, "did you mean 'global'"),
 ])
 def test_mistakes_are_one_sentence(

@@ -52,7 +52,7 @@ def test_base_to_new_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     ("words", "code", "said"),
     [
         ([], 2, "wants a folder with runs"),
-        (["RUNS", "--formt", "md"], 2, "unrecognized arguments"),
+        (["RUNS", "--formt", "md"], 2, "unknown flag '--formt'; did you mean '--format'"),
         (["RUNS", "--format", "htm"], 2, "did you mean 'html'"),
         (["RUNS", "--where", "shots"], 2, "wants KEY=VALUE"),
         (["RUNS", "--reference", "zeroshot"], 2, "did you mean 'zero-shot'"),

@@ -205,7 +205,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, capsys: Capture) -> None:
         ([], 2, "wants two folders, got 0"),
         (["A", "B", "A"], 2, "wants two folders, got 3"),
         (["A", "B", "--format", "jsn"], 2, "did you mean 'json'"),
-        (["A", "B", "--over-seed"], 2, "unrecognized arguments"),
+        (["A", "B", "--over-seed"], 2, "unknown flag '--over-seed'; did you mean '--over-seeds'"),
         (["A", "ROOT"], 2, "holds 4 runs"),
         (["A", "nowhere"], 3, "is not a folder with runs"),
         (["A", "EMPTY"], 3, "no run in"),

@@ -1,0 +1,1 @@
+"""Data: what is there, how the rest is got, features ahead of the runs."""

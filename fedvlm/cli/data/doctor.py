@@ -1,0 +1,123 @@
+"""What is below --root, what is missing, what is wrong.
+
+States: ready, prepared (a split of fedvlm data prepare), built in, broken, partly, absent. Some
+images of each set are decoded, with --full all of them (then the bytes of all are compared too);
+what was read is kept for the next time.
+
+exit code: 0 all is well (sets that nobody named may be absent, one set must be ready), 3 something
+is broken or partly there, or a named set is absent, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+
+from yacs.config import CfgNode
+
+from fedvlm.config.build import build_config
+from fedvlm.config.keys import default_schema
+from fedvlm.config.read import find_config
+from fedvlm.console.parser import Parser, whole
+from fedvlm.console.screen import progress, say
+from fedvlm.core.errors import ConfigError, did_you_mean, fold
+from fedvlm.data.catalog import CATALOG, dataset_info
+from fedvlm.data.datasets import DATASET_REGISTRY
+from fedvlm.data.locate import find_root
+
+EXAMPLES = (
+    "fedvlm doctor --root DATA/",
+    "fedvlm doctor --root DATA/ eurosat pets --full",
+    "fedvlm doctor --root DATA/ --dataset-config-file my_set.yaml --json",
+)
+ALSO = ("diagnose", "status", "inspect")
+_SAMPLE = 64
+
+
+def flags(parser: Parser) -> None:
+    """Add what the verb takes."""
+    add = parser.add_argument
+    add("names", nargs="*", metavar="NAME", help="only these sets")
+    add("--root", default="", metavar="DATA/", help="folder that holds the datasets")
+    add("--dataset-config-file", action="append", default=[], metavar="FILE", help="a set of yours")
+    add("--full", action="store_true", help="decode all images")
+    add("--sample", type=whole(0), metavar="N", help=f"images of each set to decode ({_SAMPLE})")
+    add("--json", action="store_true", help="all of it, for programs")
+    add("--cache-dir", default="", metavar="FOLDER", help="another cache")
+    parser.checks.append(_mistakes)
+
+
+def _mistakes(args: Namespace) -> list[str]:
+    """Return what contradicts itself or is missing."""
+    if args.full and args.sample is not None:
+        return ["give --full or --sample N, not both"]
+    if not args.root.strip():
+        return ["--root is missing: give the folder that holds the data sets"]
+    return []
+
+
+def main(args: Namespace) -> int:
+    """Look at the known sets, or at those that are named; return the exit code.
+
+    Raises:
+        ConfigError: unknown set.
+        DataError: the root is not a folder.
+    """
+    from fedvlm.cli.data import _findings as findings  # start-up: PyTorch, 2 s
+    from fedvlm.data.doctor import examine  # start-up: PyTorch
+    from fedvlm.data.doctor_checks import Look  # start-up: PyTorch
+
+    sample = _SAMPLE if args.sample is None else args.sample
+    look = Look(None if args.full else sample, progress)
+    root = find_root(args.root)
+    configs = _configs(args)
+    checks = []
+    try:
+        for at, cfg in enumerate(configs, 1):
+            progress(f"{cfg.DATASET.NAME} ({at} of {len(configs)})")
+            checks.append(examine(cfg, look))
+    finally:
+        progress.clear()
+    code = findings.exit_code(checks, bool(args.names or args.dataset_config_file))
+    if args.json:
+        say(json.dumps(findings.record(checks, str(root), look, code), indent=1))
+    else:
+        findings.show_checks(checks, str(root), look)
+    return code
+
+
+def _configs(args: Namespace) -> list[CfgNode]:
+    """Return the config of each set to look at: those that are named, else all.
+
+    Raises:
+        ConfigError: an unknown name, or a config file that is wrong.
+    """
+    names = [_name(word) for word in args.names]
+    if not names and not args.dataset_config_file:
+        names = [*CATALOG, *(n for n in DATASET_REGISTRY.registered_names() if n not in CATALOG)]
+    flags = {"DATASET.ROOT": args.root} | ({"CACHE_DIR": args.cache_dir} if args.cache_dir else {})
+    configs = [
+        build_config(None, None, flags | {"DATASET.NAME": name}, [], default_schema())[0]
+        for name in dict.fromkeys(names)
+    ]
+    for word in args.dataset_config_file:
+        path = find_config(word, "datasets")
+        configs.append(build_config(path, None, flags, [], default_schema())[0])
+    return configs
+
+
+def _name(word: str) -> str:
+    """Return a set's name as it is written.
+
+    Raises:
+        ConfigError: there is none such; the nearest is named.
+    """
+    info = dataset_info(word)
+    if info is not None:
+        return info.name
+    registered = {fold(name): name for name in DATASET_REGISTRY.registered_names()}
+    if fold(word) in registered:
+        return registered[fold(word)]
+    names = [*CATALOG, *(a for row in CATALOG.values() for a in row.aliases), *registered.values()]
+    raise ConfigError(f"doctor: unknown set '{word}'{did_you_mean(word, names)} (known: "
+                      f"{', '.join(CATALOG)}; own data: --dataset-config-file FILE)")

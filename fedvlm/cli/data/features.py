@@ -1,0 +1,93 @@
+"""Encode a set's images beforehand; list and clean the stores.
+
+Encoding takes every flag and KEY VALUE of a run, and reads of them what a store depends on. --list
+shows the stores, their size, what they belong to, their last use; --clean deletes those that no
+process has open.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from fedvlm.console.parser import Parser
+from fedvlm.console.screen import complain, progress
+from fedvlm.job.flags import add_flags, add_opts
+
+EXAMPLES = (
+    "fedvlm features --root DATA/ --dataset eurosat --dataset pets --backbone ViT-B/16",
+    "fedvlm features --list",
+    "fedvlm features --clean --older-than 30 --dry-run",
+)
+ALSO = ("encode", "cache", "precompute", "embed", "store")
+_OF_STORES = ("older_than", "cache_dir", "list", "clean", "all", "dry_run", "MODEL.BACKBONE.NAME")
+_OF_CLEAN = ("older_than", "all", "dry_run")
+
+
+def flags(parser: Parser) -> None:
+    """Add what the verb takes."""
+    add = parser.add_argument
+    add("--dataset", action="append", default=[], metavar="NAME", help="a set; also several times")
+    add("--verify", action="store_true", help="read files again whose dates are old")
+    add("--list", action="store_true", help="the stores; --backbone X: only those of this one")
+    add("--clean", action="store_true", help="delete stores; wants one of the next two or "
+        "--backbone X")
+    add("--older-than", default="", metavar="DAYS", help="--clean: whose last use is so long ago")
+    add("--all", action="store_true", help="--clean: every store")
+    add("--dry-run", action="store_true", help="--clean: say what would be deleted")
+    add("--cache-dir", default="", metavar="FOLDER", help="another place than $FEDVLM_CACHE")
+    add_flags(parser, shown=False)
+    add_opts(parser)
+    parser.checks.append(_mistakes)
+
+
+def _mistakes(args: Namespace) -> list[str]:
+    """Return what does not go together."""
+    if args.list or args.clean:
+        verb = "--clean" if args.clean else "--list"
+        stray = [name for dest, name in args.spelling.items() if dest not in _OF_STORES]
+        stray += args.opts[:1] + (["--list"] if args.list and args.clean else [])
+        return [f"{verb}: '{stray[0]}' does not go with it"] if stray else []
+    mistakes = [f"{args.spelling[dest]} is for --clean" for dest in _OF_CLEAN
+                if dest in args.spelling]
+    if args.flags.get("FED.PLAIN", "").lower() == "true":
+        mistakes.append("--plain: the plain path reads no store; drop --plain")
+    if args.seeds:
+        mistakes.append("--seeds: stores do not depend on the model seed; give --data-seed N for "
+                        "the views of that seed, or drop --seeds")
+    return mistakes
+
+
+def main(args: Namespace) -> int:
+    """Encode, list or delete; return the exit code.
+
+    Raises:
+        ConfigError: contradictions, or whatever is wrong with a run's flags.
+        DataError: missing or broken data, or a cache that cannot be written.
+    """
+    from fedvlm.job.resolve import resolve  # start-up: NumPy, 0.15 s
+
+    if args.list or args.clean:
+        return _stores(args)
+    if args.cache_dir:
+        args.opts += ["CACHE_DIR", args.cache_dir]
+    progress("loading PyTorch")
+    plans = [resolve(Namespace(**vars(args) | {"dataset": name})) for name in args.dataset or [""]]
+    from fedvlm.job.encode import encode_set  # start-up: PyTorch, 2 s
+
+    for plan in plans:
+        complain(*plan.notes, prefix="note")
+        encode_set(plan.jobs[0].cfg, args.verify)
+    return 0
+
+
+def _stores(args: Namespace) -> int:
+    from fedvlm.cli.data._stores import clean_stores, show_stores  # start-up: PyTorch, 2 s
+    from fedvlm.models.features.store import default_dir  # start-up: PyTorch
+
+    folder = Path(args.cache_dir).expanduser() if args.cache_dir else default_dir()
+    backbone = args.flags.get("MODEL.BACKBONE.NAME", "")
+    if args.list:
+        show_stores(folder, backbone)
+        return 0
+    return clean_stores(folder, args.older_than, backbone, args.all, args.dry_run)

@@ -1,0 +1,1 @@
+"""Methods: their cards and settings, a new one, what it keeps, how fast it is."""

@@ -1,0 +1,118 @@
+"""Speed against the reference recipes.
+
+Both sides of a speed claim, in one process. fedtv: the published FedTV recipe's cost against ours,
+on the same weights, batches and initial tensors. methods: every trainer (or those named) beside its
+plain path, on the built-in shapes.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from fedvlm.console.parser import Parser
+from fedvlm.console.screen import complain, say
+from fedvlm.core.errors import ConfigError, did_you_mean
+from fedvlm.core.files import write_json
+
+EXAMPLES = (
+    "fedvlm bench fedtv --backbone ViT-B/16 --classes 50",
+    "fedvlm bench fedtv --tiny --repeats 1  # seconds, and no verdict",
+    "fedvlm bench methods FedAvg Ditto --rounds 3",
+)
+ALSO = ("benchmark", "speed", "profile", "time")
+BACKBONE = {"fedtv": "ViT-B/16", "methods": "tiny"}
+METHODS = ("backbone", "clients", "fp64", "repeats", "rounds", "threads", "json")
+METHODS_ONLY = ("fp64", "rounds")
+NUMBERS = {
+    "classes": (50, "number of classes"),
+    "batch": (32, "images per training step"),
+    "repeats": (3, "interleaved pairs of training steps"),
+    "threads": (1, "threads; CPU time of one thread is what CI can compare"),
+    "stack": (8, "clients stacked in one pass of ours"),
+    "clients": (10, "clients of a round (--round, --cold; methods)"),
+    "rounds": (2, "timed rounds (methods only)"),
+}
+SWITCHES = {
+    "bf16": "also our side with bfloat16 linear layers",
+    "round": "also a steady round with its evaluation",
+    "cold": "also ten rounds from an empty feature cache (composed)",
+    "profile": "also where our time goes, by operator",
+    "tiny": "a random tiny CLIP: seconds, and no verdict",
+    "fp64": "both sides in double precision: what is left of the difference (methods only)",
+}
+
+
+def flags(parser: Parser) -> None:
+    """Add what the verb takes."""
+    add = parser.add_argument
+    add("what", nargs="?", default="", help=f"one of: {', '.join(BACKBONE)}")
+    add("trainers", nargs="*", metavar="METHOD",
+        help="methods: names or file.py:Class (all)")
+    add("--backbone", default="", metavar="NAME", help="a ViT CLIP, random weights (ViT-B/16); for "
+        "methods also tiny (their default) and random-small")
+    for name, (default, text) in NUMBERS.items():
+        add(f"--{name}", type=int, default=default, metavar="N", help=f"{text} ({default})")
+    for name, text in SWITCHES.items():
+        add(f"--{name}", action="store_true", help=text)
+    add("--json", default="", metavar="FILE", help="also write the record here")
+    parser.checks.append(_mistakes)
+
+
+def _mistakes(args: Namespace) -> list[str]:
+    """Return what the benchmark is not, or does not read."""
+    if args.what not in BACKBONE:
+        known = f" (known: {', '.join(BACKBONE)})"
+        if not args.what:
+            return [f"name a benchmark{known}"]
+        return [f"unknown benchmark '{args.what}'{did_you_mean(args.what, BACKBONE)}{known}"]
+    args.backbone = args.backbone or BACKBONE[args.what]
+    idle = [args.spelling[n] for n in args.spelling
+            if (n in METHODS_ONLY if args.what == "fedtv" else n not in METHODS)]
+    mistakes = [f"{args.what} does not read {flag}" for flag in idle]
+    if args.what == "fedtv" and args.trainers:
+        mistakes.append(f"fedtv takes no trainer ('{args.trainers[0]}'); methods does")
+    return mistakes
+
+
+def main(args: Namespace) -> int:
+    """Run a benchmark and print its report; return the exit code.
+
+    Raises:
+        ConfigError: a number or a folder that cannot be.
+        DataError: the record cannot be written.
+    """
+    path = Path(args.json).expanduser() if args.json else None
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError(f"--json {path}: there is no folder '{path.parent}'; make it first")
+    record, lines = _methods(args) if args.what == "methods" else _fedtv(args)
+    say(*lines)
+    if path is not None:
+        write_json(path, record)
+    return 0
+
+
+def _fedtv(args: Namespace) -> tuple[dict[str, Any], list[str]]:
+    """Return the record of ``bench fedtv`` and its lines."""
+    from fedvlm.bench import fedtv, report  # start-up: PyTorch, 2 s
+
+    names = [n for n in (*NUMBERS, *SWITCHES, "backbone") if n not in ("tiny", *METHODS_ONLY)]
+    options = fedtv.Options(**{name: getattr(args, name) for name in names})
+    record = fedtv.run(fedtv.tiny(options) if args.tiny else options, _progress)
+    return record | {"summary": report.summary(record)}, report.lines(record)
+
+
+def _methods(args: Namespace) -> tuple[dict[str, Any], list[str]]:
+    """Return the record of ``bench methods`` and its lines."""
+    from fedvlm.bench import methods  # start-up: PyTorch, 2 s
+
+    record = methods.run(
+        args.trainers, args.backbone, rounds=args.rounds, repeats=args.repeats,
+        clients=args.clients, threads=args.threads, fp64=args.fp64, say=_progress,
+    )
+    return record, methods.lines(record)
+
+
+def _progress(text: str) -> None:
+    complain(text, prefix="bench")

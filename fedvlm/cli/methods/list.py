@@ -1,0 +1,72 @@
+"""All methods, or a method's card."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from fedvlm.cli.verbs import verbs
+from fedvlm.console.parser import Parser
+from fedvlm.console.rows import table_lines
+from fedvlm.console.screen import say
+from fedvlm.core.errors import ConfigError, did_you_mean, fold
+from fedvlm.federation.cards import card, trainer_files, year
+
+EXAMPLES = (
+    "fedvlm list",
+    "fedvlm list FedTV Ditto  # their cards",
+    "fedvlm list ./my.py  # the card of a file",
+)
+ALSO = ("trainers", "methods", "algorithms", "ls", "cards")
+_ALL = ("trainers", "methods", "all")  # what is not needed: the verb alone lists them
+
+
+def flags(parser: Parser) -> None:
+    """Add what the verb takes."""
+    parser.add_argument("methods", nargs="*", metavar="METHOD", help="a method's name or its file")
+
+
+def main(args: Namespace) -> int:
+    """List all methods, or print the card (the module docstring) of each that is named.
+
+    Raises:
+        ConfigError: unknown method.
+    """
+    files = trainer_files()
+    if not args.methods or [fold(word) for word in args.methods] in ([w] for w in _ALL):
+        say(*_rows(files))
+        return 0
+    for word in args.methods:
+        say(*card(_file(word, files)).splitlines())
+    return 0
+
+
+def _file(word: str, files: dict[str, Path]) -> Path:
+    """Return the file of a method.
+
+    Raises:
+        ConfigError: there is none; with the nearest, or the command that lists what was wanted.
+    """
+    name = word.partition(":")[0]
+    if name.endswith(".py"):
+        return Path(name).expanduser()
+    stem = next((s for s in files if fold(s) == fold(word)), None)
+    if stem is not None:
+        return files[stem]
+    from fedvlm.job.kinds import dataset_of  # start-up: NumPy, for a mistake only
+
+    near = did_you_mean(word, files)
+    if fold(word) in ("datasets", "data", "sets") or (not near and dataset_of(word)):
+        near = ", it is of the data: fedvlm data list names the sets, fedvlm doctor looks at them"
+    elif fold(word) in ("verbs", "commands", *map(fold, verbs())):
+        near = ", it is of the commands: fedvlm help names them"
+    raise ConfigError(f"unknown trainer '{word}'{near} (known: {', '.join(files) or 'none'})")
+
+
+def _rows(files: dict[str, Path]) -> list[str]:
+    rows = []
+    for stem, path in files.items():
+        text = card(path)
+        name, _, line = text.partition("\n")[0].partition(":")
+        rows.append({"name": name if line else stem, "year": year(text), "method": line.strip()})
+    return table_lines(rows) or ["no trainers/ folder found"]

@@ -1,0 +1,1 @@
+"""Results: numbers, tables, figures and pages of finished runs."""

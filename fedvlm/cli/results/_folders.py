@@ -1,0 +1,59 @@
+"""The folders that the verbs of this section are given, and what to say of the wrong ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from fedvlm.cli.nearest import nearest_path
+from fedvlm.core.errors import DataError
+from fedvlm.report.collect import Collected
+
+
+def run_folders(words: Iterable[str]) -> list[Path]:
+    """Return the folders that words name.
+
+    Raises:
+        DataError: one is no folder; the nearest there is gets named.
+    """
+    folders = [Path(word).expanduser() for word in words]
+    for folder in folders:
+        if not folder.is_dir():
+            raise DataError(f"{folder} is not a folder with runs{nearest_path(folder)}")
+    return folders
+
+
+def no_runs(folders: Sequence[Path], collected: Collected) -> DataError:
+    """Return the error for folders without a finished run: what lies there instead."""
+    journal = next((f for f in folders if (f / "plan.yaml").is_file()), None)
+    if journal is not None:
+        return DataError(f"{journal} is a sweep's journal, its runs lie elsewhere; give its "
+                         f"OUTPUT_DIR, {journal.parent.parent}")
+    left = collected.unfinished
+    there = [f"{len(left)} unfinished, first {left[0]}"] if left else []
+    there += collected.problems[:2]
+    seen = f" ({'; '.join(there)})" if there else ""
+    return DataError(f"no finished run below {', '.join(map(str, folders))}{seen}; give a run "
+                     "folder or OUTPUT_DIR")
+
+
+def unfinished(folder: Path) -> str:
+    """Return what a folder without ``results.json`` is, and the command for it; '' for none."""
+    if (folder / "plan.yaml").is_file():
+        return f", it is a sweep's journal: fedvlm table {folder.parent.parent} reads its runs"
+    if (folder / "manifest.json").is_file():
+        command = _command_of(folder / "manifest.json")
+        return f"; go on with it: {command}" if command else ""
+    finished = sorted(path.parent for path in folder.rglob("results.json"))
+    if not finished:
+        return ""
+    what = "a run" if len(finished) == 1 else f"{len(finished)} runs"
+    return f"; {what} below it: fedvlm show {finished[0]}, or fedvlm table {folder}"
+
+
+def _command_of(manifest: Path) -> str:
+    try:
+        return str(json.loads(manifest.read_text(encoding="utf-8")).get("command") or "")
+    except (OSError, ValueError, AttributeError):
+        return ""

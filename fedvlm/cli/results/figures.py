@@ -1,0 +1,59 @@
+"""PNG, SVG and CSV of one run or of many."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from fedvlm.cli.results._folders import no_runs, run_folders
+from fedvlm.console.parser import Parser
+from fedvlm.console.screen import complain, say
+from fedvlm.core.errors import DataError
+from fedvlm.report.collect import collect
+
+EXAMPLES = (
+    "fedvlm figures output/sweep-demo",
+    "fedvlm figures output --into figures/ --metric global --column  # as wide as a paper's column",
+)
+ALSO = ("plot", "plots", "draw", "curves", "chart")
+
+
+def flags(parser: Parser) -> None:
+    """Add what the verb takes."""
+    add = parser.add_argument
+    add("folders", nargs="+", metavar="RUN_OR_OUTPUT", help="a run folder, or one with runs at "
+        "any depth (OUTPUT_DIR); one run gets its own figures besides")
+    add("--into", default="", metavar="FOLDER", help="where to write (figures/ in the first "
+        "folder)")
+    add("--metric", default="personal", metavar="NAME", help="accuracy of a round: personal, "
+        "global, new, ... (personal)")
+    add("--column", action="store_true", help="one column of a paper wide (3.3 in), else two (6.8)")
+
+
+def main(args: Namespace) -> int:
+    """Write the figures and say which were made and which could not be, and why.
+
+    Returns:
+        0 if any was made; 3 if none could be.
+
+    Raises:
+        ConfigError: no run has the metric.
+        DataError: no finished run there, or ``--into`` cannot be written.
+    """
+    folders = run_folders(args.folders)
+    collected = collect(folders)
+    complain(*collected.problems, prefix="note")
+    if not collected.runs:
+        raise no_runs(folders, collected)
+    from fedvlm.report.figures import style  # start-up: 1 s of matplotlib
+    from fedvlm.report.figures.catalog import write_figures  # start-up: 1 s of matplotlib
+    from fedvlm.report.figures.selection import Selection  # start-up: 1 s of matplotlib
+
+    into = Path(args.into).expanduser() if args.into else folders[0] / "figures"
+    width = style.COLUMN if args.column else style.PAGE
+    names, missing = write_figures(Selection(collected.runs, args.metric), into, width)
+    if collected.unfinished:
+        complain(f"{len(collected.unfinished)} unfinished runs are left out", prefix="note")
+    complain(*(f"not made: {why}" for why in missing), prefix="note")
+    say(*(f"{into / name}.png .svg .csv" for name in names))
+    return 0 if names else DataError.exit_code

@@ -1,0 +1,85 @@
+"""One self-contained HTML page of a run or of a sweep."""
+
+from __future__ import annotations
+
+import shlex
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedvlm.cli.results._folders import no_runs, run_folders
+from fedvlm.console.parser import Parser
+from fedvlm.console.screen import complain, say
+from fedvlm.core import files
+from fedvlm.core.errors import ConfigError
+from fedvlm.federation.cards import card_of
+from fedvlm.report.collect import Collected, Run, collect
+from fedvlm.report.pages import PAGE
+
+EXAMPLES = (
+    "fedvlm report output/sweep-demo --title 'Ten clients, 16 shots'",
+    "fedvlm report output --into page.html --runs  # and each run's own page",
+)
+ALSO = ("page", "html", "website")
+
+
+def flags(parser: Parser) -> None:
+    """Add what the verb takes."""
+    add = parser.add_argument
+    add("folders", nargs="+", metavar="RUN_OR_OUTPUT", help="a run folder, for its page, or "
+        "one with runs at any depth (OUTPUT_DIR), for a page over all of them")
+    add("--into", default="", metavar="FILE", help=f"where to write ({PAGE} in the first folder)")
+    add("--title", default="", metavar="TEXT", help="heading of the page")
+    add("--runs", action="store_true", help="also each run's own page, which the page over all "
+        "links to")
+
+
+def main(args: Namespace) -> int:
+    """Write the page: that of the run where there is one, else that over all runs.
+
+    Raises:
+        ConfigError: ``--into`` lies in no folder.
+        DataError: no finished run there, or the page cannot be written.
+    """
+    folders = run_folders(args.folders)
+    into = Path(args.into).expanduser() if args.into else folders[0] / PAGE
+    if into.is_dir():
+        into /= PAGE
+    elif args.into and not into.parent.is_dir():
+        raise ConfigError(f"--into {args.into}: there is no folder {into.parent}; make it first")
+    collected = collect(folders)
+    complain(*collected.problems, prefix="note")
+    if not collected.runs:
+        raise no_runs(folders, collected)
+    origin = shlex.join(["fedvlm", "report", *args.words])
+    if len(collected.runs) == 1 and not collected.unfinished:
+        text = _page(collected.runs[0], args.title, origin)
+    else:
+        text = _over_all(args, collected, folders, into, origin)
+    files.write_text(into, text)
+    say(f"report: {into}")
+    return 0
+
+
+def _over_all(
+    args: Namespace, collected: Collected, folders: Sequence[Path], into: Path, origin: str
+) -> str:
+    from fedvlm.report.pages.sweep import sweep_page  # start-up: 1 s of matplotlib
+
+    if args.runs:
+        for run in collected.runs:
+            files.write_text(run.path / PAGE, _page(run, "", _command(run)))
+        say(f"{len(collected.runs)} pages of runs, {PAGE} in each folder")
+    trainers = dict.fromkeys(str(run.protocol["trainer"]) for run in collected.runs)
+    cards = {name: card_of(name) for name in trainers}
+    return sweep_page(collected, folders, into.parent, cards, args.title, origin)
+
+
+def _page(run: Run, title: str, origin: str) -> str:
+    from fedvlm.report.pages.run import run_page  # start-up: 1 s of matplotlib
+
+    return run_page(run, card_of(str(run.protocol["trainer"])), title, origin)
+
+
+def _command(run: Run) -> str:
+    return shlex.join(["fedvlm", "report", str(run.path)])

@@ -1,0 +1,69 @@
+"""The numbers of finished runs."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from fedvlm.cli.nearest import nearest_path
+from fedvlm.cli.results._folders import unfinished
+from fedvlm.console.parser import Parser
+from fedvlm.console.screen import say
+from fedvlm.core.errors import DataError
+
+EXAMPLES = (
+    "fedvlm show RUN_FOLDER",
+    "fedvlm show RUN_A RUN_B",
+)
+ALSO = ("results", "numbers", "print", "cat")
+
+
+def flags(parser: Parser) -> None:
+    """Add what the verb takes."""
+    parser.add_argument("folders", nargs="+", metavar="RUN_FOLDER", help="a run folder")
+
+
+def main(args: Namespace) -> int:
+    """Print the headline numbers by name.
+
+    Raises:
+        DataError: a folder without a readable ``results.json``.
+    """
+    for word in args.folders:
+        numbers = flat(read(Path(word).expanduser()))
+        say(word, *(f"  {key} {value}" for key, value in numbers.items()))
+    return 0
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Return a run's ``results.json``.
+
+    Raises:
+        DataError: there is none, or it is damaged; with what the folder is instead.
+    """
+    path = folder / "results.json"
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a run folder{nearest_path(folder)}")
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        why = f"cannot be read ({error.strerror}); is the run finished?"
+        raise DataError(f"{path}: {why}{unfinished(folder)}") from None
+    except ValueError:
+        raise DataError(f"{path}: is not valid JSON; the run folder is damaged") from None
+    if not isinstance(results, dict):
+        raise DataError(f"{path}: does not hold a result; the run folder is damaged")
+    return results
+
+
+def flat(results: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return numbers and words by dotted name; lists (per client, per round) are left out."""
+    numbers: dict[str, Any] = {}
+    for key, value in results.items():
+        if isinstance(value, dict):
+            numbers |= flat(value, f"{prefix}{key}.")
+        elif not isinstance(value, list):
+            numbers[prefix + key] = value
+    return numbers

@@ -1,0 +1,1 @@
+"""Run: train one method, or a matrix of methods, data sets and seeds."""

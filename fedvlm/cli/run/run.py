@@ -1,0 +1,57 @@
+"""The main job: train one method on one data set, over one seed or several.
+
+The word run may be left out. fedvlm config lists the keys. After a stop the same command goes on.
+"""
+
+from __future__ import annotations
+
+import importlib
+from argparse import Namespace
+
+from fedvlm.config.build import config_lines
+from fedvlm.console.parser import Parser
+from fedvlm.console.screen import complain, progress, say
+from fedvlm.job.flags import add_flags, add_opts
+
+EXAMPLES = (
+    "fedvlm run --demo --rounds 2",
+    "fedvlm run --root DATA/ --dataset eurosat --trainer FedTV --seeds 1 2 3 --opts OPTIM.LR 0.01",
+)
+ALSO = ("train", "start", "demo", "resume", "main", "fit")
+
+
+def flags(parser: Parser) -> None:
+    """Add what the verb takes."""
+    add_flags(parser)
+    add_opts(parser)
+
+
+def main(args: Namespace) -> int:
+    """Run, seed by seed, then show the table over the seeds.
+
+    Raises:
+        FedvlmError: whatever is wrong.
+    """
+    if args.version:
+        say(f"fedvlm {importlib.import_module('fedvlm').__version__}")
+        return 0
+    from fedvlm.job.resolve import resolve  # start-up: NumPy, 0.15 s
+
+    progress("loading PyTorch")  # with the trainer, and with the run itself
+    plan = resolve(args)
+    if args.print_config:
+        for job in plan.jobs:
+            head = [f"# seed {job.cfg.SEED}"] if len(plan.jobs) > 1 else []
+            say(*head, *config_lines(job.cfg, job.origins, plan.schema))
+        complain(*plan.notes, prefix="note")
+        return 0
+    complain(*plan.notes, prefix="note")
+    from fedvlm.job.run import report_seeds, run_job  # start-up: PyTorch, 2 s
+
+    for job in plan.jobs:
+        code = int(run_job(job.cfg, job.origins, args))
+        if code:
+            return code
+    if len(plan.jobs) > 1:
+        return int(report_seeds([job.cfg for job in plan.jobs], args))
+    return 0

@@ -1,0 +1,1 @@
+"""This command: its pages and its completion in a shell."""

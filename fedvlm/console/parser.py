@@ -1,0 +1,300 @@
+"""The parser of every command line: argparse declares, formats and completes; the walk is ours.
+
+argparse's own walk over the words stops at the first mistake, takes ``-1e-3`` for a flag and loses
+words that follow a flag's value. Here
+
+* every mistake gets a sentence, all of them at once, with the nearest flag;
+* case, dash and underscore do not matter: ``--num_users`` = ``--Num-Users``;
+* ``--flag=value`` is ``--flag value``, and a value may begin with one dash;
+* words may stand before, between and after flags.
+
+What a flag is stays argparse's: ``add_argument`` with its actions, types, choices and groups. So
+its help and shtab's completion come for free.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+import textwrap
+from argparse import Action, Namespace
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+from fedvlm.core.errors import ConfigError, did_you_mean, fold
+
+WIDTH = 100  # of a help page
+_ONE = (None, "?")  # values of ``nargs`` that take one word
+
+
+class Switch(argparse.Action):
+    """On, or with an explicit word on or off: ``--iid``, ``--iid False``, ``--iid=false``."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **more: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, **{"default": False} | more)
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Namespace, values: Any,
+        option: str | None = None,
+    ) -> None:
+        """Store True or False.
+
+        Raises:
+            ConfigError: the word is neither.
+        """
+        word = values[0] if values else "true"
+        if word.lower() not in ("true", "false"):
+            raise ConfigError(f"{option} is on or off: {option}, {option}=true or {option}=false")
+        setattr(namespace, self.dest, word.lower() == "true")
+
+
+class Loose(argparse.Action):
+    """A flag whose words are as if they stood without it: ``--opts KEY VALUE``."""
+
+    def __call__(self, *_: Any) -> None:
+        """Do nothing: the walk puts the words where they belong."""
+
+
+class Parser(argparse.ArgumentParser):
+    """The flags and words of one command; ``parse_args`` raises ``ConfigError``, all mistakes.
+
+    ``prog`` is the command as it is typed; what follows its first word begins a mistake's sentence.
+    The namespace has two members of its own: ``words``, the words as typed, and ``spelling``, the
+    flags given as ``dest`` -> how each was typed.
+
+    Attributes:
+        refused: flag -> why there is none such, for flags that other projects have.
+        checks: functions of the namespace that return further mistakes.
+        examples: command lines for the end of the help page.
+    """
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**{"formatter_class": _Page} | more | {"add_help": False})
+        self.refused: dict[str, str] = {}
+        self.checks: list[Callable[[Namespace], Iterable[str]]] = []
+        self.examples: Sequence[str] = ()
+        self._aliases: dict[str, Action] = {}
+
+    def add_help_flag(self) -> None:
+        """Add ``--help`` unless there is one."""
+        if "help" not in self.spellings():
+            self.add_argument("-h", "--help", action=Switch, help="this page")
+
+    def alias(self, action: Action, names: Iterable[str]) -> None:
+        """Take further spellings of a flag, which neither help nor completion shows."""
+        self._aliases |= {fold(name): action for name in names}
+
+    def spellings(self) -> dict[str, Action]:
+        """Return every flag by its folded spelling, aliases included."""
+        shown = {fold(name): a for a in self._actions for name in a.option_strings}
+        return self._aliases | shown
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Iterable[str] | None = None, namespace: Namespace | None = None
+    ) -> tuple[Namespace, list[str]]:
+        """Read all words; none is ever left over.
+
+        Raises:
+            ConfigError: what is wrong, one line per mistake.
+        """
+        words = list(sys.argv[1:] if args is None else args)
+        values = self._empty(namespace or Namespace())
+        values.words, values.spelling = list(words), {}
+        loose, mistakes = self._walk(words, values)
+        if loose or not mistakes:  # a word that seems to be missing may have followed a wrong flag
+            mistakes += self._place(loose, values)
+        for check in self.checks:
+            mistakes += check(values)
+        if mistakes:
+            self.error("\n".join(mistakes))
+        return values, []
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            ConfigError: always; each line begins with the command's name.
+        """
+        lines = message.splitlines()
+        raise ConfigError("\n".join(
+            line if line.startswith(self.label) else f"{self.label}: {line}" for line in lines
+        ))
+
+    @property
+    def label(self) -> str:
+        """The command without the program's name: ``data prepare``; '' of the main job."""
+        return self.prog.partition(" ")[2]
+
+    def format_help(self) -> str:
+        """Return the page: usage, what it is for, flags by group, examples."""
+        wants = {None: "{}", "?": "[{}]", "*": "[{} ...]", "+": "{} ..."}
+        words = [wants[a.nargs].format(a.metavar or a.dest.upper())  # type: ignore[index]
+                 for a in self._get_positional_actions()]
+        self.usage = " ".join([self.prog, *words, "[flags]"])
+        page = super().format_help().rstrip()
+        examples = ["", "examples:", *(f"  {line}" for line in self.examples)]
+        return "\n".join([page, *(examples if self.examples else [])])
+
+    def _empty(self, values: Namespace) -> Namespace:
+        """Set every default that the namespace lacks; a list or dict is a fresh one."""
+        words: dict[str, Any] = {a.dest: [] for a in self._get_positional_actions() if a.nargs == "*"}
+        flags = {a.dest: a.default for a in self._actions if a.dest not in words}
+        for dest, default in (words | flags | self._defaults).items():
+            if default is not argparse.SUPPRESS and not hasattr(values, dest):
+                setattr(values, dest, copy.copy(default))
+        return values
+
+    def _walk(self, words: list[str], values: Namespace) -> tuple[list[str], list[str]]:
+        """Store every flag; return the words that belong to none, and the mistakes."""
+        table = self.spellings()
+        loose: list[str] = []
+        mistakes: list[str] = []
+        while words:
+            word = words.pop(0)
+            name, equals, value = word.partition("=")
+            if not _is_flag(word, table):
+                if word.startswith("-") and len(word) > 1 and not _is_value(word, loose):
+                    mistakes.append(f"unknown flag '{word}'{self._near(word)}")
+                elif word != "--":
+                    loose.append(word)
+                continue
+            following = next((i for i, w in enumerate(words) if w.startswith("--")), len(words))
+            action = table.get(fold(name))
+            if action is None:
+                why = {fold(n): why for n, why in self.refused.items()}.get(fold(name))
+                mistakes.append(f"flag {name} {why}" if why else
+                                f"unknown flag '{name}'{self._near(name)}")
+                del words[:following]  # its values belong to it
+                continue
+            taken = [value] if equals else _taken(action, words[:following])
+            del words[: 0 if equals else len(taken)]
+            if isinstance(action, Loose):
+                loose += taken
+            try:
+                self._store(action, name, taken, values)
+            except ConfigError as error:
+                mistakes.append(str(error))
+        return loose, mistakes
+
+    def _store(self, action: Action, name: str, words: list[str], values: Namespace) -> None:
+        """Convert a flag's words and hand them to its action.
+
+        Raises:
+            ConfigError: none where it wants some, or not what it wants.
+        """
+        if not words and action.nargs not in (0, "*"):
+            raise ConfigError(f"{name} wants a value ({str(action.help).replace('%%', '%')})")
+        if words and action.nargs == 0 and not isinstance(action, Switch):
+            raise ConfigError(f"{name} takes no value, got '{words[0]}'")
+        values.spelling[action.dest] = name
+        converted = [_converted(action, name, word) for word in words]
+        action(self, values, converted[0] if action.nargs in _ONE else converted, name)
+
+    def _place(self, loose: list[str], values: Namespace) -> list[str]:
+        """Hand the words without a flag to the arguments that want them; return the mistakes."""
+        left, mistakes, wants = list(loose), [], ""
+        for action in self._get_positional_actions():
+            wants = f"{self.label} wants {action.help}"
+            count = len(left) if action.nargs in ("*", "+") else 1
+            words, left = left[:count], left[count:]
+            if not words and action.nargs in (None, "+"):
+                mistakes.append(self._lacks(action))
+            elif words:
+                try:
+                    converted = [_converted(action, "", word) for word in words]
+                except ConfigError as error:
+                    mistakes.append(str(error))
+                else:
+                    action(self, values, converted[0] if action.nargs in _ONE else converted)
+        more = f"; {wants}" if wants else ""
+        return mistakes + [f"unknown word '{word}'{more}" for word in left[:1]]
+
+    def _lacks(self, action: Action) -> str:
+        example = f": {self.examples[0].partition('  #')[0]}" if self.examples else ""
+        return f"{self.label} wants {action.help}{example}"
+
+    def _near(self, name: str) -> str:
+        shown = [n for a in self._actions for n in a.option_strings]
+        return did_you_mean(name, [*self._aliases, *shown]) or " (--help lists all)"
+
+
+def like_a_switch(word: str) -> bool:
+    """Whether a word is, or is meant to be, True or False (``Flase``), and not a key."""
+    words = ("true", "false")
+    return word.lower() in words or ("." not in word and bool(did_you_mean(word, words)))
+
+
+def whole(low: int, high: int | None = None) -> Callable[[str], int]:
+    """Return a ``type`` of flags: whole numbers of a range."""
+
+    def number(word: str) -> int:
+        wanted = f"a whole number from {low} " + ("on" if high is None else f"to {high}")
+        if not (word.isascii() and word.removeprefix("-").isdigit()):
+            raise argparse.ArgumentTypeError(f"wants {wanted}, got '{word}'")
+        if int(word) < low or (high is not None and int(word) > high):
+            raise argparse.ArgumentTypeError(f"wants {wanted}, got '{word}'")
+        return int(word)
+
+    return number
+
+
+def asks_help(words: Sequence[str]) -> bool:
+    """Whether a command's words ask for its page: a help flag anywhere, or ``help`` first."""
+    return bool(words) and words[0] == "help" or any(w in ("-h", "-help", "--help") for w in words)
+
+
+class _Page(argparse.RawDescriptionHelpFormatter):
+    """Lines of at most ``WIDTH``, never broken inside a word."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=38, width=WIDTH)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
+def _is_flag(word: str, table: dict[str, Action]) -> bool:
+    short = word in ("-h", "-help") or any(word in a.option_strings for a in table.values())
+    return (word.startswith("--") and len(word) > 2) or short
+
+
+def _is_value(word: str, loose: Sequence[str]) -> bool:
+    """Whether a word with one dash is a number, or the value of the config key before it."""
+    if loose and loose[-1].isupper():
+        return True
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _taken(action: Action, following: list[str]) -> list[str]:
+    """Return those of the following words that are a flag's."""
+    if action.nargs == 0:
+        switch = isinstance(action, Switch) and following and like_a_switch(following[0])
+        return following[:1] if switch else []
+    return following[: 1 if action.nargs in _ONE else None]
+
+
+def _converted(action: Action, name: str, word: str) -> Any:
+    """Return a word as its argument's type.
+
+    Raises:
+        ConfigError: it is none, or not one of the choices; the nearest is named.
+    """
+    kind: Callable[[str], Any] = action.type if callable(action.type) else str
+    what = action.dest.replace("_", " ")
+    try:
+        value = kind(word)
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"{name or what} {error}") from None
+    except ValueError:
+        wanted = "a whole number" if kind is int else "a number"
+        raise ConfigError(f"{name or what} wants {wanted}, got '{word}'") from None
+    if action.choices is not None and value not in action.choices:
+        known = [str(choice) for choice in action.choices]
+        no_such = f"{name} {word}: no such {what}" if name else f"unknown {what} '{word}'"
+        raise ConfigError(f"{no_such}{did_you_mean(word, known)} (known: {', '.join(known)})")
+    return value

@@ -1,0 +1,32 @@
+"""``list``: the methods and their cards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedvlm.cli import main as cli
+from fedvlm.cli.methods import list as cli_list
+from tests.jobs import REPOSITORY
+
+
+def test_card_and_year_are_read_without_running_the_file(tmp_path: Path):
+    path = tmp_path / "m.py"
+    text = "M: one line.\n\nPaper: A\n    title (X 2024)\nCost: 1999\n"
+    path.write_text(f'"""{text}"""\nraise OSError\n')
+    text = cli_list.card(path)
+    assert text.startswith("M: one line.") and cli_list.year(text) == "2024"
+    assert cli_list.year("M: 1999\n\nCost: 1999") == ""
+
+
+def test_list_prints_names_years_and_a_card(capsys: pytest.CaptureFixture[str]):
+    if not list((REPOSITORY / "trainers").glob("[!_]*.py")):
+        pytest.skip("no trainers/ in this checkout")
+    assert cli.main(["list"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert rows[0].split() == ["name", "year", "method"] and "FedTV" in "\n".join(rows)
+    assert cli.main(["list", "fed-tv"]) == 0
+    assert "Paper:" in capsys.readouterr().out
+    assert cli.main(["list", "fedtx"]) == 2
+    assert "did you mean 'fedtv'" in capsys.readouterr().err

@@ -1,0 +1,140 @@
+"""``new-trainer``: the file it writes runs, keeps the invariants and the house rules."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedvlm.cli import main as cli
+from fedvlm.cli.methods import new_trainer as cli_new
+from fedvlm.federation.cards import card
+from fedvlm.federation.discovery import load_trainer
+from fedvlm.job.flags import parse
+from fedvlm.job.resolve import resolve
+from tests.jobs import REPOSITORY
+from tests.test_house import CARD, fields
+
+SMALL = ("--shots", "2", "--num-users", "2", "--rounds", "1", "--local-epochs", "1")
+
+
+@pytest.fixture
+def written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> list[list[str]]:
+    """A new trainer in the current folder; the words of the commands that were printed."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["new-trainer", "MyMethod", "--into", "."]) == 0
+    return next_commands(capsys.readouterr().out)
+
+
+def said(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert cli.main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def next_commands(out: str) -> list[list[str]]:
+    """Return the words of the commands that are printed after "next:"."""
+    after = out.split("next:")[1].splitlines()
+    return [line.split() for line in after if line.strip()]
+
+
+def test_what_it_writes_runs_as_it_says(
+    written: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, check, test = written
+    assert [w[:3] for w in (run, check, test)] == [["python", "-m", "fedvlm"]] * 3
+    assert (run[3], check[3], test[3:5]) == ("run", "check", ["bench", "methods"])
+    assert cli.main([*run[3:], *SMALL, "--output-dir", "out"]) == 0
+    assert len(list(Path("out").rglob("results.json"))) == 1
+    assert cli.main(check[3:]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("14 hold, 0 exempt, 0 broken")
+
+
+def test_its_option_is_read_and_means_what_it_says(written: list[list[str]]) -> None:
+    made = load_trainer("./mymethod.py:MyMethod")
+    line = ["--demo", "--trainer", "./mymethod.py:MyMethod"]
+    for mix, wanted in (("0.25", 1.75), ("1", 1.0), ("0", 2.0)):
+        words = [*line, "--trainer-config-file", "mymethod.yaml", "--opts"]
+        cfg = resolve(parse([*words, "TRAINER.MYMETHOD.MIX", mix])).jobs[0].cfg
+        got = made(cfg).personal(None, {"w": {"a": 1.0, "own": 5.0}}, {"a": 2.0})  # type: ignore
+        assert got == {"a": wanted, "own": 5.0}
+    cfg = resolve(parse([*line, "--trainer-config-file", "mymethod.yaml"])).jobs[0].cfg
+    assert (cfg.PEFT.VISUAL, cfg.TRAINER.MYMETHOD.MIX) == ("feature", 0.5)
+
+
+def test_in_the_repository_it_is_found_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "trainers").mkdir()
+    monkeypatch.setattr(cli_new, "checkout", lambda: tmp_path)
+    assert cli.main(["new-trainer", "Fresh_Idea"]) == 0
+    run, check, test = next_commands(capsys.readouterr().out)
+    assert run[-2:] == ["--trainer", "Fresh_Idea"] and check[-1] == "Fresh_Idea"
+    assert test[:3] == ["python", "-m", "pytest"] and test[-2:] == ["-k", "fresh_idea"]
+    assert all((REPOSITORY / word).exists() for word in test if word.startswith("tests/"))
+    code = tmp_path / "trainers" / "fresh_idea.py"
+    yaml = tmp_path / "configs" / "trainers" / "fresh_idea.yaml"
+    assert load_trainer(f"{code}:Fresh_Idea").name == "Fresh_Idea"
+    words = ["--demo", "--trainer", str(code), "--config-file", str(yaml)]
+    assert resolve(parse(words)).jobs[0].cfg.TRAINER.FRESH_IDEA.MIX == 0.5
+    assert "NAME: Fresh_Idea" in yaml.read_text()
+
+
+@pytest.mark.parametrize("registered", [True, False])
+def test_it_keeps_the_house_rules(tmp_path: Path, registered: bool) -> None:
+    name = "M" * cli_new.LONGEST
+    path = tmp_path / f"{name.lower()}.py"
+    path.write_text(cli_new.texts(name, registered=registered)[0])
+    found = fields(card(path))
+    assert [field for field in CARD if not found.get(field)] == []
+    (kind,) = [n for n in ast.parse(path.read_text()).body if isinstance(n, ast.ClassDef)]
+    assert len(kind.decorator_list) == registered
+    config = f"--config={REPOSITORY / 'pyproject.toml'}"
+    ruff = [sys.executable, "-m", "ruff", "check", config, str(path)]
+    done = subprocess.run(ruff, capture_output=True, text=True, check=False)
+    if "No module named" in done.stderr:
+        pytest.skip("ruff is not installed")
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("there", ["mymethod.py", "mymethod.yaml"])
+def test_nothing_is_overwritten(
+    tmp_path: Path, there: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / there).write_text("mine")
+    words = ["new-trainer", "MyMethod", "--into", str(tmp_path)]
+    assert f"{there}' is there already" in said(words, capsys)
+    assert [p.name for p in tmp_path.iterdir()] == [there]
+    assert (tmp_path / there).read_text() == "mine"
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (["My-Method"], "such as MyMethod"), (["3x"], "such as X"), ([""], "such as MyMethod"),
+    (["class"], "MyClass"), (["Option"], "MyOption"), (["trainer_registry"], "word of Python or"),
+    (["Name"], "TRAINER.NAME"), (["fed-avg"], "such as Fedavg"), (["Fed_Avg"], "fedavg"),
+    (["M" * 31], "up to 29"), ([], "one name"), (["A", "B"], "one name"),
+    (["A", "--into"], "--into wants a value (a folder"), (["A", "--inot", "x"], "did you mean '--into'"),
+])
+def test_mistakes_get_a_sentence(
+    words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli_new, "checkout", lambda: tmp_path)
+    assert says in said(["new-trainer", *words], capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_and_the_page_name_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["new-trainer", "--help"]) == 0
+    assert "--into DIR" in capsys.readouterr().out
+    assert "`python -m fedvlm new-trainer MyMethod`" in (REPOSITORY / "CONTRIBUTING.md").read_text()
+    (tmp_path / "file").write_text("")
+    assert "is a file" in said(["new-trainer", "A", "--into", str(tmp_path / "file")], capsys)

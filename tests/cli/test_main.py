@@ -1,0 +1,130 @@
+"""The command as a whole: verbs, exit codes, one sentence per error, nothing slow at the start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from fedvlm.cli import main as cli
+from fedvlm.console import guard
+from fedvlm.core.errors import ConfigError, DataError, DivergedError
+from tests.job.house import FakeTrainer, words
+from tests.jobs import REPOSITORY
+
+
+@pytest.fixture
+def job_that(house: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that replaces the real main job by one that raises or returns."""
+    monkeypatch.setattr("fedvlm.job.resolve._load", lambda spec: FakeTrainer)
+
+    def put(outcome: Any) -> list[Any]:
+        seen: list[Any] = []
+
+        def run_job(cfg: Any, origins: dict[str, str], args: Namespace) -> int:
+            seen.append(cfg.SEED)
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return int(outcome)
+
+        module: Any = ModuleType("fedvlm.job.run")
+        module.run_job = run_job
+        module.report_seeds = lambda cfgs, args: seen.append("table") or 0
+        monkeypatch.setitem(sys.modules, "fedvlm.job.run", module)
+        return seen
+
+    return put
+
+
+@pytest.mark.parametrize("outcome, code", [
+    (0, 0), (130, 130), (ConfigError("c"), 2), (DataError("d"), 3), (DivergedError("n"), 4),
+    (KeyboardInterrupt(), 130), (ZeroDivisionError("z\nz"), 1), (BrokenPipeError(), 0),
+])  # fmt: skip
+def test_exit_codes(job_that: Any, capsys: pytest.CaptureFixture[str], outcome: Any, code: int,
+                    monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(guard, "_reader_is_gone", lambda: 0)  # the real one rewires fd 1
+    job_that(outcome)
+    assert cli.main(["--dataset", "oxford_pets"]) == code
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    if isinstance(outcome, Exception) and code:
+        (line,) = err.splitlines()
+        assert line.startswith("error: ")
+
+
+def test_a_bug_leaves_its_traceback_in_a_file(job_that: Any, capsys: pytest.CaptureFixture[str]):
+    job_that(ZeroDivisionError("here"))
+    assert cli.main(["--dataset", "oxford_pets"]) == 1
+    path = capsys.readouterr().err.partition("traceback in ")[2].partition(",")[0]
+    assert "ZeroDivisionError: here" in Path(path).read_text()
+    Path(path).unlink()
+    assert cli.main(["--dataset", "oxford_pets", "--debug"]) == 1
+    assert "error: Traceback" in capsys.readouterr().err
+
+
+def test_seeds_run_in_turn_then_the_table(job_that: Any):
+    seen = job_that(0)
+    assert cli.main(words("run --dataset oxford_pets --seeds 4 5")) == 0
+    assert seen == [4, 5, "table"]
+    seen = job_that(4)
+    assert cli.main(words("--dataset oxford_pets --seeds 4 5")) == 4
+    assert seen == [4]
+
+
+def test_verbs(job_that: Any, capsys: pytest.CaptureFixture[str]):
+    job_that(0)
+    assert cli.main(["lits"]) == 2
+    assert "did you mean 'list'?" in capsys.readouterr().err
+    assert cli.main(["--dataset", "oxford_pets", "--rounds", "0", "OPTIM.LR", "0"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 2
+    assert cli.main(["config", "--dataset", "oxford_pets"]) == 0
+    assert "FED.ROUNDS 10" in capsys.readouterr().out
+
+
+def _process(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"OMP_NUM_THREADS": "1"} | more
+    return subprocess.run(
+        [sys.executable, *words], cwd=REPOSITORY, env=env, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_the_main_script_as_a_process():
+    found = _process("federated_main.py", "--num-usres", "3", LANG="C", LC_ALL="C")
+    assert found.returncode == 2 and found.stdout == ""
+    assert found.stderr == "error: unknown flag '--num-usres'; did you mean '--num-users'?\n"
+    found = _process("-m", "fedvlm", "--help")
+    assert found.returncode == 0 and "--dataset-config-file" in found.stdout and not found.stderr
+
+
+def test_closed_stdout_ends_quietly():
+    line = f"{sys.executable} -m fedvlm config | true; echo ${{PIPESTATUS[0]}}"
+    found = subprocess.run(
+        ["bash", "-c", line], cwd=REPOSITORY, capture_output=True, text=True, timeout=120,
+        check=True,
+    )  # fmt: skip
+    assert found.stdout == "0\n" and found.stderr == ""
+    line = f"{sys.executable} -m fedvlm config >&-"
+    found = subprocess.run(
+        ["bash", "-c", line], cwd=REPOSITORY, capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert (found.returncode, found.stderr) == (0, "")
+
+
+def test_the_command_line_does_not_import_torch_for_a_mistake():
+    code = "import sys; from fedvlm.cli.main import main; "
+    code += "print(main(['--x']), 'torch' in sys.modules)"
+    assert _process("-c", code).stdout == "2 False\n"
+
+
+def test_verb_of_a_missing_room_is_a_sentence(toy, capsys: pytest.CaptureFixture[str]):
+    toy('"""A verb."""\nimport fedvlm.no_such_room\n')
+    assert cli.main(["toy-verb"]) == 2
+    assert "not part of this installation" in capsys.readouterr().err

@@ -1,0 +1,88 @@
+"""The words of the main job: spellings, switches, pairs, and every mistake at once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedvlm.config.keys import default_schema
+from fedvlm.config.option import declare
+from fedvlm.core.errors import ConfigError, fold
+from fedvlm.job.flags import FLAGS, REFUSED, by_name, parse
+from tests.job.house import FakeTrainer, words
+
+
+def test_dash_underscore_case_and_equals_are_one():
+    for line in ("--num-users 3", "--num_users 3", "--Num-Users=3", "--numusers=3"):
+        assert parse(line.split()).flags == {"FED.CLIENTS": "3"}
+    for line in ("--shots 4", "--num-shots 4", "--num_shots=4", "--numshots 4"):
+        assert parse(line.split()).flags == {"DATASET.NUM_SHOTS": "4"}
+    for line in ("--rounds 4 ", "--round=4"):
+        assert parse(line.split()).flags == {"FED.ROUNDS": "4"}
+    assert parse(["--local_epoch", "1"]).flags == parse(["--local-epochs", "1"]).flags
+    assert parse(["--train_batch_size", "1"]).flags == parse(["--batch-size", "1"]).flags
+    assert parse(["--config-file", "x.yaml"]).trainer_config_file == "x.yaml"
+
+
+def test_no_two_flags_share_a_spelling_and_every_key_exists():
+    spellings = [fold(n) for f in FLAGS for n in f.names] + [fold(n) for n in REFUSED]
+    assert len(spellings) == len(set(spellings))
+    known = {*declare(default_schema(), "TRAINER.FEDTV", FakeTrainer.options)}
+    loose = {f.key for f in FLAGS if f.key and not f.key.startswith("TRAINER.*.")} - known
+    assert loose == {"DATASET.IID", "DATASET.USEALL"}
+    assert set(by_name()) <= set(spellings)
+
+
+def test_the_flags_of_the_issue_are_all_there():
+    wanted = words(
+        "root dataset-config-file trainer trainer-config-file config-file backbone weights",
+        "num-users shots num-shots rounds round local-epochs frac partition beta seed data-seed",
+        "subsample",
+        "subsample-classes output-dir resume device lr batch-size train-batch-size eval-every tag",
+        "keep-logits dataset seeds dry-run print-config demo plain views variant opts help",
+    )
+    assert [w for w in wanted if fold("--" + w) not in by_name()] == []
+
+
+def test_unknown_flags_are_all_named_with_the_nearest():
+    with pytest.raises(ConfigError) as caught:
+        parse(words("--num-usres 3 --plain -q --zzz 1 2 --rounds --frac 0.5 --eval-only"))
+    assert str(caught.value).splitlines() == [
+        "unknown flag '--num-usres'; did you mean '--num-users'?",
+        "unknown flag '-q' (--help lists all)",
+        "unknown flag '--zzz' (--help lists all)",
+        "--rounds wants a value (communication rounds)",
+        "flag --eval-only is not needed: every run evaluates itself at its end",
+    ]
+
+
+def test_switches_are_booleans():
+    assert parse(["--iid", "False"]).flags == {"DATASET.IID": "False"}
+    assert parse(["--iid"]).flags == {"DATASET.IID": "True"}
+    assert parse(["--demo", "false"]).demo is False and parse(["--demo"]).demo is True
+    assert parse(["--keep_logits", "--plain", "OPTIM.LR", "1"]).opts == ["OPTIM.LR", "1"]
+    with pytest.raises(ConfigError, match="on or off"):
+        parse(["--demo=perhaps"])
+
+
+def test_opts_with_and_without_the_flag_and_negative_numbers():
+    args = parse(words("--opts OPTIM.LR 0.1 --shots -1 DATASET.NUM_SHOTS -1 SEED 2"))
+    assert args.flags == {"DATASET.NUM_SHOTS": "-1"}
+    assert args.opts == ["OPTIM.LR", "0.1", "DATASET.NUM_SHOTS", "-1", "SEED", "2"]
+    with pytest.raises(ConfigError, match="'SEED' stands alone"):
+        parse(["--rounds", "3", "SEED"])
+
+
+_WORDS = st.sampled_from(["--rounds", "--opts", "--demo", "--seeds", "-1", "SEED", "=", "--", "-h"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(_WORDS | st.text(max_size=6), max_size=6))
+def test_any_words_are_parsed_or_refused_in_sentences(typed: list[str]):
+    try:
+        args = parse(typed)
+    except ConfigError as error:
+        assert str(error).strip()
+    else:
+        assert len(args.opts) % 2 == 0

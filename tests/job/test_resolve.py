@@ -1,0 +1,95 @@
+"""From flags to configs: files, precedence, seeds, the trainer's own options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedvlm.core.errors import ConfigError
+from fedvlm.job.flags import parse
+from fedvlm.job.resolve import resolve
+from tests.job.house import FakeTrainer, jobs, mistakes
+
+
+def test_iid_false_is_false_and_useall_false_is_false(house: Path):
+    (job,) = jobs("--dataset oxford_pets --iid False --useall False").jobs
+    assert job.cfg.FED.PARTITION == "disjoint" and job.cfg.DATASET.NUM_SHOTS == 8
+    (job,) = jobs("--dataset oxford_pets --iid True --useall True").jobs
+    assert job.cfg.FED.PARTITION == "iid" and job.cfg.DATASET.NUM_SHOTS == -1
+    assert job.origins["FED.PARTITION"] == "flag --iid, as DATASET.IID"
+
+
+def test_the_fields_own_line_works_as_written(house: Path):
+    line = "--root DATA/ --dataset-config-file configs/datasets/oxfordpets.yaml --num-users 10"
+    (job,) = jobs(line).jobs
+    cfg = job.cfg
+    assert (cfg.TRAINER.NAME, cfg.FED.CLIENTS, cfg.DATASET.NAME) == ("FedTV", 10, "OxfordPets")
+    assert cfg.DATASET.ROOT == "DATA/" and job.origins["FED.CLIENTS"] == "flag --num-users"
+
+
+@pytest.mark.parametrize("tail, rate, origin", [
+    ("", 0.4, "configs/trainers/fedtv.yaml"), ("--lr 0.2", 0.2, "flag --lr"),
+    ("--lr 0.2 OPTIM.LR 0.1", 0.1, "opts"), ("OPTIM.LR 0.1 --lr 0.2", 0.1, "opts"),
+])  # fmt: skip
+def test_precedence_whatever_the_order_of_words(house: Path, tail: str, rate: float, origin: str):
+    (job,) = jobs(f"--dataset oxford_pets {tail}").jobs
+    assert (job.cfg.OPTIM.LR, job.origins["OPTIM.LR"]) == (rate, origin)
+    assert job.cfg.DATASET.NUM_SHOTS == 8 and job.cfg.OPTIM.MOMENTUM == 0.5
+
+
+def test_demo_lies_between_trainer_file_and_flags(house: Path):
+    (job,) = jobs("--demo").jobs
+    assert (job.cfg.DATASET.NAME, job.cfg.OPTIM.LR, job.cfg.OPTIM.MOMENTUM) == ("shapes", 0.3, 0.5)
+    assert jobs("--demo --lr 0.2").jobs[0].cfg.OPTIM.LR == 0.2
+    assert "--demo brings its own dataset" in mistakes("--demo --dataset oxford_pets")[0]
+
+
+def test_without_a_dataset_one_sentence_lists_them(house: Path):
+    for line in ("", "--trainer FedTV", "--opts DATASET.NAME="):
+        words = [*line.rstrip("=").split(), *[""] * line.endswith("=")]
+        with pytest.raises(ConfigError) as caught:
+            resolve(parse(words), lambda spec: FakeTrainer)
+        sentence = str(caught.value)
+        assert "\n" not in sentence
+        assert "--dataset NAME" in sentence and "oxford_pets" in sentence
+    assert jobs("DATASET.NAME mine").jobs[0].cfg.DATASET.NAME == "mine"
+    assert "not both" in mistakes("--dataset oxford_pets --dataset-config-file x.yaml")[0]
+    assert "did you mean 'oxford_pets'" in mistakes("--dataset oxford_pet")[0]
+    assert jobs("--dataset pets").jobs[0].cfg == jobs("--dataset oxford_pets").jobs[0].cfg
+
+
+def test_seeds_vary_both_unless_the_data_seed_is_given(house: Path):
+    three = jobs("--dataset oxford_pets --seeds 1 2 3").jobs
+    assert [(j.cfg.SEED, j.cfg.DATA_SEED) for j in three] == [(1, 1), (2, 2), (3, 3)]
+    fixed = jobs("--dataset oxford_pets --seeds 1,2 --data-seed 9").jobs
+    assert [(j.cfg.SEED, j.cfg.DATA_SEED) for j in fixed] == [(1, 9), (2, 9)]
+    assert fixed[0].origins["SEED"] == "flag --seeds"
+    assert fixed[0].origins["DATA_SEED"] == "flag --data-seed"
+    for bad in ("--seeds 1 2 --seed 3", "--seeds 1 SEED 3", "--seeds 1 1", "--seeds a", "--seeds"):
+        assert "seed" in mistakes(f"--dataset oxford_pets {bad}")[0]
+
+
+def test_trainers_own_flags(house: Path):
+    (job,) = jobs("--dataset oxford_pets --bottleneck 4 --variant fixed").jobs
+    assert (job.cfg.TRAINER.FEDTV.RANK, job.cfg.TRAINER.FEDTV.VARIANT) == (4, "fixed")
+    assert job.origins["TRAINER.FEDTV.RANK"] == "flag --bottleneck"
+    (line,) = mistakes("--dataset oxford_pets --n_ctx 4")
+    assert "sets TRAINER.FEDTV.N_CTX, but FedTV has no such option" in line
+    asked = jobs("--dataset oxford_pets --mu 0.5")
+    assert "never uses it" in asked.notes[0]
+    assert mistakes("--dataset oxford_pets --bottleneck 0")[0].startswith("flag --bottleneck: ")
+
+
+def test_trainer_name_is_canonical_and_opts_beat_flag(house: Path):
+    assert jobs("--dataset oxford_pets --trainer fedtv").jobs[0].cfg.TRAINER.NAME == "FedTV"
+    own = jobs("--dataset oxford_pets --trainer ./my.py:Mine").jobs[0]
+    assert own.cfg.TRAINER.NAME == "./my.py:Mine"
+    line = "--dataset oxford_pets --trainer fedtv TRAINER.NAME x"
+    assert "unknown trainer 'x'" in mistakes(line)[0]
+    (house / "t.yaml").write_text("TRAINER: {NAME: y}\n")
+    assert "unknown trainer 'y'" in mistakes("--dataset oxford_pets --config-file t.yaml")[0]
+
+
+def test_unused_keys_are_said(house: Path):
+    assert "TRAIN.PRINT_FREQ" in jobs("--dataset oxford_pets TRAIN.PRINT_FREQ 3").notes[0]
