@@ -92,8 +92,8 @@ def verbs() -> dict[str, Verb]:
     table = {}
     for section in sections():
         folders = importlib.import_module(f"{PACKAGE}.{section}").__path__
-        files = sorted(path for folder in folders for path in Path(folder).glob("[!_]*.py"))
-        for path in files:
+        files = [path for folder in folders for path in Path(folder).glob("[!_]*.py")]
+        for path in sorted(files, key=lambda path: path.stem):
             name = path.stem.replace("_", "-")
             table[name] = Verb(name, section, path)
     return table

@@ -138,7 +138,8 @@ class Parser(argparse.ArgumentParser):
 
     def _empty(self, values: Namespace) -> Namespace:
         """Set every default that the namespace lacks; a list or dict is a fresh one."""
-        words: dict[str, Any] = {a.dest: [] for a in self._get_positional_actions() if a.nargs == "*"}
+        positional = self._get_positional_actions()
+        words: dict[str, Any] = {a.dest: [] for a in positional if a.nargs == "*"}
         flags = {a.dest: a.default for a in self._actions if a.dest not in words}
         for dest, default in (words | flags | self._defaults).items():
             if default is not argparse.SUPPRESS and not hasattr(values, dest):

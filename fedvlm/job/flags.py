@@ -123,7 +123,7 @@ FLAGS: tuple[Flag, ...] = (
          dest="dry_run", kind="switch"),
     Flag(("--print-config",), "print every setting and where it comes from", _RUN,
          dest="print_config", kind="switch"),
-    Flag(("--opts",), "any setting, also at the end of the line without --opts", _RUN, dest="opts",
+    Flag(("--opts",), "any setting (fedvlm config lists them), also without --opts", _RUN, dest="opts",
          kind="opts", metavar="KEY VALUE"),
     Flag(("--debug",), "on a bug in fedvlm, print the traceback", _RUN, dest="debug",
          kind="switch"),

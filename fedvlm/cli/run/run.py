@@ -1,7 +1,4 @@
-"""The main job: train one method on one data set, over one seed or several.
-
-The word run may be left out. fedvlm config lists the keys. After a stop the same command goes on.
-"""
+"""The main job: train one method on one data set, over one seed or several."""
 
 from __future__ import annotations
 
