@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.rounds import RoundFinished
+from fedvlm.federation.rounds import Federation, RoundFinished
 
 from .golden import Golden, federation
 
@@ -30,8 +30,8 @@ def deviation(ours: Tensor, theirs: Tensor) -> float:
 class Recorder:
     """Compares every stored figure as the run goes by."""
 
-    def __init__(self, golden: Golden) -> None:
-        self.golden = golden
+    def __init__(self, golden: Golden, fed: Federation) -> None:
+        self.golden, self.fed = golden, fed
         self.worst: dict[str, float] = {"loss": 0.0, "after": 0.0, "agg": 0.0, "logits": 0.0}
         self.losses: dict[tuple[int, int, int], dict[str, float]] = {}
         self.count = dict.fromkeys(self.worst, 0)
@@ -51,7 +51,7 @@ class Recorder:
             return
         for name, value in self.golden.tree(f"agg/{event.round - 1}").items():
             self.see("agg", event.state.server["w"][name], value)
-        fed, r = event.federation, event.round - 1
+        fed, r = self.fed, event.round - 1
         x = self.golden.tensor(f"test/{r}/x")
         for ids, p in event.personal(range(self.golden.meta["n_clients"])):
             pixels = x.expand(len(ids), *x.shape)
@@ -63,7 +63,7 @@ class Recorder:
 def replay(golden: Golden, path: str) -> Recorder:
     packed, chunk, *_ = PATHS[path]
     fed = federation(golden, packed=packed, chunk=chunk)
-    seen = Recorder(golden)
+    seen = Recorder(golden, fed)
     fed.subscribers.append(seen.round)
     inner_local, inner_loss = fed.trainer.local, fed.trainer.loss
     steps: dict[tuple[int, ...], int] = {}
