@@ -209,9 +209,14 @@ class World:
         return {name: v.reshape(*index.shape, *v.shape[1:]) for name, v in flat.items()}
 
     def record(
-        self, trainer: type[Trainer], setup: Setup | None = None, start: FedState | None = None
+        self, trainer: type[Trainer], setup: Setup | None = None, start: FedState | None = None,
+        until: int | None = None,
     ) -> Trajectory:
-        """Run ``setup`` from ``start`` (default: untrained) to its end and keep what happened."""
+        """Run ``setup`` from ``start`` (default: untrained) and keep what happened.
+
+        Args:
+            until: last round that is run; default: the last one of ``setup``.
+        """
         run = Trajectory(self.federation(trainer, setup))
 
         def keep(event: Any) -> None:
@@ -222,7 +227,7 @@ class World:
 
         run.fed.subscribers.append(keep)
         before, digest = global_generators(), self.backbone.verify_frozen()
-        run.fed.run(None if start is None else copied_fed(start))
+        run.fed.run(None if start is None else copied_fed(start), until)
         run.digests = (digest, self.backbone.verify_frozen())
         run.generators = (before, global_generators())
         return run

@@ -27,7 +27,7 @@ def test_fedavg_one_round_and_weights() -> None:
 
 @pytest.mark.parametrize(("epochs", "expected"), [(1, 3.0), (5, 2.680532285)])
 def test_fedavg_fixed_point(epochs: int, expected: float) -> None:
-    assert server(quadratic(Quadratic(), 300, epochs=epochs)) == pytest.approx(expected, abs=1e-8)
+    assert server(quadratic(Quadratic(), 120, epochs=epochs)) == pytest.approx(expected, abs=1e-8)
 
 
 class Prox(Quadratic):
@@ -47,7 +47,7 @@ class Prox(Quadratic):
 def test_fedprox_fixed_point(mu: float, expected: float) -> None:
     trainer = Prox()
     trainer.mu = mu
-    assert server(quadratic(trainer, 400, epochs=5)) == pytest.approx(expected, abs=1e-8)
+    assert server(quadratic(trainer, 100, epochs=5)) == pytest.approx(expected, abs=1e-8)
 
 
 class Ditto(Quadratic):
@@ -70,7 +70,7 @@ class Ditto(Quadratic):
 
 
 def test_ditto() -> None:
-    fed = quadratic(Ditto(), 600)
+    fed = quadratic(Ditto(), 150)
     state = fed.run()
     (_, v), = fed.personal(state, [0, 1])
     assert v["w"].tolist() == pytest.approx([1.5, 3.75], abs=1e-8)
@@ -164,7 +164,7 @@ class PerFedAvg(Quadratic):
 def test_per_fedavg(mode: str, expected: float) -> None:
     trainer = PerFedAvg()
     trainer.mode = mode
-    assert server(quadratic(trainer, 2000)) == pytest.approx(expected, abs=1e-8)
+    assert server(quadratic(trainer, 450)) == pytest.approx(expected, abs=1e-8)
 
 
 class Hermes(Quadratic):

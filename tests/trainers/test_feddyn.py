@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from fedvlm.federation.rounds import Federation, FedState
 from tests.federation.toys import ETA
 
 from .toys import drive, own, shared
@@ -12,11 +14,33 @@ TWO = {"FED.CLIENTS": 2}
 HALF = {"ALPHA": 0.5}
 
 
+def at(w: float) -> tuple[Federation, FedState]:
+    """Return a federation with a near-exact local solve, and a state with the model at ``w``.
+
+    The linear terms are those of the fixed point: the clients' gradients at the optimum 3.
+    """
+    fed, state = drive("FedDyn", 0, epochs=150, options=HALF, keys=TWO)
+    number = torch.tensor(w, dtype=torch.float64)
+    state.server["w"]["image.w"] = number
+    for client, slope in ((0, 3.0), (1, -3.0)):
+        slots = state.clients[client]
+        slots["w"], slots["h"] = {"image.w": number}, {"image.w": torch.full_like(number, slope)}
+    return fed, state
+
+
 def test_fixed_point_with_a_near_exact_local_solve() -> None:
-    _, state = drive("FedDyn", 150, epochs=150, options=HALF, keys=TWO)
+    fed, state = at(3.0)
+    state = fed.round(state, 1)
     assert shared(state) == pytest.approx(3.0, abs=1e-8)
     assert own(state, slot="h") == pytest.approx([3.0, -3.0], abs=1e-7)
     assert float(state.server["h"]["image.w"]) == pytest.approx(0.0, abs=1e-8)
+
+
+def test_it_attracts() -> None:
+    fed, state = at(4.0)
+    for round_ in range(1, 7):
+        state = fed.round(state, round_)
+    assert abs(shared(state) - 3.0) < 0.02
 
 
 def test_two_steps_the_pull_is_of_the_squared_norm() -> None:
