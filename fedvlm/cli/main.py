@@ -39,7 +39,7 @@ def _dispatch(words: list[str]) -> int:
         return table["help"].run([])
     name = next((name for name in table if words and fold(name) == fold(words[0])), "")
     if not name and words and not _of_the_main_job(words[0]):
-        from fedvlm.cli.nearest import unknown_verb  # start-up: all that a word could mean
+        from fedvlm.cli.unknown import unknown_verb  # start-up: NumPy, for a mistake only
 
         raise unknown_verb(words[0], table)
     verb, rest = (table[name], words[1:]) if name else (table["run"], words)

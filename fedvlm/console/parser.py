@@ -155,7 +155,8 @@ class Parser(argparse.ArgumentParser):
             word = words.pop(0)
             name, equals, value = word.partition("=")
             if not _is_flag(word, table):
-                if word.startswith("-") and len(word) > 1 and not _is_value(word, loose):
+                dashed = word.startswith("-") and word not in ("-", "--")
+                if dashed and not _is_value(word, loose):
                     mistakes.append(f"unknown flag '{word}'{self._near(word)}")
                 elif word != "--":
                     loose.append(word)
@@ -185,7 +186,8 @@ class Parser(argparse.ArgumentParser):
             ConfigError: none where it wants some, or not what it wants.
         """
         if not words and action.nargs not in (0, "*"):
-            raise ConfigError(f"{name} wants a value ({str(action.help).replace('%%', '%')})")
+            about = f" ({action.help.replace('%%', '%')})" if action.help else ""
+            raise ConfigError(f"{name} wants a value{about}")
         if words and action.nargs == 0 and not isinstance(action, Switch):
             raise ConfigError(f"{name} takes no value, got '{words[0]}'")
         values.spelling[action.dest] = name

@@ -35,9 +35,15 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
     An empty string where nothing is near.
     """
+    name = nearest(word, known)
+    return f"; did you mean '{name}'?" if name else ""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return the nearest known name, or an empty string where nothing is near."""
     names = {fold(k): k for k in known}
     near = difflib.get_close_matches(fold(word), list(names), n=1, cutoff=0.6)
-    return f"; did you mean '{names[near[0]]}'?" if near else ""
+    return names[near[0]] if near else ""
 
 
 def fold(name: str) -> str:

@@ -176,7 +176,7 @@ def expand(value: str) -> dict[str, str]:
     Raises:
         ConfigError: an unknown word, or two words for one key.
     """
-    found: dict[str, str] = {}
+    keys: dict[str, str] = {}
     by: dict[str, str] = {}
     for word in (w.strip().lower().replace("_", "-") for w in value.split("+")):
         if word not in WORDS:
@@ -184,21 +184,21 @@ def expand(value: str) -> dict[str, str]:
                 f"--peft has no '{word}'{did_you_mean(word, WORDS)} ({', '.join(WORDS)}; "
                 "joined by +, as in prompt+lora)"
             )
-        key, to = WORDS[word]
-        if key in found and by[key] != word:
+        key, setting = WORDS[word]
+        if key in keys and by[key] != word:
             raise ConfigError(f"--peft {value}: {by[key]} and {word} both set {key}; choose one")
-        found[key], by[key] = to, word
-    if "head" in by.values() and "PEFT.TEXT" in found:
+        keys[key], by[key] = setting, word
+    if "head" in by.values() and "PEFT.TEXT" in keys:
         raise ConfigError(
             f"--peft {value}: a linear head has no text side; drop head or {by['PEFT.TEXT']}"
         )
-    return OFF | found
+    return OFF | keys
 
 
 def words_of(text: str, visual: str, head: str) -> str:
     """Return the words of ``--peft`` for the three keys: ``prompt+lora``; ``none`` for nothing."""
-    asked = {"PEFT.TEXT": text, "PEFT.VISUAL": visual, "PEFT.HEAD": head}
-    words = [word for word, (key, value) in WORDS.items() if asked[key] == value]
+    keys = {"PEFT.TEXT": text, "PEFT.VISUAL": visual, "PEFT.HEAD": head}
+    words = [word for word, (key, value) in WORDS.items() if keys[key] == value]
     return "+".join(words) or "none"
 
 
@@ -246,8 +246,11 @@ def pairs(values: Namespace) -> list[str]:
     """Return the mistake of a word that stands alone, if there is one."""
     if len(values.opts) % 2 == 0:
         return []
+    from fedvlm.job.kinds import flag_for  # start-up: NumPy, for a mistake only
+
     last = values.opts[-1]
-    near = did_you_mean(last, by_name()) if not last.isupper() else ""
+    names = [name for flag in FLAGS for name in flag.names]
+    near = "" if last.isupper() else flag_for(last) or did_you_mean(last, names)
     return [f"'{last}' stands alone; words without a flag are opts and come in pairs, KEY VALUE"
             f"{near}"]
 

@@ -1,4 +1,4 @@
-"""What a word that stands in the wrong place is: a method, a data set, a file of a run."""
+"""What a word names: a method, a data set, a file; wherever it stands."""
 
 from __future__ import annotations
 
@@ -18,8 +18,15 @@ def method_of(word: str) -> str:
 def dataset_of(word: str) -> str:
     """Return the name of the data set that a word names; '' where it names none."""
     info = dataset_info(word)
-    config = lookup(word, "datasets") if "." not in word and "/" not in word else None
+    config = dataset_config(word) if fold(word).isalnum() else None
     return config.stem if config else info.name if info else ""
+
+
+def dataset_config(word: str) -> Path | None:
+    """Return the config of a path, a config's name or a set's other name; None without one."""
+    info = dataset_info(word)
+    words = (word, info.name, info.folder, *info.aliases) if info else (word,)
+    return next(filter(None, (lookup(word, "datasets") for word in words)), None)
 
 
 def flag_for(word: str) -> str:
@@ -31,11 +38,21 @@ def flag_for(word: str) -> str:
         return f"; '{word}' is a method: --trainer {word}"
     if dataset_of(word):
         return f"; '{word}' is a data set: --dataset {word}"
-    path = Path(word)
+    path = Path(word).expanduser()
+    if path.suffix == ".py" and path.is_file():
+        return f"; '{word}' is a Python file: --trainer {word}"
     if path.suffix in (".yaml", ".yml") and path.is_file():
-        kind = "trainer" if path.parent.name == "trainers" else "dataset"
-        plan = f", or fedvlm sweep {word}" if path.parent.name == "sweeps" else ""
-        return f"; '{word}' is a file: --{kind}-config-file {word}{plan}"
+        return f"; '{word}' is {config_of(path)}"
     if path.is_dir():
         return f"; '{word}' is a folder: --root {word} of data sets, --output-dir {word} of runs"
     return ""
+
+
+def config_of(path: Path) -> str:
+    """Return what a YAML file is, by its folder, and the words that take it."""
+    if path.parent.name == "sweeps":
+        return f"a plan: fedvlm sweep {path}"
+    if path.parent.name in ("trainers", "datasets"):
+        return f"a config: --{path.parent.name[:-1]}-config-file {path}"
+    return (f"a YAML file: --dataset-config-file {path}, --trainer-config-file {path}, or a plan: "
+            f"fedvlm sweep {path}")

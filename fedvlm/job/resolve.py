@@ -15,9 +15,13 @@ from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Schema, declare
 from fedvlm.config.read import config_names, find_config, lookup
 from fedvlm.core.errors import ConfigError, did_you_mean
-from fedvlm.data.catalog import canonical_domain, dataset_info
+from fedvlm.data.catalog import canonical_domain
+from fedvlm.federation.cards import trainer_files
+from fedvlm.job.flags import FLAGS
+from fedvlm.job.kinds import dataset_config, dataset_of, method_of
 
 LoadTrainer = Callable[[str], Any]
+_DEPTH = 7  # of a run folder below OUTPUT_DIR
 _OWN = "TRAINER.*."  # flags that mean the chosen trainer's own node
 
 
@@ -42,20 +46,20 @@ def resolve(args: Namespace, load_trainer: LoadTrainer | None = None) -> Jobs:
     """Read the config files that ``args`` names and merge them with its flags.
 
     Args:
-        args: of ``cli_flags.parse``.
+        args: of ``flags.parse``.
         load_trainer: name or ``file.py:Class`` to class; by default the project's own.
 
     Raises:
         ConfigError: anything that is wrong with flags or files, one line per mistake.
     """
     dataset, demo = _dataset_yaml(args), _demo_yaml(args)
-    given = find_config(args.trainer_config_file, "trainers") if args.trainer_config_file else None
-    spec = _trainer_spec(args, (demo, given, dataset))
+    file = find_config(args.trainer_config_file, "trainers") if args.trainer_config_file else None
+    spec = _trainer_spec(args, (demo, file, dataset))
     trainer = (load_trainer or _load)(spec)
     node = f"TRAINER.{trainer.name.upper()}"
     schema = declare(default_schema(), node, trainer.options)
     flags, names, notes = _own_flags(args, node, trainer.name, schema)
-    trainer_yaml = given or lookup(trainer.name, "trainers")
+    trainer_yaml = file or lookup(trainer.name, "trainers")
     name = spec if _is_path(spec) else trainer.name
     jobs = []
     for seed_flags in _seeds(args, flags):
@@ -71,6 +75,7 @@ def resolve(args: Namespace, load_trainer: LoadTrainer | None = None) -> Jobs:
         jobs.append(Job(cfg, origins))
     if not jobs[0].cfg.DATASET.NAME.strip():
         raise ConfigError(_no_dataset())
+    _check_output(jobs[0].cfg.OUTPUT_DIR)
     unused = unused_keys(jobs[0].origins, schema)
     if unused:
         notes.append(f"accepted, but nothing here uses: {', '.join(unused)}")
@@ -78,7 +83,11 @@ def resolve(args: Namespace, load_trainer: LoadTrainer | None = None) -> Jobs:
 
 
 def _load(spec: str) -> Any:
-    from fedvlm.federation.discovery import load_trainer
+    dataset = "" if _is_path(spec) or method_of(spec) else dataset_of(spec)
+    if dataset:
+        raise ConfigError(f"unknown trainer '{spec}', it is a data set: --dataset {dataset}; "
+                          f"methods are {', '.join(trainer_files())}")
+    from fedvlm.federation.discovery import load_trainer  # start-up: PyTorch, 2 s
 
     return load_trainer(spec)
 
@@ -88,28 +97,29 @@ def _is_path(spec: str) -> bool:
 
 
 def _dataset_yaml(args: Namespace) -> Path | None:
-    given = [w for w in (args.dataset, args.dataset_config_file) if w]
-    if len(given) > 1:
+    words = [w for w in (args.dataset, args.dataset_config_file) if w]
+    if len(words) > 1:
         raise ConfigError("give --dataset or --dataset-config-file, not both")
-    if given and args.demo:
+    if words and args.demo:
         raise ConfigError("--demo brings its own dataset; drop --demo or the dataset flag")
-    if given:
-        return dataset_file(given[0])
+    if words:
+        return _dataset_file(words[0])
     if not args.demo and "DATASET.NAME" not in args.opts[::2]:
         raise ConfigError(_no_dataset())
     return None
 
 
-def dataset_file(given: str) -> Path:
+def _dataset_file(word: str) -> Path:
     """Return the dataset config that a path, a config's name or a set's other name means.
 
     Raises:
         ConfigError: there is none; the nearest name and the list are shown.
     """
-    info = dataset_info(given)
-    words = (given, info.name, info.folder, *info.aliases) if info else (given,)
-    found = (lookup(word, "datasets") for word in words)
-    return next((file for file in found if file), None) or find_config(given, "datasets")
+    path = dataset_config(word)
+    if path is None and method_of(word):
+        raise ConfigError(f"no data set '{word}', it is a method: --trainer {word}; data sets are "
+                          f"{', '.join(config_names('datasets'))}")
+    return path or find_config(word, "datasets")
 
 
 def _no_dataset() -> str:
@@ -120,13 +130,22 @@ def _no_dataset() -> str:
     )
 
 
+def _check_output(word: str) -> None:
+    """Refuse a run folder where the folder of all runs is wanted: it would get runs inside."""
+    path = Path(word).expanduser()
+    if (path / "manifest.json").is_file():
+        above = path.parents[_DEPTH - 1] if len(path.parts) > _DEPTH else "its OUTPUT_DIR"
+        raise ConfigError(f"OUTPUT_DIR {word} is a run folder, runs go into folders below it; give "
+                          f"{above}, or --resume {word} to go on with that run")
+
+
 def _demo_yaml(args: Namespace) -> Path | None:
     if not args.demo:
         return None
-    found = lookup("configs/demo.yaml", "")
-    if found is None:
+    path = lookup("configs/demo.yaml", "")
+    if path is None:
         raise ConfigError("--demo needs configs/demo.yaml, which this installation lacks")
-    return found
+    return path
 
 
 def _trainer_spec(args: Namespace, files: tuple[Path | None, ...]) -> str:
@@ -142,8 +161,6 @@ def _own_flags(
     args: Namespace, node: str, trainer: str, schema: Schema
 ) -> tuple[dict[str, str], dict[str, str], list[str]]:
     """Return flags with ``TRAINER.*.`` replaced by the trainer's node, their names, and notes."""
-    from fedvlm.job.flags import FLAGS
-
     idle = {f.key: f.idle_note for f in FLAGS if f.idle_note}
     flags: dict[str, str] = {"TRAINER.NAME": args.trainer} if args.trainer else {}
     names: dict[str, str] = {"TRAINER.NAME": "--trainer"}
@@ -166,10 +183,10 @@ def _own_flags(
 
 def _lacks(spelling: str, key: str, trainer: str, schema: Schema) -> str:
     node = key.rpartition(".")[0] + "."
-    own = [k.removeprefix(node) for k in schema if k.startswith(node)]
+    options = [k.removeprefix(node) for k in schema if k.startswith(node)]
     return (
         f"flag {spelling} sets {key}, but {trainer} has no such option"
-        f"{did_you_mean(key.removeprefix(node), own)} (it has: {', '.join(own) or 'none'})"
+        f"{did_you_mean(key.removeprefix(node), options)} (it has: {', '.join(options) or 'none'})"
     )
 
 

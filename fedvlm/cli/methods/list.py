@@ -56,7 +56,7 @@ def _file(word: str, files: dict[str, Path]) -> Path:
     from fedvlm.job.kinds import dataset_of  # start-up: NumPy, for a mistake only
 
     near = did_you_mean(word, files)
-    if fold(word) in ("datasets", "data", "sets") or (not near and dataset_of(word)):
+    if fold(word) in ("datasets", "data", "sets") or dataset_of(word):
         near = ", it is of the data: fedvlm data list names the sets, fedvlm doctor looks at them"
     elif fold(word) in ("verbs", "commands", *map(fold, verbs())):
         near = ", it is of the commands: fedvlm help names them"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from fedvlm.cli.nearest import unknown_verb
 from fedvlm.cli.verbs import sections, verbs
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import say
@@ -46,6 +45,8 @@ def main(args: Namespace) -> int:
     table = verbs()
     name = next((name for name in table if fold(name) == fold(args.verb)), "")
     if not name:
+        from fedvlm.cli.unknown import unknown_verb  # start-up: NumPy, for a mistake only
+
         raise unknown_verb(args.verb, table)
     say(*table[name].parser().format_help().splitlines())
     return 0
