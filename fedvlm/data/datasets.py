@@ -21,9 +21,9 @@ from fedvlm.data.datum import PARTS, DatasetBase
 from fedvlm.data.formats.cifar import read_cifar
 from fedvlm.data.formats.coop_split import read_split
 from fedvlm.data.formats.csv import read_csv
-from fedvlm.data.formats.folders import Names, Tree, read_domains, read_folders
-from fedvlm.data.layouts import prepared_layouts, prepared_name, read_known
-from fedvlm.data.locate import find, find_root, listing, permitted
+from fedvlm.data.formats.folders import Names, read_domains, read_folders
+from fedvlm.data.layouts import prepared_layouts, prepared_name, read_layouts
+from fedvlm.data.locate import explain_refusals, find, find_root, listing
 
 DATASET_REGISTRY: Registry[Callable[[CfgNode], DatasetBase]] = Registry("dataset")
 FORMATS = ("coop", "csv", "folders", "domains", "cifar")
@@ -31,7 +31,7 @@ _HINT = "; or set DATASET.FORMAT (folders, csv, ...) to read a copy of another s
 DEFAULT_TEMPLATE = "a photo of a {}."
 
 
-@permitted()
+@explain_refusals()
 def load_dataset(cfg: CfgNode) -> DatasetBase:
     """Read the data set that ``cfg.DATASET`` names.
 
@@ -45,14 +45,14 @@ def load_dataset(cfg: CfgNode) -> DatasetBase:
     if key in DATASET_REGISTRY:
         return DATASET_REGISTRY.get(key)(cfg)
     if not name.strip() or not cfg.DATASET.DIR:
-        known = DATASET_REGISTRY.registered_names()
+        names = DATASET_REGISTRY.registered_names()
         aliases = [a for row in CATALOG.values() for a in row.aliases]
         raise ConfigError(
-            f"unknown DATASET.NAME '{name}'{did_you_mean(name, [*known, *aliases])} "
-            f"(known: {', '.join(known)}; own data: set DATASET.DIR and DATASET.FORMAT, "
+            f"unknown DATASET.NAME '{name}'{did_you_mean(name, [*names, *aliases])} "
+            f"(known: {', '.join(names)}; own data: set DATASET.DIR and DATASET.FORMAT, "
             "see configs/datasets/custom_folders.yaml)"
         )
-    return _dataset(name, read_as_told(cfg, find_root(cfg.DATASET.ROOT)))
+    return _checked(name, read_by_config(cfg, find_root(cfg.DATASET.ROOT)))
 
 
 def load_for_training(cfg: CfgNode) -> DatasetBase:
@@ -78,25 +78,25 @@ def templates(cfg: CfgNode) -> list[str]:
     Raises:
         ConfigError: a template without ``{}``.
     """
-    given = cfg.DATASET.TEMPLATE
-    if not given:
+    template = cfg.DATASET.TEMPLATE
+    if not template:
         info = dataset_info(cfg.DATASET.NAME)
         return [info.template if info else DEFAULT_TEMPLATE]
-    found = [given] if isinstance(given, str) else list(given)
-    for text in found:
+    texts = [template] if isinstance(template, str) else list(template)
+    for text in texts:
         if text.count("{}") != 1:
             raise ConfigError(f"DATASET.TEMPLATE '{text}' must hold {{}} once, for the class name")
-    return found
+    return texts
 
 
 def _read_known(info: DatasetInfo, cfg: CfgNode) -> DatasetBase:
     root = find_root(_builtin_root(info, cfg) if info.builtin else cfg.DATASET.ROOT)
-    if is_told(info, cfg):
-        data = _dataset(info.name, read_as_told(cfg, root))
+    if spells_layout(info, cfg):
+        data = _checked(info.name, read_by_config(cfg, root))
     else:
         folder = folder_of(info, cfg)
-        more = prepared_layouts(info, root, folder, cfg)
-        data = _dataset(info.name, read_known(info, root, folder, more, _HINT))
+        prepared = prepared_layouts(info, root, folder, cfg)
+        data = _checked(info.name, read_layouts(info, root, folder, prepared, _HINT))
     data.notes += _differences(info, data)
     return data
 
@@ -108,21 +108,21 @@ def folder_of(info: DatasetInfo, cfg: CfgNode) -> str:
 
 def _differences(info: DatasetInfo, data: DatasetBase) -> list[str]:
     """Return notes on where what was read differs from the catalog."""
-    sizes = {part: len(data.part(part)) for part in PARTS}
+    sizes = {part: len(data.parts[part]) for part in PARTS}
     base = sum(datum.label < info.base for datum in data.test)
     number = Counter(data.domain_names[datum.domain] for datum in data.all() if data.domain_names)
     return compare(info, data.num_classes, sizes, base, number)
 
 
-def is_told(info: DatasetInfo, cfg: CfgNode) -> bool:
-    """Return whether the config asks for another layout than the catalog names."""
+def spells_layout(info: DatasetInfo, cfg: CfgNode) -> bool:
+    """Return whether the config spells out another layout than the catalog's."""
     node = cfg.DATASET
-    asked = (fold(node.FORMAT), node.IMAGE_DIR, node.SPLIT_FILE)
-    own = (info.form, info.image_dir, info.split_file)
-    return any(value not in ("", mine) for value, mine in zip(asked, own, strict=True))
+    config = (fold(node.FORMAT), node.IMAGE_DIR, node.SPLIT_FILE)
+    catalog = (info.form, info.image_dir, info.split_file)
+    return any(value not in ("", row) for value, row in zip(config, catalog, strict=True))
 
 
-def read_as_told(cfg: CfgNode, root: Path) -> Tree:
+def read_by_config(cfg: CfgNode, root: Path) -> DatasetBase:
     """Read a set, known or not, in the layout that the config spells out.
 
     Raises:
@@ -191,7 +191,7 @@ def _read(
     split_file: str,
     names: Names,
     source: str,
-) -> Tree:
+) -> DatasetBase:
     if form in ("coop", "csv"):
         return _read_split(name, folder, form, image_dir, split_file, source)
     if form == "cifar":
@@ -203,15 +203,15 @@ def _read(
 
 def _read_split(
     name: str, folder: Path, form: str, image_dir: str, split_file: str, source: str
-) -> Tree:
+) -> DatasetBase:
     if not split_file:
         raise ConfigError(f"{name}: DATASET.FORMAT {form} needs DATASET.SPLIT_FILE")
     if not (folder / split_file).is_file():
-        seen = ", ".join(listing(folder)[:8]) or "nothing"
+        content = ", ".join(listing(folder)[:8]) or "nothing"
         where = f"; get it from {source}" if source else ""
         raise DataError(
             f"{name}: the split file {folder / split_file} (DATASET.SPLIT_FILE) is missing and "
-            f"none is invented; found there: {seen}{where}, or set DATASET.FORMAT folders to use "
+            f"none is invented; found there: {content}{where}, or set DATASET.FORMAT folders to use "
             "the image tree with a split of this project's own"
         )
     path = find(folder, split_file, f"the split file of {name}", file=True)
@@ -219,21 +219,17 @@ def _read_split(
     images = find(folder, image_dir, what, source=source)
     if form == "csv":
         return read_csv(path, images)
-    tree = read_split(path, images).tree()
+    data = read_split(path, images)
     if path.name == prepared_name(name):
-        tree.notes.append(f"{name}: not the published split ({path.name})")
-    return tree
+        data.notes.append(f"{name}: not the published split ({path.name})")
+    return data
 
 
-def _dataset(name: str, tree: Tree) -> DatasetBase:
-    return DatasetBase(
-        tree.parts["train"],
-        tree.parts["val"],
-        tree.parts["test"],
-        name=name,
-        domain_names=tree.domain_names,
-        notes=tree.notes,
-    )
+def _checked(name: str, data: DatasetBase) -> DatasetBase:
+    """Give the lists that a reader got their set's name, and check them."""
+    data.name = name
+    data.check()
+    return data
 
 
 for _info in CATALOG.values():

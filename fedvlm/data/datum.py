@@ -1,7 +1,4 @@
-"""One image with its label, and a data set as three lists of them (Dassl's vocabulary).
-
-Text files that list something, line by line.
-"""
+"""One image with its label, and a data set as three lists of them (Dassl's vocabulary)."""
 
 from __future__ import annotations
 
@@ -46,7 +43,10 @@ class Datum:
 
 
 class DatasetBase:
-    """The train, validation and test lists of one data set, checked on construction.
+    """The train, validation and test lists of one data set, with its names and notes.
+
+    A class of your own calls this constructor with its lists, which are checked. Readers give theirs
+    by ``of``, unchecked: ``datasets`` checks them, and the doctor wants the faulty ones too.
 
     Args:
         train_x, val, test: the three lists; ``val`` may be empty.
@@ -54,9 +54,12 @@ class DatasetBase:
         domain_names: names of the domains by number; empty where there is one unnamed domain.
         notes: what the user should know of this copy (subset, own split, chosen layout).
 
+    Attributes:
+        parts: the lists as ``train``, ``val`` and ``test``.
+        lab2cname, classnames: names by label; empty until ``check`` has passed.
+
     Raises:
-        DataError: labels with gaps, a label with two names, a name with two labels, or an image
-            that is in two parts or twice in one.
+        DataError: as ``check``.
     """
 
     def __init__(
@@ -68,27 +71,60 @@ class DatasetBase:
         name: str = "",
         domain_names: Sequence[str] = (),
         notes: Iterable[str] = (),
+        check: bool = True,
     ) -> None:
-        self.train_x, self.val, self.test = list(train_x), list(val), list(test)
+        self.parts = {"train": list(train_x), "val": list(val), "test": list(test)}
         self.name = name
         self.domain_names = list(domain_names)
         self.notes = list(notes)
-        self.lab2cname = _label_names(self.all(), name)
-        self.classnames = [self.lab2cname[label] for label in sorted(self.lab2cname)]
-        _refuse_repeats({part: self.part(part) for part in PARTS}, name)
+        self.lab2cname: dict[int, str] = {}
+        self.classnames: list[str] = []
+        if check:
+            self.check()
+
+    @staticmethod
+    def of(
+        parts: Mapping[str, Sequence[Datum]],
+        domain_names: Sequence[str] = (),
+        notes: Iterable[str] = (),
+    ) -> DatasetBase:
+        """Return the lists that a reader got from disk, not checked and without a name."""
+        lists = (parts[part] for part in PARTS)
+        return DatasetBase(*lists, domain_names=domain_names, notes=notes, check=False)
+
+    def check(self) -> None:
+        """Refuse lists that no run can use.
+
+        Raises:
+            DataError: labels with gaps, a label with two names, a name with two labels, or an
+                image that is in two parts or twice in one.
+        """
+        self.lab2cname = _label_names(self.all(), self.name)
+        _refuse_repeats(self.parts, self.name)
 
     @property
     def num_classes(self) -> int:
         """Number of classes over all three lists (Dassl counts train only)."""
         return len(self.classnames)
 
-    def part(self, name: str) -> list[Datum]:
-        """Return the list called ``train``, ``val`` or ``test``."""
-        return {"train": self.train_x, "val": self.val, "test": self.test}[name]
+    @property
+    def train_x(self) -> list[Datum]:
+        """The training list."""
+        return self.parts["train"]
+
+    @property
+    def val(self) -> list[Datum]:
+        """The validation list."""
+        return self.parts["val"]
+
+    @property
+    def test(self) -> list[Datum]:
+        """The test list."""
+        return self.parts["test"]
 
     def all(self) -> list[Datum]:
         """Return all images: train, then val, then test."""
-        return [*self.train_x, *self.val, *self.test]
+        return [datum for part in PARTS for datum in self.parts[part]]
 
 
 def labels_of(items: Sequence[Datum]) -> IntArray:
@@ -104,24 +140,24 @@ def domains_of(items: Sequence[Datum]) -> IntArray:
 def _label_names(items: Sequence[Datum], where: str) -> dict[int, str]:
     names: dict[int, str] = {}
     for datum in items:
-        known = names.setdefault(datum.label, datum.classname)
-        if known != datum.classname:
+        name = names.setdefault(datum.label, datum.classname)
+        if name != datum.classname:
             raise DataError(
-                f"{where}: label {datum.label} is called both '{known}' and '{datum.classname}' "
+                f"{where}: label {datum.label} is called both '{name}' and '{datum.classname}' "
                 f"(at {datum.key}); a label has one name"
             )
     if not names:
         raise DataError(f"{where}: no images at all")
-    missing = sorted(set(range(max(names) + 1)) - set(names))
-    if missing or min(names) < 0:
+    gaps = sorted(set(range(max(names) + 1)) - set(names))
+    if gaps or min(names) < 0:
         raise DataError(
             f"{where}: labels must be 0..{len(names) - 1} without gaps, but they go from "
             f"{min(names)} to {max(names)} with {len(names)} classes"
-            + (f" (first missing: {missing[0]})" if missing else "")
+            + (f" (first missing: {gaps[0]})" if gaps else "")
         )
-    seen: dict[str, int] = {}
+    labels: dict[str, int] = {}
     for label in sorted(names):
-        other = seen.setdefault(names[label], label)
+        other = labels.setdefault(names[label], label)
         if other != label:
             raise DataError(
                 f"{where}: labels {other} and {label} are both called '{names[label]}'; "
@@ -132,10 +168,10 @@ def _label_names(items: Sequence[Datum], where: str) -> dict[int, str]:
 
 def _refuse_repeats(parts: Mapping[str, Sequence[Datum]], where: str) -> None:
     """Refuse an image that is named twice: it would leak, weigh double, or have two labels."""
-    held: dict[str, set[str]] = {}
+    keys: dict[str, set[str]] = {}
     for part, items in parts.items():
-        held[part] = {d.key for d in items}
-        if len(held[part]) < len(items):
+        keys[part] = {d.key for d in items}
+        if len(keys[part]) < len(items):
             times = Counter(d.key for d in items)
             twice = sorted(key for key, n in times.items() if n > 1)
             raise DataError(
@@ -143,25 +179,9 @@ def _refuse_repeats(parts: Mapping[str, Sequence[Datum]], where: str) -> None:
                 f"{twice[0]}); leave each of them there once"
             )
     for a, b in (("train", "test"), ("train", "val"), ("val", "test")):
-        both = sorted(held[a] & held[b])
+        both = sorted(keys[a] & keys[b])
         if both:
             raise DataError(
                 f"{where}: {len(both)} image(s) are in {a} and in {b} (first: {both[0]}); "
                 f"remove them from one of the two"
             )
-
-
-def read_lines(path: Path) -> list[tuple[int, str]]:
-    """Return (line number from 1, text without blanks around it) of the lines that say something.
-
-    Raises:
-        DataError: unreadable or not UTF-8.
-    """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not a text file in UTF-8") from error
-    lines = enumerate(text.splitlines(), 1)
-    return [(number, line.strip()) for number, line in lines if line.strip()]

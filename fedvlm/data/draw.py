@@ -1,4 +1,4 @@
-"""What a run takes from a set: its classes, the images drawn, and those left out as broken."""
+"""What a run takes from a data set: its classes, the images drawn, and the clients' shares."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from yacs.config import CfgNode
 
 from fedvlm.data.datum import PARTS, DatasetBase, IntArray, domains_of, labels_of
-from fedvlm.data.fewshot import relabel
-from fedvlm.data.fewshot_file import GivenShots
+from fedvlm.data.fewshot import relabel, short_classes
+from fedvlm.data.fewshot_file import ShotList
 from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import find_broken, say_broken
 from fedvlm.data.partition.even import domain_number
@@ -19,12 +19,15 @@ from fedvlm.data.partition.index_file import partition_from
 from fedvlm.data.partition.kinds import (
     candidates,
     canonical_kind,
-    drawn_per_client,
+    draws_per_client,
     make_partition,
-    short_of_shots,
+    shortage_notes,
     shots_per_client,
 )
-from fedvlm.data.partition.spec import Partition, PartitionSpec, Pool
+from fedvlm.data.partition.spec import ImagePool, Partition, PartitionSpec
+
+NAMES = 10  # classes or clients that a message lists
+_DRAWN = ("train", "val")
 
 
 def spec_of(cfg: CfgNode) -> PartitionSpec:
@@ -50,131 +53,181 @@ def spec_of(cfg: CfgNode) -> PartitionSpec:
     )
 
 
-class Setting:
-    """A data set cut to the run's classes, less the domain that no client holds.
+class Selection:
+    """A data set cut to what a run takes: some classes, less the domain that no client holds.
+
+    Made from the lists alone. ``drop_broken_tests`` then looks at the test images, and ``partition``
+    or ``partition_from_file`` at those that clients train and validate on.
+
+    Args:
+        data: the set, checked.
+        spec: what the run asks for; ``spec`` has the held-out domain as the set spells it.
+        test_new: whether the classes that a base run does not train are tested too.
 
     Attributes:
-        held_out: number of that domain (into ``data.domain_names``), or None.
+        map, new_map: the set's label to the run's, of the run's classes and of those that a base
+            run does not train.
+        held_out: number of the held-out domain (into ``data.domain_names``), or None.
         full: labels of the whole set, -1 in the held-out domain.
         pool: labels of the run, -1 also for classes that take no part. The other domains are
             numbered anew from 0; ``domain_names`` lists them.
-        unseen: positions in ``data.test`` of the held-out domain's images of the run's classes.
+        test, new_test, unseen: sorted positions in ``data.test`` of the images of the run's
+            classes, of the new classes, and of the held-out domain's images of the run's classes.
+        skipped: keys of the images that do not decode.
+        notes: what the run's log should say of the draw.
 
     Raises:
         ConfigError: a held-out domain that the set does not have; names those it has.
     """
 
-    def __init__(self, data: DatasetBase, spec: PartitionSpec) -> None:
+    def __init__(self, data: DatasetBase, spec: PartitionSpec, test_new: bool = False) -> None:
         self.data = data
         self.held_out = domain_number(spec.held_out, data.domain_names, data.name)
         name = "" if self.held_out is None else data.domain_names[self.held_out]
         self.spec = replace(spec, held_out=name)
         self.map = relabel(data.num_classes, spec.half)
-        table = np.full(data.num_classes, -1, dtype=np.int64)
-        table[list(self.map)] = list(self.map.values())
-        labels = {part: labels_of(data.part(part)) for part in PARTS}
-        domains = {part: domains_of(data.part(part)) for part in PARTS}
-        out = -1 if self.held_out is None else self.held_out
-        self.unseen = np.flatnonzero((domains["test"] == out) & (table[labels["test"]] >= 0))
-        names = list(data.domain_names)
-        if self.held_out is not None:
-            seen = {part: domains[part] != out for part in PARTS}
-            labels = {part: np.where(seen[part], labels[part], -1) for part in PARTS}
-            table = np.append(table, -1)  # label -1 stays -1
-            domains = {p: np.where(seen[p], d - (d > out), -1) for p, d in domains.items()}
-            names.pop(self.held_out)
-        self.full = Pool(labels, data.num_classes, domains, names, data.classnames)
-        run = {part: table[labels[part]] for part in PARTS}
-        self.pool = Pool(run, len(self.map), domains, names, self.classnames)
-
-    @property
-    def classnames(self) -> list[str]:
-        return [self.data.classnames[old] for old in self.map]
-
-    @property
-    def new_map(self) -> dict[int, int]:
-        """Old to new label of the classes that a base run does not train."""
-        rest = [old for old in range(self.data.num_classes) if old not in self.map]
-        return {old: fresh for fresh, old in enumerate(rest)}
-
-
-class Drawn:
-    """The positions a run uses, and those left out because they do not decode."""
-
-    def __init__(
-        self, setting: Setting, records: ImageRecords, policy: str, new_half: bool
-    ) -> None:
-        self.setting, self.records, self.policy = setting, records, policy
+        others = [old for old in range(data.num_classes) if old not in self.map]
+        self.new_map = {old: new for new, old in enumerate(others)}
+        self.classnames = [data.classnames[old] for old in self.map]
+        self._cut()
+        test, run = self.full.labels["test"], self.pool.labels["test"]
+        self.test_new = test_new and spec.half == "base"
+        self.test = np.flatnonzero(run >= 0)
+        self.new_test = np.flatnonzero((run < 0) & (test >= 0)) if self.test_new else self.test[:0]
         self.notes: list[str] = []
         self.skipped: list[str] = []
-        self._lines: list[str] = []  # broken images not yet told
-        test, mine = setting.full.labels["test"], setting.pool.labels["test"]
-        run = np.flatnonzero(mine >= 0)
-        new = np.flatnonzero((mine < 0) & (test >= 0)) if new_half else run[:0]
-        tests = {"test": np.concatenate([run, new, setting.unseen])}
-        bad = self._broken(tests, all_drawn=False)["test"]
-        self.test = without(run, bad)
-        self.new_test = without(new, bad)
-        self.unseen = without(setting.unseen, bad)
-        if not len(self.test) or (new_half and len(test) and not len(self.new_test)):
-            what = "test images of the run's classes" if not len(self.test) else "new test images"
-            self.notes.append(f"{setting.data.name}: there are no {what}")
+        self.records, self.policy = ImageRecords(None), "skip"
+        self._reasons: list[str] = []  # why images are left out, not yet in the notes
 
-    def partition(self, given: GivenShots | None = None) -> Partition:
-        """Draw (or take the ``given`` shots), leave out what does not decode, deal."""
-        setting, spec = self.setting, self.setting.spec
-        if drawn_per_client(spec):
-            whole = shots_per_client(setting.pool, spec)
-            self.notes += short_of_shots(setting.pool, whole, spec)
-            bad = self._broken({p: whole.used()[p] for p in ("train", "val")})
-            bad["test"] = self._not_tested()
-            return whole.without(bad)
-        if given is not None:
-            picked = given.of_run(setting.pool)
-            self.notes.append(given.note)
+    def _cut(self) -> None:
+        """Give every image its label of the run, or -1, and find those of the held-out domain."""
+        data, names = self.data, list(self.data.domain_names)
+        table = np.full(data.num_classes, -1, dtype=np.int64)
+        table[list(self.map)] = list(self.map.values())
+        labels = {part: labels_of(data.parts[part]) for part in PARTS}
+        domains = {part: domains_of(data.parts[part]) for part in PARTS}
+        out = -1 if self.held_out is None else self.held_out
+        self.unseen = np.flatnonzero((domains["test"] == out) & (table[labels["test"]] >= 0))
+        if self.held_out is not None:
+            inside = {part: domains[part] != out for part in PARTS}
+            labels = {part: np.where(inside[part], labels[part], -1) for part in PARTS}
+            table = np.append(table, -1)  # label -1 stays -1
+            domains = {p: np.where(inside[p], d - (d > out), -1) for p, d in domains.items()}
+            names.pop(self.held_out)
+        self.full = ImagePool(labels, data.num_classes, domains, names, data.classnames)
+        run = {part: table[labels[part]] for part in PARTS}
+        self.pool = ImagePool(run, len(self.map), domains, names, self.classnames)
+
+    def classes_without(self, part: str) -> list[str]:
+        """Return the names of the run's classes that have no image in a part."""
+        labels = set(self.pool.labels[part].tolist())
+        return [name for label, name in enumerate(self.classnames) if label not in labels]
+
+    def class_notes(self) -> list[str]:
+        """Return notes on the classes of the run, before anything is dealt."""
+        notes, spec = [], self.spec
+        short = short_classes(self.pool.labels["train"], spec.shots)
+        names = [self.classnames[label] for label in short if label >= 0]
+        if names:
+            notes.append(
+                f"{len(names)} class(es) have fewer than {spec.shots} training images and give all "
+                f"they have: {', '.join(names[:NAMES])}"
+            )
+        for part, word in (("train", "training"), ("test", "test")):
+            bare = self.classes_without(part)
+            if bare and len(bare) < len(self.classnames):
+                first = ", ".join(bare[:NAMES])
+                notes.append(f"{len(bare)} class(es) have no {word} image: {first}")
+        if spec.kind == "disjoint" and spec.legacy:
+            notes.append(
+                "legacy-2023 class map: the same for every data seed; shots follow DATA_SEED"
+            )
+        return notes
+
+    def drop_broken_tests(self, records: ImageRecords, policy: str) -> None:
+        """Leave out the test images that do not decode.
+
+        Args:
+            records: of the set's folder.
+            policy: what is done about images that do not decode, ``skip`` or ``refuse``.
+
+        Raises:
+            DataError: images that do not exist.
+        """
+        self.records, self.policy = records, policy
+        tests = {"test": np.concatenate([self.test, self.new_test, self.unseen])}
+        broken = self._broken(tests)["test"]
+        self.test, self.new_test, self.unseen = (
+            _without(positions, broken) for positions in (self.test, self.new_test, self.unseen)
+        )
+        if not len(self.test):
+            self.notes.append(f"{self.data.name}: there are no test images of the run's classes")
+        elif self.test_new and self.data.test and not len(self.new_test):
+            self.notes.append(f"{self.data.name}: there are no new test images")
+
+    def partition(self, shots: ShotList | None = None) -> Partition:
+        """Draw shots (or take those of a file), leave out what does not decode, deal.
+
+        Raises:
+            ConfigError: the images do not reach all clients.
+            DataError: images that do not exist, or do not decode under ``refuse``.
+        """
+        if draws_per_client(self.spec):
+            whole = shots_per_client(self.pool, self.spec)
+            self.notes += shortage_notes(self.pool, whole, self.spec)
+            return self._decodable(whole)
+        if shots is not None:
+            drawn = shots.of_run(self.pool)
+            self.notes.append(shots.note)
         else:
-            picked = candidates(setting.full, setting.pool, spec)
-        bad = self._broken({p: picked[p] for p in ("train", "val")})
-        use = {p: without(picked[p], bad[p]) for p in ("train", "val")} | {"test": self.test}
-        return make_partition(setting.pool.select(use), spec).through(use)
+            drawn = candidates(self.full, self.pool, self.spec)
+        broken = self._broken({part: drawn[part] for part in _DRAWN})
+        self._note_broken()
+        use = {part: _without(drawn[part], broken[part]) for part in _DRAWN} | {"test": self.test}
+        return make_partition(self.pool.select(use), self.spec).translate(use)
 
-    def from_file(self, content: Mapping[str, Any], where: str) -> Partition:
-        """Take the clients of an index file, leave out what does not decode."""
-        setting = self.setting
-        inside = {p: np.flatnonzero(setting.pool.labels[p] >= 0) for p in PARTS}
-        lists = {p: [setting.data.part(p)[i] for i in inside[p]] for p in PARTS}
-        whole = partition_from(content, lists, setting.classnames, where).through(inside)
-        bad = self._broken({p: whole.used()[p] for p in ("train", "val")})
-        bad["test"] = self._not_tested()
+    def partition_from_file(self, content: Mapping[str, Any], where: str) -> Partition:
+        """Take the clients of an index file, leave out what does not decode.
+
+        Raises:
+            DataError: the file does not fit the set; images as in ``partition``.
+        """
+        inside = {p: np.flatnonzero(self.pool.labels[p] >= 0) for p in PARTS}
+        lists = {p: [self.data.parts[p][i] for i in inside[p]] for p in PARTS}
+        whole = partition_from(content, lists, self.classnames, where).translate(inside)
+        partition = self._decodable(whole)
         self.notes.append(
             f"partition read from {where}; the partition keys of FED and DATA_SEED do not change it"
         )
-        return whole.without(bad)
+        return partition
 
-    def _not_tested(self) -> set[int]:
-        every = range(len(self.setting.pool.labels["test"]))
-        return set(every) - set(self.test.tolist())
+    def _decodable(self, whole: Partition) -> Partition:
+        """Return the partition without broken images."""
+        broken = self._broken({part: whole.union()[part] for part in _DRAWN})
+        self._note_broken()
+        tests = range(len(self.pool.labels["test"]))
+        broken["test"] = set(tests) - set(self.test.tolist())
+        return whole.drop(broken)
 
-    def _broken(
-        self, positions: Mapping[str, IntArray], all_drawn: bool = True
-    ) -> dict[str, set[int]]:
-        """Return the positions that do not decode.
-
-        They are counted and named, or refused, when all that the run uses is drawn: one message
-        names those of the test list and those of the clients.
-        """
-        lists = {p: [self.setting.data.part(p)[i] for i in at] for p, at in positions.items()}
-        places, lines = find_broken(lists, self.records)
-        self._lines += lines
-        found: dict[str, set[int]] = {part: set() for part in PARTS}
+    def _broken(self, positions: Mapping[str, IntArray]) -> dict[str, set[int]]:
+        """Return by part the positions that do not decode."""
+        lists = {p: [self.data.parts[p][i] for i in at] for p, at in positions.items()}
+        places, reasons = find_broken(lists, self.records)
+        self._reasons += reasons
+        broken: dict[str, set[int]] = {part: set() for part in PARTS}
         for part, bad in places.items():
-            found[part] = {int(positions[part][i]) for i in bad}
+            broken[part] = {int(positions[part][i]) for i in bad}
             self.skipped += [lists[part][i].key for i in bad]
-        if all_drawn:
-            self.notes += say_broken(self.setting.data.name, self._lines, self.policy)
-            self._lines = []
-        return found
+        return broken
+
+    def _note_broken(self) -> None:
+        """Count and name the broken images, or refuse them, once all that the run uses is drawn.
+
+        One message names those of the test list and those of the clients.
+        """
+        self.notes += say_broken(self.data.name, self._reasons, self.policy)
+        self._reasons = []
 
 
-def without(positions: IntArray, bad: set[int]) -> IntArray:
-    return np.sort(positions[~np.isin(positions, list(bad))]) if bad else np.sort(positions)
+def _without(positions: IntArray, broken: set[int]) -> IntArray:
+    return np.sort(positions[~np.isin(positions, list(broken))]) if broken else np.sort(positions)

@@ -23,7 +23,7 @@ from fedvlm.data.datum import DatasetBase, Datum, IntArray
 from fedvlm.data.formats.coop_split import read_json
 from fedvlm.data.formats.pickles import PickledObject, load_restricted
 from fedvlm.data.layouts import layouts_of
-from fedvlm.data.locate import listing, permitted
+from fedvlm.data.locate import explain_refusals, listing
 from fedvlm.data.partition.kinds import drawn_per_client
 from fedvlm.data.partition.spec import PartitionSpec, Pool
 
@@ -48,7 +48,7 @@ class GivenShots:
         return {p: at[pool.labels[p][at] >= 0] for p, at in self.positions.items()}
 
 
-@permitted()
+@explain_refusals()
 def given_shots(
     cfg: CfgNode, data: DatasetBase, full: Pool, spec: PartitionSpec
 ) -> GivenShots | None:

@@ -1,30 +1,20 @@
-"""Where a set's files lie under the root: known layouts, tried in order; the first that fits wins.
+"""Where a set's files lie under the root: layouts by set, tried in order; the first that fits wins.
 
 A layout names what it needs and how it is read. The one that was used is in the set's notes, and
-where none fits the error names the nearest one and what it lacks.
+where none fits the error names the nearest one and what it lacks. Lists that others publish go
+before trees, since a tree is cut by this project.
 
-Layouts of the sets with one domain: CoOp's, CIFAR's, ImageNet's and those rendered here.
-
-Splits made by ``data prepare`` are found by ``prepared``, after the layouts named here.
-
-Layouts of the multi-domain sets, in the order in which they are tried.
-
-Lists that others published go before trees, since a tree is cut by this project.
-
-The layouts of every known set, by name, in the order in which they are tried.
-
-Splits that ``fedvlm data prepare`` made: where they lie, and the layouts that find them.
-
-They are tried after a set's published layouts. The name is never CoOp's, so that no later run
-takes such a split for the published one. Of the two places the one beside the images goes first;
-the one in the cache is bound to the folder it was made of, so two roots never share a split.
+Splits that ``fedvlm data prepare`` made are tried after a set's published layouts. Their name is
+never CoOp's, so that no later run takes such a split for the published one. Of their two places the
+one beside the images goes first; the one in the cache is bound to the folder it was made of, so two
+roots never share a split.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -33,11 +23,17 @@ from yacs.config import CfgNode
 from fedvlm.core.errors import DataError, did_you_mean
 from fedvlm.core.files import cache_dir
 from fedvlm.data.catalog import CATALOG, DatasetInfo
+from fedvlm.data.datum import DatasetBase
 from fedvlm.data.formats.aircraft import LISTS, VARIANTS, read_aircraft
 from fedvlm.data.formats.cifar import read_cifar
 from fedvlm.data.formats.coop_split import read_split
-from fedvlm.data.formats.domains import read_lists, read_part_folders, read_pickles, read_spelled
-from fedvlm.data.formats.folders import Names, Tree, read_domains, read_folders
+from fedvlm.data.formats.domains import (
+    read_domain_tree,
+    read_lists,
+    read_part_folders,
+    read_pickles,
+)
+from fedvlm.data.formats.folders import Names, read_domains, read_folders
 from fedvlm.data.formats.imagenet import read_imagenet
 from fedvlm.data.locate import check_relative, listing
 
@@ -58,23 +54,25 @@ class Layout:
     name: str
     folder: str
     needs: tuple[str, ...]
-    read: Callable[[Path, DatasetInfo], Tree]
+    read: Callable[[Path, DatasetInfo], DatasetBase]
     published: bool = True
 
     def place(self, root: Path, folder: str = "") -> Path:
         """Return the set's folder under the root."""
-        wanted = folder or self.folder
-        check_relative(wanted, "DATASET.DIR")
-        return root / wanted
+        below = folder or self.folder
+        check_relative(below, "DATASET.DIR")
+        return root / below
 
     def missing(self, root: Path, folder: str = "") -> list[str]:
         """Return what of ``needs`` is not there, as paths below the root; the folder if that is."""
         place = self.place(root, folder)
         if not place.is_dir():
             return [place.relative_to(root).as_posix()]
-        lacks = [place / need for need in self.needs if not _is_there(place, need)]
-        inside = [(path, path.is_relative_to(root)) for path in lacks]
-        return [(p.relative_to(root) if below else p).as_posix() for p, below in inside]
+        absent = [place / need for need in self.needs if not _is_there(place, need)]
+        return [
+            (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
+            for path in absent
+        ]
 
 
 def _is_there(place: Path, need: str) -> bool:
@@ -88,21 +86,22 @@ def layouts_of(info: DatasetInfo) -> tuple[Layout, ...]:
 
 def choose(layouts: Sequence[Layout], root: Path, folder: str = "") -> Layout | None:
     """Return the first layout whose needs are all there; None where none fits."""
-    return next((one for one in layouts if not one.missing(root, folder)), None)
+    return next((layout for layout in layouts if not layout.missing(root, folder)), None)
 
 
 def nearest(layouts: Sequence[Layout], root: Path, folder: str = "") -> Layout:
     """Return the layout of which most is there: its folder first, then the fewest needs missing."""
-    def lacks(one: Layout) -> tuple[bool, int]:
-        place = one.place(root, folder)
-        return place == root or not place.is_dir(), len(one.missing(root, folder))
 
-    return min(layouts, key=lacks)
+    def distance(layout: Layout) -> tuple[bool, int]:
+        place = layout.place(root, folder)
+        return place == root or not place.is_dir(), len(layout.missing(root, folder))
+
+    return min(layouts, key=distance)
 
 
-def read_known(
+def read_layouts(
     info: DatasetInfo, root: Path, folder: str, more: Sequence[Layout] = (), hint: str = ""
-) -> Tree:
+) -> DatasetBase:
     """Read a known set in the first layout that fits.
 
     Args:
@@ -115,49 +114,46 @@ def read_known(
         DataError: no layout fits; says what the nearest one lacks, what is there, where to get it.
     """
     layouts = (*layouts_of(info), *more)
-    found = choose(layouts, root, folder)
-    if found is None:
+    layout = choose(layouts, root, folder)
+    if layout is None:
         raise DataError(_nothing_fits(info, layouts, root, folder, hint))
-    tree = found.read(found.place(root, folder), info)
-    notes = [*tree.notes]
+    data = layout.read(layout.place(root, folder), info)
     if len(layouts) > 1:
-        notes.append(f"{info.name}: layout '{found.name}'")
-    if not found.published:
-        notes.append(f"{info.name}: not the published split ({found.name})")
-    return Tree(tree.parts, tree.domain_names, notes)
+        data.notes.append(f"{info.name}: layout '{layout.name}'")
+    if not layout.published:
+        data.notes.append(f"{info.name}: not the published split ({layout.name})")
+    return data
 
 
 def _nothing_fits(
     info: DatasetInfo, layouts: Sequence[Layout], root: Path, folder: str, hint: str
 ) -> str:
     best = nearest(layouts, root, folder)
-    place, lacks = best.place(root, folder), best.missing(root, folder)
+    place = best.place(root, folder)
     if not place.is_dir():
         names = listing(root)
-        shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") or "nothing"
+        content = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") or "nothing"
         near = did_you_mean(place.relative_to(root).parts[0], names)
         near = near and f"{near} (DATASET.DIR says where it lies)"
         if root.name == place.name:
             near = f"; that name is {root} itself: give the folder above it as --root"
-        what = f"the folder {place} does not exist; found in {root}: {shown}{near}"
+        what = f"the folder {place} does not exist; found in {root}: {content}{near}"
     else:
-        seen = ", ".join(listing(place)[:8]) or "nothing"
-        what = f"{', '.join(lacks)} missing in {root} (layout '{best.name}'); found there: {seen}"
-    others = [one.name for one in layouts if one is not best and one.published]
+        lacks = ", ".join(best.missing(root, folder))
+        content = ", ".join(listing(place)[:8]) or "nothing"
+        what = f"{lacks} missing in {root} (layout '{best.name}'); found there: {content}"
+    others = [layout.name for layout in layouts if layout is not best and layout.published]
     also = f"; other layouts that are known: {', '.join(others)}" if others else ""
     source = f"; get it from {info.source}" if info.source else ""
-    return f"{info.name}: {what}{also}{source}{_prepare(info, place, root, folder)}{hint}"
+    return f"{info.name}: {what}{also}{source}{_prepare_hint(info, place, root, folder)}{hint}"
 
 
-def _prepare(info: DatasetInfo, place: Path, root: Path, folder: str) -> str:
+def _prepare_hint(info: DatasetInfo, place: Path, root: Path, folder: str) -> str:
     """Return how to make a split where the images are there and only the split file is not."""
     if not info.split_file or info.builtin or not (place / info.image_dir).is_dir():
         return ""
-    told = f" --dir {folder}" if folder else ""
-    return f"; or make a split: python -m fedvlm data prepare {info.name} --root {root}{told}"
-
-
-Table = Mapping[str, tuple[Layout, ...]]
+    option = f" --dir {folder}" if folder else ""
+    return f"; or make a split: python -m fedvlm data prepare {info.name} --root {root}{option}"
 
 
 _CIFAR_FOLDERS = {
@@ -166,7 +162,7 @@ _CIFAR_FOLDERS = {
 }
 
 
-def coop_layouts(info: DatasetInfo) -> tuple[Layout, ...]:
+def _single_domain(info: DatasetInfo) -> tuple[Layout, ...]:
     """Return the layouts of a set with one domain, in the order in which they are tried."""
     if info.form == "cifar":
         return _cifar_layouts(info)
@@ -212,31 +208,33 @@ def _imagenet_layouts(info: DatasetInfo) -> tuple[Layout, ...]:
     return coop, Layout("torchvision's train and val", info.folder, bare, _imagenet_bare)
 
 
-def _split(folder: Path, info: DatasetInfo) -> Tree:
-    return read_split(folder / info.split_file, folder / info.image_dir).tree()
+def _split(folder: Path, info: DatasetInfo) -> DatasetBase:
+    return read_split(folder / info.split_file, folder / info.image_dir)
 
 
-def _pickles(folder: Path, _info: DatasetInfo) -> Tree:
-    return Tree(read_cifar(folder).parts, [], [])  # its note would say the layout twice
+def _pickles(folder: Path, _info: DatasetInfo) -> DatasetBase:
+    data = read_cifar(folder)
+    data.notes.clear()  # they would say the layout twice
+    return data
 
 
-def _aircraft(folder: Path, info: DatasetInfo) -> Tree:
+def _aircraft(folder: Path, info: DatasetInfo) -> DatasetBase:
     return read_aircraft(folder, info.image_dir)
 
 
-def _imagenet(folder: Path, info: DatasetInfo) -> Tree:
+def _imagenet(folder: Path, info: DatasetInfo) -> DatasetBase:
     return read_imagenet(folder, folder / info.image_dir, info)
 
 
-def _imagenet_bare(folder: Path, info: DatasetInfo) -> Tree:
+def _imagenet_bare(folder: Path, info: DatasetInfo) -> DatasetBase:
     return read_imagenet(folder, folder, info)
 
 
-def _domains(folder: Path, info: DatasetInfo) -> Tree:
+def _domains(folder: Path, info: DatasetInfo) -> DatasetBase:
     return read_domains(folder / info.image_dir, Names(info.renames, info.drop))
 
 
-def _folders(folder: Path, info: DatasetInfo) -> Tree:
+def _folders(folder: Path, info: DatasetInfo) -> DatasetBase:
     return read_folders(folder / info.image_dir, Names(info.renames, info.drop))
 
 
@@ -255,15 +253,20 @@ def _lists(
     return Layout(name, folder, (*needs, *places), read)
 
 
-def _domain_pickles(set_name: str, name: str, folder: str, spelled: tuple[str, ...] = ()) -> Layout:
-    names = spelled or tuple(CATALOG[set_name].domains)
+def _domain_pickles(
+    set_name: str, name: str, folder: str, folders: tuple[str, ...] = ()
+) -> Layout:
+    """Return the layout of FedBN's pickles; ``folders`` are the domains as the files spell them."""
+    names = folders or tuple(CATALOG[set_name].domains)
     needs = tuple(f"{domain}_{part}.pkl" for domain in names for part in ("train", "test"))
-    return Layout(name, folder, needs, partial(read_pickles, spelled=spelled))
+    return Layout(name, folder, needs, partial(read_pickles, folders=folders))
 
 
-def _tree(set_name: str, name: str, folder: str, spelled: tuple[str, ...] = ()) -> Layout:
-    needs = spelled or tuple(CATALOG[set_name].domains)
-    return Layout(name, folder, needs, partial(read_spelled, spelled=spelled), published=False)
+def _tree(set_name: str, name: str, folder: str, folders: tuple[str, ...] = ()) -> Layout:
+    """Return the layout of an image tree; ``folders`` are the domains as its folders spell them."""
+    needs = folders or tuple(CATALOG[set_name].domains)
+    read = partial(read_domain_tree, folders=folders)
+    return Layout(name, folder, needs, read, published=False)
 
 
 def _home_generalisation() -> Layout:
@@ -280,7 +283,7 @@ _SPLITS = {part: f"splits/{file}" for part, file in _FULL.items()}
 _FOLDS = {"train": "splits/{}_train_kfold.txt", "test": "splits/{}_crossval_kfold.txt"}
 _LABELS = {"train": "label/{}_train_kfold.txt", "test": "label/{}_test_kfold.txt"}
 
-DOMAIN_LAYOUTS: Table = {
+DOMAIN_LAYOUTS: dict[str, tuple[Layout, ...]] = {
     "DomainNet": (_domain_pickles("DomainNet", "FedBN pickles", "DomainNet"),),
     "DomainNetFull": (
         _lists("DomainNetFull", "DomainNet lists", "DomainNet", _FULL),
@@ -309,11 +312,9 @@ DOMAIN_LAYOUTS: Table = {
 
 
 LAYOUTS: dict[str, tuple[Layout, ...]] = {
-    **{name: coop_layouts(info) for name, info in CATALOG.items()},
+    **{name: _single_domain(info) for name, info in CATALOG.items()},
     **DOMAIN_LAYOUTS,
 }
-
-
 
 
 def prepared_name(name: str) -> str:
@@ -339,27 +340,20 @@ def prepared_layouts(
     """
     if not info.split_file or info.builtin:
         return ()
-    home = root / (folder or info.folder)
-    beside = Layout(
-        "prepared split beside the images", info.folder,
-        tuple(n for n in (info.image_dir, prepared_name(info.name)) if n),
-        _read_beside, published=False,
+    files = {
+        "prepared split beside the images": prepared_name(info.name),
+        "prepared split in the cache": str(
+            prepared_in_cache(info.name, root / (folder or info.folder), cfg)
+        ),
+    }
+    return tuple(
+        Layout(
+            name, info.folder, tuple(need for need in (info.image_dir, file) if need),
+            partial(_read_prepared, file=file), published=False,
+        )
+        for name, file in files.items()
     )  # fmt: skip
-    file = prepared_in_cache(info.name, home, cfg)
-
-    def read_cached(place: Path, row: DatasetInfo) -> Tree:
-        return _read(file, place, row)
-
-    cached = replace(
-        beside, name="prepared split in the cache", read=read_cached,
-        needs=tuple(n for n in (info.image_dir, str(file)) if n),
-    )  # fmt: skip
-    return beside, cached
 
 
-def _read_beside(folder: Path, info: DatasetInfo) -> Tree:
-    return _read(folder / prepared_name(info.name), folder, info)
-
-
-def _read(file: Path, folder: Path, info: DatasetInfo) -> Tree:
-    return read_split(file, folder / info.image_dir).tree()
+def _read_prepared(folder: Path, info: DatasetInfo, *, file: str) -> DatasetBase:
+    return read_split(folder / file, folder / info.image_dir)

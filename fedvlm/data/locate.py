@@ -10,11 +10,11 @@ from pathlib import Path
 
 from fedvlm.core.errors import DataError, did_you_mean
 
-_SHOWN = 8
+_FIRST = 8  # names that a message lists
 
 
 @contextlib.contextmanager
-def permitted() -> Iterator[None]:
+def explain_refusals() -> Iterator[None]:
     """Turn a refusal of the file system inside (``Path.is_dir`` raises it too) into a sentence.
 
     Raises:
@@ -46,7 +46,7 @@ def subfolders(folder: Path) -> list[str]:
     return [name for name in listing(folder) if (folder / name).is_dir()]
 
 
-def inside(folder: Path) -> tuple[set[str], set[str]]:
+def folder_contents(folder: Path) -> tuple[set[str], set[str]]:
     """Return the visible folders in a folder and the other visible names; no file is looked at.
 
     Raises:
@@ -54,19 +54,20 @@ def inside(folder: Path) -> tuple[set[str], set[str]]:
     """
     try:
         with os.scandir(folder) as entries:
-            seen = [(e.name, e.is_dir()) for e in entries if not e.name.startswith(".")]
+            names = {e.name: e.is_dir() for e in entries if not e.name.startswith(".")}
     except OSError as error:
         raise DataError(f"cannot read the folder {folder}: {error.strerror}") from error
-    folders = {name for name, is_folder in seen if is_folder}
-    return folders, {name for name, _ in seen} - folders
+    folders = {name for name, is_folder in names.items() if is_folder}
+    return folders, set(names) - folders
 
 
-def _found(parent: Path, wanted: str, where: str = "") -> str:
+def _neighbours(parent: Path, name: str, where: str = "") -> str:
+    """Return what lies where a name was looked for, as the end of a message."""
     names = listing(parent)
     if not names:
         return f"; {parent} is empty"
-    shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-    return f"; found {f'in {where}' if where else 'there'}: {shown}{did_you_mean(wanted, names)}"
+    first = ", ".join(names[:_FIRST]) + (", ..." if len(names) > _FIRST else "")
+    return f"; found {f'in {where}' if where else 'there'}: {first}{did_you_mean(name, names)}"
 
 
 def find_root(root: str) -> Path:
@@ -84,7 +85,7 @@ def find_root(root: str) -> Path:
         return path
     if path.exists():
         raise DataError(f"DATASET.ROOT {path} is a file; give the folder that holds the data sets")
-    near = _found(path.parent, path.name, str(path.parent)) if path.parent.is_dir() else ""
+    near = _neighbours(path.parent, path.name, str(path.parent)) if path.parent.is_dir() else ""
     raise DataError(f"DATASET.ROOT {path} does not exist{near}")
 
 
@@ -107,7 +108,7 @@ def find(parent: Path, name: str, what: str, *, source: str = "", file: bool = F
         kind = "folder, not a file" if file else "file, not a folder"
         raise DataError(f"{what}: {path} is a {kind}")
     where = f"; get it from {source}" if source else ""
-    near = _found(path.parent, path.name) if path.parent.is_dir() else ""
+    near = _neighbours(path.parent, path.name) if path.parent.is_dir() else ""
     if name and parent.resolve().name == name:
         near = f"; that name is {parent} itself: give the folder above it as --root"
     raise DataError(f"{what} is missing: {path} does not exist{near}{where}")
@@ -134,6 +135,22 @@ def other_spelling(path: str) -> str:
     if not near:
         return ""
     return f"{ascii(near)} is there, which differs in case or Unicode form from {ascii(name)}; "
+
+
+def read_lines(path: Path) -> list[tuple[int, str]]:
+    """Return (line number from 1, text without blanks around it) of the lines that say something.
+
+    Raises:
+        DataError: unreadable or not UTF-8.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not a text file in UTF-8") from error
+    lines = enumerate(text.splitlines(), 1)
+    return [(number, line.strip()) for number, line in lines if line.strip()]
 
 
 def check_relative(name: str, what: str) -> None:

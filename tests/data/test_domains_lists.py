@@ -16,7 +16,7 @@ from domain_trees import write_domain_set
 from fedvlm.core.errors import DataError
 from fedvlm.data.datasets import load_dataset
 from fedvlm.data.datum import DatasetBase
-from fedvlm.data.formats.domains import below, load_arrays
+from fedvlm.data.formats.domains import image_path, load_arrays
 
 PATHS = ["office_caltech_10/amazon/bike/1.jpg", "office_caltech_10/amazon/mug/2.jpg"]
 LABELS = ["bike", "mug"]
@@ -39,7 +39,7 @@ def load(folder: Path, name: str = "OfficeCaltech10") -> DatasetBase:
      "Set/Set/real/dog/1.jpg"],
 )  # fmt: skip
 def test_the_authors_folders_are_dropped(path: str) -> None:
-    assert below(path, ("Set",), "real", "x") == "real/dog/1.jpg"
+    assert image_path(path, ("Set",), "real", "x") == "real/dog/1.jpg"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_the_authors_folders_are_dropped(path: str) -> None:
 )  # fmt: skip
 def test_no_path_leaves_the_set(path: str) -> None:
     with pytest.raises(DataError, match=r"list.txt:3: the path .* expected real/<class>/<image>"):
-        below(path, ("Set",), "real", "list.txt:3")
+        image_path(path, ("Set",), "real", "list.txt:3")
 
 
 def as_npy(content: Any) -> bytes:

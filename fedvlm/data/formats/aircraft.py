@@ -9,15 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedvlm.core.errors import DataError, did_you_mean
-from fedvlm.data.datum import PARTS, Datum, read_lines
-from fedvlm.data.formats.folders import Tree
-from fedvlm.data.locate import check_relative
+from fedvlm.data.datum import PARTS, DatasetBase, Datum
+from fedvlm.data.locate import check_relative, read_lines
 
 VARIANTS = "variants.txt"
 LISTS = {part: f"images_variant_{part}.txt" for part in PARTS}
 
 
-def read_aircraft(folder: Path, image_dir: str) -> Tree:
+def read_aircraft(folder: Path, image_dir: str) -> DatasetBase:
     """Read FGVC-Aircraft's lists; the images ``<image_dir>/<number>.jpg`` are not opened.
 
     Raises:
@@ -26,7 +25,7 @@ def read_aircraft(folder: Path, image_dir: str) -> Tree:
     """
     labels = _variants(folder / VARIANTS)
     lists: dict[str, list[Datum]] = {part: [] for part in PARTS}
-    seen: dict[str, str] = {}
+    places: dict[str, str] = {}
     for part, name in LISTS.items():
         for number, line in read_lines(folder / name):
             where = f"{folder / name}, line {number}"
@@ -37,13 +36,13 @@ def read_aircraft(folder: Path, image_dir: str) -> Tree:
                 near = did_you_mean(variant, labels)
                 raise DataError(f"{where}: '{variant}' is not in {VARIANTS}{near}")
             check_relative(image, where)
-            if image in seen:
-                raise DataError(f"{where}: image {image} is also at {seen[image]}")
-            seen[image] = f"{name}, line {number}"
+            if image in places:
+                raise DataError(f"{where}: image {image} is also at {places[image]}")
+            places[image] = f"{name}, line {number}"
             key = f"{image}.jpg"
             path = str(folder / image_dir / key)
             lists[part].append(Datum(path, labels[variant], 0, variant, key))
-    return Tree(lists, [], [])
+    return DatasetBase.of(lists)
 
 
 def _variants(path: Path) -> dict[str, int]:

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedvlm.core.errors import DataError
-from fedvlm.data.datum import PARTS, Datum
-from fedvlm.data.formats.folders import Names, Tree, read_folders
+from fedvlm.data.datum import PARTS, DatasetBase, Datum
+from fedvlm.data.formats.folders import Names, read_folders
 from fedvlm.data.formats.pickles import load_restricted
 
 _SIDE = 32
-_LAYOUTS: tuple[tuple[str, dict[str, tuple[str, ...]], tuple[str, str], tuple[str, str]], ...] = (
+_PICKLES: tuple[tuple[str, dict[str, tuple[str, ...]], tuple[str, str], tuple[str, str]], ...] = (
     (
         "cifar-10-batches-py",
         {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)},
@@ -30,7 +30,7 @@ _LAYOUTS: tuple[tuple[str, dict[str, tuple[str, ...]], tuple[str, str], tuple[st
 )
 
 
-def read_cifar(folder: Path) -> Tree:
+def read_cifar(folder: Path) -> DatasetBase:
     """Read a CIFAR folder in whichever layout it has; the layout used is in the notes.
 
     Tried in order: ``{train,test}/<class>/file``, ``cifar-10-batches-py``, ``cifar-100-python``
@@ -40,14 +40,15 @@ def read_cifar(folder: Path) -> Tree:
         DataError: no known layout, or a file that is not what it should be.
     """
     if (folder / "train").is_dir():
-        tree = read_folders(folder, Names({}))
-        return Tree(tree.parts, [], [*tree.notes, f"{folder.name}: layout class folders"])
-    for name, files, meta, keys in _LAYOUTS:
+        data = read_folders(folder, Names({}))
+        data.notes.append(f"{folder.name}: layout class folders")
+        return data
+    for name, files, meta, keys in _PICKLES:
         for place in (folder / name, folder):
             if (place / meta[0]).is_file():
                 return _read_pickles(place, files, meta, keys)
-    known = "train/<class>, " + ", ".join(row[0] for row in _LAYOUTS)
-    raise DataError(f"{folder} has no layout of CIFAR that is known here ({known})")
+    layouts = "train/<class>, " + ", ".join(row[0] for row in _PICKLES)
+    raise DataError(f"{folder} has no layout of CIFAR that is known here ({layouts})")
 
 
 def _read_pickles(
@@ -55,7 +56,7 @@ def _read_pickles(
     files: dict[str, tuple[str, ...]],
     meta: tuple[str, str],
     keys: tuple[str, str],
-) -> Tree:
+) -> DatasetBase:
     names = _field(load_restricted(folder / meta[0]), meta[1], folder / meta[0])
     if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
         raise DataError(f"{folder / meta[0]}: '{meta[1]}' must be a list of names")
@@ -68,7 +69,7 @@ def _read_pickles(
                 Datum(str(path), label, 0, names[label], f"{folder.name}/{batch}#{row}", image)
                 for row, (image, label) in enumerate(zip(images, labels, strict=True))
             ]
-    return Tree(lists, [], [f"layout: {folder.name} pickles"])
+    return DatasetBase.of(lists, [], [f"layout: {folder.name} pickles"])
 
 
 def _images(

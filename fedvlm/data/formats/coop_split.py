@@ -7,29 +7,12 @@ image; every row is checked, since the file comes from outside.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedvlm.core.errors import DataError, did_you_mean
-from fedvlm.data.datum import PARTS, Datum
-from fedvlm.data.formats.folders import Tree
+from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.locate import check_relative
-
-
-@dataclass(frozen=True)
-class Split:
-    """The three lists of a split file, in its order, and the domain names (often none)."""
-
-    train: list[Datum]
-    val: list[Datum]
-    test: list[Datum]
-    domain_names: list[str]
-
-    def tree(self) -> Tree:
-        """Return the lists as every reader gives them."""
-        parts = {"train": self.train, "val": self.val, "test": self.test}
-        return Tree(parts, self.domain_names, [])
 
 
 def read_json(path: Path) -> Any:
@@ -46,7 +29,7 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path} is not a JSON file: {error}") from error
 
 
-def read_split(path: Path, image_dir: Path, faults: list[str] | None = None) -> Split:
+def read_split(path: Path, image_dir: Path, faults: list[str] | None = None) -> DatasetBase:
     """Read a split file.
 
     Args:
@@ -62,10 +45,10 @@ def read_split(path: Path, image_dir: Path, faults: list[str] | None = None) -> 
     content = read_json(path)
     if not isinstance(content, dict):
         raise DataError(f"{path}: a split file is an object with lists under train, val and test")
-    unknown = sorted(set(content) - set(PARTS))
-    if unknown:
-        near = did_you_mean(unknown[0], PARTS)
-        raise DataError(f"{path}: unknown part '{unknown[0]}'{near} (known: {', '.join(PARTS)})")
+    others = sorted(set(content) - set(PARTS))
+    if others:
+        near = did_you_mean(others[0], PARTS)
+        raise DataError(f"{path}: unknown part '{others[0]}'{near} (known: {', '.join(PARTS)})")
     for part in ("train", "test"):
         if not isinstance(content.get(part), list) or not content[part]:
             raise DataError(f"{path}: '{part}' must be a list of [path, label, class name]")
@@ -80,21 +63,21 @@ def read_split(path: Path, image_dir: Path, faults: list[str] | None = None) -> 
     if "" in domains and len(domains) > 1:
         raise DataError(f"{path}: some rows name a domain and some do not; name it in all or none")
     names = [name for name in domains if name]
-    return Split(lists["train"], lists["val"], lists["test"], names)
+    return DatasetBase.of(lists, names)
 
 
 def _data(
     rows: list[Any], where: str, image_dir: Path, domains: dict[str, int], faults: list[str] | None
 ) -> list[Datum]:
-    found = []
+    items = []
     for i, row in enumerate(rows):
         try:
-            found.append(_datum(row, f"{where}[{i}]", image_dir, domains))
+            items.append(_datum(row, f"{where}[{i}]", image_dir, domains))
         except DataError as error:
             if faults is None:
                 raise
             faults.append(str(error))
-    return found
+    return items
 
 
 def image_key(relative: str) -> str:

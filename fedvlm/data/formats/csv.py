@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedvlm.core.errors import DataError, did_you_mean
-from fedvlm.data.datum import PARTS, Datum
+from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.formats.coop_split import image_key
-from fedvlm.data.formats.folders import OWN_CUT, PART_NAMES, Tree, cut_class
+from fedvlm.data.formats.folders import OWN_CUT, PART_NAMES, cut_class
 from fedvlm.data.locate import check_relative
 
 COLUMNS = ("path", "label", "classname", "split", "domain")
@@ -32,7 +32,7 @@ class _Row:
     domain: str
 
 
-def read_csv(path: Path, image_dir: Path) -> Tree:
+def read_csv(path: Path, image_dir: Path) -> DatasetBase:
     """Read a table.
 
     Args:
@@ -52,12 +52,12 @@ def read_csv(path: Path, image_dir: Path) -> Tree:
     notes = [f"{path.name}: columns not used: {', '.join(others)}"] if others else []
     if "split" not in columns:
         notes.append(f"{path.name}: the table has no split column, so {OWN_CUT}")
-        return Tree(_cut(data, names), names, notes)
+        return DatasetBase.of(_cut(data, names), names, notes)
     lists = {part: [d for d, r in zip(data, rows, strict=True) if r.part == part] for part in PARTS}
     for part in ("train", "test"):
         if not lists[part]:
             raise DataError(f"{path}: no line has split '{part}'; train and test are needed")
-    return Tree(lists, names, notes)
+    return DatasetBase.of(lists, names, notes)
 
 
 def _rows(path: Path) -> tuple[list[_Row], list[str], list[str]]:
@@ -76,41 +76,41 @@ def _rows(path: Path) -> tuple[list[_Row], list[str], list[str]]:
     if not cells:
         raise DataError(f"{path} holds no image; a line is {','.join(columns)}")
     rows: list[_Row] = []
-    seen: dict[str, int] = {}
+    lines: dict[str, int] = {}
     for number, line in cells:
         where = f"{path}, line {number}"
         if len(line) != width:
             raise DataError(f"{where}: {len(line)} cells, but the header has {width}")
         row = _row({name: line[at].strip() for name, at in columns.items()}, where)
-        if row.key in seen:
-            raise DataError(f"{where}: '{row.key}' is also on line {seen[row.key]}")
-        seen[row.key] = number
+        if row.key in lines:
+            raise DataError(f"{where}: '{row.key}' is also on line {lines[row.key]}")
+        lines[row.key] = number
         rows.append(row)
     return rows, list(columns), others
 
 
 def _header(cells: list[str], path: Path) -> tuple[dict[str, int], list[str], int]:
     """Return column to position, columns that are not used, and the number of cells."""
-    found: dict[str, int] = {}
+    columns: dict[str, int] = {}
     others: list[str] = []
     cells = [" ".join(cell.split()) for cell in cells]
     for position, cell in enumerate(cells):
         name = cell.lower()
-        if name in found:
+        if name in columns:
             raise DataError(f"{path}: the column '{name}' is there twice")
         if name in COLUMNS:
-            found[name] = position
+            columns[name] = position
         elif len(cells) > 1 and (near := did_you_mean(name, COLUMNS)):
             raise DataError(f"{path}: unknown column '{cell}'{near}")
         else:
             others.append(cell or f"number {position + 1}")
-    if "path" not in found or not {"label", "classname"} & set(found):
-        shown = ",".join(cells)[:60] or "nothing"
+    if "path" not in columns or not {"label", "classname"} & set(columns):
+        header = ",".join(cells)[:60] or "nothing"
         raise DataError(
             f"{path}: the first line must name the columns path and classname (or label), "
-            f"separated by commas, and may name split and domain; it is '{shown}'"
+            f"separated by commas, and may name split and domain; it is '{header}'"
         )
-    return found, others, len(cells)
+    return columns, others, len(cells)
 
 
 def _row(cells: dict[str, str], where: str) -> _Row:
@@ -159,8 +159,8 @@ def _cut(data: list[Datum], domains: list[str]) -> dict[str, list[Datum]]:
         groups.setdefault((datum.domain, datum.label), []).append(datum)
     lists: dict[str, list[Datum]] = {part: [] for part in PARTS}
     for number, label in sorted(groups):
-        mine = groups[number, label]
+        items = groups[number, label]
         domain = domains[number] if domains else ""
-        for part, items in zip(PARTS, cut_class(mine, domain, mine[0].classname), strict=True):
-            lists[part] += items
+        for part, share in zip(PARTS, cut_class(items, domain, items[0].classname), strict=True):
+            lists[part] += share
     return lists

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from fedvlm.core.errors import DataError
 from fedvlm.core.rng import numpy_stream
-from fedvlm.data.datum import PARTS, Datum
-from fedvlm.data.locate import inside, listing, subfolders
+from fedvlm.data.datum import PARTS, DatasetBase, Datum
+from fedvlm.data.locate import folder_contents, listing, subfolders
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 PART_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
@@ -24,15 +24,6 @@ _SPLIT_SEED = 0
 OWN_CUT = (
     "each class was cut 50/20/30 into train, val and test by this project: not a published split"
 )
-
-
-@dataclass(frozen=True)
-class Tree:
-    """The lists read from a tree: parts, domain names and what to tell the user."""
-
-    parts: dict[str, list[Datum]]
-    domain_names: list[str]
-    notes: list[str]
 
 
 @dataclass(frozen=True)
@@ -51,15 +42,15 @@ def image_files(folder: Path) -> list[str]:
     Raises:
         DataError: a folder that cannot be read; its images are never left out silently.
     """
-    found: list[str] = []
+    paths: list[str] = []
     for here, folders, files in os.walk(folder, onerror=_refuse_unreadable):
         folders[:] = [f for f in folders if not f.startswith(".")]
-        below = Path(here).relative_to(folder).as_posix()
-        prefix = "" if below == "." else f"{below}/"
+        relative = Path(here).relative_to(folder).as_posix()
+        prefix = "" if relative == "." else f"{relative}/"
         for file in files:  # plain text operations: ImageNet has 1.3 million files
             if file.lower().endswith(SUFFIXES) and not file.startswith("."):
-                found.append(prefix + file)
-    return sorted(found)
+                paths.append(prefix + file)
+    return sorted(paths)
 
 
 def _refuse_unreadable(error: OSError) -> None:
@@ -70,16 +61,18 @@ def class_folders(folder: Path, names: Names) -> list[str]:
     """Return the class folders of a folder, sorted.
 
     Raises:
-        DataError: there are none, or one holds no image.
+        DataError: there are none.
     """
-    found = [name for name in subfolders(folder) if name not in names.drop]
-    if not found:
-        seen = ", ".join(listing(folder)[:8]) or "nothing"
-        raise DataError(f"{folder} has no class folders (found: {seen}); expected <class>/<image>")
-    return found
+    classes = [name for name in subfolders(folder) if name not in names.drop]
+    if not classes:
+        content = ", ".join(listing(folder)[:8]) or "nothing"
+        raise DataError(
+            f"{folder} has no class folders (found: {content}); expected <class>/<image>"
+        )
+    return classes
 
 
-def read_folders(folder: Path, names: Names) -> Tree:
+def read_folders(folder: Path, names: Names) -> DatasetBase:
     """Read ``{train,val,test}/<class>/file`` or, without part folders, ``<class>/file``.
 
     Raises:
@@ -89,20 +82,20 @@ def read_folders(folder: Path, names: Names) -> Tree:
     if not parts:
         groups, classes = {"": folder}, class_folders(folder, names)
         refuse_domains(folder, classes)
-        return _read_uncut(folder, groups, names, classes)
-    held = {part: class_folders(path, names) for part, path in parts.items()}
+        return _cut_tree(folder, groups, names, classes)
+    by_part = {part: class_folders(path, names) for part, path in parts.items()}
     for part, path in parts.items():
-        refuse_domains(path, held[part])
-    classes = sorted({c for found in held.values() for c in found})
+        refuse_domains(path, by_part[part])
+    classes = sorted({c for folders in by_part.values() for c in folders})
     lists: dict[str, list[Datum]] = {part: [] for part in PARTS}
     for part, path in parts.items():
         for label, name in enumerate(classes):
             if (path / name).is_dir():
                 lists[part] += class_data(path / name, folder, label, 0, _clean(name, names))
-    return Tree(lists, [], [])
+    return DatasetBase.of(lists)
 
 
-def read_domains(folder: Path, names: Names, only: Sequence[str] = ()) -> Tree:
+def read_domains(folder: Path, names: Names, only: Sequence[str] = ()) -> DatasetBase:
     """Read ``<domain>/<class>/file`` or ``<domain>/{train,val,test}/<class>/file``.
 
     Domain and class names come from the tree. Classes are the union over domains, sorted.
@@ -114,19 +107,19 @@ def read_domains(folder: Path, names: Names, only: Sequence[str] = ()) -> Tree:
         DataError: no domains, no classes, or domains of both kinds.
     """
     domains = list(only) or subfolders(folder)
-    parts = [name for name in domains if name.lower() in PART_NAMES]
-    if parts:
+    misread = [name for name in domains if name.lower() in PART_NAMES]
+    if misread:
         raise DataError(
-            f"{folder} holds '{parts[0]}', a part and no domain; expected <domain>/<class>/<image> "
-            "or <domain>/{train,test}/<class>/<image>; a tree without domains is DATASET.FORMAT "
-            "folders"
+            f"{folder} holds '{misread[0]}', a part and no domain; expected "
+            "<domain>/<class>/<image> or <domain>/{train,test}/<class>/<image>; a tree without "
+            "domains is DATASET.FORMAT folders"
         )
     if not domains:
         raise DataError(f"{folder} has no domain folders; expected <domain>/<class>/<image>")
-    cut = {d: _part_folders(folder / d) for d in domains}
-    if all(cut.values()):
-        return _read_cut_domains(folder, cut, names)
-    mixed = [d for d in domains if cut[d]]
+    parts = {d: _part_folders(folder / d) for d in domains}
+    if all(parts.values()):
+        return _read_domain_parts(folder, parts, names)
+    mixed = [d for d in domains if parts[d]]
     if mixed:
         raise DataError(
             f"{folder}: domain '{mixed[0]}' has train and test folders but others have none; "
@@ -134,33 +127,39 @@ def read_domains(folder: Path, names: Names, only: Sequence[str] = ()) -> Tree:
         )
     groups = {d: folder / d for d in domains}
     classes = sorted({c for path in groups.values() for c in class_folders(path, names)})
-    return _read_uncut(folder, groups, names, classes)
+    return _cut_tree(folder, groups, names, classes)
 
 
-def _read_cut_domains(folder: Path, cut: dict[str, dict[str, Path]], names: Names) -> Tree:
-    every = [path for parts in cut.values() for path in parts.values()]
-    classes = sorted({c for path in every for c in class_folders(path, names)})
+def _read_domain_parts(
+    folder: Path, parts: dict[str, dict[str, Path]], names: Names
+) -> DatasetBase:
+    """Read ``<domain>/<part>/<class>``; ``parts`` gives the folders by domain and part."""
+    paths = [path for places in parts.values() for path in places.values()]
+    classes = sorted({c for path in paths for c in class_folders(path, names)})
     lists: dict[str, list[Datum]] = {part: [] for part in PARTS}
-    for number, parts in enumerate(cut.values()):
-        for part, path in parts.items():
+    for number, places in enumerate(parts.values()):
+        for part, path in places.items():
             for label, name in enumerate(classes):
                 if (path / name).is_dir():
-                    named = _clean(name, names)
-                    lists[part] += class_data(path / name, folder, label, number, named)
-    return Tree(lists, list(cut), _lacking(lists, list(cut), classes))
+                    classname = _clean(name, names)
+                    lists[part] += class_data(path / name, folder, label, number, classname)
+    return DatasetBase.of(lists, list(parts), _gaps(lists, list(parts), classes))
 
 
-def _read_uncut(folder: Path, groups: dict[str, Path], names: Names, classes: list[str]) -> Tree:
+def _cut_tree(
+    folder: Path, groups: dict[str, Path], names: Names, classes: list[str]
+) -> DatasetBase:
+    """Read ``<class>`` in each group (a domain, or the whole tree) and cut it 50/20/30."""
     lists: dict[str, list[Datum]] = {part: [] for part in PARTS}
     for number, (domain, path) in enumerate(groups.items()):
         for label, name in enumerate(classes):
             if (path / name).is_dir():
-                mine = class_data(path / name, folder, label, number, _clean(name, names))
-                for part, items in zip(PARTS, cut_class(mine, domain, name), strict=True):
-                    lists[part] += items
+                items = class_data(path / name, folder, label, number, _clean(name, names))
+                for part, share in zip(PARTS, cut_class(items, domain, name), strict=True):
+                    lists[part] += share
     domain_names = [d for d in groups if d]
     notes = [f"{folder.name}: the tree has no train and test folders, so {OWN_CUT}"]
-    return Tree(lists, domain_names, notes + _lacking(lists, domain_names, classes))
+    return DatasetBase.of(lists, domain_names, notes + _gaps(lists, domain_names, classes))
 
 
 def cut_class(items: list[Datum], domain: str, name: str) -> list[list[Datum]]:
@@ -179,13 +178,14 @@ def cut_class(items: list[Datum], domain: str, name: str) -> list[list[Datum]]:
 
 
 def _part_folders(folder: Path) -> dict[str, Path]:
-    found = {
+    """Return the folder of each part; none where the tree has no such folders."""
+    paths = {
         PART_NAMES[n.lower()]: folder / n for n in subfolders(folder) if n.lower() in PART_NAMES
     }
-    if found and not {"train", "test"} <= set(found):
-        lacks = "test" if "train" in found else "train"
-        raise DataError(f"{folder} has {', '.join(sorted(found))} but no '{lacks}' folder")
-    return {part: found[part] for part in PARTS if part in found}
+    if paths and not {"train", "test"} <= set(paths):
+        absent = "test" if "train" in paths else "train"
+        raise DataError(f"{folder} has {', '.join(sorted(paths))} but no '{absent}' folder")
+    return {part: paths[part] for part in PARTS if part in paths}
 
 
 def class_data(folder: Path, root: Path, label: int, domain: int, classname: str) -> list[Datum]:
@@ -214,26 +214,26 @@ def refuse_domains(folder: Path, classes: Sequence[str]) -> None:
         DataError: a class that holds train and test, or at least two classes that hold no image
             themselves but the same two folders or more.
     """
-    below = {name: inside(folder / name) for name in classes}
-    for name, (folders, _) in below.items():
+    contents = {name: folder_contents(folder / name) for name in classes}
+    for name, (folders, _) in contents.items():
         if {"train", "test"} <= {f.lower() for f in folders}:
             raise DataError(
                 f"{folder / name} holds train and test folders, so '{name}' is no class; set "
                 "DATASET.FORMAT domains, or give the folder that holds train and test itself"
             )
-    own = (file for _, files in below.values() for file in files)
-    if len(below) < 2 or any(file.lower().endswith(SUFFIXES) for file in own):
+    files = (file for _, names in contents.values() for file in names)
+    if len(contents) < 2 or any(file.lower().endswith(SUFFIXES) for file in files):
         return
-    shared = sorted(set.intersection(*(folders for folders, _ in below.values())))
+    shared = sorted(set.intersection(*(folders for folders, _ in contents.values())))
     if len(shared) > 1:
         raise DataError(
-            f"all folders in {folder} ({_some(sorted(below))}) hold the same folders "
-            f"({_some(shared)}), so they are domains and no classes: set DATASET.FORMAT domains; "
+            f"all folders in {folder} ({_first(sorted(contents))}) hold the same folders "
+            f"({_first(shared)}), so they are domains and no classes: set DATASET.FORMAT domains; "
             "if they are classes, list the images in a CSV table or a split file"
         )
 
 
-def _some(names: Sequence[str]) -> str:
+def _first(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
@@ -241,16 +241,16 @@ def _clean(folder_name: str, names: Names) -> str:
     return names.renames.get(folder_name, folder_name)
 
 
-def _lacking(
+def _gaps(
     lists: dict[str, list[Datum]], domains: Sequence[str], classes: Sequence[str]
 ) -> list[str]:
     """Return a note for each domain that lacks classes."""
     notes = []
     for number, domain in enumerate(domains):
-        held = {d.label for part in PARTS for d in lists[part] if d.domain == number}
-        if len(held) < len(classes):
-            missing = [c for label, c in enumerate(classes) if label not in held]
+        labels = {d.label for part in PARTS for d in lists[part] if d.domain == number}
+        if len(labels) < len(classes):
+            absent = [c for label, c in enumerate(classes) if label not in labels]
             notes.append(
-                f"domain '{domain}' lacks {len(missing)} class(es): {', '.join(missing[:5])}"
+                f"domain '{domain}' lacks {len(absent)} class(es): {', '.join(absent[:5])}"
             )
     return notes

@@ -12,19 +12,20 @@ ids, then gets ``(2)`` behind its name, in ImageNet and its variants alike, and 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 from fedvlm.core.errors import DataError, did_you_mean
 from fedvlm.data.catalog import DatasetInfo
-from fedvlm.data.datum import PARTS, Datum, read_lines
-from fedvlm.data.formats.folders import Tree, class_data
-from fedvlm.data.locate import subfolders
+from fedvlm.data.datum import PARTS, DatasetBase, Datum
+from fedvlm.data.formats.folders import class_data
+from fedvlm.data.locate import read_lines, subfolders
 
 CLASSNAMES = "classnames.txt"
 _WNID = re.compile(r"n\d{8}")
 
 
-def read_imagenet(folder: Path, images: Path, info: DatasetInfo) -> Tree:
+def read_imagenet(folder: Path, images: Path, info: DatasetInfo) -> DatasetBase:
     """Read ImageNet or one of its variants; ``info.parts`` says which folder is which part.
 
     Args:
@@ -35,13 +36,13 @@ def read_imagenet(folder: Path, images: Path, info: DatasetInfo) -> Tree:
         DataError: no ``classnames.txt``, a folder that it does not name, an empty class.
     """
     names, twins = read_classnames(find_classnames(folder))
-    places = {part: images / below for part, below in info.parts.items()}
-    found = {part: _wnids(place, list(names)) for part, place in places.items()}
-    classes = list(next(iter(found.values())).values())  # of train, where there is one
+    places = {part: images / folder for part, folder in info.parts.items()}
+    wnids = {part: _wnids(place, list(names)) for part, place in places.items()}
+    classes = list(next(iter(wnids.values())).values())  # of train, where there is one
     labels = {wnid: label for label, wnid in enumerate(classes)}
     lists: dict[str, list[Datum]] = {part: [] for part in PARTS}
     for part, place in places.items():
-        for name, wnid in found[part].items():
+        for name, wnid in wnids[part].items():
             if wnid not in names:
                 near = did_you_mean(name, names)
                 raise DataError(f"{place / name} is no class of {CLASSNAMES}{near}")
@@ -49,10 +50,10 @@ def read_imagenet(folder: Path, images: Path, info: DatasetInfo) -> Tree:
                 raise DataError(f"{place / name}: this class has no training images")
             lists[part] += class_data(place / name, images, labels[wnid], 0, names[wnid])
     notes = [f"{info.name}: there is no validation split; the published one is the test set"]
-    used = [names[wnid] for wnid in twins if wnid in labels]
-    if used:
-        notes.append(f"{info.name}: names that {CLASSNAMES} has twice: {', '.join(used)}")
-    return Tree(lists, [], notes if "train" in info.parts else notes[1:])
+    doubles = [names[wnid] for wnid in twins if wnid in labels]
+    if doubles:
+        notes.append(f"{info.name}: names that {CLASSNAMES} has twice: {', '.join(doubles)}")
+    return DatasetBase.of(lists, [], notes if "train" in info.parts else notes[1:])
 
 
 def find_classnames(folder: Path) -> Path:
@@ -77,7 +78,7 @@ def read_classnames(path: Path) -> tuple[dict[str, str], list[str]]:
     Raises:
         DataError: unreadable, or a line that is not ``<WordNet id> <class name>``.
     """
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for number, line in read_lines(path):
         wnid, name = (*line.split(maxsplit=1), "")[:2]
         if not _WNID.fullmatch(wnid) or not name:
@@ -85,15 +86,15 @@ def read_classnames(path: Path) -> tuple[dict[str, str], list[str]]:
                 f"{path}, line {number}: '{line[:40]}' is not '<WordNet id> <class name>', such "
                 "as 'n01440764 tench'"
             )
-        if found.setdefault(wnid, name) != name:
-            raise DataError(f"{path}, line {number}: {wnid} is also called '{found[wnid]}'")
-    named: dict[str, str] = {}
-    seen: dict[str, int] = {}
-    for wnid in sorted(found):
-        name = found[wnid]
-        seen[name] = seen.get(name, 0) + 1
-        named[wnid] = name if seen[name] == 1 else f"{name} ({seen[name]})"
-    return named, [wnid for wnid in named if named[wnid] != found[wnid]]
+        if names.setdefault(wnid, name) != name:
+            raise DataError(f"{path}, line {number}: {wnid} is also called '{names[wnid]}'")
+    unique: dict[str, str] = {}
+    times: Counter[str] = Counter()
+    for wnid in sorted(names):
+        name = names[wnid]
+        times[name] += 1
+        unique[wnid] = name if times[name] == 1 else f"{name} ({times[name]})"
+    return unique, [wnid for wnid in unique if unique[wnid] != names[wnid]]
 
 
 def _wnids(place: Path, ids: list[str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from fedvlm.core.rng import numpy_stream
 from fedvlm.data.catalog import DatasetInfo, dataset_info
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.get.annotations import READERS, Annotations, read_plain_tree
-from fedvlm.data.locate import check_relative, find, find_root, permitted
+from fedvlm.data.locate import check_relative, explain_refusals, find, find_root
 
 TRAIN, VAL = 0.5, 0.2  # the rest is the test list
 VAL_OF_TRAINVAL = 0.2
@@ -46,7 +46,7 @@ class PreparedSplit:
         }
 
 
-@permitted()
+@explain_refusals()
 def prepare(
     name: str, root_text: str, *, folder: str = "", image_dir: str = "", seed: int = 0
 ) -> PreparedSplit:

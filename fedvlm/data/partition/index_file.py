@@ -17,7 +17,7 @@ import numpy as np
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
 from fedvlm.data.datum import PARTS, Datum
 from fedvlm.data.formats.coop_split import read_json
-from fedvlm.data.locate import listing, permitted
+from fedvlm.data.locate import explain_refusals, listing
 from fedvlm.data.partition.spec import Partition, PartitionSpec
 
 FORMAT = "fedvlm-index/1"
@@ -40,7 +40,7 @@ def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**body, _HASH: canonical_hash(body)}
 
 
-@permitted()
+@explain_refusals()
 def read_index_file(path: str | Path) -> dict[str, Any]:
     """Return the content of an index file, its schema and hash checked.
 
