@@ -211,8 +211,8 @@ def _read_split(
         where = f"; get it from {source}" if source else ""
         raise DataError(
             f"{name}: the split file {folder / split_file} (DATASET.SPLIT_FILE) is missing and "
-            f"none is invented; found there: {content}{where}, or set DATASET.FORMAT folders to use "
-            "the image tree with a split of this project's own"
+            f"none is invented; found there: {content}{where}, or set DATASET.FORMAT folders to "
+            "use the image tree with a split of this project's own"
         )
     path = find(folder, split_file, f"the split file of {name}", file=True)
     what = f"the image folder of {name} (DATASET.IMAGE_DIR)"

@@ -45,8 +45,8 @@ class Datum:
 class DatasetBase:
     """The train, validation and test lists of one data set, with its names and notes.
 
-    A class of your own calls this constructor with its lists, which are checked. Readers give theirs
-    by ``of``, unchecked: ``datasets`` checks them, and the doctor wants the faulty ones too.
+    A class of your own calls this constructor with its lists, which are checked. Readers give
+    theirs by ``of``, unchecked: ``datasets`` checks them, and the doctor wants faulty ones too.
 
     Args:
         train_x, val, test: the three lists; ``val`` may be empty.
@@ -100,6 +100,7 @@ class DatasetBase:
                 image that is in two parts or twice in one.
         """
         self.lab2cname = _label_names(self.all(), self.name)
+        self.classnames = [self.lab2cname[label] for label in sorted(self.lab2cname)]
         _refuse_repeats(self.parts, self.name)
 
     @property

@@ -14,10 +14,16 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from fedvlm.core.errors import FedvlmError
-from fedvlm.core.files import records_dir
+from fedvlm.core.progress import Progress
 from fedvlm.data.catalog import CATALOG, DatasetInfo, compare, dataset_info
-from fedvlm.data.datasets import DATASET_REGISTRY, folder_of, is_told, load_dataset, read_as_told
-from fedvlm.data.datum import PARTS
+from fedvlm.data.datasets import (
+    DATASET_REGISTRY,
+    folder_of,
+    load_dataset,
+    read_by_config,
+    spells_layout,
+)
+from fedvlm.data.datum import PARTS, DatasetBase
 from fedvlm.data.doctor_checks import (
     ABSENT,
     BROKEN,
@@ -27,68 +33,79 @@ from fedvlm.data.doctor_checks import (
     READY,
     Checkup,
     Finding,
-    Look,
-    Looked,
+    ImageCheck,
     check_lists,
+    first_names,
     leaks,
-    some,
 )
-from fedvlm.data.federated import common_folder
 from fedvlm.data.formats.coop_split import read_split
-from fedvlm.data.formats.folders import Tree
 from fedvlm.data.get.annotations import READERS
-from fedvlm.data.get.download import offer_of
-from fedvlm.data.image_records import ImageRecords
+from fedvlm.data.get.offers import offer_of
+from fedvlm.data.image_records import records_of
 from fedvlm.data.layouts import Layout, choose, layouts_of, nearest, prepared_layouts
 from fedvlm.data.locate import find_root
 
-_NAMED = 5  # wrong rows that get a sentence each
+_FIRST = 5  # wrong rows that get a sentence each
 
 
-def examine(cfg: CfgNode, look: Look) -> Checkup:
+def examine(
+    cfg: CfgNode, sample: int | None, progress: Progress | None = None
+) -> Checkup:
     """Look at the set that ``cfg.DATASET`` names and return all that was found.
 
     Faults of the set are findings, never errors.
 
     Args:
         cfg: DATASET.ROOT, NAME and, for an own set, what describes it; CACHE_DIR.
-        look: how many images are decoded.
+        sample: how many images are decoded and hashed; None for all.
+        progress: told how many of them are read.
 
     Raises:
         DataError: DATASET.ROOT is not a folder.
     """
     root, info = find_root(cfg.DATASET.ROOT), dataset_info(cfg.DATASET.NAME)
     try:
-        if info is None or is_told(info, cfg):
-            return _own(cfg, info, root, look)
-        return _known(cfg, info, root, look)
+        if info is None or spells_layout(info, cfg):
+            check, data, good = _by_config(cfg, info, root)
+        else:
+            check, data, good = _by_layout(cfg, info, root)
+        if data is not None:
+            _check_data(check, data, info, cfg, sample, progress)
+        return _judge(check, good) if good else check
     except (FedvlmError, OSError) as error:  # a folder that may not be read, a DIR that leads out
         name = info.name if info else cfg.DATASET.NAME
         return Checkup(name, BROKEN, findings=[Finding("reading", str(error))])
 
 
-def _known(cfg: CfgNode, info: DatasetInfo, root: Path, look: Look) -> Checkup:
-    """Look at a set in the first of its layouts that fits."""
+def _by_layout(
+    cfg: CfgNode, info: DatasetInfo, root: Path
+) -> tuple[Checkup, DatasetBase | None, str]:
+    """Read a set in the first of its layouts that fits.
+
+    Returns:
+        The checkup so far; the lists, None where none could be read; and the state of the set where
+        nothing is broken, empty where the state is settled.
+    """
     check = _checkup(info)
     folder = folder_of(info, cfg)
     published = layouts_of(info)
-    more = prepared_layouts(info, root, folder, cfg)
-    found = choose((*published, *more), root, folder)
-    if found is None:
-        return _not_there(check, info, published, root, folder)
-    place = found.place(root, folder)
-    check.layout, check.folder = found.name, _below(place, root)
-    tree = _read(check, found, place, info)
-    if not found.published:
-        text = f"not the published split ({found.name})"
+    prepared = prepared_layouts(info, root, folder, cfg)
+    layout = choose((*published, *prepared), root, folder)
+    if layout is None:
+        return check, None, _note_absence(check, info, published, root, folder)
+    place = layout.place(root, folder)
+    check.layout, check.folder = layout.name, _relative(place, root)
+    data = _read(check, layout, place, info)
+    if not layout.published:
+        text = f"not the published split ({layout.name})"
         check.findings.append(Finding("own_split", text, broken=False))
-    if tree is not None:
-        _look(check, tree, info, cfg, look)
-    return _judged(check, PREPARED if found in more else READY)
+    return check, data, PREPARED if layout in prepared else READY
 
 
-def _own(cfg: CfgNode, info: DatasetInfo | None, root: Path, look: Look) -> Checkup:
-    """Look at a set whose layout the config tells."""
+def _by_config(
+    cfg: CfgNode, info: DatasetInfo | None, root: Path
+) -> tuple[Checkup, DatasetBase | None, str]:
+    """Read a set whose layout the config spells out; returns as ``_by_layout``."""
     node = cfg.DATASET
     check = _checkup(info) if info else Checkup(node.NAME)
     folder = node.DIR or (info.folder if info else "")
@@ -98,24 +115,18 @@ def _own(cfg: CfgNode, info: DatasetInfo | None, root: Path, look: Look) -> Chec
         check.layout = "a class of your own"
     elif not place.is_dir():
         check.get = f"the folder {place} does not exist"
-        return check
+        return check, None, ""
     lacks = [n for n in (node.IMAGE_DIR, node.SPLIT_FILE) if n and not (place / n).exists()]
     if lacks:
-        check.findings.append(_lacking([f"{folder}/{name}" for name in lacks], "its config"))
-        return _judged(check, PARTLY)
+        check.findings.append(_missing([f"{folder}/{name}" for name in lacks], "its config"))
+        return check, None, PARTLY
     try:
         if check.layout == "a class of your own":
-            data = load_dataset(cfg)
-            tree: Tree | None = Tree({p: data.part(p) for p in PARTS}, data.domain_names,
-                                     data.notes)
-        else:
-            tree = read_as_told(cfg, root)
+            return check, load_dataset(cfg), READY
+        return check, read_by_config(cfg, root), READY
     except (FedvlmError, OSError) as error:
         file = place / node.SPLIT_FILE if node.SPLIT_FILE.endswith(".json") else None
-        tree = _again(check, error, file, place / node.IMAGE_DIR)
-    if tree is not None:
-        _look(check, tree, info, cfg, look)
-    return _judged(check, READY)
+        return check, _read_good_rows(check, error, file, place / node.IMAGE_DIR), READY
 
 
 def _checkup(info: DatasetInfo) -> Checkup:
@@ -123,41 +134,41 @@ def _checkup(info: DatasetInfo) -> Checkup:
     return Checkup(info.name, published_classes=info.classes, published_sizes=sizes)
 
 
-def _not_there(
+def _note_absence(
     check: Checkup, info: DatasetInfo, layouts: Sequence[Layout], root: Path, folder: str
-) -> Checkup:
-    """Say that nothing is there, or what is missing."""
+) -> str:
+    """Say that nothing is there, or what is missing; return the state as ``_by_layout`` does."""
     best = nearest(layouts, root, folder)
     place = best.place(root, folder)
-    check.layout, check.folder = best.name, _below(place, root)
+    check.layout, check.folder = best.name, _relative(place, root)
     check.get, check.page = _how_to_get(info)
     if not place.is_dir() or place == root:
         check.state = BUILT_IN if info.builtin else ABSENT
-        return check
-    guest = _held_by_another(info, place, root)
+        return ""
+    guest = _guest(info, place, root)
     if guest:
         text = f"{place} holds {guest}, which uses the same folder"
         check.findings.append(Finding("shared_folder", text, broken=False))
-        return check
-    check.findings.append(_lacking(best.missing(root, folder), f"layout '{best.name}'"))
+        return ""
+    check.findings.append(_missing(best.missing(root, folder), f"layout '{best.name}'"))
     if info.name in READERS and (place / info.image_dir).is_dir():
         check.get = (f"the published split from {info.source}, or make one: fedvlm data prepare "
                      f"{info.name} --root {root}")
-    return _judged(check, PARTLY)
+    return PARTLY
 
 
-def _held_by_another(info: DatasetInfo, place: Path, root: Path) -> str:
+def _guest(info: DatasetInfo, place: Path, root: Path) -> str:
     """Return another known set that is there in this folder (DomainNet has two), or nothing."""
     for other in CATALOG.values():
-        found = choose(layouts_of(other), root) if other is not info else None
-        if found is not None and place != root and found.place(root) == place:
+        layout = choose(layouts_of(other), root) if other is not info else None
+        if layout is not None and place != root and layout.place(root) == place:
             return other.name
     return ""
 
 
-def _lacking(names: Sequence[str], of: str) -> Finding:
+def _missing(names: Sequence[str], of: str) -> Finding:
     verb = "is" if len(names) == 1 else "are"
-    return Finding("missing_parts", f"{some(names)} {verb} missing ({of})", len(names))
+    return Finding("missing_parts", f"{first_names(names)} {verb} missing ({of})", len(names))
 
 
 def _how_to_get(info: DatasetInfo) -> tuple[str, str]:
@@ -170,77 +181,82 @@ def _how_to_get(info: DatasetInfo) -> tuple[str, str]:
     return f"by hand from {offer.page}", offer.page
 
 
-def _read(check: Checkup, found: Layout, place: Path, info: DatasetInfo) -> Tree | None:
+def _read(
+    check: Checkup, layout: Layout, place: Path, info: DatasetInfo
+) -> DatasetBase | None:
     try:
-        return found.read(place, info)
+        return layout.read(place, info)
     except (FedvlmError, OSError) as error:
-        files = [place / need for need in found.needs if need.endswith(".json")]
-        return _again(check, error, files[0] if files else None, place / info.image_dir)
+        files = [place / need for need in layout.needs if need.endswith(".json")]
+        return _read_good_rows(check, error, files[0] if files else None, place / info.image_dir)
 
 
-def _again(check: Checkup, error: Exception, file: Path | None, images: Path) -> Tree | None:
+def _read_good_rows(
+    check: Checkup, error: Exception, file: Path | None, images: Path
+) -> DatasetBase | None:
     """Note why reading ended; read what a split file's good rows say, if that is where it ended."""
     faults: list[str] = []
-    tree = None
+    data = None
     if file is not None:
         try:
-            tree = read_split(file, images, faults).tree()
+            data = read_split(file, images, faults)
         except FedvlmError as again:
             faults.append(str(again))
     faults = list(dict.fromkeys(faults)) or [str(error)]
-    check.findings += [Finding("reading", text) for text in faults[:_NAMED]]
-    if len(faults) > _NAMED:
-        more = len(faults) - _NAMED
+    check.findings += [Finding("reading", text) for text in faults[:_FIRST]]
+    if len(faults) > _FIRST:
+        more = len(faults) - _FIRST
         check.findings.append(Finding("reading", f"{more:,} more rows of {file} are wrong", more))
-    if tree is None:
+    if data is None:
         text = "reading ended there; what else may be wrong shows when this is mended"
         check.findings.append(Finding("not_checked", text, broken=False))
-    return tree
+    return data
 
 
-def _look(check: Checkup, tree: Tree, info: DatasetInfo | None, cfg: CfgNode, look: Look) -> None:
+def _check_data(
+    check: Checkup, data: DatasetBase, info: DatasetInfo | None, cfg: CfgNode,
+    sample: int | None, progress: Progress | None,
+) -> None:
     """Check the lists, then the image files."""
-    lists = tree.parts
-    every = [datum for part in PARTS for datum in lists[part]]
+    lists, images = data.parts, data.all()
     check.sizes = {part: len(lists[part]) for part in PARTS}
-    check.classes = len({datum.label for datum in every})
+    check.classes = len({datum.label for datum in images})
     check.findings += check_lists(lists, bool(info and info.test_only))
     check.leaks = sum(f.count for f in leaks(lists) if f.broken)
     if info is not None:
         base = sum(datum.label < info.base for datum in lists["test"])
-        domains = Counter(tree.domain_names[d.domain] for d in every if tree.domain_names)
+        domains = Counter(data.domain_names[d.domain] for d in images if data.domain_names)
         notes = compare(info, check.classes, check.sizes, base, domains)
         check.findings += _remarks("published", info.name, notes)
-    check.findings += _remarks("note", check.name, tree.notes)
-    folder = common_folder(every)
-    records = ImageRecords.of_folder(folder, records_dir(cfg)) if folder else ImageRecords(None)
+    check.findings += _remarks("note", check.name, data.notes)
+    drop = info.drop if info else ()
     try:
-        seen = Looked(lists, records, look, info.drop if info else ())
+        files = ImageCheck(lists, records_of(images, cfg), sample, progress, drop)
     except (FedvlmError, OSError) as error:  # a disk that fails, files that go meanwhile
         check.findings.append(Finding("reading_images", str(error)))
         return
-    check.images, check.looked = len(seen.every), len(seen.sample)
-    check.unreadable, check.modes = len(seen.broken), seen.modes
-    check.findings += seen.findings
-    if seen.twins:
-        check.leaks += len(seen.twins)
-        text = (f"{len(seen.twins)} test image(s) with the bytes of a training image, among the "
-                f"{check.looked:,} looked at (first: {seen.twins[0]})")
+    check.images, check.looked = len(files.images), len(files.sample)
+    check.unreadable, check.modes = len(files.broken), files.modes
+    check.findings += files.findings
+    if files.twins:
+        check.leaks += len(files.twins)
+        text = (f"{len(files.twins)} test image(s) with the bytes of a training image, among the "
+                f"{check.looked:,} looked at (first: {files.twins[0]})")
         # A published split is what it is: runs keep such images and say so.
-        check.findings.append(Finding("leak_bytes", text, len(seen.twins), broken=info is None))
+        check.findings.append(Finding("leak_bytes", text, len(files.twins), broken=info is None))
 
 
 def _remarks(check: str, name: str, notes: Sequence[str]) -> list[Finding]:
     return [Finding(check, note.removeprefix(f"{name}: "), broken=False) for note in notes]
 
 
-def _judged(check: Checkup, good: str) -> Checkup:
+def _judge(check: Checkup, good: str) -> Checkup:
     """Return the checkup with its state: ``good`` where nothing is broken."""
     unique = list(dict.fromkeys(check.findings))
     bad = PARTLY if good == PARTLY else BROKEN
-    state = bad if any(found.broken for found in unique) else good
+    state = bad if any(finding.broken for finding in unique) else good
     return replace(check, state=state, findings=unique)
 
 
-def _below(place: Path, root: Path) -> str:
+def _relative(place: Path, root: Path) -> str:
     return "." if place == root else place.relative_to(root).as_posix()

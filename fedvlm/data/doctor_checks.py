@@ -1,13 +1,9 @@
-"""What the doctor says of a set: its state, its counts, and one sentence per finding.
+"""What can be wrong with a data set's lists and image files: one finding, one sentence.
 
-What can be wrong with image files: missing, in no list, unreadable, the same bytes twice.
-
-Whether a file decodes and what its bytes hash to is kept in the records that runs use, so that a
-second look is quick and a run after it too.
-
-What can be wrong with a set's lists: labels, names, rows that repeat, leaks between the parts.
-
-``DatasetBase`` refuses the first of these when a run begins; here all of them are said.
+Of the lists: labels, names, rows that repeat, leaks between the parts. ``DatasetBase`` refuses the
+first of these when a run begins; here all of them are said. Of the files: missing, in no list,
+unreadable, the same bytes twice. Whether a file decodes and what its bytes hash to is kept in the
+records that runs use, so that a second look is quick and a run after it too.
 """
 
 from __future__ import annotations
@@ -31,7 +27,11 @@ from fedvlm.data.locate import folded_path
 
 READY, PREPARED, BUILT_IN = "ready", "prepared", "built in"
 BROKEN, PARTLY, ABSENT = "broken", "partly", "absent"
-_SHOWN = 5
+_FIRST = 5  # names that a sentence lists
+_FIRST_BROKEN = 10  # broken images that a sentence lists
+_MAJORITY = 0.9  # share of one label that makes a folder the folder of that class
+_ROTATED = 0x0112  # EXIF's tag of the orientation; 1 is upright
+Lists = Mapping[str, Sequence[Datum]]  # by part
 
 
 @dataclass(frozen=True)
@@ -49,19 +49,6 @@ class Finding:
     text: str
     count: int = 1
     broken: bool = True
-
-
-@dataclass(frozen=True)
-class Look:
-    """How closely to look.
-
-    Attributes:
-        sample: images of a set that are decoded and hashed; None for all.
-        progress: told (what, done, of) while images are read.
-    """
-
-    sample: int | None = 64
-    progress: Progress | None = None
 
 
 @dataclass
@@ -104,170 +91,12 @@ class Checkup:
     @property
     def problems(self) -> list[Finding]:
         """What must be mended."""
-        return [found for found in self.findings if found.broken]
+        return [finding for finding in self.findings if finding.broken]
 
     @property
     def remarks(self) -> list[Finding]:
         """What should be known."""
-        return [found for found in self.findings if not found.broken]
-
-
-def some(names: Iterable[str], shown: int = _SHOWN) -> str:
-    """Return the first names, and that there are more: ``a, b, ...``."""
-    every = list(names)
-    return ", ".join(every[:shown]) + (", ..." if len(every) > shown else "")
-
-
-def counted(check: str, names: list[str], sentence: Callable[[int], str],
-            broken: bool = True) -> list[Finding]:
-    """Return a finding that counts ``names`` and shows the first; none where there are none."""
-    if not names:
-        return []
-    text = f"{sentence(len(names))} (first: {names[0]})"
-    return [Finding(check, text, len(names), broken)]
-
-
-def plural(number: int, word: str, many: str = "") -> str:
-    """Return ``1 image``, ``2 images``."""
-    return f"{number:,} {word if number == 1 else many or word + 's'}"
-
-
-_ROTATED = 0x0112  # EXIF's tag of the orientation; 1 is upright
-_NAMED = 10  # broken images that a sentence lists
-
-
-class Looked:
-    """A set's images as they lie on disk.
-
-    Args:
-        lists: train, val and test.
-        records: of the set's folder, shared with runs.
-        look: how many images are decoded.
-        drop: folders below the image folder that are no class.
-    """
-
-    def __init__(
-        self, lists: Mapping[str, Sequence[Datum]], records: ImageRecords, look: Look,
-        drop: Iterable[str] = (),
-    ) -> None:
-        """List the folder, then decode and hash the sample."""
-        self.every = list({d.key: d for part in PARTS for d in lists[part]}.values())
-        self.findings: list[Finding] = []
-        gone = self._compare_with_disk(tuple(drop))
-        there = [d for d in self.every if d.key not in gone]
-        self.sample = pick(there, look.sample)
-        records.progress = look.progress
-        self.broken = records.find_broken(self.sample, check_decodes)
-        self._say_broken()
-        whole = [d for i, d in enumerate(self.sample) if i not in self.broken]
-        self.twins = twins(lists, whole, records)
-        records.save()
-        self.modes = modes(whole)
-        if self.modes:
-            kinds = ", ".join(f"{n:,} {kind}" for kind, n in self.modes.items())
-            text = f"of {plural(len(whole), 'image')} looked at: {kinds}; all are read as RGB"
-            self.findings.append(Finding("modes", text, sum(self.modes.values()), broken=False))
-
-    def _compare_with_disk(self, drop: tuple[str, ...]) -> set[str]:
-        """Say which files are missing and which are in no list; return the keys of the missing."""
-        files = [d for d in self.every if d.array is None]
-        root = next((Path(d.impath.removesuffix(d.key)) for d in files
-                     if d.key and d.impath.endswith(f"/{d.key}")), None)
-        if root is None:
-            return set()
-        seen = set(image_files(root)) if root.is_dir() else set()
-        missing = [d.key for d in files if d.key not in seen and not os.path.isfile(d.impath)]
-        named = {d.key for d in files}
-        extra = sorted(k for k in seen - named if k.split("/")[0] not in drop)
-        near = {folded_path(key): key for key in extra}
-        spelt = [f"'{key}' is {ascii(near[folded_path(key)])} on disk"
-                 for key in missing if folded_path(key) in near]
-        self.findings += [
-            *counted("missing_files", missing,
-                     lambda n: f"{n:,} of {len(files):,} images that the lists name do not exist"),
-            *counted("other_spelling", spelt, lambda n: f"{n:,} of the missing images are there in "
-                     "another spelling, which differs in case or Unicode form"),
-            *counted("unnamed_files", extra, lambda n: f"{plural(n, 'image')} below {root} in none "
-                     "of the lists", broken=False),
-        ]  # fmt: skip
-        return set(missing)
-
-    def _say_broken(self) -> None:
-        shown = [f"{self.sample[i].key}: {why}" for i, why in sorted(self.broken.items())]
-        if shown:  # several, so that they are mended at once
-            named = "; ".join(shown[:_NAMED]) + ("; ..." if len(shown) > _NAMED else "")
-            text = (f"{len(shown):,} of {plural(len(self.sample), 'image')} looked at do not "
-                    f"decode (first: {named})")
-            self.findings.append(Finding("unreadable", text, len(shown)))
-
-
-def pick(items: Sequence[Datum], number: int | None) -> list[Datum]:
-    """Return ``number`` images, spread over the classes as evenly as they allow; all for None.
-
-    The same list gives the same images, so a second look finds their records.
-    """
-    if number is None or number >= len(items):
-        return list(items)
-    groups: dict[int, list[Datum]] = {}
-    for datum in items:
-        groups.setdefault(datum.label, []).append(datum)
-    ranked: list[tuple[int, int, Datum]] = []
-    classes = numpy_stream(0, "doctor", "classes").permutation(len(groups))
-    for turn, label in zip(classes, sorted(groups), strict=True):
-        mine = sorted(groups[label], key=lambda d: d.key)
-        order = numpy_stream(0, "doctor", label).permutation(len(mine))
-        ranked += [(rank, int(turn), mine[i]) for rank, i in enumerate(order[:number])]
-    ranked.sort(key=lambda row: row[:2])
-    return [datum for _, _, datum in ranked[:number]]
-
-
-def twins(
-    lists: Mapping[str, Sequence[Datum]], looked: Sequence[Datum], records: ImageRecords
-) -> list[str]:
-    """Return the test images that have the bytes of a training image under another path.
-
-    Both must be among ``looked``.
-    """
-    keys = {part: {d.key for d in lists[part]} for part in ("train", "test")}
-    first: dict[str, str] = {}
-    hashed = [(d, records.content_key(d)) for d in looked]
-    for datum, digest in hashed:
-        if datum.key in keys["train"]:
-            first.setdefault(digest, datum.key)
-    return [
-        f"{d.key} has the bytes of {first[digest]}" for d, digest in hashed
-        if digest in first and d.key in keys["test"] and d.key not in keys["train"]
-    ]
-
-
-def modes(looked: Sequence[Datum]) -> dict[str, int]:
-    """Return how many images are of each kind that is not plain 8-bit RGB; reads headers only."""
-    found: Counter[str] = Counter()
-    for datum in looked:
-        if datum.array is None:
-            with Image.open(datum.impath) as image:
-                found.update(_kinds(image))
-    return dict(sorted(found.items()))
-
-
-def _kinds(image: Image.Image) -> list[str]:
-    mode = image.mode
-    raw = [str(tile[3]) for tile in getattr(image, "tile", ())]  # how a file stores its pixels
-    deep = mode in ("I", "F") or "16" in mode or any("16" in text for text in raw)
-    told = {
-        "grey": mode in ("1", "L", "LA", "La", "I", "F") or mode.startswith("I;"),
-        "CMYK": mode in ("CMYK", "YCCK"),
-        "with a palette": mode in ("P", "PA"),
-        "with transparency": mode in ("RGBA", "LA", "PA") or "transparency" in image.info,
-        "of more than 8 bits": deep,
-    }
-    if image.format == "JPEG" and "exif" in image.info and image.getexif().get(_ROTATED, 1) != 1:
-        told["rotated by EXIF (read as stored, as CoOp does)"] = True
-    return [kind for kind, is_one in told.items() if is_one]
-
-
-Lists = Mapping[str, Sequence[Datum]]
-_MAJORITY = 0.9  # share of one label that makes a folder the folder of that class
+        return [finding for finding in self.findings if not finding.broken]
 
 
 def check_lists(lists: Lists, test_only: bool = False) -> list[Finding]:
@@ -277,10 +106,10 @@ def check_lists(lists: Lists, test_only: bool = False) -> list[Finding]:
         lists: train, val and test.
         test_only: the set is published without training images.
     """
-    every = [datum for part in PARTS for datum in lists[part]]
-    if not every:
+    images = [datum for part in PARTS for datum in lists[part]]
+    if not images:
         return [Finding("no_images", "the lists name no image at all")]
-    names = _names_by_label(every)
+    names = _names_by_label(images)
     return [
         *_two_names(names),
         *_two_labels(names),
@@ -288,22 +117,22 @@ def check_lists(lists: Lists, test_only: bool = False) -> list[Finding]:
         *_gaps(names),
         *leaks(lists),
         *_listed_twice(lists),
-        *_other_folder(every),
-        *_collisions(every),
-        *_without(lists, names, test_only),
+        *_other_folder(images),
+        *_collisions(images),
+        *_bare_classes(lists, names, test_only),
     ]
 
 
 def leaks(lists: Lists) -> list[Finding]:
     """Return a finding for each pair of parts that share an image, by its path."""
     keys = {part: {d.key for d in lists[part]} for part in PARTS}
-    found = []
+    findings = []
     for one, other, broken in (("train", "test", True), ("train", "val", True),
                                ("val", "test", False)):
         both = sorted(keys[one] & keys[other])
         say = partial(_in_both, one=one, other=other)
-        found += counted("leak_paths", both, say, broken)
-    return found
+        findings += count("leak_paths", both, say, broken)
+    return findings
 
 
 def _in_both(number: int, one: str, other: str) -> str:
@@ -319,11 +148,11 @@ def _names_by_label(items: Sequence[Datum]) -> dict[int, Counter[str]]:
 
 def _two_names(names: Mapping[int, Counter[str]]) -> list[Finding]:
     many = {label: row for label, row in names.items() if len(row) > 1}
-    shown = [
+    lines = [
         f"label {label} is " + ", ".join(f"'{n}' {c} times" for n, c in row.most_common(3))
         for label, row in many.items()
     ]
-    return counted("label_names", shown, lambda n: f"{plural(n, 'label')} with several names")
+    return count("label_names", lines, lambda n: f"{plural(n, 'label')} with several names")
 
 
 def _two_labels(names: Mapping[int, Counter[str]]) -> list[Finding]:
@@ -331,9 +160,9 @@ def _two_labels(names: Mapping[int, Counter[str]]) -> list[Finding]:
     for label, row in names.items():
         for name in row:
             labels[name].append(label)
-    shown = [f"'{name}' has labels {some(map(str, at))}"
+    lines = [f"'{name}' has labels {first_names(map(str, at))}"
              for name, at in labels.items() if len(at) > 1]
-    return counted("duplicate_names", shown,
+    return count("duplicate_names", lines,
                    lambda n: f"{plural(n, 'class name')} with several labels")
 
 
@@ -342,29 +171,29 @@ def _same_prompt(names: Mapping[int, Counter[str]]) -> list[Finding]:
     groups: dict[str, set[str]] = defaultdict(set)
     for name in {name for row in names.values() for name in row}:
         groups[" ".join(name.replace("_", " ").casefold().split())].add(name)
-    shown = [" and ".join(f"'{n}'" for n in sorted(group))
+    lines = [" and ".join(f"'{n}'" for n in sorted(group))
              for _, group in sorted(groups.items()) if len(group) > 1]
-    return counted("same_prompt", shown, lambda n: f"{plural(n, 'group')} of class names give "
+    return count("same_prompt", lines, lambda n: f"{plural(n, 'group')} of class names give "
                    "the same prompt, since case and underscores do not show in it")
 
 
 def _gaps(names: Mapping[int, Counter[str]]) -> list[Finding]:
-    missing = sorted(set(range(max(names) + 1)) - set(names))
-    if not missing:
+    gaps = sorted(set(range(max(names) + 1)) - set(names))
+    if not gaps:
         return []
     text = (f"labels must be 0, 1, 2, ... without gaps, but they go up to {max(names)} and "
-            f"{len(missing)} of them {'is' if len(missing) == 1 else 'are'} not used "
-            f"({some(map(str, missing))})")
-    return [Finding("label_gaps", text, len(missing))]
+            f"{len(gaps)} of them {'is' if len(gaps) == 1 else 'are'} not used "
+            f"({first_names(map(str, gaps))})")
+    return [Finding("label_gaps", text, len(gaps))]
 
 
 def _listed_twice(lists: Lists) -> list[Finding]:
-    found = []
+    findings = []
     for part in PARTS:
         twice = [key for key, n in Counter(d.key for d in lists[part]).items() if n > 1]
         say: Callable[[int], str] = partial(_repeated, part=part)
-        found += counted("listed_twice", twice, say, broken=False)
-    return found
+        findings += count("listed_twice", twice, say, broken=False)
+    return findings
 
 
 def _repeated(number: int, part: str) -> str:
@@ -388,13 +217,13 @@ def _other_folder(items: Sequence[Datum]) -> list[Finding]:
     names = {datum.label: datum.classname for datum in items}
     if len(owner) < 2 or 2 * len(set(owner.values())) < len(names):
         return []
-    shown = [
-        f"{d.key} is '{d.classname}', but its folder is that of '{names[own]}'"
+    lines = [
+        f"{d.key} is '{d.classname}', but its folder is that of '{names[label]}'"
         for d in items
-        if (own := owner.get(d.key.rpartition("/")[0], d.label)) != d.label
-        and names[own] != d.classname  # one class with two labels is told as that
+        if (label := owner.get(d.key.rpartition("/")[0], d.label)) != d.label
+        and names[label] != d.classname  # one class with two labels is told as that
     ]
-    return counted("other_folder", shown,
+    return count("other_folder", lines,
                    lambda n: f"{plural(n, 'image')} in the folder of another class")
 
 
@@ -405,21 +234,173 @@ def _collisions(items: Sequence[Datum]) -> list[Finding]:
         folded = folded_path(datum.key)
         if first.setdefault(folded, datum.key) != datum.key:
             groups[folded] |= {first[folded], datum.key}
-    shown = [" and ".join(sorted(group)) for _, group in sorted(groups.items())]
-    return counted("colliding_paths", shown, lambda n: f"{plural(n, 'group')} of paths differ only "
+    lines = [" and ".join(sorted(group)) for _, group in sorted(groups.items())]
+    return count("colliding_paths", lines, lambda n: f"{plural(n, 'group')} of paths differ only "
                    "in case or Unicode form; a file system that folds these keeps one of each",
                    broken=False)
 
 
-def _without(
+def _bare_classes(
     lists: Lists, names: Mapping[int, Counter[str]], test_only: bool
 ) -> list[Finding]:
-    found = []
+    findings = []
     for part in ("test",) if test_only else ("train", "test"):
-        held = {d.label for d in lists[part]}
-        gone = [f"'{row.most_common(1)[0][0]}'" for label, row in names.items()
-                if label not in held]
-        if gone:
-            text = f"{plural(len(gone), 'class', 'classes')} without a {part} image: {some(gone)}"
-            found.append(Finding(f"no_{part}_images", text, len(gone), broken=False))
-    return found
+        labels = {d.label for d in lists[part]}
+        bare = [f"'{row.most_common(1)[0][0]}'" for label, row in names.items()
+                if label not in labels]
+        if bare:
+            classes = plural(len(bare), "class", "classes")
+            text = f"{classes} without a {part} image: {first_names(bare)}"
+            findings.append(Finding(f"no_{part}_images", text, len(bare), broken=False))
+    return findings
+
+
+class ImageCheck:
+    """A set's images as they lie on disk.
+
+    Args:
+        lists: train, val and test.
+        records: of the set's folder, shared with runs.
+        sample: how many images are decoded; None for all.
+        progress: told how many are read.
+        drop: folders below the image folder that are no class.
+    """
+
+    def __init__(
+        self, lists: Lists, records: ImageRecords, sample: int | None,
+        progress: Progress | None = None, drop: Iterable[str] = (),
+    ) -> None:
+        """List the folder, then decode and hash the sample."""
+        self.images = list({d.key: d for part in PARTS for d in lists[part]}.values())
+        self.findings: list[Finding] = []
+        absent = self._compare_with_disk(tuple(drop))
+        there = [d for d in self.images if d.key not in absent]
+        self.sample = sample_images(there, sample)
+        records.progress = progress
+        self.broken = records.find_broken(self.sample, check_decodes)
+        self._say_broken()
+        whole = [d for i, d in enumerate(self.sample) if i not in self.broken]
+        self.twins = duplicates(lists, whole, records)
+        records.save()
+        self.modes = image_modes(whole)
+        if self.modes:
+            kinds = ", ".join(f"{n:,} {kind}" for kind, n in self.modes.items())
+            text = f"of {plural(len(whole), 'image')} looked at: {kinds}; all are read as RGB"
+            self.findings.append(Finding("modes", text, sum(self.modes.values()), broken=False))
+
+    def _compare_with_disk(self, drop: tuple[str, ...]) -> set[str]:
+        """Say which files are missing and which are in no list; return the keys of the missing."""
+        files = [d for d in self.images if d.array is None]
+        root = next((Path(d.impath.removesuffix(d.key)) for d in files
+                     if d.key and d.impath.endswith(f"/{d.key}")), None)
+        if root is None:
+            return set()
+        on_disk = set(image_files(root)) if root.is_dir() else set()
+        absent = [d.key for d in files if d.key not in on_disk and not os.path.isfile(d.impath)]
+        keys = {d.key for d in files}
+        extra = sorted(k for k in on_disk - keys if k.split("/")[0] not in drop)
+        near = {folded_path(key): key for key in extra}
+        spellings = [f"'{key}' is {ascii(near[folded_path(key)])} on disk"
+                     for key in absent if folded_path(key) in near]
+        self.findings += [
+            *count("missing_files", absent, lambda n: f"{n:,} of {len(files):,} images that the "
+                   "lists name do not exist"),
+            *count("other_spelling", spellings, lambda n: f"{n:,} of the missing images are there "
+                   "in another spelling, which differs in case or Unicode form"),
+            *count("unnamed_files", extra, lambda n: f"{plural(n, 'image')} below {root} in none "
+                   "of the lists", broken=False),
+        ]  # fmt: skip
+        return set(absent)
+
+    def _say_broken(self) -> None:
+        lines = [f"{self.sample[i].key}: {why}" for i, why in sorted(self.broken.items())]
+        if lines:  # several, so that they are mended at once
+            first = "; ".join(lines[:_FIRST_BROKEN])
+            first += "; ..." if len(lines) > _FIRST_BROKEN else ""
+            text = (f"{len(lines):,} of {plural(len(self.sample), 'image')} looked at do not "
+                    f"decode (first: {first})")
+            self.findings.append(Finding("unreadable", text, len(lines)))
+
+
+def sample_images(items: Sequence[Datum], number: int | None) -> list[Datum]:
+    """Return ``number`` images, spread over the classes as evenly as they allow; all for None.
+
+    The same list gives the same images, so a second look finds their records.
+    """
+    if number is None or number >= len(items):
+        return list(items)
+    groups: dict[int, list[Datum]] = {}
+    for datum in items:
+        groups.setdefault(datum.label, []).append(datum)
+    ranked: list[tuple[int, int, Datum]] = []
+    classes = numpy_stream(0, "doctor", "classes").permutation(len(groups))
+    for turn, label in zip(classes, sorted(groups), strict=True):
+        images = sorted(groups[label], key=lambda d: d.key)
+        order = numpy_stream(0, "doctor", label).permutation(len(images))
+        ranked += [(rank, int(turn), images[i]) for rank, i in enumerate(order[:number])]
+    ranked.sort(key=lambda row: row[:2])
+    return [datum for _, _, datum in ranked[:number]]
+
+
+def duplicates(lists: Lists, sample: Sequence[Datum], records: ImageRecords) -> list[str]:
+    """Return the test images that have the bytes of a training image under another path.
+
+    Both must be in the sample.
+    """
+    keys = {part: {d.key for d in lists[part]} for part in ("train", "test")}
+    first: dict[str, str] = {}
+    hashed = [(d, records.content_key(d)) for d in sample]
+    for datum, digest in hashed:
+        if datum.key in keys["train"]:
+            first.setdefault(digest, datum.key)
+    return [
+        f"{d.key} has the bytes of {first[digest]}" for d, digest in hashed
+        if digest in first and d.key in keys["test"] and d.key not in keys["train"]
+    ]
+
+
+def image_modes(images: Sequence[Datum]) -> dict[str, int]:
+    """Return how many images are of each kind that is not plain 8-bit RGB; reads headers only."""
+    numbers: Counter[str] = Counter()
+    for datum in images:
+        if datum.array is None:
+            with Image.open(datum.impath) as image:
+                numbers.update(_kinds(image))
+    return dict(sorted(numbers.items()))
+
+
+def _kinds(image: Image.Image) -> list[str]:
+    mode = image.mode
+    raw = [str(tile[3]) for tile in getattr(image, "tile", ())]  # how a file stores its pixels
+    deep = mode in ("I", "F") or "16" in mode or any("16" in text for text in raw)
+    kinds = {
+        "grey": mode in ("1", "L", "LA", "La", "I", "F") or mode.startswith("I;"),
+        "CMYK": mode in ("CMYK", "YCCK"),
+        "with a palette": mode in ("P", "PA"),
+        "with transparency": mode in ("RGBA", "LA", "PA") or "transparency" in image.info,
+        "of more than 8 bits": deep,
+    }
+    if image.format == "JPEG" and "exif" in image.info and image.getexif().get(_ROTATED, 1) != 1:
+        kinds["rotated by EXIF (read as stored, as CoOp does)"] = True
+    return [kind for kind, is_one in kinds.items() if is_one]
+
+
+def first_names(names: Iterable[str]) -> str:
+    """Return the first names, and that there are more: ``a, b, ...``."""
+    names = list(names)
+    return ", ".join(names[:_FIRST]) + (", ..." if len(names) > _FIRST else "")
+
+
+def count(
+    check: str, names: list[str], sentence: Callable[[int], str], broken: bool = True
+) -> list[Finding]:
+    """Return a finding that counts ``names`` and shows the first; none where there are none."""
+    if not names:
+        return []
+    text = f"{sentence(len(names))} (first: {names[0]})"
+    return [Finding(check, text, len(names), broken)]
+
+
+def plural(number: int, word: str, many: str = "") -> str:
+    """Return ``1 image``, ``2 images``."""
+    return f"{number:,} {word if number == 1 else many or word + 's'}"

@@ -56,8 +56,8 @@ def spec_of(cfg: CfgNode) -> PartitionSpec:
 class Selection:
     """A data set cut to what a run takes: some classes, less the domain that no client holds.
 
-    Made from the lists alone. ``drop_broken_tests`` then looks at the test images, and ``partition``
-    or ``partition_from_file`` at those that clients train and validate on.
+    Made from the lists alone. ``drop_broken_tests`` then looks at the test images, ``partition`` or
+    ``partition_from_file`` at those that clients train and validate on.
 
     Args:
         data: the set, checked.
@@ -203,7 +203,8 @@ class Selection:
 
     def _decodable(self, whole: Partition) -> Partition:
         """Return the partition without broken images."""
-        broken = self._broken({part: whole.union()[part] for part in _DRAWN})
+        union = whole.union()
+        broken = self._broken({part: union[part] for part in _DRAWN})
         self._note_broken()
         tests = range(len(self.pool.labels["test"]))
         broken["test"] = set(tests) - set(self.test.tolist())

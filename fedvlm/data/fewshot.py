@@ -34,11 +34,11 @@ def draw_shots(labels: Sequence[int] | IntArray, shots: int, rng: random.Random)
     by_class: dict[int, list[int]] = {}
     for position, label in enumerate(labels):
         by_class.setdefault(int(label), []).append(position)
-    picked: list[int] = []
+    drawn: list[int] = []
     for positions in by_class.values():
         enough = len(positions) >= shots
-        picked += rng.sample(positions, shots) if enough else positions
-    return picked
+        drawn += rng.sample(positions, shots) if enough else positions
+    return drawn
 
 
 def coop_draw(
@@ -57,8 +57,8 @@ def coop_draw(
         seed: CoOp's SEED.
     """
     rng = python_stream(seed)
-    picked = draw_shots(train, shots, rng)
-    return picked, draw_shots(val, val_shots_of(shots, val_shots), rng)
+    drawn = draw_shots(train, shots, rng)
+    return drawn, draw_shots(val, val_shots_of(shots, val_shots), rng)
 
 
 def val_shots_of(shots: int, val_shots: int) -> int:
@@ -82,12 +82,12 @@ def relabel(num_classes: int, half: str) -> dict[int, int]:
             f"(known: {', '.join(HALVES)})"
         )
     middle = (num_classes + 1) // 2
-    kept = {"all": range(num_classes), "base": range(middle), "new": range(middle, num_classes)}
-    if not kept[half]:
+    labels = {"all": range(num_classes), "base": range(middle), "new": range(middle, num_classes)}
+    if not labels[half]:
         raise ConfigError(
             f"DATASET.SUBSAMPLE_CLASSES {half}: no class is left of {num_classes}; use all or base"
         )
-    return {old: fresh for fresh, old in enumerate(kept[half])}
+    return {old: new for new, old in enumerate(labels[half])}
 
 
 def short_classes(labels: IntArray, shots: int) -> list[int]:

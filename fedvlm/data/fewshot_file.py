@@ -24,15 +24,15 @@ from fedvlm.data.formats.coop_split import read_json
 from fedvlm.data.formats.pickles import PickledObject, load_restricted
 from fedvlm.data.layouts import layouts_of
 from fedvlm.data.locate import explain_refusals, listing
-from fedvlm.data.partition.kinds import drawn_per_client
-from fedvlm.data.partition.spec import PartitionSpec, Pool
+from fedvlm.data.partition.kinds import draws_per_client
+from fedvlm.data.partition.spec import ImagePool, PartitionSpec
 
-USED = ("train", "val")
+_PARTS = ("train", "val")
 _BY_DOMAIN = "domain_dirichlet"  # draws its shots in each domain
 
 
 @dataclass(frozen=True)
-class GivenShots:
+class ShotList:
     """The images a few-shot file names.
 
     Attributes:
@@ -43,15 +43,15 @@ class GivenShots:
     positions: dict[str, IntArray]
     note: str
 
-    def of_run(self, pool: Pool) -> dict[str, IntArray]:
+    def of_run(self, pool: ImagePool) -> dict[str, IntArray]:
         """Return the positions whose class (and domain) takes part in the run."""
         return {p: at[pool.labels[p][at] >= 0] for p, at in self.positions.items()}
 
 
 @explain_refusals()
-def given_shots(
-    cfg: CfgNode, data: DatasetBase, full: Pool, spec: PartitionSpec
-) -> GivenShots | None:
+def read_shots(
+    cfg: CfgNode, data: DatasetBase, full: ImagePool, spec: PartitionSpec
+) -> ShotList | None:
     """Return the shots that DATASET.FEWSHOT_FILE names; None where it is not set.
 
     Args:
@@ -71,17 +71,17 @@ def given_shots(
     if spec.shots < 0:
         raise ConfigError("DATASET.FEWSHOT_FILE needs DATASET.NUM_SHOTS, the images per class that "
                           "it holds, not -1")
-    if drawn_per_client(spec):
+    if draws_per_client(spec):
         raise ConfigError(f"DATASET.FEWSHOT_FILE: with FED.PARTITION {spec.kind} every client "
                           "draws its own shots, so no one file can name them; take disjoint or "
                           "dirichlet")
     path = _find(name, cfg, data.name)
     content = _content(path)
     positions = {
-        part: _positions(content.get(part, []), data, part, f"{path}: {part}") for part in USED
+        part: _positions(content.get(part, []), data, part, f"{path}: {part}") for part in _PARTS
     }
     _check_count(positions, full, spec, path)
-    return GivenShots(positions, f"shots read from {path.name}, not drawn by the data seed")
+    return ShotList(positions, f"shots read from {path.name}, not drawn by the data seed")
 
 
 def _find(name: str, cfg: CfgNode, set_name: str) -> Path:
@@ -92,22 +92,22 @@ def _find(name: str, cfg: CfgNode, set_name: str) -> Path:
     """
     root, info = Path(cfg.DATASET.ROOT).expanduser(), dataset_info(set_name)
     folders = [cfg.DATASET.DIR] if cfg.DATASET.DIR else []
-    folders += [one.folder for one in layouts_of(info)] if info and not folders else []
-    tried = dict.fromkeys([*(root / f / name for f in folders), Path(name).expanduser()])
-    for path in tried:
+    folders += [layout.folder for layout in layouts_of(info)] if info and not folders else []
+    places = dict.fromkeys([*(root / f / name for f in folders), Path(name).expanduser()])
+    for path in places:
         if path.is_file():
             return path
-    parents = (p.parent for p in tried if p.parent.is_dir())
+    parents = (p.parent for p in places if p.parent.is_dir())
     near = did_you_mean(Path(name).name, [n for parent in parents for n in listing(parent)])
     raise DataError("DATASET.FEWSHOT_FILE is missing: looked for "
-                    f"{' and '.join(map(str, tried))}{near}")
+                    f"{' and '.join(map(str, places))}{near}")
 
 
 def _content(path: Path) -> dict[str, Any]:
     pickled = path.suffix.lower() in (".pkl", ".pickle")
     content = load_restricted(path, objects=True) if pickled else read_json(path)
     lists = isinstance(content, dict) and all(
-        isinstance(content.get(part, []), list | tuple) for part in USED
+        isinstance(content.get(part, []), list | tuple) for part in _PARTS
     )
     if not lists or not content.get("train"):
         raise DataError(f"{path}: a few-shot file is an object with lists under train and val")
@@ -115,15 +115,15 @@ def _content(path: Path) -> dict[str, Any]:
 
 
 def _positions(rows: Sequence[Any], data: DatasetBase, part: str, where: str) -> IntArray:
-    items = data.part(part)
-    at = {datum.key: i for i, datum in enumerate(items)}
-    found: list[int] = []
+    items = data.parts[part]
+    by_key = _keys(items)
+    positions: list[int] = []
     for n, row in enumerate(rows):
         key, label = _row(row, f"{where}[{n}]")
-        position = _match(key, at)
+        position = _match(key, by_key)
         if position is None:
             others = (other for other in ("train", "val", "test") if other != part)
-            elsewhere = [o for o in others if _match(key, _keys(data.part(o))) is not None]
+            elsewhere = [o for o in others if _match(key, _keys(data.parts[o])) is not None]
             hint = f"; it is in the {elsewhere[0]} list" if elsewhere else ""
             raise DataError(f"{where}[{n}]: '{key}' is not in the {part} list of {data.name}{hint};"
                             " the file was made of another split")
@@ -131,24 +131,25 @@ def _positions(rows: Sequence[Any], data: DatasetBase, part: str, where: str) ->
             raise DataError(f"{where}[{n}]: '{key}' has label {label} there but "
                             f"{items[position].label} in {data.name}; the file was made of another "
                             "split")
-        found.append(position)
-    if len(set(found)) != len(found):
-        twice = next(i for i, n in Counter(found).items() if n > 1)
+        positions.append(position)
+    if len(set(positions)) != len(positions):
+        twice = next(i for i, n in Counter(positions).items() if n > 1)
         raise DataError(f"{where}: '{items[twice].key}' is named twice")
-    return np.asarray(sorted(found), dtype=np.int64)
+    return np.asarray(sorted(positions), dtype=np.int64)
 
 
 def _keys(items: Sequence[Datum]) -> dict[str, int]:
+    """Return the position of each image by its key."""
     return {datum.key: i for i, datum in enumerate(items)}
 
 
-def _match(key: str, at: dict[str, int]) -> int | None:
+def _match(key: str, by_key: dict[str, int]) -> int | None:
     """Return the position of a relative path, or of the longest known end of an absolute one."""
     text = key.replace("\\", "/")
     parts = [p for p in text.split("/") if p not in ("", ".")]
     absolute = text.startswith("/") or text[1:2] == ":" or ".." in parts
     ends = ("/".join(parts[start:]) for start in range(len(parts) if absolute else 1))
-    return next((at[end] for end in ends if end in at), None)
+    return next((by_key[end] for end in ends if end in by_key), None)
 
 
 def _row(row: Any, where: str) -> tuple[str, int | None]:
@@ -166,24 +167,24 @@ def _row(row: Any, where: str) -> tuple[str, int | None]:
 
 
 def _check_count(
-    positions: dict[str, IntArray], full: Pool, spec: PartitionSpec, path: Path
+    positions: dict[str, IntArray], full: ImagePool, spec: PartitionSpec, path: Path
 ) -> None:
     """Refuse another number of shots than the config says; a class may have too few images."""
-    asked = {"train": ("DATASET.NUM_SHOTS", spec.shots)}
+    config = {"train": ("DATASET.NUM_SHOTS", spec.shots)}
     if spec.val_shots >= 0:
-        asked["val"] = ("DATASET.VAL_SHOTS", spec.val_shots)
-    for part, (key, shots) in asked.items():
+        config["val"] = ("DATASET.VAL_SHOTS", spec.val_shots)
+    for part, (key, shots) in config.items():
         groups = _groups(full, part, spec.kind == _BY_DOMAIN)
-        held = Counter(int(groups[i]) for i in positions[part])
-        for group, there in Counter(groups[groups >= 0].tolist()).items():
-            if held[group] != min(shots, there):
-                name = full.called(group % full.num_classes)
-                raise DataError(f"{path}: {held[group]} {part} image(s) of class {name} where "
-                                f"{key} {shots} asks for {min(shots, there)}; set {key} to what "
-                                "the file holds")
+        shot_counts = Counter(int(groups[i]) for i in positions[part])
+        for group, size in Counter(groups[groups >= 0].tolist()).items():
+            if shot_counts[group] != min(shots, size):
+                name = full.class_name(group % full.num_classes)
+                raise DataError(f"{path}: {shot_counts[group]} {part} image(s) of class {name} "
+                                f"where {key} {shots} asks for {min(shots, size)}; set {key} to "
+                                "what the file holds")
 
 
-def _groups(full: Pool, part: str, by_domain: bool) -> IntArray:
+def _groups(full: ImagePool, part: str, by_domain: bool) -> IntArray:
     """Return the group ``[n]`` each image is drawn in: its class, or (domain, class); -1 none."""
     labels = full.labels[part]
     if not by_domain:

@@ -21,8 +21,10 @@ from typing import NamedTuple
 
 import numpy as np
 import PIL
+from yacs.config import CfgNode
 
 from fedvlm.core.errors import DataError
+from fedvlm.core.files import records_dir
 from fedvlm.core.progress import Progress
 from fedvlm.data.datum import Datum
 from fedvlm.data.locate import other_spelling
@@ -75,7 +77,7 @@ class ImageRecords:
         if sample.array is not None:
             shape = repr(sample.array.shape).encode()
             return hashlib.sha256(shape + np.ascontiguousarray(sample.array).tobytes()).hexdigest()
-        record = self._fresh(sample.impath, tried=False)
+        record = self._current(sample.impath, decoded=False)
         if record is None:
             record = _read(sample.impath, None)
             self._put(sample.impath, record)
@@ -97,10 +99,10 @@ class ImageRecords:
         """
         files = [i for i, s in enumerate(samples) if s.array is None]
         self._refuse_missing([samples[i].impath for i in files])
-        todo = {samples[i].impath for i in files if not self._fresh(samples[i].impath)}
+        todo = {samples[i].impath for i in files if not self._current(samples[i].impath)}
         self._read_all(sorted(todo), check, "checking images")
-        found = {i: self._records[samples[i].impath].error for i in files}
-        return {i: error for i, error in found.items() if error}
+        errors = {i: self._records[samples[i].impath].error for i in files}
+        return {i: error for i, error in errors.items() if error}
 
     def verify(self, samples: Sequence[Datum], check: Callable[[bytes], None]) -> list[str]:
         """Read every file again; return those with other bytes though their times are the same.
@@ -136,8 +138,8 @@ class ImageRecords:
         """Write the records if any changed, whole or not at all; others' are kept."""
         if not self._changed or self.file is None:
             return
-        every = _load(self.file) | self._records  # another process may have added some
-        rows = {path: list(record) for path, record in sorted(every.items())}
+        records = _load(self.file) | self._records  # another process may have added some
+        rows = {path: list(record) for path, record in sorted(records.items())}
         # Only a cache: a full disk or a read-only home must not end the run.
         with suppress(OSError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -155,9 +157,10 @@ class ImageRecords:
         self._records[path] = record
         self._changed = True
 
-    def _fresh(self, path: str, tried: bool = True) -> ImageRecord | None:
+    def _current(self, path: str, decoded: bool = True) -> ImageRecord | None:
+        """Return the record of a file that has not changed since; ``decoded``: and was decoded."""
         record = self._records.get(path)
-        if record is None or (tried and record.error is None):
+        if record is None or (decoded and record.error is None):
             return None
         try:
             now = os.stat(path)
@@ -167,19 +170,27 @@ class ImageRecords:
 
     @staticmethod
     def _refuse_missing(paths: Sequence[str]) -> None:
-        missing = [p for p in paths if not os.path.exists(p)]
-        if closed := [p for p in missing if _may_not_enter(p)]:
+        absent = [p for p in paths if not os.path.exists(p)]
+        if closed := [p for p in absent if _may_not_enter(p)]:
             raise DataError(
                 f"{len(closed)} of {len(paths)} images that the split names cannot be reached "
                 f"(first: {closed[0]}: Permission denied); you need the right to enter all the "
                 "folders above them"
             )
-        if missing:
+        if absent:
             raise DataError(
-                f"{len(missing)} of {len(paths)} images that the split names do not exist "
-                f"(first: {missing[0]}); {other_spelling(missing[0])}the image folder is "
+                f"{len(absent)} of {len(paths)} images that the split names do not exist "
+                f"(first: {absent[0]}); {other_spelling(absent[0])}the image folder is "
                 "incomplete or not the one the split was made for"
             )
+
+
+def records_of(samples: Sequence[Datum], cfg: CfgNode) -> ImageRecords:
+    """Return the records of the folder that holds all image files of a set."""
+    folders = {os.path.dirname(d.impath) for d in samples if d.array is None}
+    if not folders:
+        return ImageRecords(None)
+    return ImageRecords.of_folder(Path(os.path.commonpath(folders)), records_dir(cfg))
 
 
 def _may_not_enter(path: str) -> bool:
@@ -198,7 +209,7 @@ def _stamp(stat: os.stat_result) -> tuple[int, int, int]:
 
 
 def _read(
-    path: str, check: Callable[[bytes], None] | None, known: ImageRecord | None = None
+    path: str, check: Callable[[bytes], None] | None, last: ImageRecord | None = None
 ) -> ImageRecord:
     try:
         before = os.stat(path)
@@ -206,19 +217,19 @@ def _read(
     except OSError as error:
         return ImageRecord(-1, -1, -1, "", f"{error.strerror}")
     digest = hashlib.sha256(raw).hexdigest()
-    found: str | None = None
-    if known is not None and known.sha256 == digest and known.error is not None:
-        found = known.error  # only its times are new
+    fault: str | None = None
+    if last is not None and last.sha256 == digest and last.error is not None:
+        fault = last.error  # only its times are new
     elif check is not None:
-        found = "the file is empty" if not raw else ""
+        fault = "the file is empty" if not raw else ""
         if raw:
             try:
                 check(raw)
             except MemoryError as error:  # of this machine, not of the file: never recorded
                 raise DataError(f"not enough memory to decode the image {path}") from error
             except Exception as error:  # Pillow raises many kinds on broken files
-                found = reason(error)
-    return ImageRecord(*_stamp(before), digest, found)
+                fault = reason(error)
+    return ImageRecord(*_stamp(before), digest, fault)
 
 
 def reason(error: Exception) -> str:

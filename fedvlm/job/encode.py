@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from yacs.config import CfgNode
 
 from fedvlm.console.screen import complain, progress, say
-from fedvlm.core.files import records_dir
 from fedvlm.data.datasets import load_dataset
 from fedvlm.data.datum import PARTS, Datum
-from fedvlm.data.federated import common_folder
-from fedvlm.data.image_records import ImageRecords
+from fedvlm.data.image_records import ImageRecords, records_of
 from fedvlm.data.images import ImageLoader, broken_images, check_decodes
 from fedvlm.job.build import Maker, check_model, pick_device, views_of
 from fedvlm.job.sources import cache_dir, features_of
@@ -31,11 +29,10 @@ def encode_set(cfg: CfgNode, verify: bool = False) -> Throughput:
     device = pick_device(cfg.DEVICE)
     check_model(cfg, device)
     data = load_dataset(cfg)
-    folder = common_folder(data.all())
-    records = ImageRecords.of_folder(folder, records_dir(cfg)) if folder else ImageRecords(None)
+    records = records_of(data.all(), cfg)
     records.progress = progress
     notes = _verified(records, data.all()) if verify else []
-    lists = {part: data.part(part) for part in PARTS}
+    lists = data.parts
     bad, found = broken_images(data.name, lists, records, cfg.DATASET.ON_CORRUPT)
     out = {part: set(places) for part, places in bad.items()}
     kept = {p: [d for i, d in enumerate(lists[p]) if i not in out[p]] for p in PARTS}

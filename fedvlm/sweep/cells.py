@@ -16,9 +16,9 @@ from typing import Any
 from fedvlm.config.build import flat
 from fedvlm.core.errors import ConfigError, DataError, FedvlmError
 from fedvlm.data.datasets import load_for_training
-from fedvlm.data.draw import Setting, spec_of
-from fedvlm.data.federated import load_targets
+from fedvlm.data.draw import Selection, spec_of
 from fedvlm.data.partition.kinds import check_fits
+from fedvlm.data.targets import load_targets
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.build import check_model, identity_config, pick_device
@@ -224,12 +224,12 @@ def group_of(job: Job) -> str:
 
 
 def _data_name(job: Job) -> str:
-    spec = spec_of(job.cfg)
-    setting = Setting(load_for_training(job.cfg), spec)
+    data, spec = load_for_training(job.cfg), spec_of(job.cfg)
+    selection = Selection(data, spec)
     if not job.cfg.FED.INDEX_FILE:
-        check_fits(setting.spec, setting.pool, setting.data.num_classes)
-    load_targets(job.cfg, setting.data.name)
-    return setting.data.name
+        check_fits(selection.spec, selection.pool, data.num_classes)
+    load_targets(job.cfg, data.name)
+    return data.name
 
 
 def cells_of(plan: Plan) -> list[Cell]:

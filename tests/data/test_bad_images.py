@@ -279,5 +279,5 @@ def test_faults_are_gathered_where_asked(tmp_path: Path) -> None:
     path.write_text(json.dumps(ROWS | {"train": [*ROWS["train"], *bad]}), encoding="utf-8")
     faults: list[str] = []
     split = read_split(path, tmp_path, faults)
-    assert [d.key for d in split.train] == ["a.png"] and len(faults) == 2
+    assert [d.key for d in split.train_x] == ["a.png"] and len(faults) == 2
     assert "train[1]" in faults[0] and "train[2]" in faults[1]

@@ -33,7 +33,7 @@ def table(tmp_path: Path, text: str | bytes, **keys: object) -> DatasetBase:
 
 
 def keys(data: DatasetBase, part: str) -> list[str]:
-    return [d.key for d in data.part(part)]
+    return [d.key for d in data.parts[part]]
 
 
 @pytest.mark.parametrize("form", ["", "csv", "CSV"])
@@ -56,8 +56,8 @@ def test_names_are_sorted_and_lines_keep_their_order(form: str, tmp_path: Path) 
 def test_spellings_that_mean_the_same(text: str, tmp_path: Path) -> None:
     want = table(tmp_path, GOOD)
     got = table(tmp_path, text)
-    assert [got.part(p) for p in ("train", "val", "test")] == [
-        want.part(p) for p in ("train", "val", "test")
+    assert [got.parts[p] for p in ("train", "val", "test")] == [
+        want.parts[p] for p in ("train", "val", "test")
     ]
 
 
@@ -76,7 +76,7 @@ def test_labels_order_the_classes_and_domains_are_named(tmp_path: Path) -> None:
 def test_without_a_split_column_the_own_cut_is_named(tmp_path: Path) -> None:
     lines = [f"{c}/{n}.png,{c}" for c in ("a", "b") for n in range(10)]
     data = table(tmp_path, "\n".join(["path,classname", *lines]))
-    assert [len(data.part(p)) for p in ("train", "val", "test")] == [10, 4, 6]
+    assert [len(data.parts[p]) for p in ("train", "val", "test")] == [10, 4, 6]
     assert "not a published split" in data.notes[0]
     again = table(tmp_path, "\n".join(["path,classname", *reversed(lines)]))
     assert keys(again, "test") == keys(data, "test")

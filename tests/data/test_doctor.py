@@ -13,23 +13,21 @@ from domain_trees import EVERY, write_domain_set
 from PIL import Image
 from trees import MINIS, tree_of
 
-from fedvlm.data import doctor_checks as doctor_images
+from fedvlm.data import doctor_checks
 from fedvlm.data.catalog import CATALOG
 from fedvlm.data.datum import Datum
 from fedvlm.data.doctor import examine
-from fedvlm.data.doctor_checks import Checkup, Finding, Look, check_lists, pick
+from fedvlm.data.doctor_checks import Checkup, Finding, check_lists, sample_images
 from fedvlm.data.get.prepare import prepare
 from fedvlm.data.layouts import prepared_name
 
-ALL = Look(None)
 
-
-def known(root: Path, name: str, look: Look = ALL, **keys: Any) -> Checkup:
-    return examine(config(root, root / "cache", DATASET__NAME=name, **keys), look)
+def known(root: Path, name: str, sample: int | None = None, **keys: Any) -> Checkup:
+    return examine(config(root, root / "cache", DATASET__NAME=name, **keys), sample)
 
 
 def own(root: Path, **keys: Any) -> Checkup:
-    return examine(own_split(root, root / "cache", **keys), ALL)
+    return examine(own_split(root, root / "cache", **keys), None)
 
 
 def found(check: Checkup) -> dict[str, Finding]:
@@ -73,7 +71,7 @@ def test_every_published_layout_is_ready(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(("name", "layout"), EVERY)
 def test_every_layout_of_the_domain_sets_is_ready(tmp_path: Path, name: str, layout: str) -> None:
     write_domain_set(name, layout, tmp_path)
-    check = known(tmp_path, name, Look(8))
+    check = known(tmp_path, name, 8)
     assert (check.state, check.layout, check.problems) == ("ready", layout, [])
     assert (check.looked, check.unreadable, check.leaks) == (8, 0, 0)
     guests = {other: known(tmp_path, other).state for other, _ in EVERY if other != name}
@@ -196,7 +194,7 @@ def test_a_folder_that_leads_out_or_may_not_be_read(
     mine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for keys in ({"DATASET__NAME": "EuroSAT", "DATASET__DIR": "../x"}, {"DATASET__DIR": "../x"}):
-        check = examine(config(mine / "mine", mine / "cache", **keys), ALL)
+        check = examine(config(mine / "mine", mine / "cache", **keys), None)
         assert check.state in ("broken", "absent") and not check.sizes
 
     def denied(*_: Any, **__: Any) -> None:
@@ -210,9 +208,9 @@ def test_a_folder_that_leads_out_or_may_not_be_read(
 def test_an_own_tree(tmp_path: Path) -> None:
     write_tree(tmp_path / "tree", ["train", "test"], ["x", "y"], 2)
     keys = {"DATASET__DIR": "tree", "DATASET__NAME": "Mine", "DATASET__FORMAT": "folders"}
-    assert examine(config(tmp_path, tmp_path / "cache", **keys), ALL).state == "ready"
+    assert examine(config(tmp_path, tmp_path / "cache", **keys), None).state == "ready"
     (tmp_path / "tree" / "train" / "z").mkdir()
-    check = examine(config(tmp_path, tmp_path / "cache", **keys), ALL)
+    check = examine(config(tmp_path, tmp_path / "cache", **keys), None)
     assert check.state == "broken" and "holds no image" in found(check)["reading"].text
 
 
@@ -262,13 +260,14 @@ def test_paths_that_collide_where_case_is_folded() -> None:
 
 def test_the_sample_is_spread_and_stays_the_same() -> None:
     items = [datum(f"{label}/{n}.jpg", label) for label in range(10) for n in range(30 + label)]
-    first = pick(items, 25)
+    first = sample_images(items, 25)
     labels = np.bincount([d.label for d in first], minlength=10)
     assert len(first) == 25 and set(labels) == {2, 3}
-    assert pick(items[::-1], 25) == first
-    assert pick(items, 10**6) == pick(items, None) == items and pick(items, 0) == []
+    assert sample_images(items[::-1], 25) == first
+    assert sample_images(items, 10**6) == sample_images(items, None) == items
+    assert sample_images(items, 0) == []
     few = [datum("rare/0.jpg", 0), *(datum(f"x/{n}.jpg", 1) for n in range(99))]
-    assert [d.label for d in pick(few, 9)].count(0) == 1
+    assert [d.label for d in sample_images(few, 9)].count(0) == 1
 
 
 def test_a_sample_says_how_far_it_looked_and_the_second_look_reads_nothing(
@@ -278,11 +277,11 @@ def test_a_sample_says_how_far_it_looked_and_the_second_look_reads_nothing(
     for path in images.rglob("*.png"):
         path.write_bytes(b"broken")
     cfg = own_split(mine, mine / "cache")
-    check = examine(cfg, Look(5))
+    check = examine(cfg, 5)
     assert (check.looked, check.unreadable, check.images) == (5, 5, 21)
 
     def never(_: bytes) -> None:
         pytest.fail("decoded again")
 
-    monkeypatch.setattr(doctor_images, "check_decodes", never)
-    assert examine(cfg, Look(5)) == check
+    monkeypatch.setattr(doctor_checks, "check_decodes", never)
+    assert examine(cfg, 5) == check

@@ -33,10 +33,10 @@ def test_published_layout(name: str, layout: str, tmp_path: Path) -> None:
     each = len(CLASSES[name]) * len(CATALOG[name].domains)
     tree = "tree" in layout and "trees" not in layout
     if tree:
-        assert [len(data.part(p)) for p in ("train", "val", "test")] == [3 * each, each, 2 * each]
+        assert [len(data.parts[p]) for p in ("train", "val", "test")] == [3 * each, each, 2 * each]
     else:
         lost = 4 if name == ABSENT[0] else 0
-        assert [len(data.part(p)) for p in ("train", "val", "test")] == [4 * each - lost, 0,
+        assert [len(data.parts[p]) for p in ("train", "val", "test")] == [4 * each - lost, 0,
                                                                         2 * each]
     assert any("not the published split" in note for note in data.notes) == tree
     if len(DOMAIN_LAYOUTS[name]) > 1:

@@ -19,8 +19,9 @@ import pytest
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data.catalog import CATALOG
 from fedvlm.data.get import fetch as download_fetch
-from fedvlm.data.get.download import KEPT_IN, OFFERS, Piece, fetch_piece, offer_of
+from fedvlm.data.get.download import DOWNLOADS, fetch_piece
 from fedvlm.data.get.fetch import check_url, fetch
+from fedvlm.data.get.offers import OFFERS, Piece, offer_of
 
 BODY = bytes(range(256)) * 2000  # 512,000 bytes
 
@@ -216,7 +217,7 @@ def test_a_piece_is_put_in_its_place(server: Server, tmp_path: Path) -> None:
     server.files["/set.tar.gz"] = body
     piece = Piece(f"{server.url}/set.tar.gz", md5(body), (("dtd/images", "dtd/images"),))
     assert fetch_piece(piece, tmp_path, "", quiet) == [tmp_path / "dtd/images"]
-    assert tree(tmp_path) == ["dtd/images/a/1.jpg"] and not (tmp_path / KEPT_IN).exists()
+    assert tree(tmp_path) == ["dtd/images/a/1.jpg"] and not (tmp_path / DOWNLOADS).exists()
     (tmp_path / "dtd/images/a/mine.jpg").write_text("mine")
     assert fetch_piece(piece, tmp_path, "", quiet) == []  # there already, left alone
     assert len(server.asked) == 1 and "dtd/images/a/mine.jpg" in tree(tmp_path)
@@ -245,7 +246,7 @@ def test_a_bad_archive_places_nothing(
     piece = Piece(f"{server.url}/set.tar.gz", md5(body), (("dtd/images", "dtd/images"),))
     with pytest.raises(DataError, match=says):
         fetch_piece(piece, tmp_path, "", quiet)
-    assert tree(tmp_path) == [f"{KEPT_IN}/set.tar.gz"]
+    assert tree(tmp_path) == [f"{DOWNLOADS}/set.tar.gz"]
 
 
 def test_the_table_fits_the_facts() -> None:
@@ -296,9 +297,9 @@ def test_a_torchvision_without_the_attributes_is_said(monkeypatch: pytest.Monkey
 
 def test_only_the_data_command_can_download() -> None:
     """No run reaches the downloader: nothing else imports it (the table of offers is free)."""
-    package = Path(download_fetch.__file__).parents[1]
+    package = Path(download_fetch.__file__).parents[2]
     users = {
         p.relative_to(package).as_posix() for p in package.rglob("*.py")
-        if re.search(r"fedvlm\.data\.download(_fetch)?\b(?!_)", p.read_text("utf-8"))
+        if re.search(r"fedvlm\.data\.get\.(download|fetch)\b", p.read_text("utf-8"))
     }  # fmt: skip
-    assert users == {"cli_data.py", "data/download.py"}
+    assert users == {"cli/data.py", "data/get/download.py"}

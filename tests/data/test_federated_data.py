@@ -14,7 +14,7 @@ from data_helpers import config, own_split, shared, write_image, write_split, wr
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data.federated import FederatedData, build_federation
 from fedvlm.data.fewshot import coop_draw
-from fedvlm.data.partition.index_file import read_index_file, sealed
+from fedvlm.data.partition.index_file import read_index_file, seal
 
 CLASSES = ["a", "b", "c", "d", "e"]
 SIZES = {"train": 6, "val": 2, "test": 3}
@@ -145,7 +145,7 @@ def test_index_file_gives_the_same_run(root: Path) -> None:
 
 def altered(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
     body = {k: v for k, v in content.items() if k not in ("sha256", "format")} | changes
-    return sealed(body)
+    return seal(body)
 
 
 def test_bad_index_files(root: Path) -> None:

@@ -56,7 +56,7 @@ def test_same_picks_as_the_global_generator(
 def test_same_picks_on_a_published_split(seed: int) -> None:
     folder = shared("splits")
     split = read_split(folder / "split_zhou_OxfordFlowers.json", folder)
-    train, val = [d.label for d in split.train], [d.label for d in split.val]
+    train, val = [d.label for d in split.train_x], [d.label for d in split.val]
     assert coop_draw(train, val, 16, -1, seed) == both_with_global_generator(train, val, 16, seed)
 
 

@@ -36,7 +36,7 @@ def load(root: Path, name: str, **keys: object) -> DatasetBase:
 
 
 def rows(data: DatasetBase, made: Made) -> dict[str, list[tuple[str, int, str]]]:
-    return {p: [(d.key, d.label, d.classname) for d in data.part(p)] for p in made.rows}
+    return {p: [(d.key, d.label, d.classname) for d in data.parts[p]] for p in made.rows}
 
 
 @pytest.mark.parametrize(("name", "layout"), LAYOUTS)
@@ -45,7 +45,7 @@ def test_published_layout(name: str, layout: str, tmp_path: Path) -> None:
     data = load(tmp_path, name)
     assert data.classnames == made.classnames
     assert rows(data, made) == made.rows
-    assert sum(len(data.part(p)) for p in PARTS) == sum(map(len, made.rows.values()))
+    assert sum(len(data.parts[p]) for p in PARTS) == sum(map(len, made.rows.values()))
     assert data.lab2cname == dict(enumerate(made.classnames))
     for datum in data.all()[::5]:
         if datum.array is None:
@@ -72,7 +72,7 @@ def test_the_shipped_config_reads_the_same(name: str, layout: str, tmp_path: Pat
 
 
 def rows_of(data: DatasetBase) -> list[object]:
-    return [data.part(p) for p in PARTS] + [data.classnames, data.notes]
+    return [data.parts[p] for p in PARTS] + [data.classnames, data.notes]
 
 
 @pytest.mark.parametrize("name", SPLIT_SETS)
@@ -117,18 +117,18 @@ def test_prepared_splits_are_found_and_named(tmp_path: Path) -> None:
     cache = prepared_in_cache("EuroSAT", made.folder, config(tmp_path, tmp_path / "cache"))
     cache.parent.mkdir(parents=True)
     cache.write_text(json.dumps(content), encoding="utf-8")
-    assert [len(load(tmp_path, "EuroSAT").part(p)) for p in PARTS] == [12, 4, 8]
+    assert [len(load(tmp_path, "EuroSAT").parts[p]) for p in PARTS] == [12, 4, 8]
     published.unlink()
     for dir_key in ("", "eurosat"):
         data = load(tmp_path, "EuroSAT", DATASET__DIR=dir_key)
-        assert [len(data.part(p)) for p in PARTS] == [16, 0, 8]
+        assert [len(data.parts[p]) for p in PARTS] == [16, 0, 8]
         assert "EuroSAT: not the published split (prepared split in the cache)" in data.notes
     content["val"] = content["train"][-2:]
     del content["train"][-2:]
     beside = made.folder / prepared_name("EuroSAT")
     beside.write_text(json.dumps(content), encoding="utf-8")
     data = load(tmp_path, "EuroSAT")
-    assert [len(data.part(p)) for p in PARTS] == [14, 2, 8]
+    assert [len(data.parts[p]) for p in PARTS] == [14, 2, 8]
     assert "EuroSAT: not the published split (prepared split beside the images)" in data.notes
     told = load(tmp_path, "EuroSAT", DATASET__SPLIT_FILE=beside.name)
     assert rows_of(told)[:4] == rows_of(data)[:4]

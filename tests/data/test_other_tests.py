@@ -10,7 +10,8 @@ import pytest
 from data_helpers import config, own_split, write_split, write_tree
 
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.data.federated import DATASET, DOMAIN, FederatedData, build_federation
+from fedvlm.data.federated import FederatedData, build_federation
+from fedvlm.data.targets import DATASET, DOMAIN
 
 YAML = """
 DATASET:

@@ -17,7 +17,7 @@ from fedvlm.data.datum import PARTS, IntArray
 from fedvlm.data.partition.classes import class_map
 from fedvlm.data.partition.dirichlet import cut_counts, draw_shares
 from fedvlm.data.partition.kinds import canonical_kind, make_partition
-from fedvlm.data.partition.spec import Partition, PartitionSpec, Pool
+from fedvlm.data.partition.spec import ImagePool, Partition, PartitionSpec
 
 KINDS = (
     "iid", "disjoint", "n_classes", "dirichlet", "superclass_dirichlet", "quantity", "domain",
@@ -27,7 +27,7 @@ NAMES = [name for group in CIFAR100_SUPERCLASSES.values() for name in group]
 DOMAINS = ("a", "b")
 
 
-def pool_of(classes: int, per_class: int, seed: int = 0, val: bool = True) -> Pool:
+def pool_of(classes: int, per_class: int, seed: int = 0, val: bool = True) -> ImagePool:
     """A pool in shuffled order; half of each class in each of two domains."""
     rng = np.random.default_rng(seed)
     sizes = {"train": per_class, "val": per_class // 2 if val else 0, "test": per_class}
@@ -36,10 +36,10 @@ def pool_of(classes: int, per_class: int, seed: int = 0, val: bool = True) -> Po
         order = rng.permutation(classes * each)
         labels[part] = np.repeat(np.arange(classes), each)[order]
         domains[part] = np.tile(np.arange(2), classes * each)[: classes * each][order]
-    return Pool(labels, classes, domains, DOMAINS, NAMES[:classes])
+    return ImagePool(labels, classes, domains, DOMAINS, NAMES[:classes])
 
 
-def assert_each_once(partition: Partition, pool: Pool, clients: int) -> None:
+def assert_each_once(partition: Partition, pool: ImagePool, clients: int) -> None:
     for part in PARTS:
         arrays = partition.part(part)
         assert len(arrays) == clients
@@ -240,7 +240,7 @@ def test_clients_must_be_a_multiple_of_the_domains(kind: str, clients: int, choi
 def test_domain_kind_without_domains() -> None:
     pool = pool_of(5, 12)
     with pytest.raises(ConfigError, match="needs a set with domains"):
-        make_partition(Pool(pool.labels, 5), PartitionSpec("domain", 2))
+        make_partition(ImagePool(pool.labels, 5), PartitionSpec("domain", 2))
 
 
 @pytest.mark.parametrize(

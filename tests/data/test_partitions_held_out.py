@@ -13,7 +13,7 @@ from test_partitions import KINDS
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.data.datasets import load_dataset
-from fedvlm.data.draw import Setting, spec_of
+from fedvlm.data.draw import Selection, spec_of
 from fedvlm.data.federated import FederatedData, build_federation
 
 DOMAINS = ["art", "Real World", "sketch"]
@@ -63,16 +63,16 @@ def test_no_client_holds_it(root: Path, kind: str, shots: int) -> None:
 @pytest.mark.parametrize("half", ["all", "base"])
 def test_the_positions_left_for_unseen(root: Path, half: str) -> None:
     cfg = config(root, root / "cache", **keys(DATASET__SUBSAMPLE_CLASSES=half))
-    setting = Setting(load_dataset(cfg), spec_of(cfg))
-    assert setting.held_out == setting.data.domain_names.index("Real World")
-    images = [setting.data.test[i] for i in setting.unseen]
-    assert {d.domain for d in images} == {setting.held_out}
-    assert {d.label for d in images} == set(setting.map)
-    every = [d for d in setting.data.test if d.domain == setting.held_out]
+    selection = Selection(load_dataset(cfg), spec_of(cfg))
+    assert selection.held_out == selection.data.domain_names.index("Real World")
+    images = [selection.data.test[i] for i in selection.unseen]
+    assert {d.domain for d in images} == {selection.held_out}
+    assert {d.label for d in images} == set(selection.map)
+    every = [d for d in selection.data.test if d.domain == selection.held_out]
     assert len(images) == len(every) // (1 if half == "all" else 2)
-    assert setting.pool.domain_names == ["art", "sketch"]
+    assert selection.pool.domain_names == ["art", "sketch"]
     cfg.FED.HELD_OUT_DOMAIN = ""
-    whole = Setting(load_dataset(cfg), spec_of(cfg))
+    whole = Selection(load_dataset(cfg), spec_of(cfg))
     assert whole.held_out is None and len(whole.unseen) == 0
 
 

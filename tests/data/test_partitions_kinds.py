@@ -11,19 +11,19 @@ from test_partitions import NAMES, pool_of
 
 from fedvlm.core.errors import ConfigError, fold
 from fedvlm.data.catalog import CIFAR100_SUPERCLASSES, superclasses_of
-from fedvlm.data.partition.classes import drawn_classes
+from fedvlm.data.partition.classes import draw_classes
 from fedvlm.data.partition.deal import even_cut, none_empty, proportions
 from fedvlm.data.partition.dirichlet import draw_profiles
 from fedvlm.data.partition.kinds import (
     check_fits,
     make_partition,
-    short_of_shots,
+    shortage_notes,
     shots_per_client,
 )
-from fedvlm.data.partition.spec import Partition, PartitionSpec, Pool
+from fedvlm.data.partition.spec import ImagePool, Partition, PartitionSpec
 
 
-def table(pool: Pool, partition: Partition, part: str) -> np.ndarray:
+def table(pool: ImagePool, partition: Partition, part: str) -> np.ndarray:
     """Images per client and class ``[K, C]``."""
     counts = [np.bincount(pool.labels[part][a], minlength=pool.num_classes)
               for a in partition.part(part)]  # fmt: skip
@@ -38,9 +38,9 @@ def test_n_classes_deals_every_class_nearly_as_often(
     spec = PartitionSpec("n_classes", clients, seed, classes_per_client=each)
     if each > classes or clients * each < classes:
         with pytest.raises(ConfigError, match="use FED.CLASSES_PER_CLIENT"):
-            drawn_classes(classes, spec)
+            draw_classes(classes, spec)
         return
-    held = drawn_classes(classes, spec)
+    held = draw_classes(classes, spec)
     assert [len(set(h)) for h in held] == [each] * clients
     holders = np.bincount(np.concatenate(held), minlength=classes)
     assert holders.min() >= 1 and holders.max() - holders.min() <= 1
@@ -74,8 +74,8 @@ def test_what_n_classes_advises_works(
 
 
 def test_n_classes_gives_each_holder_an_image_or_says_which_class_is_short() -> None:
-    few = Pool({p: np.repeat([0, 1, 2], [3, 6, 9]) for p in ("train", "val", "test")}, 3, {}, (),
-               ["a", "b", "c"])  # fmt: skip
+    labels = {p: np.repeat([0, 1, 2], [3, 6, 9]) for p in ("train", "val", "test")}
+    few = ImagePool(labels, 3, {}, (), ["a", "b", "c"])
     spec = PartitionSpec("n_classes", 3, classes_per_client=3)
     assert (table(few, make_partition(few, spec), "train") >= 1).all()
     assert (table(few, make_partition(few, spec), "test") >= 1).all()
@@ -92,12 +92,12 @@ def test_shots_are_drawn_from_the_clients_own(kind: str) -> None:
     assert set(train.ravel()) == ({0, 3} if kind == "n_classes" else {3})
     every = np.concatenate(partition.train)
     assert len(np.unique(every)) == len(every)
-    assert short_of_shots(pool, partition, spec) == []
+    assert shortage_notes(pool, partition, spec) == []
     many = PartitionSpec(kind, 4, classes_per_client=2, shots=30)  # more than any client's own
     whole = shots_per_client(pool, many)
     full = make_partition(pool, many)
     assert np.array_equal(table(pool, whole, "train"), table(pool, full, "train"))
-    (note,) = short_of_shots(pool, whole, many)
+    (note,) = shortage_notes(pool, whole, many)
     assert f"in {(table(pool, full, 'train') > 0).sum()} case(s)" in note
 
 
@@ -122,11 +122,11 @@ def test_quantity_in_its_limits() -> None:
     assert [len(a) for a in exact.train] == [10] * 10
 
 
-def cifar() -> Pool:
+def cifar() -> ImagePool:
     """100 classes of 50 training, 10 validation and 10 test images."""
     sizes = {"train": 50, "val": 10, "test": 10}
     labels = {part: np.repeat(np.arange(100), each) for part, each in sizes.items()}
-    return Pool(labels, 100, {}, (), NAMES)
+    return ImagePool(labels, 100, {}, (), NAMES)
 
 
 @pytest.mark.parametrize("clients", [10, 100])
@@ -172,7 +172,7 @@ def test_the_table_has_the_names_of_the_real_set() -> None:
 
 @pytest.mark.parametrize("names", [["cat", "dog"], [], ["apple", "truck"]])
 def test_other_sets_have_no_superclasses(names: list[str]) -> None:
-    pool = Pool({p: np.repeat(np.arange(len(names)), 9) for p in ("train", "val", "test")},
+    pool = ImagePool({p: np.repeat(np.arange(len(names)), 9) for p in ("train", "val", "test")},
                 len(names), {}, (), names)  # fmt: skip
     spec = PartitionSpec("superclass_dirichlet", 2)
     with pytest.raises(ConfigError, match="DATASET.NAME Cifar100 only.*use FED.PARTITION dirich"):

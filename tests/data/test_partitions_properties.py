@@ -21,7 +21,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.data.datum import PARTS
 from fedvlm.data.partition import dirichlet as partition_dirichlet
 from fedvlm.data.partition.kinds import PARTITIONS, candidates, canonical_kind, make_partition
-from fedvlm.data.partition.spec import Partition, PartitionSpec, Pool
+from fedvlm.data.partition.spec import ImagePool, Partition, PartitionSpec
 
 SECONDS = 2.0  # for a few dozen images; a shared machine may be slow
 CAN_BE_EMPTY = ("disjoint",)  # a client of classes without images; the run says so then
@@ -33,7 +33,7 @@ def generators() -> tuple[object, ...]:
 
 
 @st.composite
-def pools(draw: st.DrawFn) -> Pool:
+def pools(draw: st.DrawFn) -> ImagePool:
     """Up to six classes of a few images in each part, some of none, over two domains."""
     classes, least = draw(st.integers(1, 6)), draw(st.sampled_from([0, 1, 6]))
     labels, domains = {}, {}
@@ -42,7 +42,7 @@ def pools(draw: st.DrawFn) -> Pool:
         rng = np.random.default_rng(draw(st.integers(0, 99)))
         labels[part] = rng.permutation(np.repeat(np.arange(classes), sizes))
         domains[part] = rng.permutation(np.arange(len(labels[part])) % 2)
-    return Pool(labels, classes, domains, DOMAINS, NAMES[:classes])
+    return ImagePool(labels, classes, domains, DOMAINS, NAMES[:classes])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -57,7 +57,8 @@ def pools(draw: st.DrawFn) -> Pool:
     seed=st.integers(0, 2**40),
 )
 def test_any_pool(
-    kind: str, pool: Pool, clients: str, beta: float, fine: float, least: int, each: int, seed: int
+    kind: str, pool: ImagePool, clients: str, beta: float, fine: float, least: int, each: int,
+    seed: int,
 ) -> None:
     images = len(pool.labels["train"])
     known = {"classes + 1": pool.num_classes + 1, "images": images}
@@ -100,7 +101,7 @@ def test_seeds_differ(kind: str, seeds: list[int]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_client_gets_everything(kind: str) -> None:
     pool = pool_of(5, 8)
-    pool = Pool(pool.labels, 5, {p: 0 * d for p, d in pool.domains.items()}, ("a",), NAMES[:5])
+    pool = ImagePool(pool.labels, 5, {p: 0 * d for p, d in pool.domains.items()}, ("a",), NAMES[:5])
     partition = make_partition(pool, PartitionSpec(kind, 1, classes_per_client=5))
     assert_each_once(partition, pool, 1)
 
@@ -123,7 +124,7 @@ def test_train_val_and_test_have_one_distribution(kind: str) -> None:
             assert distance < 0.8 * np.sqrt(10 / a.sum() + 10 / b.sum())
 
 
-def classes_of(partition: Partition, pool: Pool, part: str) -> list[set[int]]:
+def classes_of(partition: Partition, pool: ImagePool, part: str) -> list[set[int]]:
     return [set(pool.labels[part][a].tolist()) for a in partition.part(part)]
 
 
@@ -141,7 +142,7 @@ def test_shots_before_the_partition_leave_a_domain_out(kind: str) -> None:
     pool = pool_of(6, 12)
     out = {p: np.where(pool.domains[p] == 1, -1, pool.labels[p]) for p in PARTS}
     domains = {p: np.where(pool.domains[p] == 1, -1, 0) for p in PARTS}
-    seen = Pool(out, 6, domains, ("a",), NAMES[:6])
+    seen = ImagePool(out, 6, domains, ("a",), NAMES[:6])
     picked = candidates(seen, seen, PartitionSpec(kind, 2, shots=3, held_out="b"))
     assert np.bincount(out["train"][picked["train"]]).tolist() == [3] * 6
     assert (out["test"][picked["test"]] >= 0).all()

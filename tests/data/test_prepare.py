@@ -78,18 +78,18 @@ def test_an_own_tree_and_its_part_folders(tmp_path: Path) -> None:
     write_tree(tmp_path / "mine" / "pics", [""], ["b", "a"], 10)
     made = prepare("Mine", str(tmp_path), folder="mine", image_dir="pics")
     assert made.data.classnames == ["a", "b"] and made.folder == tmp_path / "mine"
-    assert [len(made.data.part(p)) for p in PARTS] == [10, 4, 6]
+    assert [len(made.data.parts[p]) for p in PARTS] == [10, 4, 6]
     assert all(row[0].startswith(("a/", "b/")) for row in made.content()["train"])
     write_tree(tmp_path / "parts", ["train", "test"], ["b", "a"], 5)
     made = prepare("Parts", str(tmp_path), folder="parts")
-    assert [len(made.data.part(p)) for p in PARTS] == [8, 2, 10]
+    assert [len(made.data.parts[p]) for p in PARTS] == [8, 2, 10]
     assert {row[0].split("/")[0] for row in made.content()["val"]} == {"train"}
 
 
 def test_cifar_trees_are_cut_and_its_pickles_are_not(tmp_path: Path) -> None:
     write_tree(tmp_path / "cifar-10", ["train", "test"], ["cat", "dog"], 10)
     made = prepare("cifar10", str(tmp_path))
-    assert [len(made.data.part(p)) for p in PARTS] == [16, 4, 20]
+    assert [len(made.data.parts[p]) for p in PARTS] == [16, 4, 20]
     (tmp_path / "cifar-100" / "cifar-100-python").mkdir(parents=True)
     with pytest.raises(DataError, match="pickles of CIFAR are read as they are"):
         prepare("Cifar100", str(tmp_path))

@@ -115,7 +115,7 @@ def test_a_real_tree_gives_the_published_names_labels_and_sizes(name: str) -> No
     renumbered = {old: new for new, old in enumerate(sorted(published))}  # of a subset of classes
     assert data.lab2cname == {renumbered[k]: v for k, v in published.items()}
     for part in PARTS if name != "EuroSAT" else ():  # that copy is a subset, cut 100/40/100
-        mine = Counter(d.label for d in data.part(part))
+        mine = Counter(d.label for d in data.parts[part])
         assert mine == Counter(renumbered[r[1]] for r in split[part]), part
     assert {d.key for d in data.all()} == {r[0] for part in PARTS for r in split[part]}
 

@@ -24,14 +24,14 @@ def test_tree_with_parts(tmp_path: Path) -> None:
     write_tree(tmp_path / "mine", ["train", "valid", "test"], CLASSES, 3)
     data = folders(tmp_path)
     assert data.classnames == sorted(CLASSES)
-    assert [len(data.part(p)) for p in ("train", "val", "test")] == [9, 9, 9]
+    assert [len(data.parts[p]) for p in ("train", "val", "test")] == [9, 9, 9]
     assert data.test[0].key == "test/Zebra/0.png" and data.notes == []
 
 
 def test_tree_without_parts_is_cut_and_says_so(tmp_path: Path) -> None:
     write_tree(tmp_path / "mine" / "images", [""], CLASSES, 10)
     data = folders(tmp_path, DATASET__IMAGE_DIR="images")
-    assert [len(data.part(p)) for p in ("train", "val", "test")] == [15, 6, 9]
+    assert [len(data.parts[p]) for p in ("train", "val", "test")] == [15, 6, 9]
     assert "not a published split" in data.notes[0]
     keys = [d.key for d in data.all()]
     assert len(set(keys)) == 30
@@ -43,7 +43,7 @@ def test_tree_without_parts_is_cut_and_says_so(tmp_path: Path) -> None:
 def test_tiny_classes_are_cut(tmp_path: Path, n: int, sizes: list[int]) -> None:
     write_tree(tmp_path / "mine", [""], ["one"], n)
     data = folders(tmp_path)
-    assert [len(data.part(p)) for p in ("train", "val", "test")] == sizes
+    assert [len(data.parts[p]) for p in ("train", "val", "test")] == sizes
 
 
 @pytest.mark.parametrize("parts", [[""], ["train", "test"]])
@@ -174,7 +174,7 @@ def test_templates(tmp_path: Path) -> None:
 def test_real_sets(tmp_path: Path, name: str, folder: str, sizes: list[int]) -> None:
     root = shared(folder).parent
     data = load_dataset(config(root, tmp_path, DATASET__NAME=name))
-    assert [len(data.part(p)) for p in ("train", "val", "test")] == sizes
+    assert [len(data.parts[p]) for p in ("train", "val", "test")] == sizes
     assert all(Path(d.impath).is_file() for d in data.all()[::50])
     if name == "Cifar10":
         assert data.classnames[:3] == ["airplane", "automobile", "bird"]

@@ -15,7 +15,7 @@ from trees import tree_of
 from fedvlm.cli.main import main
 from fedvlm.core.errors import DataError
 from fedvlm.data.datasets import load_dataset
-from fedvlm.data.federated import build_federation, untrained
+from fedvlm.data.federated import build_federation, untrained_notes
 
 
 def split(tmp_path: Path, **parts: list[list[Any]]) -> Any:
@@ -130,9 +130,9 @@ def test_clients_tested_on_what_they_never_saw_are_counted(tmp_path: Path) -> No
     """Two shots of a class for four clients: its many test images go to all of them."""
     labels = np.array([0, 1, 0, 0, 1])
     first, second = np.array([0]), np.array([1])
-    (note,) = untrained([(first, np.array([2, 4])), (second, np.array([3]))], labels)
+    (note,) = untrained_notes([(first, np.array([2, 4])), (second, np.array([3]))], labels)
     assert note.startswith("2 of the clients' 3 test images, at 2 of 2 clients, are of classes")
-    assert untrained([(first, np.array([2]))], labels) == []
+    assert untrained_notes([(first, np.array([2]))], labels) == []
     write_tree(tmp_path / "mine", [""], ["a", "b", "c", "d", "e"], 40)
     keys = {
         "DATASET__DIR": "mine", "DATASET__NUM_SHOTS": 2, "FED__CLIENTS": 4, "FED__BETA": 100.0,

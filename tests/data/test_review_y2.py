@@ -20,7 +20,7 @@ from fedvlm.data.federated import build_federation
 from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import check_decodes
 from fedvlm.data.partition.kinds import make_partition
-from fedvlm.data.partition.spec import PartitionSpec, Pool
+from fedvlm.data.partition.spec import ImagePool, PartitionSpec
 from fedvlm.job.describe import partition_name
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve
@@ -49,10 +49,10 @@ def test_a_held_out_domain_has_one_name(
     assert held_out == is_called and f"-without-{is_called}-" in path
 
 
-def pool_of(classes: int, each: int) -> Pool:
+def pool_of(classes: int, each: int) -> ImagePool:
     labels = {p: np.repeat(np.arange(classes), n) for p, n in
               (("train", each), ("val", 1), ("test", 2))}
-    return Pool(labels, classes, {p: np.zeros_like(a) for p, a in labels.items()}, [],
+    return ImagePool(labels, classes, {p: np.zeros_like(a) for p, a in labels.items()}, [],
                 [f"c{i}" for i in range(classes)])
 
 

@@ -31,7 +31,7 @@ def test_published_split_agrees_with_the_facts(name: str) -> None:
     folder, info = shared("splits"), CATALOG[name]
     assert info.split_file == PUBLISHED[name]
     split = read_split(folder / info.split_file, Path("/nowhere/images"))
-    data = DatasetBase(split.train, split.val, split.test, name=name)
+    data = DatasetBase(split.train_x, split.val, split.test, name=name)
     sizes = {"train": len(data.train_x), "val": len(data.val), "test": len(data.test)}
     assert compare(info, data.num_classes, sizes) == []
     base = relabel(data.num_classes, "base")
@@ -65,7 +65,7 @@ def read(tmp_path: Path, content: Any) -> DatasetBase:
     path = tmp_path / "split.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content), "utf-8")
     split = read_split(path, tmp_path)
-    return DatasetBase(split.train, split.val, split.test, name="MySet")
+    return DatasetBase(split.train_x, split.val, split.test, name="MySet")
 
 
 def split_of(train: list[Any], test: list[Any], **more: Any) -> dict[str, Any]:
@@ -119,6 +119,7 @@ def test_order_and_domains_are_kept(tmp_path: Path) -> None:
     train = [["b.jpg", 1, "dog", "north"], ["a.jpg", 0, "cat", "south"]]
     path.write_text(json.dumps(split_of(train, [["c.jpg", 0, "cat", "north"]])), "utf-8-sig")
     split = read_split(path, tmp_path)
-    assert [(d.key, d.label, d.domain) for d in split.train] == [("b.jpg", 1, 0), ("a.jpg", 0, 1)]
+    rows = [(d.key, d.label, d.domain) for d in split.train_x]
+    assert rows == [("b.jpg", 1, 0), ("a.jpg", 0, 1)]
     assert split.domain_names == ["north", "south"]
     assert split.test[0].domain == 0

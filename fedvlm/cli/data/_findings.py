@@ -24,7 +24,6 @@ from fedvlm.data.doctor_checks import (
     PREPARED,
     READY,
     Checkup,
-    Look,
 )
 
 _STATES = (READY, PREPARED, BUILT_IN, BROKEN, PARTLY, ABSENT)
@@ -104,7 +103,7 @@ def exit_code(checks: Sequence[Checkup], named: bool) -> int:
     return 0 if fine and some_ready else DataError.exit_code
 
 
-def record(checks: Sequence[Checkup], root: str, look: Look, code: int) -> dict[str, Any]:
+def record(checks: Sequence[Checkup], root: str, sample: int | None, code: int) -> dict[str, Any]:
     """Return what ``--json`` writes; its keys are stable."""
     rows = []
     for check in checks:
@@ -113,14 +112,14 @@ def record(checks: Sequence[Checkup], root: str, look: Look, code: int) -> dict[
         row["problems"] = [_finding(f) for f in findings if f["broken"]]
         row["remarks"] = [_finding(f) for f in findings if not f["broken"]]
         rows.append(row)
-    return {"root": root, "sample": look.sample, "exit_code": code, "sets": rows}
+    return {"root": root, "sample": sample, "exit_code": code, "sets": rows}
 
 
 def _finding(finding: dict[str, Any]) -> dict[str, Any]:
     return {key: finding[key] for key in ("check", "count", "text")}
 
 
-def show_checks(checks: Sequence[Checkup], root: str, look: Look) -> None:
+def show_checks(checks: Sequence[Checkup], root: str, sample: int | None) -> None:
     """Show one line per set: those that are there, the others, then every sentence."""
     seen = [c for c in checks if c.state not in (ABSENT, BUILT_IN)]
     others = [c for c in checks if c.state in (ABSENT, BUILT_IN)]
@@ -138,8 +137,8 @@ def show_checks(checks: Sequence[Checkup], root: str, look: Look) -> None:
         show_lines(["", *lines])
     counts = {state: sum(c.state == state for c in checks) for state in _STATES}
     counted = ", ".join(f"{n} {state}" for state, n in counts.items() if n) or "nothing to look at"
-    closely = "" if not seen else "; all images were decoded" if look.sample is None else (
-        f"; at most {look.sample} images of a set were decoded, --full decodes all")
+    closely = "" if not seen else "; all images were decoded" if sample is None else (
+        f"; at most {sample} images of a set were decoded, --full decodes all")
     show_lines(["", f"{root}: {counted}{closely}"])
 
 

@@ -23,8 +23,9 @@ from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.data.catalog import CATALOG, DatasetInfo, dataset_info
 from fedvlm.data.datum import PARTS
 from fedvlm.data.formats.coop_split import read_json
-from fedvlm.data.get.download import Offer, Piece, fetch_piece, offer_of
+from fedvlm.data.get.download import fetch_piece
 from fedvlm.data.get.fetch import check_url
+from fedvlm.data.get.offers import Offer, Piece, offer_of
 from fedvlm.data.get.prepare import PreparedSplit, prepare
 from fedvlm.data.layouts import prepared_in_cache, prepared_name
 from fedvlm.data.locate import find_root
@@ -96,7 +97,7 @@ def _prepare(args: Namespace) -> int:
         cfg = CfgNode({"CACHE_DIR": args.cache_dir}) if args.cache_dir else None
         place = prepared_in_cache(split.name, split.folder, cfg)
     there = _write(split, place)
-    counts = "/".join(str(len(split.data.part(part))) for part in PARTS)
+    counts = "/".join(str(len(split.data.parts[part])) for part in PARTS)
     say(f"{split.name}: {split.data.num_classes} classes, {counts} images in {'/'.join(PARTS)}, "
         f"cut by seed {args.seed} from {split.how}",
         f"{'there already' if there else 'wrote'} {place}", *_next(split, args))

@@ -65,24 +65,22 @@ def main(args: Namespace) -> int:
     """
     from fedvlm.cli.data import _findings as findings  # start-up: PyTorch, 2 s
     from fedvlm.data.doctor import examine  # start-up: PyTorch
-    from fedvlm.data.doctor_checks import Look  # start-up: PyTorch
 
-    sample = _SAMPLE if args.sample is None else args.sample
-    look = Look(None if args.full else sample, progress)
+    sample = None if args.full else _SAMPLE if args.sample is None else args.sample
     root = find_root(args.root)
     configs = _configs(args)
     checks = []
     try:
         for at, cfg in enumerate(configs, 1):
             progress(f"{cfg.DATASET.NAME} ({at} of {len(configs)})")
-            checks.append(examine(cfg, look))
+            checks.append(examine(cfg, sample, progress))
     finally:
         progress.clear()
     code = findings.exit_code(checks, bool(args.names or args.dataset_config_file))
     if args.json:
-        say(json.dumps(findings.record(checks, str(root), look, code), indent=1))
+        say(json.dumps(findings.record(checks, str(root), sample, code), indent=1))
     else:
-        findings.show_checks(checks, str(root), look)
+        findings.show_checks(checks, str(root), sample)
     return code
 
 

@@ -42,7 +42,7 @@ class PreparedSplit:
     def content(self) -> dict[str, list[list[str | int]]]:
         """Return the split in CoOp's schema: ``[path, label, class name]`` by part."""
         return {
-            part: [[d.key, d.label, d.classname] for d in self.data.part(part)] for part in PARTS
+            part: [[d.key, d.label, d.classname] for d in self.data.parts[part]] for part in PARTS
         }
 
 

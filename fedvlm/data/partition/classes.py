@@ -15,7 +15,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.rng import numpy_stream
 from fedvlm.data.datum import PARTS, IntArray
 from fedvlm.data.partition.deal import deal, even_cut, fewer_clients, none_empty
-from fedvlm.data.partition.spec import Partition, PartitionSpec, Pool
+from fedvlm.data.partition.spec import ImagePool, Partition, PartitionSpec
 
 LEGACY_SEED = 2023  # the family seeds Python's generator with it, whatever the run's seed
 _SHARES = (0.4, 0.6)
@@ -60,8 +60,8 @@ def class_map(num_classes: int, spec: PartitionSpec) -> list[list[int]]:
         return _legacy_map(num_classes, spec.clients)
     order = numpy_stream(spec.seed, "partition", "classes").permutation(num_classes)
     common = int(spec.repeat_rate * num_classes)
-    own = np.array_split(order[common:], spec.clients)
-    return [sorted(int(c) for c in (*order[:common], *mine)) for mine in own]
+    shares = np.array_split(order[common:], spec.clients)
+    return [sorted(int(c) for c in (*order[:common], *share)) for share in shares]
 
 
 def _legacy_map(num_classes: int, clients: int) -> list[list[int]]:
@@ -69,17 +69,17 @@ def _legacy_map(num_classes: int, clients: int) -> list[list[int]]:
     random.Random(LEGACY_SEED).shuffle(order)  # noqa: S311 (the family's stream, kept private)
     each = int(round(num_classes / clients))
     bounds = [*(each * j for j in range(clients)), num_classes]
-    held = [order[lo:hi] for lo, hi in zip(bounds, bounds[1:], strict=False)]
-    empty = [j for j, classes in enumerate(held) if not classes]
+    shares = [order[lo:hi] for lo, hi in zip(bounds, bounds[1:], strict=False)]
+    empty = [j for j, classes in enumerate(shares) if not classes]
     if empty:
         raise ConfigError(
             f"FED.LEGACY: {num_classes} classes, {each} to each of {clients} clients, leave "
             f"client {empty[0]} with none; set FED.LEGACY False or use another FED.CLIENTS"
         )
-    return [sorted(classes) for classes in held]
+    return [sorted(classes) for classes in shares]
 
 
-def disjoint(pool: Pool, spec: PartitionSpec) -> Partition:
+def disjoint(pool: ImagePool, spec: PartitionSpec) -> Partition:
     """Deal classes, not images ("pathological"): a client holds all images of its classes.
 
     Training and validation images of a class that all clients hold (``repeat_rate``) are dealt
@@ -89,19 +89,19 @@ def disjoint(pool: Pool, spec: PartitionSpec) -> Partition:
         ConfigError: as ``check_disjoint``, or classes that all share have too few training images
             for clients without a class of their own.
     """
-    shares = _dealt_classes(pool, spec)
-    empty = [j for j, mine in enumerate(shares["train"]) if not len(mine)]
+    shares = _class_shares(pool, spec)
+    empty = [j for j, share in enumerate(shares["train"]) if not len(share)]
     common = int(spec.repeat_rate * pool.num_classes)
     if empty and common and not spec.legacy:
         _refuse_thin(pool, spec, len(empty), common)
     return Partition.of(shares)
 
 
-def _refuse_thin(pool: Pool, spec: PartitionSpec, empty: int, common: int) -> None:
+def _refuse_thin(pool: ImagePool, spec: PartitionSpec, empty: int, common: int) -> None:
     """Say how many clients the shared classes have images for; pass where no number helps."""
     for fewer in range(spec.clients - 1, 0, -1):
-        shares = _dealt_classes(pool, replace(spec, clients=fewer))
-        if all(len(mine) for mine in shares["train"]):
+        shares = _class_shares(pool, replace(spec, clients=fewer))
+        if all(len(share) for share in shares["train"]):
             raise ConfigError(
                 f"FED.PARTITION disjoint with FED.REPEAT_RATE {spec.repeat_rate:g}: "
                 f"{pool.num_classes} classes, {common} of them dealt to all, leave {empty} of "
@@ -110,22 +110,25 @@ def _refuse_thin(pool: Pool, spec: PartitionSpec, empty: int, common: int) -> No
             )
 
 
-def _dealt_classes(pool: Pool, spec: PartitionSpec) -> dict[str, list[IntArray]]:
+def _class_shares(pool: ImagePool, spec: PartitionSpec) -> dict[str, list[IntArray]]:
     """Return by part the positions of each client; some may have none."""
-    held = class_map(pool.num_classes, spec)
-    counts = np.bincount(np.concatenate([np.asarray(h) for h in held]), minlength=pool.num_classes)
+    classes = class_map(pool.num_classes, spec)
+    holders = np.bincount(
+        np.concatenate([np.asarray(row) for row in classes]), minlength=pool.num_classes
+    )
     shares: dict[str, list[IntArray]] = {}
     for part, labels in pool.labels.items():
-        own = [c for c in range(pool.num_classes) if counts[c] == 1 or part == "test"]
-        mine = [np.flatnonzero(np.isin(labels, list(set(h) & set(own)))) for h in held]
-        for c in sorted(set(range(pool.num_classes)) - set(own)):
+        whole = {c for c in range(pool.num_classes) if holders[c] == 1 or part == "test"}
+        clients = [np.flatnonzero(np.isin(labels, list(set(row) & whole))) for row in classes]
+        for c in sorted(set(range(pool.num_classes)) - whole):
             stream = numpy_stream(spec.seed, "partition", "common", part, c)
-            dealt = np.array_split(stream.permutation(np.flatnonzero(labels == c)), spec.clients)
+            pieces = np.array_split(stream.permutation(np.flatnonzero(labels == c)), spec.clients)
             turn = c % spec.clients  # so that client 0 does not get every odd image
-            mine = [
-                np.concatenate([m, dealt[(j + turn) % spec.clients]]) for j, m in enumerate(mine)
+            clients = [
+                np.concatenate([share, pieces[(j + turn) % spec.clients]])
+                for j, share in enumerate(clients)
             ]
-        shares[part] = mine
+        shares[part] = clients
     return shares
 
 
@@ -149,7 +152,7 @@ def check_n_classes(spec: PartitionSpec, num_classes: int) -> None:
         )
 
 
-def drawn_classes(num_classes: int, spec: PartitionSpec) -> list[list[int]]:
+def draw_classes(num_classes: int, spec: PartitionSpec) -> list[list[int]]:
     """Return the classes each client holds under ``n_classes``.
 
     Random permutations of all classes are dealt one after the other, so a class has as many
@@ -161,19 +164,19 @@ def drawn_classes(num_classes: int, spec: PartitionSpec) -> list[list[int]]:
     """
     check_n_classes(spec, num_classes)
     rng = numpy_stream(spec.seed, "partition", "n_classes")
-    held: list[list[int]] = []
+    rows: list[list[int]] = []
     queue: list[int] = []
     for _ in range(spec.clients):
-        mine, queue = queue[: spec.classes_per_client], queue[spec.classes_per_client :]
-        if missing := spec.classes_per_client - len(mine):
+        row, queue = queue[: spec.classes_per_client], queue[spec.classes_per_client :]
+        if rest := spec.classes_per_client - len(row):
             order = rng.permutation(num_classes).tolist()
-            fresh = [c for c in order if c not in mine][:missing]
-            mine, queue = mine + fresh, [c for c in order if c not in fresh]
-        held.append(sorted(mine))
-    return held
+            more = [c for c in order if c not in row][:rest]
+            row, queue = row + more, [c for c in order if c not in more]
+        rows.append(sorted(row))
+    return rows
 
 
-def n_classes(pool: Pool, spec: PartitionSpec) -> Partition:
+def n_classes(pool: ImagePool, spec: PartitionSpec) -> Partition:
     """Give every client exactly n classes; the holders of a class share its images.
 
     As in the family's ``noniid-labeluni`` a holder's share is drawn from U(0.4, 0.6), then
@@ -184,17 +187,16 @@ def n_classes(pool: Pool, spec: PartitionSpec) -> Partition:
     Raises:
         ConfigError: as ``check_n_classes``, or a class with fewer training images than holders.
     """
-    held = drawn_classes(pool.num_classes, spec)
     counts = {p: np.bincount(pool.labels[p], minlength=pool.num_classes) for p in PARTS}
     holds = np.zeros((pool.num_classes, spec.clients))
-    for client, classes in enumerate(held):
+    for client, classes in enumerate(draw_classes(pool.num_classes, spec)):
         holds[classes, client] = 1
     short = np.flatnonzero(counts["train"] < holds.sum(axis=1))
     if len(short):
         c = int(short[0])
         fewer = "fewer FED.CLIENTS or FED.CLASSES_PER_CLIENT, or " if counts["train"][c] else ""
         raise ConfigError(
-            f"class {pool.called(c)} has {counts['train'][c]} training images for the "
+            f"class {pool.class_name(c)} has {counts['train'][c]} training images for the "
             f"{int(holds[c].sum())} client(s) that FED.PARTITION n_classes gives it to; "
             f"use {fewer}FED.PARTITION dirichlet or iid"
         )

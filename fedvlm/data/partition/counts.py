@@ -23,8 +23,8 @@ def count_rows(data: FederatedData) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for number, client in enumerate(data.clients):
         for part in PARTS:
-            held = getattr(client, part)
-            pairs = zip(data.domains[held].tolist(), data.labels[held].tolist(), strict=True)
+            at = getattr(client, part)
+            pairs = zip(data.domains[at].tolist(), data.labels[at].tolist(), strict=True)
             for (domain, label), images in sorted(Counter(pairs).items()):
                 name = data.domain_names[domain] if data.domain_names else ""
                 values = (number, name, part, data.classnames[label], images)

@@ -48,7 +48,7 @@ def even_cut(shares: FloatArray, counts: IntArray, least: int = 0) -> IntArray:
         counts: images per class ``[C]``.
         least: images first given to each client with a share, where the class has enough.
     """
-    cut = np.zeros(shares.shape, dtype=np.int64)
+    table = np.zeros(shares.shape, dtype=np.int64)
     owed = np.zeros(shares.shape[1])
     for c, row in enumerate(shares):
         holders = row > 0
@@ -59,25 +59,25 @@ def even_cut(shares: FloatArray, counts: IntArray, least: int = 0) -> IntArray:
         next_ = np.argsort(np.where(holders, -owed, np.inf), kind="stable")[: left - whole.sum()]
         whole[next_] += 1
         owed[next_] -= 1
-        cut[c] = whole + each * holders
-    return cut
+        table[c] = whole + each * holders
+    return table
 
 
-def none_empty(cut: IntArray, shares: FloatArray) -> IntArray:
+def none_empty(table: IntArray, shares: FloatArray) -> IntArray:
     """Return the table with an image moved to each client that has none, where there is one.
 
     The image is of a class in which the client has a share, and comes from the richest client
     that holds it and keeps another.
     """
-    cut = cut.copy()
-    for client in np.flatnonzero(cut.sum(axis=0) == 0):
-        able = (cut > 0) & (shares[:, client] > 0)[:, None] & (cut.sum(axis=0) > 1)
+    table = table.copy()
+    for client in np.flatnonzero(table.sum(axis=0) == 0):
+        able = (table > 0) & (shares[:, client] > 0)[:, None] & (table.sum(axis=0) > 1)
         if able.any():
-            giver = int(np.where(able.any(axis=0), cut.sum(axis=0), 0).argmax())
-            c = int(np.where(able[:, giver], cut[:, giver], 0).argmax())
-            cut[c, giver] -= 1
-            cut[c, client] += 1
-    return cut
+            giver = int(np.where(able.any(axis=0), table.sum(axis=0), 0).argmax())
+            c = int(np.where(able[:, giver], table[:, giver], 0).argmax())
+            table[c, giver] -= 1
+            table[c, client] += 1
+    return table
 
 
 def deal(
@@ -91,16 +91,16 @@ def deal(
     Returns:
         By part, the positions of each client.
     """
-    dealt: dict[str, list[IntArray]] = {}
+    shares: dict[str, list[IntArray]] = {}
     for part in PARTS:
-        mine: list[list[IntArray]] = [[] for _ in range(sizes[part].shape[1])]
+        pieces: list[list[IntArray]] = [[] for _ in range(sizes[part].shape[1])]
         for c, row in enumerate(sizes[part]):
             order = rng.permutation(np.flatnonzero(labels[part] == c))
             for j, piece in enumerate(np.split(order, np.cumsum(row)[:-1])):
-                mine[j].append(piece)
+                pieces[j].append(piece)
         empty = np.zeros(0, dtype=np.int64)
-        dealt[part] = [np.concatenate([empty, *pieces]) for pieces in mine]
-    return dealt
+        shares[part] = [np.concatenate([empty, *client]) for client in pieces]
+    return shares
 
 
 def check_enough(totals: Mapping[str, int], spec: PartitionSpec, clients: int, where: str) -> None:

@@ -1,21 +1,19 @@
-"""Label skew: the images of each class are cut by proportions drawn from Dir(beta * 1_K).
+"""Skew drawn from Dirichlet distributions: of labels, of labels by superclass, of quantity.
 
-Train, validation and test of a class are cut with the same proportions, so a client is tested on
-what it trained on (proportions: Hsu et al. 2019). As in the federated CLIP repositories, a client
-that already holds N/K training images gets nothing of later classes, and draws are repeated until
-each client has its minimum. Here the tries are bounded, so it always ends.
+``dirichlet`` and ``domain_dirichlet`` cut the images of each class by proportions drawn from
+Dir(beta * 1_K). Train, validation and test of a class are cut with the same proportions, so a
+client is tested on what it trained on (proportions: Hsu et al. 2019). As in the federated CLIP
+repositories, a client that already holds N/K training images gets nothing of later classes, and
+draws are repeated until each client has its minimum. Here the tries are bounded, so it always ends.
 
-Label skew with CIFAR-100's superclasses (the family's ``noniid-labeldir100``).
+``superclass_dirichlet`` uses CIFAR-100's superclasses (the family's ``noniid-labeldir100``). Client
+by client: superclasses by Dir(beta), classes inside by Dir(beta_fine), then N/K training images
+without replacement, the proportions renormalised when a class is used up. Clients are thus of equal
+size, and the last ones get what the others leave. Departure: the family draws from train and test
+together and splits by index, so clients are tested on classes they never trained on. Here
+validation and test images of a class are cut like its training images.
 
-Client by client: superclasses by Dir(beta), classes inside by Dir(beta_fine), then N/K training
-images without replacement, the proportions renormalised when a class is used up. Clients are thus
-of equal size, and the last ones get what the others leave.
-
-Departure: the family draws from train and test together and splits by index, so clients are tested
-on classes they never trained on. Here validation and test images of a class are cut like its
-training images, so a client is tested on what it trained on.
-
-Quantity skew: clients of very different size, all with the set's own mix of classes.
+``quantity`` gives clients of very different size, all with the set's own mix of classes.
 """
 
 from __future__ import annotations
@@ -40,13 +38,13 @@ from fedvlm.data.partition.deal import (
     proportions,
 )
 from fedvlm.data.partition.even import clients_per_domain
-from fedvlm.data.partition.spec import Partition, PartitionSpec, Pool
+from fedvlm.data.partition.spec import ImagePool, Partition, PartitionSpec
 
 TRIES = 2000
 _LEAST_TRIES, _CELLS = 200, 2_000_000  # of large tables fewer draws: seconds, not minutes
 
 
-def dirichlet(pool: Pool, spec: PartitionSpec) -> Partition:
+def dirichlet(pool: ImagePool, spec: PartitionSpec) -> Partition:
     """Cut every class over all K clients.
 
     Each client gets at least ``spec.min_size`` training images and one test image.
@@ -58,7 +56,7 @@ def dirichlet(pool: Pool, spec: PartitionSpec) -> Partition:
     return Partition.of(_cut(pool.labels, pool.num_classes, spec, spec.clients, stream, ""))
 
 
-def domain_dirichlet(pool: Pool, spec: PartitionSpec) -> Partition:
+def domain_dirichlet(pool: ImagePool, spec: PartitionSpec) -> Partition:
     """Cut every class inside each domain over that domain's K/D clients, ordered by domain.
 
     Raises:
@@ -67,12 +65,12 @@ def domain_dirichlet(pool: Pool, spec: PartitionSpec) -> Partition:
     each = clients_per_domain(spec, pool.domain_names)
     shares: dict[str, list[IntArray]] = {part: [] for part in PARTS}
     for number, name in enumerate(pool.domain_names):
-        mine = {part: np.flatnonzero(pool.domains[part] == number) for part in PARTS}
-        labels = {part: pool.labels[part][mine[part]] for part in PARTS}
+        inside = {part: np.flatnonzero(pool.domains[part] == number) for part in PARTS}
+        labels = {part: pool.labels[part][inside[part]] for part in PARTS}
         stream = numpy_stream(spec.seed, "partition", "domain_dirichlet", name)
         cut = _cut(labels, pool.num_classes, spec, each, stream, f" of domain '{name}'")
         for part in PARTS:
-            shares[part] += [mine[part][positions] for positions in cut[part]]
+            shares[part] += [inside[part][positions] for positions in cut[part]]
     return Partition.of(shares)
 
 
@@ -130,7 +128,7 @@ def draw_shares(
     return shares
 
 
-def superclass_dirichlet(pool: Pool, spec: PartitionSpec) -> Partition:
+def superclass_dirichlet(pool: ImagePool, spec: PartitionSpec) -> Partition:
     """Draw each client's images by superclass, then by class.
 
     A client has a test image unless its classes have fewer than clients that hold them.
@@ -144,8 +142,8 @@ def superclass_dirichlet(pool: Pool, spec: PartitionSpec) -> Partition:
     rng = numpy_stream(spec.seed, "partition", "superclass_dirichlet")
     train = draw_profiles(counts["train"], groups, spec, rng)
     shares = np.full(train.shape, 1 / spec.clients)  # of classes without a training image
-    known = counts["train"] > 0
-    shares[known] = train[known] / counts["train"][known, None]
+    trained = counts["train"] > 0
+    shares[trained] = train[trained] / counts["train"][trained, None]
     test = none_empty(even_cut(shares, counts["test"]), shares)
     sizes = {"train": train, "val": even_cut(shares, counts["val"]), "test": test}
     return Partition.of(deal(pool.labels, sizes, rng))
@@ -164,13 +162,13 @@ def draw_profiles(
     held = np.zeros((len(counts), spec.clients), dtype=np.int64)
     for client, share in enumerate(np.array_split(np.arange(counts.sum()), spec.clients)):
         profile = _profile(groups, counts > 0, spec, rng)
-        while missing := len(share) - int(held[:, client].sum()):  # each turn uses up a class
+        while rest := len(share) - int(held[:, client].sum()):  # each turn uses up a class
             weight = np.where(left > 0, profile, 0.0)
             if weight.sum() < NEGLIGIBLE:  # nothing is left of its classes: others
                 weight = profile = _profile(groups, left > 0, spec, rng)
-            drawn = np.minimum(rng.multinomial(missing, weight / weight.sum()), left)
-            held[:, client] += drawn
-            left -= drawn
+            images = np.minimum(rng.multinomial(rest, weight / weight.sum()), left)
+            held[:, client] += images
+            left -= images
     return held
 
 
@@ -179,14 +177,15 @@ def _profile(
 ) -> FloatArray:
     """Draw class proportions ``[C]`` over the open classes."""
     profile = np.zeros(len(groups))
-    known = np.unique(groups[open_])
-    for group, share in zip(known, proportions(spec.beta, len(known), rng), strict=True):
+    superclasses = np.unique(groups[open_])
+    shares = proportions(spec.beta, len(superclasses), rng)
+    for group, share in zip(superclasses, shares, strict=True):
         inside = np.flatnonzero(open_ & (groups == group))
         profile[inside] = share * proportions(spec.beta_fine, len(inside), rng)
     return profile
 
 
-def quantity(pool: Pool, spec: PartitionSpec) -> Partition:
+def quantity(pool: ImagePool, spec: PartitionSpec) -> Partition:
     """Cut a random permutation of each part by proportions drawn from Dir(beta * 1_K).
 
     The same proportions cut all parts. Each client first gets its minimum (``spec.min_size``

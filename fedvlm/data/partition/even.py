@@ -10,10 +10,10 @@ from fedvlm.core.errors import ConfigError, did_you_mean, fold
 from fedvlm.core.rng import numpy_stream
 from fedvlm.data.datum import PARTS, IntArray
 from fedvlm.data.partition.deal import fewer_clients, no_images
-from fedvlm.data.partition.spec import Partition, PartitionSpec, Pool
+from fedvlm.data.partition.spec import ImagePool, Partition, PartitionSpec
 
 
-def iid(pool: Pool, spec: PartitionSpec) -> Partition:
+def iid(pool: ImagePool, spec: PartitionSpec) -> Partition:
     """Deal a random permutation of each part into K nearly equal shares (the family's ``homo``).
 
     Raises:
@@ -39,7 +39,7 @@ def iid(pool: Pool, spec: PartitionSpec) -> Partition:
     )
 
 
-def domain(pool: Pool, spec: PartitionSpec) -> Partition:
+def domain(pool: ImagePool, spec: PartitionSpec) -> Partition:
     """Give each domain to K/D clients; several clients of one domain share it iid.
 
     Clients are ordered by domain. The test share of a client is of its own domain.
@@ -51,16 +51,16 @@ def domain(pool: Pool, spec: PartitionSpec) -> Partition:
     shares: dict[str, list[IntArray]] = {part: [] for part in PARTS}
     for number, name in enumerate(pool.domain_names):
         for part in PARTS:
-            mine = np.flatnonzero(pool.domains[part] == number)
-            if part != "val" and len(mine) < each:
-                if not len(mine):
+            at = np.flatnonzero(pool.domains[part] == number)
+            if part != "val" and len(at) < each:
+                if not len(at):
                     raise ConfigError(no_images(part, f" of domain '{name}'"))
                 raise ConfigError(
-                    f"domain '{name}' has {len(mine)} {part} images for {each} clients; "
-                    f"use FED.CLIENTS {len(pool.domain_names) * len(mine)}"
+                    f"domain '{name}' has {len(at)} {part} images for {each} clients; "
+                    f"use FED.CLIENTS {len(pool.domain_names) * len(at)}"
                 )
             stream = numpy_stream(spec.seed, "partition", "domain", name, part)
-            shares[part] += np.array_split(stream.permutation(mine), each)
+            shares[part] += np.array_split(stream.permutation(at), each)
     return Partition.of(shares)
 
 
@@ -94,14 +94,14 @@ def domain_number(name: str, domain_names: Sequence[str], dataset: str) -> int |
     """
     if not name:
         return None
-    known = [fold(domain) for domain in domain_names]
-    if fold(name) not in known:
-        names = f"known: {', '.join(domain_names)}" if known else f"{dataset} has no domains"
+    keys = [fold(domain) for domain in domain_names]
+    if fold(name) not in keys:
+        names = f"known: {', '.join(domain_names)}" if keys else f"{dataset} has no domains"
         raise ConfigError(
             f"unknown FED.HELD_OUT_DOMAIN '{name}'{did_you_mean(name, domain_names)} ({names})"
         )
-    if len(known) < 2:
+    if len(keys) < 2:
         raise ConfigError(
             f"FED.HELD_OUT_DOMAIN '{name}': {dataset} has no other domain; leave it empty"
         )
-    return known.index(fold(name))
+    return keys.index(fold(name))

@@ -22,7 +22,7 @@ from fedvlm.data.partition.spec import Partition, PartitionSpec
 
 FORMAT = "fedvlm-index/1"
 _HASH = "sha256"
-_RUNS_OWN = "partition.json"  # as a run writes it
+RUN_FILE = "partition.json"  # as a run writes it
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "str": str, "int": int, "bool": bool, "float": (int, float),
 }
@@ -34,7 +34,7 @@ def canonical_hash(content: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+def seal(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content with its format and hash."""
     body = {"format": FORMAT, **content}
     return {**body, _HASH: canonical_hash(body)}
@@ -56,12 +56,12 @@ def read_index_file(path: str | Path) -> dict[str, Any]:
     body = {key: value for key, value in content.items() if key != _HASH}
     if canonical_hash(body) != content.get(_HASH):
         raise DataError(f"{path}: its content does not match its sha256; it was changed or cut")
-    named = isinstance(content.get("spec"), dict) and _names(content.get("classnames"))
+    header = isinstance(content.get("spec"), dict) and _is_names(content.get("classnames"))
     clients = content.get("clients")
-    if not named or not isinstance(clients, list) or not clients:
+    if not header or not isinstance(clients, list) or not clients:
         raise DataError(f"{path}: an index file has spec, classnames and a list of clients")
     for number, client in enumerate(clients):
-        right = isinstance(client, dict) and all(_names(client.get(part)) for part in PARTS)
+        right = isinstance(client, dict) and all(_is_names(client.get(part)) for part in PARTS)
         if not right:
             raise DataError(f"{path}: client {number} must have lists of paths {', '.join(PARTS)}")
     return content
@@ -70,21 +70,21 @@ def read_index_file(path: str | Path) -> dict[str, Any]:
 def _absent(path: Path) -> str:
     """Return why a path is no index file, and what may be meant."""
     if path.is_dir():
-        own = f": give {path / _RUNS_OWN}" if (path / _RUNS_OWN).is_file() else ""
-        return f"is a folder, not a file{own}"
+        hint = f": give {path / RUN_FILE}" if (path / RUN_FILE).is_file() else ""
+        return f"is a folder, not a file{hint}"
     near = did_you_mean(path.name, listing(path.parent)) if path.parent.is_dir() else ""
-    return f"does not exist{near}; each run writes one, {_RUNS_OWN}"
+    return f"does not exist{near}; each run writes one, {RUN_FILE}"
 
 
-def _names(value: Any) -> bool:
+def _is_names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(v, str) for v in value)
 
 
-def spec_from(content: Mapping[str, Any], asked: PartitionSpec, where: str) -> PartitionSpec:
+def spec_from(content: Mapping[str, Any], run: PartitionSpec, where: str) -> PartitionSpec:
     """Return the spec an index file was made with.
 
     Args:
-        asked: what the config says; its classes, shots, number of clients and held-out domain
+        run: what the config says; its classes, shots, number of clients and held-out domain
             must be the file's.
 
     Raises:
@@ -92,25 +92,25 @@ def spec_from(content: Mapping[str, Any], asked: PartitionSpec, where: str) -> P
         DataError: the file's spec is malformed.
     """
     spec = _spec(content["spec"], where)
-    held = len(content["clients"])
-    if asked.clients != held:
+    clients = len(content["clients"])
+    if run.clients != clients:
         raise ConfigError(
-            f"FED.CLIENTS is {asked.clients}, but FED.INDEX_FILE {where} has {held} clients; "
-            f"set FED.CLIENTS {held}"
+            f"FED.CLIENTS is {run.clients}, but FED.INDEX_FILE {where} has {clients} clients; "
+            f"set FED.CLIENTS {clients}"
         )
-    if asked.shots != spec.shots:
+    if run.shots != spec.shots:
         raise ConfigError(
-            f"DATASET.NUM_SHOTS is {asked.shots}, but FED.INDEX_FILE {where} was made with "
+            f"DATASET.NUM_SHOTS is {run.shots}, but FED.INDEX_FILE {where} was made with "
             f"{spec.shots}; set it to {spec.shots}"
         )
-    if asked.half != spec.half:
+    if run.half != spec.half:
         raise ConfigError(
-            f"DATASET.SUBSAMPLE_CLASSES is {asked.half}, but FED.INDEX_FILE {where} was made with "
+            f"DATASET.SUBSAMPLE_CLASSES is {run.half}, but FED.INDEX_FILE {where} was made with "
             f"{spec.half}; set it to {spec.half}"
         )
-    if fold(asked.held_out) != fold(spec.held_out):
+    if fold(run.held_out) != fold(spec.held_out):
         raise ConfigError(
-            f"FED.HELD_OUT_DOMAIN is '{asked.held_out}', but FED.INDEX_FILE {where} was made with "
+            f"FED.HELD_OUT_DOMAIN is '{run.held_out}', but FED.INDEX_FILE {where} was made with "
             f"'{spec.held_out}'; set it to that"
         )
     return spec
@@ -149,17 +149,17 @@ def partition_from(
     if list(classnames) != content["classnames"]:
         raise DataError(
             f"FED.INDEX_FILE {where} was made for {content.get('dataset', 'another set')} with "
-            f"{_shown(content['classnames'])}; this run has {_shown(classnames)}"
+            f"{_summary(content['classnames'])}; this run has {_summary(classnames)}"
         )
     shares: dict[str, list[list[int]]] = {part: [] for part in PARTS}
     for part in PARTS:
         position = {datum.key: i for i, datum in enumerate(parts[part])}
         for number, client in enumerate(content["clients"]):
-            unknown = [key for key in client[part] if key not in position]
-            if unknown:
+            others = [key for key in client[part] if key not in position]
+            if others:
                 raise DataError(
-                    f"{where}: {len(unknown)} {part} image(s) of client {number} are not in the "
-                    f"{part} list of this set (first: {unknown[0]})"
+                    f"{where}: {len(others)} {part} image(s) of client {number} are not in the "
+                    f"{part} list of this set (first: {others[0]})"
                 )
             if part == "train" and not client[part]:
                 raise DataError(f"{where}: client {number} has no train image")
@@ -171,6 +171,6 @@ def partition_from(
     )
 
 
-def _shown(classnames: Sequence[str]) -> str:
+def _summary(classnames: Sequence[str]) -> str:
     first = f", first '{classnames[0]}'" if classnames else ""
     return f"{len(classnames)} classes{first}"

@@ -35,10 +35,10 @@ from fedvlm.data.partition.dirichlet import (
     superclass_dirichlet,
 )
 from fedvlm.data.partition.even import clients_per_domain, domain, iid
-from fedvlm.data.partition.spec import Partition, PartitionSpec, Pool
+from fedvlm.data.partition.spec import ImagePool, Partition, PartitionSpec
 
-Kind = Callable[[Pool, PartitionSpec], Partition]
-PARTITIONS: Registry[Kind] = Registry("partition")
+Partitioner = Callable[[ImagePool, PartitionSpec], Partition]
+PARTITIONS: Registry[Partitioner] = Registry("partition")
 for _kind in (
     iid, disjoint, n_classes, dirichlet, superclass_dirichlet, quantity, domain, domain_dirichlet,
 ):  # fmt: skip
@@ -46,7 +46,7 @@ for _kind in (
 
 # The family's and the literature's spellings.
 ALIASES = {fold(alias): kind for alias, kind in PARTITION_ALIASES.items()}
-_DRAWN_PER_CLIENT = ("iid", "n_classes", "domain")
+_DRAWS_PER_CLIENT = ("iid", "n_classes", "domain")
 
 
 def canonical_kind(name: str) -> str:
@@ -61,12 +61,12 @@ def canonical_kind(name: str) -> str:
         raise ConfigError(f"FED.PARTITION: {error}") from None
 
 
-def make_partition(pool: Pool, spec: PartitionSpec) -> Partition:
+def make_partition(pool: ImagePool, spec: PartitionSpec) -> Partition:
     """Return the partition of ``spec.kind`` over all images of the pool."""
     return PARTITIONS.get(spec.kind)(pool, spec)
 
 
-def check_fits(spec: PartitionSpec, pool: Pool, all_classes: int) -> None:
+def check_fits(spec: PartitionSpec, pool: ImagePool, all_classes: int) -> None:
     """Refuse what cannot work from the numbers alone, before any image is opened.
 
     Raises:
@@ -82,52 +82,52 @@ def check_fits(spec: PartitionSpec, pool: Pool, all_classes: int) -> None:
         clients_per_domain(spec, pool.domain_names)
 
 
-def drawn_per_client(spec: PartitionSpec) -> bool:
+def draws_per_client(spec: PartitionSpec) -> bool:
     """Return whether shots are drawn after the partition, by each client."""
-    return spec.shots > 0 and spec.kind in _DRAWN_PER_CLIENT
+    return spec.shots > 0 and spec.kind in _DRAWS_PER_CLIENT
 
 
-def candidates(full: Pool, pool: Pool, spec: PartitionSpec) -> dict[str, IntArray]:
+def candidates(full: ImagePool, pool: ImagePool, spec: PartitionSpec) -> dict[str, IntArray]:
     """Return by part the sorted positions to partition: the shots, of the run's classes.
 
     Args:
         full: labels of the whole set, -1 in a held-out domain (CoOp draws from all classes).
         pool: labels of the run, -1 for classes that take no part.
     """
-    chosen: dict[str, list[int]]
-    picked: dict[str, IntArray] = {}
+    shots: dict[str, list[int]]
     if spec.kind == "domain_dirichlet" and spec.shots > 0:
-        chosen = _draw_by_domain(full, spec)
+        shots = _draw_by_domain(full, spec)
     else:
-        seen = {part: np.flatnonzero(full.labels[part] >= 0) for part in ("train", "val")}
-        labels = {part: full.labels[part][where] for part, where in seen.items()}
+        inside = {part: np.flatnonzero(full.labels[part] >= 0) for part in ("train", "val")}
+        labels = {part: full.labels[part][where] for part, where in inside.items()}
         train, val = coop_draw(
             labels["train"], labels["val"], spec.shots, spec.val_shots, spec.seed
         )
-        chosen = {p: seen[p][picks].tolist() for p, picks in (("train", train), ("val", val))}
+        shots = {p: inside[p][picks].tolist() for p, picks in (("train", train), ("val", val))}
+    of_run: dict[str, IntArray] = {}
     for part in PARTS:
         positions = np.asarray(
-            chosen.get(part, range(len(pool.labels[part]))), dtype=np.int64
+            shots.get(part, range(len(pool.labels[part]))), dtype=np.int64
         ).reshape(-1)
-        picked[part] = np.sort(positions[pool.labels[part][positions] >= 0])
-    return picked
+        of_run[part] = np.sort(positions[pool.labels[part][positions] >= 0])
+    return of_run
 
 
-def _draw_by_domain(full: Pool, spec: PartitionSpec) -> dict[str, list[int]]:
-    chosen: dict[str, list[int]] = {"train": [], "val": []}
+def _draw_by_domain(full: ImagePool, spec: PartitionSpec) -> dict[str, list[int]]:
+    drawn: dict[str, list[int]] = {"train": [], "val": []}
     for number, name in enumerate(full.domain_names):
         rng = python_stream(seed_of(spec.seed, "shots", name))
-        for part, shots in _wanted(spec):
-            mine = np.flatnonzero(full.domains[part] == number)
-            chosen[part] += [int(mine[i]) for i in draw_shots(full.labels[part][mine], shots, rng)]
-    return chosen
+        for part, shots in _shots_by_part(spec):
+            at = np.flatnonzero(full.domains[part] == number)
+            drawn[part] += [int(at[i]) for i in draw_shots(full.labels[part][at], shots, rng)]
+    return drawn
 
 
-def _wanted(spec: PartitionSpec) -> tuple[tuple[str, int], ...]:
+def _shots_by_part(spec: PartitionSpec) -> tuple[tuple[str, int], ...]:
     return (("train", spec.shots), ("val", val_shots_of(spec.shots, spec.val_shots)))
 
 
-def short_of_shots(pool: Pool, partition: Partition, spec: PartitionSpec) -> list[str]:
+def shortage_notes(pool: ImagePool, partition: Partition, spec: PartitionSpec) -> list[str]:
     """Return a note where clients that share a class among them have fewer than k images of it.
 
     Where every client draws from the full list (iid) the class itself is short, which is noted
@@ -136,7 +136,7 @@ def short_of_shots(pool: Pool, partition: Partition, spec: PartitionSpec) -> lis
     if spec.kind == "iid":
         return []
     tables = [np.bincount(pool.labels["train"][a], minlength=1) for a in partition.train]
-    short = sum(int(((held > 0) & (held < spec.shots)).sum()) for held in tables)
+    short = sum(int(((counts > 0) & (counts < spec.shots)).sum()) for counts in tables)
     if not short:
         return []
     return [
@@ -145,14 +145,14 @@ def short_of_shots(pool: Pool, partition: Partition, spec: PartitionSpec) -> lis
     ]
 
 
-def shots_per_client(pool: Pool, spec: PartitionSpec) -> Partition:
+def shots_per_client(pool: ImagePool, spec: PartitionSpec) -> Partition:
     """Return the partition whose clients draw their own shots (iid, n_classes, domain)."""
-    kept = {part: np.flatnonzero(pool.labels[part] >= 0) for part in PARTS}
-    part_of = make_partition(pool.select(kept), spec).through(kept)
-    shares = {part: list(part_of.part(part)) for part in PARTS}
+    inside = {part: np.flatnonzero(pool.labels[part] >= 0) for part in PARTS}
+    whole = make_partition(pool.select(inside), spec).translate(inside)
+    shares = {part: list(whole.part(part)) for part in PARTS}
     for client in range(spec.clients):
         rng = python_stream(seed_of(spec.seed, "shots", client))
-        for part, shots in _wanted(spec):
-            mine = kept[part] if spec.kind == "iid" else shares[part][client]
-            shares[part][client] = mine[draw_shots(pool.labels[part][mine], shots, rng)]
+        for part, shots in _shots_by_part(spec):
+            share = inside[part] if spec.kind == "iid" else shares[part][client]
+            shares[part][client] = share[draw_shots(pool.labels[part][share], shots, rng)]
     return Partition.of(shares)

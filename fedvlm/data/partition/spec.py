@@ -33,7 +33,7 @@ class PartitionSpec:
     """Everything that a partition depends on beside the data set.
 
     Attributes:
-        kind: a name of ``plan.PARTITIONS``.
+        kind: a name of ``kinds.PARTITIONS``.
         clients: number of clients, K.
         seed: DATA_SEED.
         beta: concentration of the Dirichlet; small is skewed.
@@ -88,7 +88,7 @@ class PartitionSpec:
 
 
 @dataclass(frozen=True)
-class Pool:
+class ImagePool:
     """Labels and domains of the images at hand, by part; positions are into these arrays.
 
     Label -1 stands for an image that takes no part; domains are numbers into ``domain_names``.
@@ -100,9 +100,9 @@ class Pool:
     domain_names: Sequence[str] = ()
     class_names: Sequence[str] = ()
 
-    def select(self, positions: Mapping[str, IntArray]) -> Pool:
+    def select(self, positions: Mapping[str, IntArray]) -> ImagePool:
         """Return the pool of the given positions only."""
-        return Pool(
+        return ImagePool(
             {part: self.labels[part][positions[part]] for part in PARTS},
             self.num_classes,
             {part: d[positions[part]] for part, d in self.domains.items()},
@@ -110,7 +110,7 @@ class Pool:
             self.class_names,
         )
 
-    def called(self, label: int) -> str:
+    def class_name(self, label: int) -> str:
         """Return a class by its name, or by its number where names are not known."""
         return f"'{self.class_names[label]}'" if len(self.class_names) else str(label)
 
@@ -132,17 +132,17 @@ class Partition:
         """Return the arrays of ``train``, ``val`` or ``test``."""
         return {"train": self.train, "val": self.val, "test": self.test}[name]
 
-    def through(self, positions: Mapping[str, IntArray]) -> Partition:
+    def translate(self, positions: Mapping[str, IntArray]) -> Partition:
         """Translate positions of a selected pool into those of the pool it was selected from."""
         return Partition.of({p: [positions[p][i] for i in self.part(p)] for p in PARTS})
 
-    def without(self, bad: Mapping[str, set[int]]) -> Partition:
+    def drop(self, positions: Mapping[str, set[int]]) -> Partition:
         """Leave out the given positions."""
         return Partition.of(
-            {p: [[i for i in a if int(i) not in bad[p]] for a in self.part(p)] for p in PARTS}
+            {p: [[i for i in a if int(i) not in positions[p]] for a in self.part(p)] for p in PARTS}
         )
 
-    def used(self) -> dict[str, IntArray]:
+    def union(self) -> dict[str, IntArray]:
         """Return by part the sorted positions that some client holds."""
         empty = np.zeros(0, dtype=np.int64)
         return {p: np.unique(np.concatenate([empty, *self.part(p)])) for p in PARTS}

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from fedvlm.cli.main import main
-from fedvlm.data.get.download import OFFERS, Offer, Piece
+from fedvlm.data.get.offers import OFFERS, Offer, Piece
 from fedvlm.data.layouts import prepared_in_cache, prepared_name
 from tests import jobs
 
