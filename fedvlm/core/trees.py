@@ -138,3 +138,8 @@ def cast(tree: Tree, dtype: torch.dtype, device: torch.device | str) -> Tree:
         name: v.to(device=device, dtype=dtype if v.is_floating_point() else v.dtype)
         for name, v in tree.items()
     }
+
+
+def in_double(tensor: Tensor) -> Tensor:
+    """Return ``tensor`` in float64, on the CPU where its device has none (Apple's mps)."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()

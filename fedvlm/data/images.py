@@ -16,7 +16,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from threading import Lock
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.rng import numpy_stream
+from fedvlm.core.transform import TransformSpec
 from fedvlm.data.datum import Datum
 from fedvlm.data.image_records import ImageRecords, reason
 
@@ -33,21 +33,6 @@ _RATIO = (3 / 4, 4 / 3)  # aspect ratios of torchvision's RandomResizedCrop
 _CROP_TRIES = 10
 _MODES = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 RESIZE_MODES = ("shortest", "longest", "squash")
-
-
-class TransformSpec(Protocol):
-    """What a backbone wants of its pixels (any object with these plain values)."""
-
-    @property
-    def size(self) -> int: ...
-    @property
-    def mean(self) -> tuple[float, ...]: ...
-    @property
-    def std(self) -> tuple[float, ...]: ...
-    @property
-    def interpolation(self) -> str: ...
-    @property
-    def resize_mode(self) -> str: ...
 
 
 class ImageLoader:

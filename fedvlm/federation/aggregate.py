@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.errors import DivergedError, FedvlmError
-from fedvlm.core.trees import Tree, first_non_finite
+from fedvlm.core.trees import Tree, first_non_finite, in_double
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ def weighted_sum(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     if not total > 0:
         raise FedvlmError("no update has a weight above zero; there is nothing to average")
     first = tensors[0]
-    out = torch.zeros(first.shape, dtype=torch.float64, device=_accurate(first).device)
+    out = torch.zeros(first.shape, dtype=torch.float64, device=in_double(first).device)
     for tensor, weight in zip(tensors, weights, strict=True):
-        out.add_(_accurate(tensor), alpha=weight / total)
+        out.add_(in_double(tensor), alpha=weight / total)
     return out.to(first.dtype).to(first.device)
 
 
@@ -75,8 +75,8 @@ def similarity_weights(
     Cosines are taken in float64; ``dtype`` is that of beta and p beta (float32 in the authors'
     code, which moves the weights by about 1e-8), the normalisation is float64 again.
     """
-    base = _accurate(previous).flatten()
-    cosines = torch.stack([_cosine(_accurate(t).flatten(), base) for t in tensors]).cpu()
+    base = in_double(previous).flatten()
+    cosines = torch.stack([_cosine(in_double(t).flatten(), base) for t in tensors]).cpu()
     share = torch.tensor([w / sum(weights) for w in weights], dtype=dtype)
     share = share * torch.softmax(cosines.to(dtype) / temperature, 0)
     values = share.tolist()
@@ -116,11 +116,6 @@ def checked(tree: Tree) -> Tree:
     if bad is not None:
         raise DivergedError(f"the aggregate of '{bad}' is not finite; lower --lr")
     return tree
-
-
-def _accurate(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` in float64, on the CPU where its device has none (Apple's mps)."""
-    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
 def _cosine(x: Tensor, y: Tensor) -> Tensor:

@@ -7,37 +7,17 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedvlm.core.errors import ConfigError
+from fedvlm.core.transform import TransformSpec
 from fedvlm.models.towers.layers import cast_linears
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 Tokenizer = Callable[..., Tensor]
-
-
-@dataclass(frozen=True)
-class TransformSpec:
-    """What an image needs before the tower: plain values, handed to ``data``.
-
-    ``size`` in pixels; ``mean``/``std`` per channel on [0, 1] images; ``interpolation`` and
-    ``resize_mode`` in open_clip's words (``bicubic``; ``shortest``, ``longest``, ``squash``).
-    """
-
-    size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    interpolation: str = "bicubic"
-    resize_mode: str = "shortest"
-
-    @property
-    def digest(self) -> str:
-        """sha256 of all values."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
 class Backbone:
@@ -83,8 +63,7 @@ class Backbone:
             _check_text_tower(name, self.text_tower)
         self.digest = digest_of(model, arch)
         self._read_facts()
-        remade = self._remake(plain)
-        self._live = digest_of(model, arch) if remade else self.digest
+        self._live = digest_of(model, arch) if self._remake(plain) else self.digest
 
     def _read_facts(self) -> None:
         arch, spec = self.arch, self.transform_spec
@@ -99,7 +78,7 @@ class Backbone:
         self.logit_bias = None if bias is None else float(bias)
 
     def _remake(self, plain: bool) -> bool:
-        """Bring the towers to their type and device; tell whether any layer was replaced."""
+        """Bring the towers to their type and device; tell whether layers were replaced."""
         low = self.dtype is torch.bfloat16
         fast = self.dtype is torch.float32 and self.device.type == "cpu" and not plain
         self.model.to(self.device, torch.float64 if self.dtype is torch.float64 else torch.float32)
@@ -192,9 +171,9 @@ def project_text(projection: Any, x: Tensor) -> Tensor:
 def _end_id(tokenizer: Any) -> int | None:
     inner = getattr(tokenizer, "tokenizer", None)
     for owner, field in ((tokenizer, "eot_token_id"), (inner, "eos_token_id")):
-        found = getattr(owner, field, None)
-        if found is not None:
-            return int(found)
+        number = getattr(owner, field, None)
+        if number is not None:
+            return int(number)
     return None
 
 

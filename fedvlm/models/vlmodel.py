@@ -60,6 +60,7 @@ class VLModel:
         self.scale = backbone.logit_scale
         self.text_width, self.embed_dim = backbone.text_width, backbone.embed_dim
         self.dtype, self.device = backbone.feature_dtype, backbone.device
+        self.has_text = backbone.has_text
         self.counters: Counter[str] = Counter()
         self.notes: list[str] = []
         self._text_path = TextPath(
@@ -71,7 +72,7 @@ class VLModel:
         self._texts: TextTower | None = None
         self._family: dict[Family, VLModel] = {(self.classnames, self.templates): self}
 
-    def image(self, x: dict[str, Tensor]) -> Tensor:
+    def image(self, x: Mapping[str, Tensor]) -> Tensor:
         """Image features [K, B, embed_dim], not normalised, without gradient.
 
         Args:
@@ -119,19 +120,19 @@ class VLModel:
             Features [K, B, embed_dim], not normalised, and ``{tap: [K, B, n, width]}``.
         """
         tower, (name, start) = self.vision, pick_stream(x)
-        given = x[name].to(self.device, self.dtype)
-        clients, batch = given.shape[:2]
+        stream = x[name].to(self.device, self.dtype)
+        clients, batch = stream.shape[:2]
         # Without a graph nothing needs the whole batch at once.
         size = batch if torch.is_grad_enabled() else max(1, self.image_chunk // clients)
         parts = []
-        for part in given.split(size, dim=1):
+        for part in stream.split(size, dim=1):
             rows = part
             if start < 0:
                 rows = tower.enter(part.flatten(0, 1)).unflatten(0, part.shape[:2])
             parts.append(tower.leave(rows, max(start, 0), edits, taps))
         self.counters["image_forwards"] += clients * batch
         self.counters["image_blocks"] += clients * batch * (len(tower.blocks) - max(start, 0))
-        tapped = {t: torch.cat([found[t] for _, found in parts], 1) for t in taps}
+        tapped = {t: torch.cat([outputs[t] for _, outputs in parts], 1) for t in taps}
         return torch.cat([z for z, _ in parts], 1), tapped
 
     def adapted_text(self, p: Mapping[str, Tensor], start: int, scale: float) -> Tensor:

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, DivergedError
-from fedvlm.federation import aggregate
+from fedvlm.core.trees import in_double
 from fedvlm.federation.aggregate import Update, similarity_aware, weighted_mean, weighted_sum
 from fedvlm.federation.context import Means
 from fedvlm.federation.groups import resolve
-from fedvlm.models.towers import fold
 
 
 def ups(*vectors: tuple[float, ...], weights: tuple[float, ...] | None = None) -> list[Update]:
@@ -127,5 +126,4 @@ def test_float64_happens_on_the_cpu_for_devices_without_it(monkeypatch: Any) -> 
     monkeypatch.setattr(Tensor, "double", checked)
     Means(2).add({"loss": source})
     monkeypatch.setattr(Tensor, "device", Apple())
-    assert fold._double(source).dtype is torch.float64
-    assert aggregate._accurate(source).dtype is torch.float64
+    assert in_double(source).dtype is torch.float64

@@ -31,6 +31,7 @@ class ToyModel:
     dtype: torch.dtype = torch.float64
     device: torch.device = torch.device("cpu")
     counters: Counter = field(default_factory=Counter)
+    has_text: bool = True
 
 
 @dataclass

@@ -17,6 +17,7 @@ import torch
 
 from fedvlm.models.features.inventory import list_stores, remove_store
 from fedvlm.models.features.store import FeatureStore, store_path
+from tests.models.toys import rows_of
 
 WIDTH, COUNT = 64, 400
 MANY = 100_000  # a writer of so many is never done before it is killed
@@ -82,7 +83,7 @@ def test_two_processes_fill_one_store_and_one_is_killed(tmp_path: Path) -> None:
     assert len({place for place, _ in named}) == len(named) >= COUNT
     assert all(zlib.crc32(rows[place]) == crc for place, crc in named)
     with FeatureStore(path, WIDTH) as store:
-        found = store.get_many([str(i) for i in range(COUNT)], 0)
+        found = rows_of(store, [str(i) for i in range(COUNT)], 0)
         assert len(found) == COUNT and store.notes == []
         assert all(torch.equal(v, torch.full((WIDTH,), float(k))) for k, v in found.items())
 

@@ -15,7 +15,7 @@ from fedvlm.federation.batches import FeatureSource
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.models.features import bank
 from fedvlm.models.features.bank import bank_bytes, empty_bank, fill_bank, has_room
-from fedvlm.models.towers.adapters import products
+from tests.models.toys import products
 
 
 class Plain(PeftTrainer):

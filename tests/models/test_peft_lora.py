@@ -9,10 +9,10 @@ from torch import Tensor
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.models.adapt import peft
 from fedvlm.models.adapt.average import average_peft, product_svd
-from fedvlm.models.towers.adapters import mix_peft, products
+from fedvlm.models.towers.adapters import mix_peft
 from fedvlm.models.vlmodel import VLModel
 from tests.models.test_peft_tower import pixels, spec_of, start
-from tests.models.toys import NAMES, toy
+from tests.models.toys import NAMES, products, toy
 
 A, B = "image.lora.0.q.A", "image.lora.0.q.B"
 SITE = "image.lora.0.q"

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedvlm.core.errors import DataError
 from fedvlm.models.features.encode import cached_features, encode_padded
 from fedvlm.models.features.store import FeatureStore, default_dir
-from tests.models.toys import toy
+from tests.models.toys import rows_of, toy
 
 
 class Images:
@@ -149,9 +149,9 @@ def test_rows_come_in_the_order_of_the_keys(tmp_path: Path) -> None:
         store.put_many(["a", "b", "c"], 0, torch.tensor([[1.0, 1], [2, 2], [3, 3]]))
         at, rows = store.find(["c", "x", "a", "c"], 0)
         assert at == {"c": 0, "a": 1} and rows.tolist() == [[3, 3], [1, 1]]
-        assert store.get_many(["a"], 1) == {}
+        assert rows_of(store, ["a"], 1) == {}
         rows += 1  # a copy: what is stored does not move
-        assert store.get_many(["a"], 0)["a"].tolist() == [1, 1]
+        assert rows_of(store, ["a"], 0)["a"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("damage", [_damage_header, _truncate])
@@ -187,7 +187,7 @@ def _fill(path: Path, offset: int) -> None:
         for i in range(60):
             key = str((i + offset) % 60)
             store.put_many([key], 0, torch.full((1, 8), float(key)))
-            store.get_many([key, str(i)], 0)
+            rows_of(store, [key, str(i)], 0)
 
 
 def test_two_processes_share_one_file(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_two_processes_share_one_file(tmp_path: Path) -> None:
         worker.join()
         assert worker.exitcode == 0
     with FeatureStore(path, 8) as store:
-        rows = store.get_many([str(i) for i in range(60)], 0)
+        rows = rows_of(store, [str(i) for i in range(60)], 0)
         assert len(rows) == len(store) == 60 and store.notes == []
         assert all(torch.equal(row, torch.full((8,), float(key))) for key, row in rows.items())
 

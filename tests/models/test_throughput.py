@@ -105,17 +105,17 @@ def test_what_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     stages = Stages(monkeypatch)
     first = stages.fill(tmp_path, 3)
     spent = stages.spent
-    assert (spent.encoded, spent.known, spent.workers) == (SIZE * BATCHES, 0, 3)
+    assert (spent.encoded, spent.hits, spent.workers) == (SIZE * BATCHES, 0, 3)
     parts = spent.looking_up + spent.waiting + spent.encoding + spent.storing
     assert 0 < parts <= spent.wall and spent.loading > 0
     stages.spent = again = Throughput()
     assert torch.equal(stages.fill(tmp_path, 3), first)
-    assert (again.encoded, again.known, again.encoding) == (0, SIZE * BATCHES, 0.0)
+    assert (again.encoded, again.hits, again.encoding) == (0, SIZE * BATCHES, 0.0)
 
 
 def test_the_sentence() -> None:
     spent = Throughput(
-        encoded=1200, known=34, workers=2, wall=60.0, looking_up=1.0, waiting=9.0, encoding=48.0,
+        encoded=1200, hits=34, workers=2, wall=60.0, looking_up=1.0, waiting=9.0, encoding=48.0,
         storing=2.0, loading=55.0, reading=5.0,
     )
     assert spent.sentence() == (
@@ -125,7 +125,7 @@ def test_the_sentence() -> None:
     )
     spent.waiting, spent.encoding = 48.0, 9.0
     assert "limited by decoding" in spent.sentence()
-    assert Throughput(known=7, wall=0.04).sentence("activations") == (
+    assert Throughput(hits=7, wall=0.04).sentence("activations") == (
         "activations: all 7 from the store"
     )
 

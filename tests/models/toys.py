@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedvlm.models.backbone import Backbone
+from fedvlm.models.features.store import FeatureStore
 from fedvlm.models.load.openclip import build_model, finish
 from fedvlm.models.load.tiny import TinyTokenizer
+from fedvlm.models.towers.adapters import FACTOR_A, FACTOR_B, sites
 
 NAMES = ("tench", "great pyrenees", "boeing 747", "a rather long class name", "x", "red_fox")
 TEXT = {"context_length": 40, "vocab_size": 4096, "width": 32, "heads": 4, "layers": 3}
@@ -78,3 +81,14 @@ def loss_and_grad(model: Any, ctx: Tensor) -> tuple[Tensor, Tensor]:
 def relative(a: Tensor, b: Tensor) -> float:
     """Return |a - b| / |b| in the Euclidean norm."""
     return float((a - b).detach().norm() / b.detach().norm())
+
+
+def products(tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return ``B A`` ``[..., out, in]`` of each LoRA site: what it adds to the weights."""
+    return {s: tree[s + FACTOR_B] @ tree[s + FACTOR_A] for s in sites(tree)}
+
+
+def rows_of(store: FeatureStore, keys: Iterable[str], view: int) -> dict[str, Tensor]:
+    """Return key -> row [width] for those of ``keys`` that are stored and sound."""
+    at, rows = store.find(keys, view)
+    return {key: rows[i] for key, i in at.items()}

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from fedvlm.core.transform import TransformSpec
 
 Logits = Callable[[Tensor], Tensor]
 
@@ -29,8 +30,8 @@ class PixelSpace:
     std: tuple[float, ...]
 
     @classmethod
-    def of(cls, spec: Any) -> PixelSpace:
-        """Read a ``TransformSpec``."""
+    def of(cls, spec: TransformSpec) -> PixelSpace:
+        """Return the space of a backbone's pixels."""
         return cls(tuple(spec.mean), tuple(spec.std))
 
     def _channels(self, values: tuple[float, ...], like: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, FedvlmError
-from fedvlm.core.trees import Tree
+from fedvlm.core.trees import Tree, in_double
 from fedvlm.models.towers.adapters import FACTOR_A, FACTOR_B, is_factor, sites
 
 RULES = ("factors", "freeze_a", "product_svd")
@@ -73,22 +73,22 @@ def product_svd(
     kept, dtype = rank or first.shape[0], first.dtype
     if kept == first.shape[0] and all(torch.equal(a, first) for a, _ in pairs):
         return first.clone(), _mean([b for _, b in pairs], share)  # exact as it is
-    a = torch.cat([_double(pair[0]) for pair in pairs])
-    b = torch.cat([p * _double(pair[1]) for pair, p in zip(pairs, share, strict=True)], dim=1)
+    a = torch.cat([in_double(pair[0]) for pair in pairs])
+    b = torch.cat([p * in_double(pair[1]) for pair, p in zip(pairs, share, strict=True)], dim=1)
     q_b, r_b = torch.linalg.qr(b)
     q_a, r_a = torch.linalg.qr(a.mT)
     u, s, vh = torch.linalg.svd(r_b @ r_a.mT, full_matrices=False)
     left, right = q_b @ u[:, :kept] * s[:kept], vh[:kept] @ q_a.mT
     if all(pair[0].shape[0] == kept for pair in pairs):
-        near = _mean([_double(pair[0]) for pair in pairs], share)
+        near = _mean([in_double(pair[0]) for pair in pairs], share)
         right, left = _near(left, right, int((s[:kept] > 1e-12 * s[0]).sum()), near)
     return right.to(dtype).to(first.device), left.to(dtype).to(first.device)
 
 
 def _mean(tensors: Sequence[Tensor], share: Sequence[float]) -> Tensor:
-    total = torch.zeros_like(_double(tensors[0]))
+    total = torch.zeros_like(in_double(tensors[0]))
     for tensor, part in zip(tensors, share, strict=True):
-        total.add_(_double(tensor), alpha=part)
+        total.add_(in_double(tensor), alpha=part)
     return total.to(tensors[0].dtype).to(tensors[0].device)
 
 
@@ -109,8 +109,3 @@ def _near(left: Tensor, right: Tensor, live: int, mean: Tensor) -> tuple[Tensor,
         return right, left
     scores = torch.cat([left[:, :live], left.new_zeros(len(left), len(mean) - live)], dim=1)
     return reach @ rows, torch.linalg.solve(reach, scores, left=False)
-
-
-def _double(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` in float64, on the CPU where its device has none (Apple's mps)."""
-    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()

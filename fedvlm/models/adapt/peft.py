@@ -20,12 +20,12 @@ from fedvlm.models.adapt.contexts import INIT_STD
 from fedvlm.models.towers.adapters import (
     TreeEdits,
     adapter_tree,
-    last_blocks,
     lora_tree,
     parse_targets,
 )
 from fedvlm.models.towers.blocks import FrozenBlock
 from fedvlm.models.towers.text import text_blocks
+from fedvlm.models.vlmodel import VLModel
 
 BODY, HEAD = "body", "head"
 TEXT = ("none", "prompt", "lora")
@@ -91,12 +91,17 @@ class PeftSpec:
         return self.alpha / self.rank
 
     def changed(self, blocks: list[FrozenBlock], tower: str) -> list[FrozenBlock]:
-        """Return the blocks that are changed.
+        """Return those of a tower's blocks that are changed: the last ``PEFT.BLOCKS``, all for 0.
 
         Raises:
             ConfigError: the tower has fewer than ``PEFT.BLOCKS``.
         """
-        return last_blocks(blocks, self.blocks, tower)
+        if self.blocks > len(blocks):
+            raise ConfigError(
+                f"PEFT.BLOCKS {self.blocks}: the {tower} tower has {len(blocks)} blocks; "
+                "0 takes all"
+            )
+        return blocks[len(blocks) - self.blocks :] if self.blocks else blocks
 
 
 def role(name: str) -> str:
@@ -104,7 +109,7 @@ def role(name: str) -> str:
     return BODY if name.startswith("image.") else HEAD
 
 
-def build(spec: PeftSpec, model: Any, generator: torch.Generator) -> Tree:
+def build(spec: PeftSpec, model: VLModel, generator: torch.Generator) -> Tree:
     """Return the initial trainable tensors, without client axis.
 
     ``text.ctx [n_ctx, text_width]`` ~ N(0, 0.02^2) (CoOp); ``image.adapter.down [width, d]``
@@ -116,8 +121,7 @@ def build(spec: PeftSpec, model: Any, generator: torch.Generator) -> Tree:
         ConfigError: the backbone's towers or the rank do not allow it.
     """
     tree: Tree = {}
-    has_text = getattr(getattr(model, "backbone", None), "has_text", True)
-    if not has_text and spec.head == "text":
+    if not model.has_text and spec.head == "text":
         raise ConfigError(
             f"backbone '{model.backbone.name}' has no text tower to classify with: use --peft "
             "head (or head+lora, head+adapter), or a CLIP backbone"
@@ -134,7 +138,7 @@ def build(spec: PeftSpec, model: Any, generator: torch.Generator) -> Tree:
         tree["image.adapter.up"] = torch.zeros(d, spec.width)
     elif spec.visual in IN_TOWER:
         tree |= _in_tower(spec, "image", spec.visual, model.vision.blocks, generator)
-    if spec.head == "linear" and has_text:
+    if spec.head == "linear" and model.has_text:
         tree["head.weight"] = model.anchor("template", 0).detach().clone().cpu()
     elif spec.head == "linear":
         rows = torch.randn(len(model.classnames), model.embed_dim, generator=generator)
@@ -154,7 +158,7 @@ def _in_tower(
     return lora_tree(tower, changed, spec.targets, spec.rank, generator)
 
 
-def first_block(spec: PeftSpec, model: Any) -> int | None:
+def first_block(spec: PeftSpec, model: VLModel) -> int | None:
     """Return the first changed block of the image tower; None where it stays frozen.
 
     What enters that block is the same for all clients and rounds: the stream ``tokens.<b>``.
@@ -164,28 +168,25 @@ def first_block(spec: PeftSpec, model: Any) -> int | None:
     return spec.changed(model.vision.blocks, "image")[0].index
 
 
-def text_features(spec: PeftSpec, model: Any, p: Tree) -> Tensor:
+def text_features(spec: PeftSpec, model: VLModel, p: Tree) -> Tensor:
     """Return the classifier ``[K, C, d]``, normalised."""
     if spec.head == "linear":
-        rows = p["head.weight"]
-        return F.normalize(rows, dim=-1)
+        return F.normalize(p["head.weight"], dim=-1)
     if spec.text == "prompt":
-        features: Tensor = model.text(p["text.ctx"])
-        return features
+        return model.text(p["text.ctx"])
     if spec.text == "lora":
         changed = spec.changed(text_blocks(model.backbone), "text")
-        adapted: Tensor = model.adapted_text(p, changed[0].index, spec.scale)
-        return adapted
+        return model.adapted_text(p, changed[0].index, spec.scale)
     k = next(iter(p.values())).shape[0]
-    anchor: Tensor = model.anchor("template", 0)
+    anchor = model.anchor("template", 0)
     return anchor.expand(k, *anchor.shape)
 
 
-def image_features(spec: PeftSpec, model: Any, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
+def image_features(spec: PeftSpec, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
     """Return image features ``[K, B, d]``, not normalised."""
     if spec.visual in IN_TOWER:
         return image_taps(spec, model, p, x)[0]
-    z: Tensor = model.image(x)
+    z = model.image(x)
     if spec.visual == "feature":
         hidden = F.gelu(z @ p["image.adapter.down"].mT)
         z = z + hidden @ p["image.adapter.up"].mT
@@ -193,14 +194,11 @@ def image_features(spec: PeftSpec, model: Any, p: Tree, x: Mapping[str, Tensor])
 
 
 def image_taps(
-    spec: PeftSpec, model: Any, p: Tree, x: Mapping[str, Tensor], taps: Sequence[int] = ()
+    spec: PeftSpec, model: VLModel, p: Tree, x: Mapping[str, Tensor], taps: Sequence[int] = ()
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """Return image features ``[K, B, d]`` and the outputs of the blocks ``taps``.
 
     For ``PEFT.VISUAL`` lora and adapter, from tokens or pixels. A tap is ``[K, B, n, width]``, its
     first row the class token's; taps must not lie below a stream ``tokens.<b>``.
     """
-    found: tuple[Tensor, dict[int, Tensor]] = model.adapted_image(
-        x, TreeEdits("image", p, spec.scale), taps
-    )
-    return found
+    return model.adapted_image(x, TreeEdits("image", p, spec.scale), taps)

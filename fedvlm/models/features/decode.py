@@ -27,7 +27,7 @@ class Throughput:
     they make up ``wall``. The decoding threads' are ``loading``, summed over the threads.
 
     Attributes:
-        encoded, known: images that went through the tower, and those that did not have to.
+        encoded, hits: images that went through the tower, and those from the store.
         workers: decoding threads.
         looking_up: opening the store and finding what is there.
         waiting: for images that are not decoded yet, with handing them to the threads.
@@ -36,7 +36,7 @@ class Throughput:
     """
 
     encoded: int = 0
-    known: int = 0
+    hits: int = 0
     workers: int = 0
     wall: float = 0.0
     looking_up: float = 0.0
@@ -64,8 +64,8 @@ class Throughput:
         """Return the report: one line about ``what`` was computed."""
         if not self.encoded:
             # Without seconds: the runs of a sweep that encode nothing say the same.
-            return f"{what}: all {self.known:,} from the store"
-        stored = f", {self.known:,} from the store" if self.known else ""
+            return f"{what}: all {self.hits:,} from the store"
+        stored = f", {self.hits:,} from the store" if self.hits else ""
         slow = "encoding" if self.encoding > self.waiting else "decoding"
         return (
             f"{what}: {self.encoded:,} encoded{stored} in {self.wall:.1f} s = "
@@ -77,12 +77,12 @@ class Throughput:
         )
 
 
-def decoding_threads(asked: int = 0) -> int:
-    """Return how many threads decode: as ``asked``, or one per usable core where that is 0."""
-    if asked > 0:
-        return asked
-    known = hasattr(os, "sched_getaffinity")  # cores of this process, not of the machine
-    cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+def decoding_threads(workers: int = 0) -> int:
+    """Return how many threads decode: ``workers``, or one per usable core where that is 0."""
+    if workers > 0:
+        return workers
+    bound = hasattr(os, "sched_getaffinity")  # cores of this process, not of the machine
+    cores = len(os.sched_getaffinity(0)) if bound else os.cpu_count() or 1
     return max(1, min(MOST, cores))
 
 

@@ -89,7 +89,7 @@ def _filled(
     for i, key in enumerate(keys):
         first.setdefault(key, i)
     missing = [i for key, i in first.items() if key not in at]
-    spent.known += len(at)
+    spent.hits += len(at)
     parts = [rows]
     for positions, pixels in decoded(missing, load, size, spent, workers):
         with spent.clock("encoding"):

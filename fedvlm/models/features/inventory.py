@@ -49,8 +49,8 @@ def list_stores(folder: Path) -> list[StoreInfo]:
         if (match := _NAME.fullmatch(path.name)) and path.is_file():
             aside = ".corrupt-" in path.name
             groups.setdefault(path.name if aside else match[1], []).append(path)
-    found = [info for name, files in groups.items() if (info := _info(name, files))]
-    return sorted(found, key=lambda info: -info.used)
+    stores = [info for name, files in groups.items() if (info := _info(name, files))]
+    return sorted(stores, key=lambda info: -info.used)
 
 
 def remove_store(info: StoreInfo) -> bool:

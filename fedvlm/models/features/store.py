@@ -117,8 +117,8 @@ class FeatureStore:
             db.execute("PRAGMA synchronous=NORMAL")
             for table in _TABLES:
                 db.execute(table)
-            if (found := db.execute("PRAGMA quick_check(1)").fetchone()) != ("ok",):
-                raise sqlite3.DatabaseError(f"quick_check: {found}")
+            if (verdict := db.execute("PRAGMA quick_check(1)").fetchone()) != ("ok",):
+                raise sqlite3.DatabaseError(f"quick_check: {verdict}")
             if not db.execute("SELECT COUNT(*) FROM about").fetchone()[0]:
                 facts = [*self.about.items(), (_NEXT, "0")]
                 db.execute("BEGIN IMMEDIATE")
@@ -166,24 +166,19 @@ class FeatureStore:
             return self._find(wanted, view)
 
     def _find(self, wanted: Sequence[str], view: int) -> tuple[dict[str, int], Tensor]:
-        known: dict[str, tuple[int, int]] = {}
+        index: dict[str, tuple[int, int]] = {}
         for at in range(0, len(wanted), _QUERY_KEYS):
             part = json.dumps(wanted[at : at + _QUERY_KEYS])
-            found = self._db.execute(_SELECT, (view, part))
-            known |= {key: (place, crc) for key, place, crc in found}
-        names = [key for key in wanted if key in known]
-        places = np.array([known[key][0] for key in names], dtype=np.int64)
+            rows_of = self._db.execute(_SELECT, (view, part))
+            index |= {key: (place, crc) for key, place, crc in rows_of}
+        names = [key for key in wanted if key in index]
+        places = np.array([index[key][0] for key in names], dtype=np.int64)
         rows, inside = self._rows.read(places)
-        sums = (zlib.crc32(row) == known[key][1] for key, row in zip(names, rows, strict=True))
+        sums = (zlib.crc32(row) == index[key][1] for key, row in zip(names, rows, strict=True))
         sound = inside & np.fromiter(sums, bool, len(names))
         if not sound.all():
             names, rows = [k for k, ok in zip(names, sound, strict=True) if ok], rows[sound]
         return {key: i for i, key in enumerate(names)}, torch.from_numpy(rows)
-
-    def get_many(self, keys: Iterable[str], view: int) -> dict[str, Tensor]:
-        """Return key -> row [width] for those of ``keys`` that are stored and sound."""
-        at, rows = self.find(keys, view)
-        return {key: rows[i] for key, i in at.items()}
 
     def put_many(self, keys: Sequence[str], view: int, values: Tensor) -> None:
         """Store rows ``values`` [n, width] under ``keys``; rows already there and sound stay.

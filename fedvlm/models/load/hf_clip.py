@@ -18,7 +18,7 @@ from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.load.names import COOP_NAMES
 from fedvlm.models.load.openclip import build_model, finish
-from fedvlm.models.load.weights import hub_is_reachable, quiet_hub
+from fedvlm.models.load.weights import quiet_hub, quiet_transformers
 
 HUB_NAMES = {
     "ViT-B/32": "openai/clip-vit-base-patch32",
@@ -89,15 +89,11 @@ def load_hf(name: str, weights: str = "", **place: Any) -> Backbone:
 
 def _read(source: str, folder: Path) -> Any:
     """transformers' CLIPModel in float32, from a folder, the cache or the network."""
-    from transformers import CLIPModel
-    from transformers.utils import logging as bars
+    from transformers import CLIPModel  # start-up: 2 s
 
-    shown = bars.is_progress_bar_enabled()
-    bars.disable_progress_bar()
     try:
         with (
-            quiet_hub(offline=folder.is_dir() or not hub_is_reachable()),
-            torch.random.fork_rng([]),
+            quiet_hub(local=folder.is_dir()), quiet_transformers(), torch.random.fork_rng([]),
         ):
             return CLIPModel.from_pretrained(source, dtype=torch.float32)
     except Exception as error:  # transformers raises many kinds
@@ -106,9 +102,6 @@ def _read(source: str, folder: Path) -> Any:
             f"cannot load '{source}' with transformers ({reason}): "
             "name a folder with config.json and model.safetensors, or use --backbone tiny"
         ) from error
-    finally:
-        if shown:
-            bars.enable_progress_bar()
 
 
 def config_of(config: Any) -> dict[str, Any]:
@@ -175,9 +168,11 @@ def _preprocessing(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     config = json.loads(file.read_text(encoding="utf-8"))
-    found = {"mean": config.get("image_mean"), "std": config.get("image_std")}
-    found["interpolation"] = _RESAMPLE.get(config.get("resample"))
-    return {key: value for key, value in found.items() if value is not None}
+    look = {
+        "mean": config.get("image_mean"), "std": config.get("image_std"),
+        "interpolation": _RESAMPLE.get(config.get("resample")),
+    }
+    return {key: value for key, value in look.items() if value is not None}
 
 
 class HFTokenizer:
@@ -199,8 +194,8 @@ class HFTokenizer:
 
 
 def _tokenizer(source: str, folder: Path, config: Any) -> Any:
-    import open_clip
-    from transformers import AutoTokenizer
+    import open_clip  # start-up: 3 s
+    from transformers import AutoTokenizer  # start-up: 2 s
 
     files = ("tokenizer.json", "vocab.json")
     if folder.is_dir() and not any((folder / name).is_file() for name in files):
@@ -209,7 +204,7 @@ def _tokenizer(source: str, folder: Path, config: Any) -> Any:
             return open_clip.SimpleTokenizer(context_length=config.max_position_embeddings)
         raise DataError(f"no tokenizer in '{folder}': add tokenizer.json, or vocab.json and merges")
     try:
-        with quiet_hub(offline=folder.is_dir() or not hub_is_reachable()):
+        with quiet_hub(local=folder.is_dir()):
             return HFTokenizer(AutoTokenizer.from_pretrained(source))
     except Exception as error:  # transformers raises many kinds
         raise DataError(f"cannot load the tokenizer of '{source}': {error}") from error

@@ -10,6 +10,8 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
 
 TINY = "tiny"
@@ -45,17 +47,17 @@ def open_clip_name(name: str) -> str:
     Raises:
         ConfigError: neither knows the name.
     """
-    import open_clip
+    import open_clip  # start-up: 3 s
 
-    known = open_clip.list_models()
+    builds = open_clip.list_models()
     if name in COOP_NAMES:
         return COOP_NAMES[name]
-    if name in known:
+    if name in builds:
         return name
     # CoOp's names win: 'vit-b16' means ViT-B/16, not open_clip's GELU build ViT-B-16.
     plain = {fold(coop).replace("/", ""): coop for coop in (TINY, *COOP_NAMES)}
     coop = plain.get(fold(name).replace("/", ""))
-    hint = did_you_mean(coop or name, [coop] if coop else [*plain.values(), *known])
+    hint = did_you_mean(coop or name, [coop] if coop else [*plain.values(), *builds])
     raise ConfigError(
         f"unknown backbone '{name}'{hint} (--backbone takes '{TINY}', "
         f"CoOp's {', '.join(COOP_NAMES)}, an open_clip name, or '{LOCAL_DIR}<folder>')"
@@ -71,8 +73,6 @@ def looks_like_openai(path: Path) -> bool:
     if "openai" in path.name.lower():
         return True
     if path.suffix == ".safetensors":
-        from safetensors import SafetensorError, safe_open
-
         try:
             with safe_open(str(path), framework="pt") as file:
                 return "openai" in repr(file.metadata() or {}).lower()
@@ -110,7 +110,7 @@ def check_activation(name: str, build_quick_gelu: bool, weights: str, needs: boo
 
 def known_tags(name: str) -> dict[str, dict[str, Any]]:
     """Return open_clip's pretrained tags for a build: tag -> its config (activation, mean, std)."""
-    from open_clip import pretrained
+    from open_clip import pretrained  # start-up: 3 s
 
     tags = pretrained.list_pretrained_tags_by_model(name)
     return {tag: pretrained.get_pretrained_cfg(name, tag) for tag in tags}

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
-from fedvlm.models.backbone import Backbone, TransformSpec
+from fedvlm.core.transform import TransformSpec
+from fedvlm.models.backbone import Backbone
 from fedvlm.models.load import names
 from fedvlm.models.load.weights import (
     download,
-    hub_is_reachable,
     is_torchscript,
     load_file,
     quiet_hub,
@@ -101,7 +101,7 @@ def _default_tag(name: str, build: str, tags: dict[str, Any]) -> str:
 
 
 def _builtin_config(build: str) -> dict[str, Any]:
-    import open_clip
+    import open_clip  # start-up: 3 s
 
     arch: dict[str, Any] = copy.deepcopy(open_clip.get_model_config(build))
     return arch
@@ -132,8 +132,8 @@ def build_model(arch: dict[str, Any], seed: int = 0) -> tuple[nn.Module, dict[st
     Raises:
         ConfigError: a config that open_clip cannot build, or a tower that is not supported.
     """
-    from open_clip.model import CLIP, CustomTextCLIP
-    from open_clip.transform import PreprocessCfg
+    from open_clip.model import CLIP, CustomTextCLIP  # start-up: 3 s
+    from open_clip.transform import PreprocessCfg  # start-up: 3 s
 
     cfg = copy.deepcopy(arch)
     custom = bool(cfg.pop("custom_text", False))
@@ -148,7 +148,7 @@ def build_model(arch: dict[str, Any], seed: int = 0) -> tuple[nn.Module, dict[st
 
 
 def _overlay(preprocess: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    from open_clip.transform import merge_preprocess_dict
+    from open_clip.transform import merge_preprocess_dict  # start-up: 3 s
 
     size = preprocess["size"]
     return merge_preprocess_dict(preprocess, more) | {"size": size}
@@ -163,6 +163,11 @@ def finish(
     weights: str,
     **place: Any,
 ) -> Backbone:
+    """Return the backbone of a built model; ``place`` goes to ``Backbone``.
+
+    Raises:
+        ConfigError: its images are not square.
+    """
     spec = _spec(preprocess, name)
     return Backbone(
         model, tokenizer, name=name, weights=weights or "random", arch=arch, spec=spec, **place
@@ -184,13 +189,12 @@ def _spec(preprocess: dict[str, Any], name: str) -> TransformSpec:
 
 
 def _tokenizer(source: str, arch: dict[str, Any]) -> Any:
-    import open_clip
+    import open_clip  # start-up: 3 s
 
     if not arch.get("text_cfg", {}).get("hf_tokenizer_name"):
         return open_clip.get_tokenizer(source)
-    local = source.startswith(names.LOCAL_DIR)
     try:
-        with quiet_hub(offline=local or not hub_is_reachable()):
+        with quiet_hub(local=source.startswith(names.LOCAL_DIR)):
             return open_clip.get_tokenizer(source)
     except Exception as error:  # Hugging Face raises many kinds when it cannot download.
         wanted = arch.get("text_cfg", {}).get("hf_tokenizer_name", source)
@@ -202,28 +206,28 @@ def _tokenizer(source: str, arch: dict[str, Any]) -> Any:
 
 def _load_folder(source: str, build: str | None, **place: Any) -> Backbone:
     """Load ``local-dir:<folder>``: open_clip_config.json and a weights file beside it."""
-    from open_clip.factory import _find_checkpoint_in_dir
+    from open_clip.factory import _find_checkpoint_in_dir  # start-up: 3 s
 
     folder = Path(source.removeprefix(names.LOCAL_DIR)).expanduser()
-    file = folder / _CONFIG_FILE
-    if not file.is_file():
+    card = folder / _CONFIG_FILE
+    if not card.is_file():
         raise DataError(f"no {_CONFIG_FILE} in '{folder}' (named by '{source}')")
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(card.read_text(encoding="utf-8"))
         arch = config["model_cfg"]
         model, preprocess = build_model(arch)
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise DataError(f"{file} is not an open_clip config: {error!r}") from error
+        raise DataError(f"{card} is not an open_clip config: {error!r}") from error
     if build is not None and _normal(arch) != _normal(_builtin_config(build)):
         raise ConfigError(
             f"'{source}' holds another architecture than {build}: use --backbone {source}"
         )
-    found = _find_checkpoint_in_dir(folder)
-    if not found:
+    file = _find_checkpoint_in_dir(folder)
+    if not file:
         raise DataError(f"no weights file (.safetensors, .bin, .pt) in '{folder}'")
-    needs = True if names.looks_like_openai(Path(found)) else None
-    names.check_activation(build or source, bool(arch.get("quick_gelu", False)), found, needs)
-    load_file(model, Path(found))
+    needs = True if names.looks_like_openai(Path(file)) else None
+    names.check_activation(build or source, bool(arch.get("quick_gelu", False)), file, needs)
+    load_file(model, Path(file))
     preprocess = _overlay(preprocess, config.get("preprocess_cfg", {}))
     tokenizer = _tokenizer(source, arch)
     name = source if build is None else build
@@ -232,7 +236,7 @@ def _load_folder(source: str, build: str | None, **place: Any) -> Backbone:
 
 def _normal(arch: dict[str, Any]) -> tuple[Any, ...]:
     """An architecture with open_clip's defaults filled in, for comparison."""
-    from open_clip.model import CLIPTextCfg, CLIPVisionCfg
+    from open_clip.model import CLIPTextCfg, CLIPVisionCfg  # start-up: 3 s
 
     vision, text = CLIPVisionCfg(**arch["vision_cfg"]), CLIPTextCfg(**arch["text_cfg"])
     return arch["embed_dim"], bool(arch.get("quick_gelu", False)), repr(vision), repr(text)

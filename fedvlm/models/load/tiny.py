@@ -22,7 +22,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.models.backbone import Backbone, TransformSpec
+from fedvlm.core.transform import TransformSpec
+from fedvlm.models.backbone import Backbone
 from fedvlm.models.load.names import TINY
 from fedvlm.models.towers.clip import Clip
 

@@ -7,8 +7,6 @@ activations and counting are the same code; tests hold the features to the libra
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
-from fedvlm.models.backbone import Backbone, Tokenizer, TransformSpec
-from fedvlm.models.load.weights import hub_is_reachable, quiet_hub
+from fedvlm.core.transform import TransformSpec
+from fedvlm.models.backbone import Backbone, Tokenizer
+from fedvlm.models.load.weights import quiet_hub, quiet_transformers
 
 LOADERS = ("timm", "transformers-vit")
 COSINE_SCALE = 16.0  # of the cosine classifier; CLIP's 100 is learned for its own features
@@ -107,7 +106,7 @@ def build_vit(arch: dict[str, Any], state: dict[str, Tensor], name: str) -> nn.M
     Raises:
         ConfigError: tensors that a plain ViT does not have, or lacks.
     """
-    from open_clip.transformer import LayerNorm, VisionTransformer
+    from open_clip.transformer import LayerNorm, VisionTransformer  # start-up: 3 s
 
     visual = VisionTransformer(
         image_size=arch["image_size"], patch_size=arch["patch_size"], width=arch["width"],
@@ -154,16 +153,15 @@ def rename_vit(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def _from_timm(
     name: str, weights: str, random: bool
 ) -> tuple[dict[str, Any], dict[str, Tensor], TransformSpec]:
-    import timm
-    from timm.models.vision_transformer import VisionTransformer
+    import timm  # start-up: 1 s
+    from timm.models.vision_transformer import VisionTransformer  # start-up: 1 s
 
     if not timm.is_model(name.split(".")[0]):
-        known = timm.list_models("vit_*")
-        raise ConfigError(f"timm has no model '{name}'{did_you_mean(name, known)}")
-    own = not (random or weights)
+        hint = did_you_mean(name, timm.list_models("vit_*"))
+        raise ConfigError(f"timm has no model '{name}'{hint}")
     try:
-        with quiet_hub(offline=not hub_is_reachable()):
-            model: Any = timm.create_model(name, pretrained=own)
+        with quiet_hub():
+            model: Any = timm.create_model(name, pretrained=not (random or weights))
         if weights:
             model.load_state_dict(load_file(str(Path(weights).expanduser())))
     except (OSError, RuntimeError, SafetensorError) as error:
@@ -192,13 +190,13 @@ def _from_timm(
 def _from_transformers(
     name: str, weights: str, random: bool
 ) -> tuple[dict[str, Any], dict[str, Tensor], TransformSpec]:
-    from transformers import AutoConfig, ViTImageProcessor, ViTModel
+    from transformers import AutoConfig, ViTImageProcessor, ViTModel  # start-up: 2 s
 
     if weights:
         raise ConfigError(f"loader 'transformers-vit' takes its weights by name: drop '{weights}'")
     folder = Path(name).expanduser()
     try:
-        with quiet_hub(offline=folder.is_dir() or not hub_is_reachable()), _no_bars():
+        with quiet_hub(local=folder.is_dir()), quiet_transformers():
             config: Any = AutoConfig.from_pretrained(name)
             if config.model_type != "vit" or config.hidden_act != "gelu" or not config.qkv_bias:
                 raise ConfigError(f"'{name}' is a {config.model_type}, not a plain ViT with GELU")
@@ -222,19 +220,6 @@ def _from_transformers(
     spec = TransformSpec(config.image_size, tuple(process.image_mean), tuple(process.image_std),
                          _RESAMPLE.get(int(process.resample), "bilinear"), "squash")
     return arch, model.state_dict(), spec
-
-
-@contextmanager
-def _no_bars() -> Iterator[None]:
-    from transformers.utils import logging as bars
-
-    shown = bars.is_progress_bar_enabled()
-    bars.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            bars.enable_progress_bar()
 
 
 def _arch(

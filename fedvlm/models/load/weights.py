@@ -39,7 +39,7 @@ def load_file(model: nn.Module, path: Path) -> None:
     Raises:
         DataError: unreadable file, or tensors that do not fit the model.
     """
-    from open_clip.factory import load_checkpoint
+    from open_clip.factory import load_checkpoint  # start-up: 3 s
 
     try:
         if is_torchscript(path):
@@ -70,10 +70,10 @@ def download(tag: str, build: str, cfg: dict[str, Any]) -> Path:
     Raises:
         DataError: not in the cache and not to be had; the message names the ways out.
     """
-    from open_clip.pretrained import download_pretrained
+    from open_clip.pretrained import download_pretrained  # start-up: 3 s
 
     try:
-        with quiet_hub(offline=not hub_is_reachable()):
+        with quiet_hub():
             return Path(download_pretrained(cfg))
     except Exception as error:  # network libraries raise many kinds
         raise DataError(
@@ -83,7 +83,7 @@ def download(tag: str, build: str, cfg: dict[str, Any]) -> Path:
 
 def hub_is_reachable() -> bool:
     """False when the hub's name does not resolve: its client would retry for most of a minute."""
-    from huggingface_hub import constants
+    from huggingface_hub import constants  # start-up: 0.3 s
 
     if any(os.environ.get(k) for k in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return True
@@ -95,16 +95,33 @@ def hub_is_reachable() -> bool:
 
 
 @contextmanager
-def quiet_hub(*, offline: bool) -> Iterator[None]:
-    """Keep the hub's client off the screen, and off the network if ``offline``; then restore."""
-    from huggingface_hub import constants
+def quiet_hub(*, local: bool = False) -> Iterator[None]:
+    """Keep the hub's client off the screen inside the block.
+
+    It is kept off the network as well if all is ``local`` or the hub cannot be reached.
+    """
+    from huggingface_hub import constants  # start-up: 0.3 s
 
     logger = logging.getLogger("huggingface_hub")
     before = logger.level, constants.HF_HUB_OFFLINE
     logger.setLevel(logging.ERROR)
-    constants.HF_HUB_OFFLINE = offline or before[1]
+    constants.HF_HUB_OFFLINE = local or before[1] or not hub_is_reachable()
     try:
         yield
     finally:
         logger.setLevel(before[0])
         constants.HF_HUB_OFFLINE = before[1]
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers' progress bars off the screen inside the block."""
+    from transformers.utils import logging as bars  # start-up: 2 s
+
+    visible = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if visible:
+            bars.enable_progress_bar()

@@ -43,19 +43,6 @@ def parse_targets(words: str) -> tuple[str, ...]:
     return tuple(sites)
 
 
-def last_blocks(blocks: list[FrozenBlock], count: int, tower: str) -> list[FrozenBlock]:
-    """Return the last ``count`` blocks, all for 0.
-
-    Raises:
-        ConfigError: the tower has fewer.
-    """
-    if count > len(blocks):
-        raise ConfigError(
-            f"PEFT.BLOCKS {count}: the {tower} tower has {len(blocks)} blocks; 0 takes all"
-        )
-    return blocks[len(blocks) - count :] if count else blocks
-
-
 def lora_tree(
     tower: str, blocks: Iterable[FrozenBlock], sites: Iterable[str], rank: int, gen: torch.Generator
 ) -> Tree:
@@ -164,11 +151,6 @@ def is_factor(name: str) -> bool:
 def sites(names: Mapping[str, Tensor]) -> list[str]:
     """Return the LoRA sites of a tree: names without ``.A`` and ``.B``, in the tree's order."""
     return [n.removesuffix(FACTOR_A) for n in names if is_factor(n) and n.endswith(FACTOR_A)]
-
-
-def products(tree: Mapping[str, Tensor], scale: float = 1.0) -> dict[str, Tensor]:
-    """Return ``scale B A`` ``[..., out, in]`` of each site: what LoRA adds to the weights."""
-    return {s: scale * tree[s + FACTOR_B] @ tree[s + FACTOR_A] for s in sites(tree)}
 
 
 def mix_peft(

@@ -134,7 +134,7 @@ def read_blocks(resblocks: Sequence[Any]) -> list[FrozenBlock]:
     Raises:
         Unreadable: blocks of another kind.
     """
-    found = []
+    out = []
     for index, block in enumerate(resblocks):
         if not is_block(block) or hasattr(block, "ln_1_kv"):
             raise Unreadable(f"its blocks are {type(block).__name__}")
@@ -143,13 +143,13 @@ def read_blocks(resblocks: Sequence[Any]) -> list[FrozenBlock]:
         layers = _attention(attn) | {
             "fc": (mlp.c_fc.weight, mlp.c_fc.bias), "proj": (mlp.c_proj.weight, mlp.c_proj.bias),
         }
-        found.append(
+        out.append(
             FrozenBlock(
                 index, int(attn.num_heads), layers, (block.ln_1, block.ln_2),
                 (block.ls_1, block.ls_2), mlp.gelu, fold,
             )
         )
-    return found
+    return out
 
 
 def _attention(attn: Any) -> dict[str, Pair]:

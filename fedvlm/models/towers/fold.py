@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedvlm.core.trees import in_double
 from fedvlm.models.towers.clip import is_block, is_quick_gelu
 
 QUICK_GELU = 1.702
@@ -41,7 +42,7 @@ def fold_block(block: Any, constant: float, dtype: torch.dtype) -> FoldedBlock:
     attn, fc, proj = block.attn, block.mlp.c_fc, block.mlp.c_proj
     width, heads = attn.embed_dim, attn.num_heads
     device = attn.in_proj_weight.device
-    scale = _double(attn.in_proj_weight.new_ones(3 * width, 1))
+    scale = in_double(attn.in_proj_weight.new_ones(3 * width, 1))
     scale[:width] = (width // heads) ** -0.5
     grow = scale.new_full((1, 1), constant)
     return FoldedBlock(
@@ -57,15 +58,15 @@ def fold_block(block: Any, constant: float, dtype: torch.dtype) -> FoldedBlock:
 
 def fold_projection(norm: Any, projection: Any, dtype: torch.dtype) -> Pair:
     """Fold the final norm's affine part into the text projection: ([embed, width], [embed])."""
-    gain, shift = _double(norm.weight), _double(norm.bias)
+    gain, shift = in_double(norm.weight), in_double(norm.bias)
     bias = None
     if projection is None:
         matrix = torch.diag(torch.ones_like(gain))
     elif isinstance(projection, nn.Linear):
-        matrix, bias = _double(projection.weight), projection.bias
+        matrix, bias = in_double(projection.weight), projection.bias
     else:
-        matrix = _double(projection).T
-    total = matrix @ shift + (0.0 if bias is None else _double(bias))
+        matrix = in_double(projection).T
+    total = matrix @ shift + (0.0 if bias is None else in_double(bias))
     return _cast((matrix * gain, total), dtype, norm.weight.device)
 
 
@@ -103,16 +104,16 @@ def activation_of(blocks: list[Any]) -> tuple[Callable[[Tensor], Tensor], float]
 
 def _behind_norm(norm: Any, weight: Tensor, bias: Tensor, scale: Tensor) -> Pair:
     """A linear layer behind a LayerNorm: absorb its gain and shift, and a row ``scale``."""
-    weight, bias = _double(weight), _double(bias)
-    folded = scale * weight * _double(norm.weight)
-    return folded, scale.squeeze(1) * (bias + weight @ _double(norm.bias))
+    weight, bias = in_double(weight), in_double(bias)
+    folded = scale * weight * in_double(norm.weight)
+    return folded, scale.squeeze(1) * (bias + weight @ in_double(norm.bias))
 
 
 def _before_scale(layer_scale: Any, layer: nn.Linear, factor: float) -> Pair:
     """A linear layer before a LayerScale: absorb it, and a ``factor`` on the layer's input."""
-    weight, bias = _double(layer.weight), _double(layer.bias)
+    weight, bias = in_double(layer.weight), in_double(layer.bias)
     if hasattr(layer_scale, "gamma"):
-        gamma = _double(layer_scale.gamma)
+        gamma = in_double(layer_scale.gamma)
         weight, bias = gamma.unsqueeze(1) * weight, gamma * bias
     return weight * factor, bias
 
@@ -120,8 +121,3 @@ def _before_scale(layer_scale: Any, layer: nn.Linear, factor: float) -> Pair:
 def _cast(pair: Pair, dtype: torch.dtype, device: torch.device) -> Pair:
     weight, bias = (t.to(dtype).to(device).contiguous() for t in pair)
     return weight, bias
-
-
-def _double(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` in float64, on the CPU where its device has none (Apple's mps)."""
-    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()

@@ -85,9 +85,9 @@ def tight_bins(lengths: list[int], chunk: int) -> list[list[int]]:
     """Bins of about ``chunk`` tokens, all nearly equally full, so that padding is small."""
     wanted = max(1, round(sum(lengths) / chunk))
     capacity = max(max(lengths), -(-sum(lengths) // wanted))
-    while len(found := bins(lengths, capacity)) > wanted:
+    while len(groups := bins(lengths, capacity)) > wanted:
         capacity += 1
-    return found
+    return groups
 
 
 def make_layouts(
@@ -99,16 +99,16 @@ def make_layouts(
     """
     first = prompts.start + prompts.n_ctx
     lengths = [int(end) + 1 - first for end in prompts.ends]
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     group: list[int] = []
     rows = first
     for index, length in enumerate(lengths):
         if group and rows + length > max_rows:
-            found.append(group)
+            groups.append(group)
             group, rows = [], first
         group.append(index)
         rows += length
-    return [_layout(prompts, classes, chunk, dtype) for classes in [*found, group]]
+    return [_layout(prompts, classes, chunk, dtype) for classes in [*groups, group]]
 
 
 def _layout(prompts: Prompts, classes: list[int], chunk: int, dtype: torch.dtype) -> PackedLayout:

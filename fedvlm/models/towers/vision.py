@@ -86,16 +86,16 @@ class VisionTower:
         Returns:
             Features ``[K, B, d]``, not normalised, and ``{tap: [K, B, n, width]}``.
         """
-        found, last = {}, len(self.blocks) - 1
+        outputs, last = {}, len(self.blocks) - 1
         for one in self.blocks[start:]:
             short = one.index == last and self._one_row and last not in taps
             read = torch.zeros(x.shape[1], dtype=torch.int64, device=x.device) if short else None
             x = one(x, edits, read=read)
             if one.index in taps:
-                found[one.index] = x
+                outputs[one.index] = x
         pooled, _ = self.visual._pool(x.flatten(0, 1))
         out = pooled if self.visual.proj is None else pooled @ self.visual.proj
-        return out.view(*x.shape[:2], -1), found
+        return out.view(*x.shape[:2], -1), outputs
 
 
 def pick_stream(x: Mapping[str, Tensor]) -> tuple[str, int]:
@@ -104,10 +104,10 @@ def pick_stream(x: Mapping[str, Tensor]) -> tuple[str, int]:
     Raises:
         FedvlmError: the batch has features only.
     """
-    kept = {name: int(name.removeprefix(PREFIX)) for name in x if name.startswith(PREFIX)}
-    if kept:
-        name = max(kept, key=lambda n: kept[n])
-        return name, kept[name]
+    entered = {name: int(name.removeprefix(PREFIX)) for name in x if name.startswith(PREFIX)}
+    if entered:
+        name = max(entered, key=lambda n: entered[n])
+        return name, entered[name]
     if "pixels" in x:
         return "pixels", -1
     raise FedvlmError(

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.models.backbone import Backbone, TransformSpec, digest_of
+from fedvlm.core.transform import TransformSpec
+from fedvlm.models.backbone import Backbone, digest_of
 from fedvlm.models.features.encode import encode_padded
 from fedvlm.models.load.openclip import build_model
 from fedvlm.models.load.tiny import TINY_DIR, TinyTokenizer
