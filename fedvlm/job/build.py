@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,28 +12,21 @@ from fedvlm.config.build import flat
 from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.progress import Progress
-from fedvlm.data.federated import FederatedData, build_federation
+from fedvlm.data.federated import FederatedData
 from fedvlm.data.images import ImageLoader
 from fedvlm.federation.batches import SampleSource, SplitBatcher
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec, Schedule
 from fedvlm.federation.rounds import Budget, Federation, Plan, plain_work
+from fedvlm.job.identity import run_identity
+from fedvlm.job.inputs import Inputs
 from fedvlm.job.sources import image_sources, pixel_sources
 from fedvlm.models.backbone import Backbone
-from fedvlm.models.load.backbones import load_backbone
 from fedvlm.models.vlmodel import VLModel
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 CHUNK_BYTES = 2 << 30  # activations of one chunk of clients; a constant, so that bits do not move
 MAX_CHUNK = 16
-# Keys that move no number: where things lie, how much is said. All others make the identity.
-WHERE = (
-    "OUTPUT_DIR", "RESUME", "CACHE_DIR", "TAG", "DATASET.ROOT", "VERBOSE", "USE_CUDA", "VERSION",
-    "DATALOADER.NUM_WORKERS", "TRAIN.PRINT_FREQ", "TRAIN.CHECKPOINT_FREQ", "TEST.KEEP_LOGITS",
-    "TEST.EVAL_EVERY", "DEVICE", "SINKS",
-    "FED.INDEX_FILE", "DATASET.FEWSHOT_FILE",  # the data digest stands for what they say
-)
 
 
 @dataclass
@@ -43,7 +34,7 @@ class Built:
     """A run, ready to go.
 
     Attributes:
-        train, test: sample sources of training views and of the un-augmented view.
+        test: source of every sample's un-augmented view.
         identity: everything that changes the run's numbers.
         notes: remarks for the log and the results.
     """
@@ -53,7 +44,6 @@ class Built:
     backbone: Backbone
     model: VLModel
     federation: Federation
-    train: SampleSource
     test: SampleSource
     loader: ImageLoader
     identity: dict[str, Any]
@@ -84,40 +74,6 @@ def pick_device(name: str) -> torch.device:
 def views_of(cfg: CfgNode) -> int:
     """Return the number of training views: ``INPUT.VIEWS``, 0 meaning one per local epoch."""
     return int(cfg.INPUT.VIEWS) or int(cfg.FED.ROUNDS * cfg.FED.LOCAL_EPOCHS)
-
-
-class Maker:
-    """Makes a run's data and towers, anew each time; a sweep's keeps what its cells share."""
-
-    def data(self, cfg: CfgNode, progress: Progress | None) -> FederatedData:
-        """Return the clients' images."""
-        return build_federation(cfg, progress)
-
-    def backbone(self, cfg: CfgNode, device: torch.device) -> Backbone:
-        """Return the frozen towers."""
-        return load_backbone(
-            cfg.MODEL.BACKBONE.NAME, cfg.MODEL.INIT_WEIGHTS, loader=cfg.MODEL.LOADER,
-            dtype=DTYPES[cfg.MODEL.PREC], device=device,
-            allow_random=not cfg.MODEL.BACKBONE.PRETRAINED, seed=cfg.SEED, plain=cfg.FED.PLAIN,
-        )
-
-
-def load_model(
-    cfg: CfgNode, data: FederatedData, maker: Maker | None = None
-) -> tuple[Backbone, VLModel]:
-    """Load the frozen backbone and wrap it with the run's class names.
-
-    Raises:
-        ConfigError: random weights asked of a backbone that brings its own; float64 on mps.
-    """
-    device = pick_device(cfg.DEVICE)
-    check_model(cfg, device)
-    backbone = (maker or Maker()).backbone(cfg, device)
-    model = VLModel(
-        backbone, data.classnames, templates=data.templates, packed=not cfg.FED.PLAIN,
-        bf16_text=cfg.MODEL.PREC == "bf16",
-    )
-    return backbone, model
 
 
 def check_model(cfg: CfgNode, device: torch.device) -> None:
@@ -181,51 +137,9 @@ def chunk_of(cfg: CfgNode, model: VLModel, trainer: Any) -> int:
     return max(1, min(MAX_CHUNK, CHUNK_BYTES // max(1, per_client)))
 
 
-def identity_of(
-    cfg: CfgNode, data: FederatedData, backbone: Backbone, loader: ImageLoader, chunk: int
-) -> dict[str, Any]:
-    """Return everything that changes the run's numbers (DESIGN 4.10).
-
-    The images count by their bytes; a trainer given as a file counts by the file's.
-    """
-    images = hashlib.sha256()
-    for i in range(len(data.samples)):
-        images.update(loader.content_key(i).encode())
-    own = {}
-    if ".py" in cfg.TRAINER.NAME:
-        file = Path(cfg.TRAINER.NAME.partition(":")[0]).expanduser()
-        own["trainer"] = hashlib.sha256(file.read_bytes()).hexdigest()
-    return {
-        "config": identity_config(cfg), "data": data.digest, "backbone": backbone.digest,
-        "chunk": chunk, "device": pick_device(cfg.DEVICE).type, "images": images.hexdigest(),
-        "transform": backbone.transform_spec.digest, **own,
-    }
-
-
-def identity_config(cfg: CfgNode) -> dict[str, Any]:
-    """Return the config keys of a run's identity: all that may move a number."""
-    return {
-        k: v for k, v in flat(cfg).items()
-        if k not in WHERE and (not k.startswith("TRAINER.") or k == "TRAINER.NAME"
-                               or k.startswith(f"TRAINER.{_node(cfg)}."))
-    }
-
-
-def _node(cfg: CfgNode) -> str:
-    return load_trainer(cfg.TRAINER.NAME).name.upper()
-
-
-def make_loader(cfg: CfgNode, data: FederatedData, backbone: Backbone) -> ImageLoader:
-    """Return the image loader of a run."""
-    return ImageLoader(
-        data.samples, backbone.transform_spec, views_of(cfg), int(cfg.DATA_SEED),
-        crop_scale=tuple(cfg.INPUT.RRCROP_SCALE), records=data.records,
-    )
-
-
 def build(
     cfg: CfgNode, progress: Progress | None = None, *, pixels: bool = False,
-    maker: Maker | None = None,
+    inputs: Inputs | None = None,
 ) -> Built:
     """Build a run: config mistakes come first, then data, then weights, then image features.
 
@@ -235,17 +149,30 @@ def build(
     Args:
         progress: called with (what, done, of) while images are encoded.
         pixels: encode images batch by batch, without the cache (dry run, plain path).
-        maker: of data and towers; by default everything is made anew.
+        inputs: makes data and towers; by default anew.
+
+    Raises:
+        ConfigError, DataError: whatever of the config cannot work.
     """
+    inputs = inputs or Inputs()
     trainer = load_trainer(cfg.TRAINER.NAME)(cfg)
-    data = (maker or Maker()).data(cfg, progress)
+    data = inputs.data(cfg, progress)
     if cfg.TEST.SELECT == "val" and not any(len(c.val) for c in data.clients):
         raise ConfigError(
             "TEST.SELECT val: this split has no validation images; set DATASET.VAL_SHOTS above 0, "
             "or TEST.SELECT last"
         )
-    backbone, model = load_model(cfg, data, maker)
-    loader = make_loader(cfg, data, backbone)
+    device = pick_device(cfg.DEVICE)
+    check_model(cfg, device)
+    backbone = inputs.backbone(cfg, device)
+    model = VLModel(
+        backbone, data.classnames, templates=data.templates, packed=not cfg.FED.PLAIN,
+        bf16_text=cfg.MODEL.PREC == "bf16",
+    )
+    loader = ImageLoader(
+        data.samples, backbone.transform_spec, views_of(cfg), int(cfg.DATA_SEED),
+        crop_scale=tuple(cfg.INPUT.RRCROP_SCALE), records=data.records,
+    )
     labels = torch.from_numpy(data.labels.copy())
     train: SampleSource
     test: SampleSource
@@ -255,16 +182,16 @@ def build(
         train, data.clients, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), int(cfg.SEED), loader.views,
         plan.epochs, model.device, model.dtype, plain=test, pixels=test,
     )
-    federation = Federation(
+    federation = Federation(  # refuses ranks and stray tensors: before any image is encoded
         trainer, model, batcher, plan, engine=LocalEngine(chunk),
         budget=make_budget(cfg, plan, batcher),
     )
     if not (pixels or cfg.FED.PLAIN):
         train, test = image_sources(cfg, data, model, loader, labels, trainer, progress)
         federation.batcher = replace(batcher, source=train, plain=test)
-    identity = identity_of(cfg, data, backbone, loader, chunk)
+    identity = run_identity(cfg, data, backbone, loader, chunk, device.type)
     notes = [*data.notes, *model.notes, *_marks(cfg, loader, trainer)]
-    return Built(cfg, data, backbone, model, federation, train, test, loader, identity, notes)
+    return Built(cfg, data, backbone, model, federation, test, loader, identity, notes)
 
 
 def _marks(cfg: CfgNode, loader: ImageLoader, trainer: Any) -> list[str]:

@@ -1,9 +1,8 @@
-"""What a run says of itself: its path, its header, the protocol that a table must not mix."""
+"""What a run says of itself before it begins: where it lies, and its header."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from yacs.config import CfgNode
 
@@ -14,7 +13,7 @@ from fedvlm.data.partition.index_file import read_index_file
 from fedvlm.data.targets import DATASET
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.job.build import Built, views_of
+from fedvlm.job.build import Built
 from fedvlm.job.flags import words_of
 from fedvlm.runs.identity import RunPath
 
@@ -56,21 +55,10 @@ def _changed(cfg: CfgNode, key: str) -> bool:
     return bool(cfg.FED[key] != default_schema()[f"FED.{key}"].default)
 
 
-def ending(cfg: CfgNode, built: Built) -> list[str]:
-    """Return what is to be said of a run that ``FED.BUDGET`` ended (nothing otherwise)."""
-    budget, last = built.federation.budget, built.federation.last_round
-    if not budget.plain:
-        return []
-    spent, most = sum(budget.spent.values()), sum(budget.plain)
-    return [
-        f"FED.BUDGET {budget.unit}: ended after round {last} of at most {cfg.FED.ROUNDS}, "
-        f"{spent:,} {budget.unit} of all clients spent, FedAvg's are {most:,}"
-    ]
-
-
-def header(cfg: CfgNode, built: Built) -> dict[str, object]:
+def header(built: Built) -> dict[str, object]:
     """Return what a run says about itself first."""
-    shared, own = (len(built.federation.groups.names(g)) for g in ("shared", "personal"))
+    cfg, groups = built.cfg, built.federation.groups
+    shared, personal = (len(groups.names(group)) for group in ("shared", "personal"))
     count = numel(built.federation.p0)
     frozen = sum(p.numel() for p in built.backbone.model.parameters())
     return {
@@ -82,27 +70,8 @@ def header(cfg: CfgNode, built: Built) -> dict[str, object]:
                    f"{max(len(c.train) for c in built.data.clients)} training images each",
         "backbone": f"{cfg.MODEL.BACKBONE.NAME} on {built.model.device.type}, {cfg.MODEL.PREC}",
         "trainable": f"{count:,} of {frozen + count:,} ({100 * count / (frozen + count):.2f} %), "
-                     f"{shared} tensors shared, {own} personal",
+                     f"{shared} tensors shared, {personal} personal",
         "seeds": f"model {cfg.SEED}, data {cfg.DATA_SEED}",
-    }
-
-
-def protocol(cfg: CfgNode, built: Built) -> dict[str, Any]:
-    """Return what a table must not mix."""
-    return {
-        "setting": setting(cfg), "dataset": cfg.DATASET.NAME, "trainer": cfg.TRAINER.NAME,
-        "tag": cfg.TAG, "shots": int(cfg.DATASET.NUM_SHOTS),
-        "subsample": cfg.DATASET.SUBSAMPLE_CLASSES,
-        "backbone": cfg.MODEL.BACKBONE.NAME, "weights": built.backbone.weights,
-        "backbone_digest": built.backbone.digest, "data_digest": built.data.digest,
-        "peft": words_of(cfg.PEFT.TEXT, cfg.PEFT.VISUAL, cfg.PEFT.HEAD)
-        if isinstance(built.federation.trainer, PeftTrainer) else "",
-        "partition": partition_name(cfg), "held_out": built.data.spec.held_out,
-        "targets": ", ".join(o.name for o in built.data.others if o.kind == DATASET),
-        "batch_size": int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), "rounds": int(cfg.FED.ROUNDS),
-        "local_epochs": int(cfg.FED.LOCAL_EPOCHS), "views": views_of(cfg), "seed": int(cfg.SEED),
-        "data_seed": int(cfg.DATA_SEED), "selection": cfg.TEST.SELECT, "budget": cfg.FED.BUDGET,
-        "extra_data": built.federation.trainer.extra_data,
     }
 
 
@@ -136,17 +105,13 @@ def peft_choice(cfg: CfgNode, origins: Mapping[str, str]) -> str:
     return f"-{words_of(cfg.PEFT.TEXT, cfg.PEFT.VISUAL, cfg.PEFT.HEAD)}"
 
 
-def run_path(cfg: CfgNode, built: Built, chosen: str = "") -> RunPath:
+def run_path(cfg: CfgNode, data: str, method: str) -> RunPath:
     """Return where a run lies below ``OUTPUT_DIR`` (DESIGN 7).
 
     Args:
-        chosen: the user's trainable set, see ``peft_choice``.
+        data: the data set's own name.
+        method: the trainer's name, with the user's trainable set (``peft_choice``) after it.
     """
-    return path_of(cfg, built.data.name, built.federation.trainer.name + chosen)
-
-
-def path_of(cfg: CfgNode, data: str, method: str) -> RunPath:
-    """Return ``run_path`` from names alone: of the data set, of the method with its choice."""
     shots = cfg.DATASET.NUM_SHOTS
     return RunPath(
         setting(cfg), data, "all" if shots < 0 else int(shots), method, cfg.MODEL.BACKBONE.NAME,

@@ -12,8 +12,9 @@ from yacs.config import CfgNode
 from fedvlm.console.screen import Console
 from fedvlm.core.trees import nbytes, numel, pick
 from fedvlm.federation.batches import Batch, SplitBatcher, Step, step_slices
-from fedvlm.job.build import Built, build
+from fedvlm.job.build import build
 from fedvlm.job.describe import header
+from fedvlm.job.sources import images_to_encode
 
 
 @dataclass(frozen=True)
@@ -59,17 +60,17 @@ def dry_run(cfg: CfgNode) -> int:
         seconds.append(time.perf_counter() - began)
     federation.trainer.server(ctx, state.server, work.updates)
     sent = sum(nbytes(work.updates[0].params | work.updates[0].extras).values())
-    drawn = sum(len(federation.plan.sample(r)) for r in range(1, federation.plan.rounds + 1))
-    share = drawn / (federation.plan.rounds * federation.plan.clients)
-    own = pick(federation.p0, federation.groups.personal)
+    uploads = sum(len(federation.plan.sample(r)) for r in range(1, federation.plan.rounds + 1))
+    share = uploads / (federation.plan.rounds * federation.plan.clients)
+    personal = pick(federation.p0, federation.groups.personal)
     whole = sum(steps) * federation.plan.rounds * share * seconds[-1]
-    images = images_of(built)
+    images = images_to_encode(built.data, built.loader.views)
     console = Console(federation.plan.rounds, federation.plan.clients)
     console.header(
-        header(cfg, built)
+        header(built)
         | {
-            "bytes": f"{sent:,} up per client and round, {sent * drawn:,} in the whole run",
-            "personal": f"{numel(own):,} numbers stay with each client",
+            "bytes": f"{sent:,} up per client and round, {sent * uploads:,} in the whole run",
+            "personal": f"{numel(personal):,} numbers stay with each client",
             "steps": f"{sum(steps):,} client steps per round with all clients",
             "time": f"at most {seconds[-1]:.2f} s per client step (one client, images encoded "
                     f"on the way), {whole:.0f} s "
@@ -79,13 +80,3 @@ def dry_run(cfg: CfgNode) -> int:
     )
     console.notes([*built.notes, "dry run: nothing was written"])
     return 0
-
-
-def images_of(built: Built) -> int:
-    """Return how many images the run encodes before it begins, every view counted."""
-    data, views = built.data, built.loader.views
-    train = {int(i) for c in data.clients for i in c.train}
-    held = {int(i) for c in data.clients for part in (c.val, c.test) for i in part}
-    every = train | held | set(data.global_test.tolist()) | set(data.new_test.tolist())
-    every |= {int(i) for other in data.others for i in other.indices}
-    return len(every) + (views * len(train) if views > 1 else 0)

@@ -11,7 +11,8 @@ from fedvlm.data.datasets import load_dataset
 from fedvlm.data.datum import PARTS, Datum
 from fedvlm.data.image_records import ImageRecords, records_of
 from fedvlm.data.images import ImageLoader, broken_images, check_decodes
-from fedvlm.job.build import Maker, check_model, pick_device, views_of
+from fedvlm.job.build import check_model, pick_device, views_of
+from fedvlm.job.inputs import Inputs
 from fedvlm.job.sources import cache_dir, features_of
 from fedvlm.models.features.decode import Throughput
 from fedvlm.models.features.store import default_dir
@@ -36,7 +37,7 @@ def encode_set(cfg: CfgNode, verify: bool = False) -> Throughput:
     bad, found = broken_images(data.name, lists, records, cfg.DATASET.ON_CORRUPT)
     out = {part: set(places) for part, places in bad.items()}
     kept = {p: [d for i, d in enumerate(lists[p]) if i not in out[p]] for p in PARTS}
-    backbone = Maker().backbone(cfg, device)
+    backbone = Inputs().backbone(cfg, device)
     loader = ImageLoader(
         [d for part in PARTS for d in kept[part]], backbone.transform_spec, views_of(cfg),
         int(cfg.DATA_SEED), crop_scale=tuple(cfg.INPUT.RRCROP_SCALE), records=records,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -14,28 +15,30 @@ from fedvlm.config.build import flat
 from fedvlm.console.log import LogFile
 from fedvlm.console.screen import Console, progress, say
 from fedvlm.core.errors import ConfigError
-from fedvlm.core.trees import numel
 from fedvlm.data.partition.counts import partition_csv
 from fedvlm.evaluation import zero_shot
 from fedvlm.federation.rounds import FedState
-from fedvlm.job.build import Built, Maker, build
-from fedvlm.job.describe import ending, header, partition_name, peft_choice, protocol, run_path
-from fedvlm.job.record import Recorder, conclude, headline
-from fedvlm.job.seeds import seed_table
+from fedvlm.job.build import Built, build
+from fedvlm.job.describe import header, partition_name, peft_choice, run_path
+from fedvlm.job.dry import dry_run
+from fedvlm.job.inputs import Inputs
+from fedvlm.job.record import Recorder
+from fedvlm.job.results import results_of, seed_table
 from fedvlm.job.show import draw_partition, say_results
 from fedvlm.job.sinks import Sinks
 from fedvlm.runs import state as run_state
 from fedvlm.runs.folder import RunFolder
-from fedvlm.runs.metrics import read_metrics, sentence, totals
+from fedvlm.runs.metrics import read_metrics
 
 
 def run_job(
-    cfg: CfgNode, origins: dict[str, str], args: Namespace, maker: Maker | None = None
+    cfg: CfgNode, origins: dict[str, str], args: Namespace, inputs: Inputs | None = None
 ) -> int:
     """Run one config to its end, or show its result if it is finished already.
 
     Args:
-        maker: of data and towers, where several runs share them; see ``cli_build.Maker``.
+        args: ``dry_run``; ``finished`` gets the results, for the table over seeds.
+        inputs: data and towers, where several runs share them.
 
     Raises:
         FedvlmError: anything a user can mend; ``cli.main`` turns it into a sentence.
@@ -43,13 +46,12 @@ def run_job(
     """
     sinks = Sinks(cfg.SINKS)
     if args.dry_run:
-        from fedvlm.job.dry import dry_run
-
         return dry_run(cfg)
     began = time.perf_counter()
-    chosen = peft_choice(cfg, origins)
-    built = build(cfg, progress, maker=maker)
-    folder = RunFolder.create(cfg.OUTPUT_DIR, run_path(cfg, built, chosen), built.identity)
+    choice = peft_choice(cfg, origins)
+    built = build(cfg, progress, inputs=inputs)
+    place = run_path(cfg, built.data.name, built.federation.trainer.name + choice)
+    folder = RunFolder.create(cfg.OUTPUT_DIR, place, built.identity)
     _check_resume(cfg, folder)
     console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
     if folder.finished is not None:
@@ -57,33 +59,30 @@ def run_job(
         if cfg.TEST.KEEP_LOGITS and not (folder.path / "logits.safetensors").exists():
             console.notes(["it kept no logits: run it again under another --tag to have them"])
         console.result(folder.finished["results"]["table"])
-        _remember(args, folder)
-        return 0
-    with folder:
-        try:
-            _train(cfg, origins, built, folder, console, began, sinks)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(
-                f"whole rounds are saved in {folder.path}; the same command goes on there"
-            ) from None
-        finally:
-            console.finish()
-            sinks.close()
-    done: dict[str, Any] = folder.finished or {}
-    say_results(folder.path, float(done["run_info"]["seconds_rounds"]))
-    _remember(args, folder)
+    else:
+        gc.freeze()  # what is built lives to the end: the collector need not walk it every round
+        with folder:
+            try:
+                results = _train(built, origins, folder, console, sinks, began)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(
+                    f"whole rounds are saved in {folder.path}; the same command goes on there"
+                ) from None
+            finally:
+                gc.unfreeze()
+                console.finish()
+                sinks.close()
+        say_results(folder.path, float(results["run_info"]["seconds_rounds"]))
+    args.finished = [*getattr(args, "finished", []), folder.finished]
     return 0
 
 
-def _remember(args: Namespace, folder: RunFolder) -> None:
-    """Keep a finished run's results for the table over seeds."""
-    args.finished = [*getattr(args, "finished", []), folder.finished]
-
-
 def _train(
-    cfg: CfgNode, origins: dict[str, str], built: Built, folder: RunFolder, console: Console,
-    began: float, sinks: Sinks,
-) -> None:
+    built: Built, origins: dict[str, str], folder: RunFolder, console: Console, sinks: Sinks,
+    began: float,
+) -> dict[str, Any]:
+    """Describe the run, train it to its end, and return what is then in ``results.json``."""
+    cfg = built.cfg
     folder.write_config(flat(cfg), origins)
     folder.write_partition(built.data.index_file())
     folder.write_text("partition.csv", partition_csv(built.data))
@@ -92,38 +91,31 @@ def _train(
         notes=built.notes, chunk=built.identity["chunk"],
     )
     log = LogFile(folder.log_path, int(cfg.FED.ROUNDS))
+    screens = (console, log)
     state = restore(built, folder)
-    about = header(cfg, built)
-    console.header(about)
-    log.header(about, [f"{key}: {value}" for key, value in flat(cfg).items()])
-    for screen in (console, log):
+    lines = header(built)
+    console.header(lines)
+    log.header(lines, [f"{key}: {value}" for key, value in flat(cfg).items()])
+    for screen in screens:
         screen.notes([*built.notes, *folder.notes])
     title = f"{built.data.name}, {partition_name(cfg)}, data seed {cfg.DATA_SEED}"
     draw_partition(folder.path, title)
     reference = zero_shot(
         built.model, built.test, built.data, batch_size=int(cfg.DATALOADER.TEST.BATCH_SIZE)
     ) if built.backbone.has_text else None
+
     done, _ = read_metrics(folder.metrics_path)
-    sinks.open(folder.path, folder.digest, flat(cfg), done, (console, log))
-    built.federation.subscribers.append(Recorder(built, folder, (console, log), state, sinks))
+    sinks.open(folder.path, folder.digest, flat(cfg), done, screens)
+    built.federation.subscribers.append(Recorder(built, folder, screens, state, sinks))
     built.federation.run(state)
+
     records, _ = read_metrics(folder.metrics_path)
-    table, results = conclude(cfg, reference, records, built.federation.trainer.name)
-    for screen in (console, log):
-        screen.result(table)
-    spent = totals(records)
-    ended = ending(cfg, built)
-    for screen in (console, log):
-        screen.notes([*ended, sentence(spent)])
-    log.finish(headline(results["last"]))
-    info = {
-        "seconds_this_session": time.perf_counter() - began, "seconds_rounds": spent["seconds"],
-        "bytes_up": spent["bytes_up"], "bytes_down": spent["bytes_down"], "totals": spent,
-        "trainable": numel(built.federation.p0), "notes": [*built.notes, *ended],
-    }
-    folder.write_results(info, protocol(cfg, built), results | {"table": table})
-
-
+    results = results_of(built, reference, records, time.perf_counter() - began)
+    for screen in screens:
+        screen.result(results.table)
+        screen.notes(results.notes)
+    log.finish(results.headline)
+    return folder.write_results(results.run_info, results.protocol, results.numbers)
 
 
 def restore(built: Built, folder: RunFolder) -> FedState | None:
@@ -135,8 +127,7 @@ def restore(built: Built, folder: RunFolder) -> FedState | None:
     if saved is None:
         return None
     records = read_metrics(folder.metrics_path)[0]
-    known = [r.get("round") for r in records]
-    if known != list(range(saved.round + 1)):
+    if [r.get("round") for r in records] != list(range(saved.round + 1)):
         folder.truncate_metrics(-1)
         run_state.clear_states(folder.state_dir)
         folder.notes.append(
@@ -144,11 +135,11 @@ def restore(built: Built, folder: RunFolder) -> FedState | None:
             "again from the beginning"
         )
         return None
-    model = built.model
+    device = built.model.device
 
     def moved(state: Mapping[str, Any]) -> dict[str, Any]:  # types stay: a float64 slot is exact
         return {
-            slot: {name: v.to(model.device) for name, v in tree.items()}
+            slot: {name: v.to(device) for name, v in tree.items()}
             for slot, tree in state.items()
         }
 
@@ -158,18 +149,6 @@ def restore(built: Built, folder: RunFolder) -> FedState | None:
     return FedState(
         saved.round, moved(saved.server), {c: moved(s) for c, s in saved.clients.items()}
     )
-
-
-
-
-
-
-
-
-
-
-
-
 
 
 def _check_resume(cfg: CfgNode, folder: RunFolder) -> None:

@@ -15,7 +15,7 @@ MOST_VALUES = 20_000  # of all K x K matrices of single tensors together; above,
 DIGITS = 6
 
 
-def wanted(event: RoundFinished) -> bool:
+def has_similarity(event: RoundFinished) -> bool:
     """Say whether a round's record has similarities: the first and the last round's."""
     return bool(event.updates) and event.round in (1, event.total_rounds)
 
@@ -49,11 +49,11 @@ def similarity(event: RoundFinished, before: State) -> dict[str, Any] | None:
         to_global[name] = _plain(_cosines(sent, got))
         sent -= got
         moved += sent @ sent.T
-    found = {"clients": [u.client for u in taken], "update": _plain(_normalised(moved))}
+    cosines = {"clients": [u.client for u in taken], "update": _plain(_normalised(moved))}
     if len(names) * len(taken) ** 2 <= MOST_VALUES:
-        found["tensors"] = pairs
-    found["to_global"] = to_global
-    return found | ({"left_out": len(ordered) - len(taken)} if len(ordered) > len(taken) else {})
+        cosines["tensors"] = pairs
+    cosines["to_global"] = to_global
+    return cosines | ({"left_out": len(ordered) - len(taken)} if len(ordered) > len(taken) else {})
 
 
 def _rows(trees: list[Tree], name: str) -> Tensor:

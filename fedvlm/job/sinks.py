@@ -20,7 +20,7 @@ import numpy as np
 
 from fedvlm.console.screen import complain
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
-from fedvlm.job.record import summary
+from fedvlm.job.results import summary
 
 Record = Mapping[str, Any]
 

@@ -38,13 +38,13 @@ def image_sources(
     block = trainer.token_block(model) if hasattr(trainer, "token_block") else None
     spent = Throughput()
     if block is None:
-        found = _sources(data, loader, labels, "features", lambda indices, view: features_of(
+        sources = _sources(data, loader, labels, "features", lambda indices, view: features_of(
             cfg, model.backbone, loader, indices, view, progress, spent, model.notes
         ))
         model.notes.append(spent.sentence())
-        return found
+        return sources
     folder = cache_dir(cfg) or default_dir()
-    images = len(_every(data)) + (len(_train(data)) * loader.views if loader.views > 1 else 0)
+    images = images_to_encode(data, loader.views)
     if not has_room(model.vision, images, folder):
         size = bank_bytes(model.vision, images) / 2**30
         model.notes.append(
@@ -63,9 +63,9 @@ def image_sources(
             )
         return out
 
-    found = _sources(data, loader, labels, stream_name(block), encode)
+    sources = _sources(data, loader, labels, stream_name(block), encode)
     model.notes.append(spent.sentence(f"activations entering block {block}"))
-    return found
+    return sources
 
 
 def pixel_sources(loader: ImageLoader, labels: Tensor) -> tuple[PixelSource, PixelSource]:
@@ -76,9 +76,39 @@ def pixel_sources(loader: ImageLoader, labels: Tensor) -> tuple[PixelSource, Pix
     )
 
 
+def features_of(
+    cfg: CfgNode, backbone: Backbone, loader: ImageLoader, indices: Sequence[int],
+    view: int | None, progress: Progress | None, spent: Throughput, notes: list[str],
+) -> Tensor:
+    """Return the features ``[n, embed_dim]`` of images and one view, out of the store or into it.
+
+    Args:
+        indices: into the loader's samples.
+        view: None is the test view.
+        spent: told where the time went.
+        notes: told about damaged files.
+
+    Raises:
+        DataError: an image changed meanwhile or does not decode, or the cache cannot be written.
+    """
+    keys = [loader.content_key(i) for i in indices]
+    with _reading(loader, spent):
+        return cached_features(
+            backbone, keys, lambda n: loader.load(indices[n], view, key=keys[n]),
+            view=-1 if view is None else view, transform_digest=loader.transform_key(view),
+            cache_dir=cache_dir(cfg), workers=int(cfg.DATALOADER.NUM_WORKERS),
+            progress=_named(progress, loader, view), notes=notes, spent=spent,
+        )
+
+
 def cache_dir(cfg: CfgNode) -> Path | None:
     """Return the feature cache's folder; None leaves the choice to the store."""
     return Path(cfg.CACHE_DIR).expanduser() if cfg.CACHE_DIR else None
+
+
+def images_to_encode(data: FederatedData, views: int) -> int:
+    """Return how many images a run encodes before it begins, every training view counted."""
+    return len(_every(data)) + (views * len(_train(data)) if views > 1 else 0)
 
 
 def _train(data: FederatedData) -> list[int]:
@@ -120,28 +150,3 @@ def _reading(loader: ImageLoader, spent: Throughput) -> Iterator[None]:
         yield
     finally:
         spent.reading += loader.reading - before
-
-
-def features_of(
-    cfg: CfgNode, backbone: Backbone, loader: ImageLoader, indices: Sequence[int],
-    view: int | None, progress: Progress | None, spent: Throughput, notes: list[str],
-) -> Tensor:
-    """Return the features ``[n, embed_dim]`` of images and one view, out of the store or into it.
-
-    Args:
-        indices: into the loader's samples.
-        view: None is the test view.
-        spent: told where the time went.
-        notes: told about damaged files.
-
-    Raises:
-        DataError: an image changed meanwhile or does not decode, or the cache cannot be written.
-    """
-    keys = [loader.content_key(i) for i in indices]
-    with _reading(loader, spent):
-        return cached_features(
-            backbone, keys, lambda n: loader.load(indices[n], view, key=keys[n]),
-            view=-1 if view is None else view, transform_digest=loader.transform_key(view),
-            cache_dir=cache_dir(cfg), workers=int(cfg.DATALOADER.NUM_WORKERS),
-            progress=_named(progress, loader, view), notes=notes, spent=spent,
-        )

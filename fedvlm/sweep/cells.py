@@ -21,13 +21,14 @@ from fedvlm.data.partition.kinds import check_fits
 from fedvlm.data.targets import load_targets
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.job.build import check_model, identity_config, pick_device
-from fedvlm.job.describe import path_of, peft_choice
+from fedvlm.job.build import check_model, pick_device
+from fedvlm.job.describe import peft_choice, run_path
 from fedvlm.job.flags import parse
-from fedvlm.job.maker import data_key
+from fedvlm.job.identity import identity_config
+from fedvlm.job.inputs import data_key
 from fedvlm.job.resolve import Job, resolve
 from fedvlm.runs.identity import identity_digest, identity_plain
-from fedvlm.sweep.plan import Entry, Plan, Settings
+from fedvlm.sweep.plan import PlanEntry, Settings, SweepPlan
 
 
 @dataclass(frozen=True)
@@ -79,14 +80,14 @@ class Cell:
 class Combination:
     """A column and a row of the plan: what all its seeds share."""
 
-    dataset: Entry
-    trainer: Entry
+    dataset: PlanEntry
+    trainer: PlanEntry
     settings: dict[str, tuple[str, str]]  # key -> (value, where it stands in the plan)
     column: str
     row: str
 
 
-def combinations(plan: Plan) -> Iterator[Combination]:
+def combinations(plan: SweepPlan) -> Iterator[Combination]:
     """Yield data set by data set: shots, then axes, then methods."""
     for dataset, shots in itertools.product(plan.datasets, plan.shots or (None,)):
         for values in itertools.product(*plan.axes.values()):
@@ -111,14 +112,14 @@ def combinations(plan: Plan) -> Iterator[Combination]:
                 )
 
 
-def _short(key: str, plan: Plan) -> str:
+def _short(key: str, plan: SweepPlan) -> str:
     """Return the last word of an axis' key, unless two axes share it."""
     last = key.rpartition(".")[2].lower()
     same = [k for k in plan.axes if k.rpartition(".")[2].lower() == last]
     return last if len(same) == 1 else key.lower()
 
 
-def jobs_of(plan: Plan, combination: Combination) -> list[Job]:
+def jobs_of(plan: SweepPlan, combination: Combination) -> list[Job]:
     """Return one resolved config per seed.
 
     Raises:
@@ -208,7 +209,7 @@ class Checker:
         load_trainer(cfg.TRAINER.NAME)(cfg)
         chosen = peft_choice(cfg, job.origins)
         check_model(cfg, pick_device(cfg.DEVICE))
-        place = path_of(cfg, self.data_name(job), load_trainer(cfg.TRAINER.NAME).name + chosen)
+        place = run_path(cfg, self.data_name(job), load_trainer(cfg.TRAINER.NAME).name + chosen)
         config = identity_plain(identity_config(cfg))
         return Cell(
             number, combination.column, combination.row, int(cfg.SEED),
@@ -232,7 +233,7 @@ def _data_name(job: Job) -> str:
     return data.name
 
 
-def cells_of(plan: Plan) -> list[Cell]:
+def cells_of(plan: SweepPlan) -> list[Cell]:
     """Return all cells, seed by seed (a stop leaves all methods alike), data set by data set.
 
     Raises:
@@ -258,7 +259,7 @@ def cells_of(plan: Plan) -> list[Cell]:
 class Mistakes:
     """Mistakes of a plan's cells: each sentence once, with the cells it is said of."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SweepPlan) -> None:
         self.plan, self.data_only = plan, True
         self.found: dict[str, list[str]] = {}
 

@@ -37,7 +37,7 @@ OF_SWEEP = ("SEED", "DATA_SEED", "DATASET.NAME", "TRAINER.NAME", "RESUME")  # no
 
 
 @dataclass(frozen=True)
-class Entry:
+class PlanEntry:
     """A data set or a method of the plan.
 
     Attributes:
@@ -54,13 +54,13 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """All that a sweep is to do; ``axes`` maps a config key to its values."""
 
     name: str
     common: Settings
-    datasets: tuple[Entry, ...]
-    trainers: tuple[Entry, ...]
+    datasets: tuple[PlanEntry, ...]
+    trainers: tuple[PlanEntry, ...]
     seeds: tuple[int, ...] = (1,)
     shots: tuple[int, ...] = ()
     axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Plan:
 
     def content(self) -> dict[str, Any]:
         """Return the plan as plain values, for ``plan.yaml`` and for a name."""
-        def entry(e: Entry, tag: str) -> dict[str, Any]:
+        def entry(e: PlanEntry, tag: str) -> dict[str, Any]:
             more = {"trainer-config-file": e.config} if e.config else {}
             return {"name": e.name, tag: e.label} | more | dict(e.settings)
 
@@ -81,7 +81,7 @@ class Plan:
         }
 
 
-def read_plan(path: Path) -> Plan:
+def read_plan(path: Path) -> SweepPlan:
     """Return the plan of a YAML file.
 
     Raises:
@@ -110,14 +110,14 @@ def _with_mappings(path: Path, found: dict[str, Any]) -> dict[str, Any]:
 
 
 class PlanReader:
-    """Turns plain values into a ``Plan`` and collects every mistake on the way."""
+    """Turns plain values into a ``SweepPlan`` and collects every mistake on the way."""
 
     def __init__(self, where: str, mistakes: list[str] | None = None) -> None:
         self.where, self.mistakes = where, mistakes if mistakes is not None else []
         self.flags = by_name()
         self.schema = default_schema()
 
-    def plan(self, found: Mapping[str, Any], name: str) -> Plan:
+    def plan(self, found: Mapping[str, Any], name: str) -> SweepPlan:
         """Return the plan.
 
         Raises:
@@ -128,7 +128,7 @@ class PlanReader:
             if found.get(part) is not None:
                 common[key] = str(found[part])
         shots = found.get("shots")
-        plan = Plan(
+        plan = SweepPlan(
             str(found.get("name") or name), common,
             self.entries(found.get("datasets"), "datasets"),
             self.entries(found.get("trainers"), "trainers"),
@@ -174,7 +174,7 @@ class PlanReader:
                 self.mistake(f"axes: {key} sets several keys at once; name one of {list(keys[0])}")
         return axes
 
-    def entries(self, value: Any, part: str) -> tuple[Entry, ...]:
+    def entries(self, value: Any, part: str) -> tuple[PlanEntry, ...]:
         """Return the data sets or methods of a list of names and mappings with ``name``."""
         if not isinstance(value, list) or not value:
             self.mistake(f"{part} wants a list of names, or of {{name: ..., flag: value}}")
@@ -186,7 +186,7 @@ class PlanReader:
             self.mistake(f"{part} has '{entry.label}' twice; give one of them a {word}:")
         return tuple(found)
 
-    def entry(self, item: Any, part: str) -> Entry | None:
+    def entry(self, item: Any, part: str) -> PlanEntry | None:
         """Return one data set or method; None after a mistake."""
         given = dict(item) if isinstance(item, dict) else {"name": item}
         name = given.pop("name", None)
@@ -195,12 +195,12 @@ class PlanReader:
             return None
         if part == "datasets":
             label = str(given.pop("label", None) or Path(name).stem)
-            return Entry(name, label, self.settings(given, f"{part}: {label}"))
+            return PlanEntry(name, label, self.settings(given, f"{part}: {label}"))
         config = str(given.pop("trainer-config-file", "") or "")
         tag = given.get("tag")
         shown = name.rpartition(":")[2] if ".py" in name else name
         label = str(given.pop("label", None) or (f"{shown} ({tag})" if tag else shown))
-        return Entry(name, label, self.settings(given, f"{part}: {label}"), config)
+        return PlanEntry(name, label, self.settings(given, f"{part}: {label}"), config)
 
     def settings(self, given: Any, where: str) -> Settings:
         """Return flags (without dashes) and config keys of a mapping as config keys."""
@@ -240,7 +240,7 @@ class PlanReader:
         return {}
 
 
-def pick(entries: Sequence[Entry], words: Sequence[str], what: str) -> tuple[Entry, ...]:
+def pick(entries: Sequence[PlanEntry], words: Sequence[str], what: str) -> tuple[PlanEntry, ...]:
     """Return those entries of a plan that ``words`` name by label or name, in the plan's order.
 
     Raises:
@@ -257,7 +257,7 @@ def pick(entries: Sequence[Entry], words: Sequence[str], what: str) -> tuple[Ent
     return tuple(e for e in entries if {fold(e.label), fold(e.name)} & wanted)
 
 
-def named(plan: Plan) -> Plan:
+def named(plan: SweepPlan) -> SweepPlan:
     """Return a plan made of words with a name of its own: the same words, the same name."""
     content = {k: v for k, v in plan.content().items() if k != "name"}
     mark = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]

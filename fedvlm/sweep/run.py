@@ -1,7 +1,4 @@
-"""A sweep at work: what is to do, who is told, what is said at the end.
-
-The ``fedvlm table`` command that a sweep ends with: one that was tried on its runs.
-"""
+"""A sweep at work: what is to do, who is told, what is said at the end."""
 
 from __future__ import annotations
 
@@ -17,55 +14,23 @@ from fedvlm.report.collect import Collected, collect
 from fedvlm.report.tables.table import Spec, tables
 from fedvlm.runs.identity import read_results
 from fedvlm.sweep.cells import Cell
-from fedvlm.sweep.plan import Plan
-from fedvlm.sweep.pool import Pool
+from fedvlm.sweep.plan import SweepPlan
+from fedvlm.sweep.pool import WorkerPool
 from fedvlm.sweep.state import (
     BEGUN,
     DONE,
     FAILED,
     RUNNING,
     TO_DO,
+    CellState,
     Journal,
-    Outcome,
     Pace,
-    State,
     headline,
     states,
 )
+from fedvlm.sweep.worker import Outcome
 
 COMMAND = ("python", "-m", "fedvlm", "table")
-
-
-def table_lines(plan: Plan, output: Path) -> list[str]:
-    """Return the commands that show a sweep's runs: one, or one per data set.
-
-    Data sets of different settings or partitions share no table, so each gets its own.
-    """
-    cols = ("dataset", "shots") if len(plan.shots) > 1 else ("dataset",)
-    more = ("--cols", *cols) if len(cols) > 1 else ()
-    whole = shlex.join([*COMMAND, str(output), *more])
-    try:
-        found = collect([output])
-    except FedvlmError:
-        return []
-    if not found.runs:
-        return []
-    names = sorted({str(run.protocol.get("dataset")) for run in found.runs})
-    if len(names) == 1 or _works(found, Spec(cols=cols)):
-        return [f"table of the runs: {whole}"]
-    each = [
-        shlex.join([*COMMAND, str(output), "--where", f"dataset={name}", *more]) for name in names
-    ]
-    return ["tables of the runs, one per data set, as their protocols differ:",
-            *(f"  {words}" for words in each)]
-
-
-def _works(found: Collected, spec: Spec) -> bool:
-    try:
-        tables(found, spec)
-    except FedvlmError:
-        return False
-    return True
 
 
 class Sweep:
@@ -76,16 +41,16 @@ class Sweep:
     """
 
     def __init__(
-        self, plan: Plan, cells: Sequence[Cell], jobs: int, only: range | None = None
+        self, plan: SweepPlan, cells: Sequence[Cell], jobs: int, only: range | None = None
     ) -> None:
         self.plan, self.jobs, self.only = plan, jobs, only
         self.output = cells[0].output
         self.cells = [c for c in cells if only is None or c.number in only]
         self.journal = Journal(self.output, plan.name, None if only is None else only[0])
-        self.states: dict[int, State] = states(self.cells, self.journal)
+        self.states: dict[int, CellState] = states(self.cells, self.journal)
         self.pace = Pace()
         self.records = self.journal.records()
-        self.pace.known(self.records, self.cells)
+        self.pace.learn(self.records, self.cells)
         self.grid: Grid | None = None
         self.matrix: dict[tuple[str, str], GridCell] = {}
         self.waiting: list[Cell] = []
@@ -148,12 +113,12 @@ class Sweep:
                       f"{len(todo)} to run; {self.jobs} jobs, {threads} threads each")
         self.grid.start()
         try:
-            Pool(self.jobs, self.journal, self, threads=threads, devices=devices).run(todo)
+            WorkerPool(self.jobs, self.journal, self, threads=threads, devices=devices).run(todo)
         finally:
             self.grid.finish()
         return self._conclude()
 
-    def _place(self, cell: Cell, state: State, retry: bool) -> None:
+    def _place(self, cell: Cell, state: CellState, retry: bool) -> None:
         place = self.matrix.setdefault((cell.method, cell.dataset), GridCell())
         place.total += 1
         place.done += state.name == DONE
@@ -174,19 +139,19 @@ class Sweep:
         results = read_results(cell.folder / "results.json")
         if outcome.code == 0 and results is not None:
             value = headline(results)
-            self.states[cell.number] = State(DONE, value=value)
+            self.states[cell.number] = CellState(DONE, value=value)
             place.done += 1
             place.values += [value] if value is not None else []
             self.pace.add(cell.dataset, cell.method, outcome.seconds)
-            said = "done" if value is None else f"personal {value:.1f}"
+            end = "done" if value is None else f"personal {value:.1f}"
         else:
-            said = outcome.sentence or f"no results in {cell.folder}"
-            self.states[cell.number] = State(FAILED, said)
+            reason = outcome.sentence or f"no results in {cell.folder}"
+            self.states[cell.number] = CellState(FAILED, reason)
             place.failed += 1
-            said = f"failed: {said}"
+            end = f"failed: {reason}"
         assert self.grid is not None  # noqa: S101 (made before the pool)
         self.grid.say(
-            f"{self.count(DONE)}/{len(self.cells)} {cell}: {said} ({outcome.seconds:.1f} s)",
+            f"{self.count(DONE)}/{len(self.cells)} {cell}: {end} ({outcome.seconds:.1f} s)",
             always=self.states[cell.number].name == FAILED,
         )
 
@@ -203,5 +168,38 @@ class Sweep:
                          "again")
         if running:
             lines.append(f"{running} are being run by other processes")
-        say(*lines, *table_lines(self.plan, self.output))
+        say(*lines, *table_commands(self.plan, self.output))
         return 1 if failed else 0
+
+
+def table_commands(plan: SweepPlan, output: Path) -> list[str]:
+    """Return ``fedvlm table`` commands that show a sweep's runs: one, or one per data set.
+
+    Data sets of different settings or partitions share no table, so each gets its own. A command
+    is tried before it is named.
+    """
+    cols = ("dataset", "shots") if len(plan.shots) > 1 else ("dataset",)
+    more = ("--cols", *cols) if len(cols) > 1 else ()
+    whole = shlex.join([*COMMAND, str(output), *more])
+    try:
+        runs = collect([output])
+    except FedvlmError:
+        return []
+    if not runs.runs:
+        return []
+    names = sorted({str(run.protocol.get("dataset")) for run in runs.runs})
+    if len(names) == 1 or _works(runs, Spec(cols=cols)):
+        return [f"table of the runs: {whole}"]
+    each = [
+        shlex.join([*COMMAND, str(output), "--where", f"dataset={name}", *more]) for name in names
+    ]
+    return ["tables of the runs, one per data set, as their protocols differ:",
+            *(f"  {words}" for words in each)]
+
+
+def _works(runs: Collected, spec: Spec) -> bool:
+    try:
+        tables(runs, spec)
+    except FedvlmError:
+        return False
+    return True

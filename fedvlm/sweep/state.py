@@ -2,9 +2,8 @@
 
 The run folders decide: a cell is done because its ``results.json`` is there and belongs to the
 same config. The journal (``cells.jsonl``, one line per attempt that ended) adds what a run folder
-cannot tell: that an attempt failed and why, its seconds and memory.
-
-How long the rest of a sweep takes, from seconds measured before; unknown where nothing was.
+cannot tell: that an attempt failed and why, its seconds and memory. From those ``Pace`` says how
+long the rest of the sweep should take.
 """
 
 from __future__ import annotations
@@ -34,30 +33,14 @@ from fedvlm.runs.identity import (
 from fedvlm.runs.manifest import now
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.sweep.cells import Cell
+from fedvlm.sweep.worker import Outcome
 
 DONE, RUNNING, FAILED, BEGUN, TO_DO = "done", "running", "failed", "begun", "to do"
 HOLDS = " holds another run"
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How an attempt ended.
-
-    Attributes:
-        code: exit code of the run; negative: the signal that killed its worker.
-        sentence: what went wrong; empty for nothing.
-        seconds: wall time of the attempt.
-        peak_mib: largest resident memory of the worker during it; None where unknown.
-    """
-
-    code: int
-    sentence: str
-    seconds: float
-    peak_mib: float | None = None
-
-
-@dataclass(frozen=True)
-class State:
+class CellState:
     """A cell's state, with its failure's sentence or its headline number."""
 
     name: str
@@ -107,26 +90,27 @@ class Journal:
 
     def records(self) -> list[dict[str, Any]]:
         """Return all attempts, oldest first within a file; damaged lines are passed over."""
-        found = [r for file in sorted(self.folder.glob("cells*.jsonl")) for r in
-                 read_metrics(file)[0] if {"cell", "config", "code", "seconds", "ended"} <= set(r)]
-        return sorted(found, key=lambda r: str(r["ended"]))
+        keys = {"cell", "config", "code", "seconds", "ended"}
+        files = sorted(self.folder.glob("cells*.jsonl"))
+        records = [r for file in files for r in read_metrics(file)[0] if keys <= set(r)]
+        return sorted(records, key=lambda r: str(r["ended"]))
 
     def last(self) -> dict[tuple[str, str], dict[str, Any]]:
         """Return (cell, config) -> its last attempt."""
         return {(r["cell"], r["config"]): r for r in self.records()}
 
 
-def states(cells: Sequence[Cell], journal: Journal) -> dict[int, State]:
+def states(cells: Sequence[Cell], journal: Journal) -> dict[int, CellState]:
     """Return cell number -> state.
 
     Raises:
         ConfigError: run folders that hold another run; one line per difference.
     """
-    last, found = journal.last(), {}
+    last, result = journal.last(), {}
     mistakes: dict[str, list[str]] = {}  # what differs -> sentences
     for cell in cells:
         try:
-            found[cell.number] = state_of(cell, last.get((cell.key, cell.digest)))
+            result[cell.number] = state_of(cell, last.get((cell.key, cell.digest)))
         except (ConfigError, DataError) as error:
             mistakes.setdefault(str(error).partition(HOLDS)[2] or str(error), []).append(str(error))
     if mistakes:
@@ -134,10 +118,10 @@ def states(cells: Sequence[Cell], journal: Journal) -> dict[int, State]:
             first + (f" (and {len(more)} more cells alike)" if more else "")
             for first, *more in mistakes.values()
         ))
-    return found
+    return result
 
 
-def state_of(cell: Cell, attempt: dict[str, Any] | None) -> State:
+def state_of(cell: Cell, attempt: dict[str, Any] | None) -> CellState:
     """Return a cell's state; ``attempt`` is its last line of the journal.
 
     Raises:
@@ -145,9 +129,9 @@ def state_of(cell: Cell, attempt: dict[str, Any] | None) -> State:
         DataError: its folder cannot be read as a run.
     """
     folder = cell.folder
-    known = folder.is_dir() and read_manifest(folder)
-    if known:
-        config = known["identity"].get("config", {})
+    manifest = read_manifest(folder) if folder.is_dir() else None
+    if manifest is not None:
+        config = manifest["identity"].get("config", {})
         if identity_digest(config) != cell.digest:
             difference = shortened(identity_difference(config, cell.config))
             raise ConfigError(
@@ -156,18 +140,18 @@ def state_of(cell: Cell, attempt: dict[str, Any] | None) -> State:
             )
         results = read_results(folder / "results.json")
         if results is not None:
-            return State(DONE, value=headline(results))
+            return CellState(DONE, value=headline(results))
     if run_lock.holder(folder):
-        return State(RUNNING)
+        return CellState(RUNNING)
     if attempt is not None and attempt["code"] not in (0, 130):
-        return State(FAILED, str(attempt.get("sentence", "")))
-    return State(BEGUN if known else TO_DO)
+        return CellState(FAILED, str(attempt.get("sentence", "")))
+    return CellState(TO_DO if manifest is None else BEGUN)
 
 
 def headline(results: dict[str, Any]) -> float | None:
     """Return the last round's ``personal`` of a ``results.json``."""
-    found = (results["results"].get("last") or {}).get("personal")
-    return float(found) if isinstance(found, int | float) else None
+    value = (results["results"].get("last") or {}).get("personal")
+    return float(value) if isinstance(value, int | float) else None
 
 
 class Pace:
@@ -184,14 +168,14 @@ class Pace:
         """Take one measurement."""
         self.seconds[dataset, method].append(seconds)
 
-    def known(self, records: Iterable[Mapping[str, Any]], cells: Sequence[Cell]) -> None:
+    def learn(self, records: Iterable[Mapping[str, Any]], cells: Sequence[Cell]) -> None:
         """Take the journal's whole attempts; of cells that it lacks, what their results say."""
-        mine = {(c.key, c.digest): c for c in cells}
+        rest = {(c.key, c.digest): c for c in cells}
         for record in records:
-            cell = mine.pop((record["cell"], record["config"]), None)
+            cell = rest.pop((record["cell"], record["config"]), None)
             if record["code"] == 0 and cell is not None:
                 self.add(cell.dataset, cell.method, float(record["seconds"]))
-        for cell in mine.values():
+        for cell in rest.values():
             results = read_results(cell.folder / "results.json")
             spent = (results or {}).get("run_info", {}).get("seconds_this_session")
             if isinstance(spent, int | float):
@@ -213,9 +197,9 @@ class Pace:
 
     def left(self, cells: Iterable[Cell], jobs: int) -> tuple[float, int]:
         """Return (seconds for the cells that can be judged, number of those that cannot)."""
-        found = [self.of(cell) for cell in cells]
-        known = [s for s in found if s is not None]
-        return sum(known) / max(1, min(jobs, len(found))), len(found) - len(known)
+        estimates = [self.of(cell) for cell in cells]
+        seconds = [s for s in estimates if s is not None]
+        return sum(seconds) / max(1, min(jobs, len(estimates))), len(estimates) - len(seconds)
 
     def _usual(self, dataset: str) -> float | None:
         """Return the mean over the methods of their means on a data set."""

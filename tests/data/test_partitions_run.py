@@ -15,8 +15,8 @@ from yacs.config import CfgNode
 from fedvlm.data.federated import build_federation
 from fedvlm.data.partition.counts import count_rows, partition_csv
 from fedvlm.data.partition.index_file import read_index_file
-from fedvlm.job.build import WHERE
 from fedvlm.job.describe import partition_name
+from fedvlm.job.identity import WHERE
 from tests import jobs
 
 

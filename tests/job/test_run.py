@@ -1,16 +1,189 @@
-"""A run that goes on: types, a state without its metrics, another trainer under the same name."""
+"""The main job through the command line, on the embedded default."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from safetensors.torch import load_file
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.job import run as cli_run
+from fedvlm.data.partition.index_file import read_index_file
+from fedvlm.job import run as job_run
 from tests import jobs
+from tests.conftest import SHARED
+
+
+def losses(output: Path) -> list[float]:
+    return [t["loss"] for r in jobs.records(output) for t in r["train"].values()]
+
+
+def close(a: list[float], b: list[float], relative: float) -> None:
+    assert len(a) == len(b) > 0
+    assert max(abs(x - y) / abs(y) for x, y in zip(a, b, strict=True)) < relative
+
+
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("fast")
+    assert jobs.run(output) == 0
+    return output
+
+
+@pytest.mark.parametrize("prec", ["fp32", "fp64"])
+def test_plain_path_gives_the_same_losses(fast: Path, tmp_path: Path, prec: str) -> None:
+    """Pixels per batch, full-length text, client by client, against cache, packing, stacking."""
+    assert jobs.run(tmp_path / "plain", "--plain", "--opts", "MODEL.PREC", prec) == 0
+    if prec == "fp64":
+        assert jobs.run(tmp_path / "fast", "--opts", "MODEL.PREC", prec) == 0
+        close(losses(tmp_path / "plain"), losses(tmp_path / "fast"), 1e-10)
+    else:
+        close(losses(tmp_path / "plain"), losses(fast), 1e-5)
+
+
+def test_augmented_views_are_the_same_on_both_paths(tmp_path: Path) -> None:
+    for name, more in (("plain", ["--plain"]), ("fast", [])):
+        assert jobs.run(tmp_path / name, "--views", "2", *more) == 0
+    close(losses(tmp_path / "plain"), losses(tmp_path / "fast"), 1e-5)
+
+
+def test_views_change_training_but_not_the_test_images(fast: Path, tmp_path: Path) -> None:
+    assert jobs.run(tmp_path, "--views", "2") == 0
+    assert losses(tmp_path) != losses(fast)
+    assert jobs.records(tmp_path)[0]["personal"] == jobs.records(fast)[0]["personal"]
+
+
+def test_files_of_a_run(fast: Path) -> None:
+    folder = jobs.folder(fast)
+    relative = folder.relative_to(fast).as_posix()
+    assert relative == "base2new/Shapes/shots_2/FedTV/tiny/disjoint-K2-f1/seed1-data1"
+    assert {p.name for p in folder.iterdir()} >= {
+        "config.yaml", "manifest.json", "log.txt", "metrics.jsonl", "partition.json",
+        "results.json", "state",
+    }
+    assert not (folder / "RUNNING").exists()
+    log = (folder / "log.txt").read_text()
+    accuracy = re.findall(r"\* accuracy: ([\d.]+)%", log.split("Finish training")[1])
+    last = jobs.results(fast)["last"]
+    assert accuracy == [f"{last['personal']:.1f}"]
+    assert read_index_file(str(folder / "partition.json"))["dataset"] == "Shapes"
+
+
+def test_personal_tensors_are_in_no_metric(fast: Path) -> None:
+    text = (jobs.folder(fast) / "metrics.jsonl").read_text()
+    sent = {n for r in jobs.records(fast) for n in r["bytes_up_by_tensor"]}
+    assert sent == {
+        "text.sigma", "image.shared_adapter.fc1.weight", "image.shared_adapter.fc2.weight"
+    }
+    assert not re.search(r"text\.[USV]\b|personal_adapter|image\.fusion", text)
+
+
+def test_evaluation_does_not_change_training(fast: Path, tmp_path: Path) -> None:
+    assert jobs.run(tmp_path, "--eval-every", "2") == 0
+    a, b = jobs.state(fast), jobs.state(tmp_path)
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert "personal" not in jobs.records(tmp_path)[1]
+
+
+def test_seeds_vary_model_and_data_and_end_in_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert jobs.run(tmp_path, "--seeds", "1", "2") == 0
+    out = capsys.readouterr().out
+    assert "over 2 seeds" in out
+    folders = {p.parent.name for p in tmp_path.rglob("results.json")}
+    assert folders == {"seed1-data1", "seed2-data2"}
+    parts = [json.loads(p.read_text())["clients"] for p in tmp_path.rglob("partition.json")]
+    assert parts[0] != parts[1]
+
+
+def test_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert jobs.run(tmp_path / "none", "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert "139,264 up per client and round" in out
+    assert not (tmp_path / "none").exists()
+
+
+def test_logits_are_kept_on_request(tmp_path: Path) -> None:
+    assert jobs.run(tmp_path, "--keep-logits") == 0
+    logits = load_file(jobs.folder(tmp_path) / "logits.safetensors")
+    last = jobs.results(tmp_path)["last"]
+    right = logits["global"].argmax(1) == logits["true|global"]
+    assert 100 * float(right.double().mean()) == pytest.approx(last["global"])
+
+
+def test_selection_by_validation_is_an_option(tmp_path: Path) -> None:
+    assert jobs.run(tmp_path, "--opts", "TEST.SELECT", "val") == 0
+    records, chosen = jobs.records(tmp_path), jobs.results(tmp_path)["selected"]
+    best = max(records, key=lambda r: (r["val"], -r["round"]))
+    assert (chosen["round"], chosen["val"]) == (best["round"], best["val"])
+
+
+def test_partial_participation_evaluates_everyone(tmp_path: Path) -> None:
+    more = ("--num-users", "5", "--frac", "0.4", "--rounds", "3")
+    assert jobs.run(tmp_path, *more) == 0
+    records = jobs.records(tmp_path)
+    assert [len(r["participants"]) for r in records] == [0, 5, 2, 2]
+    assert all(len(r["clients"]) == 5 for r in records)
+
+
+BAD = [
+    (["--root", "/no/such/root", "--dataset", "eurosat", "--backbone", "tiny"], 3, "/no/such/root"),
+    (["--demo", "--num-users", "0"], 2, "--num-users"),
+    (["--demo", "--opts", "FED.ROUNDZ", "3"], 2, "FED.ROUNDS"),
+    (["--demo", "--trainer", "FedTB"], 2, "fedtv"),
+    (["--demo", "--num-users", "11"], 2, "10 classes"),
+    (["--dataset-config-file", "evil.py", "--root", "."], 2, "evil.py"),
+    (["--demo", "--device", "cuda:7"], 2, "cuda:7"),
+    (["--demo", "--backbone", "ViT-B-61"], 2, "ViT-B-16"),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "says"), BAD)
+def test_bad_input_is_one_sentence(
+    words: list[str], code: int, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fedvlm.cli.main import main
+
+    assert main([*words, "--output-dir", str(tmp_path)]) == code
+    told = capsys.readouterr().err.strip()
+    assert says in told
+    assert told.startswith("error: ")
+    assert "Traceback" not in told
+    assert len([line for line in told.splitlines() if line.startswith("error")]) == 1
+
+
+def test_divergence_names_client_round_and_exits_4(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert jobs.run(tmp_path, "--lr", "1e6", "--rounds", "30") == 4
+    told = capsys.readouterr().err
+    assert re.search(r"round \d+, client \d+", told)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "more"),
+    [
+        ("caltech101", ["--subsample-classes", "base", "--num-users", "5", "--shots", "1"]),
+        ("eurosat", ["--shots", "2"]),
+        ("cifar10", ["--num-users", "20", "--frac", "0.25", "--shots", "8"]),
+    ],
+)
+def test_real_images(dataset: str, more: list[str], tmp_path: Path) -> None:
+    if not (SHARED / "data").is_dir():
+        pytest.skip("no real images at ../shared/data")
+    from fedvlm.cli.main import main
+
+    words = ["--root", str(SHARED / "data"), "--dataset", dataset, "--backbone", "tiny",
+             "--rounds", "1", "--output-dir", str(tmp_path), *more]
+    assert main(words) == 0
+    last = jobs.results(tmp_path)["last"]
+    assert 0 <= last["personal"] <= 100
+    assert ("new" in last) == ("base" in more)
 
 
 def test_restored_state_keeps_its_types(tmp_path: Path, monkeypatch: Any) -> None:
@@ -24,7 +197,7 @@ def test_restored_state_keeps_its_types(tmp_path: Path, monkeypatch: Any) -> Non
 
     Folder.metrics_path.write_text('{"round": 0}\n')
     model = type("Model", (), {"dtype": torch.float32, "device": torch.device("cpu")})
-    found = cli_run.restore(type("Built", (), {"model": model}), Folder())  # type: ignore[arg-type]
+    found = job_run.restore(type("Built", (), {"model": model}), Folder())  # type: ignore[arg-type]
     assert found is not None and found.clients[0]["w"]["a"].dtype is torch.float64
     assert found.server["w"]["n"].dtype is torch.int64
 

@@ -15,7 +15,7 @@ import safetensors.torch
 
 from fedvlm.cli.main import main
 from fedvlm.data.builtin import sets as builtin
-from fedvlm.job.seeds import seed_table
+from fedvlm.job.results import seed_table
 from tests import jobs
 
 SMALL = ("--backbone", "tiny", "--shots", "1", "--rounds", "1", "--local-epochs", "1")

@@ -12,7 +12,7 @@ import torch
 
 from fedvlm.federation.aggregate import Update
 from fedvlm.federation.trainer import Trainer
-from fedvlm.job import similarity as cli_similarity
+from fedvlm.job import similarity as job_similarity
 from tests import jobs
 
 
@@ -31,7 +31,7 @@ def update(client: int, *values: float, **more: list[float]) -> Update:
 def test_closed_form() -> None:
     before = {"w": {"a": torch.tensor([1.0, 0.0])}}
     updates = [update(3, 1.0, -2.0), update(1, 1.0, 1.0)]
-    found = cli_similarity.similarity(event(updates), before)
+    found = job_similarity.similarity(event(updates), before)
     assert found is not None and found["clients"] == [1, 3]
     assert found["update"] == [[1.0, -1.0], [-1.0, 1.0]]  # (0, 1) and (0, -2)
     between = round(-1 / 10**0.5, 6)  # (1, 1) and (1, -2)
@@ -42,27 +42,27 @@ def test_closed_form() -> None:
 def test_the_update_is_one_vector_over_all_tensors() -> None:
     before = {"w": {"a": torch.zeros(2), "b": torch.zeros(1)}}
     updates = [update(0, 1.0, 0.0, b=[1.0]), update(1, 1.0, 0.0, b=[-1.0])]
-    found = cli_similarity.similarity(event(updates), before)
+    found = job_similarity.similarity(event(updates), before)
     assert found is not None and found["update"][0][1] == 0.0
     assert found["tensors"]["b"][0][1] == -1.0
     assert found["to_global"]["a"] == [0.0, 0.0]  # a zero vector has cosine 0
 
 
 def test_a_method_that_shares_nothing_has_none() -> None:
-    assert cli_similarity.similarity(event([Update(0, {}, 1.0)]), {"w": {}}) is None
+    assert job_similarity.similarity(event([Update(0, {}, 1.0)]), {"w": {}}) is None
 
 
 def test_first_and_last_round_only() -> None:
     one = [update(0, 1.0)]
-    wanted = [r for r in range(6) if cli_similarity.wanted(event(one if r else [], r))]
+    wanted = [r for r in range(6) if job_similarity.has_similarity(event(one if r else [], r))]
     assert wanted == [1, 5]
 
 
 def test_a_line_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli_similarity, "MOST_CLIENTS", 3)
-    monkeypatch.setattr(cli_similarity, "MOST_VALUES", 8)
+    monkeypatch.setattr(job_similarity, "MOST_CLIENTS", 3)
+    monkeypatch.setattr(job_similarity, "MOST_VALUES", 8)
     before = {"w": {"a": torch.zeros(2)}}
-    found = cli_similarity.similarity(event([update(c, 1.0, c) for c in range(5)]), before)
+    found = job_similarity.similarity(event([update(c, 1.0, c) for c in range(5)]), before)
     assert found is not None and found["clients"] == [0, 1, 2] and found["left_out"] == 2
     assert "tensors" not in found and len(found["update"]) == 3
 

@@ -24,7 +24,7 @@ from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, fold
 from fedvlm.job.flags import add_flags, pairs
 from fedvlm.runs import lock
-from fedvlm.sweep.plan import Plan, PlanReader, named, pick, read_plan
+from fedvlm.sweep.plan import PlanReader, SweepPlan, named, pick, read_plan
 from fedvlm.sweep.slurm import script
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _read(args: Namespace) -> list[str]:
     return mistakes + alone + [m.removeprefix("words: words: ") for m in reader.mistakes]
 
 
-def plan_of(args: Namespace) -> Plan:
+def plan_of(args: Namespace) -> SweepPlan:
     """Return the plan: the file's, cut and overridden by the words, or the words' alone.
 
     Raises:
@@ -209,7 +209,7 @@ def _alone(folder: Path) -> lock.RunLock:
         ) from None
 
 
-def _slurm(args: Namespace, plan: Plan, cells: int) -> int:
+def _slurm(args: Namespace, plan: SweepPlan, cells: int) -> int:
     """Write the array script; its tasks get the same words without the script's own."""
     path = Path(args.slurm).expanduser()
     text = script(

@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedvlm.sweep.pool import Answer
+from fedvlm.sweep.worker import Outcome
 
 
 def light(tasks: Any, threads: int) -> None:
-    """Serve as ``cli_sweep_worker.serve`` does; a cell's first word says what happens to it."""
+    """Serve as ``sweep.worker.serve`` does; a cell's first word says what happens to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(KeyboardInterrupt, EOFError):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -27,4 +27,4 @@ def light(tasks: Any, threads: int) -> None:
                 Path(task.log).write_text("waiting")
                 time.sleep(60)
             sentence = "no luck" if what == "fail" else ""
-            tasks.send(Answer(task.number, int(what == "fail"), sentence, 0.5, os.getpid()))
+            tasks.send(Outcome(int(what == "fail"), sentence, 0.5, os.getpid()))

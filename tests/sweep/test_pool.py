@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
-from fedvlm.sweep import pool as cli_sweep_worker
-from fedvlm.sweep.pool import Pool, Task
-from tests import jobs, sweep_light
+from fedvlm.sweep import worker as sweep_worker
+from fedvlm.sweep.pool import WorkerPool
+from fedvlm.sweep.worker import Assignment
+from tests import jobs
+from tests.sweep import light as light_worker
 
 
 class Seen:
@@ -47,7 +49,7 @@ def cells(*names: str, groups: str = "") -> list[Any]:
 
 @pytest.fixture
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedvlm.sweep.pool.serve", sweep_light.light)
+    monkeypatch.setattr("fedvlm.sweep.pool.serve", light_worker.light)
 
 
 def pids(seen: Seen) -> dict[str, float]:
@@ -56,7 +58,7 @@ def pids(seen: Seen) -> dict[str, float]:
 
 def test_a_worker_that_dies_costs_its_cell_only(tmp_path: Path, light: None) -> None:
     seen = Seen(tmp_path)
-    Pool(1, seen, seen, threads=1).run(cells("ok", "die", "ok", "fail", "leave"))
+    WorkerPool(1, seen, seen, threads=1).run(cells("ok", "die", "ok", "fail", "leave"))
     assert {n: o.code for n, o in seen.ends.items()} == {
         "ok0": 0, "die1": -9, "ok2": 0, "fail3": 1, "leave4": 7,
     }
@@ -69,13 +71,13 @@ def test_a_worker_that_dies_costs_its_cell_only(tmp_path: Path, light: None) -> 
 
 def test_a_worker_keeps_to_its_data_while_there_are_cells(tmp_path: Path, light: None) -> None:
     seen = Seen(tmp_path)
-    Pool(1, seen, seen, threads=1).run(cells(*["ok"] * 5, groups="abbab"))
+    WorkerPool(1, seen, seen, threads=1).run(cells(*["ok"] * 5, groups="abbab"))
     assert list(seen.ends) == ["ok0", "ok3", "ok1", "ok2", "ok4"]
 
 
 def test_ctrl_c_ends_all_workers(tmp_path: Path, light: None) -> None:
     seen = Seen(tmp_path)
-    pool = Pool(2, seen, seen, threads=1)
+    pool = WorkerPool(2, seen, seen, threads=1)
 
     def interrupt() -> None:
         while len(list(tmp_path.glob("*.txt"))) < 2:
@@ -96,7 +98,7 @@ def test_a_worker_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     script.write_text(f"""import multiprocessing, sys, time
 sys.path.insert(1, {str(jobs.REPOSITORY)!r})
 if __name__ == "__main__":
-    from fedvlm.sweep.pool import serve
+    from fedvlm.sweep.worker import serve
     context = multiprocessing.get_context("spawn")
     worker = context.Process(target=serve, args=(context.Pipe()[1], 1), daemon=True)
     worker.start()
@@ -129,12 +131,12 @@ def alive(pid: int) -> bool:
 def test_a_worker_that_cannot_load_says_so_of_each_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "fedvlm.job.maker", None)
-    monkeypatch.setattr(cli_sweep_worker, "_die_with_parent", lambda: None)
-    monkeypatch.setattr(cli_sweep_worker.signal, "signal", lambda *a: None)
+    monkeypatch.setitem(sys.modules, "fedvlm.job.inputs", None)
+    monkeypatch.setattr(sweep_worker, "_die_with_parent", lambda: None)
+    monkeypatch.setattr(sweep_worker.signal, "signal", lambda *a: None)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    given: list[Any] = [Task(4, (), "", tmp_path / "log"), Task(5, (), "", tmp_path / "log"), None]
+    given: list[Any] = [Assignment((), "", tmp_path / "log")] * 2 + [None]
     sent: list[Any] = []
-    cli_sweep_worker.serve(SimpleNamespace(recv=lambda: given.pop(0), send=sent.append), 1)
-    assert [(a.number, a.code) for a in sent] == [(4, 1), (5, 1)]
-    assert "could not start: " in sent[0].sentence and "cli_sweep_memo" in sent[0].sentence
+    sweep_worker.serve(SimpleNamespace(recv=lambda: given.pop(0), send=sent.append), 1)
+    assert [outcome.code for outcome in sent] == [1, 1]
+    assert "could not start: " in sent[0].sentence and "job.inputs" in sent[0].sentence

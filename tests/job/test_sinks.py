@@ -16,10 +16,9 @@ import pytest
 
 from fedvlm.core import files as atomic
 from fedvlm.core.errors import ConfigError
-from fedvlm.job.build import WHERE
+from fedvlm.job.identity import WHERE
 from fedvlm.job.sinks import Sinks, numbers, spreads
-
-from . import jobs
+from tests import jobs
 
 TENSORBOARD = "torch.utils.tensorboard"
 

@@ -16,19 +16,19 @@ from fedvlm.cli.verbs import verbs
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.job.build import identity_config
 from fedvlm.job.flags import parse
+from fedvlm.job.identity import identity_config
 from fedvlm.job.resolve import resolve
 from fedvlm.runs.identity import identity_digest
 from fedvlm.sweep.cells import cells_of
 from fedvlm.sweep.plan import pick, read_plan
 from fedvlm.sweep.pool import usual_threads
-from fedvlm.sweep.run import table_lines
+from fedvlm.sweep.run import table_commands
 from fedvlm.sweep.state import Pace
 from tests.report.table_runs import write_run
 
 SWEEP = verbs()["sweep"].parser()
-CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "sweeps"
+CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "sweeps"
 SMALL = ("--backbone", "tiny", "--rounds", "1", "--local-epochs", "2", "--num-users", "2")
 
 
@@ -197,16 +197,16 @@ def test_all_methods_are_in_their_plan() -> None:
 
 def test_the_table_command_is_one_that_works(tmp_path: Path) -> None:
     plan = read_plan(CONFIGS / "demo.yaml")
-    assert table_lines(plan, tmp_path) == []
+    assert table_commands(plan, tmp_path) == []
     write_run(tmp_path, "A", "Pets", last={"personal": 1.0})
     whole = f"python -m fedvlm table {tmp_path}"
-    assert table_lines(plan, tmp_path) == [f"table of the runs: {whole}"]
+    assert table_commands(plan, tmp_path) == [f"table of the runs: {whole}"]
     write_run(tmp_path, "A", "Dogs & Cats", last={"personal": 1.0}, setting="base2new")
-    told = table_lines(plan, tmp_path)
+    told = table_commands(plan, tmp_path)
     names = ["'dataset=Dogs & Cats'", "dataset=Pets"]
     assert told[1:] == [f"  {whole} --where {name}" for name in names]
     write_run(tmp_path, "B", "Pets", last={"personal": 1.0}, shots=4)
-    assert table_lines(replace(plan, shots=(4, 16)), tmp_path)[2] == (
+    assert table_commands(replace(plan, shots=(4, 16)), tmp_path)[2] == (
         f"  {whole} --where dataset=Pets --cols dataset shots"
     )
 

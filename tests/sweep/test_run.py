@@ -1,7 +1,7 @@
 """The sweep at work: bits of single runs, shared work, failures and retries, killed and resumed.
 
-What a sweep does with its cells is shown without processes (``sweep_workers``); real ones are in
-``test_sweep_pool`` and in the tests of a killed sweep below.
+What a sweep does with its cells is shown without processes (``in_process``); real ones are in
+``test_pool`` and in the tests of a killed sweep below.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ import torch
 from fedvlm.cli.main import main
 from fedvlm.cli.run.sweep import plan_of
 from fedvlm.cli.verbs import verbs
-from fedvlm.job import build as cli_build
-from fedvlm.job.maker import Memo
+from fedvlm.job import inputs as job_inputs
+from fedvlm.job.inputs import SharedInputs
 from fedvlm.models.features import encode as store
 from fedvlm.models.load.backbones import load_backbone
 from fedvlm.runs import lock as run_lock
 from fedvlm.sweep.cells import Cell, cells_of
-from tests import jobs, sweep_workers
+from tests import jobs
+from tests.sweep import in_process as workers
 
 SWEEP = verbs()["sweep"].parser()
 SMALL = ["--backbone", "tiny", "--shots", "1", "--rounds", "3", "--local-epochs", "1",
@@ -48,7 +49,7 @@ def one_thread() -> None:
 def in_process(one_thread: None) -> Iterator[None]:
     """Sweeps that tests start by ``main`` need no processes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedvlm.sweep.run.Pool", sweep_workers.pool)
+        patch.setattr("fedvlm.sweep.run.WorkerPool", workers.pool)
         yield
 
 
@@ -92,14 +93,14 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Whole:
         work.append((str(cell), Counter()))
         original(worker, cell, log)
 
-    original = sweep_workers.InProcess.give
+    original = workers.InProcess.give
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDVLM_CACHE", str(tmp_path_factory.mktemp("cache")))  # nothing is known
-        patch.setattr(cli_build, "load_backbone", counted("backbones", cli_build.load_backbone))
-        patch.setattr(cli_build, "build_federation", counted("data", cli_build.build_federation))
+        patch.setattr(job_inputs, "load_backbone", counted("backbones", job_inputs.load_backbone))
+        patch.setattr(job_inputs, "build_federation", counted("data", job_inputs.build_federation))
         patch.setattr(store, "encode_padded", counted(
             "images", store.encode_padded, lambda backbone, pixels, size: len(pixels)))
-        patch.setattr(sweep_workers.InProcess, "give", give)
+        patch.setattr(workers.InProcess, "give", give)
         assert main(words(output)) == 0
     return Whole(output, work)
 
@@ -221,9 +222,9 @@ def test_two_workers_give_the_bits_of_one(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Uninterrupted; the quick proof is the test above, whose first cells have two workers."""
-    from fedvlm.sweep.pool import Pool
+    from fedvlm.sweep.pool import WorkerPool
 
-    monkeypatch.setattr("fedvlm.sweep.run.Pool", Pool)
+    monkeypatch.setattr("fedvlm.sweep.run.WorkerPool", WorkerPool)
     assert main(words(tmp_path, "--jobs", "2")) == 0
     same(whole, tmp_path)
 
@@ -300,19 +301,19 @@ def test_a_second_sweep_of_that_name_is_refused(
     assert not list(tmp_path.rglob("manifest.json"))
 
 
-def test_the_memo_keeps_the_backbone_and_notices_a_change(tmp_path: Path) -> None:
+def test_shared_inputs_keep_the_backbone_and_notices_a_change(tmp_path: Path) -> None:
     from fedvlm.job.flags import parse
     from fedvlm.job.resolve import resolve
 
     cell = cells(tmp_path)[0]
     cfg = resolve(parse(cell.words[1:])).jobs[0].cfg
-    memo, device = Memo(), torch.device("cpu")
-    first = memo.backbone(cfg, device)
-    assert memo.backbone(cfg, device) is first
+    inputs, device = SharedInputs(), torch.device("cpu")
+    first = inputs.backbone(cfg, device)
+    assert inputs.backbone(cfg, device) is first
     assert first.digest == load_backbone("tiny").digest
-    assert memo.data(cfg, None) is memo.data(cfg, None)
+    assert inputs.data(cfg, None) is inputs.data(cfg, None)
     with torch.no_grad():
         next(iter(first.model.parameters())).add_(1.0)
     with pytest.raises(RuntimeError, match="changed the frozen weights"):
-        memo.backbone(cfg, device)
-    assert memo.backbone(cfg, device) is not first
+        inputs.backbone(cfg, device)
+    assert inputs.backbone(cfg, device) is not first

@@ -1,0 +1,103 @@
+"""What a run is made of before its method comes in: the clients' images, and the frozen towers.
+
+``Inputs`` makes both anew. ``SharedInputs`` keeps the last few for the runs of one process, a
+sweep's cells: the very objects that a single run makes, so the numbers are the same to the bit.
+Everything that a run changes (model, trainer, counters) is made anew for each; features come from
+the store, which all processes share.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from yacs.config import CfgNode
+
+from fedvlm.config.build import flat
+from fedvlm.core.progress import Progress
+from fedvlm.data.federated import FederatedData, build_federation
+from fedvlm.models.backbone import Backbone
+from fedvlm.models.load.backbones import load_backbone
+from fedvlm.runs.identity import identity_plain
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+KEEP = 2  # of each kind: cells come sorted, so that more would only take memory
+# What the data do not depend on; every other key counts, read or not.
+NOT_DATA = (
+    "TRAINER.", "OPTIM.", "PEFT.", "MODEL.", "TRAIN.", "OUTPUT_DIR", "RESUME", "TAG", "SEED",
+    "DEVICE", "FED.ROUNDS", "FED.LOCAL_EPOCHS", "FED.FRAC", "FED.FINETUNE_", "FED.BUDGET",
+    "FED.CHUNK", "FED.PLAIN", "FED.NONFINITE", "FED.FIRST_ROUND_ALL",
+)
+T = TypeVar("T")
+
+
+class Inputs:
+    """Makes a run's data and towers, anew each time."""
+
+    def data(self, cfg: CfgNode, progress: Progress | None) -> FederatedData:
+        """Return the clients' images."""
+        return build_federation(cfg, progress)
+
+    def backbone(self, cfg: CfgNode, device: torch.device) -> Backbone:
+        """Return the frozen towers."""
+        return load_backbone(
+            cfg.MODEL.BACKBONE.NAME, cfg.MODEL.INIT_WEIGHTS, loader=cfg.MODEL.LOADER,
+            dtype=DTYPES[cfg.MODEL.PREC], device=device,
+            allow_random=not cfg.MODEL.BACKBONE.PRETRAINED, seed=cfg.SEED, plain=cfg.FED.PLAIN,
+        )
+
+
+class SharedInputs(Inputs):
+    """Keeps the last few data and towers of a process."""
+
+    def __init__(self) -> None:
+        self._data: OrderedDict[str, FederatedData] = OrderedDict()
+        self._backbones: OrderedDict[str, Backbone] = OrderedDict()
+
+    def data(self, cfg: CfgNode, progress: Progress | None) -> FederatedData:
+        """See ``Inputs``; the same object for the same ``data_key``."""
+        make = super().data
+        return _recall(self._data, data_key(cfg), lambda: make(cfg, progress))
+
+    def backbone(self, cfg: CfgNode, device: torch.device) -> Backbone:
+        """See ``Inputs``; the same object for the same ``backbone_key``.
+
+        Raises:
+            RuntimeError: a run before this one has changed its weights; it is forgotten.
+        """
+        key, make = backbone_key(cfg, device), super().backbone
+        before = self._backbones.get(key)
+        if before is not None and before.verify_frozen() != before.digest:
+            del self._backbones[key]
+            raise RuntimeError(
+                f"a run changed the frozen weights of backbone '{before.name}'; this cell was not "
+                "run with them, --retry-failed does it with fresh ones"
+            )
+        return _recall(self._backbones, key, lambda: make(cfg, device))
+
+
+def data_key(cfg: CfgNode) -> str:
+    """Return a text that is the same for configs with the same clients' images."""
+    keys = {k: v for k, v in flat(cfg).items() if not k.startswith(NOT_DATA)}
+    return json.dumps(identity_plain(keys), sort_keys=True)
+
+
+def backbone_key(cfg: CfgNode, device: torch.device) -> str:
+    """Return a text that is the same for configs with the same towers."""
+    pretrained = bool(cfg.MODEL.BACKBONE.PRETRAINED)
+    return json.dumps([
+        cfg.MODEL.BACKBONE.NAME, cfg.MODEL.INIT_WEIGHTS, cfg.MODEL.LOADER, cfg.MODEL.PREC,
+        str(device), pretrained, None if pretrained else int(cfg.SEED), bool(cfg.FED.PLAIN),
+    ])
+
+
+def _recall(store: OrderedDict[str, T], key: str, make: Callable[[], T]) -> T:
+    if key not in store:
+        store[key] = make()
+    store.move_to_end(key)
+    while len(store) > KEEP:
+        store.popitem(last=False)
+    return store[key]

@@ -1,0 +1,177 @@
+"""What a finished run says, on the screen, in ``log.txt`` and in ``results.json``: made here only.
+
+And after ``--seeds 1 2 3``: mean and standard deviation over the seeds' results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from yacs.config import CfgNode
+
+from fedvlm.console.log import Headline
+from fedvlm.console.rows import table_lines
+from fedvlm.core.stats import mean, sample_std
+from fedvlm.core.trees import numel
+from fedvlm.data.federated import DATASET
+from fedvlm.evaluation.scores import TARGET
+from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.job.build import Built, views_of
+from fedvlm.job.describe import partition_name, setting
+from fedvlm.job.flags import words_of
+from fedvlm.runs.metrics import sentence, totals
+
+METRICS = (
+    "personal", "personal_std", "personal_worst", "personal_worst_decile", "personal_micro",
+    "personal_macro_f1", "global", "global_macro_f1", "base_all", "base_other", "new", "hm2",
+    "hm3", "cm", "personal_before_ft", "unseen", "unseen_personal", "targets",
+)
+COLUMNS = (
+    "personal", "personal_before_ft", "personal_worst", "global", "base_all", "base_other", "new",
+    "hm2", "hm3", "cm", "unseen", "unseen_personal", "targets",
+)
+FEW = 4  # targets with a column each; of more, the table on the screen has the mean only
+
+Row = Mapping[str, Any]  # a round's record, or the metrics of a reference without training
+
+
+@dataclass(frozen=True)
+class Results:
+    """All that a finished run says.
+
+    Attributes:
+        table: the rows of the final table: references, the untrained start, the last round.
+        notes: what it cost, and why it ended where it did.
+        headline: the end of ``log.txt``; None where no client has a test image.
+        run_info, protocol, numbers: the sections of ``results.json``.
+    """
+
+    table: list[dict[str, Any]]
+    notes: list[str]
+    headline: Headline | None
+    run_info: dict[str, Any]
+    protocol: dict[str, Any]
+    numbers: dict[str, Any]
+
+
+def results_of(
+    built: Built, zero_shot: Row | None, records: Sequence[Row], seconds: float
+) -> Results:
+    """Return the results of a run from its rounds' records.
+
+    The last round is the headline. With ``TEST.SELECT val`` the round with the best validation
+    accuracy (the earliest of equals) stands beside it; the test set chooses nothing.
+
+    Args:
+        zero_shot: the template's metrics; None for a backbone without text tower.
+        records: one per round, the untrained start first.
+        seconds: wall time of this session.
+    """
+    start, last = records[0], records[-1]
+    numbers: dict[str, Any] = {
+        "untrained": summary(start),
+        "last": {k: v for k, v in last.items() if k != "similarity"},  # K x K: long
+    }
+    rows = {}
+    if zero_shot:
+        rows["zero-shot (template)"] = zero_shot
+        numbers["zero_shot"] = summary(zero_shot)
+    rows["untrained start"] = start
+    if built.cfg.TEST.SELECT == "val":
+        rated = [r for r in records if r.get("val") is not None and "personal" in r]
+        best = max(rated, key=lambda r: (r["val"], -r["round"]))
+        rows[f"round {best['round']} (best on val)"] = best
+        numbers["selected"] = summary(best) | {"round": best["round"], "val": best["val"]}
+    rows[f"{built.federation.trainer.name}, round {last['round']}"] = last
+    table = _table(rows, last)
+    spent, end = totals(records), _end(built)
+    run_info = {
+        "seconds_this_session": seconds, "seconds_rounds": spent["seconds"],
+        "bytes_up": spent["bytes_up"], "bytes_down": spent["bytes_down"], "totals": spent,
+        "trainable": numel(built.federation.p0), "notes": [*built.notes, *end],
+    }
+    return Results(
+        table, [*end, sentence(spent)], _headline(last), run_info, protocol(built),
+        numbers | {"table": table},
+    )
+
+
+def summary(record: Row) -> dict[str, Any]:
+    """Return the named numbers of a round's record or of a reference row."""
+    targets = [name for name in record if name.startswith(TARGET)]
+    return {name: record[name] for name in (*METRICS, *targets) if name in record}
+
+
+def protocol(built: Built) -> dict[str, Any]:
+    """Return what a table must not mix."""
+    cfg: CfgNode = built.cfg
+    return {
+        "setting": setting(cfg), "dataset": cfg.DATASET.NAME, "trainer": cfg.TRAINER.NAME,
+        "tag": cfg.TAG, "shots": int(cfg.DATASET.NUM_SHOTS),
+        "subsample": cfg.DATASET.SUBSAMPLE_CLASSES,
+        "backbone": cfg.MODEL.BACKBONE.NAME, "weights": built.backbone.weights,
+        "backbone_digest": built.backbone.digest, "data_digest": built.data.digest,
+        "peft": words_of(cfg.PEFT.TEXT, cfg.PEFT.VISUAL, cfg.PEFT.HEAD)
+        if isinstance(built.federation.trainer, PeftTrainer) else "",
+        "partition": partition_name(cfg), "held_out": built.data.spec.held_out,
+        "targets": ", ".join(o.name for o in built.data.others if o.kind == DATASET),
+        "batch_size": int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), "rounds": int(cfg.FED.ROUNDS),
+        "local_epochs": int(cfg.FED.LOCAL_EPOCHS), "views": views_of(cfg), "seed": int(cfg.SEED),
+        "data_seed": int(cfg.DATA_SEED), "selection": cfg.TEST.SELECT, "budget": cfg.FED.BUDGET,
+        "extra_data": built.federation.trainer.extra_data,
+    }
+
+
+def seed_table(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the lines of a table over contents of ``results.json``, one per seed.
+
+    Last round of every seed; sample standard deviation (n - 1). A number that a seed lacks is
+    left out.
+    """
+    seeds = [f"seed {r['protocol']['seed']}" for r in results]
+    rows = []
+    for name in summary(results[0]["results"]["last"]):
+        values = [r["results"]["last"].get(name) for r in results]
+        if None in values:
+            continue
+        values = [float(v) for v in values]
+        rows.append({
+            "metric": name, "mean": mean(values), "std": sample_std(values),
+            **dict(zip(seeds, values, strict=True)),
+        })
+    return ["", f"over {len(results)} seeds, last round:", *table_lines(rows)]
+
+
+def _table(rows: Mapping[str, Row], last: Row) -> list[dict[str, Any]]:
+    """Return the rows of the final table; its columns are what the last round has."""
+    targets = [name for name in last if name.startswith(TARGET)]
+    columns = (*COLUMNS, *(targets if len(targets) <= FEW else ()))
+    return [
+        {"": label} | {k: row[k] for k in columns if k in last and k in row}
+        for label, row in rows.items()
+    ]
+
+
+def _end(built: Built) -> list[str]:
+    """Return what is to be said of a run that ``FED.BUDGET`` ended (nothing otherwise)."""
+    budget, last = built.federation.budget, built.federation.last_round
+    if not budget.plain:
+        return []
+    spent, most = sum(budget.spent.values()), sum(budget.plain)
+    return [
+        f"FED.BUDGET {budget.unit}: ended after round {last} of at most {built.cfg.FED.ROUNDS}, "
+        f"{spent:,} {budget.unit} of all clients spent, FedAvg's are {most:,}"
+    ]
+
+
+def _headline(last: Row) -> Headline | None:
+    """Return what ``log.txt`` ends with; None where no client has a test image."""
+    if last["personal"] is None:
+        return None
+    clients = [c for c in last["clients"] if c["n"]]
+    return Headline(
+        sum(c["n"] for c in clients), sum(c["correct"] for c in clients), last["personal"],
+        last["personal_macro_f1"],
+    )

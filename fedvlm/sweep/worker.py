@@ -1,0 +1,162 @@
+"""A sweep's worker process: takes one cell after another, and dies with its parent.
+
+Imports nothing heavy at the top: the threads are set, and the parent is watched, before PyTorch is
+loaded. Ctrl-C reaches the parent alone, which asks the workers to stop (SIGTERM).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing import connection, parent_process
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedvlm.console.guard import guarded
+from fedvlm.console.screen import complain
+
+if TYPE_CHECKING:
+    from fedvlm.job.inputs import Inputs
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One cell for a worker: its command line, its config's digest, where its screen goes."""
+
+    words: tuple[str, ...]
+    digest: str
+    log: Path
+    device: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt at a cell ended.
+
+    Attributes:
+        code: exit code of the run; negative: the signal that killed its worker.
+        sentence: what went wrong; empty for nothing.
+        seconds: wall time of the attempt.
+        peak_mib: largest resident memory of the worker during it; None where unknown.
+    """
+
+    code: int
+    sentence: str
+    seconds: float
+    peak_mib: float | None = None
+
+
+def serve(pipe: Any, threads: int) -> None:
+    """Run the cells that come through ``pipe`` until None comes, or the parent dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    with contextlib.suppress(KeyboardInterrupt, EOFError, BrokenPipeError):
+        try:
+            import torch  # start-up: after the number of threads is set
+
+            torch.set_num_threads(threads)
+            from fedvlm.job.inputs import SharedInputs  # start-up: PyTorch
+
+            inputs = SharedInputs()
+        except Exception as error:  # a broken installation is said of the cell, in one sentence
+            refusal = f"the worker could not start: {type(error).__name__}: {error}"
+            while pipe.recv() is not None:
+                pipe.send(Outcome(1, refusal, 0.0))
+            return
+        while (assignment := pipe.recv()) is not None:
+            outcome = work(assignment, inputs)
+            pipe.send(outcome)
+            if outcome.code == INTERRUPTED:
+                return
+
+
+def work(assignment: Assignment, inputs: Inputs | None) -> Outcome:
+    """Run a cell with everything it writes to the screen in its log."""
+    began = time.monotonic()
+    _forget_peak()
+    device = ["DEVICE", assignment.device] if assignment.device else []
+    words = [*assignment.words, *device]
+    sys.argv = ["fedvlm", *words]  # the manifest names the command that repeats the run
+    with _screen_in(assignment.log):
+        code = guarded(lambda: _job(words, assignment.digest, inputs), words)
+    sentence = _last_error(assignment.log) if code not in (0, INTERRUPTED) else ""
+    return Outcome(code, sentence, time.monotonic() - began, _peak())
+
+
+def _job(words: list[str], digest: str, inputs: Inputs | None) -> int:
+    from fedvlm.job.flags import parse  # start-up: PyTorch, as all of these
+    from fedvlm.job.identity import identity_config  # start-up: PyTorch
+    from fedvlm.job.resolve import resolve  # start-up: PyTorch
+    from fedvlm.job.run import run_job  # start-up: PyTorch
+    from fedvlm.runs.identity import identity_digest  # start-up: PyTorch
+
+    args = parse(words[1:])
+    jobs = resolve(args)
+    complain(*jobs.notes, prefix="note")
+    (job,) = jobs.jobs
+    if identity_digest(identity_config(job.cfg)) != digest:
+        raise RuntimeError("the cell's command line gives another config than its plan")
+    return run_job(job.cfg, job.origins, args, inputs)
+
+
+def _die_with_parent() -> None:
+    """Wait for the parent's death; what a run has saved by then is whole (see ``runs``)."""
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+@contextlib.contextmanager
+def _screen_in(path: Path) -> Iterator[None]:
+    """Let stdout and stderr, of C code too, go to a file for the block."""
+    before = []
+    with path.open("ab") as log:
+        for stream, handle in ((sys.stdout, 1), (sys.stderr, 2)):
+            stream.flush()
+            before.append(os.dup(handle))
+            os.dup2(log.fileno(), handle)
+        faulthandler.enable(file=log.fileno())
+        try:
+            yield
+        finally:
+            faulthandler.disable()
+            for stream, handle, old in zip((sys.stdout, sys.stderr), (1, 2), before, strict=True):
+                stream.flush()
+                os.dup2(old, handle)
+                os.close(old)
+
+
+def _last_error(log: Path) -> str:
+    """Return the last sentence that the run complained with."""
+    lines = log.read_text("utf-8", errors="replace").splitlines()
+    errors = [line.partition(": ")[2] for line in lines if line.startswith("error: ")]
+    return errors[-1] if errors else (lines[-1] if lines else "no message")
+
+
+def _forget_peak() -> None:
+    """Begin a new peak of resident memory, where the system can."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak() -> float | None:
+    """Return the peak of resident memory in MiB."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    scale = 2**20 if sys.platform == "darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale
