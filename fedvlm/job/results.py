@@ -15,7 +15,7 @@ from fedvlm.console.log import Headline
 from fedvlm.console.rows import table_lines
 from fedvlm.core.stats import mean, sample_std
 from fedvlm.core.trees import numel
-from fedvlm.data.federated import DATASET
+from fedvlm.data.targets import DATASET
 from fedvlm.evaluation.scores import TARGET
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.job.build import Built, views_of
