@@ -23,18 +23,19 @@ Command: python federated_main.py --demo --trainer APFL
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedvlm.config.option import Option
 from fedvlm.core.trees import State, Tree, pick
 from fedvlm.federation.batches import Batch, Step
-from fedvlm.federation.context import Context, Means, Upload, gradient, optimise
+from fedvlm.federation.context import Context, Upload, optimise
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.trainer import TRAINER_REGISTRY
 from fedvlm.models.towers.adapters import mix_peft
+from fedvlm.models.vlmodel import VLModel
 
 ALPHA = "alpha"
 
@@ -44,6 +45,7 @@ class APFL(PeftTrainer):
     """See the module's card."""
 
     name = "APFL"
+    metrics = (r"(mixture/)?loss",)
     options = {
         "ALPHA": Option(0.5, "share of the private model at the start", low=0.0, high=1.0),
         "ALPHA_LR": Option(0.1, "learning rate of that share; 0 keeps it", low=0.0),
@@ -51,45 +53,40 @@ class APFL(PeftTrainer):
         "EVERY": Option("step", "how often it is updated", choices=("step", "round")),
     }
 
-    def init(self, ctx: Context, p0: Tree) -> State:
+    def init_client(self, ctx: Context, start: Tree) -> State:
         """Return both models at the common start, and the share."""
         alpha = torch.tensor(self.cfg.ALPHA, dtype=ctx.model.dtype, device=ctx.model.device)
-        return {"w": p0, "v": p0, "mix": {ALPHA: alpha}}
+        return {"w": start, "v": start, "mix": {ALPHA: alpha}}
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Train w, v and the share in one loop."""
-        means = Means(ctx.k)
-
-        def body(slots: State, batches: tuple[Batch, ...], step: Step) -> State:
-            new, values = self.step(ctx, slots, batches[0], step)
-            means.add(values)
-            return new
-
-        start = {"w": c["w"] | d, "v": c["v"], "mix": c["mix"]}
-        new = ctx.loop(start, body)
-        ctx.logs.update(means.values() | {ALPHA: new["mix"][ALPHA]})
-        return c | new, ctx.upload(new["w"])
+        start = {"w": state["w"] | received, "v": state["v"], "mix": state["mix"]}
+        new = ctx.loop(start, partial(self.step, ctx))
+        return state | new, ctx.upload(new["w"])
 
     def step(
-        self, ctx: Context, slots: State, b: Batch, step: Step
-    ) -> tuple[State, dict[str, Tensor]]:
-        """Take one step on all three; return the new slots and both losses ``[K]``."""
-        w, v, alpha = slots["w"], slots["v"], slots["mix"][ALPHA]
+        self, ctx: Context, slots: State, batches: tuple[Batch, ...], step: Step
+    ) -> State:
+        """Take one step on all three and return the new slots."""
+        w, v, alpha, batch = slots["w"], slots["v"], slots["mix"][ALPHA], batches[0]
         at = f"local step {step.index}"
 
-        def mixed(model: Any, p: Tree, b: Batch) -> Any:
+        def mixed(model: VLModel, p: Tree, b: Batch) -> Any:
             return self.loss(model, mix_peft(p[ALPHA], pick(p, v), w), b)
 
         names = ctx.trained(v, ("shared", "personal"))
-        loss, gw = gradient(ctx, w, self.loss, b, f"the global model, {at}")
-        own, g = gradient(ctx, v | {ALPHA: alpha}, mixed, b, f"the mixture, {at}", [*names, ALPHA])
+        gw = ctx.grad(w, self.loss, batch, what=f"the global model, {at}").grads
+        g = ctx.grad(
+            v | {ALPHA: alpha}, mixed, batch, [*names, ALPHA], what=f"the mixture, {at}",
+            log="mixture/",
+        ).grads
         slope = g.pop(ALPHA)
         if step.index == 1 or self.cfg.EVERY == "step":
             pushed = alpha - self.cfg.ALPHA_LR * (slope + self.cfg.ALPHA_L2 * alpha)
             alpha = pushed.clamp(0, 1)
         new = optimise(ctx, slots, "w", gw, step) | optimise(ctx, slots, "v", g, step)
-        return new | {"mix": {ALPHA: alpha}}, {"loss": loss, "mixture/loss": own}
+        return new | {"mix": {ALPHA: alpha}}
 
-    def personal(self, ctx: Context, c: State, d: Tree) -> Tree:
+    def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return the mixture with the aggregated model."""
-        return mix_peft(c["mix"][ALPHA], c["v"], c["w"] | d)
+        return mix_peft(state["mix"][ALPHA], state["v"], state["w"] | received)

@@ -21,10 +21,10 @@ from __future__ import annotations
 
 from fedvlm.config.option import Option
 from fedvlm.core.trees import State, Tree
-from fedvlm.federation.context import Context, Upload
+from fedvlm.federation.context import Context, Edit, Upload
 from fedvlm.federation.groups import TAG, Finetune
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.toolbox.regularise import pull
+from fedvlm.federation.toolbox.regularise import pulled
 from fedvlm.federation.trainer import TRAINER_REGISTRY
 
 
@@ -33,31 +33,38 @@ class Ditto(PeftTrainer):
     """See the module's card."""
 
     name = "Ditto"
+    metrics = (r"(v/)?loss",)
     same_basis = True
     options = {
         "LAMBDA": Option(1.0, "strength of the private model's pull to the global one", low=0.0),
         "P_EPOCHS": Option(0, "local epochs of the private model; 0 is FED.LOCAL_EPOCHS", low=0),
     }
 
-    def init(self, ctx: Context, p0: Tree) -> State:
+    def init_client(self, ctx: Context, start: Tree) -> State:
         """Return both models at the common start."""
-        return {"w": p0, "v": p0}
+        return {"w": start, "v": start}
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Train v against the model received, then w."""
         v = ctx.fit(
-            c["v"], self.loss, epochs=self.cfg.P_EPOCHS or None, tag="v",
-            edit=pull("d", self.cfg.LAMBDA), const={"d": d},
+            state["v"], self.loss, epochs=self.cfg.P_EPOCHS or None, tag="v",
+            edit=self.near(received),
+        ).params
+        return super().client_update(ctx, state | {"v": v}, received)
+
+    def near(self, received: Tree) -> Edit:
+        """Return the edit that pulls v to the model received."""
+        return lambda params, grads, batch: pulled(
+            params, grads, batch.cut(received), self.cfg.LAMBDA
         )
-        return super().local(ctx, c | {"v": v}, d)
 
-    def personal(self, ctx: Context, c: State, d: Tree) -> Tree:
+    def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return v."""
-        return c["v"]
+        return state["v"]
 
-    def finetune(self, ctx: Context, c: State, d: Tree, how: Finetune) -> Tree:
+    def finetune(self, ctx: Context, state: State, received: Tree, how: Finetune) -> Tree:
         """Train a copy of v as in a round, against the last global model."""
         return ctx.fit(
-            c["v"], self.loss, train=how.train, epochs=how.epochs, lr=how.lr or ctx.optim.lr,
-            tag=TAG, edit=pull("d", self.cfg.LAMBDA), const={"d": d},
-        )
+            state["v"], self.loss, train=how.train, epochs=how.epochs, lr=how.lr or ctx.optim.lr,
+            tag=TAG, edit=self.near(received),
+        ).params

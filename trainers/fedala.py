@@ -55,51 +55,51 @@ class FedALA(PeftTrainer):
         "MAX_EPOCHS": Option(50, "passes at most the first time", low=1),
     }
 
-    def init(self, ctx: Context, p0: Tree) -> State:
+    def init_client(self, ctx: Context, start: Tree) -> State:
         """Return the start: all of the received model is taken."""
-        ones = map_leaves(torch.ones_like, pick(p0, self.mixed(ctx)))
-        return {"w": p0, "mix": ones, "ala": {"learned": torch.zeros((), device=ctx.model.device)}}
+        ones = map_leaves(torch.ones_like, pick(start, self.mixed(ctx)))
+        learned = torch.zeros((), device=ctx.model.device)
+        return {"w": start, "mix": ones, "ala": {"learned": learned}}
 
     def mixed(self, ctx: Context) -> list[str]:
         """Return the names that are mixed: the last ones, image side first."""
         names = sorted(ctx.groups.shared, key=lambda n: role(n) != BODY)
         return names[-self.cfg.LAYERS:] if self.cfg.LAYERS else names
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Mix, train from there, send."""
-        start, slots = self.adapt(ctx, c, d, "ala")
-        w = ctx.fit(start, self.loss)
-        return c | slots | {"w": w}, ctx.upload(w)
+        start, slots = self.adapt(ctx, state, received, "ala")
+        w = ctx.fit(start, self.loss).params
+        return state | slots | {"w": w}, ctx.upload(w)
 
-    def personal(self, ctx: Context, c: State, d: Tree) -> Tree:
+    def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return the mixture with the newest received model."""
-        return self.adapt(ctx, c, d, "ala-personal")[0]
+        return self.adapt(ctx, state, received, "ala-personal")[0]
 
-    def adapt(self, ctx: Context, c: State, d: Tree, tag: str) -> tuple[Tree, State]:
+    def adapt(self, ctx: Context, state: State, got: Tree, tag: str) -> tuple[Tree, State]:
         """Return one client's mixture and its new slots."""
-        received = c["w"] | d
-        old, new = (pick(t, self.mixed(ctx)) for t in (c["w"], received))
+        received = state["w"] | got
+        old, new = (pick(t, self.mixed(ctx)) for t in (state["w"], received))
         gap = map_leaves(torch.sub, new, old)
         if all(bool((v == 0).all()) for v in gap.values()):  # nothing to choose from
             return received, {}
-        mix, losses = c["mix"], list[float]()
-        passes = 1 if bool(c["ala"]["learned"]) else self.cfg.MAX_EPOCHS
+        mix, losses = state["mix"], list[float]()
+        passes = 1 if bool(state["ala"]["learned"]) else self.cfg.MAX_EPOCHS
         for turn in range(passes):
             mix, value = self.one_pass(ctx, received, (old, gap), mix, f"{tag}-{turn}")
             losses.append(value)
             if len(losses) > WINDOW and statistics.pstdev(losses[-WINDOW:]) < self.cfg.STEADY:
                 break
-        learned = {"learned": torch.ones_like(c["ala"]["learned"])}
+        learned = {"learned": torch.ones_like(state["ala"]["learned"])}
         return received | blend(old, gap, mix), {"mix": mix, "ala": learned}
 
     def one_pass(
         self, ctx: Context, received: Tree, pair: tuple[Tree, Tree], mix: Tree, tag: str
     ) -> tuple[Tree, float]:
         """Learn the mixing weights on one share of the data; return them and the last loss."""
-        steps = list(ctx.batcher.steps(ctx.clients, ctx.round, 1, 1, tag))
-        value = 0.0
-        for step in steps[: math.ceil(self.cfg.SHARE * len(steps))]:
-            mix, value = self.mix_step(ctx, received, pair, mix, step.batches[0])
+        batches, value = list(ctx.batches(tag)), 0.0
+        for batch in batches[: math.ceil(self.cfg.SHARE * len(batches))]:
+            mix, value = self.mix_step(ctx, received, pair, mix, batch)
             ctx.counters["mix_steps"] += 1
         return mix, value
 
@@ -109,8 +109,9 @@ class FedALA(PeftTrainer):
         """Take one step of W <- clip(W - eta dF/dw^ * (w_g - w_l))."""
         old, gap = pair
         at = received | blend(old, gap, mix)
-        value, _, grads = ctx.grad(at, self.loss, batch, list(mix))
-        ctx.check(value, "loss of the local aggregation")
+        value, _, grads = ctx.grad(
+            at, self.loss, batch, list(mix), what="the local aggregation", log=None
+        )
         eta = self.cfg.MIX_LR
         new = {n: (mix[n] - eta * g * gap[n]).clamp(0, 1) for n, g in grads.items()}
         return mix | new, float(value)

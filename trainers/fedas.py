@@ -31,26 +31,27 @@ Command: python federated_main.py --demo --trainer FedAS
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree, per_client, rows
-from fedvlm.federation.aggregate import Update
+from fedvlm.core.trees import State, Tree, per_client
+from fedvlm.federation.aggregate import Updates
 from fedvlm.federation.batches import Batch
-from fedvlm.federation.context import Context, Upload
+from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context, Upload
 from fedvlm.federation.groups import PERSONAL, SHARED
 from fedvlm.federation.optim import OptimSpec
 from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.server import ServerContext
 from fedvlm.federation.toolbox.prototypes import class_means, membership, of_labels
-from fedvlm.federation.toolbox.regularise import SAMPLES, UNIFORM, client_weights
 from fedvlm.federation.trainer import TRAINER_REGISTRY
 from fedvlm.models.adapt.peft import BODY, HEAD
+from fedvlm.models.vlmodel import VLModel
 
 COUNT = "fedas.samples"
 
@@ -60,9 +61,10 @@ class FedAS(PeftTrainer):
     """See the module's card. Slot ``met`` tells whether a client has trained before."""
 
     name = "FedAS"
+    metrics = (r"(align/)?loss",)
     roles = {BODY: SHARED, HEAD: PERSONAL}
     needs = (BODY, HEAD)
-    extras = (r"fedas\.samples",)
+    extras_up = (r"fedas\.samples",)
     exempt = {"G5": "the received body is aligned before it is trained"}
     options = {
         "ALIGN": Option(True, "align the received body before training"),
@@ -81,47 +83,53 @@ class FedAS(PeftTrainer):
     }
 
     # ---- client ---------------------------------------------------------------------------
-    def init(self, ctx: Context, p0: Tree) -> State:
+    def init_client(self, ctx: Context, start: Tree) -> State:
         """Return the start of a client that has not trained."""
-        return {"w": p0, "met": {"rounds": torch.zeros((), device=ctx.model.device)}}
+        return {"w": start, "met": {"rounds": torch.zeros((), device=ctx.model.device)}}
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Align a copy of the received body, train all, take the Fisher trace."""
-        w = ctx.fit(self.aligned(ctx, c, d), self.loss)
-        met = {"rounds": c["met"]["rounds"] + 1}
+        w = ctx.fit(self.aligned(ctx, state, received), self.loss).params
+        met = {"rounds": state["met"]["rounds"] + 1}
+        weight = self.fisher(ctx, w) if self.weighting == OWN else None
         extras = {COUNT: ctx.sizes.to(ctx.model.device, ctx.model.dtype)}
-        return c | {"w": w, "met": met}, ctx.upload(w, self.weight(ctx, w), extras)
+        return state | {"w": w, "met": met}, ctx.upload(w, weight, extras)
 
-    def personal(self, ctx: Context, c: State, d: Tree) -> Tree:
+    def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return the client's own model; the shared body where it never trained."""
-        new = c["met"]["rounds"] == 0
-        return c["w"] | {n: torch.where(per_client(new, v), v, c["w"][n]) for n, v in d.items()}
+        new = state["met"]["rounds"] == 0
+        w = state["w"]
+        return w | {n: torch.where(per_client(new, v), v, w[n]) for n, v in received.items()}
 
-    def aligned(self, ctx: Context, c: State, d: Tree) -> Tree:
+    def aligned(self, ctx: Context, state: State, body: Tree) -> Tree:
         """Return the client's model with the received body, aligned where that is due."""
-        received = c["w"] | d
-        new = (c["met"]["rounds"] == 0) & self.cfg.SKIP_FIRST
+        received = state["w"] | body
+        new = (state["met"]["rounds"] == 0) & self.cfg.SKIP_FIRST
         if not self.cfg.ALIGN or bool(new.all()):
             return received
         own = class_means(
-            ctx, lambda p, x: self.features(ctx.model, p, x), c["w"],
+            ctx, lambda p, x: self.features(ctx.model, p, x), state["w"],
             len(ctx.model.classnames), ctx.model.embed_dim,
         )
         moved = ctx.fit(
-            received, self.align_loss, train=(SHARED,), epochs=self.cfg.ALIGN_EPOCHS,
-            lr=self.cfg.ALIGN_LR, tag="align", const={"old": {"mean": own.mean}},
+            received, partial(self.align_loss, means=own.mean), train=(SHARED,),
+            epochs=self.cfg.ALIGN_EPOCHS, lr=self.cfg.ALIGN_LR, tag="align",
             optim=OptimSpec("sgd", self.cfg.ALIGN_LR, momentum=0.0, weight_decay=0.0),
-        )
+        ).params
         return {n: torch.where(per_client(new, v), received[n], v) for n, v in moved.items()}
 
-    def features(self, model: Any, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
+    def features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return the features that are aligned, ``[K, B, d]``."""
         z = self.image_features(model, p, x)
         return F.normalize(z, dim=-1) if self.cfg.ALIGN_FEATURE == "normalised" else z
 
-    def align_loss(self, model: Any, p: Tree, b: Batch) -> Tensor:
-        """Return the sum over classes of the mean squared distance to the old mean, ``[K]``."""
-        old = b.const["old"]["mean"]
+    def align_loss(self, model: VLModel, p: Tree, b: Batch, *, means: Tensor) -> Tensor:
+        """Return the sum over classes of the mean squared distance to the old mean, ``[K]``.
+
+        Args:
+            means: the clients' class means before the round, ``[K, C, d]``.
+        """
+        old = b.cut(means)
         square = (self.features(model, p, b.x) - of_labels(old, b.y)).square()
         each = square.mean(-1) if self.cfg.ALIGN_REDUCTION == "mean" else square.sum(-1)
         member = membership(b, old.shape[1])  # [K, B, C]
@@ -129,35 +137,33 @@ class FedAS(PeftTrainer):
         return per_class.sum(1)
 
     # ---- weights --------------------------------------------------------------------------
-    def weight(self, ctx: Context, w: Tree) -> Tensor:
-        """Return each client's weight in the mean, ``[K]``."""
-        if self.cfg.AGG == "fim":
-            return self.fisher(ctx, w)
-        return client_weights(ctx, self.cfg.AGG)
+    @property
+    def weighting(self) -> str:
+        """What AGG says; the Fisher trace is a weight of the method's own."""
+        return OWN if self.cfg.AGG == "fim" else str(self.cfg.AGG)
 
     def fisher(self, ctx: Context, w: Tree) -> Tensor:
         """Return the trace of the empirical Fisher information at ``w``, ``[K]``, float64."""
         names = ctx.trained(w, (SHARED,) if self.cfg.FIM_PARAMS == "shared" else (SHARED, PERSONAL))
         size = 1 if self.cfg.FIM_MODE == "sample" else int(self.cfg.FIM_BATCH)
         trace = torch.zeros(ctx.k, dtype=torch.float64)
-        for step in ctx.batcher.steps(ctx.clients, ctx.round, 1, 1, "fisher"):
-            for piece in pieces(step.batches[0], size):
+        for batch in ctx.batches("fisher"):
+            for piece in pieces(batch, size):
                 k = len(piece.y)
-                _, _, grads = ctx.grad(rows(w, 0, k), self.loss, piece, names)
+                grads = ctx.grad(piece.cut(w), self.loss, piece, names, log=None).grads
                 for g in grads.values():
                     trace[:k] += g.cpu().double().reshape(k, -1).square().sum(1)
         ctx.check(trace, "the Fisher trace")
         return torch.where(torch.isfinite(trace), trace, 0.0)  # such a client is left out
 
-    def server(self, ctx: Context, server: State, updates: Sequence[Update]) -> State:
+    def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
         """Average the bodies with the clients' weights; by samples if all weights are zero."""
-        ordered = sorted(updates, key=lambda u: u.client)
-        weights = [u.weight for u in ordered]
-        if not sum(weights) > 0:
-            weights = [float(u.extras[COUNT]) for u in ordered]
-        self.report["aggregation_weights"] = [w / sum(weights) for w in weights]
-        weighted = [replace(u, weight=w) for u, w in zip(ordered, weights, strict=True)]
-        return server | {"w": self.mean(weighted)}
+        weight = updates.weight
+        if not float(weight.sum()) > 0:
+            weight = updates.extras[COUNT].cpu().double()
+        total = sum(weight.tolist())
+        ctx.log("aggregation_weights", [w / total for w in weight.tolist()])
+        return server | {"w": self.combine(ctx, replace(updates, weight=weight))}
 
 
 def pieces(b: Batch, size: int) -> Iterator[Batch]:
@@ -166,4 +172,5 @@ def pieces(b: Batch, size: int) -> Iterator[Batch]:
         w = b.w[:, i : i + size]
         k = int((w.sum(1) > 0).sum())
         x = {s: v[:k, i : i + size] for s, v in b.x.items()}
-        yield replace(b, x=x, y=b.y[:k, i : i + size], w=w[:k])
+        at = None if b.rows is None else b.rows[:k]
+        yield replace(b, x=x, y=b.y[:k, i : i + size], w=w[:k], rows=at)

@@ -25,8 +25,6 @@ Command: python federated_main.py --demo --trainer FedBABU
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -35,9 +33,10 @@ from fedvlm.core.trees import State, Tree
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.groups import SHARED, Finetune
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.toolbox.regularise import UNIFORM, client_weights, weighting
+from fedvlm.federation.toolbox.regularise import UNIFORM, weighting
 from fedvlm.federation.trainer import TRAINER_REGISTRY
 from fedvlm.models.adapt import peft
+from fedvlm.models.vlmodel import VLModel
 
 HEAD_WORDS = "a photo of a"
 FT_PARTS = {"head": (peft.HEAD,), "body": (peft.BODY,), "full": (peft.BODY, peft.HEAD)}
@@ -57,17 +56,22 @@ class FedBABU(PeftTrainer):
         "WEIGHTING": weighting(UNIFORM),
     }
 
-    def trainables(self, model: Any, generator: torch.Generator) -> Tree:
+    def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return body and head; a context is that of ``HEAD_WORDS``, whatever ``PEFT.N_CTX``."""
         tree = super().trainables(model, generator)
         if "text.ctx" in tree:
             tree["text.ctx"] = words(model, HEAD_WORDS)
         return tree
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+    @property
+    def weighting(self) -> str:
+        """What WEIGHTING says."""
+        return str(self.cfg.WEIGHTING)
+
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Train the body only."""
-        w = ctx.fit(c["w"] | d, self.loss, train=(SHARED,))
-        return c | {"w": w}, ctx.upload(w, client_weights(ctx, self.cfg.WEIGHTING))
+        w = ctx.fit(state["w"] | received, self.loss, train=(SHARED,)).params
+        return state | {"w": w}, ctx.upload(w)
 
     def own_finetune(self) -> Finetune:
         """Return the final phase of the method."""
@@ -76,7 +80,7 @@ class FedBABU(PeftTrainer):
         )
 
 
-def words(model: Any, text: str) -> Tensor:
+def words(model: VLModel, text: str) -> Tensor:
     """Return the token embeddings of a text without its marks, ``[n, text_width]``."""
     ids = model.backbone.tokenize([text])
     stop = int(model.backbone.eot(ids)[0])

@@ -21,7 +21,6 @@ Command: python federated_main.py --demo --trainer FedDecomp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,9 +31,11 @@ from fedvlm.core.trees import State, Tree
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.groups import PERSONAL, SHARED, Rule
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.toolbox.regularise import UNIFORM, client_weights
+from fedvlm.federation.server import ServerContext
+from fedvlm.federation.toolbox.regularise import UNIFORM
 from fedvlm.federation.trainer import TRAINER_REGISTRY
 from fedvlm.models.adapt.peft import BODY, role
+from fedvlm.models.vlmodel import VLModel
 
 DOWN, UP = "image.private.down", "image.private.up"
 LEFT, RIGHT = ".private.left", ".private.right"
@@ -46,13 +47,14 @@ class FedDecomp(PeftTrainer):
     """See the module's card."""
 
     name = "FedDecomp"
+    weighting = UNIFORM
     options = {
         "RANK": Option(4, "rank, or hidden width, of the private parts", low=1),
         "PRIVATE_EPOCHS": Option(1, "local epochs that train the private parts", low=1),
     }
     exempt = {"G5": "shared and private parts are trained in turn, never together"}
 
-    def trainables(self, model: Any, generator: torch.Generator) -> Tree:
+    def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return what PEFT builds, and private parts.
 
         Raises:
@@ -81,21 +83,21 @@ class FedDecomp(PeftTrainer):
             for name, (rule, group) in zip(names, super().rules(names), strict=True)
         ]
 
-    def text_features(self, model: Any, p: Tree) -> Tensor:
+    def text_features(self, model: VLModel, p: Tree) -> Tensor:
         """Return the classifier of shared plus private tensors, ``[K, C, d]``."""
         whole = {
             n: v + p[n + LEFT] @ p[n + RIGHT] if n + LEFT in p else v for n, v in p.items()
         }
         return super().text_features(model, whole)
 
-    def image_features(self, model: Any, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
+    def image_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return features behind the shared and the private adapter, ``[K, B, d]``."""
         z = super().image_features(model, p, x)
         if DOWN not in p:
             return z
         return z + F.gelu(z @ p[DOWN].mT) @ p[UP].mT
 
-    def init_server(self, ctx: Context, p0: Tree) -> State:
+    def init_server(self, ctx: ServerContext, start: Tree) -> State:
         """Return the shared start.
 
         Raises:
@@ -107,14 +109,15 @@ class FedDecomp(PeftTrainer):
             f"FedDecomp trains private and shared parts in turn: TRAINER.FEDDECOMP.PRIVATE_EPOCHS "
             f"is {own} of {ctx.epochs} local epochs; set --local-epochs {own + 1} or more",
         )
-        return super().init_server(ctx, p0)
+        return super().init_server(ctx, start)
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Train the private parts, then the shared ones; send those."""
         own = self.cfg.PRIVATE_EPOCHS
-        w = ctx.fit(c["w"] | d, self.loss, train=(PERSONAL,), epochs=own, tag="private")
-        w = ctx.fit(w, self.loss, train=(SHARED,), epochs=ctx.epochs - own)
-        return c | {"w": w}, ctx.upload(w, client_weights(ctx, UNIFORM))
+        start = state["w"] | received
+        w = ctx.fit(start, self.loss, train=(PERSONAL,), epochs=own, tag="private").params
+        w = ctx.fit(w, self.loss, train=(SHARED,), epochs=ctx.epochs - own).params
+        return state | {"w": w}, ctx.upload(w)
 
 
 def uniform(rows: int, columns: int, generator: torch.Generator) -> Tensor:

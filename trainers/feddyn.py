@@ -19,17 +19,16 @@ Command: python federated_main.py --demo --trainer FedDyn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from fedvlm.config.option import Option
 from fedvlm.core.trees import State, Tree, map_leaves, pick
-from fedvlm.federation.aggregate import Update
+from fedvlm.federation.aggregate import Updates
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.toolbox.regularise import UNIFORM, client_weights, pull
+from fedvlm.federation.server import ServerContext
+from fedvlm.federation.toolbox.regularise import UNIFORM, pulled
 from fedvlm.federation.trainer import TRAINER_REGISTRY
 
 
@@ -39,6 +38,7 @@ class FedDyn(PeftTrainer):
 
     name = "FedDyn"
     same_basis = True
+    weighting = UNIFORM
     options = {
         "ALPHA": Option(1.0, "weight of the quadratic term", low=0.0, low_open=True),
     }
@@ -47,31 +47,31 @@ class FedDyn(PeftTrainer):
         "G6": "the server moves beyond the mean, by its own linear term over alpha",
     }
 
-    def init(self, ctx: Context, p0: Tree) -> State:
+    def init_client(self, ctx: Context, start: Tree) -> State:
         """Return the start with a linear term of zero."""
-        return {"w": p0, "h": map_leaves(torch.zeros_like, pick(p0, ctx.groups.shared))}
+        return {"w": start, "h": map_leaves(torch.zeros_like, pick(start, ctx.groups.shared))}
 
-    def init_server(self, ctx: Context, p0: Tree) -> State:
+    def init_server(self, ctx: ServerContext, start: Tree) -> State:
         """Return the start with a linear term of zero."""
-        start = super().init_server(ctx, p0)
+        start = super().init_server(ctx, start)
         return start | {"h": map_leaves(torch.zeros_like, start["w"])}
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Train on the regularised loss, then renew the linear term."""
         alpha = self.cfg.ALPHA
-        near = pull("d", alpha)
 
-        def regularise(p: Tree, g: Tree, b: Batch) -> Tree:
-            h = b.const["h"]
-            return {n: v - h[n] if n in h else v for n, v in near(p, g, b).items()}
+        def regularise(params: Tree, grads: Tree, batch: Batch) -> Tree:
+            near = pulled(params, grads, batch.cut(received), alpha)
+            h = batch.cut(state["h"])
+            return {n: v - h[n] if n in h else v for n, v in near.items()}
 
-        w = ctx.fit(c["w"] | d, self.loss, edit=regularise, const={"h": c["h"], "d": d})
-        h = {n: v - alpha * (w[n] - d[n]) for n, v in c["h"].items()}
-        return c | {"w": w, "h": h}, ctx.upload(w, client_weights(ctx, UNIFORM))
+        w = ctx.fit(state["w"] | received, self.loss, edit=regularise).params
+        h = {n: v - alpha * (w[n] - received[n]) for n, v in state["h"].items()}
+        return state | {"w": w, "h": h}, ctx.upload(w)
 
-    def server(self, ctx: Context, server: State, updates: Sequence[Update]) -> State:
+    def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
         """Move the linear term by what the clients moved, and the model beyond their mean."""
-        mean, alpha = self.mean(updates), self.cfg.ALPHA
-        share = alpha * sum(u.weight > 0 for u in updates) / self.root.FED.CLIENTS
+        mean, alpha = self.combine(ctx, updates), self.cfg.ALPHA
+        share = alpha * int((updates.weight > 0).sum()) / len(ctx.roster)
         h = map_leaves(lambda h, m, w: h - share * (m - w), server["h"], mean, server["w"])
         return server | {"h": h, "w": map_leaves(lambda m, h: m - h / alpha, mean, h)}

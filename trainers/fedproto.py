@@ -21,8 +21,8 @@ Command: python federated_main.py --demo --trainer FedProto
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -30,13 +30,15 @@ from torch import Tensor
 
 from fedvlm.config.option import Option
 from fedvlm.core.trees import State, Tree
-from fedvlm.federation.aggregate import Update
+from fedvlm.federation.aggregate import Updates
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.server import ServerContext
 from fedvlm.federation.toolbox.prototypes import class_means, of_labels
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor, cross_entropy
 from fedvlm.models.adapt.peft import BODY, HEAD
+from fedvlm.models.vlmodel import VLModel
 
 MEAN, COUNT = "proto.mean", "proto.count"
 
@@ -48,7 +50,8 @@ class FedProto(PeftTrainer):
     name = "FedProto"
     roles = {BODY: "personal", HEAD: "personal"}
     needs = (BODY,)
-    extras = (r"proto\..*",)
+    extras_up = extras_down = (r"proto\..*",)
+    metrics = (r"(.+/)?loss", r"cls_loss", r"proto_loss")
     options = {
         "LAMBDA": Option(1.0, "weight of the distance to the shared prototypes", low=0.0),
         "PREDICT": Option("prototype", "nearest prototype, or the client's own head",
@@ -61,57 +64,63 @@ class FedProto(PeftTrainer):
         """Whether unseen classes stay defined: they have no prototype."""
         return super().open_vocabulary and self.cfg.PREDICT == "head"
 
-    def unit(self, model: Any, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
+    def unit(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return image features of length 1, ``[K, B, d]``."""
         return F.normalize(self.image_features(model, p, x), dim=-1)
 
-    def predictor(self, model: Any, p: Tree) -> Predictor:
+    def predictor(self, model: VLModel, p: Tree) -> Predictor:
         """Return ``x -> -|z - C_j|^2``, or the head's logits where PREDICT says so."""
         if self.cfg.PREDICT == "head":
             return super().predictor(model, p)
         return lambda x: -square_distance(self.unit(model, p, x), p[MEAN])
 
-    def loss(self, model: Any, p: Tree, b: Batch) -> Tensor:
+    def loss(self, model: VLModel, p: Tree, b: Batch) -> Tensor:
         """Return the cross-entropy of the client's own head, ``[K]``."""
         z = self.image_features(model, p, b.x)
         return cross_entropy(model.logits(z, self.text_features(model, p)), b)
 
-    def init_server(self, ctx: Context, p0: Tree) -> State:
+    def init_server(self, ctx: ServerContext, start: Tree) -> State:
         """Return text features as prototypes of no sample yet."""
         anchor = ctx.model.anchor("template", 0)
         return {"w": {}, "proto": {MEAN: anchor.clone(), COUNT: torch.zeros_like(anchor[:, 0])}}
 
-    def down(self, server: State, client: int) -> Tree:
+    def download(self, ctx: ServerContext, server: State, client: int) -> Tree:
         """Return the prototypes; no weight is shared."""
         return server["proto"]
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
-        """Train towards the shared prototypes, then take the means of one's own features."""
-        w = ctx.fit(c["w"], self.prototype_loss, const={"d": d})
-        own = class_means(
-            ctx, lambda p, x: self.unit(ctx.model, p, x), w, *d[MEAN].shape[1:]
-        )
-        return c | {"w": w}, ctx.upload(w, extras={MEAN: own.mean, COUNT: own.count})
+    def shared(self, server: State) -> Tree:
+        """Return the prototypes: all that a new client would get."""
+        return server["proto"]
 
-    def prototype_loss(self, model: Any, p: Tree, b: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+        """Train towards the shared prototypes, then take the means of one's own features."""
+        loss = partial(self.prototype_loss, received=received)
+        w = ctx.fit(state["w"], loss).params
+        own = class_means(
+            ctx, lambda p, x: self.unit(ctx.model, p, x), w, *received[MEAN].shape[1:]
+        )
+        return state | {"w": w}, ctx.upload(w, extras={MEAN: own.mean, COUNT: own.count})
+
+    def prototype_loss(
+        self, model: VLModel, p: Tree, b: Batch, *, received: Tree
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Return cross-entropy plus the distance to the shared prototypes, ``[K]``."""
-        z, d = self.unit(model, p, b.x), b.const["d"]
+        z, shared = self.unit(model, p, b.x), b.cut(received)
         cls = cross_entropy(model.logits(z, self.text_features(model, p)), b)
-        gap = (z - of_labels(d[MEAN], b.y)).square().sum(-1)
-        has = b.w * (of_labels(d[COUNT], b.y) > 0)
+        gap = (z - of_labels(shared[MEAN], b.y)).square().sum(-1)
+        has = b.w * (of_labels(shared[COUNT], b.y) > 0)
         near = (gap * has).sum(1) / b.w.sum(1)
         return cls + self.cfg.LAMBDA * near, {"cls_loss": cls, "proto_loss": near}
 
-    def personal(self, ctx: Context, c: State, d: Tree) -> Tree:
+    def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return the client's model with the shared prototypes."""
-        return c["w"] | d
+        return state["w"] | received
 
-    def server(self, ctx: Context, server: State, updates: Sequence[Update]) -> State:
+    def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
         """Average each class over the clients that have it; others keep what they had."""
-        ordered = sorted(updates, key=lambda u: u.client)
         old = server["proto"]
-        count = torch.stack([u.extras[COUNT].cpu().double() for u in ordered])
-        means = torch.stack([u.extras[MEAN].cpu().double() for u in ordered])
+        count = updates.extras[COUNT].cpu().double()
+        means = updates.extras[MEAN].cpu().double()
         total = count.sum(0)
         mean = (means * count[..., None]).sum(0) / total.clamp_min(1)[:, None]
         present = (total > 0).to(old[MEAN].device)

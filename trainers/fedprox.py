@@ -21,9 +21,10 @@ from __future__ import annotations
 
 from fedvlm.config.option import Option
 from fedvlm.core.trees import State, Tree
+from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.toolbox.regularise import pull
+from fedvlm.federation.toolbox.regularise import pulled
 from fedvlm.federation.trainer import TRAINER_REGISTRY
 
 
@@ -35,7 +36,10 @@ class FedProx(PeftTrainer):
     options = {"MU": Option(0.1, "strength of the pull to the received model", low=0.0)}
     exempt = {"G5": "the proximal term slows every step after the first of a round"}
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Fit with the pull to the download."""
-        w = ctx.fit(c["w"] | d, self.loss, edit=pull("d", self.cfg.MU), const={"d": d})
-        return c | {"w": w}, ctx.upload(w)
+        def near(params: Tree, grads: Tree, batch: Batch) -> Tree:
+            return pulled(params, grads, batch.cut(received), self.cfg.MU)
+
+        w = ctx.fit(state["w"] | received, self.loss, edit=near).params
+        return state | {"w": w}, ctx.upload(w)

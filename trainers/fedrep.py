@@ -26,14 +26,14 @@ Command: python federated_main.py --demo --trainer FedRep
 
 from __future__ import annotations
 
-from typing import Any
+from yacs.config import CfgNode
 
 from fedvlm.config.option import Option
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.groups import PERSONAL, SHARED, Finetune
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.toolbox.regularise import SAMPLES, client_weights, weighting
+from fedvlm.federation.toolbox.regularise import SAMPLES, weighting
 from fedvlm.federation.trainer import TRAINER_REGISTRY
 from fedvlm.models.adapt import peft
 
@@ -53,7 +53,7 @@ class FedRep(PeftTrainer):
     }
     exempt = {"G5": "head and body are trained in turns, not together"}
 
-    def __init__(self, cfg: Any) -> None:
+    def __init__(self, cfg: CfgNode) -> None:
         """Resolve the number of head epochs."""
         super().__init__(cfg)
         local, rep = int(cfg.FED.LOCAL_EPOCHS), int(self.cfg.REP_EPOCHS)
@@ -64,13 +64,18 @@ class FedRep(PeftTrainer):
             "the head; raise --local-epochs or set TRAINER.FEDREP.HEAD_EPOCHS",
         )
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+    @property
+    def weighting(self) -> str:
+        """What WEIGHTING says."""
+        return str(self.cfg.WEIGHTING)
+
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Train the head on the received body, then the body under that head."""
         w = ctx.fit(
-            c["w"] | d, self.loss, train=(PERSONAL,), epochs=self.head_epochs, tag="head"
-        )
-        w = ctx.fit(w, self.loss, train=(SHARED,), epochs=int(self.cfg.REP_EPOCHS))
-        return c | {"w": w}, ctx.upload(w, client_weights(ctx, self.cfg.WEIGHTING))
+            state["w"] | received, self.loss, train=(PERSONAL,), epochs=self.head_epochs, tag="head"
+        ).params
+        w = ctx.fit(w, self.loss, train=(SHARED,), epochs=int(self.cfg.REP_EPOCHS)).params
+        return state | {"w": w}, ctx.upload(w)
 
     def own_finetune(self) -> Finetune:
         """Return the paper's final phase: the head alone."""

@@ -38,21 +38,23 @@ Command: python federated_main.py --root DATA/
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from yacs.config import CfgNode
 
 from fedvlm.config.option import Option
 from fedvlm.core.trees import State, Tree
-from fedvlm.federation.aggregate import Update, similarity_aware, weighted_mean
+from fedvlm.federation.aggregate import Updates, similarity_aware
 from fedvlm.federation.batches import Batch
-from fedvlm.federation.context import Context
+from fedvlm.federation.server import ServerContext
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer, cross_entropy
 from fedvlm.models.adapt.contexts import low_rank_prompt, orthogonality, personal_prompt
 from fedvlm.models.adapt.visual import OUTPUTS, apply_gate, fuse, fusion_weights, gate_adapter
+from fedvlm.models.vlmodel import VLModel
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "published": {"ADAPTER": "softmax", "ORTHO": "norm", "ANCHOR": "literal", "SAA_TEMP": 1.0,
@@ -68,6 +70,7 @@ class FedTV(Trainer):
     """See the module's card."""
 
     name = "FedTV"
+    metrics = (r"(.+/)?loss", r"(cls|cont|reg)_loss", r"fusion_native")
     groups = (
         (r"text\.sigma|image\.shared_adapter\..*", "shared"),
         (r"text\.[USV]|image\.personal_adapter\..*|image\.fusion\..*", "personal"),
@@ -91,13 +94,13 @@ class FedTV(Trainer):
         "SCORES": Option(AUTO, "fusion scores", choices=(AUTO, "plain", "scaled")),
     }
 
-    def __init__(self, cfg: Any) -> None:
+    def __init__(self, cfg: CfgNode) -> None:
         """Resolve the switches left at auto."""
         super().__init__(cfg)
         chosen = VARIANTS[self.cfg.VARIANT]
         self.mode = {k: chosen[k] if self.cfg[k] in (AUTO, 0.0) else self.cfg[k] for k in chosen}
 
-    def trainables(self, model: Any, generator: torch.Generator) -> Tree:
+    def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return the prompt factors, both adapters and the fusion (card: Shared, Personal)."""
         c, d = self.cfg, model.embed_dim
         most = min(c.N_CTX, model.text_width)
@@ -114,11 +117,11 @@ class FedTV(Trainer):
                              generator),
         }
 
-    def text_features(self, model: Any, p: Tree) -> Tensor:
+    def text_features(self, model: VLModel, p: Tree) -> Tensor:
         """Return the personal classifier ``[K, C, d]``."""
         return mean_prompt(model.text(personal_prompt(p)))
 
-    def vision(self, model: Any, p: Tree, x: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def vision(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return fused features ``[K, B, d]`` and the fusion weights ``[K, B, 3]``."""
         native = model.image(x)
         general = apply_gate(p, "image.shared_adapter", native, self.mode["ADAPTER"])
@@ -126,11 +129,11 @@ class FedTV(Trainer):
         scaled = self.mode["SCORES"] == "scaled"
         return fuse(p, "image.fusion", native, (native, general, own), scaled)
 
-    def image_features(self, model: Any, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
+    def image_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """See ``vision``."""
         return self.vision(model, p, x)[0]
 
-    def loss(self, model: Any, p: Tree, b: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, model: VLModel, p: Tree, b: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss ``[K]`` and its parts, named as in the authors' log."""
         both = model.text(torch.stack([personal_prompt(p), p["text.sigma"]], 1))
         own, general = both.unbind(1)  # [K, N, C, d]
@@ -144,13 +147,13 @@ class FedTV(Trainer):
         parts = {"cls_loss": cls, "cont_loss": con, "reg_loss": reg, "fusion_native": native}
         return cls + con + reg, parts
 
-    def server(self, ctx: Context, server: State, updates: Sequence[Update]) -> State:
+    def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
         """Average plainly in round 1, then with similarity-aware weights per tensor."""
         if ctx.round == 1:
-            return server | {"w": weighted_mean(updates)}
+            return server | {"w": self.combine(ctx, updates)}
         dtype = torch.float32 if self.cfg.VARIANT == "published" else torch.float64
         tree, used = similarity_aware(updates, server["w"], self.mode["SAA_TEMP"], dtype)
-        self.report["aggregation_weights"] = used
+        ctx.log("aggregation_weights", used)
         return server | {"w": tree}
 
 

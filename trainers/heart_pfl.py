@@ -37,24 +37,24 @@ Command: python federated_main.py --demo --trainer HEART-PFL
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from yacs.config import CfgNode
 
 from fedvlm.config.option import Option
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree, expand, per_client, pick
-from fedvlm.federation.aggregate import Update
+from fedvlm.federation.aggregate import Updates
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.groups import FROZEN, Finetune
+from fedvlm.federation.groups import FROZEN
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.toolbox.adaptation import held_out_indices, on_subset, split_train
-from fedvlm.federation.toolbox.distill import Distillation, Proxy, distil, image_proxy
+from fedvlm.federation.server import ServerContext
+from fedvlm.federation.toolbox.distill import Distillation, ProxyImages, distil, image_proxy
 from fedvlm.federation.toolbox.prototypes import (
     EARLY,
     STAGES,
@@ -65,10 +65,11 @@ from fedvlm.federation.toolbox.prototypes import (
     squared_distance,
     targets,
 )
-from fedvlm.federation.toolbox.regularise import UNIFORM, client_weights, weighting
+from fedvlm.federation.toolbox.regularise import UNIFORM, weighting
 from fedvlm.federation.trainer import TRAINER_REGISTRY, cross_entropy
 from fedvlm.models.adapt import peft
 from fedvlm.models.adapt.attack import PGD, PixelSpace
+from fedvlm.models.vlmodel import VLModel
 
 FIXED = "fixed"  # server slot: tensors nobody trains (PEFT.LORA_AVG freeze_a), for distillation
 
@@ -78,6 +79,7 @@ class HeartPFL(PeftTrainer):
     """See the module's card. Slots: w, v, and ``met``, the rounds a client has trained."""
 
     name = "HEART-PFL"
+    metrics = (r"loss", r"ce", r"hda", r"v/(loss|ce|prox|hda)")
     needs = (peft.BODY,)
     same_basis = True
     options = {
@@ -91,11 +93,12 @@ class HeartPFL(PeftTrainer):
                             choices=("patch_mean", "class")),
         "HDA_NORM": Option("layernorm", "before the squared error", choices=("layernorm", "none")),
         "WEIGHTING": weighting(UNIFORM),
-        "AKT": Option(False, "distil on the server over a proxy set"),
-        "AKT_PROXY": Option("val", "proxy images: the clients' validation part, or held out of "
-                            "their training part (equal data)", choices=("val", "train")),
-        "AKT_SHARE": Option(0.2, "share of the training part held out for AKT_PROXY train",
-                            low=0.0, high=1.0, low_open=True, high_open=True),
+        "AKT": Option("auto", "distil on the server over a proxy set; auto: where it has one",
+                      choices=("auto", "yes", "no"), aliases={"True": "yes", "False": "no"}),
+        "AKT_PROXY": Option(
+            "holdout", "the server's images: DATASET.SERVER_HOLDOUT's, dataset:NAME, folder:DIR, "
+            "or the clients' validation images (clients), which no federation could use",
+        ),
         "AKT_ROUNDS": Option(0.15, "share of the rounds, from the first, with distillation",
                              low=0.0, high=1.0),
         "AKT_STEPS": Option(500, "student steps per round", low=1),
@@ -116,7 +119,7 @@ class HeartPFL(PeftTrainer):
         "AKT_CHECK_EVERY": Option(10, "student steps between looks at it (paper: 1)", low=1),
     }
 
-    def __init__(self, cfg: Any) -> None:
+    def __init__(self, cfg: CfgNode) -> None:
         """Refuse what has no blocks to align."""
         super().__init__(cfg)
         self.require(
@@ -131,7 +134,7 @@ class HeartPFL(PeftTrainer):
         self.aligns = self.cfg.HDA_WEIGHT > 0
 
     # ---- features -------------------------------------------------------------------------
-    def stages(self, model: Any) -> list[int]:
+    def stages(self, model: VLModel) -> list[int]:
         """Return the four blocks that are aligned.
 
         Raises:
@@ -148,7 +151,7 @@ class HeartPFL(PeftTrainer):
         return chosen or [blocks[-(-len(blocks) * q // STAGES) - 1] for q in range(1, STAGES + 1)]
 
     def stage_features(
-        self, model: Any, p: Tree, x: Mapping[str, Tensor]
+        self, model: VLModel, p: Tree, x: Mapping[str, Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         """Return image features ``[K, B, d]`` and the stages' ``[K, B, width]``."""
         at = self.stages(model)
@@ -172,92 +175,99 @@ class HeartPFL(PeftTrainer):
         return {f"stage.{j}": part for j, part in enumerate(parts)} | has
 
     # ---- client ---------------------------------------------------------------------------
-    def personal_loss(self, model: Any, p: Tree, b: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return v's loss ``[K]``; ``const``: ``d``, the model received, and ``proto``."""
+    def personal_loss(
+        self, model: VLModel, p: Tree, b: Batch, *, received: Tree, proto: Tree
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return v's loss ``[K]`` near the model ``received``, with the prototypes of v."""
         z, own = self.stage_features(model, p, b.x)
         ce = cross_entropy(model.logits(z, self.text_features(model, p)), b)
-        prox = squared_distance(p, b.const["d"])
+        home = b.cut(received)
+        prox = squared_distance(p, home)
         total, parts = ce + self.cfg.PROX * prox, {"ce": ce, "prox": prox}
         if self.aligns and self.cfg.HDA_GRAD != "global":
             with torch.no_grad():
-                received = self.stage_features(model, b.const["d"], b.x)[1]
+                aligned = self.stage_features(model, home, b.x)[1]
             if self.cfg.HDA_GRAD == "none":
                 own = [f.detach() for f in own]
-            parts["hda"] = hda(received, batch_targets(own, b), presence(b))
+            here = b.cut(proto)
+            parts["hda"] = hda(aligned, batch_targets(own, b, here), presence(b, here))
             total = total + self.cfg.HDA_WEIGHT * parts["hda"]
         return total, parts
 
-    def shared_loss(self, model: Any, p: Tree, b: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return w's loss ``[K]`` under HDA_GRAD global; ``const``: ``proto``."""
+    def shared_loss(
+        self, model: VLModel, p: Tree, b: Batch, *, proto: Tree
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return w's loss ``[K]`` under HDA_GRAD global, with the prototypes of v."""
         z, own = self.stage_features(model, p, b.x)
         ce = cross_entropy(model.logits(z, self.text_features(model, p)), b)
-        aligned = hda(own, targets(b), presence(b))
+        here = b.cut(proto)
+        aligned = hda(own, targets(b, here), presence(b, here))
         return ce + self.cfg.HDA_WEIGHT * aligned, {"ce": ce, "hda": aligned}
 
-    def init(self, ctx: Context, p0: Tree) -> State:
+    def init_client(self, ctx: Context, start: Tree) -> State:
         """Return the start of a client that has not trained."""
-        return {"w": p0, "v": p0, "met": {"rounds": torch.zeros((), device=ctx.model.device)}}
+        return {"w": start, "v": start, "met": {"rounds": torch.zeros((), device=ctx.model.device)}}
 
-    def start_from(self, c: State, d: Tree) -> Tree:
+    def start_from(self, state: State, received: Tree) -> Tree:
         """Return v; the model received where the client has not trained yet."""
-        new, v = c["met"]["rounds"] == 0, c["v"]
-        return v | {n: torch.where(per_client(new, x), x, v[n]) for n, x in d.items()}
+        new, v = state["met"]["rounds"] == 0, state["v"]
+        return v | {
+            n: torch.where(per_client(new, x), x, v[n]) for n, x in received.items()
+        }
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
-        """Train v against the model received, then w; on the fit part with AKT_PROXY train."""
-        fit = self.fit_part(ctx)
-        new = on_subset(ctx, fit.batcher, c | {"d": d}, self.train)
-        return c | new, ctx.upload(new["w"], client_weights(fit, self.cfg.WEIGHTING))
+    @property
+    def weighting(self) -> str:
+        """What WEIGHTING says."""
+        return str(self.cfg.WEIGHTING)
 
-    def fit_part(self, ctx: Context) -> Context:
-        """Return ``ctx`` without the training images that AKT_PROXY train gives the server."""
-        held = self.cfg.AKT and self.cfg.AKT_PROXY == "train"
-        return replace(ctx, batcher=split_train(ctx, self.cfg.AKT_SHARE)) if held else ctx
-
-    def finetune(self, ctx: Context, c: State, d: Tree, how: Finetune) -> Tree:
-        """Fine-tune a copy of v, on what the client trains on."""
-        plain = super().finetune
-        batcher, state = self.fit_part(ctx).batcher, c | {"d": d}
-        return on_subset(ctx, batcher, state, lambda i, s: {"v": plain(i, s, s["d"], how)})["v"]
-
-    def train(self, ctx: Context, c: State) -> State:
-        """Return new slots ``v``, ``w`` and ``met`` from a state with the download ``d``."""
-        d, v = c["d"], self.start_from(c, c["d"])
-        const = {"d": d}
-        if self.aligns:
-            const["proto"] = self.prototypes(ctx, v)
-        v = ctx.fit(v, self.personal_loss, tag="v", const=const)
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+        """Train v against the model received, then w."""
+        v = self.start_from(state, received)
+        proto = self.prototypes(ctx, v) if self.aligns else {}
+        near = partial(self.personal_loss, received=received, proto=proto)
+        v = ctx.fit(v, near, tag="v").params
         towards = self.aligns and self.cfg.HDA_GRAD == "global"
-        w = ctx.fit(c["w"] | d, self.shared_loss if towards else self.loss, const=const)
-        return {"v": v, "w": w, "met": {"rounds": c["met"]["rounds"] + 1}}
+        loss = partial(self.shared_loss, proto=proto) if towards else self.loss
+        w = ctx.fit(state["w"] | received, loss).params
+        new = {"v": v, "w": w, "met": {"rounds": state["met"]["rounds"] + 1}}
+        return state | new, ctx.upload(w)
 
-    def personal(self, ctx: Context, c: State, d: Tree) -> Tree:
+    def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return v."""
-        return self.start_from(c, d)
+        return self.start_from(state, received)
 
     # ---- server ---------------------------------------------------------------------------
     @property
     def extra_data(self) -> str:
         """What is used beside the clients' training images, for the summary; empty: nothing."""
-        if not self.last_akt or self.cfg.AKT_PROXY == "train":
-            return ""
-        return "the server distils over the clients' validation images"
+        return f"the server distils over {self.cfg.AKT_PROXY} images" if self.last_akt else ""
+
+    @property
+    def distils(self) -> bool:
+        """Whether AKT is on: ``auto`` is yes where the configured proxy has images."""
+        if self.cfg.AKT == "auto":
+            return self.cfg.AKT_PROXY != "holdout" or int(self.root.DATASET.SERVER_HOLDOUT) > 0
+        return bool(self.cfg.AKT == "yes")
 
     @property
     def last_akt(self) -> int:
         """Last round with distillation; 0: none."""
-        return math.ceil(self.cfg.AKT_ROUNDS * int(self.root.FED.ROUNDS)) if self.cfg.AKT else 0
+        return math.ceil(self.cfg.AKT_ROUNDS * int(self.root.FED.ROUNDS)) if self.distils else 0
 
-    def init_server(self, ctx: Context, p0: Tree) -> State:
-        """Return the server's state; a missing proxy is told before any training."""
+    def init_server(self, ctx: ServerContext, start: Tree) -> State:
+        """Return the server's state; a missing proxy is told before any training.
+
+        Raises:
+            ConfigError: distillation without images of the server's own.
+        """
         if self.last_akt:
             self.proxy(ctx)
-        fixed = pick(p0, ctx.groups.names(FROZEN)) if self.last_akt else {}
-        return super().init_server(ctx, p0) | ({FIXED: fixed} if fixed else {})
+        fixed = pick(start, ctx.groups.names(FROZEN)) if self.last_akt else {}
+        return super().init_server(ctx, start) | ({FIXED: fixed} if fixed else {})
 
-    def server(self, ctx: Context, server: State, updates: Sequence[Update]) -> State:
+    def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
         """Average, then distil in the first rounds."""
-        mean = self.mean(updates)
+        mean = self.combine(ctx, updates)
         if ctx.round > self.last_akt:
             return server | {"w": mean}
         space = PixelSpace.of(ctx.model.backbone.transform_spec)
@@ -266,16 +276,14 @@ class HeartPFL(PeftTrainer):
             whole = p | expand(server.get(FIXED, {}), len(pixels))
             return self.predict(ctx.model, whole, {"pixels": space.normalise(pixels)})
 
-        teachers = [u.params for u in sorted(updates, key=lambda u: u.client)]
         distillate = distil(
-            mean, teachers, predict, self.proxy(ctx), self.distillation(),
-            ctx.stream("akt"),
+            mean, updates.params, predict, self.proxy(ctx), self.distillation(), ctx.stream("akt")
         )
-        self.report["akt"] = {
+        ctx.log("akt", {
             "adopted": int(distillate.adopted), "initial": distillate.initial,
             "best": distillate.best, "loss": distillate.loss,
             "attack_passes": distillate.attack_passes,
-        }
+        })
         return server | {"w": distillate.tree}
 
     def distillation(self) -> Distillation:
@@ -287,24 +295,17 @@ class HeartPFL(PeftTrainer):
             c.AKT_LABELS, c.AKT_ENSEMBLE, c.AKT_GATE, c.AKT_HOLDOUT, c.AKT_CHECK_EVERY,
         )
 
-    def proxy(self, ctx: Context) -> Proxy:
+    def proxy(self, ctx: ServerContext) -> ProxyImages:
         """Return the server's images, as pixels in [0, 1].
 
         Raises:
-            ConfigError: the run gives the server no pixels, or no client has such images.
+            ConfigError: the server has none.
         """
-        batcher: Any = ctx.batcher
-        off = "TRAINER.HEART-PFL.AKT False"
-        if getattr(batcher, "pixels", None) is None:
+        if ctx.proxy is None or not len(ctx.proxy):
             raise ConfigError(
-                f"TRAINER.HEART-PFL.AKT True: this run gives the server no proxy images; set {off}"
-            )
-        share = self.cfg.AKT_SHARE if self.cfg.AKT_PROXY == "train" else None
-        index = held_out_indices(batcher, share, ctx.seed)
-        if not index:
-            raise ConfigError(
-                f"TRAINER.HEART-PFL.AKT True: no client has images in its {self.cfg.AKT_PROXY} "
-                f"part for the proxy; set DATASET.VAL_SHOTS above 0, or {off}"
+                f"TRAINER.HEART-PFL.AKT {self.cfg.AKT}: the server has no images of its own "
+                f"(AKT_PROXY {self.cfg.AKT_PROXY}); set DATASET.SERVER_HOLDOUT above 0, AKT_PROXY "
+                "dataset:NAME or folder:DIR, or TRAINER.HEART-PFL.AKT no"
             )
         space = PixelSpace.of(ctx.model.backbone.transform_spec)
-        return image_proxy(batcher.pixels, torch.tensor(index), space, ctx.model)
+        return image_proxy(ctx.proxy, space, ctx.model)

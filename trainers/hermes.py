@@ -29,8 +29,7 @@ Command: python federated_main.py --demo --trainer Hermes
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,12 +38,14 @@ from torch import Tensor
 from fedvlm.config.option import Option
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.trees import State, Tree
-from fedvlm.federation.aggregate import Update, checked, weighted_mean, weighted_sum
+from fedvlm.federation.aggregate import Updates, checked, weighted_mean, weighted_sum
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.groups import TAG, Finetune
 from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.server import ServerContext
 from fedvlm.federation.trainer import TRAINER_REGISTRY
+from fedvlm.models.vlmodel import VLModel
 
 # Ending of a name -> where its units lie: a mask [..., U] shaped to multiply the tensor.
 Shape = Callable[[Tensor], Tensor]
@@ -66,7 +67,7 @@ class Hermes(PeftTrainer):
     name = "Hermes"
     same_basis = True
     batched = False
-    extras = (r"mask\..+",)
+    extras_up = (r"mask\..+",)
     extra_data = "clients decide on pruning by their validation images"
     options = {
         "RATE": Option(0.2, "share of the original units pruned at a time", low=0, high=1),
@@ -87,7 +88,7 @@ class Hermes(PeftTrainer):
         "G5": "pruned units leave the model",
     }
 
-    def trainables(self, model: Any, generator: torch.Generator) -> Tree:
+    def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return what ``PEFT`` asks for.
 
         Raises:
@@ -101,98 +102,105 @@ class Hermes(PeftTrainer):
             )
         return tree
 
-    def init(self, ctx: Context, p0: Tree) -> State:
+    def init_client(self, ctx: Context, start: Tree) -> State:
         """Return the common start with nothing pruned."""
         zero = torch.zeros((), dtype=torch.float64)
-        whole = {site: torch.ones_like(score) for site, score in scores(p0).items()}
-        return {"w": p0, "mask": whole, "prune": {"pruned": zero, "best": zero.clone()}}
+        whole = {site: torch.ones_like(score) for site, score in scores(start).items()}
+        return {"w": start, "mask": whole, "prune": {"pruned": zero, "best": zero.clone()}}
 
     # ---- client ---------------------------------------------------------------------------
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Train under the mask, then decide on more pruning, then send what is left."""
-        c = c | {"w": self.masked_fit(ctx, c, d)}
-        c = c | self.decide(ctx, c)
-        w = masked(c["w"], c["mask"])
-        sent = {MASK + site: m > 0 for site, m in c["mask"].items()}
-        return c | {"w": w}, ctx.upload(w, extras=sent)
+        state = state | {"w": self.masked_fit(ctx, state, received)}
+        state = state | self.decide(ctx, state)
+        w = masked(state["w"], state["mask"])
+        sent = {MASK + site: m > 0 for site, m in state["mask"].items()}
+        return state | {"w": w}, ctx.upload(w, extras=sent)
 
-    def masked_fit(self, ctx: Context, c: State, d: Tree, **how: Any) -> Tree:
+    def masked_fit(self, ctx: Context, state: State, received: Tree, **how: Any) -> Tree:
         """Fit from the download; pruned units get no gradient and stay zero."""
 
-        def keep(p: Tree, grads: Tree, b: Batch) -> Tree:
-            return masked(grads, b.const["mask"])
+        def keep(params: Tree, grads: Tree, batch: Batch) -> Tree:
+            return masked(grads, batch.cut(state["mask"]))
 
-        start = masked(c["w"] | d, c["mask"])
-        return ctx.fit(start, self.loss, edit=keep, const={"mask": c["mask"]}, **how)
+        start = masked(state["w"] | received, state["mask"])
+        return ctx.fit(start, self.loss, edit=keep, **how).params
 
     def accuracy(self, ctx: Context, w: Tree) -> Tensor:
         """Return the accuracy ``[K]`` on the client's validation split."""
         return ctx.accuracy(w, self.predict)
 
-    def decide(self, ctx: Context, c: State) -> State:
+    def decide(self, ctx: Context, state: State) -> State:
         """Return mask and pruning record after this round's decision (K is 1)."""
-        cfg = self.cfg
-        accuracy, pruned = self.accuracy(ctx, c["w"]).cpu(), float(c["prune"]["pruned"])
-        best = torch.fmax(c["prune"]["best"].cpu(), accuracy.double())  # NaN: no validation images
+        cfg, record = self.cfg, state["prune"]
+        accuracy, pruned = self.accuracy(ctx, state["w"]).cpu(), float(record["pruned"])
+        best = torch.fmax(record["best"].cpu(), accuracy.double())  # NaN: no validation images
         bar = cfg.ACC_THR * (float(best) if cfg.ACC_MODE == "rel" else 1.0)
-        mask = c["mask"]
+        mask = state["mask"]
         if ctx.round > cfg.WARMUP and float(accuracy) >= bar and pruned < cfg.TARGET:
             pruned = min(pruned + cfg.RATE, cfg.TARGET)
-            mask = {site: kill(mask[site], s, pruned) for site, s in scores(c["w"]).items()}
-        share = torch.full_like(c["prune"]["pruned"], pruned)
-        ctx.logs.update({"val_accuracy": accuracy, "pruned": share})
+            mask = {site: kill(mask[site], s, pruned) for site, s in scores(state["w"]).items()}
+        share = torch.full_like(record["pruned"], pruned)
         return {"mask": mask, "prune": {"pruned": share, "best": best.to(share)}}
 
-    def personal(self, ctx: Context, c: State, d: Tree) -> Tree:
+    def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return the client's own model: its download under its mask."""
-        return masked(c["w"] | d, c["mask"])
+        return masked(state["w"] | received, state["mask"])
 
-    def finetune(self, ctx: Context, c: State, d: Tree, how: Finetune) -> Tree:
+    def finetune(self, ctx: Context, state: State, received: Tree, how: Finetune) -> Tree:
         """Fine-tune a copy under the mask."""
         return self.masked_fit(
-            ctx, c, d, train=how.train, epochs=how.epochs, lr=how.lr or ctx.optim.lr, tag=TAG
+            ctx, state, received, train=how.train, epochs=how.epochs, lr=how.lr or ctx.optim.lr,
+            tag=TAG,
         )
 
     # ---- server ---------------------------------------------------------------------------
-    def down(self, server: State, client: int) -> Tree:
-        """Return the client's own model; before its first upload, the global one."""
-        return server.get(f"client{client}", server["w"])
-
-    def server(self, ctx: Context, server: State, updates: Sequence[Update]) -> State:
-        """Average by the overlap rule; keep one model per client.
+    def init_server(self, ctx: ServerContext, start: Tree) -> State:
+        """Return the common start.
 
         Raises:
             DataError: no client has validation images, so none can ever prune.
         """
-        ordered = sorted(updates, key=lambda u: u.client)
-        blind = [u.client for u in ordered if math.isnan(u.metrics.get("val_accuracy", 0.0))]
-        batcher: Any = ctx.batcher
-        if len(blind) == len(ordered) and not any(len(part.val) for part in batcher.splits):
+        if not ctx.roster.val.any():
             raise DataError(
                 "Hermes prunes by validation accuracy, and no client has validation images: set "
                 "DATASET.VAL_SHOTS above 0, or take another dataset"
             )
-        overlap = self.report_overlap(ordered)
-        self.report.update(overlap | ({"without_validation": blind} if blind else {}))
-        whole, own = aggregate(ordered, server["w"], self.cfg.OVERLAP)
-        return server | {"w": whole} | {f"client{c}": tree for c, tree in own.items()}
+        return super().init_server(ctx, start)
 
-    def report_overlap(self, updates: Sequence[Update]) -> dict[str, Any]:
-        """Return the share of units that all clients kept, and what each of them pruned."""
-        names = list(updates[0].extras)
-        kept = [torch.stack([u.extras[n] for u in updates]) for n in names]
-        share = sum(int(m.all(0).sum()) for m in kept) / sum(m.shape[1] for m in kept)
-        pruned = {
-            str(u.client): 1 - sum(int(m[k].sum()) for m in kept) / sum(m.shape[1] for m in kept)
-            for k, u in enumerate(updates)
-        }
-        report: dict[str, Any] = {"overlap_fraction": share, "pruned": pruned}
-        if share < FEW:
-            report["warning"] = (
-                f"clients have {100 * share:.0f} % of their prunable units in common: hardly "
-                "anything is averaged; lower TRAINER.HERMES.TARGET or set OVERLAP coverage"
-            )
-        return report
+    def download(self, ctx: ServerContext, server: State, client: int) -> Tree:
+        """Return the client's own model; before its first upload, the global one."""
+        return ctx.held.get(client).get("own", server["w"])
+
+    def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
+        """Average by the overlap rule; keep one model per client."""
+        for name, value in overlap(updates).items():
+            ctx.log(name, value)
+        blind = [c for c in updates.clients if not ctx.roster.val[c]]
+        if blind:
+            ctx.log("without_validation", blind)
+        whole, each = average(updates, server["w"], self.cfg.OVERLAP)
+        for k, client in enumerate(updates.clients):
+            ctx.held.put(client, {"own": {n: v[k] for n, v in each.items()}})
+        return server | {"w": whole}
+
+
+def overlap(updates: Updates) -> dict[str, Any]:
+    """Return the share of units that all clients kept, and what each of them pruned."""
+    kept = list(updates.extras.values())
+    units = sum(m.shape[1] for m in kept)
+    share = sum(int(m.all(0).sum()) for m in kept) / units
+    pruned = {
+        str(client): 1 - sum(int(m[k].sum()) for m in kept) / units
+        for k, client in enumerate(updates.clients)
+    }
+    report: dict[str, Any] = {"overlap_fraction": share, "pruned": pruned}
+    if share < FEW:
+        report["warning"] = (
+            f"clients have {100 * share:.0f} % of their prunable units in common: hardly "
+            "anything is averaged; lower TRAINER.HERMES.TARGET or set OVERLAP coverage"
+        )
+    return report
 
 
 # ---- units ------------------------------------------------------------------------------------
@@ -241,39 +249,32 @@ def kill(mask: Tensor, score: Tensor, share: float) -> Tensor:
     return mask.scatter(-1, order[..., :dead], 0.0)
 
 
-def aggregate(
-    updates: Sequence[Update], previous: Tree, rule: str
-) -> tuple[Tree, dict[int, Tree]]:
-    """Return the global model and every client's own, entry by entry.
+def average(updates: Updates, previous: Tree, rule: str) -> tuple[Tree, Tree]:
+    """Return the global model, and every client's own ``[K, ...]``, entry by entry.
 
     Args:
-        updates: by ascending client; masks ``[U]`` bool in ``extras``.
+        updates: masks ``[K, U]`` bool in ``extras``.
         previous: the last global model; kept where nothing is averaged.
         rule: ``intersection`` or ``coverage``.
 
     Raises:
         DivergedError: the aggregate is not finite.
     """
-    mean, weights = weighted_mean(updates), [u.weight for u in updates]
+    mean, weights = weighted_mean(updates), updates.weight.tolist()
     whole: Tree = {}
-    own: dict[int, Tree] = {u.client: {} for u in updates}
+    each: Tree = {}
     for name, plain in mean.items():
-        at = unit(name)
-        mine = [u.params[name] for u in updates]
-        if at is None or MASK + at[0] not in updates[0].extras:
-            kept = [torch.ones_like(plain)] * len(updates)
-        else:
-            kept = [at[1](u.extras[MASK + at[0]]).to(plain).expand_as(plain) for u in updates]
+        at, sent = unit(name), updates.params[name]
+        kept = torch.ones_like(sent)
+        if at is not None and MASK + at[0] in updates.extras:
+            kept = at[1](updates.extras[MASK + at[0]]).to(sent).expand_as(sent)
         if rule == "coverage":
             cover = weighted_sum(kept, weights)
-            total = weighted_sum([w * m for w, m in zip(mine, kept, strict=True)], weights)
-            average = torch.where(cover > 0, total / cover, previous[name])
-            shares = [average * m for m in kept]
+            total = weighted_sum(sent * kept, weights)
+            whole[name] = torch.where(cover > 0, total / cover, previous[name])
+            each[name] = whole[name] * kept
         else:
-            common = torch.stack(kept).bool().all(0)
-            average = torch.where(common, plain, previous[name])
-            shares = [torch.where(common, plain, w) for w in mine]
-        whole[name] = average
-        for u, value in zip(updates, shares, strict=True):
-            own[u.client][name] = value
-    return checked(whole), own
+            common = kept.bool().all(0)
+            whole[name] = torch.where(common, plain, previous[name])
+            each[name] = torch.where(common, plain, sent)
+    return checked(whole), each

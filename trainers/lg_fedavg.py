@@ -26,23 +26,24 @@ Command: python federated_main.py --demo --trainer LG-FedAvg
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 import torch
+from yacs.config import CfgNode
 
 from fedvlm.config.option import Option
 from fedvlm.core.trees import State, Tree, pick
-from fedvlm.federation.aggregate import Update
+from fedvlm.federation.aggregate import Updates
 from fedvlm.federation.batches import Batch, Step
-from fedvlm.federation.context import Context, Means, Upload
+from fedvlm.federation.context import Context, Upload, optimise
 from fedvlm.federation.groups import PERSONAL, SHARED, Finetune
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.toolbox.regularise import UNIFORM, client_weights, weighting
+from fedvlm.federation.server import ServerContext
+from fedvlm.federation.toolbox.regularise import UNIFORM, weighting
 from fedvlm.federation.trainer import TRAINER_REGISTRY
 from fedvlm.models.adapt import peft
 
-WARM, HAS = "warm", "has"  # server slots: the averaged body; clients that have received it
+WARM = "warm"  # server slot: the averaged body
 
 
 @TRAINER_REGISTRY.register("LG-FedAvg")
@@ -58,7 +59,7 @@ class LGFedAvg(PeftTrainer):
         "WEIGHTING": weighting(UNIFORM),
     }
 
-    def __init__(self, cfg: Any) -> None:
+    def __init__(self, cfg: CfgNode) -> None:
         """With a warm-up the body may travel, and downloads differ between clients."""
         super().__init__(cfg)
         self.warmup = int(self.cfg.WARMUP_ROUNDS)
@@ -68,54 +69,54 @@ class LGFedAvg(PeftTrainer):
             f"FED.ROUNDS is {cfg.FED.ROUNDS}",
         )
         if self.warmup:
-            self.batched = False  # type: ignore[misc]  # downloads of unequal keys do not stack
-            self.extras = (r"image\..*",)  # type: ignore[misc]  # stays empty without a warm-up
+            self.batched = False  # downloads of unequal keys do not stack
+            self.extras_up = self.extras_down = (r"image\..*",)  # empty without a warm-up
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+    @property
+    def weighting(self) -> str:
+        """What WEIGHTING says."""
+        return str(self.cfg.WEIGHTING)
+
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Train body and head; during the warm-up the body is uploaded beside the head."""
-        p = c["w"] | d
-        w = self.alternate(ctx, p) if self.cfg.ALTERNATE else ctx.fit(p, self.loss)
+        p = state["w"] | received
+        w = self.alternate(ctx, p) if self.cfg.ALTERNATE else ctx.fit(p, self.loss).params
         body = pick(w, ctx.groups.personal) if ctx.round <= self.warmup else {}
-        return c | {"w": w}, ctx.upload(w, client_weights(ctx, self.cfg.WEIGHTING), body)
+        return state | {"w": w}, ctx.upload(w, extras=body)
 
     def alternate(self, ctx: Context, p: Tree) -> Tree:
         """Take two optimiser steps per batch, each with a gradient and a state of its own."""
-        rule, means = ctx.optim.build(), Means(ctx.k)
 
         def body(slots: State, batches: tuple[Batch, ...], step: Step) -> State:
-            rate = [ctx.schedule(ctx.clock(e)) for e in step.epochs]
-            new = {"p": slots["p"]}
             for group in (PERSONAL, SHARED):
-                names = ctx.groups.names(group)
-                value, _, grads = ctx.grad(new["p"], self.loss, batches[0], names)
-                ctx.check(value, f"loss of the {group} pass at local step {step.index}")
-                ctx.check_tree(grads, f"gradient of the {group} pass at local step {step.index}")
-                mark = f"{group}/"
-                old = {s.removeprefix(mark): t for s, t in slots.items() if s.startswith(mark)}
-                with torch.no_grad():
-                    moved, state = rule.step(new["p"], grads, old, rate, step.index)
-                new |= {"p": new["p"] | moved} | {mark + s: t for s, t in state.items()}
-            means.add({"loss": value})
-            return new
+                grads = ctx.grad(
+                    slots["p"], self.loss, batches[0], ctx.groups.names(group),
+                    what=f"the {group} pass at local step {step.index}",
+                    log="" if group == SHARED else None,
+                ).grads
+                slots = slots | optimise(ctx, slots, "p", grads, step, f"{group}/")
+            return slots
 
-        out = ctx.loop({"p": p}, body)["p"]
-        ctx.logs.update(means.values())
-        return out
+        return ctx.loop({"p": p}, body)["p"]
 
-    def down(self, server: State, client: int) -> Tree:
+    def download(self, ctx: ServerContext, server: State, client: int) -> Tree:
         """Return the head; after or in a warm-up also the averaged body, once per client."""
-        received = str(client) in server.get(HAS, {})
+        received = bool(ctx.held.get(client))
         return server["w"] | ({} if received else server.get(WARM, {}))
 
-    def server(self, ctx: Context, server: State, updates: Sequence[Update]) -> State:
+    def shared(self, server: State) -> Tree:
+        """Return the head, with the body of the warm-up where there was one."""
+        return server["w"] | server.get(WARM, {})
+
+    def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
         """Average the heads, in the warm-up the bodies as well."""
-        new = server | {"w": self.mean(updates)}
+        new = server | {"w": self.combine(ctx, updates)}
         if ctx.round <= self.warmup:
-            bodies = [Update(u.client, u.extras, u.weight) for u in updates]
-            return new | {WARM: self.mean(bodies)}
+            bodies = replace(updates, params=updates.extras, extras={})
+            return new | {WARM: self.combine(ctx, bodies)}
         if self.warmup:
-            mark = torch.ones((), dtype=torch.int64)
-            new[HAS] = server.get(HAS, {}) | {str(u.client): mark.clone() for u in updates}
+            for client in updates.clients:
+                ctx.held.put(client, {"served": {"body": torch.ones((), dtype=torch.int64)}})
         return new
 
     def own_finetune(self) -> Finetune:

@@ -18,7 +18,7 @@ Command: python federated_main.py --demo --trainer MOON
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,7 @@ from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.trainer import TRAINER_REGISTRY, cross_entropy
 from fedvlm.models.adapt.peft import BODY
+from fedvlm.models.vlmodel import VLModel
 
 
 @TRAINER_REGISTRY.register("MOON")
@@ -38,27 +39,33 @@ class MOON(PeftTrainer):
     """See the module's card. The last local model is what slot ``w`` holds between rounds."""
 
     name = "MOON"
+    metrics = (r"(.+/)?loss", r"cls_loss", r"con_loss")
     needs = (BODY,)
     options = {
         "MU": Option(5.0, "weight of the contrastive term", low=0.0),
         "TAU": Option(0.5, "its temperature", low=0.0, low_open=True),
     }
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Train against the received and the previous model."""
-        received = c["w"] | d
-        const = {"received": received, "previous": c["w"]}
-        w = ctx.fit(received, self.contrastive_loss, const=const)
-        return c | {"w": w}, ctx.upload(w)
+        both = partial(
+            self.contrastive_loss, received=state["w"] | received, previous=state["w"]
+        )
+        w = ctx.fit(state["w"] | received, both).params
+        return state | {"w": w}, ctx.upload(w)
 
     def contrastive_loss(
-        self, model: Any, p: Tree, b: Batch
+        self, model: VLModel, p: Tree, b: Batch, *, received: Tree, previous: Tree
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Return cross-entropy plus the contrastive term, ``[K]``, and both parts."""
+        """Return cross-entropy plus the contrastive term, ``[K]``, and both parts.
+
+        Args:
+            received, previous: the received and the last local model of all clients.
+        """
         z = self.image_features(model, p, b.x)
         with torch.no_grad():
-            near = self.image_features(model, b.const["received"], b.x)
-            far = self.image_features(model, b.const["previous"], b.x)
+            near = self.image_features(model, b.cut(received), b.x)
+            far = self.image_features(model, b.cut(previous), b.x)
         cls = cross_entropy(model.logits(z, self.text_features(model, p)), b)
         con = (contrast(z, near, far, self.cfg.TAU) * b.w).sum(1) / b.w.sum(1)
         return cls + self.cfg.MU * con, {"cls_loss": cls, "con_loss": con}

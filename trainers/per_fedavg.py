@@ -36,10 +36,11 @@ from fedvlm.config.option import Option
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.batches import Batch, Step
-from fedvlm.federation.context import Context, Means, Upload, descend, gradient, rates
+from fedvlm.federation.context import Context, Upload, descend, rates
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.toolbox.regularise import UNIFORM, client_weights
+from fedvlm.federation.toolbox.regularise import UNIFORM
 from fedvlm.federation.trainer import TRAINER_REGISTRY
+from fedvlm.models.vlmodel import VLModel
 
 # Autograd nodes without a derivative. With ``inputs`` given, torch prunes or passes over them in
 # silence: the Hessian's part behind them would just be missing.
@@ -55,6 +56,7 @@ class PerFedAvg(PeftTrainer):
     """See the module's card."""
 
     name = "Per-FedAvg"
+    weighting = UNIFORM
     options = {
         "MODE": Option("fo", "first order, Hessian-free, or exact", choices=("fo", "hf", "exact")),
         "ALPHA_LR": Option(0.005, "size of the inner and of the adaptation step", low=0.0),
@@ -74,7 +76,7 @@ class PerFedAvg(PeftTrainer):
         """Disjoint batches that a step needs."""
         return 3 if self.cfg.MODE == "hf" else 2
 
-    def trainables(self, model: Any, generator: torch.Generator) -> Tree:
+    def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return what ``PEFT`` asks for; MODE exact is tried out, before anything is encoded.
 
         Raises:
@@ -94,60 +96,59 @@ class PerFedAvg(PeftTrainer):
                 )
         return tree
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Take outer steps; the mean is plain."""
-        means = Means(ctx.k)
 
         def body(slots: State, batches: tuple[Batch, ...], step: Step) -> State:
             what = f"local step {step.index}"
-            value, q = getattr(self, self.cfg.MODE)(ctx, slots["w"], batches, what)
-            means.add({"loss": value})
+            q = getattr(self, self.cfg.MODE)(ctx, slots["w"], batches, what)
             beta = self.cfg.BETA_LR
             rate = [beta] * step.active if beta else rates(ctx, step)
             return {"w": descend(slots["w"], q, rate)}
 
-        w = ctx.loop({"w": c["w"] | d}, body, per_step=self.per_step)["w"]
-        ctx.logs.update(means.values())
-        return c | {"w": w}, ctx.upload(w, client_weights(ctx, UNIFORM))
+        w = ctx.loop({"w": state["w"] | received}, body, per_step=self.per_step)["w"]
+        return state | {"w": w}, ctx.upload(w)
 
     def inner(self, ctx: Context, w: Tree, b: Batch, what: str) -> Tree:
         """Return ``w - a grad F(w; b)``."""
-        _, grads = gradient(ctx, w, self.loss, b, f"the inner step, {what}")
+        grads = ctx.grad(w, self.loss, b, what=f"the inner step, {what}", log=None).grads
         return descend(w, grads, [self.cfg.ALPHA_LR] * len(b.y))
 
     def fo(
         self, ctx: Context, w: Tree, batches: Sequence[Batch], what: str
-    ) -> tuple[Tensor, Tree]:
-        """Return (loss after the inner step ``[K]``, q)."""
+    ) -> Tree:
+        """Return q; the loss after the inner step is logged."""
         u = self.inner(ctx, w, batches[0], what)
-        return gradient(ctx, u, self.loss, batches[1], f"the outer step, {what}")
+        return ctx.grad(u, self.loss, batches[1], what=f"the outer step, {what}").grads
 
     def hf(
         self, ctx: Context, w: Tree, batches: Sequence[Batch], what: str
-    ) -> tuple[Tensor, Tree]:
-        """Return (loss, q - a H q) with H q by a central difference on a third batch."""
-        value, q = self.fo(ctx, w, batches, what)
-        alpha, delta = self.cfg.ALPHA_LR, self.cfg.DELTA
+    ) -> Tree:
+        """Return q - a H q with H q by a central difference on a third batch."""
+        q = self.fo(ctx, w, batches, what)
+        alpha, delta, k = self.cfg.ALPHA_LR, self.cfg.DELTA, len(batches[2].y)
         up, down = (
-            gradient(ctx, descend(w, q, [-s * delta] * len(value)), self.loss, batches[2],
-                     f"the finite difference, {what}")[1]
+            ctx.grad(
+                descend(w, q, [-s * delta] * k), self.loss, batches[2],
+                what=f"the finite difference, {what}", log=None,
+            ).grads
             for s in (1, -1)
         )
-        return value, {
+        return {
             n: g - alpha * (up[n] - down[n]) / (2 * delta) if n in up else g for n, g in q.items()
         }
 
     def exact(
         self, ctx: Context, w: Tree, batches: Sequence[Batch], what: str
-    ) -> tuple[Tensor, Tree]:
-        """Return (loss, its gradient through the inner step).
+    ) -> Tree:
+        """Return the gradient of the loss through the inner step.
 
         Raises:
             ConfigError: a layer on the way has no second derivative.
         """
         names = ctx.trained(w, ("shared", "personal"))
 
-        def adapted(model: Any, p: Tree, b: Batch) -> Any:
+        def adapted(model: VLModel, p: Tree, b: Batch) -> Any:
             out = self.loss(model, p, batches[0])
             value = out[0] if isinstance(out, tuple) else out
             leaves = [p[n] for n in names]
@@ -160,7 +161,8 @@ class PerFedAvg(PeftTrainer):
             return self.loss(model, p | moved, b)
 
         with self.twice():
-            return gradient(ctx, w, adapted, batches[1], f"the outer step, {what}", names)
+            what = f"the outer step, {what}"
+            return ctx.grad(w, adapted, batches[1], names, what=what).grads
 
     @contextmanager
     def twice(self) -> Iterator[None]:
@@ -179,7 +181,7 @@ class PerFedAvg(PeftTrainer):
                 "PEFT.VISUAL feature or PEFT.HEAD linear), or take MODE hf or fo"
             ) from error
 
-    def personal(self, ctx: Context, c: State, d: Tree) -> Tree:
+    def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return the model after ``STEPS`` plain steps on the training data."""
 
         def body(slots: State, batches: tuple[Batch, ...], step: Step) -> State:
@@ -187,7 +189,7 @@ class PerFedAvg(PeftTrainer):
                 return slots
             return {"w": self.inner(ctx, slots["w"], batches[0], f"adaptation {step.index}")}
 
-        start = {"w": c["w"] | d}
+        start = {"w": state["w"] | received}
         if not self.cfg.STEPS:
             return start["w"]
         return ctx.loop(start, body, epochs=self.cfg.STEPS, tag="adapt")["w"]

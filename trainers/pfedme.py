@@ -20,16 +20,14 @@ Command: python federated_main.py --demo --trainer pFedMe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 from fedvlm.config.option import Option
 from fedvlm.core.trees import State, Tree, map_leaves, pick
-from fedvlm.federation.aggregate import Update
+from fedvlm.federation.aggregate import Updates
 from fedvlm.federation.batches import Batch, Step
-from fedvlm.federation.context import Context, Means, Upload, descend, gradient, rates
+from fedvlm.federation.context import Context, Upload, descend, rates
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.toolbox.regularise import pull
+from fedvlm.federation.server import ServerContext
+from fedvlm.federation.toolbox.regularise import pulled
 from fedvlm.federation.trainer import TRAINER_REGISTRY
 
 
@@ -52,38 +50,34 @@ class PFedMe(PeftTrainer):
     }
     exempt = {"G5": "the global model follows the personal one, not the loss"}
 
-    def init(self, ctx: Context, p0: Tree) -> State:
+    def init_client(self, ctx: Context, start: Tree) -> State:
         """Return both models at the common start."""
-        return {"w": p0, "theta": p0}
+        return {"w": start, "theta": start}
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Per batch: bring t near its optimum around w, then w a step towards t."""
-        toward, strength, means = pull("w", self.cfg.LAMBDA), self.cfg.LAMBDA, Means(ctx.k)
-        inner = [self.cfg.PERSONAL_LR]
+        strength, inner = self.cfg.LAMBDA, [self.cfg.PERSONAL_LR]
 
         def body(slots: State, batches: tuple[Batch, ...], step: Step) -> State:
             w, theta = slots["w"], slots["theta"]
-            b = replace(batches[0], const={"w": w})
             for _ in range(self.cfg.STEPS):
                 what = f"the personal model, local step {step.index}"
-                value, grads = gradient(ctx, theta, self.loss, b, what)
-                means.add({"loss": value})
-                theta = descend(theta, toward(theta, grads, b), inner * step.active)
+                grads = ctx.grad(theta, self.loss, batches[0], what=what).grads
+                theta = descend(theta, pulled(theta, grads, w, strength), inner * step.active)
             names = ctx.trained(w, ("shared", "personal"))
             gap = map_leaves(lambda w, t: strength * (w - t), pick(w, names), theta)
             return {"w": descend(w, gap, rates(ctx, step)), "theta": theta}
 
-        new = ctx.loop({"w": c["w"] | d, "theta": c["theta"]}, body)
-        ctx.logs.update(means.values())
-        return c | new, ctx.upload(new["w"])
+        new = ctx.loop({"w": state["w"] | received, "theta": state["theta"]}, body)
+        return state | new, ctx.upload(new["w"])
 
-    def personal(self, ctx: Context, c: State, d: Tree) -> Tree:
+    def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return t."""
-        return c["theta"]
+        return state["theta"]
 
-    def server(self, ctx: Context, server: State, updates: Sequence[Update]) -> State:
+    def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
         """Go the share BETA of the way to the clients' mean."""
-        mean, beta = self.mean(updates), self.cfg.BETA
+        mean, beta = self.combine(ctx, updates), self.cfg.BETA
         if beta == 1:
             return server | {"w": mean}
         return server | {"w": map_leaves(lambda w, m: (1 - beta) * w + beta * m,

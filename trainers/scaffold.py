@@ -21,18 +21,19 @@ Command: python federated_main.py --demo --trainer SCAFFOLD
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fedvlm.config.option import Option
 from fedvlm.core.trees import State, Tree, map_leaves, per_client, pick
-from fedvlm.federation.aggregate import Update, weighted_mean
+from fedvlm.federation.aggregate import Updates, weighted_mean
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.toolbox.regularise import UNIFORM, client_weights
+from fedvlm.federation.server import ServerContext
+from fedvlm.federation.toolbox.regularise import UNIFORM
 from fedvlm.federation.trainer import TRAINER_REGISTRY
 
 PREFIX = "control."
@@ -44,14 +45,15 @@ class SCAFFOLD(PeftTrainer):
 
     name = "SCAFFOLD"
     same_basis = True
-    extras = (r"control\..*",)
+    extras_up = extras_down = (r"control\..*",)
+    weighting = UNIFORM
     options = {"SERVER_LR": Option(1.0, "step of the server along the clients' mean", low=0.0)}
 
-    def init(self, ctx: Context, p0: Tree) -> State:
+    def init_client(self, ctx: Context, start: Tree) -> State:
         """Return the start with a control variate of zero."""
-        return {"w": p0, "c": map_leaves(torch.zeros_like, pick(p0, ctx.groups.shared))}
+        return {"w": start, "c": map_leaves(torch.zeros_like, pick(start, ctx.groups.shared))}
 
-    def init_server(self, ctx: Context, p0: Tree) -> State:
+    def init_server(self, ctx: ServerContext, start: Tree) -> State:
         """Return the start with a control variate of zero.
 
         Raises:
@@ -63,41 +65,39 @@ class SCAFFOLD(PeftTrainer):
             f"SCAFFOLD needs plain SGD (OPTIM.NAME is {spec.name}, OPTIM.MOMENTUM "
             f"{spec.momentum:g}): set OPTIM.NAME sgd and OPTIM.MOMENTUM 0",
         )
-        start = super().init_server(ctx, p0)
+        start = super().init_server(ctx, start)
         return start | {"c": map_leaves(torch.zeros_like, start["w"])}
 
-    def down(self, server: State, client: int) -> Tree:
+    def download(self, ctx: ServerContext, server: State, client: int) -> Tree:
         """Return the model and the server's control variate."""
         return server["w"] | {PREFIX + n: v for n, v in server["c"].items()}
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Train with corrected gradients, then renew the control variate."""
-        x = pick(d, ctx.groups.shared)
-        fix = map_leaves(torch.sub, {n: d[PREFIX + n] for n in x}, c["c"])
-        steps = torch.zeros(ctx.k, dtype=torch.float64)
+        x = pick(received, ctx.groups.shared)
+        fix = map_leaves(torch.sub, {n: received[PREFIX + n] for n in x}, state["c"])
 
-        def correct(p: Tree, g: Tree, b: Batch) -> Tree:
-            steps[: len(b.y)] += 1
-            return {n: v + b.const["fix"][n] if n in fix else v for n, v in g.items()}
+        def correct(params: Tree, grads: Tree, batch: Batch) -> Tree:
+            here = batch.cut(fix)
+            return {n: v + here[n] if n in here else v for n, v in grads.items()}
 
-        w = ctx.fit(c["w"] | x, self.loss, edit=correct, const={"fix": fix})
+        fit = ctx.fit(state["w"] | x, self.loss, edit=correct)
+        w = fit.params
         rates = [ctx.schedule(ctx.clock(e)) for e in range(ctx.epochs)]
-        way = steps * sum(rates) / max(len(rates), 1)
-        new = {n: _renewed(v, fix[n], x[n] - w[n], way) for n, v in c["c"].items()}
-        change = {PREFIX + n: v - c["c"][n] for n, v in new.items()}
-        return c | {"w": w, "c": new}, ctx.upload(w, client_weights(ctx, UNIFORM), change)
+        way = fit.steps * sum(rates) / max(len(rates), 1)
+        new = {n: _renewed(v, fix[n], x[n] - w[n], way) for n, v in state["c"].items()}
+        change = {PREFIX + n: v - state["c"][n] for n, v in new.items()}
+        return state | {"w": w, "c": new}, ctx.upload(w, extras=change)
 
-    def personal(self, ctx: Context, c: State, d: Tree) -> Tree:
+    def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return the shared model."""
-        return c["w"] | pick(d, ctx.groups.shared)
+        return state["w"] | pick(received, ctx.groups.shared)
 
-    def server(self, ctx: Context, server: State, updates: Sequence[Update]) -> State:
+    def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
         """Step along the uniform mean; add the clients' changes to the control variate."""
-        ordered = sorted(updates, key=lambda u: u.client)
-        mean, eta = self.mean(ordered), self.cfg.SERVER_LR
-        share = sum(u.weight > 0 for u in ordered) / self.root.FED.CLIENTS
-        changes = [Update(u.client, u.extras, u.weight) for u in ordered]
-        shift = weighted_mean(changes)
+        mean, eta = self.combine(ctx, updates), self.cfg.SERVER_LR
+        share = int((updates.weight > 0).sum()) / len(ctx.roster)
+        shift = weighted_mean(replace(updates, params=updates.extras))
         w = mean if eta == 1 else map_leaves(lambda x, y: x + eta * (y - x), server["w"], mean)
         c = {n: v + share * shift[PREFIX + n] for n, v in server["c"].items()}
         return server | {"w": w, "c": c}

@@ -31,8 +31,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -40,15 +38,17 @@ from torch import Tensor
 
 from fedvlm.config.option import Option
 from fedvlm.core import rng
+from fedvlm.core.errors import FedvlmError
 from fedvlm.core.trees import State, Tree, cast, expand, per_client
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.groups import PERSONAL, SHARED, TAG, Finetune, Rule
 from fedvlm.federation.optim import OptimSpec
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.toolbox.adaptation import GateFit, on_subset, split_train, train_sizes
+from fedvlm.federation.toolbox.adaptation import GateFit
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor, cross_entropy
 from fedvlm.models.adapt.gates import KINDS, gate, mix_logits, spread
+from fedvlm.models.vlmodel import VLModel
 
 SMALL = r"small\..*"
 ON, SPREAD = "gate.on", "gate.spread"  # trained at all; standard deviations of both models' logits
@@ -59,6 +59,8 @@ class Thorki(PeftTrainer):
     """See the module's card."""
 
     name = "Thorki"
+    title = "Thorki (interpretation)"
+    metrics = (r"(small/)?loss",)
     exempt = {"G5": "trains on the fit part of its samples only"}
     options = {
         "SMALL_HIDDEN": Option(64, "hidden width of the small model", low=1),
@@ -83,7 +85,7 @@ class Thorki(PeftTrainer):
         """The small model knows its training classes only."""
         return False
 
-    def trainables(self, model: Any, generator: torch.Generator) -> Tree:
+    def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return what ``PEFT`` asks for, and the small model ``small.fc1``, ``small.fc2``."""
         large = super().trainables(model, generator)
         sizes = (model.embed_dim, int(self.cfg.SMALL_HIDDEN), len(model.classnames))
@@ -100,18 +102,18 @@ class Thorki(PeftTrainer):
         return [*super().rules(large), (SMALL, PERSONAL)]
 
     # ---- models ---------------------------------------------------------------------------
-    def large(self, model: Any, p: Tree) -> Predictor:
+    def large(self, model: VLModel, p: Tree) -> Predictor:
         """Return ``x -> z_G``."""
         return super().predictor(model, p)
 
-    def small(self, model: Any, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
+    def small(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return z_S ``[K, B, C]``, from the frozen image feature."""
         z = model.image(x)
         h = F.layer_norm(z, z.shape[-1:]) @ p["small.fc1.weight"].mT
         h = F.gelu(h + p["small.fc1.bias"].unsqueeze(1)) @ p["small.fc2.weight"].mT
         return h + p["small.fc2.bias"].unsqueeze(1)
 
-    def predictor(self, model: Any, p: Tree) -> Predictor:
+    def predictor(self, model: VLModel, p: Tree) -> Predictor:
         """Return ``x -> z_F`` where ``p`` has a gate, else ``x -> z_G`` (the global model)."""
         large = self.large(model, p)
         if ON not in p:
@@ -125,7 +127,7 @@ class Thorki(PeftTrainer):
 
         return fused
 
-    def small_loss(self, model: Any, p: Tree, b: Batch) -> Tensor:
+    def small_loss(self, model: VLModel, p: Tree, b: Batch) -> Tensor:
         """Return S's loss ``[K]``."""
         z = self.small(model, p, b.x)
         loss = cross_entropy(z, b)
@@ -136,56 +138,44 @@ class Thorki(PeftTrainer):
             loss = loss + self.cfg.DISTILL_BETA * (gap * b.w).sum(1) / b.w.sum(1)
         return loss
 
-    def both(self, model: Any, p: Tree, b: Batch) -> Tensor:
+    def both(self, model: VLModel, p: Tree, b: Batch) -> Tensor:
         """Return the sum of both models' losses ``[K]``; they share no tensor."""
         return cross_entropy(self.large(model, p)(b.x), b) + self.small_loss(model, p, b)
 
     # ---- client ---------------------------------------------------------------------------
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Train G, then S, on the fit part."""
-        batcher, cfg = split_train(ctx, self.cfg.ADAPT_RATIO), self.cfg
-        own = OptimSpec("adamw", cfg.SMALL_LR, weight_decay=cfg.SMALL_WD)
+        cfg, fit = self.cfg, ctx.subset("fit", self.cfg.ADAPT_RATIO)
+        rule = OptimSpec("adamw", cfg.SMALL_LR, weight_decay=cfg.SMALL_WD)
+        w = fit.fit(state["w"] | received, self.loss, train=(SHARED,)).params
+        w = fit.fit(
+            w, self.small_loss, train=(SMALL,), epochs=cfg.SMALL_EPOCHS or None, lr=cfg.SMALL_LR,
+            tag="small", optim=rule,
+        ).params
+        return state | {"w": w}, fit.upload(w)
 
-        def work(inner: Context, state: State) -> State:
-            w = inner.fit(state["w"], self.loss, train=(SHARED,))
-            w = inner.fit(
-                w, self.small_loss, train=(SMALL,), epochs=cfg.SMALL_EPOCHS or None,
-                lr=cfg.SMALL_LR, tag="small", optim=own,
-            )
-            return {"w": w}
-
-        w = on_subset(ctx, batcher, {"w": c["w"] | d}, work)["w"]
-        return c | {"w": w}, ctx.upload(w, train_sizes(ctx, batcher))
-
-    def personal(self, ctx: Context, c: State, d: Tree) -> Tree:
+    def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return G as aggregated, S, and a gate trained on the adaptation part."""
-        return self.gated(ctx, c["w"] | d)
+        return self.gated(ctx, state["w"] | received)
 
-    def finetune(self, ctx: Context, c: State, d: Tree, how: Finetune) -> Tree:
+    def finetune(self, ctx: Context, state: State, received: Tree, how: Finetune) -> Tree:
         """Train copies of G and S on the fit part, then the gate."""
-
-        def work(inner: Context, state: State) -> State:
-            rate = how.lr or inner.optim.lr
-            return {"w": inner.fit(
-                state["w"], self.both, train=how.train, epochs=how.epochs, lr=rate, tag=TAG
-            )}
-
-        batcher = split_train(ctx, self.cfg.ADAPT_RATIO)
-        return self.gated(ctx, on_subset(ctx, batcher, {"w": c["w"] | d}, work)["w"])
+        fit = ctx.subset("fit", self.cfg.ADAPT_RATIO)
+        w = fit.fit(
+            state["w"] | received, self.both, train=how.train, epochs=how.epochs,
+            lr=how.lr or ctx.optim.lr, tag=TAG,
+        ).params
+        return self.gated(ctx, w)
 
     def gated(self, ctx: Context, p: Tree) -> Tree:
         """Return ``p`` with the gate's tensors; G and S stay as they are.
 
         A client without adaptation samples takes the scale of its logits from its training part.
         """
-        cfg, batcher = self.cfg, split_train(ctx, self.cfg.ADAPT_RATIO)
-        parts = [batcher.splits[k] for k in ctx.clients]
-        on = torch.tensor([float(len(part.val) > 0) for part in parts])
-        filled = {
-            k: part if len(part.val) else replace(part, val=part.train)
-            for k, part in zip(ctx.clients, parts, strict=True)
-        }
-        b = replace(batcher, splits=filled).held_out(ctx.clients)
+        cfg = self.cfg
+        b = ctx.subset("fit", cfg.ADAPT_RATIO).whole("val", fallback="train")
+        if b is None or b.present is None:
+            raise FedvlmError(f"round {ctx.round}: clients {list(ctx.clients)} have no samples")
         with torch.no_grad():
             z = [self.large(ctx.model, p)(b.x), self.small(ctx.model, p, b.x)]
         scale = [spread(one, b.w) if cfg.LOGIT_NORM == "std" else torch.ones_like(b.w[:, 0])
@@ -195,7 +185,7 @@ class Thorki(PeftTrainer):
         how = GateFit(
             cfg.FUSION, cfg.FUSION_STEPS, cfg.FUSION_LR, cfg.FUSION_CLASS_LR, cfg.FUSION_WD
         )
-        on = on.to(b.w)
+        on = b.present
         z_g, z_s = (one / s[:, None, None] for one, s in zip(z, scale, strict=True))
         fitted = how(start, z_g, z_s, b.y, b.w * on[:, None])
         return p | fitted | {ON: on, SPREAD: torch.stack(scale, 1)}

@@ -16,14 +16,13 @@ Command: python federated_main.py --demo --trainer ZeroShot
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer
+from fedvlm.models.vlmodel import VLModel
 
 
 @TRAINER_REGISTRY.register("ZeroShot")
@@ -32,6 +31,7 @@ class ZeroShot(Trainer):
 
     name = "ZeroShot"
     groups = ()
+    metrics = ()
     exempt = {
         "G5": "there is nothing to train",
         "G11": "nobody trains",
@@ -39,15 +39,15 @@ class ZeroShot(Trainer):
         "G14": "nobody trains, so no training number can fail to be finite",
     }
 
-    def trainables(self, model: Any, generator: torch.Generator) -> Tree:
+    def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return no tensor."""
         return {}
 
-    def text_features(self, model: Any, p: Tree) -> Tensor:
+    def text_features(self, model: VLModel, p: Tree) -> Tensor:
         """Return the template's text features ``[1, C, d]``, the same for every client."""
         anchor: Tensor = model.anchor("template", 0)
         return anchor[None]
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Do nothing and send nothing."""
-        return c, ctx.upload({})
+        return state, ctx.upload({})

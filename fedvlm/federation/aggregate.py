@@ -9,30 +9,70 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.errors import DivergedError, FedvlmError
-from fedvlm.core.trees import Tree, first_non_finite, in_double
+from fedvlm.core.trees import Tree, cat, first_non_finite, in_double
 
 
 @dataclass(frozen=True)
-class Update:
-    """What one client sent: its shared tensors, declared extras and a weight.
+class Updates:
+    """What the clients of a round sent, stacked along the client axis, by ascending id.
 
     Attributes:
-        client: id.
-        params: shared group only, no client axis.
-        weight: usually the number of training samples.
-        extras: declared side information (prototypes, control variates, ...).
-        metrics: scalars of the client's own training, for the log.
+        clients: ids.
+        params: shared group only, ``[K, ...]``.
+        weight: ``[K]`` float64 on the CPU; usually the number of training samples.
+        extras: declared side information (prototypes, control variates, ...), ``[K, ...]``.
+        metrics: declared numbers of the clients' own training, ``[K]`` float64.
+        received: what they started from, of the tensors in ``params``, ``[K, ...]``.
     """
 
-    client: int
+    clients: tuple[int, ...]
     params: Tree
-    weight: float
+    weight: Tensor
     extras: Tree = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: Tree = field(default_factory=dict)
+    received: Tree = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Return the number of updates."""
+        return len(self.clients)
+
+    def bytes(self) -> dict[int, dict[str, int]]:
+        """Return bytes per client and tensor, as they were sent."""
+        sizes = {n: v[0].numel() * v.element_size() for n, v in (self.params | self.extras).items()}
+        return {client: dict(sizes) for client in self.clients}
+
+    def of(self, client: int) -> dict[str, float]:
+        """Return the metrics of one client."""
+        k = self.clients.index(client)
+        return {name: float(v[k]) for name, v in self.metrics.items()}
 
 
-def weighted_sum(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Return the weighted mean of equal-shaped tensors, in their own dtype.
+def join(parts: Sequence[Updates]) -> Updates:
+    """Return the updates of several chunks as one, by ascending client id.
+
+    Raises:
+        FedvlmError: chunks that sent different tensors.
+    """
+    clients = [c for part in parts for c in part.clients]
+    order = torch.tensor(sorted(range(len(clients)), key=clients.__getitem__), dtype=torch.int64)
+
+    def rows(trees: Sequence[Tree]) -> Tree:
+        for tree in trees:
+            if tree.keys() != trees[0].keys():
+                odd = sorted(tree.keys() ^ trees[0].keys())
+                raise FedvlmError(f"clients of one round differ in what they send: {odd}")
+        joined = cat(trees)
+        return {n: v[order.to(v.device)] for n, v in joined.items()}
+
+    return Updates(
+        tuple(clients[i] for i in order.tolist()), rows([p.params for p in parts]),
+        torch.cat([p.weight for p in parts])[order], rows([p.extras for p in parts]),
+        rows([p.metrics for p in parts]), rows([p.received for p in parts]),
+    )
+
+
+def weighted_sum(tensors: Tensor | Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Return the weighted mean over the rows ``[K, ...]``, in their own dtype.
 
     Weights are normalised; the sum runs in float64, in the order given.
 
@@ -49,23 +89,19 @@ def weighted_sum(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     return out.to(first.dtype).to(first.device)
 
 
-def weighted_mean(updates: Sequence[Update], weights: Sequence[float] | None = None) -> Tree:
+def weighted_mean(updates: Updates, weights: Sequence[float] | None = None) -> Tree:
     """Return sum_k p_k w_k with p_k = n_k / sum n (McMahan et al. 2017, FedAvg).
 
     Raises:
         DivergedError: the aggregate is not finite; the message names the tensor.
     """
-    ordered = sorted(updates, key=lambda u: u.client)
-    share = [u.weight for u in ordered] if weights is None else list(weights)
-    tree = {
-        name: weighted_sum([u.params[name] for u in ordered], share)
-        for name in ordered[0].params
-    }
-    return checked(tree)
+    share = updates.weight.tolist() if weights is None else list(weights)
+    return checked({name: weighted_sum(rows, share) for name, rows in updates.params.items()})
 
 
 def similarity_weights(
-    tensors: Sequence[Tensor], previous: Tensor, weights: Sequence[float], temperature: float,
+    tensors: Tensor | Sequence[Tensor], previous: Tensor, weights: Sequence[float],
+    temperature: float,
     dtype: torch.dtype = torch.float64,
 ) -> list[float]:
     """Return FedTV's similarity-aware weights of one tensor, summing to 1.
@@ -85,7 +121,7 @@ def similarity_weights(
 
 
 def similarity_aware(
-    updates: Sequence[Update], previous: Tree, temperature: float = 1.0,
+    updates: Updates, previous: Tree, temperature: float = 1.0,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tree, dict[str, list[float]]]:
     """Aggregate each tensor with its own similarity-aware weights (FedTV, SAA).
@@ -96,13 +132,11 @@ def similarity_aware(
     Raises:
         DivergedError: the aggregate is not finite.
     """
-    ordered = sorted(updates, key=lambda u: u.client)
-    sizes = [u.weight for u in ordered]
+    sizes = updates.weight.tolist()
     tree, used = {}, {}
-    for name in ordered[0].params:
-        tensors = [u.params[name] for u in ordered]
-        used[name] = similarity_weights(tensors, previous[name], sizes, temperature, dtype)
-        tree[name] = weighted_sum(tensors, used[name])
+    for name, rows in updates.params.items():
+        used[name] = similarity_weights(rows, previous[name], sizes, temperature, dtype)
+        tree[name] = weighted_sum(rows, used[name])
     return checked(tree), used
 
 

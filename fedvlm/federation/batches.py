@@ -8,8 +8,8 @@ activations), or pixels (the plain path).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, overload
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from fedvlm.core import rng
 from fedvlm.core.errors import FedvlmError
 from fedvlm.core.trees import Tree
+from fedvlm.federation.server import Roster, count_roster
 
 
 class SampleSource(Protocol):
@@ -122,13 +123,32 @@ class Batch:
         x: streams ``[K, B, ...]``.
         y: labels ``[K, B]``.
         w: 1 for a sample, 0 for padding, ``[K, B]``.
-        const: trees given to ``fit`` as ``const``, cut to the clients still at work.
+        rows: which of the context's clients these are, ``[K]`` int64; None: its first K.
+        present: of ``Context.whole``: 1 for a client with samples in the split itself, ``[K]``.
     """
 
     x: Mapping[str, Tensor]
     y: Tensor
     w: Tensor
-    const: Mapping[str, Tree] = field(default_factory=dict)
+    rows: Tensor | None = None
+    present: Tensor | None = None
+
+    @overload
+    def cut(self, value: Tensor) -> Tensor: ...
+    @overload
+    def cut(self, value: Tree) -> Tree: ...
+
+    def cut(self, value: Tensor | Tree) -> Tensor | Tree:
+        """Return the rows of a tree (or tensor) of all the context's clients that are at work here.
+
+        What a loss or an ``edit`` closes over keeps the rows of clients that have finished; the
+        slots of a loop do not and must not be cut.
+        """
+        if isinstance(value, Tensor):
+            if self.rows is None:
+                return value[: len(self.y)]
+            return value[self.rows.to(value.device)]
+        return {name: self.cut(leaf) for name, leaf in value.items()}
 
 
 @dataclass(frozen=True)
@@ -163,8 +183,23 @@ class Batcher(Protocol):
         """Return the number of training samples per client."""
         ...
 
-    def held_out(self, clients: Sequence[int]) -> Batch | None:
-        """Return the validation samples of each client as one batch; None if nobody has any."""
+    def whole(self, clients: Sequence[int], part: str, fallback: str = "") -> Batch | None:
+        """Return all samples of a part (``train``, ``val``) of each client as one batch.
+
+        A client without any has those of ``fallback``, or padding only; None if nobody has any.
+        """
+        ...
+
+    def subset(self, clients: Sequence[int], part: str, share: float) -> Batcher:
+        """Return a batcher that trains on a part of each client's training samples.
+
+        Args:
+            part: ``fit`` or ``held``: what is left, and the stratified ``share`` held out of it.
+        """
+        ...
+
+    def roster(self) -> Roster:
+        """Return sizes and class counts of all clients."""
         ...
 
 
@@ -193,18 +228,34 @@ def step_slices(n: int, batch: int, per_step: int) -> list[list[tuple[int, int]]
     return steps
 
 
+def stratified(labels: Tensor, ratio: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Return positions (fit, adaptation) of ``labels [n]``, both ascending.
+
+    Stratified: of n samples of a class round(ratio n) adapt, at least one and never all; a class
+    with one sample stays in fit. Ratio 0 takes none. Equal labels and seeds give equal splits.
+    """
+    generator = rng.stream(seed, "adaptation")
+    adapts = torch.zeros(len(labels), dtype=torch.bool)
+    for label in labels.unique().tolist() if ratio > 0 else []:
+        here = (labels == label).nonzero().flatten()
+        n = len(here)
+        if n > 1:
+            count = min(max(int(ratio * n + 0.5), 1), n - 1)
+            adapts[here[torch.randperm(n, generator=generator)[:count]]] = True
+    return (~adapts).nonzero().flatten(), adapts.nonzero().flatten()
+
+
 @dataclass(frozen=True)
 class SplitBatcher:
     """Batches from each client's training split.
 
     Shuffles depend on (seed, tag, round, client, epoch) only. The augmented view of a local
-    epoch is its number in the whole run, modulo ``views``. Validation samples come un-augmented
-    from ``plain``; without it from ``source``, first view. ``pixels`` gives any sample's normalised
-    pixels, un-augmented, to servers that train (None: this run has none for them).
+    epoch is its number in the whole run, modulo ``views``. Samples of ``whole`` come un-augmented
+    from ``plain``; without it from ``source``, first view.
     """
 
     source: SampleSource
-    splits: Sequence[Split]
+    splits: Sequence[Split] | Mapping[int, Split]
     batch_size: int
     seed: int
     views: int
@@ -212,7 +263,6 @@ class SplitBatcher:
     device: torch.device
     dtype: torch.dtype
     plain: SampleSource | None = None
-    pixels: SampleSource | None = None
 
     def sizes(self, clients: Sequence[int]) -> list[int]:
         """See ``Batcher.sizes``."""
@@ -240,16 +290,40 @@ class SplitBatcher:
                 samples += sum(map(len, picks))
             yield Step(active, t + 1, tuple(epoch), samples, tuple(parts))
 
-    def held_out(self, clients: Sequence[int]) -> Batch | None:
-        """See ``Batcher.held_out``; a client without any has only padding (``w`` 0)."""
-        picks = [torch.tensor(self.splits[c].val, dtype=torch.int64) for c in clients]
+    def whole(self, clients: Sequence[int], part: str, fallback: str = "") -> Batch | None:
+        """See ``Batcher.whole``; samples come un-augmented."""
+        picks = [self._part(c, part) for c in clients]
+        present = torch.tensor([float(len(p) > 0) for p in picks])
+        if fallback:
+            picks = [p if len(p) else self._part(c, fallback)
+                     for p, c in zip(picks, clients, strict=True)]
+        full = torch.tensor([[len(p) > 0] for p in picks])
         filler = next((p[:1] for p in picks if len(p)), None)
         if filler is None:
             return None
         plain = replace(self, source=self.plain or self.source)
         b = plain._batch([p if len(p) else filler for p in picks], [0] * len(picks))
-        present = torch.tensor([[len(p) > 0] for p in picks])
-        return replace(b, w=b.w * present.to(b.w))
+        return replace(b, w=b.w * full.to(b.w), present=present.to(b.w))
+
+    def _part(self, client: int, part: str) -> Tensor:
+        return torch.tensor(np.array(getattr(self.splits[client], part)), dtype=torch.int64)
+
+    def subset(self, clients: Sequence[int], part: str, share: float) -> SplitBatcher:
+        """See ``Batcher.subset``."""
+        splits = dict(enumerate(self.splits)) if not isinstance(self.splits, Mapping) else (
+            dict(self.splits))
+        for c in clients:
+            train = self._part(c, "train")
+            fit, held = stratified(self.source.labels[train], share, self.seed)
+            chosen, other = (fit, held) if part == "fit" else (held, fit)
+            splits[c] = IndexSplit(
+                train[chosen].numpy(), train[other].numpy(), np.array(self.splits[c].test)
+            )
+        return replace(self, splits=splits)
+
+    def roster(self) -> Roster:
+        """See ``Batcher.roster``."""
+        return count_roster([self.splits[c] for c in range(len(self.splits))], self.source.labels)
 
     def _order(
         self, memo: dict[tuple[int, int], Tensor], client: int, k: int, round_: int, epoch: int,

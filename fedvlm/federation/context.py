@@ -2,31 +2,32 @@
 
 Only this file knows about optimisers, schedules and clients that finish early. Methods see trees
 whose leaves carry the client axis, and losses that return one number per client. A method that
-writes its own ``ctx.loop`` body has single steps below: ``gradient`` applies the non-finite policy,
-``optimise`` takes a step of the run's optimiser on one of several slots, ``descend`` one of plain
-SGD without any state.
+writes its own ``ctx.loop`` body has single steps below: ``optimise`` takes a step of the run's
+optimiser on one of several slots, ``descend`` one of plain SGD without any state.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedvlm.core import rng
-from fedvlm.core.errors import DivergedError
+from fedvlm.core.errors import DivergedError, FedvlmError
 from fedvlm.core.trees import State, Tree, cat, matching, pick, rows
 from fedvlm.federation.batches import Batch, Batcher, Step
-from fedvlm.federation.groups import Groups
+from fedvlm.federation.groups import PERSONAL, SHARED, Groups
 from fedvlm.federation.optim import SGD, OptimSpec, Schedule
+from fedvlm.models.vlmodel import VLModel
 
-Loss = Callable[[Any, Tree, Batch], Tensor | tuple[Tensor, Mapping[str, Tensor]]]
+Loss = Callable[[VLModel, Tree, Batch], Tensor | tuple[Tensor, Mapping[str, Tensor]]]
 Edit = Callable[[Tree, Tree, Batch], Tree]
 Body = Callable[[State, tuple[Batch, ...], Step], State]
+SAMPLES, UNIFORM, OWN = "samples", "uniform", "own"  # how clients weigh in the average
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,29 @@ class Upload:
     extras: Tree = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Fit:
+    """What came of a fit.
+
+    Attributes:
+        params: all of the tree that was given, trained where asked for.
+        steps: local steps of each client, ``[K]`` float64 on the CPU.
+        means: means over its own steps of the loss and its parts, ``[K]``.
+    """
+
+    params: Tree
+    steps: Tensor
+    means: Tree
+
+
+class Grad(NamedTuple):
+    """A loss ``[K]``, its named parts, and the gradients of what it was taken for."""
+
+    value: Tensor
+    parts: Mapping[str, Tensor]
+    grads: Tree
+
+
 class Means:
     """Running means per client; clients that finished early keep the mean of their own steps."""
 
@@ -46,14 +70,15 @@ class Means:
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, Tensor] = {}
 
-    def add(self, values: Mapping[str, Tensor]) -> None:
-        """Add one number for each of the first ``len(value)`` clients."""
+    def add(self, values: Mapping[str, Tensor], at: Tensor | None = None) -> None:
+        """Add one number for each of the clients ``at`` (None: the first ``len(value)``)."""
         for name, value in values.items():
             if name not in self._sums:
                 self._sums[name] = torch.zeros(self._k, dtype=torch.float64)
                 self._counts[name] = torch.zeros(self._k, dtype=torch.float64)
-            self._sums[name][: len(value)] += value.cpu().double()
-            self._counts[name][: len(value)] += 1
+            where = slice(len(value)) if at is None else at
+            self._sums[name][where] += value.cpu().double()
+            self._counts[name][where] += 1
 
     def values(self) -> Tree:
         """Return the means ``[K]``; NaN for a client without a step."""
@@ -65,20 +90,22 @@ class Context:
     """One chunk of K clients at work in one round.
 
     Attributes:
-        model: the frozen model (``fedvlm.models.vlmodel.VLModel``).
+        model: the frozen model.
         groups: group of every trainable tensor.
-        batcher: source of batches.
-        clients: ids, sorted by falling number of steps.
+        batcher: source of batches; methods reach samples by ``subset``, ``whole``, ``batches``.
+        clients: ids, sorted by falling number of training samples.
         round: 1-based round; 0 outside training.
         seed: the model seed.
         epochs: local epochs of a plain ``fit``.
         optim, schedule: what ``OPTIM`` says; the schedule's clock is the whole run.
         extras: patterns of what an upload may carry beside the shared group.
+        metrics: patterns of the numbers that travel with an upload.
+        weighting: ``samples``, ``uniform`` or ``own`` (the method gives a weight itself).
         nonfinite: ``abort`` raises; ``drop`` lets the round go on without the client.
         clock_per_round: start the schedule again each round.
     """
 
-    model: Any
+    model: VLModel
     groups: Groups
     batcher: Batcher
     clients: Sequence[int]
@@ -87,12 +114,15 @@ class Context:
     epochs: int
     optim: OptimSpec
     schedule: Schedule
-    extras: tuple[str, ...] = ()
+    extras: Sequence[str] = ()
+    metrics: Sequence[str] = ()
+    weighting: str = SAMPLES
     nonfinite: str = "abort"
     clock_per_round: bool = False
     counters: Counter[str] = field(default_factory=Counter)
     logs: dict[str, Tensor] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    _means: Means | None = field(default=None, repr=False)
 
     @property
     def k(self) -> int:
@@ -108,104 +138,201 @@ class Context:
         """Return a generator for ``purpose`` in this round (of one client, if given)."""
         return rng.stream(self.seed, purpose, self.round, client)
 
+    # ---- samples ---------------------------------------------------------------------------
+    def subset(self, part: str, share: float) -> Context:
+        """Return this context on a part of each client's training samples.
+
+        Args:
+            part: ``fit`` or ``held``: the stratified ``share`` that is held out, or what is left.
+                Its ``whole("val")`` is the other part. Equal seeds and labels give equal parts.
+        """
+        return replace(self, batcher=self.batcher.subset(self.clients, part, share))
+
+    def whole(self, part: str, fallback: str = "") -> Batch | None:
+        """Return all samples of ``train`` or ``val`` of each client as one batch, un-augmented.
+
+        A client without any has those of ``fallback`` (``present`` is 0), or padding only; None if
+        nobody has any. The test split is out of reach here.
+        """
+        if not {part, fallback} <= {"train", "val", ""}:
+            raise FedvlmError(f"a method may read train and val, not '{part}' or '{fallback}'")
+        return self.batcher.whole(self.clients, part, fallback)
+
+    def batches(self, tag: str, epochs: int = 1) -> Iterator[Batch]:
+        """Yield the batches of a pass without an optimiser; ``Batch.cut`` cuts trees to them."""
+        for step in self._steps(epochs, 1, tag):
+            yield step.batches[0]
+
+    def _steps(self, epochs: int, per_step: int, tag: str) -> Iterator[Step]:
+        """Yield steps in the order of the loop: clients by falling number of samples.
+
+        Where that is not the context's own order, batches say which rows they are.
+        """
+        order = self._order()
+        if order is None:
+            yield from self.batcher.steps(self.clients, self.round, epochs, per_step, tag)
+            return
+        ids = [self.clients[i] for i in order.tolist()]
+        for step in self.batcher.steps(ids, self.round, epochs, per_step, tag):
+            at = order[: step.active]
+            yield replace(step, batches=tuple(replace(b, rows=at) for b in step.batches))
+
+    def _order(self) -> Tensor | None:
+        sizes = self.batcher.sizes(self.clients)
+        order = sorted(range(self.k), key=lambda i: (-sizes[i], i))
+        return None if order == list(range(self.k)) else torch.tensor(order, dtype=torch.int64)
+
+    def accuracy(
+        self, params: Tree, predict: Callable[[VLModel, Tree, Mapping[str, Tensor]], Tensor]
+    ) -> Tensor:
+        """Return each client's accuracy ``[K]`` on its validation split, float64, 0 to 1.
+
+        NaN for a client without validation samples. The test split is out of reach here.
+
+        Args:
+            predict: ``predict(model, params, x)`` -> logits ``[K, B, C]``.
+        """
+        b = self.whole("val")
+        if b is None:
+            return torch.full((self.k,), torch.nan, dtype=torch.float64)
+        with torch.no_grad():
+            right = predict(self.model, params, b.x).argmax(-1) == b.y
+        weight = b.w.double().cpu()
+        return (right.double().cpu() * weight).sum(-1) / weight.sum(-1)
+
     # ---- gradients -------------------------------------------------------------------------
     def grad(
-        self, p: Tree, loss: Loss, batch: Batch, train: Sequence[str] | None = None
-    ) -> tuple[Tensor, Mapping[str, Tensor], Tree]:
-        """Return (loss ``[K]``, its named parts, gradients of ``train`` (default: all of ``p``)).
+        self, params: Tree, loss: Loss, batch: Batch, train: Sequence[str] | None = None, *,
+        what: str = "", log: str | None = "",
+    ) -> Grad:
+        """Return the loss ``[K]``, its named parts, and gradients at ``params``.
 
         Clients never mix, so the gradient of the sum is each client's own. A tensor without
         influence on the loss has no entry, as in torch.optim.
+
+        Args:
+            params: leaves of the clients of ``batch``.
+            train: names to differentiate for; default: those that are shared or personal.
+            what: names the place for messages; empty: nothing is checked.
+            log: prefix under which loss and parts enter the means of the loop around (``""``:
+                none); None: they are not recorded.
+
+        Raises:
+            DivergedError: a number is not finite (policy ``abort``).
         """
         self.counters["gradients"] += len(batch.y)
         self.counters["gradient_samples"] += int(batch.w.sum())
-        names = list(p) if train is None else list(train)
-        leaves = {n: p[n].detach().requires_grad_() for n in names}
+        names = self.trained(params, (SHARED, PERSONAL)) if train is None else list(train)
+        leaves = {n: params[n].detach().requires_grad_() for n in names}
         with torch.enable_grad():
-            out = loss(self.model, p | leaves, batch)
+            out = loss(self.model, params | leaves, batch)
             value, parts = out if isinstance(out, tuple) else (out, {})
             grads = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
         slopes = {n: g for n, g in zip(names, grads, strict=True) if g is not None}
-        return value.detach(), {k: v.detach() for k, v in parts.items()}, slopes
+        got = Grad(value.detach(), {k: v.detach() for k, v in parts.items()}, slopes)
+        if what:
+            self.check(got.value, f"loss of {what}", batch)
+            self.check_tree(slopes, f"gradient of {what}", batch)
+        if log is not None and self._means is not None:
+            self._means.add(
+                {log + n: v for n, v in {"loss": got.value, **got.parts}.items()}, batch.rows
+            )
+        return got
 
     # ---- loops -----------------------------------------------------------------------------
     def loop(
         self, slots: State, body: Body, *, epochs: int | None = None, per_step: int = 1,
-        tag: str = "w", const: Mapping[str, Tree] | None = None,
+        tag: str = "w",
     ) -> State:
         """Run ``body`` once per step and return the final values of ``slots``.
 
         ``body(slots, batches, step)`` gets ``per_step`` disjoint batches and returns new slots
         (it may add some, which are gone at the end). Clients that have no step left drop out,
-        exactly: their rows are set aside and joined again at the end. ``const`` trees reach the
-        body as ``batch.const``.
+        exactly: their rows are set aside and joined again at the end. Slots are cut with the
+        clients; what the body closes over is not: ``batch.cut(tree)`` cuts it. The means of what
+        ``ctx.grad`` computed go to the log, under ``tag`` unless that is ``w``.
         """
+        return self._loop(slots, body, epochs, per_step, tag)[0]
+
+    def _loop(
+        self, slots: State, body: Body, epochs: int | None, per_step: int, tag: str
+    ) -> tuple[State, Tensor, Tree]:
         names, finished = tuple(slots), list[State]()
-        active, const = self.k, dict(const or {})
-        count = self.epochs if epochs is None else epochs
-        for step in self.batcher.steps(self.clients, self.round, count, per_step, tag):
-            if step.active < active:
-                finished.append(_cut(slots, step.active, active))
-                slots = _cut(slots, 0, step.active)
-                const = {s: rows(t, 0, step.active) for s, t in const.items()}
-                active = step.active
-            if const:
-                fixed = tuple(replace(b, const=const) for b in step.batches)
-                step = replace(step, batches=fixed)
-            slots = body(slots, step.batches, step)
-            self.counters["steps"] += active
-            self.counters["samples"] += step.samples
+        active, order = self.k, self._order()
+        steps = torch.zeros(self.k, dtype=torch.float64)
+        if order is not None:
+            slots = _rows(slots, order)
+        outer, self._means = self._means, Means(self.k)
+        try:
+            count = self.epochs if epochs is None else epochs
+            for step in self._steps(count, per_step, tag):
+                if step.active < active:
+                    finished.append(_cut(slots, step.active, active))
+                    slots = _cut(slots, 0, step.active)
+                    active = step.active
+                slots = body(slots, step.batches, step)
+                steps[:active] += 1
+                self.counters["steps"] += active
+                self.counters["samples"] += step.samples
+            means = self._means.values()
+        finally:
+            self._means = outer
         parts = [slots, *reversed(finished)]
-        return {slot: cat([part[slot] for part in parts]) for slot in names}
+        out = {slot: cat([part[slot] for part in parts]) for slot in names}
+        if order is not None:
+            back = order.argsort()
+            out, steps = _rows(out, back), steps[back]
+        prefix = "" if tag == "w" else f"{tag}/"
+        self.logs.update({prefix + name: value for name, value in means.items()})
+        return out, steps, means
 
     def fit(
-        self, p: Tree, loss: Loss, *, train: Sequence[str] = ("shared", "personal"),
+        self, params: Tree, loss: Loss, *, train: Sequence[str] = (SHARED, PERSONAL),
         epochs: int | None = None, lr: float | None = None, edit: Edit | None = None,
-        tag: str = "w", const: Mapping[str, Tree] | None = None, optim: OptimSpec | None = None,
-    ) -> Tree:
-        """Train the tensors of the groups ``train`` with a fresh optimiser and return all of ``p``.
+        tag: str = "w", optim: OptimSpec | None = None,
+    ) -> Fit:
+        """Train the tensors of the groups ``train`` with a fresh optimiser.
 
         Args:
-            p: leaves ``[K, ...]``; names outside ``train`` stay as they are.
-            loss: ``loss(model, p, batch)`` -> ``[K]`` or ``([K], {name: [K]})``.
+            params: leaves ``[K, ...]``; names outside ``train`` stay as they are.
+            loss: ``loss(model, params, batch)`` -> ``[K]`` or ``([K], {name: [K]})``.
             train: group names, or full-match patterns of tensor names.
             epochs: local epochs (default: the run's).
             lr: a constant rate instead of the schedule.
-            edit: changes gradients before the step: ``edit(p, grads, batch) -> grads``.
+            edit: changes gradients before the step: ``edit(params, grads, batch) -> grads``. Trees
+                of all clients that it or the loss closes over are cut by ``batch.cut(tree)``.
             tag: names this fit; fits of different tags see different shuffles.
-            const: trees that ``loss`` and ``edit`` find in ``batch.const``.
 
         Raises:
             DivergedError: a loss or gradient is not finite (policy ``abort``).
         """
         spec = optim or self.optim
         rule = spec.build()
-        names = self.trained(p, train)
-        means = Means(self.k)
+        names = self.trained(params, train)
 
         def body(slots: State, batches: tuple[Batch, ...], step: Step) -> State:
-            value, parts, grads = self.grad(slots["p"], loss, batches[0], names)
-            self.check(value, f"loss of fit '{tag}' at local step {step.index}")
+            batch = batches[0]
+            value, _, grads = self.grad(slots["p"], loss, batch, names)
+            self.check(value, f"loss of fit '{tag}' at local step {step.index}", batch)
             if edit is not None:
-                grads = edit(slots["p"], grads, batches[0])
-            self.check_tree(grads, f"gradient in fit '{tag}' at local step {step.index}")
+                grads = edit(slots["p"], grads, batch)
+            self.check_tree(grads, f"gradient in fit '{tag}' at local step {step.index}", batch)
             rate = [self.schedule(self.clock(e)) if lr is None else lr for e in step.epochs]
             state = {s: t for s, t in slots.items() if s != "p"}
             with torch.no_grad():
                 new, state = rule.step(slots["p"], grads, state, rate, step.index)
-            means.add({"loss": value, **parts})
             return {"p": slots["p"] | new, **state}
 
-        fitted = self.loop({"p": p}, body, epochs=epochs, tag=tag, const=const)["p"]
-        prefix = "" if tag == "w" else f"{tag}/"
-        self.logs.update({prefix + name: value for name, value in means.values().items()})
-        return fitted
+        slots, steps, means = self._loop({"p": params}, body, epochs, 1, tag)
+        return Fit(slots["p"], steps, means)
 
-    def trained(self, p: Tree, train: Sequence[str]) -> list[str]:
-        """Return the names in ``p`` that groups or patterns ``train`` select."""
+    def trained(self, params: Tree, train: Sequence[str]) -> list[str]:
+        """Return the names in ``params`` that groups or patterns ``train`` select."""
         groups = set(self.groups.names(*train))
-        names = groups | set(matching(p, [t for t in train if t not in ("shared", "personal")]))
-        return [n for n in p if n in names]
+        names = groups | set(
+            matching(params, [t for t in train if t not in (SHARED, PERSONAL)])
+        )
+        return [n for n in params if n in names]
 
     def clock(self, local_epoch: int) -> int:
         """Return the 0-based epoch of the schedule's clock."""
@@ -214,26 +341,32 @@ class Context:
 
     # ---- messages and checks ---------------------------------------------------------------
     def upload(
-        self, p: Tree, weight: Tensor | None = None, extras: Tree | None = None
+        self, params: Tree, weight: Tensor | None = None, extras: Tree | None = None
     ) -> Upload:
-        """Keep only the shared group of ``p``; weight is the number of samples unless given."""
-        return Upload(
-            pick(p, self.groups.shared), self.sizes if weight is None else weight, extras or {}
-        )
+        """Keep only the shared group of ``params``.
 
-    def check(self, value: Tensor, what: str) -> None:
-        """Apply the non-finite policy to one number per client, ``[K']``."""
+        The weight is the number of samples, or 1 under ``uniform`` (0 without samples), unless the
+        method gives its own and no ``FED.WEIGHTING`` overrides it.
+        """
+        sizes = self.sizes
+        if weight is None or self.weighting != OWN:
+            weight = (sizes > 0).to(sizes) if self.weighting == UNIFORM else sizes
+        return Upload(pick(params, self.groups.shared), weight, extras or {})
+
+    def check(self, value: Tensor, what: str, batch: Batch | None = None) -> None:
+        """Apply the non-finite policy to one number per client (of ``batch``), ``[K']``."""
         bad = ~torch.isfinite(value)
         if bool(bad.any()):
             for k in bad.nonzero().flatten().tolist():
-                self.fail(self.clients[k], what)
+                at = k if batch is None or batch.rows is None else int(batch.rows[k])
+                self.fail(self.clients[at], what)
 
-    def check_tree(self, tree: Tree, what: str) -> None:
+    def check_tree(self, tree: Tree, what: str, batch: Batch | None = None) -> None:
         """Apply the non-finite policy to every leaf ``[K', ...]``."""
         for name, v in tree.items():
             if not bool(torch.isfinite(v.sum())):  # one pass; located only when it fails
                 sums = torch.isfinite(v.reshape(len(v), -1)).all(1)
-                self.check(torch.where(sums, 0.0, torch.nan), f"'{name}', {what},")
+                self.check(torch.where(sums, 0.0, torch.nan), f"'{name}', {what},", batch)
 
     def fail(self, client: int, what: str) -> None:
         """Record a client whose numbers are not finite, or stop the run.
@@ -249,63 +382,39 @@ class Context:
             )
         self.failed.setdefault(client, message)
 
-    def accuracy(self, p: Tree, predict: Callable[[Any, Tree, Any], Tensor]) -> Tensor:
-        """Return each client's accuracy ``[K]`` on its validation split, float64, 0 to 1.
-
-        NaN for a client without validation samples. The test split is out of reach here.
-
-        Args:
-            predict: ``predict(model, p, x)`` -> logits ``[K, B, C]``.
-        """
-        b = self.batcher.held_out(self.clients)
-        if b is None:
-            return torch.full((self.k,), torch.nan, dtype=torch.float64)
-        with torch.no_grad():
-            right = predict(self.model, p, b.x).argmax(-1) == b.y
-        weight = b.w.double().cpu()
-        return (right.double().cpu() * weight).sum(-1) / weight.sum(-1)
-
 
 def rates(ctx: Context, step: Step) -> list[float]:
     """Return the schedule's learning rate of each client at work."""
     return [ctx.schedule(ctx.clock(e)) for e in step.epochs]
 
 
-def gradient(
-    ctx: Context, p: Tree, loss: Loss, batch: Batch, what: str, train: Sequence[str] | None = None
-) -> tuple[Tensor, Tree]:
-    """Return (loss ``[K]``, gradients) at ``p``; ``what`` names the place for messages.
-
-    Args:
-        train: names to differentiate for; default: those in ``p`` that are shared or personal.
-
-    Raises:
-        DivergedError: a number is not finite (policy ``abort``).
-    """
-    names = ctx.trained(p, ("shared", "personal")) if train is None else train
-    value, _, grads = ctx.grad(p, loss, batch, names)
-    ctx.check(value, f"loss of {what}")
-    ctx.check_tree(grads, f"gradient of {what}")
-    return value, grads
+def descend(params: Tree, grads: Tree, lr: Sequence[float]) -> Tree:
+    """Return ``params - lr grads`` with a rate per client; leaves without gradient stay."""
+    return params | SGD().step(params, grads, {}, lr, 1)[0]
 
 
-def descend(p: Tree, grads: Tree, lr: Sequence[float]) -> Tree:
-    """Return ``p - lr grads`` with a rate per client; leaves without gradient stay."""
-    return p | SGD().step(p, grads, {}, lr, 1)[0]
-
-
-def optimise(ctx: Context, slots: State, slot: str, grads: Tree, step: Step) -> State:
+def optimise(
+    ctx: Context, slots: State, slot: str, grads: Tree, step: Step, key: str = ""
+) -> State:
     """Return slot ``slot`` after a step of the run's optimiser, and that optimiser's state.
 
-    The state lies in slots of its own, ``"<slot>/<name>"``: give back all of it from the body, so
-    that it is cut with the clients.
+    The state lies in slots of its own, ``"<slot>/<key><name>"``: give back all of it from the body,
+    so that it is cut with the clients.
+
+    Args:
+        key: tells apart the states of several optimisers on one slot.
     """
-    prefix = f"{slot}/"
+    prefix = f"{slot}/{key}"
     state = {s.removeprefix(prefix): t for s, t in slots.items() if s.startswith(prefix)}
     rule = ctx.optim.build()
-    new, state = rule.step(slots[slot], grads, state, rates(ctx, step), step.index)
+    with torch.no_grad():
+        new, state = rule.step(slots[slot], grads, state, rates(ctx, step), step.index)
     return {slot: slots[slot] | new} | {prefix + s: t for s, t in state.items()}
 
 
 def _cut(state: State, start: int, stop: int) -> State:
     return {slot: rows(tree, start, stop) for slot, tree in state.items()}
+
+
+def _rows(state: State, order: Tensor) -> State:
+    return {s: {n: v[order.to(v.device)] for n, v in t.items()} for s, t in state.items()}

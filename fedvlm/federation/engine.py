@@ -5,10 +5,12 @@ What a trainer hands back is checked before anybody uses it: keys, shapes, types
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from fedvlm.core.errors import FedvlmError
@@ -17,12 +19,12 @@ from fedvlm.core.trees import (
     Tree,
     first_non_finite,
     matching,
+    pick,
     stack,
     stack_states,
-    unstack,
     unstack_states,
 )
-from fedvlm.federation.aggregate import Update
+from fedvlm.federation.aggregate import Updates, join
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.trainer import Trainer
 
@@ -31,12 +33,17 @@ MakeContext = Callable[[Sequence[int]], Context]
 
 @dataclass
 class RoundWork:
-    """What an engine hands back: new client states, updates by ascending id, dropped clients."""
+    """What an engine hands back: new client states, updates by chunk, dropped clients."""
 
     states: dict[int, State] = field(default_factory=dict)
-    updates: list[Update] = field(default_factory=list)
+    parts: list[Updates] = field(default_factory=list)
     dropped: dict[int, str] = field(default_factory=dict)
-    counters: dict[str, int] = field(default_factory=dict)
+    counters: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def updates(self) -> Updates | None:
+        """All updates by ascending id; None where every client was dropped."""
+        return join(self.parts) if self.parts else None
 
 
 class Engine(Protocol):
@@ -48,9 +55,10 @@ class Engine(Protocol):
         ...
 
     def run(
-        self, trainer: Trainer, make: MakeContext, server: State, states: dict[int, State]
+        self, trainer: Trainer, make: MakeContext, downloads: Mapping[int, Tree],
+        states: Mapping[int, State],
     ) -> RoundWork:
-        """Train every client in ``states`` and return its new state and update."""
+        """Train every client in ``states`` on its download; return new states and updates."""
         ...
 
 
@@ -61,26 +69,23 @@ class LocalEngine:
     chunk: int = 8
 
     def run(
-        self, trainer: Trainer, make: MakeContext, server: State, states: dict[int, State]
+        self, trainer: Trainer, make: MakeContext, downloads: Mapping[int, Tree],
+        states: Mapping[int, State],
     ) -> RoundWork:
         """See ``Engine.run``.
 
         Raises:
-            FedvlmError: a trainer changed the server's tensors or uploads what it may not.
+            FedvlmError: a trainer uploads what it may not.
         """
         work = RoundWork()
-        versions = _versions(server)
         for clients in self._chunks(make(sorted(states)), 1 if not trainer.batched else self.chunk):
             ctx = make(clients)
-            down = stack([trainer.down(server, c) for c in clients])
+            received = stack([downloads[c] for c in clients])
             state = stack_states([states[c] for c in clients])
-            new, upload = _check_work(trainer.name, ctx, _local(trainer, ctx, state, down), down)
-            for name, n in ctx.counters.items():
-                work.counters[name] = work.counters.get(name, 0) + n
-            self._collect(work, ctx, unstack_states(new, ctx.k), upload)
-        if _versions(server) != versions:
-            raise FedvlmError(f"trainer {trainer.name} changed server tensors during client work")
-        work.updates.sort(key=lambda u: u.client)
+            out = _client_update(trainer, ctx, state, received)
+            new, upload = _check_work(trainer.name, ctx, out, received)
+            work.counters.update(ctx.counters)
+            _collect(work, ctx, new, upload, received)
         return work
 
     @staticmethod
@@ -92,25 +97,40 @@ class LocalEngine:
         ]
         return [order[i : i + size] for i in range(0, len(order), size)]
 
-    @staticmethod
-    def _collect(work: RoundWork, ctx: Context, states: list[State], upload: Upload) -> None:
-        params, extras = unstack(upload.params, ctx.k), unstack(upload.extras, ctx.k)
-        for k, client in enumerate(ctx.clients):
-            _check_finite(ctx, k, states[k], params[k] | extras[k])
-            if client in ctx.failed:  # its old state is kept
-                work.dropped[client] = ctx.failed[client]
-                continue
-            metrics = {name: float(v[k]) for name, v in ctx.logs.items()}
-            work.states[client] = states[k]
-            work.updates.append(
-                Update(client, params[k], float(upload.weight[k]), extras[k], metrics)
-            )
+
+def _collect(
+    work: RoundWork, ctx: Context, state: State, upload: Upload, received: Tree
+) -> None:
+    """Add a chunk's states and updates to ``work``, without the clients that the policy drops."""
+    states = unstack_states(state, ctx.k)
+    stay = []
+    for k, client in enumerate(ctx.clients):
+        message = {n: v[k] for n, v in (upload.params | upload.extras).items()}
+        _check_finite(ctx, k, states[k], message)
+        if client in ctx.failed:  # its old state is kept
+            work.dropped[client] = ctx.failed[client]
+            continue
+        work.states[client] = states[k]
+        stay.append(k)
+    if not stay:
+        return
+    at = torch.tensor(stay, dtype=torch.int64)
+
+    def rows(tree: Tree) -> Tree:
+        return {n: v.detach()[at.to(v.device)] for n, v in tree.items()}
+
+    metrics = {n: v.detach().cpu().double() for n, v in ctx.logs.items()}
+    work.parts.append(Updates(
+        tuple(ctx.clients[k] for k in stay), rows(upload.params),
+        upload.weight.detach().cpu().double()[at], rows(upload.extras), rows(metrics),
+        rows(pick(received, upload.params)),
+    ))
 
 
-def _local(trainer: Trainer, ctx: Context, state: State, down: Tree) -> object:
+def _client_update(trainer: Trainer, ctx: Context, state: State, received: Tree) -> object:
     """Call the method; what it raises is told with the clients it was working on."""
     try:
-        return trainer.local(ctx, state, down)
+        return trainer.client_update(ctx, state, received)
     except FedvlmError:
         raise
     except Exception as error:
@@ -120,15 +140,8 @@ def _local(trainer: Trainer, ctx: Context, state: State, down: Tree) -> object:
         ) from error
 
 
-def _versions(state: State) -> dict[str, int]:
-    """Return the in-place version counter of every tensor; it moves when a tensor is written."""
-    return {
-        f"{slot}/{name}": v._version for slot, tree in state.items() for name, v in tree.items()
-    }
-
-
-def _check_work(name: str, ctx: Context, out: Any, down: Tree) -> tuple[State, Upload]:
-    """Return what ``local`` of trainer ``name`` returned, if it keeps the contract.
+def _check_work(name: str, ctx: Context, out: Any, received: Tree) -> tuple[State, Upload]:
+    """Return what ``client_update`` returned, if it keeps the contract.
 
     Raises:
         FedvlmError: not (state, Upload), keys outside the shared group and the declared extras,
@@ -137,22 +150,24 @@ def _check_work(name: str, ctx: Context, out: Any, down: Tree) -> tuple[State, U
     """
     where = f"trainer {name}, round {ctx.round}, {_who(ctx)}"
     if not (isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], Upload)):
-        raise FedvlmError(f"{where}: local returned {type(out).__name__}, not (state, ctx.upload)")
+        raise FedvlmError(
+            f"{where}: client_update returned {type(out).__name__}, not (state, ctx.upload)"
+        )
     state, upload = out
     _check_keys(where, ctx, upload)
     _check_axis(where, ctx, state)
     for tensor, value in upload.params.items():
-        if tensor not in down:
+        if tensor not in received:
             raise FedvlmError(f"{where}: the download lacks '{tensor}' of the shared group")
-        if value.shape != down[tensor].shape:
+        if value.shape != received[tensor].shape:
             raise FedvlmError(
                 f"{where}: upload '{tensor}' has shape {list(value.shape)}, "
-                f"the download had {list(down[tensor].shape)}"
+                f"the download had {list(received[tensor].shape)}"
             )
-        if value.dtype != down[tensor].dtype:
+        if value.dtype != received[tensor].dtype:
             raise FedvlmError(
                 f"{where}: upload '{tensor}' is {value.dtype}, the download was "
-                f"{down[tensor].dtype}"
+                f"{received[tensor].dtype}"
             )
     _check_weight(where, ctx, upload.weight)
     return state, upload
@@ -162,12 +177,18 @@ def _check_keys(where: str, ctx: Context, upload: Upload) -> None:
     stray = set(upload.params) - set(ctx.groups.shared)
     stray |= set(upload.extras) - set(matching(upload.extras, ctx.extras))
     missing = set(ctx.groups.shared) - set(upload.params)
+    told = set(ctx.logs) - set(matching(ctx.logs, ctx.metrics))
     if stray:
         raise FedvlmError(
             f"{where}: uploads {sorted(stray)} outside the shared group and the declared extras"
         )
     if missing:
         raise FedvlmError(f"{where}: does not upload {sorted(missing)} of the shared group")
+    if told:
+        raise FedvlmError(
+            f"{where}: sends the numbers {sorted(told)} along, which its `metrics` do not declare: "
+            "add a pattern there if the server may know them, or record them with log=None"
+        )
 
 
 def _check_axis(where: str, ctx: Context, state: State) -> None:

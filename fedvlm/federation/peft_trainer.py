@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+from yacs.config import CfgNode
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.core.trees import State, Tree
-from fedvlm.federation.aggregate import Update, checked, weighted_mean
-from fedvlm.federation.context import Context
+from fedvlm.core.trees import Tree
+from fedvlm.federation.aggregate import Updates, checked
 from fedvlm.federation.groups import Rule
+from fedvlm.federation.server import ServerContext
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.adapt import peft
 from fedvlm.models.adapt.average import average_peft
 from fedvlm.models.towers.adapters import FACTOR_A, is_factor
+from fedvlm.models.vlmodel import VLModel
 
 WAYS_OUT = {
     peft.BODY: "PEFT.VISUAL feature, lora or adapter (--peft prompt+lora)",
@@ -38,7 +40,7 @@ class PeftTrainer(Trainer):
     needs: ClassVar[tuple[str, ...]] = ()
     same_basis: ClassVar[bool] = False
 
-    def __init__(self, cfg: Any) -> None:
+    def __init__(self, cfg: CfgNode) -> None:
         """Read what is trained."""
         super().__init__(cfg)
         self.spec = peft.PeftSpec.of(cfg)
@@ -48,7 +50,7 @@ class PeftTrainer(Trainer):
         """Whether unseen classes stay defined: not with a linear head."""
         return self.spec.head == "text"
 
-    def trainables(self, model: Any, generator: torch.Generator) -> Tree:
+    def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return what ``PEFT`` asks for.
 
         Raises:
@@ -81,30 +83,26 @@ class PeftTrainer(Trainer):
             for name in names
         ]
 
-    def token_block(self, model: Any) -> int | None:
-        """Return the first changed block of the image tower; None: image features suffice."""
-        return peft.first_block(self.spec, model)
+    def streams(self, model: VLModel) -> tuple[str, ...]:
+        """Return image features, or what enters the first changed block of the image tower."""
+        block = peft.first_block(self.spec, model)
+        return ("features",) if block is None else (f"tokens.{block}",)
 
-    def mean(self, updates: Sequence[Update]) -> Tree:
+    def combine(self, ctx: ServerContext, updates: Updates) -> Tree:
         """Return the weighted mean of the uploads; LoRA by ``PEFT.LORA_AVG``.
 
         Raises:
             DivergedError: the aggregate is not finite.
         """
         if self.spec.average != "product_svd":
-            return weighted_mean(updates)
-        ordered = sorted(updates, key=lambda u: u.client)
-        weights = [u.weight for u in ordered]
-        return checked(average_peft([u.params for u in ordered], weights, "product_svd"))
+            return super().combine(ctx, updates)
+        each = [{n: v[k] for n, v in updates.params.items()} for k in range(len(updates))]
+        return checked(average_peft(each, updates.weight.tolist(), "product_svd"))
 
-    def server(self, ctx: Context, server: State, updates: Sequence[Update]) -> State:
-        """Return the server's state after a round."""
-        return server | {"w": self.mean(updates)}
-
-    def text_features(self, model: Any, p: Tree) -> Tensor:
+    def text_features(self, model: VLModel, params: Tree) -> Tensor:
         """See ``peft.text_features``."""
-        return peft.text_features(self.spec, model, p)
+        return peft.text_features(self.spec, model, params)
 
-    def image_features(self, model: Any, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
+    def image_features(self, model: VLModel, params: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """See ``peft.image_features``."""
-        return peft.image_features(self.spec, model, p, x)
+        return peft.image_features(self.spec, model, params, x)

@@ -15,15 +15,17 @@ from typing import Any
 import torch
 
 from fedvlm.core import rng
-from fedvlm.core.errors import DivergedError, FedvlmError
-from fedvlm.core.trees import State, Tree, cast, expand, nbytes, stack, stack_states
-from fedvlm.federation.aggregate import Update
+from fedvlm.core.errors import ConfigError, DivergedError, FedvlmError
+from fedvlm.core.trees import State, Tree, cast, expand, matching, nbytes, stack, stack_states
+from fedvlm.federation.aggregate import Updates
 from fedvlm.federation.batches import Batcher, step_slices
-from fedvlm.federation.context import Context
+from fedvlm.federation.context import OWN, Context
 from fedvlm.federation.engine import Engine, LocalEngine
 from fedvlm.federation.groups import Finetune, resolve
 from fedvlm.federation.optim import OptimSpec, Schedule
+from fedvlm.federation.server import Held, Proxy, ServerContext
 from fedvlm.federation.trainer import Trainer
+from fedvlm.models.vlmodel import VLModel
 
 COUNTERS = {"steps": "gradients", "samples": "gradient_samples"}  # FED.BUDGET -> counter
 Models = Iterator[tuple[Sequence[int], Tree]]  # (clients, their models [K, ...]), chunk by chunk
@@ -31,11 +33,18 @@ Models = Iterator[tuple[Sequence[int], Tree]]  # (clients, their models [K, ...]
 
 @dataclass
 class FedState:
-    """All there is to save: everything else is a function of config and seeds."""
+    """All there is to save: everything else is a function of config and seeds.
+
+    Attributes:
+        server: the server's slots.
+        clients: every client's slots.
+        held: what the server keeps for each client, where a method does (``ServerContext.held``).
+    """
 
     round: int
     server: State
     clients: dict[int, State]
+    held: dict[int, State] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -55,10 +64,9 @@ class RoundFinished:
         personal: clients -> their personal models, each client once.
         before_finetuning: the same models as they were before the final fine-tuning.
         shared: returns the global model ``[1, ...]``: what a new client would start from.
-        download: (server's state, client) -> what that client receives.
         finetuning: what the final fine-tuning behind ``personal`` cost (see
             ``Federation.finetuning_cost``); empty where there is none.
-        updates: what the clients sent (empty in round 0).
+        updates: what the clients sent (None in round 0).
         dropped: clients left out by the non-finite policy, with the reason.
         bytes_up, bytes_down: per client and tensor.
         counters: steps, samples and tower forwards of this round.
@@ -72,9 +80,8 @@ class RoundFinished:
     personal: Callable[[Sequence[int]], Models]
     before_finetuning: Callable[[Sequence[int]], Models]
     shared: Callable[[], Tree]
-    download: Callable[[State, int], Tree]
     finetuning: Mapping[str, float] = field(default_factory=dict)
-    updates: Sequence[Update] = ()
+    updates: Updates | None = None
     dropped: dict[int, str] = field(default_factory=dict)
     bytes_up: dict[int, dict[str, int]] = field(default_factory=dict)
     bytes_down: dict[int, dict[str, int]] = field(default_factory=dict)
@@ -151,6 +158,7 @@ class Plan:
         first_round_all: every client works in round 1, whatever ``frac``.
         nonfinite: ``abort`` or ``drop``.
         seed: model seed (initialisation, shuffles, client sampling).
+        weighting: ``FED.WEIGHTING``: ``samples``, ``uniform``; ``auto``: as the method has it.
         schedule: learning rates (default: constant); its clock is the epoch of the whole run,
             or starts again each round with ``clock_per_round``.
     """
@@ -165,6 +173,7 @@ class Plan:
     optim: OptimSpec = field(default_factory=OptimSpec)
     schedule: Schedule | None = None
     clock_per_round: bool = False
+    weighting: str = "auto"
 
     def sample(self, round_: int) -> list[int]:
         """Return the clients of a round, ascending: max(int(frac K), 1), without replacement."""
@@ -186,14 +195,16 @@ class Federation:
         engine: where clients run.
         subscribers: called with every event, in order.
         budget: what ends the run before ``plan.rounds`` (default: nothing).
+        proxy: the server's own images, for methods that train there.
     """
 
     def __init__(
-        self, trainer: Trainer, model: Any, batcher: Batcher, plan: Plan, *,
+        self, trainer: Trainer, model: VLModel, batcher: Batcher, plan: Plan, *,
         engine: Engine | None = None, subscribers: Sequence[Subscriber] = (),
-        budget: Budget | None = None,
+        budget: Budget | None = None, proxy: Proxy | None = None,
     ) -> None:
         self.trainer, self.model, self.batcher, self.plan = trainer, model, batcher, plan
+        self.proxy, self.roster = proxy, batcher.roster()
         self.engine, self.budget = engine or LocalEngine(), budget or Budget()
         self.subscribers = list(subscribers)
         start = trainer.trainables(model, rng.stream(plan.seed, "init"))
@@ -201,6 +212,13 @@ class Federation:
         self.groups = resolve(self.p0, trainer.rules(list(self.p0)), f"trainer {trainer.name}")
         finetune: Finetune = trainer.own_finetune().configured(trainer.root)
         self.finetuning = finetune.resolved(self.groups, trainer.name)
+        self.weighting = trainer.weighting if plan.weighting == "auto" else plan.weighting
+        if trainer.weighting == OWN and self.weighting != OWN:
+            raise ConfigError(
+                f"FED.WEIGHTING {plan.weighting}: {trainer.name} weighs clients by a measure of "
+                "its own; set FED.WEIGHTING auto"
+            )
+        trainer.seal()
 
     def context(self, clients: Sequence[int], round_: int = 0) -> Context:
         """Return the context of a chunk of clients in a round."""
@@ -208,8 +226,40 @@ class Federation:
         return Context(
             self.model, self.groups, self.batcher, list(clients), round_, plan.seed, plan.epochs,
             plan.optim, plan.schedule or Schedule(plan.optim.lr),
-            self.trainer.extras, plan.nonfinite, plan.clock_per_round,
+            self.trainer.extras_up, self.trainer.metrics, self.weighting, plan.nonfinite,
+            plan.clock_per_round,
         )
+
+    def server_context(self, round_: int, held: Held) -> ServerContext:
+        """Return what the method's server side may use in a round."""
+        plan = self.plan
+        return ServerContext(
+            self.model, self.groups, self.p0, round_, plan.rounds, plan.seed, plan.epochs,
+            plan.optim, self.roster, held, self.proxy,
+        )
+
+    def downloads(
+        self, state: FedState, round_: int, clients: Sequence[int]
+    ) -> dict[int, Tree]:
+        """Return what each of ``clients`` receives.
+
+        Raises:
+            FedvlmError: a tensor that is neither shared nor declared, or no such client.
+        """
+        ctx = self.server_context(round_, Held(state.held))
+        out = {}
+        for client in clients:
+            if not 0 <= client < self.plan.clients:
+                raise FedvlmError(f"there is no client {client} of {self.plan.clients}")
+            out[client] = self.trainer.download(ctx, state.server, client)
+            names = [n for n in out[client] if n not in self.groups.shared]
+            stray = set(names) - set(matching(names, self.trainer.extras_down))
+            if stray:
+                raise FedvlmError(
+                    f"trainer {self.trainer.name}: client {client} would receive {sorted(stray)}, "
+                    "outside the shared group and the declared `extras_down`"
+                )
+        return out
 
     @property
     def last_round(self) -> int:
@@ -218,9 +268,13 @@ class Federation:
 
     def start(self) -> FedState:
         """Return the untrained state (round 0)."""
-        ctx = self.context([])
-        clients = {c: self.trainer.init(ctx, self.p0) for c in range(self.plan.clients)}
-        return FedState(0, self.trainer.init_server(ctx, self.p0), clients)
+        held = Held()
+        server = self.trainer.init_server(self.server_context(0, held), self.p0)
+        clients = {
+            c: self.trainer.init_client(self.context([c]), self.p0)
+            for c in range(self.plan.clients)
+        }
+        return FedState(0, server, clients, held.states)
 
     def run(self, state: FedState | None = None, until: int | None = None) -> FedState:
         """Run rounds until ``until`` (default: all) from ``state`` (default: the start).
@@ -248,27 +302,34 @@ class Federation:
         """Run one round and return the state after it; ``state`` itself is left as it was."""
         chosen = self.plan.sample(round_)
         self._tell(RoundStarted(round_, self.plan.rounds, chosen))
-        began, towers = time.perf_counter(), dict(getattr(self.model, "counters", {}))
-        down = {c: nbytes(self.trainer.down(state.server, c)) for c in chosen}
+        began, towers = time.perf_counter(), dict(self.model.counters)
+        downloads = self.downloads(state, round_, chosen)
+        versions = _versions(state.server)
         work = self.engine.run(
-            self.trainer, lambda ids: self.context(ids, round_), state.server,
+            self.trainer, lambda ids: self.context(ids, round_), downloads,
             {c: state.clients[c] for c in chosen},
         )
-        if not work.updates:
+        if _versions(state.server) != versions:
+            raise FedvlmError(
+                f"trainer {self.trainer.name} changed server tensors during client work"
+            )
+        updates = work.updates
+        if updates is None:
             raise DivergedError(
                 f"round {round_}: every client was dropped ({'; '.join(work.dropped.values())})"
             )
-        self.trainer.report = {}
-        server = self.trainer.server(self.context([], round_), state.server, work.updates)
-        after = FedState(round_, server, state.clients | work.states)
-        spent = {n: v - towers.get(n, 0) for n, v in getattr(self.model, "counters", {}).items()}
+        ctx = self.server_context(round_, Held(state.held))
+        server = self.trainer.aggregate(ctx, state.server, updates)
+        after = FedState(round_, server, state.clients | work.states, ctx.held.states)
+        spent = {n: v - towers.get(n, 0) for n, v in self.model.counters.items()}
         self.budget.record(round_, work.counters)
         self._tell(
             self._finished(
-                after, self.last_round, updates=work.updates, dropped=work.dropped,
-                bytes_up={u.client: nbytes(u.params | u.extras) for u in work.updates},
-                bytes_down=down, counters=work.counters | spent,
-                seconds=time.perf_counter() - began, report=dict(self.trainer.report),
+                after, self.last_round, updates=updates, dropped=work.dropped,
+                bytes_up=updates.bytes(),
+                bytes_down={c: nbytes(tree) for c, tree in downloads.items()},
+                counters={n: work.counters[n] + spent.get(n, 0) for n in [*work.counters, *spent]},
+                seconds=time.perf_counter() - began, report=dict(ctx.report),
             )
         )
         return after
@@ -304,26 +365,27 @@ class Federation:
         for i in range(0, len(order), size):
             ids = order[i : i + size]
             ctx = self.context(ids, state.round)
-            down = stack([self.trainer.down(state.server, c) for c in ids])
-            own = stack_states([state.clients[c] for c in ids])
+            given = self.downloads(state, state.round, ids)
+            received = stack([given[c] for c in ids])
+            rows = stack_states([state.clients[c] for c in ids])
             if tune:
-                yield ids, self.trainer.finetune(ctx, own, down, self.finetuning)
+                yield ids, self.trainer.finetune(ctx, rows, received, self.finetuning)
             else:
-                yield ids, self.trainer.personal(ctx, own, down)
+                yield ids, self.trainer.personalize(ctx, rows, received)
 
     def shared(self, state: FedState) -> Tree:
         """Return the global model ``[1, ...]``: initial personal tensors, aggregated shared ones.
 
         That is what a client that was never trained would hold; no personal tensor enters it.
         """
-        return expand(self.p0 | self.trainer.down(state.server, -1), 1)
+        return expand(self.p0 | self.trainer.shared(state.server), 1)
 
     def _finished(self, state: FedState, total: int, **work: Any) -> RoundFinished:
         """Return the event of a round: ``work`` is what was done in it."""
         return RoundFinished(
             state.round, total, state, partial(self.personal, state),
             partial(self.personal, state, finetune=False), partial(self.shared, state),
-            self.trainer.down, self.finetuning_cost() if self.finetunes(state) else {}, **work,
+            self.finetuning_cost() if self.finetunes(state) else {}, **work,
         )
 
     def _frozen(self) -> str:
@@ -333,3 +395,10 @@ class Federation:
     def _tell(self, event: RoundStarted | RoundFinished) -> None:
         for subscriber in self.subscribers:
             subscriber(event)
+
+
+def _versions(state: State) -> dict[str, int]:
+    """Return the in-place version counter of every tensor; it moves when a tensor is written."""
+    return {
+        f"{slot}/{name}": v._version for slot, tree in state.items() for name, v in tree.items()
+    }

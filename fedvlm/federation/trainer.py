@@ -1,57 +1,136 @@
 """The base of every method: FedAvg over whatever the groups share.
 
 A method overrides what differs. It is straight-line logic over plain data: trees with a leading
-client axis inside (``[K, ...]``), no client axis in ``init``, ``down`` and ``server``.
+client axis on the client's side (``[K, ...]``), no client axis in ``init_client``, ``download`` and
+the server's state. Everything that the driver reads is declared here.
 """
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from yacs.config import CfgNode
 
 from fedvlm.config.option import Option
-from fedvlm.core.errors import ConfigError
+from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.registry import Registry
 from fedvlm.core.trees import State, Tree
-from fedvlm.federation.aggregate import Update, weighted_mean
+from fedvlm.federation.aggregate import Updates, weighted_mean
 from fedvlm.federation.batches import Batch
-from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.groups import TAG, Finetune, Rule
+from fedvlm.federation.context import SAMPLES, Context, Upload
+from fedvlm.federation.groups import SHARED, TAG, Finetune, Rule
+from fedvlm.federation.server import ServerContext
+from fedvlm.models.vlmodel import VLModel
 
 Predictor = Callable[[Mapping[str, Tensor]], Tensor]
+RENAMED = {  # a hook's name before -> now
+    "local": "client_update", "down": "download", "server": "aggregate",
+    "personal": "personalize", "init": "init_client", "extras": "extras_up",
+    "token_block": "streams",
+}
+BINDING = ("G1", "G3", "G9")  # privacy and order: no method may exempt itself
 
 
 class Trainer:
     """FedAvg (McMahan et al. 2017) over the shared group; personal tensors stay with the client.
 
     Attributes:
-        groups: rules that give every trainable tensor its group.
+        name: key of the config node ``TRAINER.<NAME>``, the registry and the run's folder.
+        title: shown beside numbers; empty: the name.
         options: what the method adds to the config as ``TRAINER.<NAME>.*``.
-        batched: False makes the engine call ``local`` client by client (K = 1).
-        extras: full-match patterns of what an upload may carry beside the shared group.
-        exempt: invariants of ``fedvlm.check.invariants`` that do not hold, with the reason.
+        groups: rules that give every trainable tensor its group; None: all are shared.
+        extras_up: full-match patterns of what an upload may carry beside the shared group.
+        extras_down: of what a download may carry beside it.
+        metrics: of the numbers per client that travel with an upload.
+        batched: False makes the engine call ``client_update`` client by client (K = 1).
+        weighting: ``samples``, ``uniform``, or ``own`` where ``client_update`` gives a weight.
+        open_vocabulary: unseen classes stay defined.
+        extra_data: what is used beside the clients' training images, in words for results.
+        exempt: invariants of ``fedvlm check`` that do not hold, with the reason; not those of
+            privacy and order.
     """
 
     name: ClassVar[str] = ""
-    groups: ClassVar[Sequence[Rule]] = ((r".*", "shared"),)
-    options: ClassVar[dict[str, Option]] = {}
-    batched: ClassVar[bool] = True
-    extras: ClassVar[tuple[str, ...]] = ()
-    exempt: ClassVar[dict[str, str]] = {}
+    options: ClassVar[Mapping[str, Option]] = {}
+    groups: Sequence[Rule] | None = None
+    extras_up: Sequence[str] = ()
+    extras_down: Sequence[str] = ()
+    metrics: Sequence[str] = (r"(.+/)?loss",)
+    batched: bool = True
+    exempt: ClassVar[Mapping[str, str]] = {}
 
-    def __init__(self, cfg: Any) -> None:
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse names and signatures that the contract does not have.
+
+        Raises:
+            ConfigError: hooks under their old names, or an invariant that cannot be exempted.
+        """
+        super().__init_subclass__(**options)
+        old = [n for n in RENAMED if n in vars(cls)]
+        download = vars(cls).get("download")
+        if old:
+            raise ConfigError(
+                f"trainer {cls.__name__} defines {_listed(old)}, now called "
+                f"{_listed(RENAMED[n] for n in old)} (see CONTRIBUTING.md)"
+            )
+        if download is not None and len(inspect.signature(download).parameters) != 4:
+            raise ConfigError(
+                f"trainer {cls.__name__}: download takes (self, ctx, server, client)"
+            )
+        bound = [n for n in BINDING if n in cls.exempt]
+        if bound:
+            raise ConfigError(
+                f"trainer {cls.__name__} exempts itself from {_listed(bound)}: privacy and the "
+                "order of clients hold for every method"
+            )
+
+    def __init__(self, cfg: CfgNode) -> None:
         """Keep the config; ``self.cfg`` is the method's own node, ``self.root`` the whole tree."""
         self.root = cfg
         self.cfg: Any = cfg.TRAINER.get(self.name.upper()) if self.name else None
-        self.report: dict[str, Any] = {}  # what the last aggregation has to tell the log
+
+    def seal(self) -> None:
+        """Let nothing be kept on this object from now on; the driver calls it before round 0."""
+        self.__dict__["_sealed"] = True
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute, while the trainer is being built.
+
+        Raises:
+            FedvlmError: during a run.
+        """
+        if self.__dict__.get("_sealed"):
+            raise FedvlmError(
+                f"trainer {self.name or type(self).__name__} sets self.{name} during the run: it "
+                "would be neither saved nor resumed; a slot of the client's or the server's state "
+                "is the place for it"
+            )
+        super().__setattr__(name, value)
+
+    @property
+    def title(self) -> str:
+        """What the method is called beside numbers; a subclass may set a plain attribute."""
+        return self.name
+
+    @property
+    def weighting(self) -> str:
+        """How clients weigh; a subclass may set a plain class attribute of this name."""
+        return SAMPLES
+
+    @property
+    def open_vocabulary(self) -> bool:
+        """Whether unseen classes stay defined; a subclass may set a plain class attribute."""
+        return True
 
     @property
     def extra_data(self) -> str:
-        """What is used beside the clients' training images, in words for results; empty: nothing.
+        """What is used beside the clients' training images; empty: nothing.
 
         A subclass may set a plain class attribute of this name.
         """
@@ -59,6 +138,8 @@ class Trainer:
 
     def rules(self, names: Sequence[str]) -> Sequence[Rule]:
         """Return the group rules for the tensors called ``names``; by default ``groups``."""
+        if self.groups is None:
+            return [(re.escape(name), SHARED) for name in names]
         return self.groups
 
     def require(self, holds: bool, sentence: str) -> None:
@@ -71,49 +152,55 @@ class Trainer:
             raise ConfigError(sentence)
 
     # ---- model ----------------------------------------------------------------------------
-    def trainables(self, model: Any, generator: torch.Generator) -> Tree:
+    def streams(self, model: VLModel) -> tuple[str, ...]:
+        """Return what a batch carries: ``features``, ``tokens.<block>`` or ``pixels``."""
+        return ("features",)
+
+    def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return the initial trainable tensors (no client axis), equal for all clients."""
         raise ConfigError(
             f"trainer {self.name or type(self).__name__} does not say what is trained: define "
             "trainables(self, model, generator)"
         )
 
-    def text_features(self, model: Any, p: Tree) -> Tensor:
+    def text_features(self, model: VLModel, params: Tree) -> Tensor:
         """Return the classifier: normalised text features ``[K, C, d]``."""
-        return model.text(p["text.ctx"])
+        return model.text(params["text.ctx"])
 
-    def image_features(self, model: Any, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
+    def image_features(self, model: VLModel, params: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return image features ``[K, B, d]``, not normalised."""
         return model.image(x)
 
-    def predictor(self, model: Any, p: Tree) -> Predictor:
+    def predictor(self, model: VLModel, params: Tree) -> Predictor:
         """Return ``x -> logits [K, B, C]`` with the text features computed once."""
-        text = self.text_features(model, p)
-        return lambda x: model.logits(self.image_features(model, p, x), text)
+        text = self.text_features(model, params)
+        return lambda x: model.logits(self.image_features(model, params, x), text)
 
-    def predict(self, model: Any, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
+    def predict(self, model: VLModel, params: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return logits ``[K, B, C]``."""
-        return self.predictor(model, p)(x)
+        return self.predictor(model, params)(x)
 
     def loss(
-        self, model: Any, p: Tree, b: Batch
+        self, model: VLModel, params: Tree, batch: Batch
     ) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
         """Return the mean cross-entropy of each client, ``[K]``."""
-        return cross_entropy(self.predict(model, p, b.x), b)
+        return cross_entropy(self.predict(model, params, batch.x), batch)
 
     # ---- client ---------------------------------------------------------------------------
-    def init(self, ctx: Context, p0: Tree) -> State:
-        """Return a new client's state."""
-        return {"w": p0}
+    def init_client(self, ctx: Context, start: Tree) -> State:
+        """Return the state of the new client ``ctx.clients[0]``, without client axis."""
+        return {"w": start}
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
-        """Do one round's work of K clients on download ``d``; return new states and the upload."""
-        w = ctx.fit(c["w"] | d, self.loss)
-        return c | {"w": w}, ctx.upload(w)
+    def client_update(
+        self, ctx: Context, state: State, received: Tree
+    ) -> tuple[State, Upload]:
+        """Do one round's work of K clients; return their new states and their upload."""
+        w = ctx.fit(state["w"] | received, self.loss).params
+        return state | {"w": w}, ctx.upload(w)
 
-    def personal(self, ctx: Context, c: State, d: Tree) -> Tree:
+    def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return the model that is evaluated for each client after aggregation."""
-        return c["w"] | d
+        return state["w"] | received
 
     def own_finetune(self) -> Finetune:
         """Return the final personalisation that belongs to the method; by default none.
@@ -122,36 +209,52 @@ class Trainer:
         """
         return Finetune()
 
-    def finetune(self, ctx: Context, c: State, d: Tree, how: Finetune) -> Tree:
-        """Return the models evaluated after the last round: ``personal``, trained on a copy.
+    def finetune(self, ctx: Context, state: State, received: Tree, how: Finetune) -> Tree:
+        """Return the models evaluated after the last round: ``personalize``, trained on a copy.
 
-        Called instead of ``personal`` if ``how.epochs`` is above 0. State and random streams of
+        Called instead of ``personalize`` if ``how.epochs`` is above 0. State and random streams of
         the run stay as they are.
         """
         return ctx.fit(
-            self.personal(ctx, c, d), self.loss, train=how.train, epochs=how.epochs,
-            lr=how.lr or ctx.optim.lr, tag=TAG,
-        )
+            self.personalize(ctx, state, received), self.loss, train=how.train,
+            epochs=how.epochs, lr=how.lr or ctx.optim.lr, tag=TAG,
+        ).params
 
     # ---- server ---------------------------------------------------------------------------
-    def init_server(self, ctx: Context, p0: Tree) -> State:
+    def init_server(self, ctx: ServerContext, start: Tree) -> State:
         """Return the server's state before round 1."""
-        return {"w": {n: p0[n] for n in ctx.groups.shared}}
+        return {"w": {n: start[n] for n in ctx.groups.shared}}
 
-    def down(self, server: State, client: int) -> Tree:
-        """Return what client ``client`` receives: shared tensors only."""
+    def download(self, ctx: ServerContext, server: State, client: int) -> Tree:
+        """Return what a client receives: shared tensors, and what ``extras_down`` declares."""
         return server["w"]
 
-    def server(self, ctx: Context, server: State, updates: Sequence[Update]) -> State:
+    def shared(self, server: State) -> Tree:
+        """Return the shared tensors of the global model: the server's, never a client's."""
+        return server["w"]
+
+    def combine(self, ctx: ServerContext, updates: Updates) -> Tree:
+        """Return the aggregate of the uploads: their weighted mean.
+
+        Raises:
+            DivergedError: it is not finite.
+        """
+        return weighted_mean(updates)
+
+    def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
         """Return the server's state after a round."""
-        return server | {"w": weighted_mean(updates)}
+        return server | {"w": self.combine(ctx, updates)}
 
 
 TRAINER_REGISTRY: Registry[type[Trainer]] = Registry("trainer")
 
 
-def cross_entropy(logits: Tensor, b: Batch) -> Tensor:
+def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     """Return the mean cross-entropy per client ``[K]`` of ``logits [K, B, C]``; padding is out."""
     k, n, c = logits.shape
-    each = F.cross_entropy(logits.reshape(k * n, c), b.y.reshape(-1), reduction="none")
-    return (each.reshape(k, n) * b.w).sum(1) / b.w.sum(1)
+    each = F.cross_entropy(logits.reshape(k * n, c), batch.y.reshape(-1), reduction="none")
+    return (each.reshape(k, n) * batch.w).sum(1) / batch.w.sum(1)
+
+
+def _listed(names: Any) -> str:
+    return " and ".join(f"'{name}'" for name in names)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +17,10 @@ from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.core.trees import Tree, expand, stack
-from fedvlm.federation.batches import SampleSource
 from fedvlm.federation.optim import Adam, Schedule
+from fedvlm.federation.server import Proxy
 from fedvlm.models.adapt.attack import PGD, PixelSpace
+from fedvlm.models.vlmodel import VLModel
 
 Predict = Callable[[Tree, Tensor], Tensor]  # leaves [K, ...], images [K, B, ...] -> [K, B, C]
 OWN, SHARED_ADV = "own", "shared"
@@ -30,8 +30,8 @@ KL, VAL_ACC, NO_GATE = "kl", "val_acc", "none"
 
 
 @dataclass(frozen=True)
-class Proxy:
-    """The server's images.
+class ProxyImages:
+    """The server's images as attacks want them.
 
     Attributes:
         images: ``positions [n] -> [n, 3, H, W]`` in [0, 1].
@@ -42,14 +42,13 @@ class Proxy:
     labels: Tensor
 
 
-def image_proxy(source: SampleSource, index: Tensor, space: PixelSpace, model: Any) -> Proxy:
-    """Return samples ``index`` of a source of normalised pixels, on the model's device."""
+def image_proxy(proxy: Proxy, space: PixelSpace, model: VLModel) -> ProxyImages:
+    """Return the server's normalised pixels as pixels in [0, 1] on the model's device."""
 
     def images(positions: Tensor) -> Tensor:
-        normalised = source.fetch(index[positions], 0)["pixels"]
-        return space.pixels(normalised.to(model.device, model.dtype))
+        return space.pixels(proxy.pixels(positions).to(model.device, model.dtype))
 
-    return Proxy(images, source.labels[index])
+    return ProxyImages(images, proxy.labels)
 
 
 @dataclass(frozen=True)
@@ -129,13 +128,13 @@ def ensemble(z: Tensor, kind: str = LOGITS) -> Tensor:
 
 
 def distil(
-    student: Tree, teachers: Sequence[Tree], predict: Predict, proxy: Proxy, how: Distillation,
+    student: Tree, teachers: Tree, predict: Predict, proxy: ProxyImages, how: Distillation,
     generator: torch.Generator,
 ) -> Distillate:
     """Return the student after ``how.steps``, or the start where the gate keeps it.
 
     Args:
-        student, teachers: leaves without client axis; all of the student's are trained.
+        student, teachers: leaves ``[K, ...]``; all of the student's leaves (no client axis) are trained.
         predict: the model.
         proxy: the server's images.
         generator: of held-out images, batches and attacks.
@@ -150,7 +149,7 @@ def distil(
     order = torch.cat([torch.randperm(len(learn), generator=generator) for _ in range(epochs)])
     batches = order[: how.steps * size].view(how.steps, size)
     used, where = torch.unique(batches, return_inverse=True)
-    start, team = expand(student, 1), stack(teachers)
+    start, team = expand(student, 1), teachers
     lessons, passes = _prepare(start, team, predict, proxy, learn[used], how, generator)
     aside = None
     if len(held):
@@ -187,7 +186,7 @@ def _divide(n: int, how: Distillation, generator: torch.Generator) -> tuple[Tens
 
 
 def _prepare(
-    start: Tree, team: Tree, predict: Predict, proxy: Proxy, positions: Tensor, how: Distillation,
+    start: Tree, team: Tree, predict: Predict, proxy: ProxyImages, positions: Tensor, how: Distillation,
     generator: torch.Generator,
 ) -> tuple[Lessons, int]:
     """Make attacks and ensemble answers for the images that will be used, in chunks."""

@@ -4,8 +4,8 @@
 sample has count 0 and a mean of zeros; nothing may be read into it.
 
 ``hda`` is the hierarchical directional alignment of HEART-PFL (``heart_thorki_fedas.md`` 1.2). Its
-prototypes are in ``batch.const["proto"]``: ``stage.<j> [K, C, width]`` and ``has [K, C]``, 1 where
-a class has one.
+prototypes are a tree ``proto``: ``stage.<j> [K, C, width]`` and ``has [K, C]``, 1 where a class has
+one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.core.trees import Tree, rows
+from fedvlm.core.trees import Tree
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context
 
@@ -40,29 +40,30 @@ class Prototypes:
 
 
 def class_means(
-    ctx: Context, features: Features, p: Tree, classes: int, width: int
+    ctx: Context, features: Features, params: Tree, classes: int, width: int
 ) -> Prototypes:
-    """Return the class means of ``features(p, x)`` over each client's training split.
+    """Return the class means of ``features(params, x)`` over each client's training split.
 
     Args:
         ctx: the chunk of clients.
-        features: ``(p, x) -> [K, B, width]``; several layers may come joined along the last axis.
-        p: leaves ``[K, ...]``, as they are (nothing is trained).
+        features: ``(params, x) -> [K, B, width]``; several layers may come joined along the last
+            axis.
+        params: leaves ``[K, ...]``, as they are (nothing is trained).
         classes, width: C and d.
     """
     total = torch.zeros(ctx.k, classes, width, dtype=torch.float64)  # on the CPU: mps has none
     count = torch.zeros(ctx.k, classes, dtype=torch.float64)
     with torch.no_grad():
-        for step in ctx.batcher.steps(ctx.clients, ctx.round, 1, 1, TAG):
-            batch = step.batches[0]
+        for batch in ctx.batches(TAG):
             member = membership(batch, classes).cpu().double()
-            z = features(rows(p, 0, step.active), batch.x).cpu().double()
-            total[: step.active] += member.mT @ z
-            count[: step.active] += member.sum(1)
-            ctx.counters["prototype_samples"] += step.samples
+            z = features(batch.cut(params), batch.x).cpu().double()
+            at = slice(len(z)) if batch.rows is None else batch.rows
+            total[at] += member.mT @ z
+            count[at] += member.sum(1)
+            ctx.counters["prototype_samples"] += int(batch.w.sum())
     mean = total / count.clamp_min(1)[..., None]
-    like = {"device": ctx.model.device, "dtype": ctx.model.dtype}
-    return Prototypes(mean.to(**like), count.to(**like))
+    device, dtype = ctx.model.device, ctx.model.dtype
+    return Prototypes(mean.to(device, dtype), count.to(device, dtype))
 
 
 def membership(batch: Batch, classes: int) -> Tensor:
@@ -92,22 +93,22 @@ def hda(
     return total / (len(features) * has.sum(1)).clamp_min(1)
 
 
-def targets(b: Batch) -> list[Tensor]:
+def targets(b: Batch, proto: Tree) -> list[Tensor]:
     """Return the cached prototype of each sample's class, per stage ``[K, B, width]``."""
-    return [of_labels(b.const["proto"][f"stage.{j}"], b.y) for j in range(STAGES)]
+    return [of_labels(proto[f"stage.{j}"], b.y) for j in range(STAGES)]
 
 
-def presence(b: Batch) -> Tensor:
+def presence(b: Batch, proto: Tree) -> Tensor:
     """Return ``has`` of ``hda``: not padding, and a class with a prototype."""
-    return of_labels(b.const["proto"]["has"], b.y) * b.w
+    return of_labels(proto["has"], b.y) * b.w
 
 
-def batch_targets(features: Sequence[Tensor], b: Batch) -> list[Tensor]:
+def batch_targets(features: Sequence[Tensor], b: Batch, proto: Tree) -> list[Tensor]:
     """Return ``targets`` with the gradient of the batch's own class means of ``features``."""
-    member = membership(b, b.const["proto"]["has"].shape[1])  # [K, B, C]
+    member = membership(b, proto["has"].shape[1])  # [K, B, C]
     count = member.sum(1).clamp_min(1)[..., None]
     out = []
-    for f, p in zip(features, targets(b), strict=True):
+    for f, p in zip(features, targets(b, proto), strict=True):
         mean = of_labels(member.mT @ f / count, b.y)
         out.append(p + (mean - mean.detach()))
     return out

@@ -1,0 +1,141 @@
+"""What the server sees: its clients by number, its own images, and a place per client.
+
+Whatever a server cannot name it cannot read: there is no way from here to a client's images, labels
+or features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedvlm.core import rng
+from fedvlm.core.trees import State, Tree
+from fedvlm.federation.groups import Groups
+from fedvlm.federation.optim import OptimSpec
+from fedvlm.models.vlmodel import VLModel
+
+
+@dataclass(frozen=True)
+class Roster:
+    """What may be known of the clients, by id.
+
+    Attributes:
+        train, val, test: numbers of samples, ``[N]``.
+        classes: training samples of each class, ``[N, C]``.
+    """
+
+    train: np.ndarray
+    val: np.ndarray
+    test: np.ndarray
+    classes: np.ndarray
+
+    def __len__(self) -> int:
+        """Return the number of clients."""
+        return len(self.train)
+
+
+class Proxy(Protocol):
+    """Images of the server's own.
+
+    Attributes:
+        source: where they come from, for results and tables.
+        labels: ``[P]`` int64; read only by methods that ask for labels.
+    """
+
+    source: str
+    labels: Tensor
+
+    def __len__(self) -> int:
+        """Return their number."""
+        ...
+
+    def pixels(self, positions: Tensor) -> Tensor:
+        """Return normalised pixels ``[n, 3, H, W]`` of the images at ``positions [n]``."""
+        ...
+
+
+class Held:
+    """What the server keeps for each client: its last model, whether it was served, ...
+
+    Written in ``aggregate``, read in ``download``; saved with the server's state.
+    """
+
+    def __init__(self, states: Mapping[int, State] | None = None) -> None:
+        self.states = dict(states or {})
+
+    def get(self, client: int) -> State:
+        """Return the slots of a client; none before the first ``put``."""
+        return self.states.get(client, {})
+
+    def put(self, client: int, state: State) -> None:
+        """Keep ``state`` (no client axis) for a client instead of what was there."""
+        self.states[client] = state
+
+
+@dataclass(frozen=True)
+class ServerContext:
+    """What a method's server side may use.
+
+    Attributes:
+        model: the frozen model.
+        groups: group of every trainable tensor.
+        start: the untrained tensors, no client axis.
+        round: 1-based; 0 before the first.
+        rounds: of the whole run.
+        seed: the model seed.
+        epochs: local epochs of a plain fit.
+        optim: what ``OPTIM`` says.
+        roster: sizes and class counts of all clients.
+        held: a place per client.
+        proxy: the server's own images; None where it has none.
+        report: what ``log`` collects.
+    """
+
+    model: VLModel
+    groups: Groups
+    start: Tree
+    round: int
+    rounds: int
+    seed: int
+    epochs: int
+    optim: OptimSpec
+    roster: Roster
+    held: Held
+    proxy: Proxy | None = None
+    report: dict[str, Any] = field(default_factory=dict)
+
+    def stream(self, purpose: str, client: int = -1) -> torch.Generator:
+        """Return a generator for ``purpose`` in this round (of one client, if given)."""
+        return rng.stream(self.seed, purpose, self.round, client)
+
+    def log(self, name: str, value: Any) -> None:
+        """Put a JSON value into this round's ``aggregation`` of ``metrics.jsonl``."""
+        self.report[name] = value
+
+
+def count_roster(
+    splits: Sequence[Any], labels: Tensor, num_classes: int | None = None
+) -> Roster:
+    """Return the roster of clients with ``splits`` (``train``, ``val``, ``test`` index arrays).
+
+    Args:
+        labels: ``[n]`` int64, of all samples.
+        num_classes: default: the largest label + 1.
+    """
+    values = labels.cpu().numpy()
+    width = int(values.max(initial=-1)) + 1 if num_classes is None else num_classes
+    sizes = {p: _lengths(getattr(s, p) for s in splits) for p in ("train", "val", "test")}
+    counts = np.zeros((len(splits), width), dtype=np.int64)
+    for row, split in zip(counts, splits, strict=True):
+        row += np.bincount(values[np.asarray(split.train, dtype=np.int64)], minlength=width)
+    return Roster(sizes["train"], sizes["val"], sizes["test"], counts)
+
+
+def _lengths(parts: Iterable[Any]) -> np.ndarray:
+    return np.array([len(part) for part in parts], dtype=np.int64)
