@@ -8,7 +8,7 @@ same twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, DivergedError
-from fedvlm.core.trees import Tree, expand, stack
+from fedvlm.core.trees import Tree, expand
 from fedvlm.federation.optim import Adam, Schedule
 from fedvlm.federation.server import Proxy
 from fedvlm.models.adapt.attack import PGD, PixelSpace
