@@ -53,8 +53,8 @@ class FedDyn(PeftTrainer):
 
     def init_server(self, ctx: ServerContext, start: Tree) -> State:
         """Return the start with a linear term of zero."""
-        start = super().init_server(ctx, start)
-        return start | {"h": map_leaves(torch.zeros_like, start["w"])}
+        server = super().init_server(ctx, start)
+        return server | {"h": map_leaves(torch.zeros_like, server["w"])}
 
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Train on the regularised loss, then renew the linear term."""

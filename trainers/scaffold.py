@@ -65,8 +65,8 @@ class SCAFFOLD(PeftTrainer):
             f"SCAFFOLD needs plain SGD (OPTIM.NAME is {spec.name}, OPTIM.MOMENTUM "
             f"{spec.momentum:g}): set OPTIM.NAME sgd and OPTIM.MOMENTUM 0",
         )
-        start = super().init_server(ctx, start)
-        return start | {"c": map_leaves(torch.zeros_like, start["w"])}
+        server = super().init_server(ctx, start)
+        return server | {"c": map_leaves(torch.zeros_like, server["w"])}
 
     def download(self, ctx: ServerContext, server: State, client: int) -> Tree:
         """Return the model and the server's control variate."""

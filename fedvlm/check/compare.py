@@ -65,6 +65,9 @@ def same_fed(ours: FedState, theirs: FedState, what: str, tolerance: float = 0.0
     same_state(ours.server, theirs.server, f"{what}: server", tolerance)
     for client, state in theirs.clients.items():
         same_state(ours.clients[client], state, f"{what}: client {client}", tolerance)
+    for client, state in theirs.held.items():
+        held = ours.held.get(client, {})
+        same_state(held, state, f"{what}: held for client {client}", tolerance)
 
 
 def moved(ours: State, theirs: State) -> bool:
@@ -84,7 +87,8 @@ def copied(state: State) -> State:
 def copied_fed(state: FedState) -> FedState:
     """Return a copy of a whole federation's state that shares no memory."""
     clients = {c: copied(s) for c, s in state.clients.items()}
-    return FedState(state.round, copied(state.server), clients)
+    held = {c: copied(s) for c, s in state.held.items()}
+    return FedState(state.round, copied(state.server), clients, held)
 
 
 def plain(value: Any) -> Any:

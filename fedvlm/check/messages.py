@@ -14,10 +14,11 @@ from fedvlm.check.compare import Broken, copied, copied_fed, demand, same_state,
 from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree, expand, matching
-from fedvlm.federation.context import Context
-from fedvlm.federation.engine import LocalEngine, RoundWork
+from fedvlm.federation.aggregate import Updates, join
+from fedvlm.federation.engine import LocalEngine, MakeContext, RoundWork
 from fedvlm.federation.groups import FROZEN, PERSONAL, SHARED, resolve
 from fedvlm.federation.rounds import Federation, FedState, RoundFinished
+from fedvlm.federation.server import Held
 from fedvlm.federation.trainer import Trainer
 
 CLOSE, EXACT = 1e-9, 1e-12
@@ -29,22 +30,50 @@ def g1_messages(world: World, trainer: Method) -> None:
     run = world.trajectory(trainer)
     allowed = set(run.fed.groups.shared)
     for event, before in zip(run.events, run.states[:-1], strict=True):
-        sent = {u.client: u.params | u.extras for u in event.updates}
-        got = {c: run.fed.trainer.down(before.server, c) for c in event.bytes_down}
-        for kind, trees, counted in (
-            ("upload", sent, event.bytes_up), ("download", got, event.bytes_down)
+        updates, method = sent_in(event), run.fed.trainer
+        got = run.fed.downloads(before, event.round, list(event.bytes_down))
+        for kind, trees, counted, extras in (
+            ("upload", updates.messages(), event.bytes_up, method.extras_up),
+            ("download", got, event.bytes_down, method.extras_down),
         ):
             for client, tree in trees.items():
                 what = f"round {event.round}, {kind} of client {client}"
-                stray = sorted(set(tree) - allowed - set(matching(tree, run.fed.trainer.extras)))
+                stray = sorted(set(tree) - allowed - set(matching(tree, extras)))
                 demand(not stray, f"{what}: '{''.join(stray[:1])}' is neither shared nor declared")
                 _count(tree, counted.get(client, {}), what)
                 _form(tree, run.fed.p0, what)
                 _no_value(tree, event.state.clients[client], run.fed.groups.personal, what)
-        for u in event.updates:
-            said = f"round {event.round}, upload of client {u.client}: weight {u.weight}"
-            demand(0 <= u.weight < float("inf"), f"{said} is not a number from 0")
+        for client, weight in zip(updates.clients, updates.weight.tolist(), strict=True):
+            said = f"round {event.round}, upload of client {client}: weight {weight}"
+            demand(0 <= weight < float("inf"), f"{said} is not a number from 0")
+        told = sorted(set(updates.metrics) - set(matching(updates.metrics, method.metrics)))
+        demand(not told, f"round {event.round}: number '{''.join(told[:1])}' is not declared")
+        _nobodys(run.fed, event)
         _no_trace(event, run.fed.groups.personal)
+
+
+def sent_in(event: RoundFinished) -> Updates:
+    """Return a round's updates.
+
+    Raises:
+        Broken: there are none.
+    """
+    if event.updates is None:
+        raise Broken(f"round {event.round}: nobody sent anything")
+    return event.updates
+
+
+def _nobodys(fed: Federation, event: RoundFinished) -> None:
+    """The global model is no single client's upload, where clients sent different ones."""
+    updates, shared = sent_in(event), fed.trainer.shared(event.state.server)
+    for name, rows in updates.params.items():
+        if name not in shared or len(updates) < 2 or torch.equal(rows[0], rows[1]):
+            continue
+        for client, row in zip(updates.clients, rows, strict=True):
+            demand(
+                not torch.equal(row, shared[name]),
+                f"round {event.round}: the global '{name}' is the upload of client {client}",
+            )
 
 
 def _form(tree: Tree, start: Tree, what: str) -> None:
@@ -74,7 +103,7 @@ def _no_value(tree: Tree, state: State, personal: Sequence[str], what: str) -> N
 
 def _no_trace(event: RoundFinished, personal: Sequence[str]) -> None:
     """No personal name or value in what a log or metric is made of, or in the server's state."""
-    metrics = {u.client: u.metrics for u in event.updates}
+    metrics = {c: sent_in(event).of(c) for c in sent_in(event).clients}
     seen = {
         "metrics": metrics, "report": event.report, "counters": event.counters,
         "dropped": event.dropped, "server state": event.state.server,
@@ -112,8 +141,8 @@ def work(fed: Federation, state: FedState, clients: Sequence[int] | None = None)
     """Do the clients' part of the round after ``state``; the server's is left out."""
     chosen = fed.plan.sample(state.round + 1) if clients is None else clients
     return fed.engine.run(
-        fed.trainer, lambda ids: fed.context(ids, state.round + 1), state.server,
-        {c: state.clients[c] for c in chosen},
+        fed.trainer, lambda ids: fed.context(ids, state.round + 1),
+        fed.downloads(state, state.round + 1, chosen), {c: state.clients[c] for c in chosen},
     )
 
 
@@ -140,8 +169,8 @@ def _bare_work(fed: Federation, state: FedState) -> None:
     """Train each client on views of the server's and its own tensors."""
     for client, own in state.clients.items():
         views = {slot: expand(tree, 1) for slot, tree in own.items()}
-        down = expand(fed.trainer.down(state.server, client), 1)
-        fed.trainer.local(fed.context([client], state.round + 1), views, down)
+        received = expand(fed.downloads(state, state.round + 1, [client])[client], 1)
+        fed.trainer.client_update(fed.context([client], state.round + 1), views, received)
 
 
 @dataclass(frozen=True)
@@ -151,36 +180,35 @@ class Ordered(LocalEngine):
     order: tuple[int, ...] = ()
 
     def run(
-        self, trainer: Trainer, make: Any, server: State, states: dict[int, State]
+        self, trainer: Trainer, make: MakeContext, downloads: Mapping[int, Tree],
+        states: Mapping[int, State],
     ) -> RoundWork:
         """See ``Engine.run``: each client is a round's work of its own."""
-        joined = RoundWork()
+        whole = RoundWork()
         for client in (c for c in self.order if c in states):
-            part = LocalEngine(1).run(trainer, make, server, {client: states[client]})
-            joined.states |= part.states
-            joined.updates += part.updates
-        joined.updates.sort(key=lambda u: u.client)  # as the engine does; see shuffled_server
-        return joined
+            part = LocalEngine(1).run(trainer, make, downloads, {client: states[client]})
+            whole.states |= part.states
+            whole.parts += part.parts
+        return whole
 
 
 def g3_order(world: World, trainer: Method) -> None:
     """The order of clients changes nothing, nor does who trained before."""
     run = world.trajectory(trainer)  # its engine goes by falling size, which is by ascending id
     state, first = run.states[1], run.events[1]
-    order = tuple(u.client for u in reversed(first.updates))
+    order = sent_in(first).clients[::-1]
     fed = world.federation(trainer, Setup(engine=Ordered(1, order)))
     after = fed.round(copied_fed(state), 2)
     said = f"clients in the order {', '.join(map(str, order))}"
     for client, old in run.states[2].clients.items():
         same_state(after.clients[client], old, f"{said}: client {client}", EXACT)
     same_state(after.server, run.states[2].server, f"{said}: server", EXACT)
-    for update in first.updates:
-        alone = work(world.federation(trainer), copied_fed(state), [update.client])
-        what = f"client {update.client} alone, not after the others"
-        same_state(
-            alone.states[update.client], run.states[2].clients[update.client], what, EXACT
-        )
-        same_tree(alone.updates[0].params, update.params, f"{what}: upload", EXACT)
+    for client, message in sent_in(first).messages().items():
+        alone = work(world.federation(trainer), copied_fed(state), [client])
+        what = f"client {client} alone, not after the others"
+        same_state(alone.states[client], run.states[2].clients[client], what, EXACT)
+        (part,) = alone.parts
+        same_tree(part.messages()[client], message, f"{what}: upload", EXACT)
 
 
 def g6_identical(world: World, trainer: Method) -> None:
@@ -189,15 +217,19 @@ def g6_identical(world: World, trainer: Method) -> None:
     run = world.record(trainer, Setup(splits=same, batch=len(same[0].train), rounds=2))
     for event in run.events:
         said = f"round {event.round}, identical clients"
-        first = event.updates[0]
-        for update in event.updates:
-            what = f"{said}: clients {first.client} and {update.client}"
-            same_tree(update.params, first.params, f"{what}, upload", CLOSE)
-        for update in event.updates:
-            down = run.fed.trainer.down(event.state.server, update.client)
-            sent = {n: v for n, v in update.params.items() if n in down}
+        updates = sent_in(event)
+        each = {c: {n: v[k] for n, v in updates.params.items()}
+                for k, c in enumerate(updates.clients)}
+        first = updates.clients[0]
+        for client, params in each.items():
+            what = f"{said}: clients {first} and {client}"
+            same_tree(params, each[first], f"{what}, upload", CLOSE)
+        downloads = run.fed.downloads(event.state, event.round, updates.clients)
+        for client, params in each.items():
+            down = downloads[client]
+            sent = {n: v for n, v in params.items() if n in down}
             got = {n: v for n, v in down.items() if n in sent}
-            same_tree(got, sent, f"{said}: server against client {update.client}", CLOSE)
+            same_tree(got, sent, f"{said}: server against client {client}", CLOSE)
 
 
 def g7_weights(world: World, trainer: Method) -> None:
@@ -207,9 +239,10 @@ def g7_weights(world: World, trainer: Method) -> None:
         servers = []
         for factor in (1.0, 4.0):  # a power of two: no rounding of its own
             fed = world.federation(trainer)
-            updates = [replace(u, weight=u.weight * factor) for u in event.updates]
-            servers.append(fed.trainer.server(
-                fed.context([], event.round), copied(before.server), updates
+            updates = sent_in(event)
+            ctx = fed.server_context(event.round, Held(before.held))
+            servers.append(fed.trainer.aggregate(
+                ctx, copied(before.server), replace(updates, weight=updates.weight * factor)
             ))
         same_state(servers[1], servers[0], f"round {event.round}, weights times 4: server", EXACT)
 
@@ -237,10 +270,10 @@ def g10_groups(world: World, trainer: Method) -> None:
 def shuffled_server(world: World, trainer: Method) -> None:
     """The server's rule does not depend on the order in which updates arrive."""
     run = world.trajectory(trainer)
-    event = run.events[1]
+    parts = work(world.federation(trainer), copied_fed(run.states[1])).parts
     servers = []
-    for updates in (event.updates, event.updates[::-1]):
+    for arrived in (parts, parts[::-1]):
         fed = world.federation(trainer)
-        ctx: Context = fed.context([], 2)
-        servers.append(fed.trainer.server(ctx, copied(run.states[1].server), list(updates)))
+        ctx = fed.server_context(2, Held(run.states[1].held))
+        servers.append(fed.trainer.aggregate(ctx, copied(run.states[1].server), join(arrived)))
     same_state(servers[1], servers[0], "updates in reverse order: server", EXACT)

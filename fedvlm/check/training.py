@@ -22,13 +22,13 @@ from fedvlm.check.compare import (
     same_state,
     same_tree,
 )
-from fedvlm.check.messages import CLOSE, EXACT, Method, work
+from fedvlm.check.messages import CLOSE, EXACT, Method, sent_in, work
 from fedvlm.check.world import EPOCHS, RESNET, SIZES, Setup, Trajectory, World
 from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.core.trees import State, Tree, clone, first_non_finite
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.groups import FROZEN
-from fedvlm.federation.rounds import FedState, RoundFinished
+from fedvlm.federation.rounds import FedState, RoundFinished, with_held, without_held
 from fedvlm.runs.state import load_newest_state, save_state
 
 
@@ -69,14 +69,16 @@ def g5_centralised(world: World, trainer: Method) -> None:
         torch.ones(1, len(index), dtype=torch.float64),
     )
     p = {n: v.clone() for n, v in fed.p0.items()}
+    given = fed.downloads(fed.start(), 1, [0])[0]
     moving = [p[n].requires_grad_() for n, group in fed.groups.of.items() if group != FROZEN]
     optimiser = torch.optim.SGD(moving, lr=setup.lr, weight_decay=setup.decay)
     for _ in range(setup.rounds * EPOCHS):
         optimiser.zero_grad()
-        out = fed.trainer.loss(fed.model, {n: v[None] for n, v in p.items()}, batch)
+        whole = {n: v[None] for n, v in {**given, **p}.items()}
+        out = fed.trainer.loss(fed.model, whole, batch)
         (out[0] if isinstance(out, tuple) else out).sum().backward()
         optimiser.step()
-    down = run.fed.trainer.down(run.states[-1].server, 0)
+    down = run.fed.downloads(run.states[-1], setup.rounds, [0])[0]
     shared = {n: p[n].detach() for n in fed.groups.shared}
     same_tree(
         {n: down[n] for n in shared if n in down}, shared,
@@ -89,21 +91,24 @@ def g8_resume(world: World, trainer: Method) -> None:
     whole = world.trajectory(trainer)
     state = whole.states[1]
     with tempfile.TemporaryDirectory() as name:
-        save_state(Path(name), 1, state.server, state.clients, {}, identity="check")
+        slots = with_held(state.server, state.held)
+        save_state(Path(name), 1, slots, state.clients, {}, identity="check")
         saved, notes = load_newest_state(Path(name), identity="check")
     if saved is None:
         raise Broken(f"the state after round 1 cannot be read back: {'; '.join(notes)}")
-    start = FedState(saved.round, saved.server, saved.clients)
+    server, held = without_held(saved.server)
+    start = FedState(saved.round, server, saved.clients, held)
     same_fed(start, state, "read back from disk")
     rest = world.record(trainer, start=start)
     same_fed(rest.states[-1], whole.states[-1], "resumed after round 1")
     for ours, theirs in zip(rest.events, whole.events[1:], strict=True):
         what = f"resumed after round 1: round {ours.round}"
         demand(plain(ours.report) == plain(theirs.report), f"{what} reports other numbers")
-        for one, other in zip(ours.updates, theirs.updates, strict=True):
+        one, other = sent_in(ours), sent_in(theirs)
+        for client in one.clients:
             demand(
-                repr(one.metrics) == repr(other.metrics),
-                f"{what}, client {one.client} logs other metrics",
+                repr(one.of(client)) == repr(other.of(client)),
+                f"{what}, client {client} logs other metrics",
             )
 
 
@@ -134,10 +139,10 @@ def g11_small_clients(world: World, trainer: Method) -> None:
         alone = work(world.federation(trainer), copied_fed(state), [client])
         said = f"client {client} with {size} sample(s) and batch size {Setup().batch}"
         demand(alone.counters.get("steps", 0) >= 1, f"{said} took no step")
-        update = alone.updates[0]
-        down = run.fed.trainer.down(state.server, client)
+        message = alone.parts[0].messages()[client]
+        down = run.fed.downloads(state, 1, [client])[client]
         changed = moved(alone.states[client], state.clients[client]) or any(
-            gap(v, down[n]) > 0 for n, v in update.params.items() if n in down
+            gap(v, down[n]) > 0 for n, v in message.items() if n in down
         )
         demand(changed, f"{said} did not change")
 

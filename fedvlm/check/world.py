@@ -32,6 +32,7 @@ from fedvlm.models.vlmodel import VLModel
 BASE, NEW = ("ox", "bear", "cat", "mouse"), ("hen", "wolf")
 SIZES, BATCH = (7, 5, 3, 1), 4  # two clients below the batch size, one with a single sample
 VAL, TEST = 2, 3  # samples per client
+PROXY = 2 * len(BASE)  # images of the server's own
 ROUNDS, EPOCHS = 3, 2
 TEXT = {"context_length": 24, "vocab_size": 64, "width": 16, "heads": 2, "layers": 2}
 VIT = {"image_size": 8, "layers": 2, "width": 16, "head_width": 8, "patch_size": 4}
@@ -102,6 +103,23 @@ class Setup:
     engine: Engine | None = None
 
 
+@dataclass(frozen=True)
+class TensorProxy:
+    """The server's images in memory (see ``federation.server.Proxy``)."""
+
+    source: str
+    images: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        """Return their number."""
+        return len(self.images)
+
+    def pixels(self, positions: Tensor) -> Tensor:
+        """Return normalised pixels ``[n, 3, H, W]``."""
+        return self.images[positions]
+
+
 @dataclass
 class Trajectory:
     """A recorded run.
@@ -145,6 +163,8 @@ class World:
         self.pixels = (looks[self.labels] + noise).double()
         with torch.no_grad():
             self.features = self.backbone.encode_image(self.pixels)
+        looks = torch.randn(PROXY, 3, side, side, generator=rng.stream(seed, "world-proxy"))
+        self.proxy = TensorProxy("holdout", looks.double(), torch.arange(PROXY) % len(BASE))
         self._runs: dict[type[Trainer], Trajectory] = {}
 
     def config(
@@ -164,6 +184,7 @@ class World:
         for key, value in (more or {}).items():
             cfg.TRAINER[trainer.name.upper()][key] = value
         cfg.FED.ROUNDS, cfg.FED.CLIENTS, cfg.FED.LOCAL_EPOCHS = ROUNDS, clients, EPOCHS
+        cfg.DATASET.SERVER_HOLDOUT = PROXY // len(BASE)  # the server has images: AKT is tried
         cfg.freeze()
         return cfg
 
@@ -178,11 +199,10 @@ class World:
         cfg = self.config(trainer, s.opts, len(splits))
         momentum = s.momentum if cfg.OPTIM.MOMENTUM else 0.0  # a YAML may ask for plain SGD
         method, model = trainer(cfg), self.model(s.packed)
-        inside = getattr(method, "token_block", lambda model: None)(model) is not None
+        inside = method.streams(model) != ("features",)
         batcher = SplitBatcher(
             self._source(s, s.pixels or inside), splits, s.batch, s.seed, 1, EPOCHS,
             torch.device("cpu"), torch.float64,
-            pixels=PixelSource(lambda i, view: self.pixels[i], self.labels),
         )
         schedule = Schedule(s.lr, "cosine", s.rounds * EPOCHS) if s.cosine else Schedule(s.lr)
         plan = Plan(
@@ -190,7 +210,10 @@ class World:
             nonfinite=s.nonfinite,
             optim=OptimSpec("sgd", s.lr, momentum, s.decay),
         )
-        return Federation(method, model, batcher, plan, engine=s.engine or LocalEngine(s.chunk))
+        return Federation(
+            method, model, batcher, plan, engine=s.engine or LocalEngine(s.chunk),
+            proxy=self.proxy,
+        )
 
     def _source(self, setup: Setup, from_pixels: bool) -> Any:
         """Return features, or pixels (asked for, or the method works inside the image tower)."""

@@ -85,6 +85,12 @@ def _dataset() -> Schema:
         "DATASET.VAL_SHOTS": Option(
             -1, "validation images per class; -1 is CoOp's rule, min(shots, 4)", low=-1
         ),
+        "DATASET.SERVER_HOLDOUT": Option(
+            0,
+            "images per class that no client gets and the server may train on (HEART-PFL); from "
+            "train, then val, before shots are drawn; the same for every method of a table",
+            low=0,
+        ),
         "DATASET.FEWSHOT_FILE": Option(
             "", "CoOp's few-shot pickle or a JSON list below DIR, instead of drawing the shots"
         ),
@@ -152,6 +158,12 @@ def _federation() -> Schema:
         "FED.FRAC": Option(1.0, "share of clients per round", low=0, low_open=True, high=1),
         "FED.FIRST_ROUND_ALL": Option(True, "all clients work in round 1, whatever FRAC says"),
         "FED.LOCAL_EPOCHS": Option(2, "epochs a client trains per round", low=1, high=100_000),
+        "FED.WEIGHTING": Option(
+            "auto",
+            "weight of a client in the average: its training samples, the same for all, or as "
+            "each method has it",
+            choices=("auto", "samples", "uniform"),
+        ),
         "FED.NONFINITE": Option(
             "abort",
             "a NaN or Inf update: stop the run, or drop that client for the round",

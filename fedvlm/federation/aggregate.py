@@ -41,6 +41,11 @@ class Updates:
         sizes = {n: v[0].numel() * v.element_size() for n, v in (self.params | self.extras).items()}
         return {client: dict(sizes) for client in self.clients}
 
+    def messages(self) -> dict[int, Tree]:
+        """Return what each client sent, without client axis: shared tensors and extras."""
+        sent = self.params | self.extras
+        return {c: {n: v[k] for n, v in sent.items()} for k, c in enumerate(self.clients)}
+
     def of(self, client: int) -> dict[str, float]:
         """Return the metrics of one client."""
         k = self.clients.index(client)

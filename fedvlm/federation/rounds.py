@@ -47,6 +47,34 @@ class FedState:
     held: dict[int, State] = field(default_factory=dict)
 
 
+HELD = "held/"
+
+
+def with_held(server: State, held: Mapping[int, State]) -> State:
+    """Return the server's slots and, as slots ``held/<client>/<slot>``, what it keeps for clients.
+
+    One state to save; ``without_held`` takes it apart.
+    """
+    slots = {
+        f"{HELD}{client}/{slot}": tree for client, state in held.items()
+        for slot, tree in state.items()
+    }
+    return server | slots
+
+
+def without_held(saved: State) -> tuple[State, dict[int, State]]:
+    """Undo ``with_held``."""
+    server: State = {}
+    held: dict[int, State] = {}
+    for slot, tree in saved.items():
+        if not slot.startswith(HELD):
+            server[slot] = tree
+            continue
+        client, _, name = slot.removeprefix(HELD).partition("/")
+        held.setdefault(int(client), {})[name] = tree
+    return server, held
+
+
 @dataclass(frozen=True)
 class RoundStarted:
     """Clients are chosen; nothing has happened yet."""

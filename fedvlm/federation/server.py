@@ -41,15 +41,17 @@ class Roster:
 
 
 class Proxy(Protocol):
-    """Images of the server's own.
+    """Images of the server's own."""
 
-    Attributes:
-        source: where they come from, for results and tables.
-        labels: ``[P]`` int64; read only by methods that ask for labels.
-    """
+    @property
+    def source(self) -> str:
+        """Where they come from, for results and tables."""
+        ...
 
-    source: str
-    labels: Tensor
+    @property
+    def labels(self) -> Tensor:
+        """Labels ``[P]`` int64; read only by methods that ask for labels."""
+        ...
 
     def __len__(self) -> int:
         """Return their number."""

@@ -134,7 +134,8 @@ def distil(
     """Return the student after ``how.steps``, or the start where the gate keeps it.
 
     Args:
-        student, teachers: leaves ``[K, ...]``; all of the student's leaves (no client axis) are trained.
+        student: no client axis; all of its leaves are trained.
+        teachers: leaves ``[K, ...]``.
         predict: the model.
         proxy: the server's images.
         generator: of held-out images, batches and attacks.
@@ -186,7 +187,8 @@ def _divide(n: int, how: Distillation, generator: torch.Generator) -> tuple[Tens
 
 
 def _prepare(
-    start: Tree, team: Tree, predict: Predict, proxy: ProxyImages, positions: Tensor, how: Distillation,
+    start: Tree, team: Tree, predict: Predict, proxy: ProxyImages, positions: Tensor,
+    how: Distillation,
     generator: torch.Generator,
 ) -> tuple[Lessons, int]:
     """Make attacks and ensemble answers for the images that will be used, in chunks."""
