@@ -270,4 +270,5 @@ def recorded(kind: Any, cfg: CfgNode, start: dict[str, Tensor]) -> Any:
 def local_round(fed: Federation) -> RoundWork:
     """Let all clients do their local round from the start."""
     state = fed.start()
-    return fed.engine.run(fed.trainer, lambda ids: fed.context(ids, 1), state.server, state.clients)
+    downloads = fed.downloads(state, 1, list(state.clients))
+    return fed.engine.run(fed.trainer, lambda ids: fed.context(ids, 1), downloads, state.clients)

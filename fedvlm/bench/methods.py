@@ -138,14 +138,15 @@ def play(fed: Federation, rounds: int) -> tuple[Measurements, machine.Spent]:
     _, spent = timed(work)
     spent = replace(spent, rss=max(0, spent.rss - before))
     losses: Losses = {
-        (e.round, u.client, name): value
-        for e in events for u in e.updates for name, value in u.metrics.items() if "loss" in name
+        (e.round, client, name): value
+        for e in events if e.updates is not None for client in e.updates.clients
+        for name, value in e.updates.of(client).items() if "loss" in name
     }
     sent = sum(
         n for e in events for way in (e.bytes_up, e.bytes_down) for one in way.values()
         for n in one.values()
     )
-    count = sum(len(e.updates) for e in events)
+    count = sum(len(e.updates or ()) for e in events)
     return {"losses": losses, "bytes": sent, "client_rounds": count}, spent
 
 

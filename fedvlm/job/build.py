@@ -18,10 +18,12 @@ from fedvlm.federation.batches import SampleSource, SplitBatcher
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec, Schedule
+from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.rounds import Budget, Federation, Plan, plain_work
+from fedvlm.federation.trainer import Trainer
 from fedvlm.job.identity import run_identity
 from fedvlm.job.inputs import Inputs
-from fedvlm.job.sources import image_sources, pixel_sources
+from fedvlm.job.sources import image_sources, pixel_sources, token_block
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.vlmodel import VLModel
 
@@ -105,7 +107,7 @@ def make_plan(cfg: CfgNode) -> Plan:
     )
     return Plan(
         int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS), cfg.FED.FRAC, epochs, cfg.FED.FIRST_ROUND_ALL,
-        cfg.FED.NONFINITE, int(cfg.SEED), spec, schedule, per_round,
+        cfg.FED.NONFINITE, int(cfg.SEED), spec, schedule, per_round, cfg.FED.WEIGHTING,
     )
 
 
@@ -117,7 +119,7 @@ def make_budget(cfg: CfgNode, plan: Plan, batcher: SplitBatcher) -> Budget:
     return Budget(unit, plain_work(unit, cohorts, sizes, plan.epochs, batcher.batch_size))
 
 
-def chunk_of(cfg: CfgNode, model: VLModel, trainer: Any) -> int:
+def chunk_of(cfg: CfgNode, model: VLModel, trainer: Trainer) -> int:
     """Return how many clients are stacked: ``FED.CHUNK``, or by a fixed budget of memory."""
     if cfg.FED.PLAIN:
         return 1
@@ -129,7 +131,7 @@ def chunk_of(cfg: CfgNode, model: VLModel, trainer: Any) -> int:
     tokens = packed if backbone.causal else 2 * len(model.classnames) * backbone.context_length
     blocks = len(backbone.text_blocks)
     per_client = 16 * model.text_width * 4 * 2 * tokens * blocks
-    block = trainer.token_block(model) if hasattr(trainer, "token_block") else None
+    block = token_block(trainer.streams(model))
     if block is not None:  # the adapted blocks' activations of a batch of images
         tower, batch = model.vision, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE)
         rows = batch * tower.tokens * (len(tower.blocks) - block)
@@ -180,7 +182,7 @@ def build(
     plan, chunk = make_plan(cfg), chunk_of(cfg, model, trainer)
     batcher = SplitBatcher(
         train, data.clients, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), int(cfg.SEED), loader.views,
-        plan.epochs, model.device, model.dtype, plain=test, pixels=test,
+        plan.epochs, model.device, model.dtype, plain=test,
     )
     federation = Federation(  # refuses ranks and stray tensors: before any image is encoded
         trainer, model, batcher, plan, engine=LocalEngine(chunk),
@@ -194,17 +196,17 @@ def build(
     return Built(cfg, data, backbone, model, federation, test, loader, identity, notes)
 
 
-def _marks(cfg: CfgNode, loader: ImageLoader, trainer: Any) -> list[str]:
+def _marks(cfg: CfgNode, loader: ImageLoader, trainer: Trainer) -> list[str]:
     marks = [f"K = {loader.views} training view(s) per image"]
     if cfg.MODEL.BACKBONE.NAME == "tiny":
         marks.append("embedded tiny backbone: not comparable with papers")
     if not cfg.MODEL.BACKBONE.PRETRAINED:
         marks.append("random backbone weights: accuracies mean nothing")
-    if cfg.TEST.TARGETS and not getattr(trainer, "open_vocabulary", True):
+    if cfg.TEST.TARGETS and not trainer.open_vocabulary:
         marks.append(f"{trainer.name} is bound to its training classes: no number for TEST.TARGETS")
     if trainer.extra_data:
         marks.append(f"extra data: {trainer.extra_data}")
     usual = {k: o.default for k, o in default_schema().items() if k.startswith("PEFT.")}
-    if not hasattr(trainer, "spec") and any(flat(cfg)[k] != v for k, v in usual.items()):
+    if not isinstance(trainer, PeftTrainer) and any(flat(cfg)[k] != v for k, v in usual.items()):
         marks.append(f"{trainer.name} brings its own trainable tensors: PEFT (--peft) is not read")
     return marks

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from yacs.config import CfgNode
 
 from fedvlm.console.screen import Console
-from fedvlm.core.trees import nbytes, numel, pick
+from fedvlm.core.trees import numel, pick
 from fedvlm.federation.batches import Batch, SplitBatcher, Step, step_slices
+from fedvlm.federation.server import Held, Roster
 from fedvlm.job.build import build
 from fedvlm.job.describe import header
 from fedvlm.job.sources import images_to_encode
@@ -33,9 +34,17 @@ class FirstStep:
         """Yield one step."""
         yield next(self.inner.steps(clients, round_, epochs, per_step, tag))
 
-    def held_out(self, clients: Sequence[int]) -> Batch | None:
-        """See ``Batcher.held_out``."""
-        return self.inner.held_out(clients)
+    def whole(self, clients: Sequence[int], part: str, fallback: str = "") -> Batch | None:
+        """See ``Batcher.whole``."""
+        return self.inner.whole(clients, part, fallback)
+
+    def subset(self, clients: Sequence[int], part: str, share: float) -> FirstStep:
+        """See ``Batcher.subset``."""
+        return FirstStep(self.inner.subset(clients, part, share))
+
+    def roster(self) -> Roster:
+        """See ``Batcher.roster``."""
+        return self.inner.roster()
 
 
 def dry_run(cfg: CfgNode) -> int:
@@ -52,14 +61,16 @@ def dry_run(cfg: CfgNode) -> int:
     seconds = []
     for _ in range(2):  # the first pays for warming up
         began = time.perf_counter()
-        ctx = federation.context([0], 1)
         work = federation.engine.run(
-            federation.trainer, lambda ids: federation.context(ids, 1), state.server,
-            {0: state.clients[0]},
+            federation.trainer, lambda ids: federation.context(ids, 1),
+            federation.downloads(state, 1, [0]), {0: state.clients[0]},
         )
         seconds.append(time.perf_counter() - began)
-    federation.trainer.server(ctx, state.server, work.updates)
-    sent = sum(nbytes(work.updates[0].params | work.updates[0].extras).values())
+    (updates,) = work.parts
+    federation.trainer.aggregate(
+        federation.server_context(1, Held(state.held)), state.server, updates
+    )
+    sent = sum(updates.bytes()[0].values())
     uploads = sum(len(federation.plan.sample(r)) for r in range(1, federation.plan.rounds + 1))
     share = uploads / (federation.plan.rounds * federation.plan.clients)
     personal = pick(federation.p0, federation.groups.personal)

@@ -11,7 +11,7 @@ import numpy as np
 from fedvlm.console.rows import ClientRow, RoundRow
 from fedvlm.core.stats import mean
 from fedvlm.evaluation import Evaluator
-from fedvlm.federation.rounds import Event, FedState, RoundFinished, RoundStarted
+from fedvlm.federation.rounds import Event, FedState, RoundFinished, RoundStarted, with_held
 from fedvlm.job.build import Built
 from fedvlm.job.similarity import has_similarity, similarity
 from fedvlm.runs.folder import RunFolder
@@ -66,7 +66,6 @@ class Recorder:
         sinks: Callable[[Mapping[str, Any]], None],
     ) -> None:
         self.built, self.folder, self.screens, self.sinks = built, folder, screens, sinks
-        self.before = state.server if state else {}  # what the next round's clients start from
         self.evaluator = make_evaluator(built, keep_logits=bool(built.cfg.TEST.KEEP_LOGITS))
         by_validation = built.cfg.TEST.SELECT == "val"
         self.validation = validation_evaluator(built) if by_validation else None
@@ -81,9 +80,8 @@ class Recorder:
         metrics = self.evaluator(event)
         record = round_record(event) | (metrics or {})
         if has_similarity(event):
-            cosines = similarity(event, self.before)
+            cosines = similarity(event)
             record |= {"similarity": cosines} if cosines else {}
-        self.before = event.state.server
         if self.validation is not None:
             validation = self.validation(event)
             record["val"] = validation["personal"] if validation else None
@@ -91,7 +89,8 @@ class Recorder:
             self.folder.save_tensors("logits", self.evaluator.logits)
         self.folder.append_metrics(record)
         self.sinks(record)
-        self.folder.save_state(event.state.round, event.state.server, event.state.clients)
+        slots = with_held(event.state.server, event.state.held)
+        self.folder.save_state(event.state.round, slots, event.state.clients)
         row = self.row(event, metrics)
         for screen in self.screens:
             screen.round_finished(row)
@@ -99,7 +98,7 @@ class Recorder:
     def row(self, event: RoundFinished, metrics: Mapping[str, Any] | None) -> RoundRow:
         """Return what the screen shows of a round; a client keeps its last known numbers."""
         accuracy = {c["client"]: c["accuracy"] for c in metrics["clients"]} if metrics else {}
-        losses = {u.client: u.metrics.get("loss") for u in event.updates}
+        losses = {c: told.get("loss") for c, told in metrics_of(event).items()}
         rows = []
         for c, split in enumerate(self.built.data.clients):
             before = self.clients.get(c)
@@ -135,14 +134,20 @@ def by_tensor(traffic: Mapping[int, Mapping[str, int]]) -> dict[str, int]:
     }
 
 
+def metrics_of(event: RoundFinished) -> dict[int, dict[str, float]]:
+    """Return the declared numbers that came with each client's upload."""
+    updates = event.updates
+    return {c: updates.of(c) for c in updates.clients} if updates else {}
+
+
 def round_record(event: RoundFinished) -> dict[str, Any]:
     """Return a round's line of ``metrics.jsonl`` without its evaluation."""
     return {
         "round": event.round,
         "seconds": event.seconds,
-        "participants": sorted(u.client for u in event.updates),
+        "participants": list(event.updates.clients) if event.updates else [],
         "dropped": {str(c): why for c, why in event.dropped.items()},
-        "train": {str(u.client): u.metrics for u in event.updates},
+        "train": {str(c): told for c, told in metrics_of(event).items()},
         "bytes_up": {str(c): sum(sent.values()) for c, sent in event.bytes_up.items()},
         "bytes_down": {str(c): sum(got.values()) for c, got in event.bytes_down.items()},
         "bytes_up_by_tensor": by_tensor(event.bytes_up),

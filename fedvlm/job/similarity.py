@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedvlm.core.trees import State, Tree
 from fedvlm.federation.rounds import RoundFinished
 
 MOST_CLIENTS = 100  # of more, those with the lowest ids are compared: a line stays below 1 MB
@@ -20,14 +19,11 @@ def has_similarity(event: RoundFinished) -> bool:
     return bool(event.updates) and event.round in (1, event.total_rounds)
 
 
-def similarity(event: RoundFinished, before: State) -> dict[str, Any] | None:
+def similarity(event: RoundFinished) -> dict[str, Any] | None:
     """Return how alike the uploads of a round are; None where no tensor is shared.
 
     Only what was uploaded of the shared group is looked at. Cosines are taken in float64 and
     rounded; a zero vector has cosine 0, as in similarity-aware aggregation.
-
-    Args:
-        before: the server's state before the round: what the clients started from.
 
     Returns:
         ``clients``: ids, ascending, the order of all rows and columns; ``update`` ``[K][K]``:
@@ -36,29 +32,30 @@ def similarity(event: RoundFinished, before: State) -> dict[str, Any] | None:
         between an upload and what was downloaded (c_i of ``similarity_weights``).
         ``tensors`` is left out where it would be long, ``left_out`` counts clients not compared.
     """
-    ordered = sorted(event.updates, key=lambda u: u.client)
-    taken, names = ordered[:MOST_CLIENTS], sorted(ordered[0].params)
-    if not names:
+    updates = event.updates
+    if updates is None or not updates.params:
         return None
-    down = [event.download(before, u.client) for u in taken]
-    moved = torch.zeros(len(taken), len(taken), dtype=torch.float64)
+    clients, names = updates.clients[:MOST_CLIENTS], sorted(updates.params)
+    moved = torch.zeros(len(clients), len(clients), dtype=torch.float64)
     pairs, to_global = {}, {}
     for name in names:
-        sent, got = _rows([u.params for u in taken], name), _rows(down, name)
+        sent, got = (_rows(tree[name], len(clients)) for tree in (updates.params, updates.received))
         pairs[name] = _plain(_normalised(sent @ sent.T))
         to_global[name] = _plain(_cosines(sent, got))
         sent -= got
         moved += sent @ sent.T
-    cosines = {"clients": [u.client for u in taken], "update": _plain(_normalised(moved))}
-    if len(names) * len(taken) ** 2 <= MOST_VALUES:
+    cosines = {"clients": list(clients), "update": _plain(_normalised(moved))}
+    if len(names) * len(clients) ** 2 <= MOST_VALUES:
         cosines["tensors"] = pairs
     cosines["to_global"] = to_global
-    return cosines | ({"left_out": len(ordered) - len(taken)} if len(ordered) > len(taken) else {})
+    left_out = len(updates) - len(clients)
+    return cosines | ({"left_out": left_out} if left_out else {})
 
 
-def _rows(trees: list[Tree], name: str) -> Tensor:
-    """Return one tensor of all clients ``[K, d]`` in float64, on the CPU."""
-    return torch.stack([tree[name].detach().cpu().double().flatten() for tree in trees])
+def _rows(leaf: Tensor, k: int) -> Tensor:
+    """Return the first ``k`` clients of a leaf as ``[k, d]`` in float64, on the CPU."""
+    return leaf[:k].detach().cpu().double().flatten(1) if leaf.dim() > 1 else (
+        leaf[:k].detach().cpu().double()[:, None])
 
 
 def _normalised(gram: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.errors import ConfigError
 from fedvlm.core.progress import Progress
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.images import ImageLoader
@@ -26,6 +28,22 @@ from fedvlm.models.vlmodel import VLModel
 Encode = Callable[[Sequence[int], "int | None"], Tensor]
 
 
+def token_block(streams: Sequence[str]) -> int | None:
+    """Return the block of the image tower whose entering tokens a method reads; None: features.
+
+    Raises:
+        ConfigError: a stream that there is no cache for.
+    """
+    if tuple(streams) == ("features",):
+        return None
+    kind, _, block = streams[0].partition(".")
+    if len(streams) != 1 or kind != "tokens" or not block.isdecimal():
+        raise ConfigError(
+            f"a method's streams are ('features',) or ('tokens.<block>',), not {tuple(streams)}"
+        )
+    return int(block)
+
+
 def image_sources(
     cfg: CfgNode, data: FederatedData, model: VLModel, loader: ImageLoader, labels: Tensor,
     trainer: Any, progress: Progress | None,
@@ -35,7 +53,7 @@ def image_sources(
     Image features; where the method changes blocks of the image tower (``token_block``), the
     activations that enter the first of them; pixels where those have no room.
     """
-    block = trainer.token_block(model) if hasattr(trainer, "token_block") else None
+    block = token_block(trainer.streams(model))
     spent = Throughput()
     if block is None:
         sources = _sources(data, loader, labels, "features", lambda indices, view: features_of(
