@@ -84,10 +84,9 @@ class PerFedAvg(PeftTrainer):
         """
         tree = super().trainables(model, generator)
         if self.cfg.MODE == "exact":
-            like = {"device": model.device, "dtype": model.dtype}
-            p = {n: v[None].to(**like).requires_grad_() for n, v in tree.items()}
-            side = model.backbone.image_size
-            blank = {"pixels": torch.zeros(1, 1, 3, side, side, **like)}
+            device, dtype, side = model.device, model.dtype, model.backbone.image_size
+            p = {n: v[None].to(device, dtype).requires_grad_() for n, v in tree.items()}
+            blank = {"pixels": torch.zeros(1, 1, 3, side, side, device=device, dtype=dtype)}
             with self.twice(), torch.enable_grad():
                 value = self.predict(model, p, blank).logsumexp(-1).sum()
                 refuse_once_only(

@@ -90,6 +90,7 @@ def _dataset() -> Schema:
             "images per class that no client gets and the server may train on (HEART-PFL); from "
             "train, then val, before shots are drawn; the same for every method of a table",
             low=0,
+            neutral=0,
         ),
         "DATASET.FEWSHOT_FILE": Option(
             "", "CoOp's few-shot pickle or a JSON list below DIR, instead of drawing the shots"
@@ -163,6 +164,7 @@ def _federation() -> Schema:
             "weight of a client in the average: its training samples, the same for all, or as "
             "each method has it",
             choices=("auto", "samples", "uniform"),
+            neutral="auto",
         ),
         "FED.NONFINITE": Option(
             "abort",

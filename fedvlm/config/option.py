@@ -48,6 +48,8 @@ class Option:
         pattern: regex that text must match in full, with ``pattern_help`` saying it in words.
         aliases: other spellings of choices, ``{"pathological": "disjoint"}``.
         used: False where nothing reads the key; it exists so that Dassl's YAML files load.
+        neutral: of a key that came later: the value that means what runs did before it. At that
+            value the key is no part of a run's identity, so that older folders stay theirs.
     """
 
     default: Value
@@ -63,6 +65,7 @@ class Option:
     pattern_help: str = field(default="", kw_only=True)
     aliases: Mapping[str, str] = field(default_factory=lambda: _NO_ALIASES, kw_only=True)
     used: bool = field(default=True, kw_only=True)
+    neutral: Value | None = field(default=None, kw_only=True)
 
     @property
     def kind(self) -> type:

@@ -9,6 +9,8 @@ from typing import Any
 from yacs.config import CfgNode
 
 from fedvlm.config.build import flat
+from fedvlm.config.keys import default_schema
+from fedvlm.config.option import declare
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.images import ImageLoader
 from fedvlm.federation.discovery import load_trainer
@@ -50,10 +52,16 @@ def run_identity(
 
 
 def identity_config(cfg: CfgNode) -> dict[str, Any]:
-    """Return the config keys of a run's identity: all that may move a number."""
-    node = f"TRAINER.{load_trainer(cfg.TRAINER.NAME).name.upper()}."
+    """Return the config keys of a run's identity: all that may move a number.
+
+    A key that came after others is left out while it changes nothing (``Option.neutral``).
+    """
+    trainer = load_trainer(cfg.TRAINER.NAME)
+    node = f"TRAINER.{trainer.name.upper()}"
+    schema = declare(default_schema(), node, trainer.options)
     return {
         k: v for k, v in flat(cfg).items()
         if k not in WHERE
-        and (not k.startswith("TRAINER.") or k == "TRAINER.NAME" or k.startswith(node))
+        and (not k.startswith("TRAINER.") or k == "TRAINER.NAME" or k.startswith(f"{node}."))
+        and (k not in schema or schema[k].neutral is None or v != schema[k].neutral)
     }

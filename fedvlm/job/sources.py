@@ -12,7 +12,6 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.core.errors import ConfigError
 from fedvlm.core.progress import Progress
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.images import ImageLoader
