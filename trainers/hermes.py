@@ -39,7 +39,7 @@ from torch import Tensor
 from fedvlm.config.option import Option
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.trees import State, Tree
-from fedvlm.federation.aggregate import Update, checked, weighted_mean, weighted_sum
+from fedvlm.federation.aggregate import Update, require_finite, weighted_mean, weighted_sum
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.groups import TAG, Finetune
@@ -112,7 +112,7 @@ class Hermes(PeftTrainer):
         """Train under the mask, then decide on more pruning, then send what is left."""
         c = c | {"w": self.masked_fit(ctx, c, d)}
         c = c | self.decide(ctx, c)
-        w = masked(c["w"], c["mask"])
+        w = apply_mask(c["w"], c["mask"])
         sent = {MASK + site: m > 0 for site, m in c["mask"].items()}
         return c | {"w": w}, ctx.upload(w, extras=sent)
 
@@ -120,9 +120,9 @@ class Hermes(PeftTrainer):
         """Fit from the download; pruned units get no gradient and stay zero."""
 
         def keep(p: Tree, grads: Tree, b: Batch) -> Tree:
-            return masked(grads, b.const["mask"])
+            return apply_mask(grads, b.const["mask"])
 
-        start = masked(c["w"] | d, c["mask"])
+        start = apply_mask(c["w"] | d, c["mask"])
         return ctx.fit(start, self.loss, edit=keep, const={"mask": c["mask"]}, **how)
 
     def accuracy(self, ctx: Context, w: Tree) -> Tensor:
@@ -145,7 +145,7 @@ class Hermes(PeftTrainer):
 
     def personal(self, ctx: Context, c: State, d: Tree) -> Tree:
         """Return the client's own model: its download under its mask."""
-        return masked(c["w"] | d, c["mask"])
+        return apply_mask(c["w"] | d, c["mask"])
 
     def finetune(self, ctx: Context, c: State, d: Tree, how: Finetune) -> Tree:
         """Fine-tune a copy under the mask."""
@@ -224,7 +224,7 @@ def scores(tree: Tree) -> Tree:
     return out
 
 
-def masked(tree: Tree, mask: Tree) -> Tree:
+def apply_mask(tree: Tree, mask: Tree) -> Tree:
     """Return ``tree`` with pruned units zero; masks ``[..., U]`` by site, tensors ``[..., *]``."""
     out = dict(tree)
     for name, value in tree.items():
@@ -276,4 +276,4 @@ def aggregate(
         whole[name] = average
         for u, value in zip(updates, shares, strict=True):
             own[u.client][name] = value
-    return checked(whole), own
+    return require_finite(whole), own

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedvlm.check.compare import Broken, copied, copied_fed, demand, same_state, same_tree
+from fedvlm.check.compare import Broken, copy_fed, copy_state, demand, same_state, same_tree
 from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree, expand, matching
@@ -124,8 +124,8 @@ def g2_server_untouched(world: World, trainer: Method) -> None:
     """
     for stacked in (False, True):
         fed = world.federation(trainer, Setup(chunk=len(world.splits)))
-        state = copied_fed(world.trajectory(trainer).states[1])
-        before, start = copied_fed(state), copied({"start": fed.p0})
+        state = copy_fed(world.trajectory(trainer).states[1])
+        before, start = copy_fed(state), copy_state({"start": fed.p0})
         if stacked:
             work(fed, state)
         else:
@@ -169,13 +169,13 @@ def g3_order(world: World, trainer: Method) -> None:
     state, first = run.states[1], run.events[1]
     order = tuple(u.client for u in reversed(first.updates))
     fed = world.federation(trainer, Setup(engine=Ordered(1, order)))
-    after = fed.round(copied_fed(state), 2)
+    after = fed.round(copy_fed(state), 2)
     said = f"clients in the order {', '.join(map(str, order))}"
     for client, old in run.states[2].clients.items():
         same_state(after.clients[client], old, f"{said}: client {client}", EXACT)
     same_state(after.server, run.states[2].server, f"{said}: server", EXACT)
     for update in first.updates:
-        alone = work(world.federation(trainer), copied_fed(state), [update.client])
+        alone = work(world.federation(trainer), copy_fed(state), [update.client])
         what = f"client {update.client} alone, not after the others"
         same_state(
             alone.states[update.client], run.states[2].clients[update.client], what, EXACT
@@ -209,7 +209,7 @@ def g7_weights(world: World, trainer: Method) -> None:
             fed = world.federation(trainer)
             updates = [replace(u, weight=u.weight * factor) for u in event.updates]
             servers.append(fed.trainer.server(
-                fed.context([], event.round), copied(before.server), updates
+                fed.context([], event.round), copy_state(before.server), updates
             ))
         same_state(servers[1], servers[0], f"round {event.round}, weights times 4: server", EXACT)
 
@@ -242,5 +242,5 @@ def shuffled_server(world: World, trainer: Method) -> None:
     for updates in (event.updates, event.updates[::-1]):
         fed = world.federation(trainer)
         ctx: Context = fed.context([], 2)
-        servers.append(fed.trainer.server(ctx, copied(run.states[1].server), list(updates)))
+        servers.append(fed.trainer.server(ctx, copy_state(run.states[1].server), list(updates)))
     same_state(servers[1], servers[0], "updates in reverse order: server", EXACT)

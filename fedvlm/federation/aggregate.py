@@ -61,7 +61,7 @@ def weighted_mean(updates: Sequence[Update], weights: Sequence[float] | None = N
         name: weighted_sum([u.params[name] for u in ordered], share)
         for name in ordered[0].params
     }
-    return checked(tree)
+    return require_finite(tree)
 
 
 def similarity_weights(
@@ -103,10 +103,10 @@ def similarity_aware(
         tensors = [u.params[name] for u in ordered]
         used[name] = similarity_weights(tensors, previous[name], sizes, temperature, dtype)
         tree[name] = weighted_sum(tensors, used[name])
-    return checked(tree), used
+    return require_finite(tree), used
 
 
-def checked(tree: Tree) -> Tree:
+def require_finite(tree: Tree) -> Tree:
     """Return ``tree`` if all of it is finite.
 
     Raises:

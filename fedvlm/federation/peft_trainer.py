@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree
-from fedvlm.federation.aggregate import Update, checked, weighted_mean
+from fedvlm.federation.aggregate import Update, require_finite, weighted_mean
 from fedvlm.federation.context import Context
 from fedvlm.federation.groups import Rule
 from fedvlm.federation.trainer import Trainer
@@ -95,7 +95,7 @@ class PeftTrainer(Trainer):
             return weighted_mean(updates)
         ordered = sorted(updates, key=lambda u: u.client)
         weights = [u.weight for u in ordered]
-        return checked(average_peft([u.params for u in ordered], weights, "product_svd"))
+        return require_finite(average_peft([u.params for u in ordered], weights, "product_svd"))
 
     def server(self, ctx: Context, server: State, updates: Sequence[Update]) -> State:
         """Return the server's state after a round."""

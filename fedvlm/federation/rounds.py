@@ -199,8 +199,8 @@ class Federation:
         start = trainer.trainables(model, rng.stream(plan.seed, "init"))
         self.p0 = cast(start, model.dtype, model.device)
         self.groups = resolve(self.p0, trainer.rules(list(self.p0)), f"trainer {trainer.name}")
-        finetune: Finetune = trainer.own_finetune().configured(trainer.root)
-        self.finetuning = finetune.resolved(self.groups, trainer.name)
+        finetune: Finetune = trainer.own_finetune().configure(trainer.root)
+        self.finetuning = finetune.select(self.groups, trainer.name)
 
     def context(self, clients: Sequence[int], round_: int = 0) -> Context:
         """Return the context of a chunk of clients in a round."""
