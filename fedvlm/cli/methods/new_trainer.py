@@ -176,14 +176,14 @@ def _typed(path: Path) -> str:
     return str(path) if len(path.parts) > 1 or path.is_absolute() else f"./{path}"
 
 
-def _next(name: str, spec: str, yaml: Path, own: bool) -> list[str]:
+def _next(name: str, spec: str, yaml: Path, registered: bool) -> list[str]:
     """Return the three next commands."""
     word = shlex.quote(spec)
-    config = "" if own else f" --trainer-config-file {shlex.quote(_typed(yaml))}"
+    config = "" if registered else f" --trainer-config-file {shlex.quote(_typed(yaml))}"
     tests = "tests/check/test_invariants.py tests/trainers/test_every_trainer.py"
     return [
         f"  python -m fedvlm run --demo --rounds 2 --trainer {word}{config}",
         f"  python -m fedvlm check {word}",
-        f"  python -m pytest {tests} -k {name.lower()}" if own
+        f"  python -m pytest {tests} -k {name.lower()}" if registered
         else f"  python -m fedvlm bench methods {word}",
     ]
