@@ -20,10 +20,10 @@ QUICK = ("--clients", "2", "--rounds", "2", "--repeats", "1")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_images() -> Iterator[None]:
-    """Half of the images: the plain sides take them through the tower in every batch."""
+def one_epoch() -> Iterator[None]:
+    """Half of the steps: the plain sides pay a whole text pass for each."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(methods, "COMMON", ("--demo", "--device", "cpu", "--shots", "2"))
+    patch.setattr(methods, "COMMON", (*methods.COMMON, "--local-epochs", "1"))
     yield
     patch.undo()
 
