@@ -4,24 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, FedvlmError
-from fedvlm.models.adapt import peft
 from fedvlm.models.adapt.average import average_peft, product_svd
-from fedvlm.models.towers.adapters import mix_peft
-from fedvlm.models.vlmodel import VLModel
-from tests.models.test_peft_tower import pixels, spec_of, start
-from tests.models.toys import NAMES, products, toy
-
-A, B = "image.lora.0.q.A", "image.lora.0.q.B"
-SITE = "image.lora.0.q"
-
-
-def client(seed: int, rank: int = 2, out: int = 6, into: int = 5) -> dict[str, Tensor]:
-    gen = torch.Generator().manual_seed(seed)
-    shapes = {A: (rank, into), B: (out, rank), "head.weight": (3, 4)}
-    return {n: torch.randn(s, generator=gen, dtype=torch.float64) for n, s in shapes.items()}
+from tests.models.adapted import SITE, A, B, client
+from tests.models.toys import products
 
 
 def test_mean_of_products_minus_product_of_means() -> None:
@@ -102,44 +89,3 @@ def test_refusals() -> None:
         average_peft([client(0)], [1], "mean")
     with pytest.raises(FedvlmError, match="above zero"):
         average_peft([client(0)], [0])
-
-
-def test_mixing_is_exact_for_products_and_collapses_at_the_ends() -> None:
-    gen = torch.Generator().manual_seed(0)
-    v, w = (
-        {n: torch.stack([client(s + i)[n] for i in range(4)]) for n in (A, B, "head.weight")}
-        for s in (0, 10)
-    )
-    alpha = torch.rand(4, generator=gen, dtype=torch.float64)
-    mixed, share = mix_peft(alpha, v, w), alpha[:, None, None]
-    assert mixed[A].shape[1] == 4 and mixed[B].shape[2] == 4
-    want = share * products(v)[SITE] + (1 - share) * products(w)[SITE]
-    assert torch.allclose(products(mixed)[SITE], want, 0, 1e-12)
-    linear = share * v["head.weight"] + (1 - share) * w["head.weight"]
-    assert torch.allclose(mixed["head.weight"], linear, 0, 1e-15)
-    for end, tree in ((1.0, v), (0.0, w)):
-        alone = mix_peft(torch.full_like(alpha, end), v, w)
-        assert torch.equal(products(alone)[SITE], products(tree)[SITE])
-        assert torch.equal(alone["head.weight"], tree["head.weight"])
-
-
-def test_the_towers_run_the_mix_and_alpha_has_its_gradient() -> None:
-    model = VLModel(toy(dtype=torch.float64), NAMES)
-    spec = spec_of("lora", "lora")
-    v, w = start(spec, model, 0.3), {n: -t for n, t in start(spec, model, 0.2).items()}
-    x = {"pixels": pixels()}
-
-    def value(alpha: Tensor) -> Tensor:
-        p = mix_peft(alpha, v, w)
-        z, t = peft.image_features(spec, model, p, x), peft.text_features(spec, model, p)
-        return model.logits(z, t)
-
-    ones = torch.ones(3, dtype=torch.float64)
-    for end, tree in ((1.0, v), (0.0, w)):
-        z, t = (peft.image_features(spec, model, tree, x), peft.text_features(spec, model, tree))
-        assert torch.allclose(value(end * ones), model.logits(z, t), 0, 1e-12)
-    alpha = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64, requires_grad=True)
-    (slope,) = torch.autograd.grad(value(alpha).square().sum(), alpha)
-    with torch.no_grad():
-        up, down = (value(alpha + h).square().sum((1, 2)) for h in (1e-5, -1e-5))
-    assert torch.allclose(slope, (up - down) / 2e-5, 1e-6)

@@ -21,7 +21,6 @@ from tests.models.toys import rows_of
 
 WIDTH, COUNT = 64, 400
 MANY = 100_000  # a writer of so many is never done before it is killed
-
 CONTEXT = multiprocessing.get_context("fork")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,31 +10,12 @@ import torch
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.models.load.backbones import load_backbone
 from fedvlm.models.vlmodel import VLModel
+from tests.models.adapted import save_hf_clip
 from tests.models.toys import NAMES, relative
-
-SHAPE = {"intermediate_size": 72, "num_hidden_layers": 2, "num_attention_heads": 2}
-
-
-def _save(folder: Path, vocabulary: int = 49408, **text: Any) -> Any:
-    from transformers import CLIPConfig, CLIPModel
-
-    with torch.random.fork_rng([]):
-        torch.manual_seed(0)
-        config = CLIPConfig(
-            text_config=SHAPE | {"hidden_size": 32, "max_position_embeddings": 20,
-                                 "vocab_size": vocabulary, "eos_token_id": 49407} | text,
-            vision_config=SHAPE | {"hidden_size": 48, "image_size": 32, "patch_size": 8},
-            projection_dim=16,
-        )
-        model = CLIPModel(config).eval()
-        for parameter in model.parameters():
-            parameter.data.add_(0.05 * torch.randn_like(parameter))
-    model.save_pretrained(folder)
-    return model
 
 
 def test_features_equal_transformers(tmp_path: Path) -> None:
-    theirs = _save(tmp_path)
+    theirs = save_hf_clip(tmp_path)
     state = torch.random.get_rng_state()
     ours = load_backbone(str(tmp_path), loader="transformers")
     assert torch.equal(state, torch.random.get_rng_state())
@@ -60,9 +40,9 @@ def test_refusals(tmp_path: Path) -> None:
         load_backbone("ViT-B/16", "openai", loader="transformers")
     with pytest.raises(DataError, match="cannot load"):
         load_backbone(str(tmp_path), loader="transformers")
-    _save(tmp_path, vocabulary=100)
+    save_hf_clip(tmp_path, vocabulary=100)
     with pytest.raises(DataError, match="no tokenizer"):
         load_backbone(str(tmp_path), loader="transformers")
-    _save(tmp_path, hidden_act="relu")
+    save_hf_clip(tmp_path, hidden_act="relu")
     with pytest.raises(ConfigError, match="relu"):
         load_backbone(str(tmp_path), loader="transformers")

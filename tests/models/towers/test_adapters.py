@@ -14,31 +14,11 @@ from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.models.adapt import peft
 from fedvlm.models.adapt.peft import PeftSpec
 from fedvlm.models.towers import text
-from fedvlm.models.towers.adapters import adapter_tree, parse_targets
+from fedvlm.models.towers.adapters import adapter_tree, lora_linear, mix_peft, parse_targets
 from fedvlm.models.towers.blocks import FrozenBlock
 from fedvlm.models.vlmodel import VLModel
-from tests.models.toys import NAMES, toy
-
-EVERY = ("q", "k", "v", "o", "fc", "proj")
-K = 3
-
-
-def spec_of(visual: str = "lora", text: str = "none", **more: Any) -> PeftSpec:
-    return PeftSpec(text, visual, "text", **({"rank": 4, "targets": EVERY, "width": 5} | more))
-
-
-def start(spec: PeftSpec, model: VLModel, noise: float = 0.0, k: int = K) -> dict[str, Tensor]:
-    gen = torch.Generator().manual_seed(3)
-    tree = peft.build(spec, model, gen)
-    return {
-        n: v.to(model.dtype) + noise * torch.randn(k, *v.shape, generator=gen, dtype=model.dtype)
-        for n, v in tree.items()
-    }
-
-
-def pixels(k: int = K, batch: int = 2) -> Tensor:
-    gen = torch.Generator().manual_seed(5)
-    return torch.randn(k, batch, 3, 32, 32, generator=gen, dtype=torch.float64)
+from tests.models.adapted import SITE, A, B, K, client, pixels, spec_of, start
+from tests.models.toys import NAMES, products, toy
 
 
 @pytest.mark.parametrize("kind", ["vit", "gelu", "custom", "siglip"])
@@ -243,3 +223,59 @@ def test_refusals() -> None:
     p = start(spec_of(), model, 0.0, 1)
     with pytest.raises(FedvlmError, match="need pixels or tokens"):
         peft.image_features(spec_of(), model, p, {"features": torch.zeros(1, 2, 24)})
+
+
+def test_stacked_lora_equals_one_by_one() -> None:
+    gen = torch.Generator().manual_seed(0)
+    x, weight, bias = (torch.randn(s, generator=gen, dtype=torch.float64)
+                       for s in ((3, 2, 4, 6), (5, 6), (5,)))
+    a, b = (torch.randn(s, generator=gen, dtype=torch.float64) for s in ((3, 2, 6), (3, 5, 2)))
+    a.requires_grad_()
+    out = lora_linear(x, weight, bias, a, b, 0.5)
+    (grad,) = torch.autograd.grad(out.square().sum(), a)
+    for k in range(3):
+        leaf = a[k].detach().requires_grad_()
+        single = x[k] @ (weight + 0.5 * b[k] @ leaf).T + bias
+        torch.testing.assert_close(out[k], single)
+        torch.testing.assert_close(grad[k], torch.autograd.grad(single.square().sum(), leaf)[0])
+
+
+def test_mixing_is_exact_for_products_and_collapses_at_the_ends() -> None:
+    gen = torch.Generator().manual_seed(0)
+    v, w = (
+        {n: torch.stack([client(s + i)[n] for i in range(4)]) for n in (A, B, "head.weight")}
+        for s in (0, 10)
+    )
+    alpha = torch.rand(4, generator=gen, dtype=torch.float64)
+    mixed, share = mix_peft(alpha, v, w), alpha[:, None, None]
+    assert mixed[A].shape[1] == 4 and mixed[B].shape[2] == 4
+    want = share * products(v)[SITE] + (1 - share) * products(w)[SITE]
+    assert torch.allclose(products(mixed)[SITE], want, 0, 1e-12)
+    linear = share * v["head.weight"] + (1 - share) * w["head.weight"]
+    assert torch.allclose(mixed["head.weight"], linear, 0, 1e-15)
+    for end, tree in ((1.0, v), (0.0, w)):
+        alone = mix_peft(torch.full_like(alpha, end), v, w)
+        assert torch.equal(products(alone)[SITE], products(tree)[SITE])
+        assert torch.equal(alone["head.weight"], tree["head.weight"])
+
+
+def test_the_towers_run_the_mix_and_alpha_has_its_gradient() -> None:
+    model = VLModel(toy(dtype=torch.float64), NAMES)
+    spec = spec_of("lora", "lora")
+    v, w = start(spec, model, 0.3), {n: -t for n, t in start(spec, model, 0.2).items()}
+    x = {"pixels": pixels()}
+
+    def value(alpha: Tensor) -> Tensor:
+        p = mix_peft(alpha, v, w)
+        z, t = peft.image_features(spec, model, p, x), peft.text_features(spec, model, p)
+        return model.logits(z, t)
+
+    ones = torch.ones(3, dtype=torch.float64)
+    for end, tree in ((1.0, v), (0.0, w)):
+        z, t = (peft.image_features(spec, model, tree, x), peft.text_features(spec, model, tree))
+        assert torch.allclose(value(end * ones), model.logits(z, t), 0, 1e-12)
+    alpha = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(value(alpha).square().sum(), alpha)
+    with torch.no_grad():
+        up, down = (value(alpha + h).square().sum((1, 2)) for h in (1e-5, -1e-5))
+    assert torch.allclose(slope, (up - down) / 2e-5, 1e-6)

@@ -17,8 +17,7 @@ from fedvlm.models.adapt.peft_io import from_peft, load_peft, save_peft, to_peft
 from fedvlm.models.load.backbones import load_backbone
 from fedvlm.models.towers.layers import split_attention
 from fedvlm.models.vlmodel import VLModel
-from tests.models.test_hf_clip import _save
-from tests.models.test_peft_tower import spec_of, start
+from tests.models.adapted import save_hf_clip, spec_of, start
 from tests.models.toys import NAMES, toy
 
 LAYERS = ["q_proj", "k_proj", "v_proj", "out_proj", "c_fc", "c_proj"]
@@ -99,7 +98,7 @@ def test_an_adapter_of_one_tower_does_not_touch_the_other(tmp_path: Path) -> Non
 def test_transformers_names(tmp_path: Path) -> None:
     from peft import get_peft_model_state_dict
 
-    hf = _save(tmp_path / "clip").double()
+    hf = save_hf_clip(tmp_path / "clip").double()
     backbone = load_backbone(str(tmp_path / "clip"), loader="transformers", dtype=torch.float64)
     wrapped = theirs(hf, ["q_proj", "v_proj", "out_proj", "fc1", "fc2"])
     state = get_peft_model_state_dict(wrapped)
