@@ -1,4 +1,4 @@
-"""``python -m fedvlm <run|bench|list|show|config>``."""
+"""``python -m fedvlm``: the same command as ``fedvlm``."""
 
 import sys
 

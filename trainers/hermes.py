@@ -38,7 +38,7 @@ from torch import Tensor
 from fedvlm.config.option import Option
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.trees import State, Tree
-from fedvlm.federation.aggregate import Updates, checked, weighted_mean, weighted_sum
+from fedvlm.federation.aggregate import Updates, require_finite, weighted_mean, weighted_sum
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.groups import TAG, Finetune
@@ -113,7 +113,7 @@ class Hermes(PeftTrainer):
         """Train under the mask, then decide on more pruning, then send what is left."""
         state = state | {"w": self.masked_fit(ctx, state, received)}
         state = state | self.decide(ctx, state)
-        w = masked(state["w"], state["mask"])
+        w = apply_mask(state["w"], state["mask"])
         sent = {MASK + site: m > 0 for site, m in state["mask"].items()}
         return state | {"w": w}, ctx.upload(w, extras=sent)
 
@@ -121,9 +121,9 @@ class Hermes(PeftTrainer):
         """Fit from the download; pruned units get no gradient and stay zero."""
 
         def keep(params: Tree, grads: Tree, batch: Batch) -> Tree:
-            return masked(grads, batch.cut(state["mask"]))
+            return apply_mask(grads, batch.cut(state["mask"]))
 
-        start = masked(state["w"] | received, state["mask"])
+        start = apply_mask(state["w"] | received, state["mask"])
         return ctx.fit(start, self.loss, edit=keep, **how).params
 
     def accuracy(self, ctx: Context, w: Tree) -> Tensor:
@@ -145,7 +145,7 @@ class Hermes(PeftTrainer):
 
     def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return the client's own model: its download under its mask."""
-        return masked(state["w"] | received, state["mask"])
+        return apply_mask(state["w"] | received, state["mask"])
 
     def finetune(self, ctx: Context, state: State, received: Tree, how: Finetune) -> Tree:
         """Fine-tune a copy under the mask."""
@@ -232,7 +232,7 @@ def scores(tree: Tree) -> Tree:
     return out
 
 
-def masked(tree: Tree, mask: Tree) -> Tree:
+def apply_mask(tree: Tree, mask: Tree) -> Tree:
     """Return ``tree`` with pruned units zero; masks ``[..., U]`` by site, tensors ``[..., *]``."""
     out = dict(tree)
     for name, value in tree.items():
@@ -277,4 +277,4 @@ def average(updates: Updates, previous: Tree, rule: str) -> tuple[Tree, Tree]:
             common = kept.bool().all(0)
             whole[name] = torch.where(common, plain, previous[name])
             each[name] = torch.where(common, plain, sent)
-    return checked(whole), each
+    return require_finite(whole), each

@@ -15,7 +15,7 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from fedvlm.bench.flops import Towers
-from fedvlm.bench.machine import Spent, timed
+from fedvlm.bench.machine import Cost, measure
 from fedvlm.bench.reference import ReferenceClip, ReferenceFedTV, literal_ids
 from fedvlm.core import rng
 from fedvlm.core.errors import FedvlmError
@@ -149,7 +149,7 @@ class Case:
         self.start = self._start()
         self.samples = self._images(train, test)
         self.features: Tensor | None = None
-        self.fill = Spent(0.0, 0.0, 0)
+        self.fill = Cost(0.0, 0.0, 0)
 
     def _start(self) -> dict[str, Tensor]:
         """Initial tensors, away from orthonormal factors: their gradient is rounding noise."""
@@ -166,11 +166,11 @@ class Case:
         labels = torch.randint(len(self.names), (train + test,), generator=draw)
         return Samples(pixels, labels, train)
 
-    def encode(self) -> Spent:
+    def encode(self) -> Cost:
         """Fill a cold feature cache with all images, as a run does, and return what it took."""
         pixels = self.samples.pixels
         with tempfile.TemporaryDirectory() as folder:
-            features, self.fill = timed(lambda: cached_features(
+            features, self.fill = measure(lambda: cached_features(
                 self.fast, [str(i) for i in range(len(pixels))], lambda i: pixels[i], view=-1,
                 transform_digest="bench", cache_dir=Path(folder),
             ))
@@ -192,7 +192,7 @@ class Case:
             model.dtype,
         )
         plan = Plan(1, clients, epochs=epochs, seed=SEED, optim=SGD)
-        trainer = recorded(self.kind, self.cfg, self.start)
+        trainer = recording_trainer(self.kind, self.cfg, self.start)
         return Federation(trainer, model, batcher, plan, engine=LocalEngine(chunk))
 
     # ---- reference ---------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def fedtv() -> tuple[CfgNode, Any]:
     return CfgNode({"TRAINER": CfgNode({"FEDTV": node})}), kind
 
 
-def recorded(kind: Any, cfg: CfgNode, start: dict[str, Tensor]) -> Any:
+def recording_trainer(kind: Any, cfg: CfgNode, start: dict[str, Tensor]) -> Any:
     """Return the trainer with given initial tensors; it keeps each step's losses in ``losses``."""
 
     class Recorded(kind):  # type: ignore[misc]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedvlm.bench import flops, machine
 from fedvlm.bench.case import SGD, TINY, Case, Shared, local_round
-from fedvlm.bench.machine import Measurements, Spent, busiest, timed
+from fedvlm.bench.machine import Cost, Measurements, busiest, measure
 from fedvlm.bench.reference import ReferenceFedTV
 from fedvlm.core.errors import ConfigError
 from fedvlm.evaluation.evaluator import Evaluator
@@ -146,7 +146,7 @@ def _flops(o: Options, case: Case) -> Measurements:
     }
 
 
-def _warm(case: Case, o: Options) -> Spent:
+def _warm(case: Case, o: Options) -> Cost:
     """Make and check the packed tower, the anchor and the layout: once per class list."""
     sigma = case.start["text.sigma"]
 
@@ -155,7 +155,7 @@ def _warm(case: Case, o: Options) -> Spent:
             case.model.anchor("literal", sigma.shape[1])
             case.model.text(sigma.expand(o.stack, *sigma.shape))
 
-    return timed(work)[1]
+    return measure(work)[1]
 
 
 # ---- one training step ------------------------------------------------------------------------
@@ -180,12 +180,12 @@ def _steps(
     for i in range(o.repeats):
         say(f"training step, pair {i + 1} of {o.repeats}")
         pixels, labels = batches[i]
-        loss, spent = timed(lambda x=pixels, y=labels: reference.train_step(x, y, optimizer))  # type: ignore[misc]
+        loss, spent = measure(lambda x=pixels, y=labels: reference.train_step(x, y, optimizer))  # type: ignore[misc]
         losses.append(loss)
         pair: Measurements = {"reference": vars(spent), "reference_image_cpu": reference.image_cpu}
         for name, fed in sides.items():
             with machine.torch_products(name == TORCH):
-                _, spent = timed(lambda f=fed: local_round(f))  # type: ignore[misc]
+                _, spent = measure(lambda f=fed: local_round(f))  # type: ignore[misc]
             pair[name] = vars(spent.over(len(batches) * fed.plan.clients))
         for name, value in machine.peaks(o.bf16, tries=2).items():
             rate[name] = max(rate[name], value)
@@ -225,11 +225,11 @@ def measure_round(o: Options, case: Case, say: Say) -> Measurements:
     state = fed.start()
     fed.round(state, 1)
     say(f"a round of {o.clients} clients, ours")
-    after, first = timed(lambda: fed.round(state, 1))
+    after, first = measure(lambda: fed.round(state, 1))
     say("the same, reference: one client")
     client, logits, spent = _reference_client(o, case, after)
     say("a round, ours, again")
-    _, second = timed(lambda: fed.round(state, 1))
+    _, second = measure(lambda: fed.round(state, 1))
     ours = [_logits(fed, case, p) for p in _models(after)]
     scale = max(float(z.abs().max()) for z in logits)
     worst = max(float((a - b).abs().max()) for a, b in zip(ours, logits, strict=True))
@@ -249,16 +249,16 @@ def _models(after: FedState) -> list[dict[str, Tensor]]:
 
 def _reference_client(
     o: Options, case: Case, after: FedState
-) -> tuple[list[Spent], list[Tensor], Spent]:
+) -> tuple[list[Cost], list[Tensor], Cost]:
     """One client of the published recipe: local training and two full evaluations."""
     reference = case.reference()
     optimizer = reference.optimizer(SGD.lr, SGD.momentum, SGD.weight_decay)
     batches, tests = case.batches(o.epochs), case.test_batches(TEST_BATCH)
-    evaluations: list[Spent] = []
+    evaluations: list[Cost] = []
     logits: list[Tensor] = []
 
     def evaluate() -> None:
-        output, spent = timed(lambda: reference.evaluate(tests))
+        output, spent = measure(lambda: reference.evaluate(tests))
         logits.append(output)
         evaluations.append(spent)
 
@@ -269,7 +269,7 @@ def _reference_client(
         reference.set_values(after.server["w"])
         evaluate()
 
-    _, spent = timed(work)
+    _, spent = measure(work)
     return evaluations, logits, spent
 
 

@@ -32,25 +32,25 @@ PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "baddbmm_", "_linear_pointwise")
 
 
 @dataclass(frozen=True)
-class Spent:
+class Cost:
     """CPU seconds of all threads, wall seconds, peak resident memory in bytes."""
 
     cpu: float
     wall: float
     rss: int
 
-    def over(self, n: int) -> Spent:
+    def over(self, n: int) -> Cost:
         """Return the time of one of ``n`` equal parts."""
-        return Spent(self.cpu / n, self.wall / n, self.rss)
+        return Cost(self.cpu / n, self.wall / n, self.rss)
 
 
-def timed(work: Callable[[], T]) -> tuple[T, Spent]:
+def measure(work: Callable[[], T]) -> tuple[T, Cost]:
     """Run ``work`` and return what it returned and what it spent."""
     _reset_peak()
     wall, cpu = time.perf_counter(), time.process_time()
     out = work()
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-    return out, Spent(cpu, wall, _peak())
+    return out, Cost(cpu, wall, _peak())
 
 
 def settle() -> int:
@@ -143,7 +143,7 @@ def product_rate(
         w = torch.randn(n, k, generator=generator).to(dtype)
         product(x, w)
         for _ in range(tries):
-            _, spent = timed(lambda x=x, w=w: product(x, w))  # type: ignore[misc]
+            _, spent = measure(lambda x=x, w=w: product(x, w))  # type: ignore[misc]
             best = max(best, 2 * m * k * n / max(spent.cpu, 1e-9))
     return best
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fedvlm.bench import machine
-from fedvlm.bench.machine import Measurements, timed
+from fedvlm.bench.machine import Measurements, measure
 from fedvlm.console.rows import table_lines
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.cards import trainer_files
@@ -121,7 +121,7 @@ def compare(fast: Federation, plain: Federation, rounds: int, repeats: int) -> M
     }
 
 
-def play(fed: Federation, rounds: int) -> tuple[Measurements, machine.Spent]:
+def play(fed: Federation, rounds: int) -> tuple[Measurements, machine.Cost]:
     """Run the first rounds from the start; return what was sent and lost, and what it took.
 
     The memory is what the work added at its peak, not the whole process.
@@ -135,7 +135,7 @@ def play(fed: Federation, rounds: int) -> tuple[Measurements, machine.Spent]:
             state = fed.round(state, round_)
 
     before = machine.settle()
-    _, spent = timed(work)
+    _, spent = measure(work)
     spent = replace(spent, rss=max(0, spent.rss - before))
     losses: Losses = {
         (e.round, client, name): value

@@ -70,7 +70,7 @@ def same_fed(ours: FedState, theirs: FedState, what: str, tolerance: float = 0.0
         same_state(held, state, f"{what}: held for client {client}", tolerance)
 
 
-def moved(ours: State, theirs: State) -> bool:
+def differs(ours: State, theirs: State) -> bool:
     """Return whether any tensor of equal slot and name differs."""
     return any(
         gap(value, theirs[slot][name]) > 0
@@ -79,16 +79,16 @@ def moved(ours: State, theirs: State) -> bool:
     )
 
 
-def copied(state: State) -> State:
+def copy_state(state: State) -> State:
     """Return a copy that shares no memory, so that a later write in place shows."""
     return {slot: clone(tree) for slot, tree in state.items()}
 
 
-def copied_fed(state: FedState) -> FedState:
+def copy_fed(state: FedState) -> FedState:
     """Return a copy of a whole federation's state that shares no memory."""
-    clients = {c: copied(s) for c, s in state.clients.items()}
-    held = {c: copied(s) for c, s in state.held.items()}
-    return FedState(state.round, copied(state.server), clients, held)
+    clients = {c: copy_state(s) for c, s in state.clients.items()}
+    held = {c: copy_state(s) for c, s in state.held.items()}
+    return FedState(state.round, copy_state(state.server), clients, held)
 
 
 def plain(value: Any) -> Any:

@@ -78,7 +78,7 @@ INVARIANTS: dict[str, Invariant] = {
 }
 
 
-def misdeclared(trainer: type[Trainer]) -> dict[str, str]:
+def exemption_mistakes(trainer: type[Trainer]) -> dict[str, str]:
     """Return what is wrong with a trainer's ``exempt``, by its key; empty when all is well."""
     wrong = {}
     for name, reason in trainer.exempt.items():
@@ -105,7 +105,7 @@ def run(
     trainer = load_trainer(spec) if isinstance(spec, str) else spec
     world = world or World(opts)
     world.config(trainer)  # wrong options are the user's mistake, not a broken invariant
-    wrong = misdeclared(trainer)
+    wrong = exemption_mistakes(trainer)
     verdicts = [Verdict(n, "exemptions are declared", "broken", what)
              for n, what in wrong.items() if n not in INVARIANTS]
     for name, invariant in INVARIANTS.items():

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedvlm.check.compare import Broken, copied, copied_fed, demand, same_state, same_tree
+from fedvlm.check.compare import Broken, copy_fed, copy_state, demand, same_state, same_tree
 from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree, expand, matching
@@ -153,8 +153,8 @@ def g2_server_untouched(world: World, trainer: Method) -> None:
     """
     for stacked in (False, True):
         fed = world.federation(trainer, Setup(chunk=len(world.splits)))
-        state = copied_fed(world.trajectory(trainer).states[1])
-        before, start = copied_fed(state), copied({"start": fed.p0})
+        state = copy_fed(world.trajectory(trainer).states[1])
+        before, start = copy_fed(state), copy_state({"start": fed.p0})
         if stacked:
             work(fed, state)
         else:
@@ -198,13 +198,13 @@ def g3_order(world: World, trainer: Method) -> None:
     state, first = run.states[1], run.events[1]
     order = sent_in(first).clients[::-1]
     fed = world.federation(trainer, Setup(engine=Ordered(1, order)))
-    after = fed.round(copied_fed(state), 2)
+    after = fed.round(copy_fed(state), 2)
     said = f"clients in the order {', '.join(map(str, order))}"
     for client, old in run.states[2].clients.items():
         same_state(after.clients[client], old, f"{said}: client {client}", EXACT)
     same_state(after.server, run.states[2].server, f"{said}: server", EXACT)
     for client, message in sent_in(first).messages().items():
-        alone = work(world.federation(trainer), copied_fed(state), [client])
+        alone = work(world.federation(trainer), copy_fed(state), [client])
         what = f"client {client} alone, not after the others"
         same_state(alone.states[client], run.states[2].clients[client], what, EXACT)
         (part,) = alone.parts
@@ -242,7 +242,7 @@ def g7_weights(world: World, trainer: Method) -> None:
             updates = sent_in(event)
             ctx = fed.server_context(event.round, Held(before.held))
             servers.append(fed.trainer.aggregate(
-                ctx, copied(before.server), replace(updates, weight=updates.weight * factor)
+                ctx, copy_state(before.server), replace(updates, weight=updates.weight * factor)
             ))
         same_state(servers[1], servers[0], f"round {event.round}, weights times 4: server", EXACT)
 
@@ -270,10 +270,10 @@ def g10_groups(world: World, trainer: Method) -> None:
 def shuffled_server(world: World, trainer: Method) -> None:
     """The server's rule does not depend on the order in which updates arrive."""
     run = world.trajectory(trainer)
-    parts = work(world.federation(trainer), copied_fed(run.states[1])).parts
+    parts = work(world.federation(trainer), copy_fed(run.states[1])).parts
     servers = []
     for arrived in (parts, parts[::-1]):
         fed = world.federation(trainer)
         ctx = fed.server_context(2, Held(run.states[1].held))
-        servers.append(fed.trainer.aggregate(ctx, copied(run.states[1].server), join(arrived)))
+        servers.append(fed.trainer.aggregate(ctx, copy_state(run.states[1].server), join(arrived)))
     same_state(servers[1], servers[0], "updates in reverse order: server", EXACT)

@@ -13,10 +13,10 @@ import torch
 from fedvlm.check.compare import (
     Broken,
     ShiftedGenerators,
-    copied_fed,
+    copy_fed,
     demand,
+    differs,
     gap,
-    moved,
     plain,
     same_fed,
     same_state,
@@ -54,7 +54,7 @@ def g4_no_rate(world: World, trainer: Method) -> None:
 
 
 def _personal(run: Trajectory, state: FedState) -> Iterator[tuple[Sequence[int], Tree]]:
-    return run.fed.personal(copied_fed(state), range(run.fed.plan.clients))
+    return run.fed.personal(copy_fed(state), range(run.fed.plan.clients))
 
 
 def g5_centralised(world: World, trainer: Method) -> None:
@@ -136,12 +136,12 @@ def g11_small_clients(world: World, trainer: Method) -> None:
     run = world.trajectory(trainer)
     state = run.states[0]
     for client, size in enumerate(SIZES):
-        alone = work(world.federation(trainer), copied_fed(state), [client])
+        alone = work(world.federation(trainer), copy_fed(state), [client])
         said = f"client {client} with {size} sample(s) and batch size {Setup().batch}"
         demand(alone.counters.get("steps", 0) >= 1, f"{said} took no step")
         message = alone.parts[0].messages()[client]
         down = run.fed.downloads(state, 1, [client])[client]
-        changed = moved(alone.states[client], state.clients[client]) or any(
+        changed = differs(alone.states[client], state.clients[client]) or any(
             gap(v, down[n]) > 0 for n, v in message.items() if n in down
         )
         demand(changed, f"{said} did not change")
@@ -162,8 +162,8 @@ def g12_seeds(world: World, trainer: Method) -> None:
         raise
     first, other = run.states[1], world.record(trainer, Setup(seed=2), until=1).states[1]
     demand(
-        moved(other.server, first.server)
-        or any(moved(other.clients[c], s) for c, s in first.clients.items()),
+        differs(other.server, first.server)
+        or any(differs(other.clients[c], s) for c, s in first.clients.items()),
         "another seed gives the same numbers",
     )
 
@@ -185,7 +185,7 @@ def _evaluated(world: World, trainer: Method) -> FedState:
             demand(bool(torch.isfinite(logits).all()), f"{what} are not finite")
 
     fed.subscribers.append(evaluate)
-    return copied_fed(fed.run())
+    return copy_fed(fed.run())
 
 
 def g13_fast_paths(world: World, trainer: Method) -> None:

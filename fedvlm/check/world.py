@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
-from fedvlm.check.compare import copied_fed, global_generators
+from fedvlm.check.compare import copy_fed, global_generators
 from fedvlm.config.build import build_config
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import declare
@@ -244,13 +244,13 @@ class World:
 
         def keep(event: Any) -> None:
             if isinstance(event, RoundFinished):
-                run.states.append(copied_fed(event.state))
+                run.states.append(copy_fed(event.state))
                 if event.round:
                     run.events.append(replace(event, state=run.states[-1]))
 
         run.fed.subscribers.append(keep)
         before, digest = global_generators(), self.backbone.verify_frozen()
-        run.fed.run(None if start is None else copied_fed(start), until)
+        run.fed.run(None if start is None else copy_fed(start), until)
         run.digests = (digest, self.backbone.verify_frozen())
         run.generators = (before, global_generators())
         return run

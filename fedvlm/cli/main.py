@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a bug of ours, 2 config or usage, 3 data, 4 diverged, 130 
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from fedvlm.console.guard import guarded
 from fedvlm.console.parser import asks_help
 from fedvlm.console.screen import say
 from fedvlm.core.errors import fold
+from fedvlm.core.threads import sleep_while_waiting
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def console_script() -> int:
     """Entry point of the command: ``fedvlm``, ``python -m fedvlm``, ``federated_main.py``."""
+    sleep_while_waiting(os.environ)
     code = main(sys.argv[1:])
     if code == 130:  # a second Ctrl-C, while Python ends, kills at once and shows no traceback
         signal.signal(signal.SIGINT, signal.SIG_DFL)

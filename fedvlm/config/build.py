@@ -13,7 +13,7 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from fedvlm.config.keys import family_aliases, refused_keys
-from fedvlm.config.option import Schema, Value, nodes, shown
+from fedvlm.config.option import Schema, Value, nodes, short_repr
 from fedvlm.config.read import Assignment, read_yaml
 from fedvlm.core.errors import ConfigError, did_you_mean
 
@@ -151,8 +151,8 @@ class _Merge:
             key, value, origin = target
             if key in set_by and set_by[key][0] != value:
                 self.mistakes.append(
-                    f"{entry.where}: {entry.key} sets {key} to {shown(value)}, but "
-                    f"{set_by[key][1]} sets it to {shown(set_by[key][0])}; keep one"
+                    f"{entry.where}: {entry.key} sets {key} to {short_repr(value)}, but "
+                    f"{set_by[key][1]} sets it to {short_repr(set_by[key][0])}; keep one"
                 )
                 continue
             set_by[key] = (value, entry.where)

@@ -99,7 +99,9 @@ class Option:
         elif kind in (tuple, list) and isinstance(value, (tuple, list)):
             return kind(self._item(v, value) for v in value)
         if type(value) is not kind:
-            raise ValueError(f"wants {_WANTED[kind]}, got {shown(value)} ({type(value).__name__})")
+            raise ValueError(
+                f"wants {_WANTED[kind]}, got {short_repr(value)} ({type(value).__name__})"
+            )
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"wants a finite number, got {value}")
         return value
@@ -111,7 +113,7 @@ class Option:
             value = _float(value)
         if type(value) not in kinds:
             wanted = " or ".join(sorted(k.__name__ for k in kinds))
-            raise ValueError(f"wants a list of {wanted}, got {shown(whole)}")
+            raise ValueError(f"wants a list of {wanted}, got {short_repr(whole)}")
         return value
 
     def _choose(self, value: Value) -> Value:
@@ -126,16 +128,16 @@ class Option:
                 return choice
         names = [str(c) or "''" for c in self.choices]
         raise ValueError(
-            f"must be one of {', '.join(names)}; got {shown(value)}"
+            f"must be one of {', '.join(names)}; got {short_repr(value)}"
             f"{did_you_mean(str(value), [*names, *self.aliases])}"
         )
 
     def _check_range(self, value: Value) -> None:
         items = value if self.kind in (tuple, list) else [value]
         if any(isinstance(v, (int, float)) and self._outside(v) for v in items):
-            raise ValueError(f"must be {self.limits()}, got {shown(value)}")
+            raise ValueError(f"must be {self.limits()}, got {short_repr(value)}")
         if self.length and len(items) != self.length:
-            raise ValueError(f"wants {self.length} numbers, got {shown(value)}")
+            raise ValueError(f"wants {self.length} numbers, got {short_repr(value)}")
 
     def _outside(self, value: float) -> bool:
         too_low = self.low is not None and (
@@ -176,7 +178,7 @@ def literal(text: str) -> Value:
         return text
 
 
-def shown(value: Value) -> str:
+def short_repr(value: Value) -> str:
     """Return a short ``repr`` for messages; long or deeply nested values are cut."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = 60

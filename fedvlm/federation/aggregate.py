@@ -101,7 +101,7 @@ def weighted_mean(updates: Updates, weights: Sequence[float] | None = None) -> T
         DivergedError: the aggregate is not finite; the message names the tensor.
     """
     share = updates.weight.tolist() if weights is None else list(weights)
-    return checked({name: weighted_sum(rows, share) for name, rows in updates.params.items()})
+    return require_finite({n: weighted_sum(rows, share) for n, rows in updates.params.items()})
 
 
 def similarity_weights(
@@ -142,10 +142,10 @@ def similarity_aware(
     for name, rows in updates.params.items():
         used[name] = similarity_weights(rows, previous[name], sizes, temperature, dtype)
         tree[name] = weighted_sum(rows, used[name])
-    return checked(tree), used
+    return require_finite(tree), used
 
 
-def checked(tree: Tree) -> Tree:
+def require_finite(tree: Tree) -> Tree:
     """Return ``tree`` if all of it is finite.
 
     Raises:

@@ -101,7 +101,7 @@ class Finetune:
     train: tuple[str, ...] = (SHARED, PERSONAL)
     lr: float = 0.0
 
-    def configured(self, cfg: Any) -> Finetune:
+    def configure(self, cfg: Any) -> Finetune:
         """Return this, with what ``FED.FINETUNE_*`` sets put over it."""
         fed = cfg.get("FED") if hasattr(cfg, "get") else None
         if fed is None:
@@ -114,7 +114,7 @@ class Finetune:
             lr=float(fed.FINETUNE_LR) or self.lr,
         )
 
-    def resolved(self, groups: Groups, owner: str) -> Finetune:
+    def select(self, groups: Groups, owner: str) -> Finetune:
         """Return this with ``train`` as patterns of the names in ``groups``, for ``Context.fit``.
 
         Raises:

@@ -12,7 +12,7 @@ from yacs.config import CfgNode
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree
-from fedvlm.federation.aggregate import Updates, checked
+from fedvlm.federation.aggregate import Updates, require_finite
 from fedvlm.federation.groups import Rule
 from fedvlm.federation.server import ServerContext
 from fedvlm.federation.trainer import Trainer
@@ -97,7 +97,7 @@ class PeftTrainer(Trainer):
         if self.spec.average != "product_svd":
             return super().combine(ctx, updates)
         each = [{n: v[k] for n, v in updates.params.items()} for k in range(len(updates))]
-        return checked(average_peft(each, updates.weight.tolist(), "product_svd"))
+        return require_finite(average_peft(each, updates.weight.tolist(), "product_svd"))
 
     def text_features(self, model: VLModel, params: Tree) -> Tensor:
         """See ``peft.text_features``."""

@@ -238,8 +238,8 @@ class Federation:
         start = trainer.trainables(model, rng.stream(plan.seed, "init"))
         self.p0 = cast(start, model.dtype, model.device)
         self.groups = resolve(self.p0, trainer.rules(list(self.p0)), f"trainer {trainer.name}")
-        finetune: Finetune = trainer.own_finetune().configured(trainer.root)
-        self.finetuning = finetune.resolved(self.groups, trainer.name)
+        finetune: Finetune = trainer.own_finetune().configure(trainer.root)
+        self.finetuning = finetune.select(self.groups, trainer.name)
         self.weighting = trainer.weighting if plan.weighting == "auto" else plan.weighting
         if trainer.weighting == OWN and self.weighting != OWN:
             raise ConfigError(

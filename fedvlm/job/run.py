@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
 import time
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from yacs.config import CfgNode
 
 from fedvlm.config.build import flat
 from fedvlm.console.log import LogFile
 from fedvlm.console.screen import Console, progress, say
 from fedvlm.core.errors import ConfigError
+from fedvlm.core.threads import usual_threads
 from fedvlm.data.partition.counts import partition_csv
 from fedvlm.evaluation import zero_shot
 from fedvlm.federation.rounds import FedState, without_held
@@ -45,8 +49,31 @@ def run_job(
         KeyboardInterrupt: the state after the last whole round is saved.
     """
     sinks = Sinks(cfg.SINKS)
-    if args.dry_run:
-        return dry_run(cfg)
+    with _threads(cfg):
+        if args.dry_run:
+            return dry_run(cfg)
+        finished = _run(cfg, origins, sinks, inputs)
+    args.finished = [*getattr(args, "finished", []), finished]
+    return 0
+
+
+@contextlib.contextmanager
+def _threads(cfg: CfgNode) -> Iterator[None]:
+    """Work with as many threads as the work can use, where the user gave no number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(
+        min(before, usual_threads({cfg.MODEL.BACKBONE.NAME}, os.environ, before))
+    )
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _run(
+    cfg: CfgNode, origins: dict[str, str], sinks: Sinks, inputs: Inputs | None
+) -> dict[str, Any]:
+    """Build the run, open its folder, train it unless it is done, and return its results."""
     began = time.perf_counter()
     choice = peft_choice(cfg, origins)
     built = build(cfg, progress, inputs=inputs)
@@ -59,22 +86,22 @@ def run_job(
         if cfg.TEST.KEEP_LOGITS and not (folder.path / "logits.safetensors").exists():
             console.notes(["it kept no logits: run it again under another --tag to have them"])
         console.result(folder.finished["results"]["table"])
-    else:
-        gc.freeze()  # what is built lives to the end: the collector need not walk it every round
-        with folder:
-            try:
-                results = _train(built, origins, folder, console, sinks, began)
-            except KeyboardInterrupt:
-                raise KeyboardInterrupt(
-                    f"whole rounds are saved in {folder.path}; the same command goes on there"
-                ) from None
-            finally:
-                gc.unfreeze()
-                console.finish()
-                sinks.close()
-        say_results(folder.path, float(results["run_info"]["seconds_rounds"]))
-    args.finished = [*getattr(args, "finished", []), folder.finished]
-    return 0
+        return folder.finished
+    gc.collect()
+    gc.freeze()  # what is built lives to the end: the collector need not walk it every round
+    with folder:
+        try:
+            results = _train(built, origins, folder, console, sinks, began)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"whole rounds are saved in {folder.path}; the same command goes on there"
+            ) from None
+        finally:
+            gc.unfreeze()
+            console.finish()
+            sinks.close()
+    say_results(folder.path, float(results["run_info"]["seconds_rounds"]))
+    return results
 
 
 def _train(

@@ -6,7 +6,7 @@ import contextlib
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import connection
 from typing import Protocol
 
@@ -168,11 +168,3 @@ class WorkerPool:
                 with contextlib.suppress(OSError):
                     worker.pipe.send(None)
             worker.end(10.0 if worker.cell is None else 0.0)
-
-
-def usual_threads(jobs: int, environ: Mapping[str, str], cores: int) -> int:
-    """Return the threads of each worker: ``OMP_NUM_THREADS``, else the cores shared out."""
-    word = environ.get("OMP_NUM_THREADS", "")
-    if word.isascii() and word.isdigit() and int(word) > 0:
-        return int(word)
-    return max(1, cores // jobs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,15 @@ from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve
 
 QUICK = ("--clients", "2", "--rounds", "2", "--repeats", "1")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_epoch() -> Iterator[None]:
+    """Half of the steps: the plain sides pay a whole text pass for each."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(methods, "COMMON", (*methods.COMMON, "--local-epochs", "1"))
+    yield
+    patch.undo()
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedvlm.check.compare import Broken, same_fed
-from fedvlm.check.invariants import INVARIANTS, misdeclared, run
+from fedvlm.check.invariants import INVARIANTS, exemption_mistakes, run
 from fedvlm.check.world import BASE, World
 from fedvlm.cli.main import main
 from fedvlm.cli.verbs import verbs
@@ -42,7 +42,7 @@ def test_invariant(world: World, trainer: str, name: str) -> None:
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_exemptions_have_a_reason(trainer: str) -> None:
-    assert misdeclared(load_trainer(trainer)) == {}
+    assert exemption_mistakes(load_trainer(trainer)) == {}
 
 
 def test_variant_fixed_of_fedtv() -> None:

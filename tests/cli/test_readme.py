@@ -19,7 +19,7 @@ from fedvlm.federation.cards import trainer_files
 from fedvlm.job.flags import by_name, parse
 from fedvlm.job.resolve import resolve
 from tests import jobs
-from tests.data.trees import tree_of
+from tests.data.miniatures.published import tree_of
 from tests.jobs import REPOSITORY
 
 PAGES = {name: (REPOSITORY / name).read_text(encoding="utf-8")

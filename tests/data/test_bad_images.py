@@ -1,4 +1,4 @@
-"""Images as they come: right pixels, or one sentence that names the file; and odd split files."""
+"""Images as they come: right pixels, or one sentence that names the file."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_helpers import Spec, own_split, write_image, write_split
 from PIL import Image
 
 from fedvlm.core.errors import DataError
 from fedvlm.data.datum import Datum
 from fedvlm.data.federated import FederatedData, build_federation
-from fedvlm.data.formats.coop_split import read_split
 from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import ImageLoader, check_decodes, decode
 from fedvlm.data.locate import other_spelling
+from tests.data.miniatures.own import Spec, own_split, write_image, write_split
 
 COLOUR = (200, 100, 50)
 PLAIN = Image.new("RGB", (16, 16), COLOUR)
@@ -246,38 +245,3 @@ def test_another_case_is_named_and_nothing_else(tmp_path: Path) -> None:
     assert "'A.PNG' is there" in other_spelling(str(tmp_path / "a.png"))
     assert other_spelling(str(tmp_path / "b.png")) == ""
     assert other_spelling(str(tmp_path / "absent" / "b.png")) == ""
-
-
-ROWS = {"train": [["a.png", 0, "a"]], "val": [], "test": [["b.png", 0, "a"]]}
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ('{"train": [["a", ' + "9" * 5000 + ', "x"]]}', "is not a JSON file"),
-        ("[" * 100_000, "is not a JSON file"),
-        ('{"train": NaN}', "'train' must be a list"),
-        (json.dumps(ROWS | {"train": [["a.png", 10**7, "a"]]}), "a whole number from 0"),
-        (json.dumps(ROWS | {"train": [["a.png", 1.0, "a"]]}), "a whole number from 0"),
-        (json.dumps(ROWS | {"train": [["\\\\host\\x.png", 0, "a"]]}), "relative path"),
-        (json.dumps(ROWS | {"train": [["d:x.png", 0, "a"]]}), "relative path"),
-        (json.dumps(ROWS | {"train": [["x/..", 0, "a"]]}), "relative path"),
-        (json.dumps(ROWS | {"test": [["b.png", 0, "a", "site"]]}), "name it in all or none"),
-    ],
-)
-def test_odd_split_files_get_one_sentence(tmp_path: Path, text: str, says: str) -> None:
-    path = tmp_path / "split.json"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(DataError, match=says) as caught:
-        read_split(path, tmp_path)
-    assert "split.json" in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_faults_are_gathered_where_asked(tmp_path: Path) -> None:
-    path = tmp_path / "split.json"
-    bad = [["../x.png", 0, "a"], ["c.png", "0", "a"]]
-    path.write_text(json.dumps(ROWS | {"train": [*ROWS["train"], *bad]}), encoding="utf-8")
-    faults: list[str] = []
-    split = read_split(path, tmp_path, faults)
-    assert [d.key for d in split.train_x] == ["a.png"] and len(faults) == 2
-    assert "train[1]" in faults[0] and "train[2]" in faults[1]

@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_helpers import config, own_split, write_image, write_split, write_tree
-from domain_trees import EVERY, write_domain_set
 from PIL import Image
-from trees import MINIS, tree_of
 
+from fedvlm.cli.main import main
 from fedvlm.data import doctor_checks
 from fedvlm.data.catalog import CATALOG
 from fedvlm.data.datum import Datum
@@ -20,6 +18,9 @@ from fedvlm.data.doctor import examine
 from fedvlm.data.doctor_checks import Checkup, Finding, check_lists, sample_images
 from fedvlm.data.get.prepare import prepare
 from fedvlm.data.layouts import prepared_name
+from tests.data.miniatures.domains import EVERY, write_domain_set
+from tests.data.miniatures.own import config, own_split, write_image, write_split, write_tree
+from tests.data.miniatures.published import MINIS, tree_of
 
 
 def known(root: Path, name: str, sample: int | None = None, **keys: Any) -> Checkup:
@@ -285,3 +286,17 @@ def test_a_sample_says_how_far_it_looked_and_the_second_look_reads_nothing(
 
     monkeypatch.setattr(doctor_checks, "check_decodes", never)
     assert examine(cfg, 5) == check
+
+
+def test_the_doctor_names_several_broken_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tree_of("EuroSAT", tmp_path).folder
+    broken = sorted(folder.rglob("*.jpg"))[:12]
+    for path in broken:
+        path.write_bytes(b"")
+    words = ["doctor", "--root", str(tmp_path), "--cache-dir", str(tmp_path / "cache"), "eurosat"]
+    assert main(words) == 3
+    said = capsys.readouterr().out
+    assert "12 of 24 images looked at do not decode" in said
+    assert sum(f"{path.name}: the file is empty" in said for path in broken) == 10

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_helpers import own_split, write_split
 from yacs.config import CfgNode
 
 from fedvlm.cli.main import main
@@ -18,6 +17,7 @@ from fedvlm.core.errors import ConfigError, DataError, FedvlmError
 from fedvlm.data.datasets import load_dataset
 from fedvlm.data.federated import FederatedData, build_federation
 from tests import jobs
+from tests.data.miniatures.own import own_split, write_split
 
 CLASSES = ["cat", "dog", "owl", "fox"]
 SHOTS = {"DATASET__NUM_SHOTS": 2, "DATASET__SUBSAMPLE_CLASSES": "base"}

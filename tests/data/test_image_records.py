@@ -7,14 +7,15 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from data_helpers import Spec, write_image
 
 from fedvlm.core.errors import DataError
 from fedvlm.data.datum import Datum
 from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import ImageLoader, check_decodes
+from tests.data.miniatures.own import Spec, write_image
 
 
 def datum(path: Path) -> Datum:
@@ -100,3 +101,26 @@ def test_reading_is_timed(tmp_path: Path) -> None:
     assert loader.reading == 0.0
     loader.load(0)
     assert loader.reading > 0.0
+
+
+def close(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Refuse what lies below ``folder``, as a folder without the right x does; root is let in."""
+    real = os.stat
+
+    def stat(path: Any, *args: Any, **more: Any) -> Any:
+        if isinstance(path, str | Path) and folder in Path(path).parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *args, **more)
+
+    monkeypatch.setattr(os, "stat", stat)
+
+
+def test_images_in_a_closed_folder_are_not_called_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shut").mkdir()
+    paths = [write_image(tmp_path / "a.png", 1), write_image(tmp_path / "shut" / "b.png", 2)]
+    close(monkeypatch, tmp_path / "shut")
+    items = [Datum(str(p), 0, key=p.name) for p in paths]
+    with pytest.raises(DataError, match=r"1 of 2 images .* cannot be reached .*b\.png: Permission"):
+        ImageRecords(None).find_broken(items, check_decodes)

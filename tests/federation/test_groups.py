@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedvlm.check.compare import copied_fed, same_fed, same_tree
+from fedvlm.check.compare import copy_fed, same_fed, same_tree
 from fedvlm.check.world import SIZES, Setup, World
 from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.core.trees import Tree, unstack
@@ -38,7 +38,7 @@ def test_it_changes_the_last_evaluation_and_nothing_else(name: str, tmp_path: Pa
     place, cls = world(2), load_trainer(name)
     run = place.record(cls)
     fed, end = run.fed, run.states[-1]
-    before = copied_fed(end)
+    before = copy_fed(end)
     tuned, again = models(fed, end), models(fed, end)
     same_fed(end, before, "the state after two fine-tunings")
     same_fed(end, world(0).record(cls).states[-1], "a run without fine-tuning")

@@ -1,12 +1,19 @@
-"""Methods that compare tensors of two rounds want one basis."""
+"""PEFT trained: inside the towers, cached below or not, stacked or not, averaged in three ways."""
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
-from fedvlm.check.world import World
+import pytest
+import torch
+from torch import Tensor
+
+from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import ConfigError
+from fedvlm.federation.batches import FeatureSource
 from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.peft_trainer import PeftTrainer
+from tests.models.toys import products
 
 LORA = {"PEFT.TEXT": "none", "PEFT.VISUAL": "lora", "PEFT.RANK": "2"}
 
@@ -18,3 +25,65 @@ def test_factors_of_two_rounds_are_not_compared_under_product_svd(name: str) -> 
     with pytest.raises(ConfigError, match="LORA_AVG.*factors or freeze_a"):
         World([*words, "PEFT.LORA_AVG", "product_svd"]).federation(load_trainer(name))
     World([*words, "PEFT.LORA_AVG", "factors"]).federation(load_trainer(name))
+
+
+class Plain(PeftTrainer):
+    """FedAvg over whatever PEFT builds."""
+
+
+def world(visual: str, *more: str) -> World:
+    opts = ["PEFT.TEXT", "none", "PEFT.VISUAL", visual, "PEFT.RANK", "3", "PEFT.WIDTH", "4"]
+    return World([*opts, *more])
+
+
+def final(w: World, setup: Setup) -> dict[str, Tensor]:
+    return w.record(Plain, setup).states[-1].server["w"]
+
+
+def close(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.allclose(a[name], b[name], 1e-9, 1e-12), name
+
+
+@pytest.mark.parametrize("visual", ["lora", "adapter"])
+def test_cached_activations_train_to_the_same_model(visual: str) -> None:
+    w = world(visual, "PEFT.BLOCKS", "1")
+    want = final(w, Setup(pixels=True))
+    fed = w.federation(Plain, Setup(pixels=True, chunk=4))
+    block = fed.trainer.token_block(fed.model)
+    assert block == 1
+    kept = fed.model.vision.enter(w.pixels, block)
+    source = FeatureSource.of(kept[None], torch.arange(len(kept)), w.labels, f"tokens.{block}")
+    fed.batcher = replace(fed.batcher, source=source)
+    close(fed.run().server["w"], want)
+    assert all(float((v - fed.p0[n]).abs().max()) > 0 for n, v in want.items())
+
+
+def test_freeze_a_never_moves_nor_sends_a() -> None:
+    run = world("lora", "PEFT.LORA_AVG", "freeze_a").record(Plain, Setup(pixels=True))
+    frozen = run.fed.groups.names("frozen")
+    assert frozen and all(n.endswith(".A") for n in frozen)
+    last = run.states[-1]
+    for tree in (c["w"] for c in last.clients.values()):
+        assert all(torch.equal(tree[n], run.fed.p0[n]) for n in frozen)
+    assert all(n.endswith(".B") for u in run.events[-1].updates for n in u.params)
+
+
+def test_product_svd_averages_products() -> None:
+    w = world("lora", "PEFT.LORA_AVG", "product_svd", "PEFT.RANK", "16")
+    run = w.record(Plain, Setup(pixels=True))
+    updates = run.events[0].updates
+    total = sum(u.weight for u in updates)
+    got = products(run.states[1].server["w"])
+    for site, value in got.items():
+        want = sum(u.weight / total * products(u.params)[site] for u in updates)
+        assert torch.allclose(value, want, 0, 1e-12)  # rank 16 of 16: nothing is cut
+
+
+def test_a_role_that_stays_empty_names_the_ways_out() -> None:
+    class Needy(Plain):
+        needs = ("body",)
+
+    with pytest.raises(ConfigError, match="--peft prompt.lora"):
+        world("none", "PEFT.TEXT", "prompt").federation(Needy, Setup())

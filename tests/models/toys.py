@@ -19,7 +19,6 @@ NAMES = ("tench", "great pyrenees", "boeing 747", "a rather long class name", "x
 TEXT = {"context_length": 40, "vocab_size": 4096, "width": 32, "heads": 4, "layers": 3}
 VIT = {"image_size": 32, "layers": 2, "width": 48, "head_width": 16, "patch_size": 8}
 RESNET = {"image_size": 64, "layers": [1, 1, 1, 1], "width": 16, "head_width": 32}
-
 CONFIGS: dict[str, dict[str, Any]] = {
     "vit": {"embed_dim": 24, "quick_gelu": True, "vision_cfg": VIT, "text_cfg": TEXT},
     "gelu": {"embed_dim": 24, "vision_cfg": VIT, "text_cfg": TEXT | {"ls_init_value": 0.5}},

@@ -22,7 +22,6 @@ from fedvlm.job.resolve import resolve
 from fedvlm.runs.identity import identity_digest
 from fedvlm.sweep.cells import cells_of
 from fedvlm.sweep.plan import pick, read_plan
-from fedvlm.sweep.pool import usual_threads
 from fedvlm.sweep.run import table_commands
 from fedvlm.sweep.state import Pace
 from tests.report.table_runs import write_run
@@ -246,12 +245,6 @@ def test_pace_judges_by_data_set_and_method() -> None:
     assert pace.of(cell("b", "y")) == pytest.approx(4.0 * 1.5)
     todo = [cell("a", "x"), cell("b", "y"), cell("c", "x")]
     assert pace.left(todo, 2) == (pytest.approx(21.0 / 2), 1)
-
-
-def test_threads_follow_the_environment_then_the_cores() -> None:
-    assert usual_threads(2, {"OMP_NUM_THREADS": "3"}, 16) == 3
-    assert usual_threads(2, {}, 16) == 8
-    assert usual_threads(32, {"OMP_NUM_THREADS": "x"}, 16) == 1
 
 
 def test_a_plan_is_yaml_and_nothing_else(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvlm.check.compare import copied, same_state
+from fedvlm.check.compare import copy_state, same_state
 from fedvlm.check.messages import Ordered
 from fedvlm.check.world import World
 from fedvlm.core.errors import ConfigError
@@ -120,7 +120,7 @@ def test_first_participation_is_not_aligned() -> None:
 def test_server_is_not_moved_and_order_does_not_matter() -> None:
     """The official code aligns the one global model in place: later clients receive it moved."""
     fed, state = trained({"ALIGN_LR": 0.3})
-    given = copied(state.server)
+    given = copy_state(state.server)
     ends = []
     for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
         fed.engine = Ordered(1, order)

@@ -194,7 +194,7 @@ def test_score_is_what_a_component_adds() -> None:
         outer = torch.linalg.matrix_norm(torch.outer(tree[b][:, j], tree[a][j]))
         mask = torch.ones(4).double()
         mask[j] = 0
-        left = HOME.masked(tree, {"image.lora.3.q": mask})
+        left = HOME.apply_mask(tree, {"image.lora.3.q": mask})
         assert left[a][j].abs().max() == 0 and left[b][:, j].abs().max() == 0
         gone = torch.linalg.matrix_norm(tree[b] @ tree[a] - left[b] @ left[a])
         assert float(score[j]) == pytest.approx(float(outer), abs=1e-14)

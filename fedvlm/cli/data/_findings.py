@@ -46,15 +46,15 @@ def show_table(rows: Sequence[Mapping[str, object]], stream: TextIO | None = Non
 def show_lines(lines: Sequence[str], stream: TextIO | None = None) -> None:
     """Show sentences; on a terminal they are broken between words, with an indent."""
     out = sys.stdout if stream is None else stream
-    shown = [one_line(line) for line in lines]
+    texts = [one_line(line) for line in lines]
     if wants_live(out):
         width = max(shutil.get_terminal_size().columns, 2 * _INDENT)
-        shown = [
-            part for line in shown
+        texts = [
+            part for line in texts
             for part in textwrap.wrap(line, width, subsequent_indent=" " * _INDENT,
                                       break_long_words=False, break_on_hyphens=False) or [""]
         ]
-    say(*shown, stream=stream)
+    say(*texts, stream=stream)
 
 
 def fitting(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
@@ -161,14 +161,14 @@ def _row(check: Checkup) -> dict[str, object]:
     sizes, published = check.sizes, check.published_sizes
     same = check.published_classes in (None, check.classes)
     classes = "-" if check.classes is None else str(check.classes)
-    known = any(n is not None for n in published.values())
+    sized = any(n is not None for n in published.values())
     return {
         "set": check.name,
         "state": check.state,
         "layout": check.layout,
         "classes": classes if same or not sizes else f"{classes} of {check.published_classes}",
         "train/val/test": "/".join(str(sizes[p]) for p in PARTS) if sizes else "-",
-        "published": "/".join(str(published[p]) for p in PARTS) if known else "-",
+        "published": "/".join(str(published[p]) for p in PARTS) if sized else "-",
         "unreadable": f"{check.unreadable} of {check.looked}" if check.looked else "-",
         "leaks": str(check.leaks) if sizes else "-",
         "remarks": str(len(check.findings)),

@@ -103,10 +103,10 @@ def _of_backbone(stores: list[StoreInfo], backbone: str) -> list[StoreInfo]:
         return stores
     those = [i for i in stores if fold(i.about.get("backbone", "")) == fold(backbone)]
     if not those:
-        known = sorted({i.about["backbone"] for i in stores if "backbone" in i.about})
-        near = did_you_mean(backbone, known)
+        names = sorted({i.about["backbone"] for i in stores if "backbone" in i.about})
+        near = did_you_mean(backbone, names)
         raise ConfigError(f"--backbone {backbone}: no store is of it{near} "
-                          f"(there are: {', '.join(known) or 'none'})")
+                          f"(there are: {', '.join(names) or 'none'})")
     return those
 
 

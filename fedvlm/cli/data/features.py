@@ -73,7 +73,7 @@ def main(args: Namespace) -> int:
         args.opts += ["CACHE_DIR", args.cache_dir]
     progress("loading PyTorch")
     plans = [resolve(Namespace(**vars(args) | {"dataset": name})) for name in args.dataset or [""]]
-    from fedvlm.job.encode import encode_set  # start-up: PyTorch, 2 s
+    from fedvlm.cli.data._encode import encode_set  # start-up: PyTorch, 2 s
 
     for plan in plans:
         complain(*plan.notes, prefix="note")

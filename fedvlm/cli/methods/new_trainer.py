@@ -68,16 +68,16 @@ from fedvlm.federation.peft_trainer import PeftTrainer
     }}
 
     # CHANGE: one hook; the others are FedAvg's. They are, in the order of a round:
-    #   init(ctx, p0)           a client's state: add a slot, {{"w": p0, "v": p0}}
-    #   local(ctx, c, d)        a client's work on the download d; train with ctx.fit
-    #   loss(model, p, b)       one number per client, [K]
-    #   server(ctx, S, updates) the new global model
-    #   personal(ctx, c, d)     the model that a client is evaluated with
-    # Inside local, loss and personal every tensor has a leading axis of K clients.
-    def personal(self, ctx: Context, c: State, d: Tree) -> Tree:
+    #   init_client(ctx, start)              a client's state: add a slot, {{"w": start, "v": start}}
+    #   client_update(ctx, state, received)  a client's work on its download; train with ctx.fit
+    #   loss(model, params, batch)           one number per client, [K]
+    #   aggregate(ctx, server, updates)      the server's new state
+    #   personalize(ctx, state, received)    the model that a client is evaluated with
+    # On the client's side every tensor has a leading axis of K clients.
+    def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Mix each client's own last model with the global one."""
-        own, mix = c["w"], self.cfg.MIX
-        return own | {{n: mix * own[n] + (1 - mix) * v for n, v in d.items()}}
+        last, mix = state["w"], self.cfg.MIX
+        return last | {{n: mix * last[n] + (1 - mix) * v for n, v in received.items()}}
 '''
 YAML = '''# {name}: what the method does. The defaults of its own settings stand in its Python file;
 # here stands only what differs from the common ones (fedvlm config prints them all).
@@ -176,14 +176,14 @@ def _typed(path: Path) -> str:
     return str(path) if len(path.parts) > 1 or path.is_absolute() else f"./{path}"
 
 
-def _next(name: str, spec: str, yaml: Path, own: bool) -> list[str]:
+def _next(name: str, spec: str, yaml: Path, registered: bool) -> list[str]:
     """Return the three next commands."""
     word = shlex.quote(spec)
-    config = "" if own else f" --trainer-config-file {shlex.quote(_typed(yaml))}"
+    config = "" if registered else f" --trainer-config-file {shlex.quote(_typed(yaml))}"
     tests = "tests/check/test_invariants.py tests/trainers/test_every_trainer.py"
     return [
         f"  python -m fedvlm run --demo --rounds 2 --trainer {word}{config}",
         f"  python -m fedvlm check {word}",
-        f"  python -m pytest {tests} -k {name.lower()}" if own
+        f"  python -m pytest {tests} -k {name.lower()}" if registered
         else f"  python -m fedvlm bench methods {word}",
     ]

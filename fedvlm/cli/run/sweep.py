@@ -22,6 +22,7 @@ from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import complain, progress, say
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, fold
+from fedvlm.core.threads import usual_threads
 from fedvlm.job.flags import add_flags, pairs
 from fedvlm.runs import lock
 from fedvlm.sweep.plan import PlanReader, SweepPlan, named, pick, read_plan
@@ -57,7 +58,7 @@ def flags(parser: Parser) -> None:
     add("--name", default="", help="name of the sweep's folder below OUTPUT_DIR/sweeps")
     add("--jobs", type=whole(1), default=1, metavar="N", help="worker processes (default 1)")
     add("--threads", type=whole(1), metavar="N", help="threads of each worker (default "
-        "OMP_NUM_THREADS, else cores/jobs)")
+        "OMP_NUM_THREADS, else cores/jobs, 1 for the tiny backbone)")
     add("--devices", **many, metavar="D", help="one device per worker in turn, such as cuda:0")
     add("--retry-failed", action="store_true", help="run failed cells again")
     add("--only", type=_cells, metavar="I-J", help="only the cells of these numbers (see --list)")
@@ -183,10 +184,10 @@ def main(args: Namespace) -> int:
 
 
 def _run(args: Namespace, sweep: Sweep) -> int:
-    from fedvlm.sweep.pool import usual_threads  # start-up: PyTorch
-
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    threads = args.threads or usual_threads(sweep.jobs, os.environ, cores or 1)
+    threads = args.threads or usual_threads(
+        {c.config["MODEL.BACKBONE.NAME"] for c in sweep.cells}, os.environ, cores or 1, sweep.jobs
+    )
     sweep.journal.prepare(sweep.plan.content())
     held = None if sweep.only is not None else _alone(sweep.journal.folder)
     try:

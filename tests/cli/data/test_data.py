@@ -20,6 +20,7 @@ from fedvlm.cli.main import main
 from fedvlm.data.get.offers import OFFERS, Offer, Piece
 from fedvlm.data.layouts import prepared_in_cache, prepared_name
 from tests import jobs
+from tests.data.miniatures.published import tree_of
 
 CLASSES = ["AnnualCrop", "Forest", "River", "SeaLake"]
 
@@ -212,3 +213,21 @@ def test_download_verifies_unpacks_and_says_what_is_left(
                                 "eurosat/2750/Forest/1.jpg"}  # fmt: skip
     assert main(words) == 0
     assert "there already:" in capsys.readouterr().out
+
+
+def test_a_cache_that_cannot_be_made_is_called_that(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree_of("EuroSAT", tmp_path / "DATA", without=("split",))
+    (tmp_path / "file").write_text("")
+    words = ["data", "prepare", "eurosat", "--root", f"{tmp_path}/DATA"]
+    assert main([*words, "--cache-dir", f"{tmp_path}/file/cache"]) == 3
+    said = capsys.readouterr().err
+    assert "cannot make the folder" in said and "--cache-dir" in said and "deleted" not in said
+
+
+def test_a_download_into_a_folder_to_come_says_how_to_begin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["data", "download", "eurosat", "--root", f"{tmp_path}/DATA"]) == 3
+    assert f"to begin with an empty one: mkdir -p {tmp_path}/DATA" in capsys.readouterr().err

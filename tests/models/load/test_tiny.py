@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -161,3 +163,22 @@ def test_card_is_complete() -> None:
     keys = {"sha256", "seed", "command", "cpu_seconds", "versions", "gate", "steps", "samples"}
     assert keys <= set(content)
     assert set(content["gate"]["zero_shot_percent"]) == set(TASKS)
+
+
+START = """
+import sys, torch, fedvlm.job.run
+from fedvlm.models.load.backbones import load_backbone
+from fedvlm.models.vlmodel import VLModel
+model = VLModel(load_backbone("tiny"), ["red circle", "blue cross"])
+model.text(torch.zeros(1, 4, model.text_width)); model.anchor("template", 0)
+model.adapted_image({"pixels": torch.zeros(1, 2, 3, 32, 32)}, __import__(
+    "fedvlm.models.towers.blocks", fromlist=["NoEdits"]).NoEdits())
+heavy = {"open_clip", "torchvision", "timm", "transformers", "torch._dynamo", "sympy"}
+sys.exit(" ".join(heavy & set(sys.modules)) or 0)
+"""
+
+
+def test_a_run_on_the_tiny_imports_nothing_heavy() -> None:
+    """Three seconds of CPU at every start, otherwise."""
+    done = subprocess.run([sys.executable, "-c", START], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,52 @@
+"""Threads where nobody says how many: by the work, by the cores, asleep while they wait."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedvlm.core.threads import sleep_while_waiting, usual_threads
+from fedvlm.job import run as job_run
+from tests import jobs
+
+LARGE = {"ViT-B/16"}
+
+
+def test_threads_follow_the_environment_then_the_cores() -> None:
+    assert usual_threads(LARGE, {"OMP_NUM_THREADS": "3"}, 16, 2) == 3
+    assert usual_threads(LARGE, {}, 16, 2) == 8
+    assert usual_threads(LARGE, {"OMP_NUM_THREADS": "x"}, 16, 32) == 1
+
+
+def test_small_work_takes_one_thread_unless_the_user_says_more() -> None:
+    assert usual_threads({"tiny"}, {}, 16) == 1
+    assert usual_threads({"tiny"}, {"OMP_NUM_THREADS": "4"}, 16) == 4
+    assert usual_threads({"tiny"} | LARGE, {}, 16) == 16
+
+
+def test_waiting_threads_sleep_unless_the_user_says_otherwise() -> None:
+    environ: dict[str, str] = {}
+    sleep_while_waiting(environ)
+    assert environ == {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
+    for environ in ({"OMP_NUM_THREADS": "2"}, {"OMP_WAIT_POLICY": "ACTIVE", "KMP_BLOCKTIME": "9"}):
+        before = dict(environ)
+        sleep_while_waiting(environ)
+        assert environ == before
+
+
+@pytest.mark.parametrize(("number", "threads"), [("", 1), ("2", 2)])
+def test_a_run_of_the_tiny_backbone_takes_one_thread(
+    number: str, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(job_run, "build", lambda *a, **k: seen.append(torch.get_num_threads()))
+    monkeypatch.setenv("OMP_NUM_THREADS", number)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert jobs.run(tmp_path) == 1  # what that build returns is no run
+        assert seen == [threads] and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,108 @@
+"""From the config to checked lists: what is missing is named, own classes are used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.data.datasets import DATASET_REGISTRY, load_dataset, templates
+from fedvlm.data.datum import DatasetBase, Datum
+from tests.data.miniatures.own import config, own_split, shared, write_split, write_tree
+
+
+def folders(tmp_path: Path, **keys: object) -> DatasetBase:
+    given = {"DATASET__DIR": "mine", "DATASET__FORMAT": "folders", **keys}
+    return load_dataset(config(tmp_path, tmp_path / "cache", **given))
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    write_split(tmp_path / "mine", ["a", "b"], {"train": 1, "test": 1})
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "eurosat_old").mkdir()
+    for cfg, says in (
+        (config("", cache, DATASET__NAME="EuroSAT"), "DATASET.ROOT is empty"),
+        (config(tmp_path / "no", cache, DATASET__NAME="EuroSAT"), "no does not exist; found"),
+        (config(tmp_path / "file", cache, DATASET__NAME="EuroSAT"), "is a file"),
+        (
+            config(tmp_path, cache, DATASET__NAME="EuroSAT"),
+            "eurosat does not exist; found in .*did you mean 'eurosat_old'.*; get it from http",
+        ),
+        (own_split(tmp_path, cache, DATASET__DIR="mien"), "did you mean 'mine'"),
+        (own_split(tmp_path, cache, DATASET__IMAGE_DIR="imagse"), "did you mean 'images'"),
+        (
+            own_split(tmp_path, cache, DATASET__SPLIT_FILE="spilt.json"),
+            "spilt.json .DATASET.SPLIT_FILE. is missing and none is invented; found there: images, "
+            "split.json",
+        ),
+        (own_split(tmp_path, cache, DATASET__DIR="../mine"), "relative path without"),
+        (own_split(tmp_path, cache, DATASET__DIR="file"), "is a file, not a folder"),
+    ):
+        with pytest.raises(DataError, match=says):
+            load_dataset(cfg)
+
+
+def test_unknown_name_and_format(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown DATASET.NAME 'Eurosta'; did you mean 'EuroSAT'"):
+        load_dataset(config(tmp_path, tmp_path, DATASET__NAME="Eurosta"))
+    with pytest.raises(ConfigError, match="did you mean 'folders'"):
+        write_tree(tmp_path / "mine", ["train", "test"], ["a"], 1)
+        folders(tmp_path, DATASET__FORMAT="folder")
+    with pytest.raises(ConfigError, match="coop needs DATASET.SPLIT_FILE"):
+        folders(tmp_path, DATASET__FORMAT="coop")
+
+
+def test_known_set_as_folders_gets_clean_names(tmp_path: Path) -> None:
+    tree = tmp_path / "caltech-101" / "101_ObjectCategories"
+    write_tree(tree, [""], ["airplanes", "Faces", "BACKGROUND_Google", "crab"], 4)
+    cfg = config(
+        tmp_path, tmp_path / "cache", DATASET__NAME="caltech101", DATASET__FORMAT="folders"
+    )
+    data = load_dataset(cfg)
+    assert sorted(data.classnames) == ["airplane", "crab", "face"]
+    assert data.classnames == [data.lab2cname[i] for i in range(3)]
+
+
+def test_registered_class_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Two(DatasetBase):
+        def __init__(self, cfg: object) -> None:
+            rows = [Datum("/x/a.png", 0, 0, "a", "a.png"), Datum("/x/b.png", 0, 0, "a", "b.png")]
+            super().__init__(rows[:1], [], rows[1:], name="Two")
+
+    monkeypatch.setattr(DATASET_REGISTRY, "_table", dict(DATASET_REGISTRY._table))
+    DATASET_REGISTRY.register("TwoForThisTest")(Two)
+    data = load_dataset(config(tmp_path, tmp_path, DATASET__NAME="two-for-this-test"))
+    assert data.classnames == ["a"]
+
+
+def test_templates(tmp_path: Path) -> None:
+    cfg = config(tmp_path, tmp_path, DATASET__NAME="dtd")
+    assert templates(cfg) == ["{} texture."]
+    cfg.DATASET.TEMPLATE = "a picture of {}"
+    assert templates(cfg) == ["a picture of {}"]
+    cfg.DATASET.TEMPLATE = "a picture"
+    with pytest.raises(ConfigError, match="must hold {} once"):
+        templates(cfg)
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "sizes"),
+    [
+        ("Caltech101", "caltech-101", [4128, 1649, 2465]),
+        ("EuroSAT", "eurosat", [1000, 400, 1000]),
+        ("DescribableTextures", "dtd", [600, 240, 360]),
+        ("Cifar10", "cifar-10", [5000, 0, 1000]),
+        ("Cifar100", "cifar-100", [10000, 0, 2000]),
+    ],
+)
+def test_real_sets(tmp_path: Path, name: str, folder: str, sizes: list[int]) -> None:
+    root = shared(folder).parent
+    data = load_dataset(config(root, tmp_path, DATASET__NAME=name))
+    assert [len(data.parts[p]) for p in ("train", "val", "test")] == sizes
+    assert all(Path(d.impath).is_file() for d in data.all()[::50])
+    if name == "Cifar10":
+        assert data.classnames[:3] == ["airplane", "automobile", "bird"]
+    if name == "Cifar100":
+        assert (data.classnames[0], data.classnames[99]) == ("apple", "worm")

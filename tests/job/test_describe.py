@@ -1,0 +1,38 @@
+"""A run's words about itself: its partition's name in the path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from yacs.config import CfgNode
+
+from fedvlm.job.describe import partition_name
+
+
+def named(**fed: Any) -> str:
+    plain = {
+        "CLIENTS": 10, "FRAC": 1.0, "PARTITION": "disjoint", "BETA": 0.3, "BETA_FINE": 10.0,
+        "MIN_SIZE": 2, "CLASSES_PER_CLIENT": 2, "REPEAT_RATE": 0.0, "LEGACY": False,
+        "HELD_OUT_DOMAIN": "", "INDEX_FILE": "",
+    }  # fmt: skip
+    return partition_name(CfgNode({"FED": CfgNode(plain | fed)}))
+
+
+@pytest.mark.parametrize(
+    ("fed", "name"),
+    [({}, "disjoint-K10-f1"), ({"LEGACY": True}, "disjoint-legacy-K10-f1"),
+     ({"REPEAT_RATE": 0.2}, "disjoint-repeat0.2-K10-f1"), ({"FRAC": 0.25}, "disjoint-K10-f0.25"),
+     ({"BETA": 9.0, "MIN_SIZE": 9, "CLASSES_PER_CLIENT": 9}, "disjoint-K10-f1"),
+     ({"PARTITION": "dirichlet"}, "dirichlet-0.3-K10-f1"),
+     ({"PARTITION": "dirichlet", "MIN_SIZE": 10}, "dirichlet-0.3-min10-K10-f1"),
+     ({"PARTITION": "superclass_dirichlet"}, "superclass_dirichlet-0.3-K10-f1"),
+     ({"PARTITION": "superclass_dirichlet", "BETA_FINE": 1.0},
+      "superclass_dirichlet-0.3-fine1-K10-f1"),
+     ({"PARTITION": "n_classes"}, "n_classes-2-K10-f1"), ({"PARTITION": "iid"}, "iid-K10-f1"),
+     ({"PARTITION": "quantity", "BETA": 1.0}, "quantity-1-K10-f1"),
+     ({"PARTITION": "domain", "HELD_OUT_DOMAIN": "Real World"},
+      "domain-without-Real_World-K10-f1")],
+)  # fmt: skip
+def test_the_path_shows_what_changes_the_partition(fed: dict[str, Any], name: str) -> None:
+    assert named(**fed) == name
