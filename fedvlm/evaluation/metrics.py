@@ -27,16 +27,17 @@ def accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> float | None:
 def macro_f1(y_true: ArrayLike, y_pred: ArrayLike) -> float | None:
     """Return the unweighted mean of F1 over the classes present in ``y_true``, in percent.
 
-    A prediction outside those classes counts as a miss of the true class only.
+    A prediction outside those classes counts as a miss of the true class only. Labels are from 0.
     """
     true, pred = _pair(y_true, y_pred)
     if not len(true):
         return None
-    scores = []
-    for label in np.unique(true):
-        hits = np.sum((true == label) & (pred == label))
-        scores.append(2.0 * hits / (np.sum(true == label) + np.sum(pred == label)))
-    return 100.0 * float(np.mean(scores))
+    width = int(max(true.max(), pred.max())) + 1
+    hits, actual, predicted = (
+        np.bincount(labels, minlength=width) for labels in (true[true == pred], true, pred)
+    )
+    here = actual > 0
+    return 100.0 * float(np.mean(2.0 * hits[here] / (actual[here] + predicted[here])))
 
 
 def harmonic_mean(*values: float | None) -> float | None:

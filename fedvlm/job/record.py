@@ -83,7 +83,9 @@ class Recorder:
             cosines = similarity(event)
             record |= {"similarity": cosines} if cosines else {}
         if self.validation is not None:
-            validation = self.validation(event)
+            # All rounds alike: the last one's models as they are before any final fine-tuning.
+            alike = replace(event, personal=event.before_finetuning, finetuning={})
+            validation = self.validation(alike)
             record["val"] = validation["personal"] if validation else None
         if self.evaluator.logits:
             self.folder.save_tensors("logits", self.evaluator.logits)
