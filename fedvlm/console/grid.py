@@ -11,16 +11,16 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
-from fedvlm.console.rows import number, one_line
-from fedvlm.console.screen import wants_live
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
-if TYPE_CHECKING:
-    from rich.table import Table
-    from rich.text import Text
-
-_PER_SECOND = 4
+from fedvlm.console.live import live_display
+from fedvlm.console.rows import clock, number, one_line
+from fedvlm.console.screen import say, wants_live
+from fedvlm.core.stats import mean
 
 
 @dataclass
@@ -41,9 +41,9 @@ class GridCell:
     def text(self, value: bool = True) -> str:
         """Return ``2/3*! 81.4``."""
         marks = "*" * bool(self.running) + "!" * bool(self.failed)
-        known = [v for v in self.values if math.isfinite(v)]
-        mean = f" {number(sum(known) / len(known))}" if known and value else ""
-        return f"{self.done}/{self.total}{marks}{mean}"
+        average = mean(v for v in self.values if math.isfinite(v))
+        text = f" {number(average)}" if average is not None and value else ""
+        return f"{self.done}/{self.total}{marks}{text}"
 
     def plus(self, other: GridCell) -> GridCell:
         """Return both together, without values: they are of different data sets."""
@@ -76,35 +76,19 @@ class Grid:
         self.stream = sys.stdout if stream is None else stream
         self.live = wants_live(self.stream) if live is None else live
         self.began = time.monotonic()
-        self._screen: object | None = None
+        self._live: Live | None = None
 
     def start(self) -> None:
         """Take the screen (a terminal only); redrawn at most four times a second."""
-        if not self.live:
-            return
-        from typing import cast
-
-        from rich.console import Console as RichConsole
-        from rich.live import Live
-
-        from fedvlm.console.live import QuietStream
-
-        rich = RichConsole(
-            file=cast(TextIO, QuietStream(self.stream)), highlight=False, force_terminal=True
-        )
-        self._screen = Live(
-            get_renderable=lambda: self.table(rich.width), console=rich,
-            refresh_per_second=_PER_SECOND, redirect_stdout=False, redirect_stderr=False,
-        )
-        self._screen.start()
+        if self.live:
+            self._live = live_display(self.stream, lambda rich: self.table(rich.width))
+            self._live.start()
 
     def finish(self) -> None:
         """Draw once more and free the screen; twice is harmless."""
-        from rich.live import Live
-
-        screen, self._screen = self._screen, None
-        if isinstance(screen, Live):
-            screen.stop()
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
 
     def say(self, line: str, *, always: bool = False) -> None:
         """Show a line: above the matrix, or, with plain lines, by itself.
@@ -112,13 +96,9 @@ class Grid:
         Args:
             always: also where the matrix is shown and says the same.
         """
-        from rich.live import Live
-
-        from fedvlm.console.screen import say
-
-        if isinstance(self._screen, Live):
+        if self._live is not None:
             if always:
-                self._screen.console.print(one_line(line), markup=False)
+                self._live.console.print(one_line(line), markup=False)
         else:
             try:
                 say(one_line(line), stream=self.stream)
@@ -146,9 +126,6 @@ class Grid:
         Where it does not fit, the numbers go first, then the columns that are quiet, summed up in
         one.
         """
-        from rich.table import Table
-        from rich.text import Text
-
         rows = list(dict.fromkeys(row for row, _ in self.cells))
         columns, value, rest = self._columns(rows, width)
         table = Table(title=Text(one_line(self.title)), caption=Text(self.foot()), expand=False)
@@ -158,13 +135,13 @@ class Grid:
         if rest:
             table.add_column(f"{len(rest)} more", justify="right", no_wrap=True)
         for row in rows:
-            shown = [self._cell(row, column) for column in columns]
-            texts = [_styled(cell, cell.text(value)) for cell in shown]
+            cells = [self._cell(row, column) for column in columns]
+            texts = [_colour(cell, cell.text(value)) for cell in cells]
             if rest:
                 whole = GridCell()
                 for column in rest:
                     whole = whole.plus(self._cell(row, column))
-                texts.append(_styled(whole, whole.text(False)))
+                texts.append(_colour(whole, whole.text(False)))
             table.add_row(one_line(row), *texts)
         return table
 
@@ -185,26 +162,17 @@ class Grid:
             if sum(needs(n, value) for n in names) <= room:
                 return names, value, []
         quiet = [n for n in names if not any(self._cell(r, n).running for r in rows)]
-        shown, summed = list(names), list[str]()
+        columns, rest = list(names), list[str]()
         for name in reversed(quiet):
-            if sum(needs(n, False) for n in shown) + 12 <= room or len(shown) == 1:
+            if sum(needs(n, False) for n in columns) + 12 <= room or len(columns) == 1:
                 break
-            shown.remove(name)
-            summed.insert(0, name)
-        return shown, False, summed
+            columns.remove(name)
+            rest.insert(0, name)
+        return columns, False, rest
 
 
-def _styled(cell: GridCell, text: str) -> Text:
-    from rich.text import Text
-
+def _colour(cell: GridCell, text: str) -> Text:
     if not cell.total:
         return Text("-", "dim")
     style = "bold red" if cell.failed else "cyan" if cell.running else ""
     return Text(text, style or ("green" if cell.done == cell.total else "dim"))
-
-
-def clock(seconds: float) -> str:
-    """Return ``1:02:03`` or ``2:03``."""
-    minutes, rest = divmod(round(max(seconds, 0.0)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

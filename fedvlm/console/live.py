@@ -1,19 +1,20 @@
-"""The live per-client table (rich): at most four updates a second, whatever the rounds do."""
+"""Live displays on a terminal (rich), redrawn four times a second; the table of a run's clients."""
 
 from __future__ import annotations
 
 import io
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TextIO, cast
 
 from rich.console import Console as RichConsole
+from rich.console import RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fedvlm.console.rows import RoundRow, chosen, human_bytes, number, spark
+from fedvlm.console.rows import RoundRow, clock, human_bytes, number, select_clients, spark
 
 _PER_SECOND = 4
 _STYLES = {"training": "cyan", "dropped": "yellow", "NaN": "bold red", "absent": "dim"}
@@ -66,21 +67,33 @@ class QuietStream(io.TextIOBase):
                 self.broken = True
 
 
+def live_display(stream: TextIO, draw: Callable[[RichConsole], RenderableType]) -> Live:
+    """Return rich's live display on a terminal; nothing is drawn before its ``start``.
+
+    Args:
+        stream: the terminal. ``NO_COLOR`` is honoured by rich; a closed one silences the display.
+        draw: console -> what stands on it now; called by the refresh thread.
+    """
+    rich = RichConsole(
+        file=cast(TextIO, QuietStream(stream)), highlight=False, force_terminal=True
+    )
+    return Live(
+        get_renderable=lambda: draw(rich), console=rich, refresh_per_second=_PER_SECOND,
+        redirect_stdout=False, redirect_stderr=False,
+    )
+
+
 class LiveTable:
     """One row per client; ``Console`` feeds it. ``start`` takes the screen, ``stop`` frees it.
 
     Args:
-        stream: the terminal. ``NO_COLOR`` is honoured by rich.
+        stream: the terminal.
         total: rounds to come.
         title: first line above the table.
     """
 
     def __init__(self, stream: TextIO, total: int, title: str) -> None:
         """Prepare; nothing is drawn before ``start``."""
-        self.stream = QuietStream(stream)
-        self.rich = RichConsole(
-            file=cast(TextIO, self.stream), highlight=False, force_terminal=True
-        )
         self.total, self.title = total, title
         self.row: RoundRow | None = None
         self.history: dict[int, list[float]] = defaultdict(list)
@@ -89,10 +102,7 @@ class LiveTable:
         self.spent: list[float] = []
         self.sent = 0
         self.began = time.monotonic()
-        self.live = Live(
-            get_renderable=self.table, console=self.rich, refresh_per_second=_PER_SECOND,
-            redirect_stdout=False, redirect_stderr=False,
-        )  # fmt: skip
+        self.live = live_display(stream, self.table)
 
     def start(self) -> None:
         """Take the screen; the refresh thread redraws at most four times a second."""
@@ -105,7 +115,7 @@ class LiveTable:
     def say(self, lines: Sequence[str]) -> None:
         """Print lines above the table."""
         for line in lines:
-            self.rich.print(line, markup=False)
+            self.live.console.print(line, markup=False)
 
     def round_started(self, round_: int, cids: Sequence[int]) -> None:
         """Mark the clients that work now."""
@@ -121,15 +131,15 @@ class LiveTable:
         if row.round:
             self.spent.append(row.seconds)
 
-    def table(self) -> Table:
+    def table(self, rich: RichConsole) -> Table:
         """Return the table as it stands; called by the refresh thread."""
-        row, ascii_only = self.row, not str(self.rich.encoding).lower().startswith("utf")
+        row, ascii_only = self.row, not str(rich.encoding).lower().startswith("utf")
         table = Table(title=Text(self._head()), caption=Text(self._foot(row)), expand=False)
-        shown = columns(self.rich.width)
-        for name in shown:
+        names = columns(rich.width)
+        for name in names:
             left = name in ("history", "state")
             table.add_column(name, justify="left" if left else "right", no_wrap=True)
-        rows, middle = chosen(row.clients) if row else ([], None)
+        rows, middle = select_clients(row.clients) if row else ([], None)
         for client in rows:
             past = list(self.history[client.cid])
             state = "training" if client.cid in self.working else client.state
@@ -139,34 +149,28 @@ class LiveTable:
                 "change": f"{past[-1] - past[-2]:+.1f}" if len(past) > 1 else "-",
                 "state": Text(state, _STYLES.get(state, "")),
             }  # fmt: skip
-            table.add_row(*(cells[name] for name in shown))
+            table.add_row(*(cells[name] for name in names))
         if middle is not None:
             last = {
                 "client": "median", "accuracy": number(middle), "state": f"of {len(self.history)}",
             }
-            table.add_row(*(last.get(name, "") for name in shown))
+            table.add_row(*(last.get(name, "") for name in names))
         return table
 
     def _head(self) -> str:
         to_do = self.total - (self.row.round if self.row else 0)
-        left = f"  about {_clock(to_do * self._pace())} left" if self.spent and to_do else ""
+        left = f"  about {clock(to_do * self._pace())} left" if self.spent and to_do else ""
         return f"{self.title}  round {self.round}/{self.total}{left}"
 
     def _foot(self, row: RoundRow | None) -> str:
         if row is None:
             return "first round is running"
-        known = f"mean {number(row.personal)}  worst {number(row.worst)}"
+        accuracy = f"mean {number(row.personal)}  worst {number(row.worst)}"
         if not self.spent:
-            return f"{known}  before training"
-        return f"{known}  {human_bytes(self.sent)} sent  {self._pace():.1f} s per round"
+            return f"{accuracy}  before training"
+        return f"{accuracy}  {human_bytes(self.sent)} sent  {self._pace():.1f} s per round"
 
     def _pace(self) -> float:
         """Seconds per round over the last five."""
         recent = self.spent[-5:]
         return sum(recent) / len(recent) if recent else 0.0
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -81,15 +81,15 @@ def spark(values: Sequence[float], *, ascii_only: bool = False, width: int = 12)
     The range is at least 5 (percent), so that noise does not look like a trend.
     """
     bars = _ASCII_BARS if ascii_only else _BARS
-    kept = [v for v in values if math.isfinite(v)][-width:]
-    if not kept:
+    recent = [v for v in values if math.isfinite(v)][-width:]
+    if not recent:
         return ""
-    low = min(kept)
-    span = max(max(kept) - low, 5.0)
-    return "".join(bars[min(int((v - low) / span * len(bars)), len(bars) - 1)] for v in kept)
+    low = min(recent)
+    span = max(max(recent) - low, 5.0)
+    return "".join(bars[min(int((v - low) / span * len(bars)), len(bars) - 1)] for v in recent)
 
 
-def chosen(clients: Sequence[ClientRow]) -> tuple[list[ClientRow], float | None]:
+def select_clients(clients: Sequence[ClientRow]) -> tuple[list[ClientRow], float | None]:
     """Return the clients to show, and the median accuracy where not all are shown.
 
     Up to 20 clients: all, by id. Above: the worst five and the best five.
@@ -114,6 +114,13 @@ def human_bytes(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def clock(seconds: float) -> str:
+    """Return ``1:02:03`` or ``2:03``."""
+    minutes, rest = divmod(round(max(seconds, 0.0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def number(value: object, digits: int = 1) -> str:

@@ -3,10 +3,9 @@
 ``Console`` takes plain values from whoever subscribes to the round loop and never fails a run: a
 closed pipe (``| head``) silences it, text that the terminal cannot encode is escaped.
 
-One line that says what is going on before the first round: redrawn on a terminal, rare in a log.
-
-On a terminal the line is rewritten in place on stderr and wiped before anything else is written.
-In a file a long step says how far it is every half minute, and a short one says nothing.
+Before the first round ``progress`` says in one line what is going on: rewritten in place on stderr
+of a terminal, and wiped before anything else is written; in a file a long step says how far it is
+every half minute, and a short one says nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +19,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from fedvlm.console.rows import RoundRow, one_line, round_line, table_lines
+
+if TYPE_CHECKING:
+    from fedvlm.console.live import LiveTable
 
 REDRAW, REPORT = 0.25, 30.0  # seconds between two drawings, and between two lines of a log
 
@@ -93,11 +95,6 @@ class ProgressLine:
         spent = now - self._began
         left = f", about {spent / done * (of - done):.0f} s left" if done and spent > 1 else ""
         return f"{what}: {done:,} of {of:,}{left}"
-
-
-if TYPE_CHECKING:
-    from fedvlm.console.live import LiveTable
-
 
 
 def say(*lines: str, stream: TextIO | None = None) -> None:
@@ -205,7 +202,7 @@ class Console:
             self._quietly(table.stop)
 
     def _open(self) -> None:
-        from fedvlm.console.live import LiveTable
+        from fedvlm.console.live import LiveTable  # start-up: rich, 0.1 s
 
         self._table = LiveTable(self.stream, self.total, self.title)
         self._quietly(self._table.start)

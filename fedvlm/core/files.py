@@ -36,7 +36,7 @@ def write_bytes(path: Path, data: bytes) -> None:
         DataError: disk full, folder read-only or deleted; what was at ``path`` is untouched.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
-    with explained(path):
+    with explain_errors(path):
         try:
             _point("before-temp", path)
             with open(temporary, "wb") as file:
@@ -76,7 +76,7 @@ def append_line(path: Path, line: str) -> None:
         DataError: disk full, folder read-only or deleted.
     """
     data = line.encode("utf-8", errors="surrogateescape") + b"\n"
-    with explained(path):
+    with explain_errors(path):
         _point("before-append", path)
         with open(path, "ab", buffering=0) as file:
             start = file.seek(0, os.SEEK_END)
@@ -94,7 +94,7 @@ def append_line(path: Path, line: str) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """Delete temporary files that a killed process left in ``folder``."""
-    with explained(folder):
+    with explain_errors(folder):
         for path in folder.glob(f".*{_TEMPORARY}"):
             path.unlink(missing_ok=True)
 
@@ -112,7 +112,7 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def explained(path: Path) -> Iterator[None]:
+def explain_errors(path: Path) -> Iterator[None]:
     """Turn an ``OSError`` inside the block into a ``DataError`` of one sentence about ``path``."""
     try:
         yield

@@ -30,9 +30,9 @@ from fedvlm.job.record import Recorder
 from fedvlm.job.results import results_of, seed_table
 from fedvlm.job.show import draw_partition, say_results
 from fedvlm.job.sinks import Sinks
-from fedvlm.runs import state as run_state
 from fedvlm.runs.folder import RunFolder
 from fedvlm.runs.metrics import read_metrics
+from fedvlm.runs.state import clear_states
 
 
 def run_job(
@@ -156,7 +156,7 @@ def restore(built: Built, folder: RunFolder) -> FedState | None:
     records = read_metrics(folder.metrics_path)[0]
     if [r.get("round") for r in records] != list(range(saved.round + 1)):
         folder.truncate_metrics(-1)
-        run_state.clear_states(folder.state_dir)
+        clear_states(folder.state_dir)
         folder.notes.append(
             f"metrics.jsonl lacks rounds before the state of round {saved.round}: the run starts "
             "again from the beginning"

@@ -20,21 +20,21 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
-from fedvlm.core import files as atomic
+from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.runs import identity as run_identity
-from fedvlm.runs import lock as run_lock
-from fedvlm.runs import manifest
-from fedvlm.runs import metrics as run_metrics
-from fedvlm.runs import state as run_state
+from fedvlm.runs import lock, manifest, metrics, state
 from fedvlm.runs.identity import (
+    FORMAT,
     RunPath,
     config_text,
+    earlier_results,
     identity_difference,
     identity_digest,
     identity_plain,
+    read_manifest,
     read_results,
-    shortened,
+    refuse_other,
+    shorten,
 )
 from fedvlm.runs.state import SavedState
 
@@ -55,7 +55,7 @@ class RunFolder:
         self.digest = identity_digest(identity)
         self.finished: dict[str, Any] | None = None
         self.notes: list[str] = []
-        self._lock: run_lock.RunLock | None = None
+        self._lock: lock.RunLock | None = None
         self._manifest: dict[str, Any] = {}
 
     @classmethod
@@ -78,14 +78,14 @@ class RunFolder:
         """
         run = cls(Path(output_dir) / parts.relative(), identity)
         run._make()
-        run.finished = run_identity.own_results(run.path, run.identity, run.notes)
+        run.finished = earlier_results(run.path, run.identity, run.notes)
         if run.finished is not None:
             run._tidy()
             return run
-        run._lock = run_lock.acquire(run.path)
+        run._lock = lock.acquire(run.path)
         try:
             run.notes = list(run._lock.notes)
-            run.finished = run_identity.own_results(run.path, run.identity, run.notes)
+            run.finished = earlier_results(run.path, run.identity, run.notes)
             if run.finished is None:
                 run._open(resume, argv)
         finally:
@@ -118,58 +118,58 @@ class RunFolder:
     # ---- what is written --------------------------------------------------------------------
     def write_config(self, resolved: Mapping[str, Any], origins: Mapping[str, str]) -> None:
         """Write ``config.yaml``: the resolved config, each value's origin as a comment."""
-        atomic.write_text(self._own("config.yaml"), config_text(resolved, origins))
+        files.write_text(self._writable("config.yaml"), config_text(resolved, origins))
 
     def write_partition(self, index: Mapping[str, Any]) -> None:
         """Write ``partition.json``: the index file of the partition."""
-        atomic.write_json(self._own("partition.json"), index)
+        files.write_json(self._writable("partition.json"), index)
 
     def write_text(self, name: str, text: str) -> None:
         """Write a text file of the run, ``partition.csv`` for one."""
-        atomic.write_text(self._own(name), text)
+        files.write_text(self._writable(name), text)
 
     def record_facts(self, **facts: Any) -> None:
         """Add facts (digests of backbone and partition, ...) to ``manifest.json``."""
-        self._manifest.setdefault("facts", {}).update(atomic.json_ready(facts))
+        self._manifest.setdefault("facts", {}).update(files.json_ready(facts))
         self._write_manifest()
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
-        """Append one line to ``metrics.jsonl``; see ``run_metrics.append_metrics``."""
-        run_metrics.append_metrics(self._own("metrics.jsonl"), record)
+        """Append one line to ``metrics.jsonl``; see ``runs.metrics``."""
+        metrics.append_metrics(self._writable("metrics.jsonl"), record)
 
     def truncate_metrics(self, after_round: int) -> None:
         """Drop lines after a round, and cut ones; what went is told in ``notes``."""
-        self.notes += run_metrics.truncate_metrics(self._own("metrics.jsonl"), after_round)
+        self.notes += metrics.truncate_metrics(self._writable("metrics.jsonl"), after_round)
 
     def save_state(
-        self, round: int, server: run_state.State, clients: Mapping[int, run_state.State],
+        self, round: int, server: state.StateView, clients: Mapping[int, state.StateView],
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write the state after ``round``; see ``run_state.save_state``."""
-        run_state.save_state(
-            self._own("state"), round, server, clients, extra or {}, identity=self.digest
+        """Write the state after ``round``; see ``runs.state``."""
+        state.save_state(
+            self._writable("state"), round, server, clients, extra or {}, identity=self.digest
         )
 
     def load_newest_state(self) -> SavedState | None:
         """Return the newest valid state, or None; what was passed over is told in ``notes``."""
-        state, notes = run_state.load_newest_state(self.state_dir, identity=self.digest)
+        newest, notes = state.load_newest_state(self.state_dir, identity=self.digest)
         self.notes += notes
-        return state
+        return newest
 
     def restore(self) -> SavedState | None:
         """Return the state to go on from (None: the beginning) and cut the metrics to fit it."""
-        state = self.load_newest_state()
-        if state is not None:
-            run_state.settle(self._own("state"), state.round)
-        self.truncate_metrics(state.round if state is not None else -1)
-        self._manifest["sessions"][-1]["from_round"] = state.round if state is not None else None
+        newest = self.load_newest_state()
+        if newest is not None:
+            state.settle(self._writable("state"), newest.round)
+        self.truncate_metrics(newest.round if newest is not None else -1)
+        self._manifest["sessions"][-1]["from_round"] = newest.round if newest is not None else None
         self._write_manifest()
-        return state
+        return newest
 
     def save_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> Path:
         """Write ``<name>.safetensors`` (kept logits, exported models) and return its path."""
-        path = self._own(f"{name}.safetensors")
-        atomic.write_bytes(path, safetensors.torch.save(run_state.storable(tensors)))
+        path = self._writable(f"{name}.safetensors")
+        files.write_bytes(path, safetensors.torch.save(state.storable(tensors)))
         return path
 
     def write_results(
@@ -186,12 +186,12 @@ class RunFolder:
         session = self._manifest["sessions"][-1]
         about = {k: session[k] for k in ("command", "started", "versions", "git", "machine")}
         record: dict[str, Any] = {
-            "format": run_identity.FORMAT, "identity_digest": self.digest,
+            "format": FORMAT, "identity_digest": self.digest,
             "run_info": about | {"ended": manifest.now()} | dict(run_info),
             "protocol": dict(protocol), "results": dict(results),
         }
-        record = atomic.json_ready(record)
-        atomic.write_json(self._own("results.json"), record)
+        record = files.json_ready(record)
+        files.write_json(self._writable("results.json"), record)
         self.finished = record
         return record
 
@@ -233,23 +233,23 @@ class RunFolder:
 
     def _tidy(self) -> None:
         """Take away what a kill right after ``results.json`` left, if the folder lets us."""
-        if (self.path / run_lock.NAME).exists():
+        if (self.path / lock.NAME).exists():
             with contextlib.suppress(ConfigError, DataError):
-                lock = run_lock.acquire(self.path)
+                held = lock.acquire(self.path)
                 try:
-                    atomic.remove_leftovers(self.path)
+                    files.remove_leftovers(self.path)
                 finally:
-                    lock.release()
+                    held.release()
 
     def _open(self, resume: bool, argv: Sequence[str] | None) -> None:
         """Check what lies in the folder and enter this session in the manifest."""
-        found = run_identity.read_manifest(self.path)
-        if found is not None:
-            run_identity.refuse_other(self.path, found["identity"], self.identity)
-        atomic.remove_leftovers(self.path)
+        earlier = read_manifest(self.path)
+        if earlier is not None:
+            refuse_other(self.path, earlier["identity"], self.identity)
+        files.remove_leftovers(self.path)
         session = manifest.session(argv)
-        record = found or {
-            "format": run_identity.FORMAT, "identity_digest": self.digest,
+        record = earlier or {
+            "format": FORMAT, "identity_digest": self.digest,
             "identity": self.identity, "created": manifest.now(), "facts": {}, "sessions": [],
         }
         if record["sessions"]:
@@ -257,22 +257,22 @@ class RunFolder:
             if changed and resume:
                 self.notes.append(
                     "bit-equal numbers are not promised, since the run began elsewhere: "
-                    + shortened(changed)
+                    + shorten(changed)
                 )
         record["sessions"].append(session)
-        atomic.write_json(self.path / "manifest.json", record)
-        with atomic.explained(self.state_dir):
+        files.write_json(self.path / "manifest.json", record)
+        with files.explain_errors(self.state_dir):
             self.state_dir.mkdir(exist_ok=True)
-        atomic.remove_leftovers(self.state_dir)
+        files.remove_leftovers(self.state_dir)
         if not resume:
-            run_state.clear_states(self.state_dir)
-            self.notes += run_metrics.truncate_metrics(self.metrics_path, -1)
+            state.clear_states(self.state_dir)
+            self.notes += metrics.truncate_metrics(self.metrics_path, -1)
         self._manifest = record
 
     def _write_manifest(self) -> None:
-        atomic.write_json(self._own("manifest.json"), self._manifest)
+        files.write_json(self._writable("manifest.json"), self._manifest)
 
-    def _own(self, name: str) -> Path:
+    def _writable(self, name: str) -> Path:
         """Return the path of a file to write; the lock must be held."""
         if self._lock is None:
             raise RuntimeError(f"'{self.path}' is closed or finished: {name} is not written")

@@ -1,6 +1,6 @@
-"""Whose folder is this: what ``manifest.json`` and ``results.json`` say, and when to refuse.
+"""Which run is this: its path, its identity, its config as text; whose files lie in a folder.
 
-Where a run lies, what it is, and its config as text: names, identity, YAML with origins.
+``manifest.json`` and ``results.json`` say whose they are; a folder of another run is refused.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any
 import yaml
 
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.runs import lock as run_lock
+from fedvlm.runs.lock import NAME as LOCK_NAME
 
+FORMAT = 1  # of manifest.json and results.json
 _LIMIT = 60  # bytes of one part; the longest folder name has two of them
 _PLAIN = "._-+=,"
 _ABSENT = object()
@@ -119,7 +120,7 @@ def identity_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[
     ]
 
 
-def shortened(lines: list[str]) -> str:
+def shorten(lines: list[str]) -> str:
     """Join the first few of ``lines`` for one sentence."""
     rest = len(lines) - _SHOWN
     return "; ".join(lines[:_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
@@ -158,15 +159,15 @@ def _lines(
 
 def _scalar(value: Any) -> str:
     """Return a value on one line of YAML; with line breaks of any kind in it, all escaped."""
-    known = plain(value)
+    value = plain(value)
     text = yaml.safe_dump(
-        known, default_flow_style=True, width=2**31, allow_unicode=True, sort_keys=False
+        value, default_flow_style=True, width=2**31, allow_unicode=True, sort_keys=False
     )
     text = text.removesuffix("\n").removesuffix("\n...")
     if len(text.splitlines()) <= 1:
         return text
     text = yaml.safe_dump(
-        known, default_flow_style=True, width=2**31, default_style='"', sort_keys=False
+        value, default_flow_style=True, width=2**31, default_style='"', sort_keys=False
     )
     return text.removesuffix("\n")
 
@@ -186,9 +187,6 @@ def _show(value: Any) -> str:
     return f"{text[:60]}... (sha256 {hashlib.sha256(text.encode()).hexdigest()[:8]})"
 
 
-FORMAT = 1
-
-
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """Return the manifest of a run folder; None in a folder that holds nothing yet.
 
@@ -199,7 +197,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         others = sorted(
             p.name for p in folder.iterdir()
-            if p.name != run_lock.NAME and not p.name.startswith(".")
+            if p.name != LOCK_NAME and not p.name.startswith(".")
         )
         if others:
             raise DataError(
@@ -221,21 +219,21 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     return dict(record)
 
 
-def refuse_other(folder: Path, old: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+def refuse_other(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Raise ``ConfigError`` with the difference unless both identities are the same."""
-    if identity_digest(old) == identity_digest(asked):
+    if identity_digest(old) == identity_digest(new):
         return
     raise ConfigError(
         f"'{folder}' holds another run, which is neither resumed nor overwritten; what differs "
-        f"(there -> asked): {shortened(identity_difference(old, asked))}; choose another --tag "
+        f"(there -> asked): {shorten(identity_difference(old, new))}; choose another --tag "
         "or --output-dir, or ask for the same again"
     )
 
 
-def own_results(
-    folder: Path, asked: Mapping[str, Any], notes: list[str]
+def earlier_results(
+    folder: Path, identity: Mapping[str, Any], notes: list[str]
 ) -> dict[str, Any] | None:
-    """Return the folder's results if they are of the identity ``asked``; None without any.
+    """Return the folder's results if they are of a run of this identity; None without any.
 
     Damaged results count as none, with a note.
 
@@ -248,11 +246,11 @@ def own_results(
         if path.exists():
             notes.append("results.json is damaged: it will be written again")
         return None
-    if record["identity_digest"] == identity_digest(asked):
+    if record["identity_digest"] == identity_digest(identity):
         return record
-    found = read_manifest(folder)
-    if found is not None:
-        refuse_other(folder, found["identity"], asked)
+    manifest = read_manifest(folder)
+    if manifest is not None:
+        refuse_other(folder, manifest["identity"], identity)
     raise ConfigError(
         f"'{path}' holds the results of another run; move it away or choose another --tag"
     )

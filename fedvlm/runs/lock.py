@@ -18,7 +18,7 @@ from typing import Any
 
 from filelock import BaseFileLock, FileLock, Timeout
 
-from fedvlm.core import files as atomic
+from fedvlm.core import files
 from fedvlm.core.errors import ConfigError
 
 NAME = "RUNNING"
@@ -55,7 +55,7 @@ def acquire(folder: Path) -> RunLock:
     path = folder / NAME
     lock = FileLock(folder / _LOCK, thread_local=False)
     for _ in range(_ATTEMPTS):
-        with atomic.explained(path):
+        with files.explain_errors(path):
             locked = _try(lock)
         owner = holder(folder)
         if locked and (not owner or not _is_here(owner)):
@@ -77,7 +77,7 @@ def acquire(folder: Path) -> RunLock:
             "start one of them, or give each its own --tag"
         )
     dead = _owner(path)
-    with atomic.explained(path):
+    with files.explain_errors(path):
         path.write_text(json.dumps(_self()))
     return RunLock(path, lock, [] if not dead else [
         f"the run was left by process {dead['pid']} on {dead.get('host')}, which is gone: "

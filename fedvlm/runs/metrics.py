@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedvlm.core import files as atomic
+from fedvlm.core import files
 from fedvlm.core.errors import DataError
 
 
@@ -23,7 +23,7 @@ def append_metrics(path: Path, record: Mapping[str, Any]) -> None:
     Raises:
         DataError: disk full, folder read-only or deleted; earlier lines are intact.
     """
-    atomic.append_line(path, json.dumps(atomic.json_ready(dict(record)), allow_nan=False))
+    files.append_line(path, json.dumps(files.json_ready(dict(record)), allow_nan=False))
 
 
 def read_metrics(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
@@ -70,7 +70,7 @@ def truncate_metrics(path: Path, after_round: int) -> list[str]:
     if dropped:
         notes.append(f"{path.name}: {dropped} lines after round {after_round} are done again")
     if notes:
-        atomic.write_text(path, "".join(json.dumps(r, allow_nan=False) + "\n" for r in kept))
+        files.write_text(path, "".join(json.dumps(r, allow_nan=False) + "\n" for r in kept))
     return notes
 
 

@@ -25,10 +25,10 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from fedvlm.core import files as atomic
+from fedvlm.core import files
 from fedvlm.core.trees import TreeView
 
-State = Mapping[str, TreeView]
+StateView = Mapping[str, TreeView]  # a state that is read only
 
 FORMAT = 1
 KEEP = 2  # states kept on disk: the newest, and the one before it in case the newest is damaged
@@ -52,8 +52,8 @@ class _Invalid(Exception):
 def save_state(
     folder: Path,
     round: int,
-    server: State,
-    clients: Mapping[int, State],
+    server: StateView,
+    clients: Mapping[int, StateView],
     extra: Mapping[str, Any],
     *,
     identity: str,
@@ -77,8 +77,8 @@ def save_state(
         "format": FORMAT, "identity": identity, "round": round, "sha256": _sha(data),
         "bytes": len(data), "layout": layout, "extra": dict(extra),
     }
-    atomic.write_bytes(folder / f"{stem}.safetensors", data)
-    atomic.write_text(folder / f"{stem}.json", _sealed(record))
+    files.write_bytes(folder / f"{stem}.safetensors", data)
+    files.write_text(folder / f"{stem}.json", _sealed(record))
     settle(folder, round)
 
 
@@ -93,7 +93,7 @@ def settle(folder: Path, newest: int) -> None:
     kept = sorted(r for r in _rounds_on_disk(folder) if r <= newest)[-KEEP:]
     index = {"format": FORMAT, "states": [f"round_{r:04d}" for r in kept]}
     if _read_index(folder) != index:
-        atomic.write_json(folder / "index.json", index)
+        files.write_json(folder / "index.json", index)
     _prune(folder, kept[0])
 
 
@@ -122,20 +122,20 @@ def load_newest_state(folder: Path, *, identity: str) -> tuple[SavedState | None
 
 def clear_states(folder: Path) -> None:
     """Delete every state and the index in ``folder``."""
-    with atomic.explained(folder):
+    with files.explain_errors(folder):
         (folder / "index.json").unlink(missing_ok=True)
     _prune(folder, None)
 
 
 def _flatten(
-    server: State, clients: Mapping[int, State]
+    server: StateView, clients: Mapping[int, StateView]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return tensors by key, and the layout: each distinct form of a state once."""
     keys: dict[str, Tensor] = {}
     forms: list[dict[str, list[str]]] = []
     places: dict[str, int] = {}
 
-    def add(prefix: str, state: State) -> int:
+    def add(prefix: str, state: StateView) -> int:
         form = {slot: list(tree) for slot, tree in state.items()}
         for slot, tree in state.items():
             if "|" in slot:
@@ -219,7 +219,7 @@ def _unflatten(record: dict[str, Any], tensors: dict[str, Tensor]) -> SavedState
 
 
 def _rounds_on_disk(folder: Path) -> set[int]:
-    with atomic.explained(folder / "index.json"):
+    with files.explain_errors(folder / "index.json"):
         found = [_NAME.fullmatch(p.name) for p in folder.iterdir()]
     return {int(m[1]) for m in found if m and m[2] == "json"}
 
@@ -245,7 +245,7 @@ def _read_index(folder: Path) -> Any:
 
 def _prune(folder: Path, first: int | None) -> None:
     """Delete states before round ``first`` (None: all); other files are left alone."""
-    with atomic.explained(folder):
+    with files.explain_errors(folder):
         for path in folder.iterdir():
             match = _NAME.fullmatch(path.name)
             if match and (first is None or int(match[1]) < first):

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedvlm.console.grid import Grid, GridCell, clock
+from fedvlm.console.grid import Grid, GridCell
+from fedvlm.console.rows import clock
 from fedvlm.console.screen import say
 from fedvlm.core.errors import FedvlmError
 from fedvlm.report.collect import Collected, collect

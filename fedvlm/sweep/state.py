@@ -18,18 +18,18 @@ from typing import Any
 
 import yaml
 
-from fedvlm.core import files as atomic
+from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.stats import mean
-from fedvlm.runs import lock as run_lock
 from fedvlm.runs.identity import (
     identity_difference,
     identity_digest,
     read_manifest,
     read_results,
     safe_name,
-    shortened,
+    shorten,
 )
+from fedvlm.runs.lock import holder
 from fedvlm.runs.manifest import now
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.sweep.cells import Cell
@@ -68,13 +68,13 @@ class Journal:
         Raises:
             DataError: it cannot be written.
         """
-        with atomic.explained(self.folder):
+        with files.explain_errors(self.folder):
             (self.folder / "logs").mkdir(parents=True, exist_ok=True)
-        atomic.write_text(
+        files.write_text(
             self.folder / "plan.yaml", yaml.safe_dump(plan, sort_keys=False, allow_unicode=True)
         )
         if self.path.exists() and not self.path.read_bytes().endswith((b"\n",)):
-            atomic.append_line(self.path, "")  # a kill cut the last line: the next one is whole
+            files.append_line(self.path, "")  # a kill cut the last line: the next one is whole
 
     def log(self, cell: Cell) -> Path:
         """Return where the cell's screen output goes."""
@@ -86,13 +86,13 @@ class Journal:
         """Append an attempt."""
         about = {"cell": cell.key, "config": cell.digest, "dataset": cell.dataset,
                  "method": cell.method, "ended": now()}
-        atomic.append_line(self.path, json.dumps(about | asdict(outcome)))
+        files.append_line(self.path, json.dumps(about | asdict(outcome)))
 
     def records(self) -> list[dict[str, Any]]:
         """Return all attempts, oldest first within a file; damaged lines are passed over."""
         keys = {"cell", "config", "code", "seconds", "ended"}
-        files = sorted(self.folder.glob("cells*.jsonl"))
-        records = [r for file in files for r in read_metrics(file)[0] if keys <= set(r)]
+        parts = sorted(self.folder.glob("cells*.jsonl"))
+        records = [r for part in parts for r in read_metrics(part)[0] if keys <= set(r)]
         return sorted(records, key=lambda r: str(r["ended"]))
 
     def last(self) -> dict[tuple[str, str], dict[str, Any]]:
@@ -133,7 +133,7 @@ def state_of(cell: Cell, attempt: dict[str, Any] | None) -> CellState:
     if manifest is not None:
         config = manifest["identity"].get("config", {})
         if identity_digest(config) != cell.digest:
-            difference = shortened(identity_difference(config, cell.config))
+            difference = shorten(identity_difference(config, cell.config))
             raise ConfigError(
                 f"{cell}: '{folder}'{HOLDS}; what differs (there -> asked): "
                 f"{difference}; choose a tag or another output-dir"
@@ -141,7 +141,7 @@ def state_of(cell: Cell, attempt: dict[str, Any] | None) -> CellState:
         results = read_results(folder / "results.json")
         if results is not None:
             return CellState(DONE, value=headline(results))
-    if run_lock.holder(folder):
+    if holder(folder):
         return CellState(RUNNING)
     if attempt is not None and attempt["code"] not in (0, 130):
         return CellState(FAILED, str(attempt.get("sentence", "")))

@@ -7,7 +7,8 @@ import io
 import pytest
 from rich.console import Console as RichConsole
 
-from fedvlm.console.grid import Grid, GridCell, clock
+from fedvlm.console.grid import Grid, GridCell
+from fedvlm.console.rows import clock
 
 
 def drawn(grid: Grid, width: int) -> list[str]:

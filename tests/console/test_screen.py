@@ -14,10 +14,10 @@ from fedvlm.console.log import Headline, LogFile
 from fedvlm.console.rows import (
     ClientRow,
     RoundRow,
-    chosen,
     human_bytes,
     one_line,
     round_line,
+    select_clients,
     spark,
     table_lines,
 )
@@ -82,13 +82,13 @@ def test_spark_scales_to_its_own_range_of_at_least_five_points():
 
 def test_above_twenty_clients_worst_best_and_median():
     few = [ClientRow(c, 1, accuracy=float(c)) for c in range(20)]
-    assert chosen(few[::-1]) == (few, None)
+    assert select_clients(few[::-1]) == (few, None)
     many = [ClientRow(c, 1, accuracy=float(100 - c)) for c in range(101)]
-    shown, middle = chosen(many)
+    shown, middle = select_clients(many)
     assert [c.accuracy for c in shown] == [0, 1, 2, 3, 4, 96, 97, 98, 99, 100] and middle == 50
-    assert len(chosen([ClientRow(c, 1) for c in range(30)])[0]) == 10
+    assert len(select_clients([ClientRow(c, 1) for c in range(30)])[0]) == 10
     half = [ClientRow(c, 1, accuracy=float(c) if c < 7 else None) for c in range(30)]
-    assert len({c.cid for c in chosen(half)[0]}) == len(chosen(half)[0]) == 7
+    assert len({c.cid for c in select_clients(half)[0]}) == len(select_clients(half)[0]) == 7
 
 
 def test_table_lines_and_bytes():
@@ -184,7 +184,7 @@ def test_a_closed_pipe_does_not_kill_the_refresh_thread():
     table.start()
     time.sleep(0.4)  # at least one redraw by the thread
     table.stop()
-    assert table.stream.broken
+    assert table.live.console.file.broken
 
 
 def test_the_screen_is_freed_by_an_error(monkeypatch: pytest.MonkeyPatch):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedvlm.core import files as atomic
+from fedvlm.core import files
 from fedvlm.job import run as cli_run
 from tests import jobs
 
@@ -24,16 +24,16 @@ class Stop(BaseException):
 @pytest.fixture(autouse=True)
 def no_hook_left() -> Iterator[None]:
     yield
-    atomic.on_write_point = None
+    files.on_write_point = None
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     """An uninterrupted run and the number of its write points."""
     output, seen = tmp_path_factory.mktemp("whole"), []
-    atomic.on_write_point = seen.append
+    files.on_write_point = seen.append
     assert jobs.run(output) == 0
-    atomic.on_write_point = None
+    files.on_write_point = None
     return output, len(seen)
 
 
@@ -50,7 +50,7 @@ def stop_at(point: int) -> None:
         if left[0] < 0:
             raise Stop
 
-    atomic.on_write_point = hook
+    files.on_write_point = hook
 
 
 @pytest.mark.parametrize("share", [i / 12 for i in range(12)])
@@ -60,7 +60,7 @@ def test_stopped_at_a_write_point_and_resumed(
     stop_at(int(share * whole[1]))
     with pytest.raises(Stop):
         jobs.run(tmp_path)
-    atomic.on_write_point = None
+    files.on_write_point = None
     assert jobs.run(tmp_path) == 0
     jobs.same(whole[0], tmp_path)
 
@@ -72,7 +72,7 @@ def test_stopped_at_every_write_point(whole: tuple[Path, int], tmp_path: Path) -
         stop_at(point)
         with pytest.raises(Stop):
             jobs.run(output)
-        atomic.on_write_point = None
+        files.on_write_point = None
         assert jobs.run(output) == 0
         jobs.same(whole[0], output)
 
@@ -80,11 +80,11 @@ def test_stopped_at_every_write_point(whole: tuple[Path, int], tmp_path: Path) -
 @pytest.mark.parametrize("point", [9, 24])
 def test_really_killed(whole: tuple[Path, int], tmp_path: Path, point: int) -> None:
     hook = (
-        f"import os, signal\nfrom fedvlm import atomic\nleft = [{point}]\n"
+        f"import os, signal\nfrom fedvlm.core import files\nleft = [{point}]\n"
         "def hook(name):\n"
         "    left[0] -= 1\n"
         "    if left[0] < 0: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "atomic.on_write_point = hook"
+        "files.on_write_point = hook"
     )
     assert jobs.spawn(tmp_path, before=hook).returncode == -signal.SIGKILL
     assert jobs.run(tmp_path) == 0

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedvlm.core import files as atomic
+from fedvlm.core import files
 from fedvlm.core.errors import DataError
 from fedvlm.runs import manifest
 from fedvlm.runs.folder import RunFolder, RunPath, read_results
@@ -41,7 +41,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(manifest, "session", lambda argv: {
         "command": "toy", "started": "", "versions": {}, "git": None, "machine": {}})
     yield
-    atomic.on_write_point = None
+    files.on_write_point = None
 
 
 def step(tensor: torch.Tensor, round_: int) -> torch.Tensor:
@@ -88,9 +88,9 @@ def outcome(root: Path) -> dict[str, Any]:
 
 def write_points(root: Path) -> list[str]:
     seen: list[str] = []
-    atomic.on_write_point = seen.append
+    files.on_write_point = seen.append
     toy_run(root)
-    atomic.on_write_point = None
+    files.on_write_point = None
     return seen
 
 
@@ -102,7 +102,7 @@ def stop_at(number: int, action: Callable[[], None]) -> None:
         if next(count) == number:
             action()
 
-    atomic.on_write_point = hook
+    files.on_write_point = hook
 
 
 def raise_stop() -> None:
@@ -130,7 +130,7 @@ def test_every_write_point_stopped_by_an_exception(tmp_path: Path) -> None:
         stop_at(number, raise_stop)
         with pytest.raises(Stop):
             toy_run(root)
-        atomic.on_write_point = None
+        files.on_write_point = None
         toy_run(root)
         assert outcome(root) == want, points[number]
 
@@ -163,10 +163,10 @@ def test_order_of_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(os, "fsync", lambda h: seen.append(
         "sync folder" if os.path.isdir(f"/proc/self/fd/{h}") else "sync file"))
     monkeypatch.setattr(os, "replace", lambda a, b: (seen.append("replace"), real(a, b)))
-    atomic.write_bytes(tmp_path / "x", b"1")
+    files.write_bytes(tmp_path / "x", b"1")
     assert seen == ["sync file", "replace", "sync folder"]
     seen.clear()
-    atomic.append_line(tmp_path / "x", "2")
+    files.append_line(tmp_path / "x", "2")
     assert seen == ["sync file"] and (tmp_path / "x").read_bytes() == b"12\n"
 
 
@@ -192,7 +192,7 @@ def test_a_failing_disk_at_every_write_point(tmp_path: Path, name: str, word: st
             toy_run(root)
         assert str(caught.value).count("\n") == 0 and point.split()[1] in str(caught.value)
         assert list(root.rglob("*.part")) == [] and list(root.rglob("RUNNING")) == []
-        atomic.on_write_point = None
+        files.on_write_point = None
         toy_run(root)
         assert outcome(root) == want, point
 

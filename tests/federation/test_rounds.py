@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedvlm.core import files as atomic
+from fedvlm.core import files
 from fedvlm.federation.rounds import COUNTERS, Budget, plain_work
 from tests import jobs
 
@@ -75,16 +75,16 @@ def ditto(output: Path, *more: str, unit: str = "steps") -> int:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     """A run by steps and the number of its write points."""
     output, seen = tmp_path_factory.mktemp("whole"), []
-    atomic.on_write_point = seen.append
+    files.on_write_point = seen.append
     assert ditto(output, "--finetune-epochs", "1") == 0
-    atomic.on_write_point = None
+    files.on_write_point = None
     return output, len(seen)
 
 
 @pytest.fixture(autouse=True)
 def no_hook_left() -> Iterator[None]:
     yield
-    atomic.on_write_point = None
+    files.on_write_point = None
 
 
 def test_the_run_ends_with_a_true_last_round(whole: tuple[Path, int]) -> None:
@@ -133,9 +133,9 @@ def test_a_stopped_run_ends_where_a_whole_one_does(
         if left[0] < 0:
             raise KeyboardInterrupt
 
-    atomic.on_write_point = hook
+    files.on_write_point = hook
     assert ditto(tmp_path, "--finetune-epochs", "1") == 130
-    atomic.on_write_point = None
+    files.on_write_point = None
     assert ditto(tmp_path, "--finetune-epochs", "1") == 0
     jobs.same(whole[0], tmp_path)
     infos = [json.loads((jobs.folder(o) / "results.json").read_text())["run_info"]

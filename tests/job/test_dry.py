@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedvlm.job import run as cli_run
+from fedvlm.job import run as job_run
 from tests import jobs
 
 
@@ -16,7 +16,7 @@ def test_dry_run_counts_the_images_that_a_run_encodes(
     tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[str, int, int]] = []
-    monkeypatch.setattr(cli_run, "progress", lambda *said: seen.append(said))
+    monkeypatch.setattr(job_run, "progress", lambda *said: seen.append(said))
     own = ("--opts", "CACHE_DIR", str(tmp_path / "cache"))
     assert jobs.run(tmp_path / "a", "--dry-run", *own) == 0
     told = re.search(r"([\d,]+)\s+images\s+to\s+encode", capsys.readouterr().out)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fedvlm.core import files as atomic
+from fedvlm.core import files
 from fedvlm.core.errors import ConfigError
 from fedvlm.job.identity import WHERE
 from fedvlm.job.sinks import Sinks, numbers, spreads
@@ -75,7 +75,7 @@ def stop_at(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
         if step == point:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(atomic, "on_write_point", stop)
+    monkeypatch.setattr(files, "on_write_point", stop)
 
 
 def test_every_round_once_and_the_same_numbers_as_without(
@@ -107,7 +107,7 @@ def test_a_resumed_run_goes_on_at_its_step(
 ) -> None:
     stop_at("before-temp round_0002.safetensors", monkeypatch)  # round 2 is told, not saved
     assert jobs.run(tmp_path, "--sinks", "tensorboard") == 130
-    monkeypatch.setattr(atomic, "on_write_point", None)
+    monkeypatch.setattr(files, "on_write_point", None)
     assert jobs.run(tmp_path, "--sinks", "tensorboard") == 0
     first, second = writers
     assert first.closed and first.steps() == [0, 1, 2]
@@ -223,7 +223,7 @@ def test_the_real_tensorboard_reads_every_round_once(
 
     stop_at("before-temp round_0002.safetensors", monkeypatch)
     assert jobs.run(tmp_path, "--sinks", "tensorboard") == 130
-    monkeypatch.setattr(atomic, "on_write_point", None)
+    monkeypatch.setattr(files, "on_write_point", None)
     assert jobs.run(tmp_path, "--sinks", "tensorboard") == 0
     every = {"scalars": 0, "histograms": 0}  # how many to keep: all
     found = EventAccumulator(str(jobs.folder(tmp_path) / "tensorboard"), every).Reload()

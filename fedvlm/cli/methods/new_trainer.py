@@ -109,7 +109,7 @@ def main(args: Namespace) -> int:
     spec = name if into is None else f"{_typed(code)}:{name}"
     code_text, yaml_text = texts(name, registered=into is None)
     for path, text in ((code, code_text), (yaml, yaml_text)):
-        with files.explained(path):
+        with files.explain_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         files.write_text(path, text)
     say(f"wrote {code}", f"wrote {yaml}", "next:", *_next(name, spec, yaml, into is None))

@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fedvlm.core import files as atomic
+from fedvlm.core import files
 
 COLUMN, PAGE = 3.3, 6.8  # inches: one and two columns of a paper
 DPI = 200
@@ -145,14 +145,14 @@ def write(
     Raises:
         DataError: the folder cannot be written.
     """
-    with atomic.explained(folder):
+    with files.explain_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    files = {"png": png_bytes(figure), "svg": svg_text(figure).encode()}
+    contents = {"png": png_bytes(figure), "svg": svg_text(figure).encode()}
     if rows is not None:
-        files["csv"] = csv_text(rows).encode("utf-8", errors="surrogateescape")
-    for kind, data in files.items():
-        atomic.write_bytes(folder / f"{name}.{kind}", data)
-    return [folder / f"{name}.{kind}" for kind in files]
+        contents["csv"] = csv_text(rows).encode("utf-8", errors="surrogateescape")
+    for kind, data in contents.items():
+        files.write_bytes(folder / f"{name}.{kind}", data)
+    return [folder / f"{name}.{kind}" for kind in contents]
 
 
 def _saved(figure: Figure, kind: str, **options: Any) -> bytes:
