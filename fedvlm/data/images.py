@@ -31,9 +31,9 @@ from fedvlm.data.image_records import ImageRecords, reason
 CROP_SCALE = (0.08, 1.0)
 _RATIO = (3 / 4, 4 / 3)  # aspect ratios of torchvision's RandomResizedCrop
 _CROP_TRIES = 10
+_FIRST = 10  # broken images that a note lists
 _MODES = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 RESIZE_MODES = ("shortest", "longest", "squash")
-_NAMED = 10  # broken images that a note names
 
 
 class ImageLoader:
@@ -269,7 +269,6 @@ def _check(spec: TransformSpec, views: int, crop_scale: Sequence[float]) -> None
         raise ConfigError(f"INPUT.RRCROP_SCALE is {tuple(crop_scale)}; give 0 < low <= high <= 1")
 
 
-
 def broken_images(
     name: str, lists: Mapping[str, Sequence[Datum]], records: ImageRecords, policy: str
 ) -> tuple[dict[str, list[int]], list[str]]:
@@ -311,10 +310,10 @@ def say_broken(name: str, lines: Sequence[str], policy: str) -> list[str]:
     """
     if not lines:
         return []
-    named = "; ".join(lines[:_NAMED]) + ("; ..." if len(lines) > _NAMED else "")
+    first = "; ".join(lines[:_FIRST]) + ("; ..." if len(lines) > _FIRST else "")
     if policy == "refuse":
         raise DataError(
-            f"{name}: {len(lines)} image(s) do not decode: {named}; "
+            f"{name}: {len(lines)} image(s) do not decode: {first}; "
             "replace them, or set DATASET.ON_CORRUPT skip"
         )
-    return [f"{len(lines)} image(s) do not decode and are left out: {named}"]
+    return [f"{len(lines)} image(s) do not decode and are left out: {first}"]
