@@ -47,7 +47,7 @@ def test_the_federations_roster_is_that_of_its_batches() -> None:
     assert fed.server_context(1, Held()).roster is fed.roster
 
 
-# ---- what it cannot name it cannot read -----------------------------------------------------------
+# ---- what it cannot name it cannot read ---------------------------------------------------------
 def test_the_server_has_no_way_to_a_clients_samples() -> None:
     ctx = quadratic(Quadratic(), 3, epochs=2).server_context(2, Held())
     assert {f.name for f in fields(ServerContext)} == {
