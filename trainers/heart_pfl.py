@@ -6,9 +6,9 @@ Equations:
     v (personal): CE + PROX |v - w_t|^2 + HDA_WEIGHT L_HDA; w (to be sent): CE. L_HDA is the mean
         over samples i and four stages of 1 - cos(f_w(x_i), p_{y_i}) (first two stages) and
         MSE(f_w(x_i), p_{y_i}) (last two); p_c the class mean of v's features, f the mean over
-        patch tokens, f_w that of the whole model received (with LoRA's frozen A). HDA_GRAD proto: value from the means over all data, gradient through those
-        of the batch; global: in w's loss instead, towards fixed means; none: a constant, as
-        released.
+        patch tokens, f_w that of the whole model received. HDA_GRAD proto: value from the means
+        over all data, gradient through those of the batch; global: in w's loss instead, towards
+        fixed means; none: a constant, as released.
     server: theta = mean of w_k; for the first AKT_ROUNDS of the rounds a student from theta:
         KL(T||S) + KL(S||T) on proxy images and on adversarial ones, T the mean logits; adopted if
         its loss on held-out proxy images is below theta's.

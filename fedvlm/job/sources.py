@@ -123,8 +123,8 @@ def server_images(
                 )
         elif source != HOLDOUT:
             raise ConfigError(
-                f"a method's server images come from {HOLDOUT}, {OF_DATASET}NAME, {OF_FOLDER}DIR or "
-                f"{CLIENTS}, not from '{source}'"
+                f"a method's server images come from {HOLDOUT}, {OF_DATASET}NAME, "
+                f"{OF_FOLDER}DIR or {CLIENTS}, not from '{source}'"
             )
         if not len(indices):
             return None, []
