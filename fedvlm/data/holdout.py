@@ -26,7 +26,7 @@ from fedvlm.core.transform import TransformSpec
 from fedvlm.data.datasets import load_dataset
 from fedvlm.data.datum import Datum, IntArray
 from fedvlm.data.formats.folders import SUFFIXES, image_files
-from fedvlm.data.image_records import records_of
+from fedvlm.data.image_records import ImageRecords, records_of
 from fedvlm.data.images import ImageLoader, broken_images
 from fedvlm.data.locate import explain_refusals, listing
 from fedvlm.data.partition.spec import ImagePool
@@ -133,34 +133,48 @@ def holdout_from(
 class ServerImages:
     """Images for the server, with the pixels of the test transform (``federation.server.Proxy``).
 
+    There is no way from here to any other image.
+
     Attributes:
         source: ``holdout``, ``dataset:NAME``, ``folder:DIR`` or ``clients``.
         labels: ``[P]`` int64 of the run's classes, -1 where it is not known.
-        loader: of a list in which they are.
-        indices: ``[P]``, into that list.
+        loader: of these images only.
+        keys: sha256 of each image's bytes.
     """
 
     source: str
     labels: Tensor
     loader: ImageLoader
-    indices: IntArray
+    keys: tuple[str, ...]
+
+    @staticmethod
+    def of(
+        source: str, samples: Sequence[Datum], labels: Sequence[int], transform: TransformSpec,
+        records: ImageRecords,
+    ) -> ServerImages:
+        """Return the images ``samples`` with labels ``[P]``.
+
+        Args:
+            transform: of the run's backbone.
+            records: in which their content keys are looked up.
+        """
+        keys = tuple(records.content_key(sample) for sample in samples)
+        return ServerImages(
+            source, torch.tensor(labels, dtype=torch.int64), ImageLoader(samples, transform), keys
+        )
 
     def __len__(self) -> int:
         """Return their number."""
-        return len(self.indices)
+        return len(self.keys)
 
     def pixels(self, positions: Tensor) -> Tensor:
         """Return normalised pixels ``[n, 3, S, S]`` of the images at ``positions [n]``."""
-        return self.loader.batch(self.indices[positions.cpu().numpy()])
-
-    def content_keys(self) -> list[str]:
-        """Return the sha256 of each image's bytes."""
-        return [self.loader.content_key(int(i)) for i in self.indices]
+        return self.loader.batch(positions)
 
     @property
     def digest(self) -> str:
         """The sha256 over images and labels, in order."""
-        text = "\n".join(self.content_keys()) + repr(self.labels.tolist())
+        text = "\n".join(self.keys) + repr(self.labels.tolist())
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -196,8 +210,7 @@ def other_images(
     label_of = {fold(name): label for label, name in enumerate(classnames)}
     folder = source.startswith(OF_FOLDER)
     labels = [UNKNOWN if folder else label_of.get(fold(d.classname), UNKNOWN) for d in items]
-    loader = ImageLoader(items, transform, records=records)
-    images = ServerImages(source, torch.tensor(labels), loader, np.arange(len(items)))
+    images = ServerImages.of(source, items, labels, transform, records)
     return images, [*notes, *(f"{source}: {note}" for note in broken)]
 
 

@@ -128,14 +128,15 @@ def server_images(
             )
         if not len(indices):
             return None, []
-        images = ServerImages(source, torch.from_numpy(data.labels[indices]), loader, indices)
+        samples, labels = [data.samples[i] for i in indices], data.labels[indices].tolist()
+        images = ServerImages.of(source, samples, labels, loader.spec, data.records)
         notes = list[str]()
     whose = "validation images of its clients" if source == CLIENTS else "images of its own"
     digest = images.digest[:DIGITS]
     notes.append(f"the server has {len(images):,} {whose} ({source}), digest {digest}")
     server = set(data.server.tolist())
     others = {loader.content_key(i) for i in range(len(data.samples)) if i not in server}
-    copies = sum(key in others for key in images.content_keys())
+    copies = sum(key in others for key in images.keys)
     if copies and source != CLIENTS:
         notes.append(
             f"{copies} of the server's images ({source}) have the same bytes as images that "
