@@ -126,10 +126,10 @@ def test_the_server_has_the_same_images_whatever_the_clients_do(root: Path) -> N
     assert server_keys(make(root, 2, DATA_SEED=2)) != first
 
 
-def test_without_it_nothing_moves(tmp_path: Path) -> None:
+def test_without_it_nothing_moves() -> None:
     for (name, kind, shots, half, seed, held_out), digests in BEFORE.items():
         flags = {
-            "DATASET.NAME": name, "CACHE_DIR": str(tmp_path), "FED.PARTITION": kind,
+            "DATASET.NAME": name, "FED.PARTITION": kind,
             "DATASET.NUM_SHOTS": str(shots), "DATASET.SUBSAMPLE_CLASSES": half,
             "DATA_SEED": str(seed), "FED.CLIENTS": "4", "FED.HELD_OUT_DOMAIN": held_out,
         }
