@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from yacs.config import CfgNode
@@ -14,6 +15,7 @@ from yacs.config import CfgNode
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.progress import Progress
 from fedvlm.data.federated import FederatedData
+from fedvlm.data.holdout import OF_DATASET, OF_FOLDER, ServerImages, other_images
 from fedvlm.data.images import ImageLoader
 from fedvlm.federation.batches import FeatureSource, PixelSource, SampleSource
 from fedvlm.models.backbone import Backbone
@@ -24,6 +26,8 @@ from fedvlm.models.features.store import default_dir
 from fedvlm.models.towers.vision import stream_name
 from fedvlm.models.vlmodel import VLModel
 
+HOLDOUT, CLIENTS = "holdout", "clients"  # sources of server images
+DIGITS = 8  # of a digest in a note
 Encode = Callable[[Sequence[int], "int | None"], Tensor]
 
 
@@ -91,6 +95,54 @@ def pixel_sources(loader: ImageLoader, labels: Tensor) -> tuple[PixelSource, Pix
         PixelSource(loader.load, labels),
         PixelSource(lambda i, _view: loader.load(i, None), labels),
     )
+
+
+def server_images(
+    source: str, cfg: CfgNode, data: FederatedData, loader: ImageLoader, progress: Progress | None
+) -> tuple[ServerImages | None, list[str]]:
+    """Return the images that the method's server side sees (``Trainer.proxy_source``), and notes.
+
+    None where the source is empty, or where the run holds out no image. Nothing is encoded.
+
+    Raises:
+        ConfigError: clients without validation images; a data set that cannot be taken.
+        DataError: a missing folder or data set, or no image in it.
+    """
+    if not source:
+        return None, []
+    if source.startswith((OF_DATASET, OF_FOLDER)):
+        images, notes = other_images(source, cfg, data.name, data.classnames, loader.spec, progress)
+    else:
+        indices = data.server
+        if source == CLIENTS:
+            indices = np.unique(np.concatenate([client.val for client in data.clients]))
+            if not len(indices):
+                raise ConfigError(
+                    "server images clients: no client has validation images; set "
+                    "DATASET.VAL_SHOTS above 0"
+                )
+        elif source != HOLDOUT:
+            raise ConfigError(
+                f"a method's server images come from {HOLDOUT}, {OF_DATASET}NAME, "
+                f"{OF_FOLDER}DIR or {CLIENTS}, not from '{source}'"
+            )
+        if not len(indices):
+            return None, []
+        samples, labels = [data.samples[i] for i in indices], data.labels[indices].tolist()
+        images = ServerImages.of(source, samples, labels, loader.spec, data.records)
+        notes = list[str]()
+    whose = "validation images of its clients" if source == CLIENTS else "images of its own"
+    digest = images.digest[:DIGITS]
+    notes.append(f"the server has {len(images):,} {whose} ({source}), digest {digest}")
+    server = set(data.server.tolist())
+    others = {loader.content_key(i) for i in range(len(data.samples)) if i not in server}
+    copies = sum(key in others for key in images.keys)
+    if copies and source != CLIENTS:
+        notes.append(
+            f"{copies} of the server's images ({source}) have the same bytes as images that "
+            "clients hold or that are tested on"
+        )
+    return images, notes
 
 
 def features_of(
