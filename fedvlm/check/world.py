@@ -249,9 +249,9 @@ class World:
                     run.events.append(replace(event, state=run.states[-1]))
 
         run.fed.subscribers.append(keep)
-        before, digest = global_generators(), self.backbone.verify_frozen()
+        before, digest = global_generators(), run.fed.model.verify_frozen()
         run.fed.run(None if start is None else copy_fed(start), until)
-        run.digests = (digest, self.backbone.verify_frozen())
+        run.digests = (digest, run.fed.model.verify_frozen())
         run.generators = (before, global_generators())
         return run
 

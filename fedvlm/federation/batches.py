@@ -116,6 +116,25 @@ class IndexSplit:
 
 
 @dataclass(frozen=True)
+class Moment:
+    """When in a run a batch is drawn: all that its randomness depends on, beside the client.
+
+    Attributes:
+        seed: the model seed.
+        round: 1-based round.
+        tag: of the fit.
+        step: 1-based local step.
+        part: which of the step's disjoint batches, from 0.
+    """
+
+    seed: int
+    round: int
+    tag: str
+    step: int
+    part: int
+
+
+@dataclass(frozen=True)
 class Batch:
     """One mini-batch of K clients.
 
@@ -125,6 +144,8 @@ class Batch:
         w: 1 for a sample, 0 for padding, ``[K, B]``.
         rows: which of the context's clients these are, ``[K]`` int64; None: its first K.
         present: of ``Context.whole``: 1 for a client with samples in the split itself, ``[K]``.
+        clients: ids of the clients.
+        moment: of a loop's step; None elsewhere.
     """
 
     x: Mapping[str, Tensor]
@@ -132,6 +153,8 @@ class Batch:
     w: Tensor
     rows: Tensor | None = None
     present: Tensor | None = None
+    clients: tuple[int, ...] = ()
+    moment: Moment | None = None
 
     @overload
     def cut(self, value: Tensor) -> Tensor: ...
@@ -149,6 +172,19 @@ class Batch:
                 return value[: len(self.y)]
             return value[self.rows.to(value.device)]
         return {name: self.cut(leaf) for name, leaf in value.items()}
+
+    def seed(self, purpose: str, row: int) -> int | None:
+        """Return a seed of ``purpose`` for one client of a loop's step; None outside a loop.
+
+        A function of (model seed, purpose, fit, round, client, step): no two clients and no two
+        steps share it, and a resumed run meets it again.
+        """
+        if self.moment is None:
+            return None
+        m = self.moment
+        return rng.seed_of(
+            m.seed, f"{purpose}/{m.tag}", m.round, self.clients[row], m.step, m.part
+        )
 
 
 @dataclass(frozen=True)
@@ -286,7 +322,8 @@ class SplitBatcher:
                     start, stop = cuts[k][t % len(cuts[k])][j]
                     picks.append(order[start:stop])
                     views.append(((round_ - 1) * self.epochs_per_round + epoch[k]) % self.views)
-                parts.append(self._batch(picks, views))
+                moment = Moment(self.seed, round_, tag, t + 1, j)
+                parts.append(self._batch(picks, views, clients[:active], moment))
                 samples += sum(map(len, picks))
             yield Step(active, t + 1, tuple(epoch), samples, tuple(parts))
 
@@ -302,7 +339,7 @@ class SplitBatcher:
         if filler is None:
             return None
         plain = replace(self, source=self.plain or self.source)
-        b = plain._batch([p if len(p) else filler for p in picks], [0] * len(picks))
+        b = plain._batch([p if len(p) else filler for p in picks], [0] * len(picks), clients)
         return replace(b, w=b.w * full.to(b.w), present=present.to(b.w))
 
     def _part(self, client: int, part: str) -> Tensor:
@@ -336,7 +373,10 @@ class SplitBatcher:
             memo[k, epoch] = indices[torch.randperm(len(indices), generator=generator)]
         return memo[k, epoch]
 
-    def _batch(self, picks: Sequence[Tensor], views: Sequence[int]) -> Batch:
+    def _batch(
+        self, picks: Sequence[Tensor], views: Sequence[int], clients: Sequence[int],
+        moment: Moment | None = None,
+    ) -> Batch:
         width = max(len(p) for p in picks)
         index = torch.stack([torch.nn.functional.pad(p, (0, width - len(p)),
                                                      value=int(p[0])) for p in picks])
@@ -351,4 +391,5 @@ class SplitBatcher:
             {s: v.to(self.device) for s, v in x.items()},
             self.source.labels[index].to(self.device),
             weight.to(self.device, self.dtype),
+            clients=tuple(clients), moment=moment,
         )

@@ -238,7 +238,7 @@ class Federation:
 
     Args:
         trainer: the method.
-        model: frozen model; ``model.backbone`` has ``digest`` and ``verify_frozen()`` (or None).
+        model: frozen model; its ``verify_frozen()`` is asked before and after the run.
         batcher: training batches by client.
         plan: rounds, participation, optimiser.
         engine: where clients run.
@@ -362,7 +362,10 @@ class Federation:
                 break
             state = self.round(state, round_)
         if self._frozen() != before:
-            raise FedvlmError("the frozen backbone changed during the run; no result is valid")
+            raise FedvlmError(
+                "the frozen backbone (or a frozen tensor of the method's own module) changed "
+                "during the run; no result is valid"
+            )
         return state
 
     def round(self, state: FedState, round_: int) -> FedState:
@@ -463,8 +466,7 @@ class Federation:
         )
 
     def _frozen(self) -> str:
-        backbone = getattr(self.model, "backbone", None)
-        return backbone.verify_frozen() if backbone is not None else ""
+        return self.model.verify_frozen()
 
     def _tell(self, event: RoundStarted | RoundFinished) -> None:
         for subscriber in self.subscribers:
