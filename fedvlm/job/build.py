@@ -23,7 +23,13 @@ from fedvlm.federation.rounds import Budget, Federation, Plan, plain_work
 from fedvlm.federation.trainer import Trainer
 from fedvlm.job.identity import run_identity
 from fedvlm.job.inputs import Inputs
-from fedvlm.job.sources import image_sources, pixel_sources, token_block
+from fedvlm.job.sources import (
+    image_sources,
+    pixel_sources,
+    prove,
+    token_block,
+    train_images,
+)
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.vlmodel import VLModel
 
@@ -191,6 +197,7 @@ def build(
     if not (pixels or cfg.FED.PLAIN):
         train, test = image_sources(cfg, data, model, loader, labels, trainer, progress)
         federation.batcher = replace(batcher, source=train, plain=test)
+        prove(cfg, federation, train, batcher.source, train_images(data))
     identity = run_identity(cfg, data, backbone, loader, chunk, device.type)
     notes = [*data.notes, *model.notes, *_marks(cfg, loader, trainer)]
     return Built(cfg, data, backbone, model, federation, test, loader, identity, notes)

@@ -197,6 +197,13 @@ class VLModel:
         """Logits [K, B, C] = scale * normalise(z [K, B, d]) . t [K, C, d] (``t`` normalised)."""
         return self.scale * F.normalize(z, dim=-1) @ t.transpose(-1, -2)
 
+    def fresh(self) -> VLModel:
+        """Return the same model with counters, notes and memory of its own: for a trial."""
+        return VLModel(
+            self.backbone, self.classnames, templates=self.templates, packed=self.packed,
+            image_chunk=self.image_chunk, bf16_text=self.bf16_text,
+        )
+
     def with_classes(
         self, names: Sequence[str], templates: Sequence[str] | None = None
     ) -> VLModel:
