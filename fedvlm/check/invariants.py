@@ -15,7 +15,7 @@ from pathlib import Path
 from fedvlm.check import messages, training
 from fedvlm.check.compare import Broken
 from fedvlm.check.world import World
-from fedvlm.core.errors import FedvlmError
+from fedvlm.core.errors import FedvlmError, failure_text
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.trainer import Trainer
 
@@ -47,9 +47,6 @@ class Invariant:
 
 def failure(error: Exception) -> str:
     """Return what a method failed with, and the line of its own file where that was."""
-    text = " ".join(str(error).split()) or "no message"
-    if isinstance(error, KeyError):
-        text = f"there is no {text}"
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
@@ -61,7 +58,7 @@ def failure(error: Exception) -> str:
     place = "" if isinstance(cause, FedvlmError) or not own else (
         f" ({Path(own[-1].filename).name}, line {own[-1].lineno}, in {own[-1].name})"
     )
-    return f"{type(error).__name__}: {text}{place}"
+    return failure_text(error) + place
 
 
 @dataclass(frozen=True)

@@ -194,13 +194,13 @@ def g13_fast_paths(world: World, trainer: Method) -> None:
     From the state after round 1: an exactly orthogonal or zero start is degenerate. Stacking and
     packing are tried together, as a run uses them; where that fails, each alone says which it is.
     """
+    prove(world, trainer)
     run = world.trajectory(trainer)
 
     def compare(path: str, setup: Setup) -> None:
         fast = world.record(trainer, setup, run.states[1])
         same_fed(fast.states[-1], run.states[-1], f"{path} against the plain path", CLOSE)
 
-    prove(world, trainer)
     compare("pixels instead of cached features", Setup(pixels=True))
     try:
         compare("stacked and packed", Setup(chunk=4, packed=True))

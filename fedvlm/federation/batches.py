@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core import rng
-from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.errors import ConfigError, FedvlmError, failure_text
 from fedvlm.core.trees import Tree, expand, rows
 from fedvlm.federation.server import Roster, count_roster
 from fedvlm.models.features.proof import Answers, Proof, compare
@@ -463,7 +463,7 @@ def _chunk_answers(
     except Exception as error:
         raise ConfigError(
             f"trainer {trainer.name or type(trainer).__name__} fails on the stream "
-            f"{next(iter(batch.x))} before round 1: {type(error).__name__}: {error} (its loss and "
+            f"{next(iter(batch.x))} before round 1: {failure_text(error)} (its loss and "
             "prediction must hold for the stream that it declares and for pixels; --debug shows "
             "the traceback)"
         ) from error
