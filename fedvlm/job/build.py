@@ -25,7 +25,14 @@ from fedvlm.federation.server_optim import NONE, ServerOptimSpec
 from fedvlm.federation.trainer import Trainer
 from fedvlm.job.identity import run_identity
 from fedvlm.job.inputs import Inputs
-from fedvlm.job.sources import image_sources, pixel_sources, server_images, token_block
+from fedvlm.job.sources import (
+    image_sources,
+    pixel_sources,
+    prove,
+    server_images,
+    token_block,
+    train_images,
+)
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.vlmodel import VLModel
 
@@ -202,6 +209,7 @@ def build(
     if not (pixels or cfg.FED.PLAIN):
         train, test = image_sources(cfg, data, model, loader, labels, trainer, progress)
         federation.batcher = replace(batcher, source=train, plain=test)
+        prove(cfg, federation, train, batcher.source, train_images(data))
     identity = run_identity(
         cfg, data, backbone, loader, chunk, device.type, proxy.digest if proxy else ""
     )

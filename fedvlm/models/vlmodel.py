@@ -229,6 +229,13 @@ class VLModel:
         changes = [now for now, before in live if now != before]
         return "+".join([self.backbone.verify_frozen(), *changes])
 
+    def fresh(self) -> VLModel:
+        """Return the same model with counters, notes and memory of its own: for a trial."""
+        return VLModel(
+            self.backbone, self.classnames, templates=self.templates, packed=self.packed,
+            image_chunk=self.image_chunk, bf16_text=self.bf16_text,
+        )
+
     def with_classes(
         self, names: Sequence[str], templates: Sequence[str] | None = None
     ) -> VLModel:
