@@ -100,7 +100,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: rich, 0.1 s": ("fedvlm.console.live",),
     },
     "fedvlm/core/rng.py": {
-        "start-up: PyTorch, where NumPy draws": ("torch",),
+        "start-up: 1 s; what only draws shots need not load it": ("torch",),
     },
     "fedvlm/core/stats.py": {
         "start-up: 0.1 s of verbs that show no spread over clients": ("numpy",),
