@@ -335,7 +335,8 @@ def test_labels_that_the_images_do_not_have_are_refused() -> None:
 
 def test_where_the_servers_images_come_from_is_checked() -> None:
     for word in ("val", "train", "dataset:", "folder:", "holdout:2"):
-        with pytest.raises(ConfigError, match="must be holdout, dataset:NAME, folder:DIR or clients"):
+        match = "must be holdout, dataset:NAME, folder:DIR or clients"
+        with pytest.raises(ConfigError, match=match):
             federation("HEART-PFL", {"AKT_PROXY": word}, ADAPTER)
     words = {"clients": "which no federation could", "dataset:dtd": "images of dataset:dtd",
              "folder:/x": "images of folder:/x"}
