@@ -392,8 +392,8 @@ class Federation:
             state = self.round(state, round_)
         if self._frozen() != before:
             raise FedvlmError(
-                "the frozen backbone (or a frozen tensor of the method's own module) changed "
-                "during the run; no result is valid"
+                "the frozen backbone changed during the run (or a frozen tensor of the method's "
+                "own module); no result is valid"
             )
         return state
 

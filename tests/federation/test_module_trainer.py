@@ -465,7 +465,7 @@ def test_a_write_behind_the_counters_back_invalidates_the_run(world: World) -> N
             module.inner.fixed.data.add_(1)
             return super().forward(module, params, x)
 
-    with pytest.raises(FedvlmError, match="frozen tensor of the method's own module.*changed"):
+    with pytest.raises(FedvlmError, match="frozen tensor of the method's own module"):
         world.federation(Behind).run()
 
 
