@@ -62,13 +62,16 @@ class BlockPrompts(Trainer):
 
 
 class FirstClients(BlockPrompts):
-    """On the cached path everybody has the first client's prompts."""
+    """On the cached path everybody computes with the first client's prompts.
+
+    The gradient is each client's own, so that clients that are alike hide it.
+    """
 
     name = "FirstClients"
 
     def prompt(self, params: Tree, block: int, cached: bool) -> Tensor:
         prompt = super().prompt(params, block, cached)
-        return prompt[:1].expand_as(prompt) if cached else prompt
+        return prompt + (prompt[:1] - prompt).detach() if cached else prompt
 
 
 class LateLora(PeftTrainer):
