@@ -57,3 +57,12 @@ def test_declare_refuses_a_default_outside_its_own_range():
     with pytest.raises(ConfigError, match="TRAINER.X.A: its default must be at least 1"):
         declare(SCHEMA, "TRAINER.X", {"A": Option(0, "a", low=1)})
     assert "TRAINER.FEDTV.RANK" not in declare(SCHEMA, "TRAINER.FEDTV", {"A": Option(0, "a")})
+
+
+def test_yamls_bare_yes_and_no_are_words_where_they_have_aliases():
+    switch = Option("auto", "x", choices=("auto", "yes", "no"),
+                    aliases={"True": "yes", "False": "no"})
+    assert [switch.parse(raw) for raw in (True, False, "yes", "true", "auto")] == [
+        "yes", "no", "yes", "yes", "auto"]
+    with pytest.raises(ValueError, match="wants text"):
+        Option("auto", "x", choices=("auto", "yes")).parse(True)
