@@ -32,6 +32,7 @@ from fedvlm.federation.aggregate import (
 
 AUTO, MEAN, KRUM, MULTI_KRUM = "auto", "mean", "krum", "multi_krum"
 SIMILARITY, CLIPPED_MEAN = "similarity", "clipped_mean"
+PIECE = 1 << 18  # numbers of a piece of ``moves``
 FAR, LEAST_SPREAD, AGAINST, FEWEST = 5.0, 0.1, -0.5, 4  # the bound of ``Telltale``
 
 
@@ -206,19 +207,24 @@ def krum_scores(updates: Updates, byzantine: int) -> Tensor:
 
 
 def moves(updates: Updates) -> Iterator[Tensor]:
-    """Yield every client's move of one tensor after the other, ``[K, d]`` in float64.
+    """Yield every client's move piece by piece, ``[K, d]`` in float64, one tensor after the other.
 
     A move is what was sent minus what was received; a tensor that was not received counts whole.
+    Pieces stay within a processor's cache.
     """
+    width = max(1, PIECE // max(1, len(updates)))
     for name, rows in updates.params.items():
-        sent = in_double(rows).reshape(len(rows), -1)
-        home = updates.received.get(name)
-        yield sent if home is None else sent - in_double(home).reshape(len(rows), -1)
+        sent, home = rows.reshape(len(rows), -1), updates.received.get(name)
+        for at in range(0, sent.shape[1], width):
+            piece = in_double(sent[:, at : at + width])
+            if home is not None:
+                piece = piece - in_double(home.reshape(len(rows), -1)[:, at : at + width])
+            yield piece
 
 
 def norms(updates: Updates) -> Tensor:
     """Return the length ``[K]`` of every client's move, all tensors together, in float64."""
-    return torch.stack([move.square().sum(1) for move in moves(updates)]).sum(0).sqrt()
+    return torch.stack([torch.linalg.vector_norm(m, dim=1) for m in moves(updates)]).norm(dim=0)
 
 
 def _by_leaf(updates: Updates, rule: Callable[[Tensor], Tensor]) -> Tree:

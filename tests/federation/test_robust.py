@@ -17,6 +17,7 @@ from torch import Tensor
 from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError, DivergedError, FedvlmError
 from fedvlm.core.trees import per_client
+from fedvlm.federation import robust
 from fedvlm.federation.aggregate import Updates, join, weighted_mean
 from fedvlm.federation.batches import SplitBatcher
 from fedvlm.federation.engine import LocalEngine
@@ -288,6 +289,17 @@ def test_telltale_measures_from_what_was_received() -> None:
     assert telltale(moved).norm == pytest.approx(plain.norm, rel=1e-12)
     assert telltale(moved).cosine == pytest.approx(plain.cosine, rel=1e-12)
     assert norms(sent([73.0, 4.0], home=(70.0, 0.0))).tolist() == [5]
+
+
+def test_a_telltale_in_pieces_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.randn(5, 3, 7, generator=torch.Generator().manual_seed(1)).double()
+    params = {"w": rows, "b": rows[:, 0, 0]}
+    updates = replace(sent(*HONEST), params=params, received={"w": rows / 3})
+    whole, scores = telltale(updates), krum_scores(updates, 1)
+    monkeypatch.setattr(robust, "PIECE", 20)  # four columns at a time
+    assert telltale(updates).norm == pytest.approx(whole.norm, rel=1e-12)
+    assert telltale(updates).cosine == pytest.approx(whole.cosine, rel=1e-12)
+    assert krum_scores(updates, 1).tolist() == pytest.approx(scores.tolist(), rel=1e-12)
 
 
 def test_a_scaled_update_is_told_and_the_honest_are_not() -> None:
