@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,7 +22,8 @@ class Updates:
         params: shared group only, ``[K, ...]``.
         weight: ``[K]`` float64 on the CPU; usually the number of training samples.
         extras: declared side information (prototypes, control variates, ...), ``[K, ...]``.
-        metrics: declared numbers of the clients' own training, ``[K]`` float64.
+        metrics: declared numbers of the clients' own training, ``[K]`` float64; NaN for a client
+            that has no such number (no step, or another phase).
         received: what they started from, of the tensors in ``params``, ``[K, ...]``.
     """
 
@@ -47,13 +49,16 @@ class Updates:
         return {c: {n: v[k] for n, v in sent.items()} for k, c in enumerate(self.clients)}
 
     def of(self, client: int) -> dict[str, float]:
-        """Return the metrics of one client."""
+        """Return the metrics of one client, without those that it does not have (NaN)."""
         k = self.clients.index(client)
-        return {name: float(v[k]) for name, v in self.metrics.items()}
+        numbers = {name: float(v[k]) for name, v in self.metrics.items()}
+        return {name: value for name, value in numbers.items() if not math.isnan(value)}
 
 
 def join(parts: Sequence[Updates]) -> Updates:
     """Return the updates of several chunks as one, by ascending client id.
+
+    Metrics of one chunk may lack what another's have: a client without samples has no loss.
 
     Raises:
         FedvlmError: chunks that sent different tensors.
@@ -69,10 +74,15 @@ def join(parts: Sequence[Updates]) -> Updates:
         joined = cat(trees)
         return {n: v[order.to(v.device)] for n, v in joined.items()}
 
+    names = list(dict.fromkeys(n for part in parts for n in part.metrics))
+    metrics = [
+        {n: p.metrics.get(n, torch.full((len(p),), torch.nan, dtype=torch.float64)) for n in names}
+        for p in parts
+    ]
     return Updates(
         tuple(clients[i] for i in order.tolist()), rows([p.params for p in parts]),
         torch.cat([p.weight for p in parts])[order], rows([p.extras for p in parts]),
-        rows([p.metrics for p in parts]), rows([p.received for p in parts]),
+        rows(metrics), rows([p.received for p in parts]),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,15 +14,21 @@ from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.core.trees import in_double
-from fedvlm.federation.aggregate import Update, similarity_aware, weighted_mean, weighted_sum
+from fedvlm.federation.aggregate import (
+    Updates,
+    join,
+    similarity_aware,
+    weighted_mean,
+    weighted_sum,
+)
 from fedvlm.federation.context import Means
 from fedvlm.federation.groups import resolve
 
 
-def ups(*vectors: tuple[float, ...], weights: tuple[float, ...] | None = None) -> list[Update]:
+def ups(*vectors: tuple[float, ...], weights: tuple[float, ...] | None = None) -> Updates:
     weights = weights or (1.0,) * len(vectors)
-    return [Update(i, {"w": torch.tensor(v, dtype=torch.float64)}, n)
-            for i, (v, n) in enumerate(zip(vectors, weights, strict=True))]
+    rows = torch.tensor(vectors, dtype=torch.float64)
+    return Updates(tuple(range(len(rows))), {"w": rows}, torch.tensor(weights).double())
 
 
 OLD = {"w": torch.tensor([1.0, 0.0], dtype=torch.float64)}
@@ -40,10 +47,8 @@ def test_similarity_aware_closed_form(temperature: float, expected: tuple[float,
 
 
 def test_similarity_aware_weights_by_samples_and_is_per_tensor() -> None:
-    updates = [
-        Update(0, {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([0.0, 1.0])}, 3.0),
-        Update(1, {"a": torch.tensor([0.0, 1.0]), "b": torch.tensor([1.0, 0.0])}, 1.0),
-    ]
+    sent = {"a": torch.tensor([[1.0, 0.0], [0.0, 1.0]]), "b": torch.tensor([[0.0, 1.0], [1.0, 0.0]])}
+    updates = Updates((0, 1), sent, torch.tensor([3.0, 1.0]).double())
     old = {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([1.0, 0.0])}
     _, used = similarity_aware(updates, old, 1.0)
     e = math.e
@@ -59,8 +64,8 @@ def test_similarity_aware_survives_zero_and_opposite_vectors() -> None:
 
 def test_identical_clients_are_a_fixed_point() -> None:
     same = ups((1.5, -2.0), (1.5, -2.0), (1.5, -2.0), weights=(1, 5, 9))
-    assert torch.allclose(weighted_mean(same)["w"], same[0].params["w"], atol=1e-15)
-    assert torch.allclose(similarity_aware(same, OLD)[0]["w"], same[0].params["w"], atol=1e-15)
+    assert torch.allclose(weighted_mean(same)["w"], same.params["w"][0], atol=1e-15)
+    assert torch.allclose(similarity_aware(same, OLD)[0]["w"], same.params["w"][0], atol=1e-15)
 
 
 @given(
@@ -71,12 +76,15 @@ def test_identical_clients_are_a_fixed_point() -> None:
 @settings(max_examples=40, deadline=None)
 def test_order_and_common_factor_of_weights_change_nothing(rows: list, random: object,
                                                            factor: int) -> None:
-    updates = [Update(i, {"w": torch.tensor([x, y], dtype=torch.float64)}, float(n))
-               for i, (x, y, n) in enumerate(rows)]
-    shuffled = list(updates)
+    parts = [
+        Updates((i,), {"w": torch.tensor([[x, y]], dtype=torch.float64)}, torch.tensor([n]).double())
+        for i, (x, y, n) in enumerate(rows)
+    ]
+    shuffled = list(parts)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert torch.equal(weighted_mean(updates)["w"], weighted_mean(shuffled)["w"])
-    scaled = [Update(u.client, u.params, u.weight * factor) for u in updates]
+    updates = join(parts)
+    assert torch.equal(weighted_mean(updates)["w"], weighted_mean(join(shuffled))["w"])
+    scaled = replace(updates, weight=updates.weight * factor)
     assert torch.allclose(weighted_mean(updates)["w"], weighted_mean(scaled)["w"], rtol=1e-12)
 
 

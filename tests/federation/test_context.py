@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.batches import Batch, Step
-from fedvlm.federation.context import Means, descend, gradient, optimise
-from fedvlm.federation.toolbox.regularise import pull
+from fedvlm.federation.context import Means, descend, optimise
+from fedvlm.federation.toolbox.regularise import pulled
 from tests.federation.toys import Quadratic, ToySource, quadratic
 
 UNEQUAL = {"epochs": 3, "sizes": (7, 3), "batch": 2, "momentum": 0.9}
@@ -25,12 +25,12 @@ def test_optimise_in_a_loop_is_fit_to_the_bit() -> None:
     p = {"w": torch.tensor([0.3, -0.2], dtype=torch.float64)}
 
     def body(slots: State, batches: tuple[Batch, ...], step: Step) -> State:
-        _, g = gradient(ctx, slots["v"], fed.trainer.loss, batches[0], "a test")
+        g = ctx.grad(slots["v"], fed.trainer.loss, batches[0], what="a test").grads
         return optimise(ctx, slots, "v", g, step) | {"other": slots["other"]}
 
     other = {"w": torch.zeros(2).double()}
     ours = ctx.loop({"v": p, "other": other}, body)
-    assert ours["v"]["w"].tolist() == ctx.fit(p, fed.trainer.loss)["w"].tolist()
+    assert ours["v"]["w"].tolist() == ctx.fit(p, fed.trainer.loss).params["w"].tolist()
     assert ours["other"]["w"].tolist() == [0.0, 0.0]
 
 
@@ -42,11 +42,11 @@ def test_descend_has_no_state_and_a_rate_per_client() -> None:
 
 def test_pull_leaves_out_what_the_anchor_lacks() -> None:
     p = {n: torch.full((1,), 2.0) for n in ("a", "b")}
-    b = Batch({}, torch.zeros(1, 1), torch.ones(1, 1), {"home": {"a": torch.full((1,), 0.5)}})
+    home = {"a": torch.full((1,), 0.5)}
     grads = {n: torch.ones(1) for n in p}
-    pulled: Tree = pull("home", 2.0)(p, grads, b)
-    assert float(pulled["a"]) == 4.0 and pulled["b"] is grads["b"]
-    assert pull("home", 0.0)(p, grads, b)["a"] is grads["a"]
+    near = pulled(p, grads, home, 2.0)
+    assert float(near["a"]) == 4.0 and near["b"] is grads["b"]
+    assert pulled(p, grads, home, 0.0)["a"] is grads["a"]
 
 
 def with_validation(sizes: list[int]) -> Any:
@@ -76,7 +76,8 @@ def ones(model: Any, p: Tree, x: dict[str, Tensor]) -> Tensor:
 
 def test_held_out_is_padded_and_from_the_plain_source() -> None:
     fed = with_validation([4, 0, 2])
-    b = fed.context([0, 1, 2]).batcher.held_out([0, 1, 2])
+    b = fed.context([0, 1, 2]).whole("val")
+    assert b is not None and b.present is not None and b.present.tolist() == [1, 0, 1]
     assert b.x["id"][0].tolist() == [0, 1, 2, 3] and b.x["id"][2, :2].tolist() == [4, 5]
     assert b.w.tolist() == [[1, 1, 1, 1], [0, 0, 0, 0], [1, 1, 0, 0]]
     found = fed.context([0, 1, 2]).accuracy({}, ones)
@@ -85,7 +86,7 @@ def test_held_out_is_padded_and_from_the_plain_source() -> None:
 
 def test_nobody_has_validation_samples() -> None:
     fed = with_validation([0, 0, 0])
-    assert fed.batcher.held_out([0, 1, 2]) is None
+    assert fed.context([0, 1, 2]).whole("val") is None
     assert bool(fed.context([0, 1]).accuracy({}, ones).isnan().all())
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvlm.core import trees
 from fedvlm.core.errors import DivergedError, FedvlmError
 from fedvlm.core.trees import State, Tree, per_client
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
+from fedvlm.federation.server import ServerContext
 from tests.federation.toys import Quadratic, quadratic
 
 
@@ -22,22 +22,24 @@ def server(fed: Any) -> float:
 
 def test_upload_outside_the_shared_group_is_refused() -> None:
     class Leaks(Quadratic):
-        def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
-            return c, Upload({"w": d["w"], "secret": d["w"]}, ctx.sizes)
+        def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+            return state, Upload({"w": received["w"], "secret": received["w"]}, ctx.sizes)
 
     with pytest.raises(FedvlmError, match="secret"):
         quadratic(Leaks(), 1).run()
 
 
 def test_server_tensor_written_by_a_client_is_noticed() -> None:
-    class Writes(Quadratic):
-        def down(self, server: State, client: int) -> Tree:
-            self.held = server["w"]["w"]
-            return super().down(server, client)
+    kept: dict[str, Tensor] = {}
 
-        def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
-            self.held.add_(1.0)
-            return super().local(ctx, c, d)
+    class Writes(Quadratic):
+        def download(self, ctx: ServerContext, server: State, client: int) -> Tree:
+            kept["w"] = server["w"]["w"]
+            return super().download(ctx, server, client)
+
+        def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+            kept["w"].add_(1.0)
+            return super().client_update(ctx, state, received)
 
     with pytest.raises(FedvlmError, match="changed server tensors"):
         quadratic(Writes(), 1, chunk=1).run()
@@ -45,9 +47,9 @@ def test_server_tensor_written_by_a_client_is_noticed() -> None:
 
 def test_download_written_in_place_reaches_nobody_else() -> None:
     class Writes(Quadratic):
-        def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
-            out = super().local(ctx, c, d)
-            d["w"].add_(1.0)
+        def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+            out = super().client_update(ctx, state, received)
+            received["w"].add_(1.0)
             return out
 
     assert server(quadratic(Writes(), 3)) == server(quadratic(Quadratic(), 3))
@@ -89,8 +91,8 @@ def faulty(kind: str) -> Quadratic:
         def __init__(self) -> None:
             super().__init__()
 
-        def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
-            state, up = super().local(ctx, c, d)
+        def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+            state, up = super().client_update(ctx, state, received)
             mine = 1 in ctx.clients
             if kind == "none" and mine:
                 return None  # type: ignore[return-value]
@@ -130,8 +132,8 @@ def test_until_zero_runs_nothing() -> None:
 class NoAxis(Quadratic):
     """Keeps a leaf without the clients' axis."""
 
-    def local(self, ctx: Context, c: trees.State, d: trees.Tree) -> Any:
-        state, upload = super().local(ctx, c, d)
+    def client_update(self, ctx: Context, state: State, received: Tree) -> Any:
+        state, upload = super().client_update(ctx, state, received)
         return state | {"seen": {"rounds": torch.ones(3)}}, upload
 
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.trees import State, Tree, map_leaves, mix, rows
-from fedvlm.federation.aggregate import Update, weighted_mean
+from fedvlm.federation.aggregate import Updates, weighted_mean
 from fedvlm.federation.batches import Batch, Step
 from fedvlm.federation.context import Context, Upload
+from fedvlm.federation.server import ServerContext
 
 from .toys import ETA, A, B, Quadratic, quadratic
 
@@ -33,12 +34,12 @@ def test_fedavg_fixed_point(epochs: int, expected: float) -> None:
 class Prox(Quadratic):
     mu = 1.0
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         def pull(p: Tree, g: Tree, b: Batch) -> Tree:
-            return map_leaves(lambda g, w, w0: g + self.mu * (w - w0), g, p, b.const["d"])
+            return map_leaves(lambda g, w, w0: g + self.mu * (w - w0), g, p, b.cut(received))
 
-        w = ctx.fit(c["w"] | d, self.loss, edit=pull, const={"d": d})
-        return c | {"w": w}, ctx.upload(w)
+        w = ctx.fit(state["w"] | received, self.loss, edit=pull).params
+        return state | {"w": w}, ctx.upload(w)
 
 
 @pytest.mark.parametrize(
@@ -54,19 +55,20 @@ class Ditto(Quadratic):
     """v trained with the gradient of F + lam (v - w_received)."""
 
     lam = 1.0
+    metrics = (r"(v/)?loss",)
 
-    def init(self, ctx: Context, p0: Tree) -> State:
-        return {"w": p0, "v": p0}
+    def init_client(self, ctx: Context, start: Tree) -> State:
+        return {"w": start, "v": start}
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         def pull(p: Tree, g: Tree, b: Batch) -> Tree:
-            return map_leaves(lambda g, v, w: g + self.lam * (v - w), g, p, b.const["d"])
+            return map_leaves(lambda g, v, w: g + self.lam * (v - w), g, p, b.cut(received))
 
-        v = ctx.fit(c["v"], self.loss, edit=pull, const={"d": d}, tag="v")
-        return super().local(ctx, c | {"v": v}, d)
+        v = ctx.fit(state["v"], self.loss, edit=pull, tag="v").params
+        return super().client_update(ctx, state | {"v": v}, received)
 
-    def personal(self, ctx: Context, c: State, d: Tree) -> Tree:
-        return c["v"]
+    def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
+        return state["v"]
 
 
 def test_ditto() -> None:
@@ -86,27 +88,28 @@ class APFL(Quadratic):
 
     alpha0, alpha_lr = 0.5, 0.0
 
-    def init(self, ctx: Context, p0: Tree) -> State:
+    def init_client(self, ctx: Context, start: Tree) -> State:
         alpha = torch.tensor(self.alpha0, dtype=torch.float64)
-        return {"w": p0, "v": p0, "mix": {"alpha": alpha}}
+        return {"w": start, "v": start, "mix": {"alpha": alpha}}
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         def mixed(model: Any, p: Tree, b: Batch) -> Tensor:
             return self.loss(model, mix(p["alpha"], {"w": p["v"]}, {"w": p["w"]}), b)
 
         def body(slots: State, batches: tuple[Batch, ...], step: Step) -> State:
-            _, _, gw = ctx.grad(slots["w"], self.loss, batches[0])
+            gw = ctx.grad(slots["w"], self.loss, batches[0]).grads
             w = map_leaves(lambda x, g: x - ETA * g, slots["w"], gw)
             joint = {"v": slots["v"]["w"], "w": w["w"], "alpha": slots["mix"]["alpha"]}
-            _, _, g = ctx.grad(joint, mixed, batches[0], ["v", "alpha"])
+            g = ctx.grad(joint, mixed, batches[0], ["v", "alpha"], log="mixed/").grads
             alpha = (joint["alpha"] - self.alpha_lr * g["alpha"]).clamp(0, 1)
             return {"w": w, "v": {"w": joint["v"] - ETA * g["v"]}, "mix": {"alpha": alpha}}
 
-        new = ctx.loop({"w": c["w"] | d, "v": c["v"], "mix": c["mix"]}, body)
-        return c | new, ctx.upload(new["w"])
+        start = {"w": state["w"] | received, "v": state["v"], "mix": state["mix"]}
+        new = ctx.loop(start, body)
+        return state | new, ctx.upload(new["w"])
 
-    def personal(self, ctx: Context, c: State, d: Tree) -> Tree:
-        return mix(c["mix"]["alpha"], c["v"], c["w"] | d)
+    def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
+        return mix(state["mix"]["alpha"], state["v"], state["w"] | received)
 
 
 def test_apfl() -> None:
@@ -134,7 +137,7 @@ def test_apfl_alpha_is_equation_10() -> None:
     def mixed(model: Any, q: Tree, b: Batch) -> Tensor:
         return trainer.loss(model, mix(q["alpha"], {"w": q["v"]}, {"w": q["w"]}), b)
 
-    _, _, g = ctx.grad(p, mixed, b, ["alpha"])
+    g = ctx.grad(p, mixed, b, ["alpha"]).grads
     assert float(p["alpha"] - 0.1 * g["alpha"]) == pytest.approx(0.9, abs=1e-12)
 
 
@@ -143,9 +146,9 @@ class PerFedAvg(Quadratic):
 
     alpha, mode = 0.1, "fo"
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         def gradient(p: Tree, b: Batch) -> Tensor:
-            return ctx.grad(p, self.loss, b)[2]["w"]
+            return ctx.grad(p, self.loss, b).grads["w"]
 
         def body(slots: State, batches: tuple[Batch, ...], step: Step) -> State:
             w = slots["w"]["w"]
@@ -156,8 +159,8 @@ class PerFedAvg(Quadratic):
                 q = q - self.alpha * h
             return {"w": {"w": w - 0.05 * q}}
 
-        new = ctx.loop({"w": c["w"] | d}, body, per_step=3)
-        return c | new, ctx.upload(new["w"])
+        new = ctx.loop({"w": state["w"] | received}, body, per_step=3)
+        return state | new, ctx.upload(new["w"])
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("fo", 2.8), ("hf", 2.578947368)])
@@ -171,43 +174,43 @@ class Hermes(Quadratic):
     """Per-client masks, per-client downloads, the intersection rule; not batched."""
 
     batched = False
+    extras_up = ("mask",)
     masks = torch.tensor([[1.0, 1, 0, 0], [1, 0, 1, 0]], dtype=torch.float64)
 
     def trainables(self, model: Any, generator: torch.Generator) -> Tree:
         return {"w": torch.full((4,), 9.0, dtype=torch.float64)}
 
-    extras = ("mask",)
+    def init_client(self, ctx: Context, start: Tree) -> State:
+        return {"w": start, "mask": {"w": torch.ones(4, dtype=torch.float64)}}
 
-    def init(self, ctx: Context, p0: Tree) -> State:
-        return {"w": p0, "mask": {"w": torch.ones(4, dtype=torch.float64)}}
+    def download(self, ctx: ServerContext, server: State, client: int) -> Tree:
+        return ctx.held.get(client).get("own", server["w"])
 
-    def down(self, server: State, client: int) -> Tree:
-        return server.get(f"client{client}", server["w"])
-
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         assert ctx.k == 1
         client = ctx.clients[0]
         trained = torch.tensor([[1.0, 2, 0, 0], [5, 0, 7, 0]], dtype=torch.float64)[client][None]
         mask = self.masks[client][None]
-        new = c | {"w": {"w": trained}, "mask": {"w": mask}}
-        return new, ctx.upload({"w": trained * mask}, torch.ones(1), {"mask": mask})
+        new = state | {"w": {"w": trained}, "mask": {"w": mask}}
+        return new, ctx.upload({"w": trained * mask}, extras={"mask": mask})
 
-    def server(self, ctx: Context, server: State, updates: Any) -> State:
-        count = sum(u.extras["mask"] for u in updates)
+    def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
         mean = weighted_mean(updates)["w"]
-        shared = count == len(updates)
-        out = {"w": {"w": torch.where(shared, mean, server["w"]["w"])}}
-        for u in updates:
-            out[f"client{u.client}"] = {"w": torch.where(shared, mean, u.params["w"])}
-        return server | out
+        shared = updates.extras["mask"].sum(0) == len(updates)
+        for k, client in enumerate(updates.clients):
+            own = torch.where(shared, mean, updates.params["w"][k])
+            ctx.held.put(client, {"own": {"w": own}})
+        return server | {"w": {"w": torch.where(shared, mean, server["w"]["w"])}}
 
 
 def test_hermes_intersection() -> None:
     fed = quadratic(Hermes(), 1)
     state = fed.run()
     assert state.server["w"]["w"].tolist() == [3, 9, 9, 9]
-    assert fed.trainer.down(state.server, 0)["w"].tolist() == [3, 2, 0, 0]
-    assert fed.trainer.down(state.server, 1)["w"].tolist() == [3, 0, 7, 0]
+    down = fed.downloads(state, 2, [0, 1])
+    assert down[0]["w"].tolist() == [3, 2, 0, 0]
+    assert down[1]["w"].tolist() == [3, 0, 7, 0]
+    assert set(state.server) == {"w"} and set(state.held) == {0, 1}
 
 
 @pytest.mark.parametrize("trainer", [Quadratic, Ditto, APFL, PerFedAvg])
@@ -245,5 +248,5 @@ def test_rows_and_constants() -> None:
     assert (A, B) == ((1.0, 3.0), (0.0, 4.0))
     tree = rows({"w": torch.arange(3.0)}, 1, 3)
     assert tree["w"].tolist() == [1.0, 2.0]
-    one = Update(0, {"w": torch.tensor(2.0)}, 1.0)
-    assert weighted_mean([one])["w"] == 2.0
+    one = Updates((0,), {"w": torch.tensor([2.0])}, torch.ones(1).double())
+    assert weighted_mean(one)["w"] == 2.0

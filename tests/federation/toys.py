@@ -70,13 +70,17 @@ class Quadratic(Trainer):
 def quadratic(
     trainer: Trainer, rounds: int, *, epochs: int = 1, lr: float = ETA,
     sizes: Sequence[int] = (1, 1), chunk: int = 8, momentum: float = 0.0, batch: int = 100,
-    **plan: Any,
+    val: int = 0, **plan: Any,
 ) -> Federation:
-    """Return a federation on the toy; client k holds ``sizes[k]`` copies of its sample."""
+    """Return a federation on the toy; client k holds ``sizes[k]`` copies of its sample.
+
+    ``val`` of them are validation samples as well.
+    """
     a = torch.tensor([A[k] for k, n in enumerate(sizes) for _ in range(n)], dtype=torch.float64)
     b = torch.tensor([B[k] for k, n in enumerate(sizes) for _ in range(n)], dtype=torch.float64)
     edges = np.cumsum([0, *sizes])
-    splits = [ToySplit(np.arange(i, j)) for i, j in zip(edges[:-1], edges[1:], strict=True)]
+    splits = [ToySplit(np.arange(i, j), np.arange(i, min(i + val, j)))
+              for i, j in zip(edges[:-1], edges[1:], strict=True)]
     source = ToySource({"a": a, "b": b}, torch.zeros(len(a), dtype=torch.int64))
     batcher = SplitBatcher(
         source, splits, batch, 1, 1, epochs, torch.device("cpu"), torch.float64

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
-from fedvlm.federation.batches import Batch, Step
+from fedvlm.federation.batches import Batch, Batcher, Step
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec
 from fedvlm.federation.rounds import Federation, Plan
+from fedvlm.federation.server import Roster
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.vlmodel import VLModel
 from tests.models.openai_layout import from_openai
@@ -97,6 +98,17 @@ class StoredBatches:
             batch = Batch({"pixels": x}, y.long(), torch.ones(y.shape, dtype=torch.float64))
             yield Step(len(clients), s + 1, (0,) * len(clients), y.numel(), (batch,))
 
+    def roster(self) -> Roster:
+        sizes = np.array(self.golden.meta["sizes"])
+        none = np.zeros_like(sizes)
+        return Roster(sizes, none, none, np.zeros((len(sizes), 0), np.int64))
+
+    def whole(self, clients: Sequence[int], part: str, fallback: str = "") -> Batch | None:
+        raise NotImplementedError
+
+    def subset(self, clients: Sequence[int], part: str, share: float) -> Batcher:
+        raise NotImplementedError
+
 
 def fedtv_config(golden: Golden, cls: type[Trainer], **own: Any) -> CfgNode:
     """Return a config whose FedTV node has the golden protocol's numbers."""
@@ -111,15 +123,21 @@ def fedtv_config(golden: Golden, cls: type[Trainer], **own: Any) -> CfgNode:
     return CfgNode({"TRAINER": {"FEDTV": node}})
 
 
-def federation(golden: Golden, *, packed: bool, chunk: int, **own: Any) -> Federation:
-    """Return FedTV on the golden CLIP, batches and initial tensors, all in float64."""
+def federation(
+    golden: Golden, *, packed: bool, chunk: int, watched: type | None = None, **own: Any
+) -> Federation:
+    """Return FedTV on the golden CLIP, batches and initial tensors, all in float64.
+
+    ``watched``: a class with hooks that look on and call ``super()``.
+    """
     backbone = from_openai(
         golden.clip(), vision_heads=golden.heads, text_heads=golden.heads, dtype=torch.float64
     )
     model = VLModel(backbone, golden.meta["classnames"], packed=packed)
     cls = load_trainer("FedTV")
+    bases = (cls,) if watched is None else (watched, cls)
 
-    class Started(cls):  # type: ignore[valid-type,misc]
+    class Started(*bases):  # type: ignore[misc]
         def trainables(self, model: Any, generator: torch.Generator) -> dict[str, Tensor]:
             drawn = super().trainables(model, generator)
             stored = golden.tree("init")

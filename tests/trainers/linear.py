@@ -73,8 +73,8 @@ def linear(
     )
 
 
-def batch_of(samples: Sequence[Sample], **const: Tree) -> Batch:
+def batch_of(samples: Sequence[Sample]) -> Batch:
     """Return one client's batch ``[1, B]``."""
     x = torch.tensor([s[0] for s in samples], dtype=torch.float64)[None]
     y = torch.tensor([s[1] for s in samples])[None]
-    return Batch({"features": x}, y, torch.ones(y.shape, dtype=torch.float64), const)
+    return Batch({"features": x}, y, torch.ones(y.shape, dtype=torch.float64))

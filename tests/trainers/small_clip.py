@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedvlm.federation.batches import IndexSplit, SampleSource, SplitBatcher
+from fedvlm.federation.batches import IndexSplit, SplitBatcher
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec
@@ -22,14 +22,7 @@ from tests.models.toys import toy
 from tests.trainers.toys import config
 
 CLASSES = ("ox", "bear", "cat", "mouse")
-SIZES, VAL, TEST = (12, 8, 5), 4, 4
-
-
-@dataclass(frozen=True)
-class WithPixels(SplitBatcher):
-    """Batches, and pixels for the server."""
-
-    pixels: SampleSource | None = None
+SIZES, VAL, TEST, PROXY = (12, 8, 5), 4, 4, 12
 
 
 @dataclass
@@ -43,6 +36,23 @@ class Recorded:
     def fetch(self, indices: Tensor, view: int) -> dict[str, Tensor]:
         self.seen |= set(indices.tolist())
         return {"pixels": self.images[indices]}
+
+
+@dataclass
+class OwnImages:
+    """Images of the server's own; remembers which it read."""
+
+    images: Tensor
+    labels: Tensor
+    source: str = "holdout"
+    seen: set[int] = field(default_factory=set)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def pixels(self, positions: Tensor) -> Tensor:
+        self.seen |= set(positions.tolist())
+        return self.images[positions]
 
 
 @cache
@@ -62,10 +72,12 @@ def shares(sizes: Sequence[int] = SIZES, val: int = VAL) -> list[IndexSplit]:
     return found
 
 
-def images(labels: Tensor) -> Tensor:
-    """Return normalised pixels with a pattern per class."""
+def images(labels: Tensor, seed: int = 11) -> Tensor:
+    """Return normalised pixels with a pattern per class; ``seed`` is that of the noise."""
     draw = torch.Generator().manual_seed(11)
     looks = torch.rand(len(CLASSES), 3, 4, 4, generator=draw).double()
+    if seed != 11:
+        draw = torch.Generator().manual_seed(seed)
     noise = torch.rand(len(labels), 3, 32, 32, generator=draw).double()
     pixels = 0.6 * looks.repeat_interleave(8, -1).repeat_interleave(8, -2)[labels] + 0.4 * noise
     spec = backbone().transform_spec
@@ -76,23 +88,26 @@ def images(labels: Tensor) -> Tensor:
 def federation(
     trainer: str, options: Mapping[str, Any] | None = None, keys: Mapping[str, Any] | None = None,
     *, splits: Sequence[IndexSplit] | None = None, rounds: int = 2, chunk: int = 8,
-    proxy: bool = True, labels: Tensor | None = None, lr: float = 0.02, batch: int = 4,
+    proxy: int = PROXY, labels: Tensor | None = None, lr: float = 0.02, batch: int = 4,
     epochs: int = 1, seed: int = 1, **plan: Any,
 ) -> Federation:
-    """Return a federation on the toy world; its source records what is fetched for clients."""
+    """Return a federation on the toy world; its source records what is fetched for clients.
+
+    The server has ``proxy`` images of its own, none of which is a client's.
+    """
     parts = shares() if splits is None else list(splits)
     count = 1 + max(int(i) for s in parts for part in (s.train, s.val, s.test) for i in part)
     y = torch.arange(count) % len(CLASSES) if labels is None else labels
     x = images(y)
     spec = OptimSpec("sgd", lr, 0.9, 0.0)
-    batcher = WithPixels(
-        Recorded(x, y), parts, batch, seed, 1, epochs, torch.device("cpu"), torch.float64,
-        pixels=Recorded(x, y) if proxy else None,
+    batcher = SplitBatcher(
+        Recorded(x, y), parts, batch, seed, 1, epochs, torch.device("cpu"), torch.float64
     )
+    looks = torch.arange(proxy) % len(CLASSES)
     cls = load_trainer(trainer)
     every = {"FED.ROUNDS": rounds, "FED.CLIENTS": len(parts)} | dict(keys or {})
     return Federation(
         cls(config(cls, options, every)), VLModel(backbone(), CLASSES), batcher,
         Plan(rounds, len(parts), epochs=epochs, optim=spec, seed=seed, **plan),
-        engine=LocalEngine(chunk),
+        engine=LocalEngine(chunk), proxy=OwnImages(images(looks, 13), looks) if proxy else None,
     )

@@ -128,7 +128,7 @@ def alpha_slope(trainer: Any, w: Tree, v: Tree, alpha: float, b: Batch) -> float
     trainer.cfg.ALPHA_LR, trainer.cfg.ALPHA_L2 = 1e-3, 0.0
     slots = {"w": w, "v": v, "mix": {"alpha": torch.tensor([alpha], dtype=torch.float64)}}
     step = next(iter(fed.batcher.steps([0], 1, 1, 1, "w")))
-    new, _ = trainer.step(ctx, slots, b, step)
+    new = trainer.step(ctx, slots, (b,), step)
     return (alpha - float(new["mix"]["alpha"])) / 1e-3
 
 
@@ -169,7 +169,7 @@ def test_lora_is_mixed_by_its_products() -> None:
 
     for alpha in (0.0, 0.3, 1.0):
         state = {"w": w, "v": v, "mix": {"alpha": torch.tensor([alpha], dtype=torch.float64)}}
-        found = product(trainer.personal(None, state, w))
+        found = product(trainer.personalize(None, state, w))
         wanted = alpha * product(v) + (1 - alpha) * product(w)
         assert float((found - wanted).abs().max()) < 1e-12
     both = {n: 0.5 * (v[n] + w[n]) for n in v}

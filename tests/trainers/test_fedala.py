@@ -108,8 +108,8 @@ def test_weights_stay_in_the_unit_interval_and_never_travel() -> None:
     for state in run.states[-1].clients.values():
         mix = state["mix"]["text.ctx"]
         assert 0 <= float(mix.min()) <= float(mix.max()) <= 1
-    assert all(set(u.params) == {"text.ctx"} and not u.extras
-               for e in run.events for u in e.updates)
+    assert all(set(e.updates.params) == {"text.ctx"} and not e.updates.extras
+               and len(e.updates) == 4 for e in run.events)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ from fedvlm.check.messages import Ordered
 from fedvlm.check.world import World
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree, expand
-from fedvlm.federation.aggregate import Update
+from fedvlm.federation.aggregate import Updates
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.rounds import FedState
+from fedvlm.federation.rounds import FedState, RoundFinished
+from fedvlm.federation.server import Held
 from tests.federation.toys import quadratic
 
 from .linear import Sample, batch_of, linear
@@ -46,22 +47,24 @@ def test_alignment_loss_is_a_sum_over_classes_of_means() -> None:
     old = torch.tensor([[[1.0, 1.0], [1.0, 3.0]]], dtype=torch.float64)
     samples = [((1.0, 1.0), 0), ((3.0, 1.0), 0), ((0.0, 0.0), 1)]
     p = expand(fed.p0, 1)
-    b = batch_of(samples, old={"mean": old})
-    assert float(fed.trainer.align_loss(fed.model, p, b)) == pytest.approx(6.0, abs=1e-12)
+    b = batch_of(samples)
+    assert float(fed.trainer.align_loss(fed.model, p, b, means=old)) == pytest.approx(6.0, abs=1e-12)
     summed = linear("FedAS", [[((1.0, 1.0), 0)]], options={"ALIGN_REDUCTION": "sum"})
-    assert float(summed.trainer.align_loss(fed.model, p, b)) == pytest.approx(12.0, abs=1e-12)
+    assert float(summed.trainer.align_loss(fed.model, p, b, means=old)) == pytest.approx(12.0, abs=1e-12)
     unit = linear("FedAS", [[((1.0, 1.0), 0)]], options={"ALIGN_FEATURE": "normalised"})
     at = torch.tensor([[[3.0, 4.0], [0.0, 0.0]]], dtype=torch.float64) / 5
-    same = batch_of([((6.0, 8.0), 0)], old={"mean": at})
-    assert float(unit.trainer.align_loss(fed.model, p, same)) == pytest.approx(0.0, abs=1e-15)
+    same = batch_of([((6.0, 8.0), 0)])
+    found = unit.trainer.align_loss(fed.model, p, same, means=at)
+    assert float(found) == pytest.approx(0.0, abs=1e-15)
 
 
 def test_alignment_loss_is_not_zero_at_the_means() -> None:
     """It is the variance within the class."""
     fed = linear("FedAS", [[((0.0,), 0)]])
-    b = batch_of([((0.0,), 0), ((2.0,), 0)],
-                 old={"mean": torch.tensor([[[1.0], [0.0]]], dtype=torch.float64)})
-    assert float(fed.trainer.align_loss(fed.model, expand(fed.p0, 1), b)) == pytest.approx(1.0)
+    b = batch_of([((0.0,), 0), ((2.0,), 0)])
+    means = torch.tensor([[[1.0], [0.0]]], dtype=torch.float64)
+    found = fed.trainer.align_loss(fed.model, expand(fed.p0, 1), b, means=means)
+    assert float(found) == pytest.approx(1.0)
 
 
 def test_one_alignment_step() -> None:
@@ -196,14 +199,14 @@ def test_clients_below_sixteen_samples(n: int) -> None:
 # ---- server --------------------------------------------------------------------------------
 def merged(values: list[float], weights: list[float], sizes: list[float]) -> tuple[float, Any]:
     fed = quadratic(toy("FedAS", split=True, options={"ALIGN": False}), 1)
-    updates = [
-        Update(k, {"image.g": torch.tensor(v, dtype=torch.float64)}, w,
-               {"fedas.samples": torch.tensor(n)})
-        for k, (v, w, n) in enumerate(zip(values, weights, sizes, strict=True))
-    ]
+    sent, weight, count = (torch.tensor(v, dtype=torch.float64) for v in (values, weights, sizes))
+    updates = Updates(
+        tuple(range(len(sent))), {"image.g": sent}, weight, {"fedas.samples": count}
+    )
     server: State = {"w": {"image.g": torch.zeros(())}}
-    new = fed.trainer.server(fed.context([], 1), server, updates)
-    return float(new["w"]["image.g"]), fed.trainer.report["aggregation_weights"]
+    ctx = fed.server_context(1, Held())
+    new = fed.trainer.aggregate(ctx, server, updates)
+    return float(new["w"]["image.g"]), ctx.report["aggregation_weights"]
 
 
 def test_weights_are_the_traces_shares() -> None:
@@ -245,12 +248,14 @@ def test_weights_are_proportional_to_the_trace_on_the_toy() -> None:
 def test_head_never_travels() -> None:
     fed, _ = trained()
     assert set(fed.groups.shared) == {"image.base"}
-    seen: list[Any] = []
-    fed.subscribers.append(seen.append)
+    seen: list[RoundFinished] = []
+    fed.subscribers.append(lambda e: seen.append(e) if isinstance(e, RoundFinished) else None)
     fed.run()
-    for event in seen[2:]:
-        for u in getattr(event, "updates", []):
-            assert set(u.params) == {"image.base"} and set(u.extras) == {"fedas.samples"}
+    assert [e.round for e in seen] == [0, 1, 2, 3]
+    for event in seen[1:]:
+        sent = event.updates
+        assert sent is not None and sent.clients == (0, 1, 2)
+        assert set(sent.params) == {"image.base"} and set(sent.extras) == {"fedas.samples"}
 
 
 def test_evaluated_is_the_own_model_or_the_shared_body_before() -> None:

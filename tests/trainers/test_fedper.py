@@ -21,11 +21,13 @@ def test_the_head_is_in_no_message() -> None:
     seen: list[RoundFinished] = []
     fed.subscribers.append(lambda e: seen.append(e) if isinstance(e, RoundFinished) else None)
     state = fed.run()
-    assert all(set(u.params) == {G} and not u.extras for u in seen[-1].updates)
+    updates = seen[-1].updates
+    assert updates is not None and updates.clients == (0, 1)
+    assert set(updates.params) == {G} and not updates.extras
     assert all(set(sent) == {G} for sent in seen[-1].bytes_up.values())
     assert all(set(got) == {G} for got in seen[-1].bytes_down.values())
     assert set(state.server["w"]) == {G}
-    assert not any(L in name for u in seen[-1].updates for name in u.metrics)
+    assert updates.metrics and not any(L in name for name in updates.metrics)
 
 
 def test_a_first_time_client_has_the_initial_head() -> None:

@@ -8,9 +8,10 @@ import torch
 from fedvlm.check.world import BASE, EMBED, Setup, World
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import expand
-from fedvlm.federation.aggregate import Update
+from fedvlm.federation.aggregate import Updates, join
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.server import Held
 
 FedProto = load_trainer("FedProto")
 BOTH = ["PEFT.VISUAL", "feature", "PEFT.WIDTH", "6"]
@@ -21,19 +22,19 @@ def world() -> World:
     return World(BOTH)
 
 
-def update(client: int, mean: list[list[float]], count: list[float]) -> Update:
-    extras = {"proto.mean": torch.tensor(mean).double(), "proto.count": torch.tensor(count)}
-    return Update(client, {}, 1.0, extras)
+def update(client: int, mean: list[list[float]], count: list[float]) -> Updates:
+    extras = {"proto.mean": torch.tensor([mean]).double(), "proto.count": torch.tensor([count])}
+    return Updates((client,), {}, torch.ones(1).double(), extras)
 
 
 def test_server_weighs_by_samples_and_keeps_what_nobody_has(world: World) -> None:
     fed = world.federation(FedProto)
     old = {"proto": {"proto.mean": torch.tensor([[9.0, 9.0], [8.0, 8.0], [7.0, 7.0]]).double(),
                      "proto.count": torch.tensor([0.0, 5.0, 0.0])}}
-    got = fed.trainer.server(fed.context([], 1), old, [
+    got = fed.trainer.aggregate(fed.server_context(1, Held()), old, join([
         update(1, [[4.0, 0.0], [0.0, 0.0], [0.0, 0.0]], [3.0, 0.0, 0.0]),
         update(0, [[0.0, 4.0], [0.0, 0.0], [1.0, 2.0]], [1.0, 0.0, 2.0]),
-    ])["proto"]
+    ]))["proto"]
     assert got["proto.mean"].tolist() == [[3.0, 1.0], [8.0, 8.0], [1.0, 2.0]]
     assert got["proto.count"].tolist() == [4.0, 5.0, 2.0]  # text features count 0, also later
 
@@ -43,9 +44,8 @@ def test_only_prototypes_travel(world: World) -> None:
     assert run.fed.groups.shared == ()
     c, d = len(BASE), EMBED
     for event in run.events:
-        for u in event.updates:
-            assert u.params == {}
-            assert set(u.extras) == {"proto.mean", "proto.count"}
+        assert len(event.updates) == 4 and event.updates.params == {}
+        assert set(event.updates.extras) == {"proto.mean", "proto.count"}
         assert event.bytes_up[0] == {"proto.mean": 8 * c * d, "proto.count": 8 * c}
         assert event.bytes_down[0] == event.bytes_up[0]
     end = run.states[-1]
@@ -56,14 +56,14 @@ def test_only_prototypes_travel(world: World) -> None:
 
 def test_means_are_of_the_trained_model(world: World) -> None:
     run = world.trajectory(FedProto)
-    u, state, split = run.events[0].updates[0], run.states[1].clients[0], world.splits[0]
+    sent, state, split = run.events[0].updates.extras, run.states[1].clients[0], world.splits[0]
     p = expand(state["w"], 1)
     x = {"features": world.features[torch.as_tensor(split.train)][None]}
     z = run.fed.trainer.unit(run.fed.model, p, x)[0]
     for label in range(len(BASE)):
         mine = world.labels[torch.as_tensor(split.train)] == label
-        assert torch.allclose(u.extras["proto.mean"][label], z[mine].mean(0), atol=1e-12)
-        assert int(u.extras["proto.count"][label]) == int(mine.sum())
+        assert torch.allclose(sent["proto.mean"][0, label], z[mine].mean(0), atol=1e-12)
+        assert int(sent["proto.count"][0, label]) == int(mine.sum())
 
 
 def test_prediction_is_the_nearest_prototype(world: World) -> None:
@@ -94,9 +94,9 @@ def test_loss_and_unknown_classes(world: World) -> None:
     mean = torch.zeros(1, len(BASE), EMBED, dtype=torch.float64)
     count = torch.tensor([[2.0, 0.0, 0.0, 0.0]])
     b = Batch({"features": world.features[index][None]}, world.labels[index][None],
-              torch.ones(1, 3, dtype=torch.float64),
-              {"d": {"proto.mean": mean, "proto.count": count}})
-    value, parts = fed.trainer.prototype_loss(fed.model, p, b)
+              torch.ones(1, 3, dtype=torch.float64))
+    received = {"proto.mean": mean, "proto.count": count}
+    value, parts = fed.trainer.prototype_loss(fed.model, p, b, received=received)
     assert float(parts["proto_loss"]) == pytest.approx(2 / 3, abs=1e-12)  # |z|^2 = 1, twice of 3
     assert float(value) == pytest.approx(float(parts["cls_loss"]) + 2 / 3, abs=1e-12)
     assert float(fed.trainer.loss(fed.model, p, b)) == pytest.approx(
@@ -106,8 +106,9 @@ def test_loss_and_unknown_classes(world: World) -> None:
 
 def test_first_round_has_no_pull_later_ones_do(world: World) -> None:
     run = world.trajectory(FedProto)
-    assert all(u.metrics["proto_loss"] == 0 for u in run.events[0].updates)
-    assert all(u.metrics["proto_loss"] > 0 for u in run.events[1].updates)
+    first, second = (event.updates.metrics["proto_loss"] for event in run.events[:2])
+    assert first.tolist() == [0.0] * 4
+    assert len(second) == 4 and bool((second > 0).all())
 
 
 def test_head_predicts_where_asked(world: World) -> None:

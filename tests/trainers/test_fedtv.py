@@ -15,10 +15,11 @@ from torch import Tensor
 from fedvlm.check.world import BASE, EMBED, RESNET, Setup, World
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree, cast, expand, numel, pick
-from fedvlm.federation.aggregate import Update
+from fedvlm.federation.aggregate import Updates
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.groups import resolve
+from fedvlm.federation.server import Held
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.adapt.contexts import low_rank_prompt, orthogonality, personal_prompt
 from fedvlm.models.adapt.visual import OUTPUTS, apply_gate, fuse, fusion_weights, gate_adapter
@@ -266,18 +267,19 @@ def test_rank_too_large_is_a_sentence(world: World, rank: int, n_ctx: int) -> No
 def test_server_is_plain_in_round_1_then_similarity_aware(
     world: World, variant: str, temperature: float
 ) -> None:
-    trainer = fedtv(world, VARIANT=variant)
+    fed = world.federation(FedTV, Setup(opts={"VARIANT": variant}))
+    trainer = fed.trainer
     old = {"text.sigma": torch.tensor([1.0, 0.0], dtype=torch.float64)}
     sent = [[2.0, 0.0], [0.0, 2.0]]
-    updates = [
-        Update(k, {"text.sigma": torch.tensor(v, dtype=torch.float64)}, n)
-        for k, (v, n) in enumerate(zip(sent, (1.0, 3.0), strict=True))
-    ]
-    context: Any = SimpleNamespace(round=1)
-    assert trainer.server(context, {"w": old}, updates)["w"]["text.sigma"].tolist() == [0.5, 1.5]
-    context.round = 2
-    found = trainer.server(context, {"w": old}, updates)["w"]["text.sigma"]
+    updates = Updates(
+        (0, 1), {"text.sigma": torch.tensor(sent, dtype=torch.float64)},
+        torch.tensor([1.0, 3.0]).double(),
+    )
+    one, two = (fed.server_context(round_, Held()) for round_ in (1, 2))
+    assert trainer.aggregate(one, {"w": old}, updates)["w"]["text.sigma"].tolist() == [0.5, 1.5]
+    assert one.report == {}
+    found = trainer.aggregate(two, {"w": old}, updates)["w"]["text.sigma"]
     share = torch.tensor([1.0, 3.0]) * torch.softmax(torch.tensor([1.0, 0.0]) / temperature, 0)
     assert found.tolist() == pytest.approx((2 * share / share.sum()).tolist(), rel=1e-6)
-    weights = trainer.report["aggregation_weights"]["text.sigma"]
+    weights = two.report["aggregation_weights"]["text.sigma"]
     assert sum(weights) == pytest.approx(1.0, abs=1e-15)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ def deviation(ours: Tensor, theirs: Tensor) -> float:
 class Recorder:
     """Compares every stored figure as the run goes by."""
 
-    def __init__(self, golden: Golden, fed: Federation) -> None:
-        self.golden, self.fed = golden, fed
+    def __init__(self, golden: Golden) -> None:
+        self.golden = golden
         self.worst: dict[str, float] = {"loss": 0.0, "after": 0.0, "agg": 0.0, "logits": 0.0}
         self.losses: dict[tuple[int, int, int], dict[str, float]] = {}
         self.count = dict.fromkeys(self.worst, 0)
@@ -46,12 +47,12 @@ class Recorder:
             for name, value in stored.items():
                 self.see("after", state["w"][name][k], value)
 
-    def round(self, event: Any) -> None:
+    def round(self, fed: Federation, event: Any) -> None:
         if not isinstance(event, RoundFinished) or event.round == 0:
             return
         for name, value in self.golden.tree(f"agg/{event.round - 1}").items():
             self.see("agg", event.state.server["w"][name], value)
-        fed, r = self.fed, event.round - 1
+        r = event.round - 1
         x = self.golden.tensor(f"test/{r}/x")
         for ids, p in event.personal(range(self.golden.meta["n_clients"])):
             pixels = x.expand(len(ids), *x.shape)
@@ -62,30 +63,31 @@ class Recorder:
 
 def replay(golden: Golden, path: str) -> Recorder:
     packed, chunk, *_ = PATHS[path]
-    fed = federation(golden, packed=packed, chunk=chunk)
-    seen = Recorder(golden, fed)
-    fed.subscribers.append(seen.round)
-    inner_local, inner_loss = fed.trainer.local, fed.trainer.loss
+    seen = Recorder(golden)
     steps: dict[tuple[int, ...], int] = {}
     current: dict[str, Any] = {}
 
-    def local(ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
-        current["ctx"] = ctx
-        out = inner_local(ctx, c, d)
-        seen.after(ctx, out[0])
-        return out
+    class Watched:
+        def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+            current["ctx"] = ctx
+            out = super().client_update(ctx, state, received)  # type: ignore[misc]
+            seen.after(ctx, out[0])
+            return out
 
-    def loss(model: Any, p: Tree, b: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        value, parts = inner_loss(model, p, b)
-        numbers = {"loss": value.detach(), **{n: v.detach() for n, v in parts.items()}}
-        ctx = current["ctx"]
-        key = (ctx.round - 1, *ctx.clients)
-        step = steps[key] = steps.get(key, -1) + 1
-        for k, client in enumerate(ctx.clients):
-            seen.losses[ctx.round - 1, client, step] = {n: float(v[k]) for n, v in numbers.items()}
-        return value, parts
+        def loss(self, model: Any, p: Tree, b: Any) -> tuple[Tensor, dict[str, Tensor]]:
+            value, parts = super().loss(model, p, b)  # type: ignore[misc]
+            numbers = {"loss": value.detach(), **{n: v.detach() for n, v in parts.items()}}
+            ctx = current["ctx"]
+            key = (ctx.round - 1, *ctx.clients)
+            step = steps[key] = steps.get(key, -1) + 1
+            for k, client in enumerate(ctx.clients):
+                seen.losses[ctx.round - 1, client, step] = {
+                    n: float(v[k]) for n, v in numbers.items()
+                }
+            return value, parts
 
-    fed.trainer.local, fed.trainer.loss = local, loss  # type: ignore[method-assign]
+    fed = federation(golden, packed=packed, chunk=chunk, watched=Watched)
+    fed.subscribers.append(partial(seen.round, fed))
     fed.run()
     for row in golden.meta["log"]:
         ours = seen.losses[row["round"], row["client"], row["step"]]

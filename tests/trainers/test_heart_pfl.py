@@ -13,10 +13,9 @@ from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.core.trees import Tree, numel
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.rounds import Federation
-from fedvlm.federation.toolbox.adaptation import held_out_indices
 from fedvlm.models.towers.adapters import adapter_tree
 from fedvlm.models.towers.blocks import NoEdits
-from tests.trainers.small_clip import CLASSES, Recorded, federation
+from tests.trainers.small_clip import CLASSES, PROXY, OwnImages, Recorded, federation
 
 PEFT = {"PEFT.VISUAL": "adapter", "PEFT.TEXT": "none", "PEFT.WIDTH": 4}
 F64 = torch.float64
@@ -32,11 +31,10 @@ def shaken(fed: Federation, seed: int, k: int = 1) -> Tree:
             for n, v in fed.p0.items()}
 
 
-def real_batch(fed: Federation, v: Tree, d: Tree) -> Batch:
+def real_batch(fed: Federation, v: Tree) -> tuple[Batch, Tree]:
+    """A batch of client 0 and its prototypes under ``v``."""
     ctx = fed.context([0], 1)
-    step = next(iter(ctx.batcher.steps([0], 1, 1, 1, "v")))
-    b = step.batches[0]
-    return Batch(b.x, b.y, b.w, {"d": d, "proto": fed.trainer.prototypes(ctx, v)})
+    return next(ctx.batches("v")), fed.trainer.prototypes(ctx, v)
 
 
 @pytest.mark.parametrize("mode", ["proto", "global", "none"])
@@ -45,11 +43,11 @@ def test_where_the_gradient_goes(mode: str) -> None:
     fed = heart({"HDA_GRAD": mode})
     v, d = ({n: x.requires_grad_() for n, x in shaken(fed, s).items()} for s in (1, 2))
     frozen_v = {n: x.detach() for n, x in v.items()}
-    b = real_batch(fed, frozen_v, d)
-    _, parts = fed.trainer.personal_loss(fed.model, v, b)
+    b, proto = real_batch(fed, frozen_v)
+    _, parts = fed.trainer.personal_loss(fed.model, v, b, received=d, proto=proto)
     if mode == "global":
         assert "hda" not in parts
-        parts = fed.trainer.shared_loss(fed.model, d, b)[1]
+        parts = fed.trainer.shared_loss(fed.model, d, b, proto=proto)[1]
         assert flows(parts["hda"], d) and not flows(parts["hda"], v)
         return
     assert parts["hda"].requires_grad is (mode == "proto")
@@ -146,13 +144,11 @@ def test_what_travels_and_what_stays() -> None:
         before = {c: {s: dict(t) for s, t in slots.items()} for c, slots in state.clients.items()}
         state = fed.round(state, round_)
         done = events[-1]
-        worked = {u.client for u in done.updates}
-        assert len(worked) == 1
-        for u in done.updates:
-            assert set(u.params) == set(fed.groups.shared) and not u.extras
-            assert all(not torch.equal(u.params[n], state.clients[u.client]["v"][n])
-                       for n in u.params if n.endswith("up.weight"))
-        for c in set(before) - worked:
+        sent, (client,) = done.updates, done.updates.clients
+        assert set(sent.params) == set(fed.groups.shared) and not sent.extras
+        assert all(not torch.equal(v[0], state.clients[client]["v"][n])
+                   for n, v in sent.params.items() if n.endswith("up.weight"))
+        for c in set(before) - {client}:
             for slot, tree in before[c].items():
                 assert all(torch.equal(state.clients[c][slot][n], v) for n, v in tree.items())
     frozen = list(fed.model.backbone.model.parameters())
@@ -162,13 +158,13 @@ def test_what_travels_and_what_stays() -> None:
 def test_a_client_starts_from_the_model_it_first_receives() -> None:
     fed = heart({"PROX": 0.0, "HDA_WEIGHT": 0.0})
     state = fed.run()
-    down = fed.trainer.down(state.server, 0)
+    down = fed.downloads(state, 3, [0])[0]
     fresh = fed.start().clients[0]
     d = {n: v[None] for n, v in down.items()}
     c = {s: {n: v[None] for n, v in t.items()} for s, t in fresh.items()}
-    assert all(torch.equal(v, d[n]) for n, v in fed.trainer.personal(None, c, d).items())
+    assert all(torch.equal(v, d[n]) for n, v in fed.trainer.personalize(None, c, d).items())
     c["met"]["rounds"] += 1
-    assert all(torch.equal(v, c["v"][n]) for n, v in fed.trainer.personal(None, c, d).items())
+    assert all(torch.equal(v, c["v"][n]) for n, v in fed.trainer.personalize(None, c, d).items())
 
 
 def test_without_alignment_and_pull_both_models_are_plain_training() -> None:
@@ -247,8 +243,7 @@ def test_needs_blocks() -> None:
 
 LORA = {"PEFT.TEXT": "none", "PEFT.VISUAL": "lora", "PEFT.RANK": "2"}
 ADAPTER = {"PEFT.TEXT": "none", "PEFT.VISUAL": "adapter", "PEFT.WIDTH": "4"}
-EQUAL = {"AKT": True, "AKT_PROXY": "train", "AKT_SHARE": 0.4, "AKT_STEPS": 1, "AKT_BATCH": 4,
-         "AKT_ATTACK_STEPS": 0, "AKT_ROUNDS": 1.0}
+AKT = {"AKT": True, "AKT_STEPS": 1, "AKT_BATCH": 4, "AKT_ATTACK_STEPS": 0, "AKT_ROUNDS": 1.0}
 
 
 def test_heart_distils_with_a_fixed_factor() -> None:
@@ -266,15 +261,17 @@ def test_heart_distils_with_a_fixed_factor() -> None:
     assert any(moved)
 
 
-def test_heart_fine_tunes_without_the_proxys_share() -> None:
-    """AKT_PROXY train promises that clients do not train on it; that holds at the end too."""
-    fed = federation("HEART-PFL", EQUAL, ADAPTER | {"FED.FINETUNE_EPOCHS": 2}, rounds=1)
+def test_heart_fine_tunes_on_training_images_alone() -> None:
+    """The server's images are its own: no client ever sees them, and it sees none of theirs."""
+    fed = federation("HEART-PFL", AKT, ADAPTER | {"FED.FINETUNE_EPOCHS": 2}, rounds=1)
     state = fed.run()
-    source = fed.batcher.source
-    assert isinstance(source, Recorded)
+    source, proxy = fed.batcher.source, fed.proxy
+    assert isinstance(source, Recorded) and isinstance(proxy, OwnImages)
+    trained = {int(i) for s in fed.batcher.splits for i in s.train}
+    assert source.seen == trained and proxy.seen and proxy.seen <= set(range(PROXY))
     source.seen.clear()
+    proxy.seen.clear()
     tuned = {c: p for ids, p in fed.personal(state, [0, 1, 2], chunk=1) for c in ids}
-    aside = set(held_out_indices(fed.batcher, 0.4, 1))
-    assert aside and source.seen and not source.seen & aside
+    assert source.seen == trained and not proxy.seen
     before = dict(fed.personal(state, [0], chunk=1, finetune=False).__next__()[1])
     assert any(not torch.equal(v, before[n]) for n, v in tuned[0].items())

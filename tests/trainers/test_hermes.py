@@ -14,7 +14,7 @@ from torch import Tensor
 from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.trees import Tree
-from fedvlm.federation.aggregate import Update
+from fedvlm.federation.aggregate import Updates, join
 from fedvlm.federation.batches import Batch, IndexSplit
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import Federation, FedState, RoundFinished
@@ -54,7 +54,7 @@ class Units:
 def units(options: dict[str, Any], rounds: int = 4, kind: type[Trainer] = HERMES) -> Federation:
     made = type("UnitHermes", (Units, kind), {})
     own = options if kind is HERMES else {}
-    return quadratic(made(config(kind, own)), rounds, momentum=0.9, epochs=2, lr=1.0)
+    return quadratic(made(config(kind, own)), rounds, momentum=0.9, epochs=2, lr=1.0, val=1)
 
 
 def history(fed: Federation) -> list[RoundFinished]:
@@ -69,11 +69,13 @@ def history(fed: Federation) -> list[RoundFinished]:
 def test_schedule_and_dead_entries(overlap: str) -> None:
     """10 units, rate 0.2, target 0.5: 20, 40, 50, 50 %; nothing dead ever grows again."""
     found, dead = [], []
-    for event in history(units(ALWAYS | {"OVERLAP": overlap}))[1:]:
+    fed = units(ALWAYS | {"OVERLAP": overlap})
+    for event in history(fed)[1:]:
+        sent = event.updates.messages()
         for client, state in event.state.clients.items():
             gone = state["mask"]["image.adapter"] == 0
-            down = event.download(event.state.server, client)
-            for tree in (state["w"], down, event.updates[client].params):
+            down = fed.downloads(event.state, event.round, [client])[client]
+            for tree in (state["w"], down, sent[client]):
                 assert float(tree[DOWN][gone].abs().max()) == 0.0
                 assert float(tree[UP][:, gone].abs().max()) == 0.0
             assert float(state["w"][DOWN][~gone].abs().min()) > 0
@@ -110,7 +112,7 @@ def test_relative_bar_is_of_the_best_so_far() -> None:
     fed = units({"ACC_MODE": "rel", "ACC_THR": 0.9, "WARMUP": 0}, 4)
     state, found = fed.start(), []
     for round_, accurate in enumerate((0.5, 0.44, 0.46, 0.6), 1):
-        fed.trainer.accurate = accurate
+        type(fed.trainer).accurate = accurate
         state = fed.round(state, round_)
         found.append(float(state.clients[0]["prune"]["pruned"]))
     assert found == pytest.approx([0.2, 0.2, 0.4, 0.5])
@@ -131,19 +133,23 @@ def test_below_the_bar_it_is_fedavg(overlap: str) -> None:
 
 
 # ---- aggregation ------------------------------------------------------------------------------
-def update(client: int, values: list[float], mask: list[int]) -> Update:
-    row = torch.tensor(values, dtype=torch.float64)
-    keep = {"mask.image.adapter": torch.tensor(mask) > 0}
-    return Update(client, {DOWN: row[:, None], UP: row[None], "text.ctx": row}, 1.0, keep)
+def update(client: int, values: list[float], mask: list[int], weight: float = 1.0) -> Updates:
+    row = torch.tensor([values], dtype=torch.float64)
+    keep = {"mask.image.adapter": torch.tensor([mask]) > 0}
+    params = {DOWN: row[..., None], UP: row[:, None], "text.ctx": row}
+    return Updates((client,), params, torch.tensor([weight]).double(), keep)
 
 
 @pytest.mark.parametrize(
     ("rule", "whole"), [("intersection", [3, 9, 9, 9]), ("coverage", [3, 2, 7, 9])]
 )
 def test_both_overlap_rules(rule: str, whole: list[float]) -> None:
-    updates = [update(0, [1, 2, 0, 0], [1, 1, 0, 0]), update(1, [5, 0, 7, 0], [1, 0, 1, 0])]
-    nine = {n: torch.full_like(v, 9.0) for n, v in updates[0].params.items()}
-    server, own = HOME.aggregate(updates, nine, rule)
+    updates = join(
+        [update(0, [1, 2, 0, 0], [1, 1, 0, 0]), update(1, [5, 0, 7, 0], [1, 0, 1, 0])]
+    )
+    nine = {n: torch.full_like(v[0], 9.0) for n, v in updates.params.items()}
+    server, each = HOME.average(updates, nine, rule)
+    own = [{n: v[k] for n, v in each.items()} for k in (0, 1)]
     for name in (DOWN, UP):  # rows of one, columns of the other
         assert server[name].flatten().tolist() == whole
         assert own[0][name].flatten().tolist() == [3, 2, 0, 0]
@@ -153,34 +159,38 @@ def test_both_overlap_rules(rule: str, whole: list[float]) -> None:
 
 
 def test_coverage_weighs_by_samples() -> None:
-    updates = [update(0, [1, 2, 0, 0], [1, 1, 0, 0]), update(1, [5, 4, 0, 0], [1, 1, 0, 0])]
-    updates[1] = replace(updates[1], weight=3.0)
-    server, _ = HOME.aggregate(updates, dict(updates[0].params), "coverage")
+    updates = join(
+        [update(0, [1, 2, 0, 0], [1, 1, 0, 0]), update(1, [5, 4, 0, 0], [1, 1, 0, 0], 3.0)]
+    )
+    first = {n: v[0] for n, v in updates.params.items()}
+    server, _ = HOME.average(updates, first, "coverage")
     assert server[DOWN].flatten().tolist() == pytest.approx([4.0, 3.5, 0, 0])
 
 
 def test_overlap_is_reported_and_small_ones_are_warned_of() -> None:
-    trainer = units(ALWAYS).trainer
-    some = [update(0, [1] * 4, [1, 1, 0, 0]), update(1, [1] * 4, [1, 0, 1, 0])]
-    report = trainer.report_overlap(some)
+    some = join([update(0, [1] * 4, [1, 1, 0, 0]), update(1, [1] * 4, [1, 0, 1, 0])])
+    report = HOME.overlap(some)
     assert report == {"overlap_fraction": 0.25, "pruned": {"0": 0.5, "1": 0.5}}
-    none = [update(0, [1] * 4, [1, 1, 0, 0]), update(1, [1] * 4, [0, 0, 1, 1])]
-    assert "OVERLAP coverage" in trainer.report_overlap(none)["warning"]
+    none = join([update(0, [1] * 4, [1, 1, 0, 0]), update(1, [1] * 4, [0, 0, 1, 1])])
+    assert "OVERLAP coverage" in HOME.overlap(none)["warning"]
 
 
 def test_masks_are_read_and_each_client_gets_its_own_model() -> None:
     """The port's list of masked layers is empty: all is averaged and nobody has an own model."""
-    last = history(units(ALWAYS))[-1]
+    fed = units(ALWAYS)
+    last = history(fed)[-1]
     masks = [s["mask"]["image.adapter"] for s in last.state.clients.values()]
     assert not torch.equal(*masks)
-    first, second = (last.download(last.state.server, c) for c in (0, 1))
+    down = fed.downloads(last.state, last.round + 1, [0, 1])
+    first, second = down[0], down[1]
     alone = (masks[0] > 0) & (masks[1] == 0)
     assert bool((first[DOWN][alone] != 0).all()) and bool((second[DOWN][alone] == 0).all())
     kept = (masks[0] > 0) & (masks[1] > 0)
     assert torch.equal(first[DOWN][kept], second[DOWN][kept])
-    mean = (last.updates[0].params[DOWN] + last.updates[1].params[DOWN])[kept] / 2
+    mean = last.updates.params[DOWN].sum(0)[kept] / 2
     assert torch.allclose(first[DOWN][kept], mean, atol=1e-15)
-    assert set(last.updates[0].params) == set(last.state.server["w"])  # no weight_orig
+    assert set(last.updates.params) == set(last.state.server["w"])  # no weight_orig
+    assert set(last.state.server) == {"w"} and set(last.state.held) == {0, 1}
 
 
 # ---- units ------------------------------------------------------------------------------------
@@ -277,12 +287,12 @@ def test_no_validation_images_at_all_is_refused() -> None:
 def test_final_fine_tuning_keeps_the_mask() -> None:
     made = type("UnitHermes", (Units, HERMES), {})
     keys = {"FED.FINETUNE_EPOCHS": 3}
-    fed = quadratic(made(config(HERMES, ALWAYS, keys)), 3, momentum=0.9)
+    fed = quadratic(made(config(HERMES, ALWAYS, keys)), 3, momentum=0.9, val=1)
     state: FedState = fed.run()
     for (c,), p in fed.personal(state, [0, 1]):
         gone = state.clients[c]["mask"]["image.adapter"] == 0
         assert int(gone.sum()) == 5 and not bool(p[DOWN][0][gone].any())
-        assert not torch.equal(p[DOWN][0], fed.trainer.down(state.server, c)[DOWN])
+        assert not torch.equal(p[DOWN][0], fed.downloads(state, 3, [c])[c][DOWN])
 
 
 def test_lora_factors_must_keep_their_basis() -> None:
@@ -300,8 +310,10 @@ def test_hermes_goes_on_where_a_round_draws_only_clients_without_validation_imag
     state = fed.start()
     drawn = type("Drawn", (type(fed.plan),), {"sample": lambda self, round_: [1]})
     fed.plan = drawn(**vars(fed.plan))
+    seen: list[RoundFinished] = []
+    fed.subscribers.append(lambda e: seen.append(e) if isinstance(e, RoundFinished) else None)
     after = fed.round(state, 1)
-    assert fed.trainer.report["without_validation"] == [1] and after.round == 1
+    assert seen[0].report["without_validation"] == [1] and after.round == 1
 
 
 def test_hermes_says_what_it_uses_beside_training_images() -> None:

@@ -69,7 +69,7 @@ def test_a_client_that_rested_gets_the_warm_body_when_it_is_next_drawn() -> None
     drawn: set[int] = set()
     for round_ in range(3, 9):
         for client in (0, 1):
-            down = set(fed.trainer.down(state.server, client))
+            down = set(fed.downloads(state, round_, [client])[client])
             assert down == ({L} if client in drawn else {G, L})
         drawn |= set(fed.plan.sample(round_))
         state = fed.round(state, round_)

@@ -25,7 +25,7 @@ def test_nothing_is_sent_and_nothing_aggregated() -> None:
     fed.subscribers.append(lambda e: seen.append(e) if isinstance(e, RoundFinished) else None)
     fed.run()
     assert seen[-1].bytes_up == {0: {}, 1: {}} and seen[-1].bytes_down == {0: {}, 1: {}}
-    assert [u.weight for u in seen[-1].updates] == [1.0, 1.0]
+    assert seen[-1].updates is not None and seen[-1].updates.weight.tolist() == [1.0, 1.0]
     assert state.server == {"w": {}}
     assert float(fed.shared(state)["image.w"][0]) == 0.0  # the untrained start
 

@@ -50,21 +50,18 @@ def test_equal_models_give_log_two_and_no_gradient() -> None:
 def test_previous_is_the_last_local_model(world: World) -> None:
     """Round 1: received and previous are the common start; then they part."""
     run = world.record(MOON, Setup(rounds=2))
-    first, second = (
-        [u.metrics["con_loss"] for u in event.updates] for event in run.events
-    )
+    first, second = (event.updates.metrics["con_loss"].tolist() for event in run.events)
     assert first == pytest.approx([math.log(2)] * 4, abs=1e-12)
-    assert all(abs(v - math.log(2)) > 1e-6 for v in second)
+    assert len(second) == 4 and all(abs(v - math.log(2)) > 1e-6 for v in second)
     state = run.states[1]
-    fed = world.federation(MOON)
-    seen: list[Any] = []
+    seen: list[dict[str, Tree]] = []
 
-    def watched(model: Any, p: Tree, b: Batch) -> Any:
-        seen.append(b.const)
-        return MOON.contrastive_loss(fed.trainer, model, p, b)
+    class Watched(MOON):  # type: ignore[misc, valid-type]
+        def contrastive_loss(self, model: Any, p: Tree, b: Batch, **models: Tree) -> Any:
+            seen.append({name: b.cut(tree) for name, tree in models.items()})
+            return super().contrastive_loss(model, p, b, **models)
 
-    fed.trainer.contrastive_loss = watched
-    fed.round(state, 2)
+    world.federation(Watched).round(state, 2)
     for name, value in state.clients[0]["w"].items():
         assert torch.equal(seen[0]["previous"][name][0], value)
         assert torch.equal(seen[0]["received"][name][0], state.server["w"][name])

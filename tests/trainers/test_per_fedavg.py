@@ -74,7 +74,7 @@ def test_outer_step_has_no_momentum_of_the_inner_one() -> None:
     fed, state = drive("Per-FedAvg", 0, options=options, momentum=0.9)
     ctx = fed.context([0], 1)  # client 0: a = 1, b = 0
     one = {"image.w": torch.ones(1, dtype=torch.float64)}
-    new, _ = fed.trainer.local(ctx, {"w": one}, one)
+    new, _ = fed.trainer.client_update(ctx, {"w": one}, one)
     assert 1 - float(new["w"]["image.w"]) == pytest.approx(0.9, abs=1e-12)
 
 
@@ -84,7 +84,7 @@ def test_batches_of_a_step_are_disjoint_and_drop_nothing(mode: str, count: int) 
     seen: list[list[list[float]]] = []
 
     class Watched(cls):  # type: ignore[misc, valid-type]
-        def local(self, ctx: Context, c: Any, d: Any) -> Any:
+        def client_update(self, ctx: Context, state: Any, received: Any) -> Any:
             loop = ctx.loop
 
             def watch(slots: Any, body: Any, **how: Any) -> Any:
@@ -95,12 +95,13 @@ def test_batches_of_a_step_are_disjoint_and_drop_nothing(mode: str, count: int) 
                 return loop(slots, spy, **how)
 
             ctx.loop = watch  # type: ignore[method-assign]
-            return super().local(ctx, c, d)
+            return super().client_update(ctx, state, received)
 
     fed, state = drive(Watched, 0, options=META | {"MODE": mode}, sizes=(13, 1), batch=2)
     fed.batcher.source.streams["id"] = torch.arange(14).double()
     fed.engine.run(
-        fed.trainer, lambda ids: fed.context(ids, 1), state.server, {0: state.clients[0]}
+        fed.trainer, lambda ids: fed.context(ids, 1), fed.downloads(state, 1, [0]),
+        {0: state.clients[0]},
     )
     flat = [i for step in seen for batch in step for i in batch]
     assert {len(step) for step in seen} == {count}
@@ -161,12 +162,12 @@ def test_exact_gradient_of_the_plain_towers_is_the_true_one(prompts: World) -> N
         u = trainer.inner(ctx, p, batches[0], "test")
         return float(trainer.loss(fed.model, u, batches[1]).detach())
 
-    _, grads = trainer.exact(ctx, w, batches, "test")
+    grads = trainer.exact(ctx, w, batches, "test")
     norm2 = sum(float(g.pow(2).sum()) for g in grads.values())
     h = 1e-4 / norm2**0.5
     up, down = ({n: v + s * h * grads[n] for n, v in w.items()} for s in (1, -1))
     assert (value(up) - value(down)) / (2 * h) == pytest.approx(norm2, rel=1e-5)
-    _, first = trainer.fo(ctx, w, batches, "test")
+    first = trainer.fo(ctx, w, batches, "test")
     other = sum(float((g * first[n]).sum()) for n, g in grads.items())
     assert abs(other - norm2) > 1e-3 * norm2  # the Hessian's part is there
 

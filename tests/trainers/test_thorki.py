@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,9 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.trees import State, Tree
-from fedvlm.federation.aggregate import Update
-from fedvlm.federation.batches import IndexSplit
+from fedvlm.federation.batches import Batch, IndexSplit, Step, stratified
 from fedvlm.federation.rounds import Federation
-from fedvlm.federation.toolbox.adaptation import client_split, on_subset, split, split_train
+from fedvlm.federation.server import Held
 from tests.trainers.small_clip import Recorded, federation, shares
 
 LORA = {"PEFT.VISUAL": "lora", "PEFT.TEXT": "none", "PEFT.RANK": 2}
@@ -29,6 +29,14 @@ def watched(fed: Federation) -> list[Any]:
     events: list[Any] = []
     fed.subscribers.append(lambda e: events.append(e) if getattr(e, "updates", ()) else None)
     return events
+
+
+def parted(fed: Federation, client: int, share: float = 0.2) -> IndexSplit:
+    """A client's training samples as Thorki parts them: ``train`` is fit, ``val`` adapts."""
+    whole = fed.batcher.splits[client]
+    train = torch.as_tensor(whole.train)
+    fit, held = stratified(fed.batcher.source.labels[train], share, fed.plan.seed)
+    return IndexSplit(train[fit].numpy(), train[held].numpy(), whole.test)
 
 
 def same(one: Tree, two: Tree) -> bool:
@@ -52,12 +60,13 @@ def test_only_the_large_model_travels() -> None:
     assert all(".lora." in n for n in fed.groups.shared)
     for round_ in (1, 2):
         before, state = state, fed.round(state, round_)
-        worked = {u.client for u in events[-1].updates}
-        for u in events[-1].updates:
-            assert set(u.params) == set(fed.groups.shared) and not u.extras
-            moved = state.clients[u.client]["w"]
-            assert all(not torch.equal(moved[n], before.clients[u.client]["w"][n]) for n in small)
-        for c in set(state.clients) - worked:
+        sent = events[-1].updates
+        assert set(sent.params) == set(fed.groups.shared) and not sent.extras
+        assert len(sent) == 1
+        for client in sent.clients:
+            moved = state.clients[client]["w"]
+            assert all(not torch.equal(moved[n], before.clients[client]["w"][n]) for n in small)
+        for c in set(state.clients) - set(sent.clients):
             assert same(before.clients[c]["w"], state.clients[c]["w"])
         assert not [n for n in state.server["w"] if n.startswith(("small", "gate"))]
     assert all(set(s) == {"w"} and set(s["w"]) == set(fed.p0) for s in state.clients.values())
@@ -81,11 +90,12 @@ def test_weights_are_the_fit_samples() -> None:
     fed = thorki(splits=parts, labels=labels, rounds=1, keys=FEATURE, batch=64)
     events = watched(fed)
     fed.run()
-    assert [u.weight for u in events[0].updates] == [13.0, 39.0]
-    sent = [Update(k, {n: torch.full_like(v, phi) for n, v in fed.p0.items()
-                       if n in fed.groups.shared}, u.weight)
-            for k, (phi, u) in enumerate(zip((1.0, 3.0), events[0].updates, strict=True))]
-    got = fed.trainer.server(fed.context([], 1), fed.start().server, sent)["w"]
+    updates = events[0].updates
+    assert updates.weight.tolist() == [13.0, 39.0]
+    phi = {n: torch.stack([torch.full_like(v, x) for x in (1.0, 3.0)]) for n, v in fed.p0.items()
+           if n in fed.groups.shared}
+    sent = replace(updates, params=phi)
+    got = fed.trainer.aggregate(fed.server_context(1, Held()), fed.start().server, sent)["w"]
     assert all(torch.allclose(v, torch.tensor(2.5).double()) for v in got.values())
 
 
@@ -94,7 +104,7 @@ def test_training_never_sees_the_adaptation_part() -> None:
     fed = thorki(rounds=2, keys=FEATURE)
     source = fed.batcher.source
     assert isinstance(source, Recorded)
-    parts = [client_split(fed.batcher, c, 0.2, 1) for c in range(3)]
+    parts = [parted(fed, c) for c in range(3)]
     fed.run()
     fit = {int(i) for p in parts for i in p.train}
     ada = {int(i) for p in parts for i in p.val}
@@ -113,19 +123,20 @@ def test_the_other_order_of_sizes_is_undone() -> None:
     labels = torch.tensor([0] * 8 + [0, 1, 2, 3, 1, 2, 3] + [0])
     fed = thorki(splits=parts, labels=labels, keys=FEATURE)
     ctx = fed.context([0, 1], 1)
-    assert ctx.batcher.sizes([0, 1]) == [8, 7]
-    odd = split_train(ctx, 0.8)
-    assert odd.sizes([0, 1]) == [2, 4]
+    assert ctx.sizes.tolist() == [8, 7]
+    odd = ctx.subset("fit", 0.8)
+    assert odd.sizes.tolist() == [2, 4] and list(odd.clients) == [0, 1]
     seen: list[Any] = []
+    ids = torch.tensor([0.0, 1.0])
 
-    def work(inner: Any, state: State) -> State:
-        seen.append((list(inner.clients), state["a"]["x"].tolist()))
-        inner.logs["client"] = torch.tensor(inner.clients)
-        return {"a": {"x": state["a"]["x"] * 10}}
+    def body(slots: State, batches: tuple[Batch, ...], step: Step) -> State:
+        (b,) = batches
+        seen.append((b.cut(ids).tolist(), slots["a"]["x"].tolist(), b.y.shape[0]))
+        return {"a": {"x": slots["a"]["x"] * 10}}
 
-    out = on_subset(ctx, odd, {"a": {"x": torch.tensor([1.0, 2.0])}}, work)
-    assert seen == [([1, 0], [2.0, 1.0])]
-    assert out["a"]["x"].tolist() == [10.0, 20.0] and ctx.logs["client"].tolist() == [0, 1]
+    out = odd.loop({"a": {"x": torch.tensor([1.0, 2.0])}}, body)
+    assert seen == [([1.0, 0.0], [2.0, 1.0], 2)]  # batch 4: one step each, the larger part first
+    assert out["a"]["x"].tolist() == [10.0, 20.0]
 
 
 def test_stacked_is_sequential() -> None:
@@ -161,7 +172,7 @@ def test_adaptation_loss_falls_and_the_scale_is_that_of_the_adaptation_part() ->
     trained, start = thorki(rounds=1), thorki({"FUSION_STEPS": 0}, rounds=1)
     state = trained.run()
     for c in range(3):
-        part = client_split(trained.batcher, c, 0.2, 1)
+        part = parted(trained, c)
         x = {"pixels": trained.batcher.source.images[part.val][None]}
         y = trained.batcher.source.labels[part.val]
         loss = []
@@ -194,7 +205,7 @@ def test_a_client_without_adaptation_samples_is_averaged(kind: str) -> None:
     fed = thorki({"FUSION": kind}, splits=parts, labels=labels, rounds=1)
     events = watched(fed)
     state = fed.run()
-    assert events[0].updates[1].weight == 3
+    assert events[0].updates.weight.tolist()[1] == 3
     p = personal(fed, state)
     assert [float(p[c]["gate.on"]) for c in (0, 1)] == [1.0, 0.0]
     x = {"pixels": fed.batcher.source.images[:3][None]}
@@ -230,8 +241,8 @@ def test_final_fine_tuning_trains_both_on_the_fit_part() -> None:
     tuned, before = personal(fed, state), personal(plain, state)
     for n in ("small.fc1.weight", "image.adapter.up"):
         assert not torch.equal(tuned[0][n], before[0][n])
-    fit = {int(i) for c in range(3) for i in client_split(fed.batcher, c, 0.2, 1).train}
-    ada = {int(i) for c in range(3) for i in client_split(fed.batcher, c, 0.2, 1).val}
+    fit = {int(i) for c in range(3) for i in parted(fed, c).train}
+    ada = {int(i) for c in range(3) for i in parted(fed, c).val}
     assert fed.batcher.source.seen == fit | ada
 
 
@@ -255,4 +266,5 @@ def test_seeds() -> None:
     ends = [thorki(rounds=1, seed=s).run().server["w"] for s in (1, 1, 2)]
     assert same(ends[0], ends[1]) and not same(ends[0], ends[2])
     labels = torch.arange(4).repeat(5)
-    assert split(labels, 0.2, 1)[1].tolist() == split(labels.clone(), 0.2, 1)[1].tolist()
+    one, two = stratified(labels, 0.2, 1)[1], stratified(labels.clone(), 0.2, 1)[1]
+    assert one.tolist() == two.tolist()

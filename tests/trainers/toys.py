@@ -2,7 +2,8 @@
 
 ``drive("Ditto", rounds=600, options={"LAMBDA": 1.0})`` runs the class behind ``--trainer Ditto``
 on the quadratic toy; ``split=True`` gives the split toy of personalized_fl.md 5.3. Only trainable
-tensors and loss are replaced; ``local``, ``server``, ``personal`` and options are the real ones.
+tensors and loss are replaced; ``client_update``, ``aggregate``, ``personalize`` and options are the
+real ones.
 """
 
 from __future__ import annotations

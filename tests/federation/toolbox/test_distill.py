@@ -11,12 +11,18 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, DivergedError
-from fedvlm.core.trees import Tree
+from fedvlm.core.trees import Tree, stack
 from fedvlm.federation.rounds import Federation
-from fedvlm.federation.toolbox.adaptation import client_split
-from fedvlm.federation.toolbox.distill import Distillation, Proxy, distil, ensemble, symmetric_kl
+from fedvlm.federation.server import Held
+from fedvlm.federation.toolbox.distill import (
+    Distillation,
+    ProxyImages,
+    distil,
+    ensemble,
+    symmetric_kl,
+)
 from fedvlm.models.adapt.attack import PGD
-from tests.trainers.small_clip import Recorded, federation, shares
+from tests.trainers.small_clip import PROXY, SIZES, OwnImages, Recorded, federation, shares
 
 F64 = torch.float64
 PEFT = {"PEFT.VISUAL": "adapter", "PEFT.TEXT": "none", "PEFT.WIDTH": 4}
@@ -95,9 +101,9 @@ def tree(seed: int) -> Tree:
     return {"w": logits(4, 12, seed=seed, size=1.0)}
 
 
-def proxy(n: int = 20) -> Proxy:
+def proxy(n: int = 20) -> ProxyImages:
     x = torch.rand(n, 3, 2, 2, generator=torch.Generator().manual_seed(9)).double()
-    return Proxy(lambda i: x[i], torch.arange(n) % 4)
+    return ProxyImages(lambda i: x[i], torch.arange(n) % 4)
 
 
 HOW = Distillation(steps=30, batch=8, lr=0.05, attack=PGD(steps=3))
@@ -105,7 +111,7 @@ HOW = Distillation(steps=30, batch=8, lr=0.05, attack=PGD(steps=3))
 
 def run(student: Tree, teachers: list[Tree], how: Distillation = HOW, **more: Any) -> Any:
     predict = more.get("predict", Counting())
-    return distil(student, teachers, predict, more.get("proxy", proxy()), how,
+    return distil(student, stack(teachers), predict, more.get("proxy", proxy()), how,
                   torch.Generator().manual_seed(0))
 
 
@@ -172,13 +178,13 @@ def test_accuracy_gate_reads_true_labels() -> None:
     x.flatten(1)[torch.arange(20), labels] = 1
     wrong = {"w": perfect["w"].roll(1, 0)}
     how = replace(HOW, gate="val_acc", lr=0.5)
-    found = run(wrong, [perfect], how, proxy=Proxy(lambda i: x[i], labels))
+    found = run(wrong, [perfect], how, proxy=ProxyImages(lambda i: x[i], labels))
     assert (found.initial, found.best, found.adopted) == (0.0, 1.0, True)
 
 
 def test_pseudo_labels_need_no_labels() -> None:
     given = proxy()
-    other = Proxy(given.images, (given.labels + 1) % 4)
+    other = ProxyImages(given.images, (given.labels + 1) % 4)
     ends = [run(tree(0), [tree(1)], proxy=q).tree["w"] for q in (given, other)]
     assert torch.equal(*ends)
     how = replace(HOW, labels="true")
@@ -216,45 +222,76 @@ def test_off_after_the_first_rounds() -> None:
     assert [e.report for e in events] == [{}, {}]
 
 
-def test_the_proxy_is_the_union_of_validation_images() -> None:
-    fed, _ = heart(rounds=1)
-    found = fed.trainer.proxy(fed.context([], 1))
-    index = sorted(int(i) for s in shares() for i in s.val)
-    assert torch.equal(found.labels, fed.batcher.source.labels[index])
-    pixels = found.images(torch.arange(len(index)))
+def test_the_proxy_is_the_servers_own_and_nothing_of_the_clients() -> None:
+    fed, events = heart({"WEIGHTING": "samples"}, rounds=1)
+    found = fed.trainer.proxy(fed.server_context(1, Held()))
+    own = fed.proxy
+    assert isinstance(own, OwnImages) and torch.equal(found.labels, own.labels)
+    pixels = found.images(torch.arange(PROXY))
     assert float(pixels.min()) >= 0 and float(pixels.max()) <= 1
+    own.seen.clear()
     fed.run()
-    assert isinstance(fed.batcher.pixels, Recorded) and fed.batcher.pixels.seen == set(index)
+    assert own.seen == set(range(PROXY))
     trained = {int(i) for s in shares() for i in s.train}
-    assert fed.batcher.source.seen == trained
+    assert isinstance(fed.batcher.source, Recorded) and fed.batcher.source.seen == trained
+    assert events[0].updates.weight.tolist() == list(SIZES)  # nothing is held out for the server
 
 
-def test_equal_data_holds_the_proxy_out_of_the_clients_training() -> None:
-    fed, events = heart({"AKT_PROXY": "train", "WEIGHTING": "samples"}, rounds=2,
-                        splits=shares(val=0))
-    held = {int(i) for c in range(3) for i in client_split(fed.batcher, c, 0.2, 1).val}
-    fed.run()
-    assert len(held) >= 4 and fed.batcher.pixels.seen == held
-    assert not fed.batcher.source.seen & held
-    sizes = [12, 8, 5]
-    for u in events[0].updates:
-        assert u.weight == sizes[u.client] - len(client_split(fed.batcher, u.client, 0.2, 1).val)
+def test_only_the_servers_own_images_move_the_student() -> None:
+    """Clients' validation and test images may be anything; other images of its own are not."""
+    fed, _ = heart(rounds=1)
+    state = fed.run()
+    other, _ = heart(rounds=1)
+    away = [int(i) for s in shares() for part in (s.val, s.test) for i in part]
+    other.batcher.source.images[away] = torch.nan
+    blind = other.run()
+    assert all(torch.equal(v, blind.server["w"][n]) for n, v in state.server["w"].items())
+    moved, _ = heart(rounds=1)
+    moved.proxy.images = moved.proxy.images.flip(-1)
+    end = moved.run()
+    assert any(not torch.equal(v, end.server["w"][n]) for n, v in state.server["w"].items())
+
+
+@pytest.mark.parametrize(
+    ("akt", "proxy", "holdout", "distils"),
+    [("auto", "holdout", 0, False), ("auto", "holdout", 3, True), ("auto", "folder:x", 0, True),
+     ("yes", "holdout", 0, True), ("no", "holdout", 3, False), ("no", "clients", 0, False)],
+)
+def test_auto_distils_where_the_server_has_images(
+    akt: str, proxy: str, holdout: int, distils: bool
+) -> None:
+    keys = PEFT | {"DATASET.SERVER_HOLDOUT": holdout}
+    fed = federation("HEART-PFL", {"AKT": akt, "AKT_PROXY": proxy}, keys, rounds=10)
+    assert fed.trainer.distils is distils and fed.trainer.last_akt == 2 * distils
+    assert (proxy in fed.trainer.extra_data) is distils
 
 
 def test_no_proxy_is_told_before_training() -> None:
-    fed, events = heart(proxy=False)
-    with pytest.raises(ConfigError, match="gives the server no proxy images.*AKT False"):
+    fed, events = heart(proxy=0)
+    with pytest.raises(ConfigError, match=r"has no images of its own.*SERVER_HOLDOUT.*AKT no"):
         fed.run()
-    empty, more = heart(splits=shares(val=0))
-    with pytest.raises(ConfigError, match="no client has images in its val part.*VAL_SHOTS"):
+    empty, more = heart()
+    empty.proxy = OwnImages(torch.zeros(0, 3, 32, 32), torch.zeros(0).long())
+    with pytest.raises(ConfigError, match="has no images of its own.*SERVER_HOLDOUT above 0"):
         empty.run()
     assert events == more == []
+
+
+def test_clients_never_train_for_the_proxy() -> None:
+    """AKT_SHARE held clients' training images out for the server; there is no such option."""
+    with pytest.raises(ConfigError, match="AKT_SHARE"):
+        heart({"AKT_SHARE": 0.4})
+    for part in ("val", "train"):  # were a way to the clients' images
+        fed, events = heart({"AKT_PROXY": part}, proxy=0)
+        with pytest.raises(ConfigError, match=rf"no images of its own \(AKT_PROXY {part}\)"):
+            fed.run()
+        assert events == [] and not fed.batcher.source.seen
 
 
 def test_teachers_answer_twice_alike_and_the_backbone_stays() -> None:
     fed, events = heart({"AKT_ROUNDS": 1.0})
     fed.run()  # verifies the backbone's digest
-    sent = {n: v[None] for n, v in events[0].updates[0].params.items()}
+    sent = {n: v[:1] for n, v in events[0].updates.params.items()}
     x = {"pixels": fed.batcher.source.images[:5][None]}
     one, two = (fed.trainer.predict(fed.model, sent, x) for _ in range(2))
     assert torch.equal(one, two)

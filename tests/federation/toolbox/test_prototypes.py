@@ -136,11 +136,15 @@ def test_vectors_equal_loops_and_classes_without_prototype_are_out() -> None:
     assert hda(f, p, torch.zeros_like(has)).tolist() == [0, 0]
 
 
-def batch(stage: list[Tensor], y: Tensor, has: Tensor | None = None) -> Batch:
-    """A batch whose cached prototypes are ``stage [K, C, width]``."""
+def batch(y: Tensor) -> Batch:
+    return Batch({}, y, torch.ones(y.shape, dtype=F64))
+
+
+def cached(stage: list[Tensor], has: Tensor | None = None) -> Tree:
+    """Cached prototypes ``stage [K, C, width]``; by default every class has one."""
     proto = {f"stage.{j}": v for j, v in enumerate(stage)}
-    proto["has"] = torch.ones(len(y), stage[0].shape[1], dtype=F64) if has is None else has
-    return Batch({}, y, torch.ones(y.shape, dtype=F64), {"proto": proto})
+    proto["has"] = torch.ones(stage[0].shape[:2], dtype=F64) if has is None else has
+    return proto
 
 
 def test_straight_through() -> None:
@@ -148,8 +152,8 @@ def test_straight_through() -> None:
     y = torch.tensor([[0, 1, 0], [1, 1, 1]])
     f, own, other = random_stages(0), random_stages(1), random_stages(2)
     own = [v.requires_grad_() for v in own]
-    b = batch([v[:, :2] for v in other], y)
-    got, plain = batch_targets(own, b), alignment.targets(b)
+    b, proto = batch(y), cached([v[:, :2] for v in other])
+    got, plain = batch_targets(own, b, proto), alignment.targets(b, proto)
     assert all(torch.equal(a, c) for a, c in zip(got, plain, strict=True))
 
     def means(v: Tensor) -> Tensor:
@@ -161,8 +165,8 @@ def test_straight_through() -> None:
     has, clients = torch.ones(2, 3, dtype=F64), torch.arange(2)[:, None]
     loss = hda(f, [m[clients, y] for m in exact], has).sum()
     wanted = torch.autograd.grad(loss, own, retain_graph=True)
-    b = batch([m.detach() for m in exact], y)
-    ours = hda(f, batch_targets(own, b), alignment.presence(b)).sum()
+    proto = cached([m.detach() for m in exact])
+    ours = hda(f, batch_targets(own, b, proto), alignment.presence(b, proto)).sum()
     assert float(ours.detach()) == pytest.approx(float(loss.detach()), abs=1e-14)
     for one, two in zip(torch.autograd.grad(ours, own), wanted, strict=True):
         assert torch.allclose(one, two, atol=1e-12) and float(one.abs().max()) > 0

@@ -1,0 +1,82 @@
+"""What the clients of a round sent: joined by id, with the numbers that each of them has."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from fedvlm.core.errors import FedvlmError
+from fedvlm.federation.aggregate import Updates, join
+from fedvlm.federation.rounds import RoundFinished
+from tests.federation.test_toys import Ditto
+from tests.federation.toys import quadratic
+from tests.trainers.linear import linear
+from tests.trainers.test_fedas import DATA
+
+
+def part(*clients: int, metrics: tuple[str, ...] = ("loss",), **more: torch.Tensor) -> Updates:
+    rows = torch.tensor(clients, dtype=torch.float64)
+    return Updates(
+        clients, {"w": 10 * rows[:, None]} | more, rows + 1, {"mask": rows > 1},
+        {name: rows / 2 for name in metrics}, {"w": rows[:, None] - 1},
+    )
+
+
+def test_joined_by_ascending_id_whatever_arrives_first() -> None:
+    chunks = [part(4, 0), part(3), part(1, 2)]
+    for arrived in (chunks, chunks[::-1]):
+        whole = join(arrived)
+        assert whole.clients == (0, 1, 2, 3, 4) and len(whole) == 5
+        assert whole.params["w"].tolist() == [[0], [10], [20], [30], [40]]
+        assert whole.weight.tolist() == [1, 2, 3, 4, 5]
+        assert whole.extras["mask"].tolist() == [False, False, True, True, True]
+        assert whole.metrics["loss"].tolist() == [0, 0.5, 1, 1.5, 2]
+        assert whole.received["w"].tolist() == [[-1], [0], [1], [2], [3]]
+    assert join([part(2, 1)]).clients == (1, 2)
+    assert whole.of(3) == {"loss": 1.5}
+    assert whole.messages()[4] == {"w": torch.tensor([40.0]), "mask": torch.tensor(True)}
+    assert whole.bytes() == {c: {"w": 8, "mask": 1} for c in range(5)}
+
+
+def test_chunks_that_sent_other_tensors_are_refused() -> None:
+    odd = part(1, more=torch.zeros(1, 2))
+    for chunks in ([part(0), odd], [odd, part(0)]):
+        with pytest.raises(FedvlmError, match=r"differ in what they send: \['more'\]"):
+            join(chunks)
+    bare = Updates((1,), {"w": torch.ones(1, 1)}, torch.ones(1).double())
+    with pytest.raises(FedvlmError, match=r"differ in what they send: \['mask'\]"):
+        join([part(0), bare])
+
+
+def test_a_number_that_a_client_does_not_have_is_left_out() -> None:
+    whole = join([part(1, metrics=("loss", "align/loss")), part(0), part(2, metrics=())])
+    assert whole.of(1) == {"loss": 0.5, "align/loss": 0.5}
+    assert whole.of(0) == {"loss": 0.0} and whole.of(2) == {}
+    assert math.isnan(float(whole.metrics["align/loss"][0]))
+
+
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_a_client_without_samples_has_no_loss_and_stops_nobody(chunk: int) -> None:
+    seen: list[RoundFinished] = []
+    fed = quadratic(Ditto(), 2, sizes=(3, 0), chunk=chunk)
+    fed.subscribers.append(lambda e: seen.append(e) if isinstance(e, RoundFinished) else None)
+    fed.run()
+    updates = seen[-1].updates
+    assert updates is not None and updates.clients == (0, 1)
+    assert set(updates.of(0)) == {"loss", "v/loss"} and updates.of(1) == {}
+
+
+@pytest.mark.parametrize("chunk", [1, 8])
+def test_clients_in_other_phases_tell_other_numbers(chunk: int) -> None:
+    """A client aligns from its second round on."""
+    seen: list[RoundFinished] = []
+    fed = linear("FedAS", DATA, rounds=2, chunk=chunk)
+    fed.subscribers.append(lambda e: seen.append(e) if isinstance(e, RoundFinished) else None)
+    state = fed.run(until=1)
+    state.clients[1] = fed.start().clients[1]
+    fed.round(state, 2)
+    told = [seen[-1].updates.of(c) for c in (0, 1, 2)]
+    assert [set(t) for t in (told[0], told[2])] == [{"loss", "align/loss"}] * 2
+    assert set(told[1]) == ({"loss"} if chunk == 1 else {"loss", "align/loss"})
