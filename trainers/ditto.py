@@ -24,7 +24,7 @@ from fedvlm.core.trees import State, Tree
 from fedvlm.federation.context import Context, Edit, Upload
 from fedvlm.federation.groups import TAG, Finetune
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.toolbox.regularise import pulled
+from fedvlm.federation.toolbox.regularise import pulled, received_by_newcomers
 from fedvlm.federation.trainer import TRAINER_REGISTRY
 
 
@@ -59,12 +59,12 @@ class Ditto(PeftTrainer):
         )
 
     def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
-        """Return v."""
-        return state["v"]
+        """Return v; the model received where the client never worked."""
+        return received_by_newcomers(ctx, state["v"], received)
 
     def finetune(self, ctx: Context, state: State, received: Tree, how: Finetune) -> Tree:
         """Train a copy of v as in a round, against the last global model."""
         return ctx.fit(
-            state["v"], self.loss, train=how.train, epochs=how.epochs, lr=how.lr or ctx.optim.lr,
-            tag=TAG, edit=self.near(received),
+            self.personalize(ctx, state, received), self.loss, train=how.train,
+            epochs=how.epochs, lr=how.lr or ctx.optim.lr, tag=TAG, edit=self.near(received),
         ).params

@@ -49,6 +49,7 @@ from fedvlm.federation.optim import OptimSpec
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.server import ServerContext
 from fedvlm.federation.toolbox.prototypes import class_means, membership, of_labels
+from fedvlm.federation.toolbox.regularise import received_by_newcomers
 from fedvlm.federation.trainer import TRAINER_REGISTRY
 from fedvlm.models.adapt.peft import BODY, HEAD
 from fedvlm.models.vlmodel import VLModel
@@ -58,7 +59,7 @@ COUNT = "fedas.samples"
 
 @TRAINER_REGISTRY.register("FedAS")
 class FedAS(PeftTrainer):
-    """See the module's card. Slot ``met`` tells whether a client has trained before."""
+    """See the module's card."""
 
     name = "FedAS"
     metrics = (r"(align/)?loss",)
@@ -83,28 +84,21 @@ class FedAS(PeftTrainer):
     }
 
     # ---- client ---------------------------------------------------------------------------
-    def init_client(self, ctx: Context, start: Tree) -> State:
-        """Return the start of a client that has not trained."""
-        return {"w": start, "met": {"rounds": torch.zeros((), device=ctx.model.device)}}
-
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Align a copy of the received body, train all, take the Fisher trace."""
         w = ctx.fit(self.aligned(ctx, state, received), self.loss).params
-        met = {"rounds": state["met"]["rounds"] + 1}
         weight = self.fisher(ctx, w) if self.weighting == OWN else None
         extras = {COUNT: ctx.sizes.to(ctx.model.device, ctx.model.dtype)}
-        return state | {"w": w, "met": met}, ctx.upload(w, weight, extras)
+        return state | {"w": w}, ctx.upload(w, weight, extras)
 
     def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return the client's own model; the shared body where it never trained."""
-        new = state["met"]["rounds"] == 0
-        w = state["w"]
-        return w | {n: torch.where(per_client(new, v), v, w[n]) for n, v in received.items()}
+        return received_by_newcomers(ctx, state["w"], received)
 
     def aligned(self, ctx: Context, state: State, body: Tree) -> Tree:
         """Return the client's model with the received body, aligned where that is due."""
         received = state["w"] | body
-        new = (state["met"]["rounds"] == 0) & self.cfg.SKIP_FIRST
+        new = ctx.fresh & self.cfg.SKIP_FIRST
         if not self.cfg.ALIGN or bool(new.all()):
             return received
         own = class_means(

@@ -47,7 +47,7 @@ from yacs.config import CfgNode
 
 from fedvlm.config.option import Option
 from fedvlm.core.errors import ConfigError
-from fedvlm.core.trees import State, Tree, expand, per_client, pick
+from fedvlm.core.trees import State, Tree, expand, pick
 from fedvlm.federation.aggregate import Updates
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
@@ -65,7 +65,7 @@ from fedvlm.federation.toolbox.prototypes import (
     squared_distance,
     targets,
 )
-from fedvlm.federation.toolbox.regularise import UNIFORM, weighting
+from fedvlm.federation.toolbox.regularise import UNIFORM, received_by_newcomers, weighting
 from fedvlm.federation.trainer import TRAINER_REGISTRY, cross_entropy
 from fedvlm.models.adapt import peft
 from fedvlm.models.adapt.attack import PGD, PixelSpace
@@ -76,7 +76,7 @@ FIXED = "fixed"  # server slot: tensors nobody trains (PEFT.LORA_AVG freeze_a), 
 
 @TRAINER_REGISTRY.register("HEART-PFL")
 class HeartPFL(PeftTrainer):
-    """See the module's card. Slots: w, v, and ``met``, the rounds a client has trained."""
+    """See the module's card. Slots: w, and the private v."""
 
     name = "HEART-PFL"
     metrics = (r"loss", r"ce", r"hda", r"v/(loss|ce|prox|hda)")
@@ -205,15 +205,8 @@ class HeartPFL(PeftTrainer):
         return ce + self.cfg.HDA_WEIGHT * aligned, {"ce": ce, "hda": aligned}
 
     def init_client(self, ctx: Context, start: Tree) -> State:
-        """Return the start of a client that has not trained."""
-        return {"w": start, "v": start, "met": {"rounds": torch.zeros((), device=ctx.model.device)}}
-
-    def start_from(self, state: State, received: Tree) -> Tree:
-        """Return v; the model received where the client has not trained yet."""
-        new, v = state["met"]["rounds"] == 0, state["v"]
-        return v | {
-            n: torch.where(per_client(new, x), x, v[n]) for n, x in received.items()
-        }
+        """Return both models at the common start."""
+        return {"w": start, "v": start}
 
     @property
     def weighting(self) -> str:
@@ -222,19 +215,18 @@ class HeartPFL(PeftTrainer):
 
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Train v against the model received, then w."""
-        v = self.start_from(state, received)
+        v = received_by_newcomers(ctx, state["v"], received)
         proto = self.prototypes(ctx, v) if self.aligns else {}
         near = partial(self.personal_loss, received=received, proto=proto)
         v = ctx.fit(v, near, tag="v").params
         towards = self.aligns and self.cfg.HDA_GRAD == "global"
         loss = partial(self.shared_loss, proto=proto) if towards else self.loss
         w = ctx.fit(state["w"] | received, loss).params
-        new = {"v": v, "w": w, "met": {"rounds": state["met"]["rounds"] + 1}}
-        return state | new, ctx.upload(w)
+        return state | {"v": v, "w": w}, ctx.upload(w)
 
     def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
-        """Return v."""
-        return self.start_from(state, received)
+        """Return v; the model received where the client never worked."""
+        return received_by_newcomers(ctx, state["v"], received)
 
     # ---- server ---------------------------------------------------------------------------
     @property

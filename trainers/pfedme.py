@@ -27,7 +27,7 @@ from fedvlm.federation.batches import Batch, Step
 from fedvlm.federation.context import Context, Upload, descend, rates
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.server import ServerContext
-from fedvlm.federation.toolbox.regularise import pulled
+from fedvlm.federation.toolbox.regularise import pulled, received_by_newcomers
 from fedvlm.federation.trainer import TRAINER_REGISTRY
 
 
@@ -72,8 +72,8 @@ class PFedMe(PeftTrainer):
         return state | new, ctx.upload(new["w"])
 
     def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
-        """Return t."""
-        return state["theta"]
+        """Return t; the model received where the client never worked."""
+        return received_by_newcomers(ctx, state["theta"], received)
 
     def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
         """Go the share BETA of the way to the clients' mean."""

@@ -88,7 +88,7 @@ def copy_fed(state: FedState) -> FedState:
     """Return a copy of a whole federation's state that shares no memory."""
     clients = {c: copy_state(s) for c, s in state.clients.items()}
     held = {c: copy_state(s) for c, s in state.held.items()}
-    return FedState(state.round, copy_state(state.server), clients, held)
+    return FedState(state.round, copy_state(state.server), clients, held, dict(state.worked))
 
 
 def plain(value: Any) -> Any:

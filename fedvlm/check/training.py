@@ -28,7 +28,7 @@ from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.core.trees import State, Tree, clone, first_non_finite
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.groups import FROZEN
-from fedvlm.federation.rounds import FedState, RoundFinished, with_held, without_held
+from fedvlm.federation.rounds import FedState, RoundFinished, slots_of, state_of
 from fedvlm.runs.state import load_newest_state, save_state
 
 
@@ -91,13 +91,12 @@ def g8_resume(world: World, trainer: Method) -> None:
     whole = world.trajectory(trainer)
     state = whole.states[1]
     with tempfile.TemporaryDirectory() as name:
-        slots = with_held(state.server, state.held)
+        slots = slots_of(state)
         save_state(Path(name), 1, slots, state.clients, {}, identity="check")
         saved, notes = load_newest_state(Path(name), identity="check")
     if saved is None:
         raise Broken(f"the state after round 1 cannot be read back: {'; '.join(notes)}")
-    server, held = without_held(saved.server)
-    start = FedState(saved.round, server, saved.clients, held)
+    start = state_of(saved.round, saved.server, saved.clients)
     same_fed(start, state, "read back from disk")
     rest = world.record(trainer, start=start)
     same_fed(rest.states[-1], whole.states[-1], "resumed after round 1")

@@ -103,6 +103,7 @@ class Context:
         weighting: ``samples``, ``uniform`` or ``own`` (the method gives a weight itself).
         nonfinite: ``abort`` raises; ``drop`` lets the round go on without the client.
         clock_per_round: start the schedule again each round.
+        newcomers: whether each client never worked in a round; empty: all.
     """
 
     model: VLModel
@@ -119,6 +120,7 @@ class Context:
     weighting: str = SAMPLES
     nonfinite: str = "abort"
     clock_per_round: bool = False
+    newcomers: Sequence[bool] = ()
     counters: Counter[str] = field(default_factory=Counter)
     logs: dict[str, Tensor] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
@@ -133,6 +135,12 @@ class Context:
     def sizes(self) -> Tensor:
         """Training samples per client, ``[K]``, float64."""
         return torch.tensor(self.batcher.sizes(self.clients), dtype=torch.float64)
+
+    @property
+    def fresh(self) -> Tensor:
+        """Which clients never worked in a round, ``[K]`` bool on the model's device."""
+        flags = list(self.newcomers) or [True] * self.k
+        return torch.tensor(flags, dtype=torch.bool, device=self.model.device)
 
     def stream(self, purpose: str, client: int = -1) -> torch.Generator:
         """Return a generator for ``purpose`` in this round (of one client, if given)."""

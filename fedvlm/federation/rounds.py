@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -39,40 +39,48 @@ class FedState:
         server: the server's slots.
         clients: every client's slots.
         held: what the server keeps for each client, where a method does (``ServerContext.held``).
+        worked: the last round in which each client worked; the others never did.
     """
 
     round: int
     server: State
     clients: dict[int, State]
     held: dict[int, State] = field(default_factory=dict)
+    worked: dict[int, int] = field(default_factory=dict)
 
 
-HELD = "held/"
+HELD, WORKED = "held/", "worked"
 
 
-def with_held(server: State, held: Mapping[int, State]) -> State:
-    """Return the server's slots and, as slots ``held/<client>/<slot>``, what it keeps for clients.
+def slots_of(state: FedState) -> State:
+    """Return the server's slots as they are saved: with what it holds and knows of clients.
 
-    One state to save; ``without_held`` takes it apart.
+    ``held/<client>/<slot>`` is what it keeps for a client, ``worked`` the last round of each.
     """
-    slots = {
-        f"{HELD}{client}/{slot}": tree for client, state in held.items()
-        for slot, tree in state.items()
-    }
-    return server | slots
+    slots = dict(state.server)
+    for client, held in state.held.items():
+        slots |= {f"{HELD}{client}/{slot}": tree for slot, tree in held.items()}
+    if state.worked:
+        ids, rounds = zip(*sorted(state.worked.items()), strict=True)
+        slots[WORKED] = {"client": torch.tensor(ids), "round": torch.tensor(rounds)}
+    return slots
 
 
-def without_held(saved: State) -> tuple[State, dict[int, State]]:
-    """Undo ``with_held``."""
+def state_of(round_: int, slots: State, clients: dict[int, State]) -> FedState:
+    """Undo ``slots_of``; in states saved before ``worked`` was, everybody has worked."""
     server: State = {}
     held: dict[int, State] = {}
-    for slot, tree in saved.items():
-        if not slot.startswith(HELD):
+    for slot, tree in slots.items():
+        if slot.startswith(HELD):
+            client, _, name = slot.removeprefix(HELD).partition("/")
+            held.setdefault(int(client), {})[name] = tree
+        elif slot != WORKED:
             server[slot] = tree
-            continue
-        client, _, name = slot.removeprefix(HELD).partition("/")
-        held.setdefault(int(client), {})[name] = tree
-    return server, held
+    worked = {c: round_ for c in clients if round_}
+    if WORKED in slots:
+        ids, rounds = (slots[WORKED][name].tolist() for name in ("client", "round"))
+        worked = dict(zip(ids, rounds, strict=True))
+    return FedState(round_, server, clients, held, worked)
 
 
 @dataclass(frozen=True)
@@ -248,14 +256,16 @@ class Federation:
             )
         trainer.seal()
 
-    def context(self, clients: Sequence[int], round_: int = 0) -> Context:
-        """Return the context of a chunk of clients in a round."""
+    def context(
+        self, clients: Sequence[int], round_: int = 0, worked: Container[int] = ()
+    ) -> Context:
+        """Return the context of a chunk of clients in a round; ``worked``: who ever did."""
         plan = self.plan
         return Context(
             self.model, self.groups, self.batcher, list(clients), round_, plan.seed, plan.epochs,
             plan.optim, plan.schedule or Schedule(plan.optim.lr),
             self.trainer.extras_up, self.trainer.metrics, self.weighting, plan.nonfinite,
-            plan.clock_per_round,
+            plan.clock_per_round, tuple(c not in worked for c in clients),
         )
 
     def server_context(self, round_: int, held: Held) -> ServerContext:
@@ -334,7 +344,7 @@ class Federation:
         downloads = self.downloads(state, round_, chosen)
         versions = _versions(state.server)
         work = self.engine.run(
-            self.trainer, lambda ids: self.context(ids, round_), downloads,
+            self.trainer, lambda ids: self.context(ids, round_, state.worked), downloads,
             {c: state.clients[c] for c in chosen},
         )
         if _versions(state.server) != versions:
@@ -348,7 +358,8 @@ class Federation:
             )
         ctx = self.server_context(round_, Held(state.held))
         server = self.trainer.aggregate(ctx, state.server, updates)
-        after = FedState(round_, server, state.clients | work.states, ctx.held.states)
+        worked = state.worked | dict.fromkeys(work.states, round_)
+        after = FedState(round_, server, state.clients | work.states, ctx.held.states, worked)
         spent = {n: v - towers.get(n, 0) for n, v in self.model.counters.items()}
         self.budget.record(round_, work.counters)
         self._tell(
@@ -392,7 +403,7 @@ class Federation:
         order = [c for _, c in sorted(zip((-n for n in sizes), clients, strict=True))]
         for i in range(0, len(order), size):
             ids = order[i : i + size]
-            ctx = self.context(ids, state.round)
+            ctx = self.context(ids, state.round, state.worked)
             given = self.downloads(state, state.round, ids)
             received = stack([given[c] for c in ids])
             rows = stack_states([state.clients[c] for c in ids])

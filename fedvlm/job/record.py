@@ -11,7 +11,7 @@ import numpy as np
 from fedvlm.console.rows import ClientRow, RoundRow
 from fedvlm.core.stats import mean
 from fedvlm.evaluation import Evaluator
-from fedvlm.federation.rounds import Event, FedState, RoundFinished, RoundStarted, with_held
+from fedvlm.federation.rounds import Event, FedState, RoundFinished, RoundStarted, slots_of
 from fedvlm.job.build import Built
 from fedvlm.job.similarity import has_similarity, similarity
 from fedvlm.runs.folder import RunFolder
@@ -91,8 +91,7 @@ class Recorder:
             self.folder.save_tensors("logits", self.evaluator.logits)
         self.folder.append_metrics(record)
         self.sinks(record)
-        slots = with_held(event.state.server, event.state.held)
-        self.folder.save_state(event.state.round, slots, event.state.clients)
+        self.folder.save_state(event.state.round, slots_of(event.state), event.state.clients)
         row = self.row(event, metrics)
         for screen in self.screens:
             screen.round_finished(row)

@@ -21,7 +21,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.threads import usual_threads
 from fedvlm.data.partition.counts import partition_csv
 from fedvlm.evaluation import zero_shot
-from fedvlm.federation.rounds import FedState, without_held
+from fedvlm.federation.rounds import FedState, state_of
 from fedvlm.job.build import Built, build
 from fedvlm.job.describe import header, partition_name, peft_choice, run_path
 from fedvlm.job.dry import dry_run
@@ -173,10 +173,8 @@ def restore(built: Built, folder: RunFolder) -> FedState | None:
     for record in records[1:]:
         built.federation.budget.record(record["round"], record["counters"])
     folder.notes.append(f"going on after round {saved.round}")
-    server, held = without_held(moved(saved.server))
-    return FedState(
-        saved.round, server, {c: moved(s) for c, s in saved.clients.items()}, held
-    )
+    clients = {c: moved(s) for c, s in saved.clients.items()}
+    return state_of(saved.round, moved(saved.server), clients)
 
 
 def _check_resume(cfg: CfgNode, folder: RunFolder) -> None:

@@ -7,6 +7,7 @@ import pytest
 from fedvlm.check.world import World
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.rounds import slots_of, state_of
 
 from .toys import drive, own, personal, shared
 
@@ -79,3 +80,18 @@ def test_lora_factors_must_keep_their_basis() -> None:
     world = World(["PEFT.TEXT", "none", "PEFT.VISUAL", "lora", "PEFT.LORA_AVG", "product_svd"])
     with pytest.raises(ConfigError, match="LORA_AVG.*factors or freeze_a"):
         world.federation(load_trainer("Ditto"))
+
+
+@pytest.mark.parametrize(("trainer", "slot"), [("Ditto", "v"), ("pFedMe", "theta")])
+def test_a_client_that_was_never_drawn_is_judged_by_what_it_receives(
+    trainer: str, slot: str
+) -> None:
+    """Not by its untrained start, which is what its private model still is."""
+    fed, state = drive(trainer, 1, frac=0.5, first_round_all=False)
+    (absent,) = set(state.clients) - set(state.worked)
+    assert own(state, slot=slot)[absent] == 0.0 != shared(state)
+    assert personal(fed, state)[absent] == shared(state)
+    (worked,) = state.worked
+    assert personal(fed, state)[worked] == own(state, slot=slot)[worked] != shared(state)
+    saved = state_of(state.round, slots_of(state), state.clients)
+    assert saved.worked == state.worked and personal(fed, saved) == personal(fed, state)

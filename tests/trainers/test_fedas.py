@@ -71,9 +71,9 @@ def test_one_alignment_step() -> None:
     """W = I, x = (1, 0), prototype 0: W11 = 0.99 after a step of 0.01, the rest as it was."""
     fed = linear("FedAS", [[((1.0, 0.0), 0)]], lr=0.0)
     zero = fed.p0 | {"image.base": torch.zeros(2, 2, dtype=torch.float64)}
-    c: State = {"w": expand(zero, 1), "met": {"rounds": torch.ones(1)}}
+    c: State = {"w": expand(zero, 1)}
     d = expand({"image.base": torch.eye(2, dtype=torch.float64)}, 1)
-    ctx = fed.context([0], 1)
+    ctx = fed.context([0], 1, worked=(0,))
     got = fed.trainer.aligned(ctx, c, d)
     assert got["image.base"][0].tolist() == [[0.99, 0.0], [0.0, 1.0]]
     assert float(ctx.logs["align/loss"]) == pytest.approx(0.5, abs=1e-12)
@@ -86,14 +86,14 @@ def test_one_alignment_step() -> None:
 def test_without_alignment_the_body_is_the_received_one(options: dict[str, Any]) -> None:
     fed, state = trained(options)
     c, d = stacked(state, 0)
-    got = fed.trainer.aligned(fed.context([0], 2), c, d)
+    got = fed.trainer.aligned(fed.context([0], 2, worked=(0,)), c, d)
     assert torch.equal(got["image.base"], d["image.base"])
 
 
 def test_head_is_left_alone_by_alignment() -> None:
     fed, state = trained({"ALIGN_LR": 0.3})
     c, d = stacked(state, 0)
-    got = fed.trainer.aligned(fed.context([0], 2), c, d)
+    got = fed.trainer.aligned(fed.context([0], 2, worked=(0,)), c, d)
     assert torch.equal(got["head.weight"], c["w"]["head.weight"])
     assert torch.equal(got["head.bias"], c["w"]["head.bias"])
     assert not torch.equal(got["image.base"], d["image.base"])
@@ -103,7 +103,7 @@ def test_first_participation_is_not_aligned() -> None:
     """Also where others of the same chunk are."""
     fed, state = trained({"ALIGN_LR": 0.3})
     new = state.clients | {1: fed.start().clients[1]}
-    ctx = fed.context([2, 0, 1], 2)
+    ctx = fed.context([2, 0, 1], 2, worked=(0, 2))
     c = {slot: {n: torch.stack([new[k][slot][n] for k in (2, 0, 1)]) for n in tree}
          for slot, tree in new[0].items()}
     d = expand(state.server["w"], 3)
@@ -112,7 +112,7 @@ def test_first_participation_is_not_aligned() -> None:
     assert not torch.equal(got[0], d["image.base"][0])
     assert not torch.equal(got[1], d["image.base"][1])
     every = linear("FedAS", DATA, options={"ALIGN_LR": 0.3, "SKIP_FIRST": False}, batch=2)
-    ctx = every.context([2, 0, 1], 2)
+    ctx = every.context([2, 0, 1], 2, worked=(0, 2))
     assert not torch.equal(every.trainer.aligned(ctx, c, d)["image.base"][2], d["image.base"][2])
     before = fed.context([2, 0, 1], 1)
     first = {slot: expand(tree, 3) for slot, tree in fed.start().clients[0].items()}
@@ -189,7 +189,7 @@ def test_clients_below_sixteen_samples(n: int) -> None:
     one = fed.run(until=1)
     c, d = stacked(one, 0)
     far = {"image.base": 2 * d["image.base"]}
-    got = fed.trainer.aligned(fed.context([0], 2), c, far)
+    got = fed.trainer.aligned(fed.context([0], 2, worked=(0,)), c, far)
     assert not torch.equal(got["image.base"], far["image.base"])
     state = fed.run(one)
     w = expand(state.clients[0]["w"], 1)
@@ -261,6 +261,7 @@ def test_head_never_travels() -> None:
 def test_evaluated_is_the_own_model_or_the_shared_body_before() -> None:
     fed, state = trained()
     state.clients[1] = fed.start().clients[1]
+    del state.worked[1]
     models: dict[int, Tensor] = {}
     for ids, p in fed.personal(state, [0, 1, 2]):
         models |= dict(zip(ids, p["image.base"], strict=True))

@@ -162,9 +162,9 @@ def test_a_client_starts_from_the_model_it_first_receives() -> None:
     fresh = fed.start().clients[0]
     d = {n: v[None] for n, v in down.items()}
     c = {s: {n: v[None] for n, v in t.items()} for s, t in fresh.items()}
-    assert all(torch.equal(v, d[n]) for n, v in fed.trainer.personalize(None, c, d).items())
-    c["met"]["rounds"] += 1
-    assert all(torch.equal(v, c["v"][n]) for n, v in fed.trainer.personalize(None, c, d).items())
+    new, old = fed.context([0], 3), fed.context([0], 3, worked=(0,))
+    assert all(torch.equal(v, d[n]) for n, v in fed.trainer.personalize(new, c, d).items())
+    assert all(torch.equal(v, c["v"][n]) for n, v in fed.trainer.personalize(old, c, d).items())
 
 
 def test_without_alignment_and_pull_both_models_are_plain_training() -> None:

@@ -68,7 +68,7 @@ from fedvlm.federation.peft_trainer import PeftTrainer
     }}
 
     # CHANGE: one hook; the others are FedAvg's. They are, in the order of a round:
-    #   init_client(ctx, start)              a client's state: add a slot, {{"w": start, "v": start}}
+    #   init_client(ctx, start)              its state: add a slot, {{"w": start, "v": start}}
     #   client_update(ctx, state, received)  a client's work on its download; train with ctx.fit
     #   loss(model, params, batch)           one number per client, [K]
     #   aggregate(ctx, server, updates)      the server's new state

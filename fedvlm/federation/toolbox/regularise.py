@@ -1,10 +1,12 @@
-"""Small parts that many methods share: the proximal pull, and the option of a client's weight."""
+"""Small parts that many methods share: the proximal pull, newcomers' models, a client's weight."""
 
 from __future__ import annotations
 
+import torch
+
 from fedvlm.config.option import Option
-from fedvlm.core.trees import Tree
-from fedvlm.federation.context import SAMPLES, UNIFORM
+from fedvlm.core.trees import Tree, per_client
+from fedvlm.federation.context import SAMPLES, UNIFORM, Context
 
 
 def pulled(params: Tree, grads: Tree, home: Tree, strength: float) -> Tree:
@@ -16,6 +18,19 @@ def pulled(params: Tree, grads: Tree, home: Tree, strength: float) -> Tree:
     return {
         n: g + strength * (params[n] - home[n]) if strength and n in home else g
         for n, g in grads.items()
+    }
+
+
+def received_by_newcomers(ctx: Context, params: Tree, received: Tree) -> Tree:
+    """Return ``params``, with what was received for clients that never worked in a round.
+
+    A private model that starts at the common start would otherwise be judged untrained where a
+    client was never drawn.
+    """
+    fresh = ctx.fresh
+    return params | {
+        n: torch.where(per_client(fresh, v), v, params[n])
+        for n, v in received.items() if n in params
     }
 
 
