@@ -153,7 +153,12 @@ class Context:
         Args:
             part: ``fit`` or ``held``: the stratified ``share`` that is held out, or what is left.
                 Its ``whole("val")`` is the other part. Equal seeds and labels give equal parts.
+
+        Raises:
+            FedvlmError: another part.
         """
+        if part not in ("fit", "held"):
+            raise FedvlmError(f"a method may train on the parts fit and held, not on '{part}'")
         return replace(self, batcher=self.batcher.subset(self.clients, part, share))
 
     def whole(self, part: str, fallback: str = "") -> Batch | None:
@@ -353,11 +358,19 @@ class Context:
     ) -> Upload:
         """Keep only the shared group of ``params``.
 
-        The weight is the number of samples, or 1 under ``uniform`` (0 without samples), unless the
-        method gives its own and no ``FED.WEIGHTING`` overrides it.
+        The weight is the number of samples, or 1 under ``uniform`` (0 without samples); a method
+        of the weighting ``own`` gives it.
+
+        Raises:
+            FedvlmError: a weight that would not be used, or none where one is due.
         """
-        sizes = self.sizes
-        if weight is None or self.weighting != OWN:
+        if (self.weighting == OWN) != (weight is not None):
+            raise FedvlmError(
+                f"clients weigh by '{self.weighting}': a method gives ctx.upload a weight if, and "
+                f"only if, it declares weighting = '{OWN}'"
+            )
+        if weight is None:
+            sizes = self.sizes
             weight = (sizes > 0).to(sizes) if self.weighting == UNIFORM else sizes
         return Upload(pick(params, self.groups.shared), weight, extras or {})
 

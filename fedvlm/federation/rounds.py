@@ -19,7 +19,7 @@ from fedvlm.core.errors import ConfigError, DivergedError, FedvlmError
 from fedvlm.core.trees import State, Tree, cast, expand, matching, nbytes, stack, stack_states
 from fedvlm.federation.aggregate import Updates
 from fedvlm.federation.batches import Batcher, step_slices
-from fedvlm.federation.context import OWN, Context
+from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context
 from fedvlm.federation.engine import Engine, LocalEngine
 from fedvlm.federation.groups import Finetune, resolve
 from fedvlm.federation.optim import OptimSpec, Schedule
@@ -253,6 +253,11 @@ class Federation:
             raise ConfigError(
                 f"FED.WEIGHTING {plan.weighting}: {trainer.name} weighs clients by a measure of "
                 "its own; set FED.WEIGHTING auto"
+            )
+        if self.weighting not in (SAMPLES, UNIFORM, OWN):
+            raise ConfigError(
+                f"trainer {trainer.name}: weighting '{self.weighting}' is none of {SAMPLES}, "
+                f"{UNIFORM}, {OWN}"
             )
         trainer.seal()
 

@@ -72,14 +72,13 @@ class Trainer:
             ConfigError: hooks under their old names, or an invariant that cannot be exempted.
         """
         super().__init_subclass__(**options)
-        old = [n for n in RENAMED if n in vars(cls)]
-        download = vars(cls).get("download")
+        old = [n for n in RENAMED if hasattr(cls, n)]  # by a mixin, too
         if old:
             raise ConfigError(
                 f"trainer {cls.__name__} defines {_listed(old)}, now called "
                 f"{_listed(RENAMED[n] for n in old)} (see CONTRIBUTING.md)"
             )
-        if download is not None and len(inspect.signature(download).parameters) != 4:
+        if len(inspect.signature(cls.download).parameters) != 4:
             raise ConfigError(
                 f"trainer {cls.__name__}: download takes (self, ctx, server, client)"
             )
@@ -230,7 +229,16 @@ class Trainer:
         return server["w"]
 
     def shared(self, server: State) -> Tree:
-        """Return the shared tensors of the global model: the server's, never a client's."""
+        """Return the shared tensors of the global model: the server's, never a client's.
+
+        Raises:
+            FedvlmError: the server keeps no slot ``w``.
+        """
+        if "w" not in server:
+            raise FedvlmError(
+                f"trainer {self.name or type(self).__name__}: the server's state has no slot 'w': "
+                "define shared(self, server), the global model, which is nobody's own"
+            )
         return server["w"]
 
     def combine(self, ctx: ServerContext, updates: Updates) -> Tree:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedvlm.core.errors import FedvlmError
-from fedvlm.federation.batches import FeatureSource, PixelSource, SplitBatcher, step_slices
+from fedvlm.federation.batches import Batch, FeatureSource, PixelSource, SplitBatcher, step_slices
 from tests.federation.toys import ToySource, ToySplit
 
 
@@ -103,6 +103,28 @@ def test_steps_of_several_batches_drop_no_sample(n: int, batch: int, per_step: i
     assert set(used) == set(range(n))
     assert n < per_step or set(used.values()) == {1}
     assert all(0 < stop - start <= batch for step in steps for start, stop in step)
+
+
+# ---- what a loss or an edit closes over ---------------------------------------------------------
+def test_cut_keeps_the_rows_of_clients_at_work() -> None:
+    """Ten and three samples by four: the second client has one step, the first three."""
+    tree = {"p": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "one": torch.tensor([5.0, 6.0])}
+    cuts = [s.batches[0].cut(tree) for s in batcher([10, 3]).steps([0, 1], 1, 1, 1, "w")]
+    assert [len(c["one"]) for c in cuts] == [2, 1, 1]
+    assert cuts[0]["p"].tolist() == tree["p"].tolist()
+    assert cuts[2]["p"].tolist() == [[1.0, 2.0]] and cuts[2]["one"].tolist() == [5.0]
+    assert cuts[2]["p"].data_ptr() == tree["p"].data_ptr()  # a view
+    (b,) = next(iter(batcher([10]).steps([0], 1, 1, 1, "w"))).batches
+    assert b.cut(torch.tensor([7.0, 8.0])).tolist() == [7.0]
+
+
+def test_cut_takes_named_rows_where_the_order_is_another() -> None:
+    b = Batch({}, torch.zeros(2, 1), torch.ones(2, 1), rows=torch.tensor([2, 0]))
+    whole = torch.tensor([[10.0], [11.0], [12.0]])
+    assert b.cut(whole).tolist() == [[12.0], [10.0]]
+    assert b.cut({"a": whole, "b": whole[:, 0]})["b"].tolist() == [12.0, 10.0]
+    last = Batch({}, torch.zeros(1, 1), torch.ones(1, 1), rows=torch.tensor([2]))
+    assert last.cut({"a": whole})["a"].tolist() == [[12.0]]
 
 
 def test_a_sample_without_cached_features_is_refused() -> None:

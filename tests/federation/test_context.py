@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.batches import Batch, Step
-from fedvlm.federation.context import Means, descend, optimise
+from fedvlm.core.errors import DivergedError, FedvlmError
+from fedvlm.federation.context import Context, Means, descend, optimise
 from fedvlm.federation.toolbox.regularise import pulled
 from tests.federation.toys import Quadratic, ToySource, quadratic
 
@@ -95,3 +96,177 @@ def test_logged_losses_are_means_over_the_clients_own_steps() -> None:
     means.add({"loss": torch.tensor([2.0, 3.0])})
     means.add({"loss": torch.tensor([4.0])})
     assert means.values()["loss"].tolist() == [3.0, 3.0]
+
+
+# ---- a part of the samples: clients in another order ---------------------------------------------
+def uneven(trainer: Any = None, **how: Any) -> Any:
+    """Client 0 has 8 samples of one class, client 1 has 7 of four, client 2 has 6 of two.
+
+    Of 80 % held out, 2, 4 and 2 are left to fit: the order of the chunk is not that of the part.
+    """
+    fed = quadratic(trainer or Quadratic(), 2, sizes=(8, 7, 6), batch=1, momentum=0.9, **how)
+    labels = [0] * 8 + [0, 1, 2, 3, 1, 2, 3] + [0, 1, 0, 1, 0, 1]
+    fed.batcher.source.labels = torch.tensor(labels)
+    return fed
+
+
+def near(home: Tree) -> Any:
+    """An edit that pulls to ``home``, which it closes over."""
+    return lambda p, g, b: pulled(p, g, b.cut(home), 2.0)
+
+
+def test_a_fit_on_a_part_gives_each_client_what_it_gets_alone() -> None:
+    fed = uneven()
+    p = {"w": torch.tensor([0.5, -0.25, 2.0], dtype=torch.float64)}
+    home = {"w": torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64)}
+    ctx = fed.context([0, 1, 2], 1)
+    assert ctx.sizes.tolist() == [8, 7, 6]
+    part = ctx.subset("fit", 0.8)
+    assert part.sizes.tolist() == [2, 4, 2] and list(part.clients) == [0, 1, 2]
+
+    def shifted(model: Any, q: Tree, b: Batch) -> Tensor:
+        return fed.trainer.loss(model, {"w": q["w"] + 0.1 * b.cut(home)["w"]}, b)
+
+    found = part.fit(p, shifted, edit=near(home))
+    assert found.steps.tolist() == [2, 4, 2] and found.steps.dtype is torch.float64
+    assert list(ctx.logs) == ["loss"] and ctx.logs["loss"].tolist() == found.means["loss"].tolist()
+    for k in range(3):
+        alone = fed.context([k], 1)
+        own, there = {"w": p["w"][k : k + 1]}, {"w": home["w"][k : k + 1]}
+
+        def one(model: Any, q: Tree, b: Batch, there: Tree = there) -> Tensor:
+            return fed.trainer.loss(model, {"w": q["w"] + 0.1 * b.cut(there)["w"]}, b)
+
+        got = alone.subset("fit", 0.8).fit(own, one, edit=near(there))
+        assert float(found.params["w"][k]) == float(got.params["w"])
+        assert float(found.means["loss"][k]) == float(got.means["loss"])
+        assert found.steps[k] == got.steps[0]
+    assert len(set(found.params["w"].tolist())) == 3
+
+
+def test_batches_of_a_part_say_whose_they_are() -> None:
+    part = uneven().context([0, 1, 2], 1).subset("fit", 0.8)
+    ids = torch.tensor([0, 1, 2])
+    rows = [b.cut(ids).tolist() for b in part.batches("w")]
+    assert rows == [[1, 0, 2]] * 2 + [[1]] * 2
+    a = [b.x["a"][:, 0].tolist() for b in part.batches("w")]  # a is 1, 3, 1 by client
+    assert a == [[3, 1, 1]] * 2 + [[3]] * 2
+    whole = uneven().context([0, 1, 2], 1)
+    assert next(whole.batches("w")).rows is None  # a plain chunk is in order: views, no copies
+
+
+def test_a_loop_on_a_part_ends_in_the_contexts_order() -> None:
+    part = uneven().context([0, 1, 2], 1).subset("fit", 0.8)
+    seen: list[tuple[int, ...]] = []
+
+    def body(slots: State, batches: tuple[Batch, ...], step: Step) -> State:
+        seen.append((step.active, len(slots["n"]["n"])))
+        return {"n": {"n": slots["n"]["n"] + 1}}
+
+    out = part.loop({"n": {"n": torch.tensor([10, 20, 30])}}, body)
+    assert out["n"]["n"].tolist() == [12, 24, 32]
+    assert seen == [(3, 3), (3, 3), (1, 1), (1, 1)]
+
+
+def test_what_is_not_finite_on_a_part_is_told_of_the_right_client() -> None:
+    def bad(model: Any, p: Tree, b: Batch) -> Tensor:
+        value = p["w"] * b.w.sum(1)
+        return torch.where(b.x["a"][:, 0] == 3, torch.nan, 1.0) * value
+
+    fed = uneven()
+    p = {"w": torch.ones(3).double()}
+    with pytest.raises(DivergedError, match="round 1, client 1: loss of fit 'w' at local step 1"):
+        fed.context([0, 1, 2], 1).subset("fit", 0.8).fit(p, bad)
+    ctx = uneven(nonfinite="drop").context([0, 1, 2], 1)
+    ctx.subset("fit", 0.8).fit(p, bad)
+    assert list(ctx.failed) == [1]
+
+
+def test_stacked_work_on_a_part_equals_one_by_one() -> None:
+    class Parts(Quadratic):
+        def client_update(self, ctx: Context, state: State, received: Tree) -> Any:
+            part = ctx.subset("fit", 0.8)
+            w = part.fit(state["w"] | received, self.loss, edit=near(received)).params
+            return state | {"w": w}, part.upload(w)
+
+    ends = []
+    for chunk in (1, 3):
+        seen: list[Any] = []
+        fed = uneven(Parts(), chunk=chunk)
+        fed.subscribers.append(seen.append)
+        state = fed.run()
+        updates = seen[-1].updates
+        assert updates.weight.tolist() == [2, 4, 2]
+        ends.append([float(state.clients[c]["w"]["w"]) for c in (0, 1, 2)]
+                    + updates.metrics["loss"].tolist() + [float(state.server["w"]["w"])])
+    assert ends[0] == ends[1]
+
+
+def test_the_two_parts_are_the_training_split() -> None:
+    ctx = uneven().context([0, 1, 2], 1)
+    fit, held = ctx.subset("fit", 0.8), ctx.subset("held", 0.8)
+    assert (fit.sizes + held.sizes).tolist() == [8, 7, 6]
+    ours, theirs = fit.whole("val"), held.whole("train")
+    assert ours is not None and theirs is not None
+    assert torch.equal(ours.y, theirs.y) and torch.equal(ours.w, theirs.w)
+    assert ctx.subset("fit", 0.0).sizes.tolist() == [8, 7, 6]
+    for part in ("train", "val", "test", "hold", ""):
+        with pytest.raises(FedvlmError, match=f"parts fit and held, not on '{part}'"):
+            ctx.subset(part, 0.5)
+
+
+# ---- what a method may read ---------------------------------------------------------------------
+@pytest.mark.parametrize(("part", "fallback"), [("test", ""), ("val", "test"), ("all", "")])
+def test_the_test_split_is_refused(part: str, fallback: str) -> None:
+    ctx = with_validation([2, 0, 2]).context([0, 1, 2], 1)
+    for place in (ctx, ctx.subset("fit", 0.5)):
+        with pytest.raises(FedvlmError, match="a method may read train and val, not"):
+            place.whole(part, fallback)
+
+
+def test_whole_falls_back_and_says_who_did() -> None:
+    ctx = with_validation([2, 0, 1]).context([0, 1, 2], 1)
+    b = ctx.whole("val", fallback="train")
+    assert b is not None and b.present is not None
+    assert b.present.tolist() == [1, 0, 1]
+    assert b.w.sum(1).tolist() == [2, 2, 1]  # client 1: its two training samples
+    assert b.x["id"][1].tolist() == [2, 3]
+
+
+# ---- counts of a fit ----------------------------------------------------------------------------
+def test_a_fit_counts_each_clients_own_steps() -> None:
+    fed = quadratic(Quadratic(), 1, **UNEQUAL)  # 7 and 3 samples by 2, three epochs
+    ctx = fed.context([0, 1], 1)
+    fit = ctx.fit({"w": torch.zeros(2).double()}, fed.trainer.loss)
+    assert fit.steps.tolist() == [12, 6]
+    assert ctx.counters["steps"] == 18 and ctx.counters["samples"] == 3 * (7 + 3)
+    assert set(fit.means) == {"loss"} and fit.means["loss"].shape == (2,)
+    short = ctx.fit(fit.params, fed.trainer.loss, epochs=1, tag="v")
+    assert short.steps.tolist() == [4, 2]
+    assert set(ctx.logs) == {"loss", "v/loss"}
+    none = ctx.fit(fit.params, fed.trainer.loss, epochs=0, tag="n")
+    assert none.steps.tolist() == [0, 0] and torch.equal(none.params["w"], fit.params["w"])
+    assert none.means == {}
+
+
+def test_a_client_without_samples_takes_no_step() -> None:
+    fed = quadratic(Quadratic(), 1, sizes=(3, 0), batch=1)
+    fit = fed.context([0, 1], 1).fit({"w": torch.ones(2).double()}, fed.trainer.loss)
+    assert fit.steps.tolist() == [3, 0] and float(fit.params["w"][1]) == 1.0
+    assert bool(fit.means["loss"].isnan()[1])
+
+
+def test_a_loop_within_a_loop_keeps_its_own_means() -> None:
+    fed = quadratic(Quadratic(), 1, sizes=(2, 2), batch=1)
+    ctx = fed.context([0, 1], 1)
+    start = {"w": torch.full((2,), 2.0).double()}
+
+    def outer(slots: State, batches: tuple[Batch, ...], step: Step) -> State:
+        ctx.fit(slots["p"], fed.trainer.loss, tag="inner", lr=0.1)
+        ctx.grad(slots["p"], fed.trainer.loss, batches[0])
+        return slots
+
+    ctx.loop({"p": start}, outer)
+    assert ctx.logs["loss"].tolist() == [2.0, 6.0]  # a / 2 (2 - b)^2 at every outer step
+    assert ctx.logs["inner/loss"].tolist() != [2.0, 6.0]
+    assert ctx._means is None

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
+from fedvlm.check.compare import same_fed
 from fedvlm.core.errors import ConfigError
-from fedvlm.federation.rounds import RoundFinished
-from tests.trainers.toys import G, L, drive, own, personal, shared, toy
+from fedvlm.core.trees import Tree
+from fedvlm.federation.batches import Batch
+from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.rounds import FedState, RoundFinished, with_held, without_held
+from fedvlm.runs.state import load_newest_state, save_state
+from tests.federation.toys import quadratic
+from tests.trainers.toys import G, L, TwoNumbers, config, drive, own, personal, shared, toy
 
 
 def run(rounds: int, **how: Any) -> Any:
@@ -74,6 +83,62 @@ def test_a_client_that_rested_gets_the_warm_body_when_it_is_next_drawn() -> None
         drawn |= set(fed.plan.sample(round_))
         state = fed.round(state, round_)
     assert drawn == {0, 1}
+
+
+def test_who_was_served_is_held_by_the_server_and_survives_a_resume(tmp_path: Path) -> None:
+    fed, _ = run(6, options={"WARMUP_ROUNDS": 2}, frac=0.5, first_round_all=False)
+    seen: list[RoundFinished] = []
+    fed.subscribers.append(lambda e: seen.append(e) if isinstance(e, RoundFinished) else None)
+    whole = fed.run()
+    warm = [e.state for e in seen if e.round <= 2]
+    assert all(state.held == {} for state in warm) and set(whole.server) == {"w", "warm"}
+    served: set[int] = set()
+    for event in seen[3:]:
+        (client,) = event.bytes_down
+        assert set(event.bytes_down[client]) == ({L} if client in served else {G, L})
+        served.add(client)
+        assert set(event.state.held) == served
+        assert set(fed.downloads(event.state, event.round + 1, [client])[client]) == {L}
+    half = seen[3].state
+    save_state(tmp_path, 3, with_held(half.server, half.held), half.clients, {}, identity="t")
+    saved, _ = load_newest_state(tmp_path, identity="t")
+    assert saved is not None
+    server, held = without_held(saved.server)
+    rest = fed.run(FedState(saved.round, server, saved.clients, held))
+    same_fed(rest, whole, "resumed after the first served client")
+
+
+def test_a_client_that_was_dropped_gets_the_warm_body_again() -> None:
+    """Its work is lost, and with it the body that it had received."""
+
+    class Poison:
+        bad = -1.0
+
+        def loss(self, model: Any, p: Tree, b: Batch) -> Tensor:
+            value = super().loss(model, p, b)  # type: ignore[misc]
+            return torch.where(b.x["a"][:, 0] == self.bad, torch.nan, 1.0) * value
+
+    cls = load_trainer("LG-FedAvg")
+    made = type("Poisoned", (Poison, TwoNumbers, cls), {})
+    fed = quadratic(made(config(cls, {"WARMUP_ROUNDS": 1})), 4, nonfinite="drop")
+    state = fed.round(fed.start(), 1)
+    made.bad = 3.0  # client 1
+    state = fed.round(state, 2)
+    assert set(state.held) == {0}
+    down = fed.downloads(state, 3, [0, 1])
+    assert set(down[0]) == {L} and set(down[1]) == {G, L}
+    made.bad = -1.0
+    state = fed.round(state, 3)
+    assert set(state.held) == {0, 1}
+
+
+@pytest.mark.parametrize("warmup", [0, 2])
+def test_the_global_model_is_nobodys_body(warmup: int) -> None:
+    fed, state = run(4, options={"WARMUP_ROUNDS": warmup})
+    found = fed.shared(state)
+    assert float(found[L][0]) == shared(state, L)
+    body = float(state.server["warm"][G]) if warmup else 0.0
+    assert float(found[G][0]) == body and body not in own(state, G)[1:]
 
 
 def test_warmup_must_leave_a_round() -> None:
