@@ -50,6 +50,16 @@ def test_pull_leaves_out_what_the_anchor_lacks() -> None:
     assert pulled(p, grads, home, 0.0)["a"] is grads["a"]
 
 
+def test_clients_that_finish_early_keep_their_rows() -> None:
+    fed = quadratic(Quadratic(), 1, sizes=(5, 3, 1), batch=1)
+
+    def count(slots: State, batches: tuple[Batch, ...], step: Step) -> State:
+        return {"n": {"w": slots["n"]["w"] + 1}}
+
+    steps = fed.context([0, 1, 2], 1).loop({"n": {"w": torch.zeros(3)}}, count)
+    assert steps["n"]["w"].tolist() == [5.0, 3.0, 1.0]
+
+
 def with_validation(sizes: list[int]) -> Any:
     """Return a federation whose client k has ``sizes[k]`` validation samples, from ``plain``."""
     fed = quadratic(Quadratic(), 1, sizes=(2, 2, 2))  # type: ignore[arg-type]
