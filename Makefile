@@ -21,7 +21,7 @@ demo: $(STAMP) ## FedTV on the embedded tiny CLIP and built-in images: no downlo
 	$(BIN)/python federated_main.py --demo
 
 test: $(STAMP) ## the tests that CI runs
-	$(BIN)/python -m pytest -q -m "not slow"
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile
 
 test-all: $(STAMP) ## all tests, the slow ones too
 	$(BIN)/python -m pytest -q

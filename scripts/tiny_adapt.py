@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tiny_gate import image_features, text_features
 from torch import Tensor
 
-from fedvlm.data.builtin.sets import Task
+from fedvlm.data.builtin.tasks import ZeroShotTask
 
 CONTEXT, SHOTS, STEPS = 8, 16, 300
 
@@ -38,7 +38,7 @@ def few_shot(labels: NDArray[np.int64], seed: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(train), torch.from_numpy(test)
 
 
-def coop(model: Any, tokenizer: Any, task: Task, seed: int) -> dict[str, float]:
+def coop(model: Any, tokenizer: Any, task: ZeroShotTask, seed: int) -> dict[str, float]:
     """Zero-shot and tuned accuracy in per cent on the images that were not drawn."""
     model.eval().requires_grad_(False)
     features, labels = image_features(model, task.images), torch.from_numpy(task.labels)

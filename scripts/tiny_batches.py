@@ -23,7 +23,7 @@ from fedvlm.data.builtin.world import (
     TEXTURE,
     composite,
     draw_masks,
-    held_out,
+    is_held_out,
     scenes_of,
 )
 
@@ -140,6 +140,6 @@ class Sampler:
 def held_out_array(nouns: Rows, colours: Rows) -> NDArray[np.bool_]:
     """`held_out` for arrays of shape numbers and colour numbers."""
     shapes, tones = range(len(SHAPES)), range(len(COLOURS))
-    table = np.array([[held_out(s, c) for c in tones] for s in shapes])
+    table = np.array([[is_held_out(s, c) for c in tones] for s in shapes])
     inside = np.minimum(nouns, len(SHAPES) - 1)
     return table[inside, colours] & (nouns < len(SHAPES))

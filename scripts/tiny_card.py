@@ -22,7 +22,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 from tiny_adapt import CONTEXT, SHOTS, STEPS, coop  # noqa: E402
 from tiny_gate import gate  # noqa: E402
 
-from fedvlm.data.builtin.sets import DIGIT_TEMPLATE, OBJECT_TEMPLATE, Task, build_task, materialise  # noqa: E402
+from fedvlm.data.builtin.sets import materialise  # noqa: E402
+from fedvlm.data.builtin.tasks import DIGIT_TEMPLATE, OBJECT_TEMPLATE, ZeroShotTask, build_task  # noqa: E402
 from fedvlm.models.load.tiny import TinyTokenizer, verify_tiny  # noqa: E402
 
 AIM = {
@@ -34,7 +35,7 @@ AIM = {
 ADAPTED = ("shape_photo", "shape_sketch", "shape_pixel", "new_nouns")
 
 
-def builtin_task(name: str, root: Path) -> Task:
+def builtin_task(name: str, root: Path) -> ZeroShotTask:
     """All images of a built-in set, whatever their split, as a task."""
     folder = materialise(name, root)
     file = next(folder.glob("split_zhou_*.json"))
@@ -43,7 +44,7 @@ def builtin_task(name: str, root: Path) -> Task:
     images = np.stack([np.asarray(Image.open(folder / "images" / path)) for path, _, _ in entries])
     labels = np.array([label for _, label, _ in entries], dtype=np.int64)
     template = DIGIT_TEMPLATE if name == "digits" else OBJECT_TEMPLATE
-    return Task(images, labels, tuple(names[k] for k in sorted(names)), template)
+    return ZeroShotTask(images, labels, tuple(names[k] for k in sorted(names)), template)
 
 
 def adaptation(model: Any, tokenizer: Any, seeds: tuple[int, ...] = (1, 2, 3)) -> dict[str, Any]:

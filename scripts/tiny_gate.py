@@ -1,4 +1,4 @@
-"""Zero-shot accuracy of a CLIP on the tasks of `fedvlm.data.builtin.sets`."""
+"""Zero-shot accuracy of a CLIP on the tasks of `fedvlm.data.builtin.tasks`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedvlm.data.builtin.sets import TASKS, Task, build_task
+from fedvlm.data.builtin.tasks import TASKS, ZeroShotTask, build_task
 
 MEAN, STD = 0.45, 0.28
 
@@ -28,14 +28,14 @@ def image_features(model: Any, images: NDArray[np.uint8]) -> Tensor:
 
 
 @torch.no_grad()
-def text_features(model: Any, tokenizer: Any, task: Task) -> Tensor:
+def text_features(model: Any, tokenizer: Any, task: ZeroShotTask) -> Tensor:
     """Unit features [C, D] of the task's prompts."""
     prompts = [task.template.format(name) for name in task.names]
     features: Tensor = model.encode_text(tokenizer(prompts), normalize=True)
     return features
 
 
-def accuracy(model: Any, tokenizer: Any, task: Task) -> float:
+def accuracy(model: Any, tokenizer: Any, task: ZeroShotTask) -> float:
     """Zero-shot accuracy in per cent."""
     scores = image_features(model, task.images) @ text_features(model, tokenizer, task).T
     return 100.0 * float((scores.argmax(1).numpy() == task.labels).mean())

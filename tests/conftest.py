@@ -30,3 +30,13 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     patch.setenv("FEDVLM_CACHE", str(tmp_path_factory.mktemp("cache")))
     yield
     patch.undo()
+
+
+@pytest.fixture(scope="session")
+def quick_run(private_cache: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output folder of one finished ``jobs.SMALL``: to look at or to copy, not to change."""
+    from tests import jobs  # start-up: PyTorch, for tests without a run
+
+    output = tmp_path_factory.mktemp("quick")
+    assert jobs.run(output) == 0
+    return output

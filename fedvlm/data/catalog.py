@@ -329,11 +329,11 @@ def superclasses_of(class_names: Sequence[str]) -> IntArray:
         ConfigError: a name that is none of CIFAR-100's; says which set and kinds work.
     """
     table = {fold(c): n for n, group in enumerate(CIFAR100_SUPERCLASSES.values()) for c in group}
-    unknown = [name for name in class_names if fold(name) not in table]
-    if unknown or not len(class_names):
-        named = f" ('{unknown[0]}' is none of its classes)" if unknown else ""
+    others = [name for name in class_names if fold(name) not in table]
+    if others or not len(class_names):
+        reason = f" ('{others[0]}' is none of its classes)" if others else ""
         raise ConfigError(
             "FED.PARTITION superclass_dirichlet works with DATASET.NAME Cifar100 only, whose "
-            f"superclasses are known{named}; use FED.PARTITION dirichlet, n_classes or disjoint"
+            f"superclasses are known{reason}; use FED.PARTITION dirichlet, n_classes or disjoint"
         )
     return np.array([table[fold(name)] for name in class_names], dtype=np.int64)

@@ -156,7 +156,7 @@ def _builtin_root(info: DatasetInfo, cfg: CfgNode) -> str:
     root: str = cfg.DATASET.ROOT
     if root and (Path(root).expanduser() / (cfg.DATASET.DIR or info.folder)).is_dir():
         return root
-    from fedvlm.data.builtin.sets import materialise
+    from fedvlm.data.builtin.sets import materialise  # start-up: Pillow and the renderer
 
     place = builtin_root(cfg)
     try:

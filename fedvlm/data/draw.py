@@ -27,7 +27,7 @@ from fedvlm.data.partition.kinds import (
 from fedvlm.data.partition.spec import ImagePool, Partition, PartitionSpec
 
 NAMES = 10  # classes or clients that a message lists
-_DRAWN = ("train", "val")
+_CLIENT_PARTS = ("train", "val")  # of which shots are drawn
 
 
 def spec_of(cfg: CfgNode) -> PartitionSpec:
@@ -86,8 +86,8 @@ class Selection:
         name = "" if self.held_out is None else data.domain_names[self.held_out]
         self.spec = replace(spec, held_out=name)
         self.map = relabel(data.num_classes, spec.half)
-        others = [old for old in range(data.num_classes) if old not in self.map]
-        self.new_map = {old: new for new, old in enumerate(others)}
+        rest = [old for old in range(data.num_classes) if old not in self.map]
+        self.new_map = {old: new for new, old in enumerate(rest)}
         self.classnames = [data.classnames[old] for old in self.map]
         self._cut()
         test, run = self.full.labels["test"], self.pool.labels["test"]
@@ -109,10 +109,10 @@ class Selection:
         out = -1 if self.held_out is None else self.held_out
         self.unseen = np.flatnonzero((domains["test"] == out) & (table[labels["test"]] >= 0))
         if self.held_out is not None:
-            inside = {part: domains[part] != out for part in PARTS}
-            labels = {part: np.where(inside[part], labels[part], -1) for part in PARTS}
+            others = {part: domains[part] != out for part in PARTS}
+            labels = {part: np.where(others[part], labels[part], -1) for part in PARTS}
             table = np.append(table, -1)  # label -1 stays -1
-            domains = {p: np.where(inside[p], d - (d > out), -1) for p, d in domains.items()}
+            domains = {p: np.where(others[p], d - (d > out), -1) for p, d in domains.items()}
             names.pop(self.held_out)
         self.full = ImagePool(labels, data.num_classes, domains, names, data.classnames)
         run = {part: table[labels[part]] for part in PARTS}
@@ -177,13 +177,14 @@ class Selection:
             self.notes += shortage_notes(self.pool, whole, self.spec)
             return self._decodable(whole)
         if shots is not None:
-            drawn = shots.of_run(self.pool)
+            positions = shots.of_run(self.pool)
             self.notes.append(shots.note)
         else:
-            drawn = candidates(self.full, self.pool, self.spec)
-        broken = self._broken({part: drawn[part] for part in _DRAWN})
+            positions = candidates(self.full, self.pool, self.spec)
+        broken = self._broken({part: positions[part] for part in _CLIENT_PARTS})
         self._note_broken()
-        use = {part: _without(drawn[part], broken[part]) for part in _DRAWN} | {"test": self.test}
+        use = {part: _without(positions[part], broken[part]) for part in _CLIENT_PARTS}
+        use["test"] = self.test
         return make_partition(self.pool.select(use), self.spec).translate(use)
 
     def partition_from_file(self, content: Mapping[str, Any], where: str) -> Partition:
@@ -204,7 +205,7 @@ class Selection:
     def _decodable(self, whole: Partition) -> Partition:
         """Return the partition without broken images."""
         union = whole.union()
-        broken = self._broken({part: union[part] for part in _DRAWN})
+        broken = self._broken({part: union[part] for part in _CLIENT_PARTS})
         self._note_broken()
         tests = range(len(self.pool.labels["test"]))
         broken["test"] = set(tests) - set(self.test.tolist())

@@ -31,6 +31,7 @@ from fedvlm.data.image_records import ImageRecords, reason
 CROP_SCALE = (0.08, 1.0)
 _RATIO = (3 / 4, 4 / 3)  # aspect ratios of torchvision's RandomResizedCrop
 _CROP_TRIES = 10
+_FIRST = 10  # broken images that a note lists
 _MODES = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 RESIZE_MODES = ("shortest", "longest", "squash")
 
@@ -255,21 +256,17 @@ def crop_box(
 
 
 def _check(spec: TransformSpec, views: int, crop_scale: Sequence[float]) -> None:
-    for what, value, known in (
+    for what, value, choices in (
         ("interpolation", spec.interpolation, tuple(_MODES)),
         ("resize mode", spec.resize_mode, RESIZE_MODES),
     ):
-        if value not in known:
-            raise ConfigError(
-                f"unknown {what} '{value}'{did_you_mean(value, known)} (known: {', '.join(known)})"
-            )
+        if value not in choices:
+            hint = did_you_mean(value, choices)
+            raise ConfigError(f"unknown {what} '{value}'{hint} (known: {', '.join(choices)})")
     if views < 1:
         raise ConfigError(f"INPUT.VIEWS is {views}; it must be at least 1")
     if len(crop_scale) != 2 or not 0 < crop_scale[0] <= crop_scale[1] <= 1:
         raise ConfigError(f"INPUT.RRCROP_SCALE is {tuple(crop_scale)}; give 0 < low <= high <= 1")
-
-
-_NAMED = 10
 
 
 def broken_images(
@@ -284,8 +281,8 @@ def broken_images(
     Raises:
         DataError: there are some and ``policy`` is ``refuse``; or files that do not exist.
     """
-    found, lines = find_broken(lists, records)
-    return found, say_broken(name, lines, policy)
+    places, lines = find_broken(lists, records)
+    return places, say_broken(name, lines, policy)
 
 
 def find_broken(
@@ -296,13 +293,13 @@ def find_broken(
     Raises:
         DataError: files that do not exist.
     """
-    found: dict[str, list[int]] = {}
+    places: dict[str, list[int]] = {}
     lines: list[str] = []
     for part, items in lists.items():
         reasons = records.find_broken(items, check_decodes)
-        found[part] = sorted(reasons)
+        places[part] = sorted(reasons)
         lines += [f"{items[i].key} ({reason})" for i, reason in reasons.items()]
-    return found, lines
+    return places, lines
 
 
 def say_broken(name: str, lines: Sequence[str], policy: str) -> list[str]:
@@ -313,10 +310,10 @@ def say_broken(name: str, lines: Sequence[str], policy: str) -> list[str]:
     """
     if not lines:
         return []
-    named = "; ".join(lines[:_NAMED]) + ("; ..." if len(lines) > _NAMED else "")
+    first = "; ".join(lines[:_FIRST]) + ("; ..." if len(lines) > _FIRST else "")
     if policy == "refuse":
         raise DataError(
-            f"{name}: {len(lines)} image(s) do not decode: {named}; "
+            f"{name}: {len(lines)} image(s) do not decode: {first}; "
             "replace them, or set DATASET.ON_CORRUPT skip"
         )
-    return [f"{len(lines)} image(s) do not decode and are left out: {named}"]
+    return [f"{len(lines)} image(s) do not decode and are left out: {first}"]

@@ -59,9 +59,9 @@ class Layout:
 
     def place(self, root: Path, folder: str = "") -> Path:
         """Return the set's folder under the root."""
-        below = folder or self.folder
-        check_relative(below, "DATASET.DIR")
-        return root / below
+        relative = folder or self.folder
+        check_relative(relative, "DATASET.DIR")
+        return root / relative
 
     def missing(self, root: Path, folder: str = "") -> list[str]:
         """Return what of ``needs`` is not there, as paths below the root; the folder if that is."""

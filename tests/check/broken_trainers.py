@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,9 +10,10 @@ from torch import Tensor
 
 from fedvlm.check.world import BATCH
 from fedvlm.core.trees import State, Tree
-from fedvlm.federation.aggregate import Update, weighted_mean
+from fedvlm.federation.aggregate import Updates, weighted_mean
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
+from fedvlm.federation.server import ServerContext
 from fedvlm.federation.trainer import Trainer
 
 
@@ -34,107 +35,163 @@ class Good(Trainer):
 class SendsPersonalTensor(Good):
     """G1: under another name, in a declared extra."""
 
-    extras = ("prototype",)
+    extras_up = ("prototype",)
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
-        w = ctx.fit(c["w"] | d, self.loss)
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+        w = ctx.fit(state["w"] | received, self.loss).params
         extra = {"prototype": w["image.shift"].reshape(ctx.k, -1, 2)}
-        return c | {"w": w}, ctx.upload(w, None, extra)
+        return state | {"w": w}, ctx.upload(w, extras=extra)
+
+
+class LogsUndeclared(Good):
+    """G1: a number that nobody declared."""
+
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+        state, upload = super().client_update(ctx, state, received)
+        ctx.logs["drift"] = state["w"]["image.shift"].norm(dim=-1)
+        return state, upload
 
 
 class LogsPersonalTensor(Good):
-    """G1: as a metric."""
+    """G1: as a metric, which is declared."""
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
-        state, upload = super().local(ctx, c, d)
+    metrics = (*Good.metrics, r"norm of .*")
+
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+        state, upload = super().client_update(ctx, state, received)
         ctx.logs["norm of image.shift"] = state["w"]["image.shift"].norm(dim=-1)
         return state, upload
 
 
-class ReportsPersonalTensor(Good):
+class Keeps(Good):
+    """Gets round the seal: what it changes is not the trainer, but what a name of it holds."""
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__(cfg)
+        self.kept: dict[str, Any] = {}
+
+
+class KeepsOnItself(Good):
+    """G8: the plain way, which the seal refuses."""
+
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+        self.rounds = ctx.round
+        return super().client_update(ctx, state, received)
+
+
+class ReportsPersonalTensor(Keeps):
     """G1: numbers of a personal tensor in the report of the aggregation."""
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
-        state, upload = super().local(ctx, c, d)
-        self.seen = state["w"]["image.shift"][0].tolist()
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+        state, upload = super().client_update(ctx, state, received)
+        self.kept["seen"] = state["w"]["image.shift"][0].tolist()
         return state, upload
 
-    def server(self, ctx: Context, server: State, updates: Sequence[Update]) -> State:
-        self.report["drift"] = getattr(self, "seen", [])
-        return super().server(ctx, server, updates)
+    def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
+        ctx.log("drift", self.kept.get("seen", []))
+        return super().aggregate(ctx, server, updates)
 
 
 class SendsUndeclared(Good):
     """G1: a key that is neither shared nor declared, down instead of up."""
 
-    def init_server(self, ctx: Context, p0: Tree) -> State:
-        return {"w": {n: p0[n] for n in ctx.groups.shared}, "more": {"hint": torch.ones(3)}}
+    def init_server(self, ctx: ServerContext, start: Tree) -> State:
+        return super().init_server(ctx, start) | {"more": {"hint": torch.ones(3)}}
 
-    def down(self, server: State, client: int) -> Tree:
+    def download(self, ctx: ServerContext, server: State, client: int) -> Tree:
         return server["w"] | server["more"]
+
+
+class TrapPool(Good):
+    """G1: a model per client at the server, and the last client's for everybody."""
+
+    def init_server(self, ctx: ServerContext, start: Tree) -> State:
+        count = len(ctx.roster)
+        return {"pool": {n: torch.stack([start[n]] * count) for n in ctx.groups.shared}}
+
+    def download(self, ctx: ServerContext, server: State, client: int) -> Tree:
+        return {n: v[client] for n, v in server["pool"].items()}
+
+    def shared(self, server: State) -> Tree:
+        return {n: v[-1] for n, v in server["pool"].items()}
+
+    def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
+        pool = {n: v.clone() for n, v in server["pool"].items()}
+        for name, value in updates.params.items():
+            pool[name][list(updates.clients)] = value
+        return {"pool": pool}
+
+
+class SilentPool(TrapPool):
+    """G1 and all others: a pool that says nothing of the global model."""
+
+    def shared(self, server: State) -> Tree:
+        return Trainer.shared(self, server)
 
 
 class WritesIntoDownload(Good):
     """G2: in place."""
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
-        d["text.ctx"][0].add_(0.01)
-        return super().local(ctx, c, d)
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+        received["text.ctx"][0].add_(0.01)
+        return super().client_update(ctx, state, received)
 
 
 class WritesBehindAutograd(Good):
     """G2: where no version counter sees it."""
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
-        d["text.ctx"].data[0] += 0.01
-        return super().local(ctx, c, d)
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+        received["text.ctx"].data[0] += 0.01
+        return super().client_update(ctx, state, received)
 
 
-class KeepsServer(Good):
+class KeepsServer(Keeps):
     """G2: holds on to the server's own tensors and writes into them, copies or not."""
 
-    def down(self, server: State, client: int) -> Tree:
-        self.kept = server["w"]
-        return super().down(server, client)
+    def download(self, ctx: ServerContext, server: State, client: int) -> Tree:
+        self.kept.update(server["w"])
+        return super().download(ctx, server, client)
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         self.kept["text.ctx"].data += 0.01
-        return super().local(ctx, c, d)
+        return super().client_update(ctx, state, received)
 
 
-class KeepsOptimiser(Good):
+class KeepsOptimiser(Keeps):
     """G3: a buffer that stays from client to client, as in the authors' FedTV."""
 
-    def __init__(self, cfg: Any) -> None:
-        super().__init__(cfg)
-        self.buffer: Tensor | float = 0.0
-
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
-        w = ctx.fit(c["w"] | d, self.loss)
-        self.buffer = 0.9 * self.buffer + (w["text.ctx"] - d["text.ctx"]).mean(0)
-        w = w | {"text.ctx": w["text.ctx"] + 0.1 * self.buffer}
-        return c | {"w": w}, ctx.upload(w)
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+        w = ctx.fit(state["w"] | received, self.loss).params
+        step = (w["text.ctx"] - received["text.ctx"]).mean(0)
+        self.kept["buffer"] = 0.9 * self.kept.get("buffer", 0.0) + step
+        w = w | {"text.ctx": w["text.ctx"] + 0.1 * self.kept["buffer"]}
+        return state | {"w": w}, ctx.upload(w)
 
 
-class TakesFirstUpdate(Good):
+class TakesFirstUpdate(Keeps):
     """G3: the server's rule depends on who comes first."""
 
-    def server(self, ctx: Context, server: State, updates: Sequence[Update]) -> State:
-        return server | {"w": updates[0].params}
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+        self.kept.setdefault(f"first of round {ctx.round}", ctx.clients[0])
+        return super().client_update(ctx, state, received)
+
+    def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
+        first = updates.clients.index(self.kept[f"first of round {ctx.round}"])
+        return server | {"w": {n: v[first] for n, v in updates.params.items()}}
 
 
 class DecaysByItself(Good):
     """G4: a weight decay that is not multiplied by the learning rate."""
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
-        state, upload = super().local(ctx, c, d)
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+        state, upload = super().client_update(ctx, state, received)
         return {"w": {n: v * 0.999 for n, v in state["w"].items()}}, upload
 
 
 class HalfStep(Good):
     """G5 and G6: the server goes half the way."""
 
-    def server(self, ctx: Context, server: State, updates: Sequence[Update]) -> State:
+    def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
         mean = weighted_mean(updates)
         return server | {"w": {n: (v + server["w"][n]) / 2 for n, v in mean.items()}}
 
@@ -142,38 +199,34 @@ class HalfStep(Good):
 class NoiseByClient(Good):
     """G6: identical clients that differ by their id."""
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
-        w = ctx.fit(c["w"] | d, self.loss)
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+        w = ctx.fit(state["w"] | received, self.loss).params
         shift = torch.tensor(ctx.clients, dtype=torch.float64)[:, None, None] * 1e-4
-        return c | {"w": w}, ctx.upload(w | {"text.ctx": w["text.ctx"] + shift})
+        return state | {"w": w}, ctx.upload(w | {"text.ctx": w["text.ctx"] + shift})
 
 
 class CountsAbsolutely(Good):
     """G7: shrinks by the number of samples instead of their share."""
 
-    def server(self, ctx: Context, server: State, updates: Sequence[Update]) -> State:
-        total = sum(u.weight for u in updates)
+    def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
+        total = float(updates.weight.sum())
         return server | {"w": {n: v * (1 - 1 / total) for n, v in weighted_mean(updates).items()}}
 
 
-class CountsInSelf(Good):
+class CountsInSelf(Keeps):
     """G8: what is not in the state is not saved."""
 
-    def __init__(self, cfg: Any) -> None:
-        super().__init__(cfg)
-        self.rounds = 0
-
-    def server(self, ctx: Context, server: State, updates: Sequence[Update]) -> State:
-        self.rounds += 1
+    def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
+        rounds = self.kept["rounds"] = self.kept.get("rounds", 0) + 1
         mean = weighted_mean(updates)
-        return server | {"w": {n: v * (1 - 0.01 * self.rounds) for n, v in mean.items()}}
+        return server | {"w": {n: v * (1 - 0.01 * rounds) for n, v in mean.items()}}
 
 
 class TouchesBackbone(Good):
     """G9: nudges a frozen weight (and puts nothing back)."""
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
-        state, upload = super().local(ctx, c, d)
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+        state, upload = super().client_update(ctx, state, received)
         ctx.model.backbone.text_tower.ln_final.weight.data[0] += 1e-3
         return state, upload
 
@@ -204,18 +257,18 @@ class DropsLast(Good):
 
     batched = False
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         if float(ctx.sizes[0]) < BATCH:
-            return c, ctx.upload(c["w"] | d)
-        return super().local(ctx, c, d)
+            return state, ctx.upload(state["w"] | received)
+        return super().client_update(ctx, state, received)
 
 
 class StandsStill(Good):
     """G11: takes its steps and throws them away."""
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
-        super().local(ctx, c, d)
-        return c, ctx.upload(c["w"] | d)
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+        super().client_update(ctx, state, received)
+        return state, ctx.upload(state["w"] | received)
 
 
 class GlobalNoise(Good):
@@ -231,23 +284,23 @@ class IgnoresSeed(Good):
     def trainables(self, model: Any, generator: torch.Generator) -> Tree:
         return super().trainables(model, torch.Generator().manual_seed(0))
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
-        w = {n: v * 0.9 for n, v in (c["w"] | d).items()}
-        return c | {"w": w}, ctx.upload(w)
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+        w = {n: v * 0.9 for n, v in (state["w"] | received).items()}
+        return state | {"w": w}, ctx.upload(w)
 
 
-class EvaluationLearns(Good):
+class EvaluationLearns(Keeps):
     """G12: the model that is evaluated is fitted in place."""
 
-    def personal(self, ctx: Context, c: State, d: Tree) -> Tree:
-        c["w"]["image.shift"].data += 0.01
-        self.evaluated = True
-        return c["w"] | d
+    def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
+        state["w"]["image.shift"].data += 0.01
+        self.kept["evaluated"] = True
+        return state["w"] | received
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
-        if getattr(self, "evaluated", False):
-            c = {"w": {n: v + 1e-6 for n, v in c["w"].items()}}
-        return super().local(ctx, c, d)
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+        if self.kept.get("evaluated"):
+            state = {"w": {n: v + 1e-6 for n, v in state["w"].items()}}
+        return super().client_update(ctx, state, received)
 
 
 class WrongWidth(Good):
@@ -276,25 +329,27 @@ class WantsFeatures(Good):
 class CutsTensor(Good):
     """G1: sends another shape than it received."""
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
-        w = ctx.fit(c["w"] | d, self.loss)
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+        w = ctx.fit(state["w"] | received, self.loss).params
         return {"w": w}, Upload({"text.ctx": w["text.ctx"][:, :2]}, ctx.sizes)
 
 
 class RoundsTensor(Good):
     """G1: sends another type than it received."""
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
-        w = ctx.fit(c["w"] | d, self.loss)
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+        w = ctx.fit(state["w"] | received, self.loss).params
         return {"w": w}, Upload({"text.ctx": w["text.ctx"].float()}, ctx.sizes)
 
 
 class WeighsNegatively(Good):
     """G1: a weight below zero."""
 
-    def local(self, ctx: Context, c: State, d: Tree) -> tuple[State, Upload]:
-        w = ctx.fit(c["w"] | d, self.loss)
-        return c | {"w": w}, ctx.upload(w, ctx.sizes - 2)
+    weighting = "own"
+
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+        w = ctx.fit(state["w"] | received, self.loss).params
+        return state | {"w": w}, ctx.upload(w, ctx.sizes - 2)
 
 
 class HidesNaN(Good):
@@ -317,7 +372,10 @@ BROKEN = [
     (SendsPersonalTensor, "G1", r"upload of client \d: 'prototype' holds .*'image\.shift'"),
     (LogsPersonalTensor, "G1", r"metrics: names the personal tensor 'image\.shift'"),
     (ReportsPersonalTensor, "G1", r"report.*holds the personal tensor 'image\.shift'"),
-    (SendsUndeclared, "G1", r"download of client \d: 'hint' is neither"),
+    (LogsUndeclared, "G1", r"sends the numbers \['drift'\] along, which its `metrics` do not"),
+    (SendsUndeclared, "G1", r"client 0 would receive \['hint'\], outside the shared group"),
+    (TrapPool, "G1", r"round 1: the global 'text\.ctx' is the upload of client 3"),
+    (SilentPool, "G1", r"no slot 'w': define shared\(self, server\)"),
     (CutsTensor, "G1", r"client 0: upload 'text\.ctx' has shape \[1, 2, 16\]"),
     (RoundsTensor, "G1", r"client 0: upload 'text\.ctx' is torch\.float32"),
     (WeighsNegatively, "G1", r"client 3 has weight -1"),
@@ -325,13 +383,14 @@ BROKEN = [
     (WritesBehindAutograd, "G2", r"server's state after client work.*'text\.ctx'"),
     (KeepsServer, "G2", r"server's state after client work.*'text\.ctx'"),
     (KeepsOptimiser, "G3", r"order|alone"),
-    (TakesFirstUpdate, "G3", r"updates in reverse order"),
+    (TakesFirstUpdate, "G3", r"clients in the order 3, 2, 1, 0: server"),
     (DecaysByItself, "G4", r"lr 0: client 0, slot 'w'.*differs"),
     (HalfStep, "G5", r"centralised SGD: 'text\.ctx'"),
     (HalfStep, "G6", r"server against client 0: 'text\.ctx'"),
     (NoiseByClient, "G6", r"clients 0 and 1, upload"),
     (CountsAbsolutely, "G7", r"weights times 4"),
     (CountsInSelf, "G8", r"resumed after round 1"),
+    (KeepsOnItself, "G8", r"sets self\.rounds during the run"),
     (TouchesBackbone, "G9", r"backbone (weight )?changed"),
     (TrainsBatchNorm, "G9", r"BatchNorm buffers"),
     (CatchesAll, "G10", r"'stray\.tensor' is taken in by the rule '\.\*'"),

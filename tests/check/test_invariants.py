@@ -125,9 +125,15 @@ def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert lines[-1] == f"zeroshot: {len(INVARIANTS) - 4} hold, 4 exempt, 0 broken"
     mine = tmp_path / "my.py"
     mine.write_text(MINE)
-    assert verbs()["check"].run([f"{mine}:MyMethod"]) == 1
+    assert verbs()["check"].run([f"{mine}:MyMethod"]) == 0  # nothing said: as good as FedAvg
+    out = capsys.readouterr().out
+    assert "G10  ok" in out and "G7   exempt" in out and "1 exempt, 0 broken" in out
+    assert verbs()["check"].run([f"{mine}:CatchesAll"]) == 1
     out = capsys.readouterr().out
     assert "G10  broken" in out and "G7   exempt" in out and "1 exempt, 1 broken" in out
+    with pytest.raises(ConfigError, match="Leaky exempts itself from 'G1': privacy and"):
+        (tmp_path / "leaky.py").write_text(LEAKY)
+        verbs()["check"].run([f"{tmp_path / 'leaky.py'}:Leaky"])
 
 
 MINE = '''
@@ -138,6 +144,15 @@ class MyMethod(Trainer):
     exempt = {"G7": "for the test"}
     def trainables(self, model, generator):
         return {"text.ctx": torch.randn(4, model.text_width, generator=generator) * 0.02}
+
+class CatchesAll(MyMethod):
+    groups = ((r".*", "shared"),)
+'''
+LEAKY = '''
+from fedvlm.federation.trainer import Trainer
+
+class Leaky(Trainer):
+    exempt = {"G1": "it is only a research prototype"}
 '''
 
 

@@ -51,10 +51,10 @@ def test_cached_activations_train_to_the_same_model(visual: str) -> None:
     w = world(visual, "PEFT.BLOCKS", "1")
     want = final(w, Setup(pixels=True))
     fed = w.federation(Plain, Setup(pixels=True, chunk=4))
-    block = fed.trainer.token_block(fed.model)
-    assert block == 1
-    kept = fed.model.vision.enter(w.pixels, block)
-    source = FeatureSource.of(kept[None], torch.arange(len(kept)), w.labels, f"tokens.{block}")
+    (stream,) = fed.trainer.streams(fed.model)
+    assert stream == "tokens.1"
+    kept = fed.model.vision.enter(w.pixels, 1)
+    source = FeatureSource.of(kept[None], torch.arange(len(kept)), w.labels, stream)
     fed.batcher = replace(fed.batcher, source=source)
     close(fed.run().server["w"], want)
     assert all(float((v - fed.p0[n]).abs().max()) > 0 for n, v in want.items())
@@ -67,17 +67,20 @@ def test_freeze_a_never_moves_nor_sends_a() -> None:
     last = run.states[-1]
     for tree in (c["w"] for c in last.clients.values()):
         assert all(torch.equal(tree[n], run.fed.p0[n]) for n in frozen)
-    assert all(n.endswith(".B") for u in run.events[-1].updates for n in u.params)
+    sent = run.events[-1].updates
+    assert sent.clients == (0, 1, 2, 3) and sent.params
+    assert all(n.endswith(".B") for n in sent.params)
 
 
 def test_product_svd_averages_products() -> None:
     w = world("lora", "PEFT.LORA_AVG", "product_svd", "PEFT.RANK", "16")
     run = w.record(Plain, Setup(pixels=True))
     updates = run.events[0].updates
-    total = sum(u.weight for u in updates)
+    shares = (updates.weight / updates.weight.sum()).tolist()
+    sent = updates.messages()
     got = products(run.states[1].server["w"])
     for site, value in got.items():
-        want = sum(u.weight / total * products(u.params)[site] for u in updates)
+        want = sum(shares[c] * products(sent[c])[site] for c in updates.clients)
         assert torch.allclose(value, want, 0, 1e-12)  # rank 16 of 16: nothing is cut
 
 

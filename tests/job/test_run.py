@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedvlm.core.errors import ConfigError
+from fedvlm.data.builtin import sets
 from fedvlm.data.partition.index_file import read_index_file
 from fedvlm.job import run as job_run
 from tests import jobs
@@ -27,39 +28,32 @@ def close(a: list[float], b: list[float], relative: float) -> None:
     assert max(abs(x - y) / abs(y) for x, y in zip(a, b, strict=True)) < relative
 
 
-@pytest.fixture(scope="module")
-def fast(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("fast")
-    assert jobs.run(output) == 0
-    return output
+@pytest.fixture
+def few_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight images of each class for training and for tests, in a cache of their own."""
+    monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sets, "_PER_CLASS", (8, 2, 8))
 
 
-@pytest.mark.parametrize("prec", ["fp32", "fp64"])
-def test_plain_path_gives_the_same_losses(fast: Path, tmp_path: Path, prec: str) -> None:
+@pytest.mark.usefixtures("few_images")
+@pytest.mark.parametrize("words", [["--opts", "MODEL.PREC", "fp64"], ["--views", "2"]])
+def test_plain_path_gives_the_same_losses(tmp_path: Path, words: list[str]) -> None:
     """Pixels per batch, full-length text, client by client, against cache, packing, stacking."""
-    assert jobs.run(tmp_path / "plain", "--plain", "--opts", "MODEL.PREC", prec) == 0
-    if prec == "fp64":
-        assert jobs.run(tmp_path / "fast", "--opts", "MODEL.PREC", prec) == 0
-        close(losses(tmp_path / "plain"), losses(tmp_path / "fast"), 1e-10)
-    else:
-        close(losses(tmp_path / "plain"), losses(fast), 1e-5)
-
-
-def test_augmented_views_are_the_same_on_both_paths(tmp_path: Path) -> None:
     for name, more in (("plain", ["--plain"]), ("fast", [])):
-        assert jobs.run(tmp_path / name, "--views", "2", *more) == 0
-    close(losses(tmp_path / "plain"), losses(tmp_path / "fast"), 1e-5)
+        assert jobs.run(tmp_path / name, *more, *words) == 0
+    bound = 1e-10 if "fp64" in words else 1e-5
+    close(losses(tmp_path / "plain"), losses(tmp_path / "fast"), bound)
 
 
-def test_views_change_training_but_not_the_test_images(fast: Path, tmp_path: Path) -> None:
+def test_views_change_training_but_not_the_test_images(quick_run: Path, tmp_path: Path) -> None:
     assert jobs.run(tmp_path, "--views", "2") == 0
-    assert losses(tmp_path) != losses(fast)
-    assert jobs.records(tmp_path)[0]["personal"] == jobs.records(fast)[0]["personal"]
+    assert losses(tmp_path) != losses(quick_run)
+    assert jobs.records(tmp_path)[0]["personal"] == jobs.records(quick_run)[0]["personal"]
 
 
-def test_files_of_a_run(fast: Path) -> None:
-    folder = jobs.folder(fast)
-    relative = folder.relative_to(fast).as_posix()
+def test_files_of_a_run(quick_run: Path) -> None:
+    folder = jobs.folder(quick_run)
+    relative = folder.relative_to(quick_run).as_posix()
     assert relative == "base2new/Shapes/shots_2/FedTV/tiny/disjoint-K2-f1/seed1-data1"
     assert {p.name for p in folder.iterdir()} >= {
         "config.yaml", "manifest.json", "log.txt", "metrics.jsonl", "partition.json",
@@ -68,23 +62,23 @@ def test_files_of_a_run(fast: Path) -> None:
     assert not (folder / "RUNNING").exists()
     log = (folder / "log.txt").read_text()
     accuracy = re.findall(r"\* accuracy: ([\d.]+)%", log.split("Finish training")[1])
-    last = jobs.results(fast)["last"]
+    last = jobs.results(quick_run)["last"]
     assert accuracy == [f"{last['personal']:.1f}"]
     assert read_index_file(str(folder / "partition.json"))["dataset"] == "Shapes"
 
 
-def test_personal_tensors_are_in_no_metric(fast: Path) -> None:
-    text = (jobs.folder(fast) / "metrics.jsonl").read_text()
-    sent = {n for r in jobs.records(fast) for n in r["bytes_up_by_tensor"]}
+def test_personal_tensors_are_in_no_metric(quick_run: Path) -> None:
+    text = (jobs.folder(quick_run) / "metrics.jsonl").read_text()
+    sent = {n for r in jobs.records(quick_run) for n in r["bytes_up_by_tensor"]}
     assert sent == {
         "text.sigma", "image.shared_adapter.fc1.weight", "image.shared_adapter.fc2.weight"
     }
     assert not re.search(r"text\.[USV]\b|personal_adapter|image\.fusion", text)
 
 
-def test_evaluation_does_not_change_training(fast: Path, tmp_path: Path) -> None:
+def test_evaluation_does_not_change_training(quick_run: Path, tmp_path: Path) -> None:
     assert jobs.run(tmp_path, "--eval-every", "2") == 0
-    a, b = jobs.state(fast), jobs.state(tmp_path)
+    a, b = jobs.state(quick_run), jobs.state(tmp_path)
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert "personal" not in jobs.records(tmp_path)[1]
 

@@ -11,6 +11,7 @@ from fedvlm.federation.rounds import slots_of, state_of
 
 from .toys import drive, own, personal, shared
 
+SECOND = 5  # a seed whose round 1 draws client 1: client 0 has its optimum at the start
 SPLIT_PROX = (1.578947, 3.729730)  # the proximal step after the optimiser's: Plato's
 
 
@@ -87,11 +88,11 @@ def test_a_client_that_was_never_drawn_is_judged_by_what_it_receives(
     trainer: str, slot: str
 ) -> None:
     """Not by its untrained start, which is what its private model still is."""
-    fed, state = drive(trainer, 1, frac=0.5, first_round_all=False)
+    fed, state = drive(trainer, 1, frac=0.5, first_round_all=False, seed=SECOND)
     (absent,) = set(state.clients) - set(state.worked)
     assert own(state, slot=slot)[absent] == 0.0 != shared(state)
     assert personal(fed, state)[absent] == shared(state)
     (worked,) = state.worked
-    assert personal(fed, state)[worked] == own(state, slot=slot)[worked] != shared(state)
+    assert personal(fed, state)[worked] == own(state, slot=slot)[worked]
     saved = state_of(state.round, slots_of(state), state.clients)
     assert saved.worked == state.worked and personal(fed, saved) == personal(fed, state)

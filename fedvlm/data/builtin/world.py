@@ -1,18 +1,15 @@
 """The procedural world: small coloured pictures with a known, exact description.
 
-A scene is a row of attribute numbers (`NOUN, COLOUR, TEXTURE, GROUND, SIZE`); an image is a
-silhouette filled with a textured colour on a coloured background, uint8 RGB [32, 32, 3].
-All randomness comes from the generator that is passed in, so equal generators give equal pixels.
+A scene is a row of attribute numbers (``NOUN, COLOUR, TEXTURE, GROUND, SIZE``); an image is a
+silhouette filled with a textured colour on a coloured background, uint8 RGB ``[32, 32, 3]``, in one
+of five styles. All randomness comes from the generator that is passed in, so equal generators give
+equal pixels.
 
-Silhouettes of the procedural world: polygons for shapes, fonts for digits and letters.
-
-A silhouette is a uint8 coverage map [32, 32] (0 = background, 255 = object).
-Everything is drawn three times larger and averaged down, which is the whole antialiasing.
-
-Five styles of the same world; all but `clean` are never seen in pretraining.
-
-A style is a systematic change that keeps the content: it breaks zero-shot prediction but leaves
-the classes separable, which is what makes it a task for adaptation.
+A silhouette is a uint8 coverage map ``[32, 32]`` (0 is background), of polygons for shapes and of
+fonts for digits and letters; everything is drawn three times larger and averaged down, which is the
+whole antialiasing. A style is a systematic change that keeps the content: it breaks zero-shot
+prediction but leaves the classes separable, which is what makes it a task for adaptation;
+pretraining sees none but ``clean``.
 """
 
 from __future__ import annotations
@@ -26,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+WORLD_VERSION = 2  # of the pixels: sets on disk with another are rendered anew
 SIDE = 32
 _OVER = 3
 _BIG = SIDE * _OVER
@@ -38,17 +36,34 @@ SHAPES = (
 NEW_NOUNS = ("trapezoid", "house", "cloud", "tree", "fish", "bolt", "mushroom", "key")
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 LETTERS = tuple("abcdefghijklmnopqrstuvwxyz")
+COLOURS = (
+    "red", "green", "blue", "yellow", "orange", "purple", "pink", "cyan", "brown", "white",
+)  # fmt: skip
+GROUNDS = (*COLOURS, "black", "gray")
+TEXTURES = ("plain", "striped", "dotted", "checkered")
+SIZES = ("small", "large")
+NOUNS = (*SHAPES, *DIGITS, *LETTERS, *NEW_NOUNS)
+NOUN, COLOUR, TEXTURE, GROUND, SIZE = range(5)
+
+Points = NDArray[np.float64]
+Mask = NDArray[np.uint8]
+# A polygon [K, 2] in [-1, 1]^2 (y downwards), and whether it adds to the shape or cuts from it.
+Polygon = tuple[Points, bool]
+Scenes = NDArray[np.int64]  # [N, 5]
+Images = NDArray[np.uint8]  # [N, 32, 32, 3]
+Masks = NDArray[np.uint8]  # [N, 32, 32]
+Floats = NDArray[np.float32]
 
 FONTS = (
     "DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSans-BoldOblique",
     "DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSerif-Italic", "DejaVuSansMono",
     "DejaVuSansMono-Bold", "DejaVuSansMono-Oblique",
 )  # fmt: skip
-
-Points = NDArray[np.float64]
-Mask = NDArray[np.uint8]
-# A part is a polygon [K, 2] in [-1, 1]^2 (y downwards) and whether it adds or cuts.
-Part = tuple[Points, bool]
+_RGB = (
+    (215, 35, 35), (40, 160, 50), (40, 70, 215), (240, 220, 40), (245, 135, 20),
+    (130, 40, 170), (250, 140, 190), (50, 205, 215), (120, 72, 30), (245, 245, 245),
+    (15, 15, 15), (128, 128, 128),
+)  # fmt: skip
 
 
 def _ngon(count: int, radius: float = 1.0, turn: float = -np.pi / 2) -> Points:
@@ -94,7 +109,7 @@ def _cross() -> Points:
     return _poly(-a, -b, a, -b, a, -a, b, -a, b, a, a, a, a, b, -a, b, -a, a, -b, a, -b, -a, -a, -a)
 
 
-_PARTS: dict[str, Callable[[], list[Part]]] = {
+_POLYGONS: dict[str, Callable[[], list[Polygon]]] = {
     "circle": lambda: [(_disc(), True)],
     "square": lambda: [(_box(-0.85, -0.85, 0.85, 0.85), True)],
     "triangle": lambda: [(_ngon(3, 1.1) + np.array([0, 0.2]), True)],
@@ -168,7 +183,7 @@ def shape_mask(name: str, scale: float, rng: np.random.Generator) -> Mask:
     shift = rng.uniform(-room, room, size=2)
     canvas = Image.new("L", (_BIG, _BIG), 0)
     draw = ImageDraw.Draw(canvas)
-    for points, adds in _PARTS[name]():
+    for points, adds in _POLYGONS[name]():
         moved = (points * np.array([mirror, 1.0])) @ matrix.T + shift
         pixels = (moved + 1.0) * (_BIG / 2)
         draw.polygon([(float(x), float(y)) for x, y in pixels], fill=255 if adds else 0)
@@ -228,7 +243,7 @@ def glyph_mask(char: str, scale: float, rng: np.random.Generator) -> Mask:
 
 def silhouette(noun: str, scale: float, rng: np.random.Generator) -> Mask:
     """Coverage map [32, 32] uint8 of any noun of the world."""
-    if noun in _PARTS:
+    if noun in _POLYGONS:
         return shape_mask(noun, scale, rng)
     if noun in DIGITS:
         return glyph_mask(str(DIGITS.index(noun)), _GLYPH_SCALE * scale, rng)
@@ -238,32 +253,14 @@ def silhouette(noun: str, scale: float, rng: np.random.Generator) -> Mask:
     raise KeyError(f"no such noun in the world: {noun}")
 
 
-WORLD_VERSION = 2
-
-COLOURS = (
-    "red", "green", "blue", "yellow", "orange", "purple", "pink", "cyan", "brown", "white",
-)  # fmt: skip
-GROUNDS = (*COLOURS, "black", "gray")
-TEXTURES = ("plain", "striped", "dotted", "checkered")
-SIZES = ("small", "large")
-NOUNS = (*SHAPES, *DIGITS, *LETTERS, *NEW_NOUNS)
-NOUN, COLOUR, TEXTURE, GROUND, SIZE = range(5)
-
-Scenes = NDArray[np.int64]  # [N, 5]
-Images = NDArray[np.uint8]  # [N, 32, 32, 3]
-Masks = NDArray[np.uint8]  # [N, 32, 32]
-Floats = NDArray[np.float32]
-
-_RGB = (
-    (215, 35, 35), (40, 160, 50), (40, 70, 215), (240, 220, 40), (245, 135, 20),
-    (130, 40, 170), (250, 140, 190), (50, 205, 215), (120, 72, 30), (245, 245, 245),
-    (15, 15, 15), (128, 128, 128),
-)  # fmt: skip
-
-
-def held_out(shape: int, colour: int) -> bool:
+def is_held_out(shape: int, colour: int) -> bool:
     """True for the fifth of (shape, colour) pairs that pretraining never shows."""
     return (3 * shape + 2 * colour) % 5 == 0
+
+
+def seen_colours(shape: str) -> list[str]:
+    """Colours in which pretraining shows this shape."""
+    return [c for i, c in enumerate(COLOURS) if not is_held_out(SHAPES.index(shape), i)]
 
 
 def _ground_odds() -> NDArray[np.float64]:
@@ -282,9 +279,9 @@ def scenes_of(
     count = len(nouns)
     rows = np.zeros((count, 5), dtype=np.int64)
     rows[:, NOUN] = [NOUNS.index(n) for n in nouns]
-    drawn = rng.integers(len(COLOURS), size=count)
+    draws_of_colour = rng.integers(len(COLOURS), size=count)
     rows[:, COLOUR] = [
-        d if c is None else COLOURS.index(c) for c, d in zip(colours, drawn, strict=True)
+        d if c is None else COLOURS.index(c) for c, d in zip(colours, draws_of_colour, strict=True)
     ]
     rows[:, TEXTURE] = rng.choice(len(TEXTURES), size=count, p=(0.46, 0.18, 0.18, 0.18))
     edges = np.cumsum(_ground_odds(), axis=1)[rows[:, COLOUR]]
@@ -409,5 +406,5 @@ def stylise(images: Images, style: str, rng: np.random.Generator) -> Images:
     """Applies a style to uint8 images [N, 32, 32, 3]."""
     if style not in _STYLES:
         raise KeyError(f"no such style: {style}; there are {', '.join(STYLES)}")
-    changed = _STYLES[style](images.astype(np.float32), rng)
-    return np.clip(changed, 0, 255).astype(np.uint8)
+    pixels = _STYLES[style](images.astype(np.float32), rng)
+    return np.clip(pixels, 0, 255).astype(np.uint8)

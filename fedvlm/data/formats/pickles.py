@@ -3,15 +3,16 @@
 A pickle is a programme for a small machine. Here the machine knows no name but those below, and
 each stands for a mark, not for a class or function: nothing of what a file names is ever imported
 or called. Memory stays within a constant factor of the file's size. Dassl's ``Datum`` (CoOp's
-few-shot files) is read on request, as a record of its fields.
+few-shot files) is read on request, as the plain dict of its fields.
 
-numpy values out of a pickle's parts, each part checked before numpy sees it.
+Arrays are checked part by part before numpy sees them. ``numpy.dtype`` and ``numpy.ndarray`` set
+their own state without checking that it fits together: flags of one dtype over the bytes of another
+make numbers into pointers, and a list that is too short is read past its end. So an allowlist of
+classes is not enough (the usual one crashes the interpreter on a file of our tests); only a few
+dtypes are known, and sizes are compared first.
 
-``numpy.dtype`` and ``numpy.ndarray`` set their own state without checking that it fits together:
-flags of one dtype over the bytes of another make numbers into pointers, and a list that is too
-short is read past its end. So only a few dtypes are known here, and sizes are compared first.
-
-What a pickle that is read without trust may hold, and what it may not.
+This stands on the private ``pickle._Unpickler``, the standard library's machine in Python: on its
+dispatch table, stack and memo. A Python that changes these shows in the tests of this file.
 """
 
 from __future__ import annotations
@@ -33,133 +34,49 @@ from numpy.typing import NDArray
 
 from fedvlm.core.errors import DataError
 
+MAX_DEPTH = 100  # of lists in lists, in the result
 _CODE = re.compile(r"[|<>=]?(?:b1|[iu][1248]|f[248]|[SU][1-9][0-9]{0,8}|O[48]?)")
-_ITEMS = (str, bytes, bool, int, float, np.generic, type(None))  # of an array of objects
-_MAX_DIMS = 32
 _MAX_CODE_POINT = 0x10FFFF
-
-
-class PlainDtype:
-    """Stands for a ``numpy.dtype`` while the stream is read; never part of the result.
-
-    Args:
-        args: what the pickle calls ``numpy.dtype`` with: (code, align, copy).
-
-    Raises:
-        UnpicklingError: any dtype but numbers, texts, bytes and objects.
-    """
-
-    def __init__(self, *args: Any) -> None:
-        code = args[0] if args else None
-        if not isinstance(code, str) or not _CODE.fullmatch(code) or len(args) > 3:
-            raise UnpicklingError(f"it asks for the array type {str(code)[:40]!r}")
-        self.dtype = np.dtype(object if "O" in code else code)
-
-    def build(self, state: Any) -> None:
-        """Take the byte order from the state of a plain dtype.
-
-        Raises:
-            UnpicklingError: a state that is not (version, byte order, None, None, None, ...).
-        """
-        plain = isinstance(state, tuple) and 6 <= len(state) <= 9 and state[2:5] == (None,) * 3
-        if not plain or not isinstance(state[1], str) or state[1] not in tuple("|<>="):
-            raise UnpicklingError("an array type is not a plain one")
-        if state[1] in "<>":
-            self.dtype = self.dtype.newbyteorder("<" if state[1] == "<" else ">")
-
-
-def set_array(array: NDArray[Any], state: Any) -> int:
-    """Give an array just made its content from the pickle; returns the bytes it takes.
-
-    Args:
-        array: an empty int8 array.
-        state: (version, shape, dtype, column order, bytes or list of objects).
-
-    Raises:
-        UnpicklingError: content that does not fit shape and type, or an array built twice.
-    """
-    if not isinstance(state, tuple) or len(state) != 5 or not isinstance(state[2], PlainDtype):
-        raise UnpicklingError("an array's state is not (version, shape, type, order, content)")
-    if array.size or array.dtype != np.int8:
-        raise UnpicklingError("an array is built twice")
-    _, shape, kind, columns, content = state
-    dtype, count = kind.dtype, _count(shape)
-    if dtype.kind == "O":
-        if type(content) is not list or len(content) != count:
-            raise UnpicklingError(f"an array of shape {shape} has not that many objects")
-        if not all(isinstance(item, _ITEMS) for item in content):
-            raise UnpicklingError("an array holds objects that are no text or number")
-    else:
-        content = _raw(content, dtype, count)
-    checked: Any = (1, shape, dtype, bool(columns), content)
-    array.__setstate__(checked)
-    return array.nbytes
-
-
-def scalar(*args: Any) -> np.generic:
-    """Return a numpy number or text from its dtype and bytes.
-
-    Raises:
-        UnpicklingError: bytes that do not fit the type.
-    """
-    if len(args) != 2 or not isinstance(args[0], PlainDtype) or args[0].dtype.kind == "O":
-        raise UnpicklingError("a numpy scalar is not (type, bytes)")
-    dtype = args[0].dtype
-    value = np.frombuffer(_raw(args[1], dtype, 1), dtype)[0]
-    return value  # type: ignore[no-any-return]
-
-
-def from_buffer(*args: Any) -> NDArray[Any]:
-    """Return an array from the parts that protocol 5 writes.
-
-    Args:
-        args: (bytes, dtype, shape, order), and the order of axes where order is ``K``.
-
-    Raises:
-        UnpicklingError: content that does not fit shape and type.
-    """
-    if len(args) not in (4, 5) or not isinstance(args[1], PlainDtype) or args[1].dtype.kind == "O":
-        raise UnpicklingError("an array is not (bytes, type, shape, order)")
-    buffer, kind, shape, order, *rest = args
-    axes = rest[0] if rest else None
-    array = np.frombuffer(_raw(buffer, kind.dtype, _count(shape)), kind.dtype)
-    if order == "K" and isinstance(axes, tuple) and sorted(axes) == list(range(len(shape))):
-        return array.reshape(shape).transpose(axes).copy()
-    if order not in ("C", "F"):
-        raise UnpicklingError("an array's order is neither rows nor columns")
-    return array.reshape(shape, order=order).copy(order)
-
-
-def _count(shape: Any) -> int:
-    """Return the number of items of a shape.
-
-    An empty array may have one axis only, since the others' lengths cost no byte in the file.
-    """
-    whole = isinstance(shape, tuple) and len(shape) <= _MAX_DIMS
-    if not whole or any(type(n) is not int or n < 0 for n in shape):
-        raise UnpicklingError("an array's shape is not a tuple of whole numbers")
-    if 0 in shape and shape != (0,):
-        raise UnpicklingError(f"an empty array has the shape {shape}"[:99])
-    return math.prod(shape)
-
-
-def _raw(content: Any, dtype: np.dtype[Any], count: int) -> bytes:
-    """Return the bytes of ``count`` items (Python 2 wrote them as text)."""
-    if isinstance(content, str):
-        content = content.encode("latin1")
-    if not isinstance(content, bytes | bytearray) or len(content) != count * dtype.itemsize:
-        raise UnpicklingError(f"an array of {count} items of type {dtype.str} has other content")
-    if dtype.kind == "U" and count:
-        points = np.frombuffer(content, np.dtype("u4").newbyteorder(dtype.byteorder))
-        if points.max() > _MAX_CODE_POINT:
-            raise UnpicklingError("an array of texts holds what is no character")
-    return bytes(content)
-
-
-MAX_DEPTH = 100
+_MAX_DIMS = 32
 _MAX_FIELDS = 64
-_KEYS = (str, bytes, bool, int, float, np.generic, type(None))
+_MAX_MARKS = 1000
+_KEYS = (str, bytes, bool, int, float, np.generic, type(None))  # of a dict; items of an array
 _VALUES = (*_KEYS, bytearray, np.ndarray)
+
+
+def load_restricted(path: Path, *, objects: bool = False) -> Any:
+    """Return a pickle's content if it holds only arrays, texts, numbers, lists, tuples and dicts.
+
+    Args:
+        objects: also read objects whose class is called ``Datum``, each as a ``PickledObject``.
+
+    Raises:
+        DataError: unreadable, broken, or it asks for any other class or function.
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    return loads_restricted(raw, str(path), objects=objects)
+
+
+def loads_restricted(raw: bytes, where: str, *, objects: bool = False) -> Any:
+    """Return the content of a pickle in memory, as ``load_restricted`` does.
+
+    Args:
+        where: the file, for messages.
+
+    Raises:
+        DataError: as ``load_restricted``.
+    """
+    try:
+        content = _Machine(raw, objects).load()
+        _check_plain(content)
+    except Exception as error:  # a crafted stream can raise anything
+        damage = isinstance(error, EOFError | LookupError | struct.error)
+        reason = "it is damaged, or no pickle at all" if damage else str(error)
+        raise DataError(f"{where} is not a plain pickle of arrays and lists: {reason}") from error
+    return content
 
 
 class PickledObject:
@@ -178,53 +95,34 @@ class PickledObject:
         Raises:
             UnpicklingError: the state is not a dict of a few named values.
         """
-        named = isinstance(state, dict) and all(type(name) is str for name in state)
-        if not named or len(state) > _MAX_FIELDS:
-            raise pickle.UnpicklingError("a record's state is not a dict of its fields")
+        fields = isinstance(state, dict) and all(type(name) is str for name in state)
+        if not fields or len(state) > _MAX_FIELDS:
+            raise UnpicklingError("a record's state is not a dict of its fields")
         self.fields = dict(state)
 
 
-def pairs(items: list[Any]) -> dict[Any, Any]:
-    """Return a dict; keys are plain, since hashing a deep tuple would overflow the C stack.
-
-    Args:
-        items: key, value, key, value, ...
-
-    Raises:
-        UnpicklingError: a key that is no text or number, or one without a value.
-    """
-    if not all(isinstance(key, _KEYS) for key in items[::2]):
-        raise pickle.UnpicklingError("a dict has keys that are no text or number")
-    return dict(zip(items[::2], items[1::2], strict=True))
-
-
-def check_plain(content: Any) -> None:
+def _check_plain(content: Any) -> None:
     """Refuse marks left in the result, and nesting that would trap who walks it.
 
     Raises:
         UnpicklingError: anything but texts, numbers, arrays, objects, lists, tuples and dicts.
     """
-    level, seen = [content], set[int]()
+    level, ids = [content], set[int]()
     for _ in range(MAX_DEPTH):
-        below: list[Any] = []
+        next_level: list[Any] = []
         for value in level:
             if type(value) in (list, tuple, dict, PickledObject):
-                if id(value) in seen:
+                if id(value) in ids:
                     continue
-                seen.add(id(value))
+                ids.add(id(value))
                 inner = value.fields if type(value) is PickledObject else value
-                below += inner.values() if type(inner) is dict else inner
+                next_level += inner.values() if type(inner) is dict else inner
             elif not isinstance(value, _VALUES):
-                raise pickle.UnpicklingError(f"it holds a {type(value).__name__}")
-        if not below:
+                raise UnpicklingError(f"it holds a {type(value).__name__}")
+        if not next_level:
             return
-        level = below
-    raise pickle.UnpicklingError("it is nested too deeply")
-
-
-_MAX_MARKS = 1000
-
-
+        level = next_level
+    raise UnpicklingError("it is nested too deeply")
 
 
 class _Mark(Enum):
@@ -272,43 +170,8 @@ _PLAIN = {  # instructions that the standard machine may run as it does: they ma
 _OPCODES = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
 
 
-def load_restricted(path: Path, *, objects: bool = False) -> Any:
-    """Return a pickle's content if it holds only arrays, texts, numbers, lists, tuples and dicts.
-
-    Args:
-        objects: also read objects whose class is called ``Datum``, each as a ``PickledObject``.
-
-    Raises:
-        DataError: unreadable, broken, or it asks for any other class or function.
-    """
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-    return loads_restricted(raw, str(path), objects=objects)
-
-
-def loads_restricted(raw: bytes, where: str, *, objects: bool = False) -> Any:
-    """Return the content of a pickle in memory, as ``load_restricted`` does.
-
-    Args:
-        where: the file, for messages.
-
-    Raises:
-        DataError: as ``load_restricted``.
-    """
-    try:
-        content = _Machine(raw, objects).load()
-        check_plain(content)
-    except Exception as error:  # a crafted stream can raise anything
-        damaged = isinstance(error, EOFError | LookupError | struct.error)
-        said = "it is damaged, or no pickle at all" if damaged else str(error)
-        raise DataError(f"{where} is not a plain pickle of arrays and lists: {said}") from error
-    return content
-
-
-def _refuse(machine: _Machine) -> None:
-    raise pickle.UnpicklingError("it uses an instruction that plain data does not need")
+def _refuse(_machine: _Machine) -> None:
+    raise UnpicklingError("it uses an instruction that plain data does not need")
 
 
 class _Machine(pickle._Unpickler):
@@ -333,10 +196,10 @@ class _Machine(pickle._Unpickler):
         self.objects = objects
         self.left = 16 * len(raw) + 2**20  # bytes that may still be copied out of the stream
         self.calls: dict[_Mark, Callable[..., Any]] = {
-            _Mark.DTYPE: PlainDtype,
+            _Mark.DTYPE: _PlainDtype,
             _Mark.RECONSTRUCT: _empty_array,
-            _Mark.SCALAR: scalar,
-            _Mark.BUFFER: from_buffer,
+            _Mark.SCALAR: _scalar,
+            _Mark.BUFFER: _from_buffer,
             _Mark.ENCODE: _latin1,
             _Mark.BYTES: _no_bytes,
             _Mark.NEW: _new_object,
@@ -348,18 +211,18 @@ class _Machine(pickle._Unpickler):
         if mark is None and self.objects:
             mark = _Mark.RECORD if name == "Datum" else _OBJECT_NAMES.get((module, name))
         if mark is None:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}"[:99])
+            raise UnpicklingError(f"it asks for {module}.{name}"[:99])
         return mark
 
     def spend(self, size: int) -> None:
         """Count bytes copied; one part of the file copied again and again ends here."""
         self.left -= size
         if self.left < 0:
-            raise pickle.UnpicklingError("it unpacks to far more than its size")
+            raise UnpicklingError("it unpacks to far more than its size")
 
     def mark(self) -> None:
         if len(self.metastack) >= _MAX_MARKS:
-            raise pickle.UnpicklingError("it is nested too deeply")
+            raise UnpicklingError("it is nested too deeply")
         self.load_mark()
 
     dispatch[pickle.MARK[0]] = mark
@@ -368,7 +231,7 @@ class _Machine(pickle._Unpickler):
         args = self.stack.pop()
         mark = self.stack[-1]
         if not isinstance(mark, _Mark) or mark not in self.calls or type(args) is not tuple:
-            raise pickle.UnpicklingError("it calls what is no function known here")
+            raise UnpicklingError("it calls what is no function known here")
         value = self.calls[mark](*args)
         self.spend(getattr(value, "nbytes", 0) or (len(value) if type(value) is bytes else 0))
         self.stack[-1] = value
@@ -378,7 +241,7 @@ class _Machine(pickle._Unpickler):
     def new_object(self) -> None:
         args = self.stack.pop()
         if self.stack[-1] is not _Mark.RECORD or args != ():
-            raise pickle.UnpicklingError("it makes an object of a class that is not known here")
+            raise UnpicklingError("it makes an object of a class that is not known here")
         self.stack[-1] = PickledObject()
 
     dispatch[pickle.NEWOBJ[0]] = new_object
@@ -387,11 +250,11 @@ class _Machine(pickle._Unpickler):
         state = self.stack.pop()
         value = self.stack[-1]
         if type(value) is np.ndarray:
-            self.spend(set_array(value, state))
-        elif type(value) is PickledObject or type(value) is PlainDtype:
+            self.spend(_set_array(value, state))
+        elif type(value) is PickledObject or type(value) is _PlainDtype:
             value.build(state)
         else:
-            raise pickle.UnpicklingError(f"it sets the state of a {type(value).__name__}")
+            raise UnpicklingError(f"it sets the state of a {type(value).__name__}")
 
     dispatch[pickle.BUILD[0]] = build
 
@@ -409,19 +272,19 @@ class _Machine(pickle._Unpickler):
 
     def set_one(self) -> None:
         value, key = self.stack.pop(), self.stack.pop()
-        self._top(dict).update(pairs([key, value]))
+        self._top(dict).update(_pairs([key, value]))
 
     dispatch[pickle.SETITEM[0]] = set_one
 
     def set_all(self) -> None:
         items = self.pop_mark()
-        self._top(dict).update(pairs(items))
+        self._top(dict).update(_pairs(items))
 
     dispatch[pickle.SETITEMS[0]] = set_all
 
     def make_dict(self) -> None:
         items = self.pop_mark()  # changes what append is bound to
-        self.append(pairs(items))
+        self.append(_pairs(items))
 
     dispatch[pickle.DICT[0]] = make_dict
 
@@ -433,29 +296,160 @@ class _Machine(pickle._Unpickler):
 
     def _top(self, kind: type) -> Any:
         if type(self.stack[-1]) is not kind:
-            raise pickle.UnpicklingError(f"it fills a {type(self.stack[-1]).__name__}")
+            raise UnpicklingError(f"it fills a {type(self.stack[-1]).__name__}")
         return self.stack[-1]
+
+
+def _pairs(items: list[Any]) -> dict[Any, Any]:
+    """Return a dict; keys are plain, since hashing a deep tuple would overflow the C stack.
+
+    Args:
+        items: key, value, key, value, ...
+
+    Raises:
+        UnpicklingError: a key that is no text or number, or one without a value.
+    """
+    if not all(isinstance(key, _KEYS) for key in items[::2]):
+        raise UnpicklingError("a dict has keys that are no text or number")
+    return dict(zip(items[::2], items[1::2], strict=True))
 
 
 def _empty_array(kind: Any = None, *_shape_and_code: Any) -> Any:
     if kind is not _Mark.NDARRAY:
-        raise pickle.UnpicklingError("only plain arrays may be rebuilt")
+        raise UnpicklingError("only plain arrays may be rebuilt")
     return np.ndarray(0, dtype=np.int8)  # its state follows in the stream
 
 
 def _latin1(*args: Any) -> bytes:
     if len(args) != 2 or type(args[0]) is not str or args[1] != "latin1":
-        raise pickle.UnpicklingError("only latin1 bytes may be decoded")
+        raise UnpicklingError("only latin1 bytes may be decoded")
     return args[0].encode("latin1")
 
 
 def _no_bytes(*args: Any) -> bytes:
     if args:
-        raise pickle.UnpicklingError("only empty bytes may be made by a call")
+        raise UnpicklingError("only empty bytes may be made by a call")
     return b""
 
 
 def _new_object(*args: Any) -> PickledObject:
     if args != (_Mark.RECORD, _Mark.OBJECT, None):
-        raise pickle.UnpicklingError("it makes an object of a class that is not known here")
+        raise UnpicklingError("it makes an object of a class that is not known here")
     return PickledObject()
+
+
+class _PlainDtype:
+    """Stands for a ``numpy.dtype`` while the stream is read; never part of the result.
+
+    Args:
+        args: what the pickle calls ``numpy.dtype`` with: (code, align, copy).
+
+    Raises:
+        UnpicklingError: any dtype but numbers, texts, bytes and objects.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        code = args[0] if args else None
+        if not isinstance(code, str) or not _CODE.fullmatch(code) or len(args) > 3:
+            raise UnpicklingError(f"it asks for the array type {str(code)[:40]!r}")
+        self.dtype = np.dtype(object if "O" in code else code)
+
+    def build(self, state: Any) -> None:
+        """Take the byte order from the state of a plain dtype.
+
+        Raises:
+            UnpicklingError: a state that is not (version, byte order, None, None, None, ...).
+        """
+        plain = isinstance(state, tuple) and 6 <= len(state) <= 9 and state[2:5] == (None,) * 3
+        if not plain or not isinstance(state[1], str) or state[1] not in tuple("|<>="):
+            raise UnpicklingError("an array type is not a plain one")
+        if state[1] in "<>":
+            self.dtype = self.dtype.newbyteorder("<" if state[1] == "<" else ">")
+
+
+def _set_array(array: NDArray[Any], state: Any) -> int:
+    """Give an array just made its content from the pickle; returns the bytes it takes.
+
+    Args:
+        array: an empty int8 array.
+        state: (version, shape, dtype, column order, bytes or list of objects).
+
+    Raises:
+        UnpicklingError: content that does not fit shape and type, or an array built twice.
+    """
+    if not isinstance(state, tuple) or len(state) != 5 or not isinstance(state[2], _PlainDtype):
+        raise UnpicklingError("an array's state is not (version, shape, type, order, content)")
+    if array.size or array.dtype != np.int8:
+        raise UnpicklingError("an array is built twice")
+    _, shape, kind, columns, content = state
+    dtype, count = kind.dtype, _count(shape)
+    if dtype.kind == "O":
+        if type(content) is not list or len(content) != count:
+            raise UnpicklingError(f"an array of shape {shape} has not that many objects")
+        if not all(isinstance(item, _KEYS) for item in content):
+            raise UnpicklingError("an array holds objects that are no text or number")
+    else:
+        content = _raw(content, dtype, count)
+    checked: Any = (1, shape, dtype, bool(columns), content)
+    array.__setstate__(checked)
+    return array.nbytes
+
+
+def _scalar(*args: Any) -> np.generic:
+    """Return a numpy number or text from its dtype and bytes.
+
+    Raises:
+        UnpicklingError: bytes that do not fit the type.
+    """
+    if len(args) != 2 or not isinstance(args[0], _PlainDtype) or args[0].dtype.kind == "O":
+        raise UnpicklingError("a numpy scalar is not (type, bytes)")
+    dtype = args[0].dtype
+    value = np.frombuffer(_raw(args[1], dtype, 1), dtype)[0]
+    return value  # type: ignore[no-any-return]
+
+
+def _from_buffer(*args: Any) -> NDArray[Any]:
+    """Return an array from the parts that protocol 5 writes.
+
+    Args:
+        args: (bytes, dtype, shape, order), and the order of axes where order is ``K``.
+
+    Raises:
+        UnpicklingError: content that does not fit shape and type.
+    """
+    if len(args) not in (4, 5) or not isinstance(args[1], _PlainDtype) or args[1].dtype.kind == "O":
+        raise UnpicklingError("an array is not (bytes, type, shape, order)")
+    buffer, kind, shape, order, *rest = args
+    axes = rest[0] if rest else None
+    array = np.frombuffer(_raw(buffer, kind.dtype, _count(shape)), kind.dtype)
+    if order == "K" and isinstance(axes, tuple) and sorted(axes) == list(range(len(shape))):
+        return array.reshape(shape).transpose(axes).copy()
+    if order not in ("C", "F"):
+        raise UnpicklingError("an array's order is neither rows nor columns")
+    return array.reshape(shape, order=order).copy(order)
+
+
+def _count(shape: Any) -> int:
+    """Return the number of items of a shape.
+
+    An empty array may have one axis only, since the others' lengths cost no byte in the file.
+    """
+    whole = isinstance(shape, tuple) and len(shape) <= _MAX_DIMS
+    if not whole or any(type(n) is not int or n < 0 for n in shape):
+        raise UnpicklingError("an array's shape is not a tuple of whole numbers")
+    if 0 in shape and shape != (0,):
+        raise UnpicklingError(f"an empty array has the shape {shape}"[:99])
+    return math.prod(shape)
+
+
+def _raw(content: Any, dtype: np.dtype[Any], count: int) -> bytes:
+    """Return the bytes of ``count`` items (Python 2 wrote them as text)."""
+    if isinstance(content, str):
+        content = content.encode("latin1")
+    if not isinstance(content, bytes | bytearray) or len(content) != count * dtype.itemsize:
+        raise UnpicklingError(f"an array of {count} items of type {dtype.str} has other content")
+    if dtype.kind == "U" and count:
+        points = np.frombuffer(content, np.dtype("u4").newbyteorder(dtype.byteorder))
+        if points.max() > _MAX_CODE_POINT:
+            raise UnpicklingError("an array of texts holds what is no character")
+    return bytes(content)

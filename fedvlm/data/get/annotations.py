@@ -1,16 +1,9 @@
-"""Which reader serves which set where its published split file is absent.
+"""What a set's own annotations say of its images, where its published split file is absent.
 
-What a set's own annotations say of its images, before anything is cut.
-
-Annotations in MATLAB files: Oxford Flowers and Stanford Cars (scipy reads them, only here).
-
-Annotations in text files: Oxford-IIIT Pets, SUN397 and UCF101, class names cleaned as CoOp does.
-
-Sources: the sets' own release notes; the clean-ups are CoOp's, so that prompts read the same.
-
-Trees of class folders as annotations: the class is the folder's name, cleaned up as CoOp does.
-
-Labels are the order of the sorted folder names (capitals first), CoOp's order too.
+In MATLAB files: Oxford Flowers and Stanford Cars. In text files: Oxford-IIIT Pets, SUN397 and
+UCF101. In folders: the class is the folder's name, and labels are the order of the sorted names
+(capitals first). Sources: the sets' own release notes; class names are cleaned as CoOp does, so
+that prompts read the same.
 """
 
 from __future__ import annotations
@@ -32,7 +25,7 @@ from fedvlm.data.formats.folders import (
     read_folders,
     refuse_domains,
 )
-from fedvlm.data.locate import check_relative, find, subfolders
+from fedvlm.data.locate import check_relative, find, read_lines, subfolders
 
 
 @dataclass(frozen=True)
@@ -52,7 +45,7 @@ class Annotations:
     val: list[Datum] | None = None
 
 
-def labelled(images: Path, key: str, label: int, classname: str, where: str) -> Datum:
+def image_of(images: Path, key: str, label: int, classname: str, where: str) -> Datum:
     """Return one image that an annotation names.
 
     Raises:
@@ -64,18 +57,13 @@ def labelled(images: Path, key: str, label: int, classname: str, where: str) -> 
     return Datum(str(images / key), label, 0, classname, key)
 
 
-def lines_of(home: Path, name: str, what: str, source: str) -> list[str]:
-    """Return the stripped, non-empty lines of a text file below a set's folder.
+def read_list(home: Path, name: str, info: DatasetInfo) -> list[tuple[int, str]]:
+    """Return (line number from 1, text) of the lines of a text file below a set's folder.
 
     Raises:
         DataError: absent or not text.
     """
-    path = find(home, name, what, source=source, file=True)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
-    return [line.strip() for line in text.splitlines() if line.strip()]
+    return read_lines(find(home, name, f"{info.name}: {name}", source=info.source, file=True))
 
 
 def number(word: str, where: str) -> int:
@@ -103,14 +91,14 @@ def read_flowers(home: Path, info: DatasetInfo) -> Annotations:
     names = read_json(find(home, "cat_to_name.json", what, source=info.source, file=True))
     if not isinstance(names, dict) or not all(isinstance(v, str) for v in names.values()):
         raise DataError(f"{home}/cat_to_name.json: an object of label to name is wanted")
-    images, found = home / info.image_dir, []
+    folder, images = home / info.image_dir, []
     path, labels = _field(home, "imagelabels.mat", "labels", info)
     for i, value in enumerate(labels.ravel().tolist()):
         if str(value) not in names:
             raise DataError(f"{path}: label {value} has no name in cat_to_name.json")
         key = f"image_{i + 1:05d}.jpg"
-        found.append(labelled(images, key, int(value) - 1, names[str(value)], str(path)))
-    return Annotations(found, "imagelabels.mat")
+        images.append(image_of(folder, key, int(value) - 1, names[str(value)], str(path)))
+    return Annotations(images, "imagelabels.mat")
 
 
 def car_name(name: str) -> str:
@@ -130,17 +118,17 @@ def read_cars(home: Path, info: DatasetInfo) -> Annotations:
 
     def rows(file: str, folder: str) -> list[Datum]:
         path, table = _field(home, file, "annotations", info)
-        found = []
         if not {"fname", "class"} <= set(table.dtype.names or ()):
             raise DataError(f"{path}: 'annotations' lacks fname or class; the test file must be "
                             "the one with labels")
+        images = []
         for row in table.ravel():
             label, name = int(row["class"].ravel()[0]) - 1, _text(row["fname"], path)
             if not 0 <= label < len(classes):
                 raise DataError(f"{path}: label {label + 1} of {name} has no name in cars_meta.mat")
             key = f"{folder}/{name.rpartition('/')[2]}"
-            found.append(labelled(home, key, label, classes[label], str(path)))
-        return found
+            images.append(image_of(home, key, label, classes[label], str(path)))
+        return images
 
     train, test = "devkit/cars_train_annos.mat", "cars_test_annos_withlabels.mat"
     return Annotations(rows(train, "cars_train"), f"{train} and {test}", rows(test, "cars_test"))
@@ -148,7 +136,7 @@ def read_cars(home: Path, info: DatasetInfo) -> Annotations:
 
 def _field(home: Path, file: str, field: str, info: DatasetInfo) -> tuple[Path, Any]:
     """Return a MATLAB file's path and one array of it."""
-    from scipy.io import loadmat  # of scikit-learn's own requirements; needed only here
+    from scipy.io import loadmat  # start-up: scipy, for the annotations of two sets only
 
     path = find(home, file, f"{info.name}: {file}", source=info.source, file=True)
     try:
@@ -178,11 +166,11 @@ def read_pets(home: Path, info: DatasetInfo) -> Annotations:
     Raises:
         DataError: a file is missing or malformed.
     """
-    images = home / info.image_dir
+    folder = home / info.image_dir
 
     def rows(name: str) -> list[Datum]:
-        found = []
-        for n, line in enumerate(lines_of(home, name, f"{info.name}: {name}", info.source), 1):
+        images = []
+        for n, line in read_list(home, name, info):
             words, where = line.split(), f"{home / name}:{n}"
             if words[0].startswith("#"):
                 continue
@@ -190,8 +178,8 @@ def read_pets(home: Path, info: DatasetInfo) -> Annotations:
             if len(words) < 2 or not breed:
                 raise DataError(f"{where}: a line is '<Breed>_<number> <label> ...', not '{line}'")
             label = number(words[1], where) - 1
-            found.append(labelled(images, f"{words[0]}.jpg", label, breed, where))
-        return found
+            images.append(image_of(folder, f"{words[0]}.jpg", label, breed, where))
+        return images
 
     names = ("annotations/trainval.txt", "annotations/test.txt")
     return Annotations(rows(names[0]), " and ".join(names), rows(names[1]))
@@ -211,22 +199,23 @@ def read_sun(home: Path, info: DatasetInfo) -> Annotations:
     Raises:
         DataError: a list is missing or names a class that ClassName.txt does not.
     """
-    images = home / info.image_dir
-    beside = images if not (home / "ClassName.txt").is_file() else home
-    what = f"{info.name}: ClassName.txt"
-    classes = lines_of(beside, "ClassName.txt", what, info.source)
-    label_of = {name.strip("/"): label for label, name in enumerate(classes)}
+    folder = home / info.image_dir
+
+    def place(name: str) -> Path:
+        return home if (home / name).is_file() else folder
+
+    classes = read_list(place("ClassName.txt"), "ClassName.txt", info)
+    label_of = {name.strip("/"): label for label, (_, name) in enumerate(classes)}
 
     def rows(name: str) -> list[Datum]:
-        lists = home if (home / name).is_file() else images
-        found = []
-        for n, line in enumerate(lines_of(lists, name, f"{info.name}: {name}", info.source), 1):
+        images = []
+        for n, line in read_list(place(name), name, info):
             key = line.strip("/")
-            folder, where = key.rpartition("/")[0], f"{lists / name}:{n}"
-            if folder not in label_of:
-                raise DataError(f"{where}: '{folder}' is not a class of ClassName.txt")
-            found.append(labelled(images, key, label_of[folder], sun_name(folder), where))
-        return found
+            category, where = key.rpartition("/")[0], f"{place(name) / name}:{n}"
+            if category not in label_of:
+                raise DataError(f"{where}: '{category}' is not a class of ClassName.txt")
+            images.append(image_of(folder, key, label_of[category], sun_name(category), where))
+        return images
 
     names = ("Training_01.txt", "Testing_01.txt")
     return Annotations(rows(names[0]), " and ".join(names), rows(names[1]))
@@ -246,26 +235,24 @@ def read_ucf(home: Path, info: DatasetInfo) -> Annotations:
     Raises:
         DataError: a list is missing or names an action that classInd.txt does not.
     """
-    images, folder = home / info.image_dir, "ucfTrainTestlist"
-    what = f"{info.name}: {folder}/classInd.txt"
+    folder, lists = home / info.image_dir, "ucfTrainTestlist"
     label_of: dict[str, int] = {}
-    for line in lines_of(home, f"{folder}/classInd.txt", what, info.source):
+    for _, line in read_list(home, f"{lists}/classInd.txt", info):
         word, _, action = line.partition(" ")
-        label_of[action.strip()] = number(word, f"{home / folder}/classInd.txt") - 1
+        label_of[action.strip()] = number(word, f"{home / lists}/classInd.txt") - 1
 
     def rows(name: str) -> list[Datum]:
-        found = []
-        text = lines_of(home, name, f"{info.name}: {name}", info.source)
-        for n, line in enumerate(text, 1):
+        images = []
+        for n, line in read_list(home, name, info):
             action, _, file = line.split()[0].partition("/")
             where, classname = f"{home / name}:{n}", ucf_name(action)
             if action not in label_of:
                 raise DataError(f"{where}: '{action}' is not an action of classInd.txt")
             key = f"{classname}/{file.removesuffix('.avi')}.jpg"
-            found.append(labelled(images, key, label_of[action], classname, where))
-        return found
+            images.append(image_of(folder, key, label_of[action], classname, where))
+        return images
 
-    names = (f"{folder}/trainlist01.txt", f"{folder}/testlist01.txt")
+    names = (f"{lists}/trainlist01.txt", f"{lists}/testlist01.txt")
     return Annotations(rows(names[0]), " and ".join(names), rows(names[1]))
 
 
@@ -280,7 +267,7 @@ def read_class_tree(home: Path, info: DatasetInfo) -> Annotations:
     """
     what = f"the image folder of {info.name}"
     images = find(home, info.image_dir, what, source=info.source)
-    return _uncut(images, Names(info.renames, info.drop))
+    return _read_classes(images, Names(info.renames, info.drop))
 
 
 def read_cifar_tree(home: Path, info: DatasetInfo) -> Annotations:
@@ -303,15 +290,14 @@ def read_plain_tree(images: Path, name: str) -> Annotations:
         DataError: no classes, an empty class, train without test, a tree of domains.
     """
     if not _PARTS & {n.lower() for n in subfolders(images)}:
-        return _uncut(images, Names({}))
+        return _read_classes(images, Names({}))
     parts = read_folders(images, Names({})).parts
-    own_val = parts["val"] or None
     how = f"the part folders of {name}"
-    return Annotations(parts["train"], how, parts["test"], own_val)
+    return Annotations(parts["train"], how, parts["test"], parts["val"] or None)
 
 
-def _uncut(images: Path, names: Names) -> Annotations:
-    found: list[Datum] = []
+def _read_classes(images: Path, names: Names) -> Annotations:
+    items: list[Datum] = []
     classes = class_folders(images, names)
     refuse_domains(images, classes)
     for label, folder in enumerate(classes):
@@ -320,10 +306,10 @@ def _uncut(images: Path, names: Names) -> Annotations:
             raise DataError(f"the class folder {images / folder} holds no image; fill it or "
                             "remove it")
         classname = names.renames.get(folder, folder)
-        found += [
+        items += [
             Datum(str(images / folder / f), label, 0, classname, f"{folder}/{f}") for f in files
         ]
-    return Annotations(found, f"the class folders of {images}")
+    return Annotations(items, f"the class folders of {images}")
 
 
 READERS: dict[str, Callable[[Path, DatasetInfo], Annotations]] = {

@@ -38,7 +38,7 @@ class _Head:
     url: str
 
 
-class _Lost(Exception):
+class _Interruption(Exception):
     """The other side failed; trying again may help."""
 
 
@@ -91,7 +91,7 @@ def _fill(url: str, part: Path, note: Path, progress: Progress) -> None:
         except urllib.error.HTTPError as error:
             _refuse_answer(error, url)
             reason = f"the server answers {error.code} {error.reason}"
-        except _Lost as error:
+        except _Interruption as error:
             reason = str(error)
         have = part.stat().st_size if part.is_file() else 0
         failed = 0 if have > before else failed + 1
@@ -111,12 +111,12 @@ def _refuse_answer(error: urllib.error.HTTPError, url: str) -> None:
 
 def _go_on(url: str, part: Path, note: Path, progress: Progress) -> bool:
     """Fetch from where the part ends; return whether the file is whole now."""
-    offset, known = _resume_point(part, note, url)
-    if offset == known.size:
+    offset, last = _resume_point(part, note, url)
+    if offset == last.size:
         return True
     headers = {"User-Agent": "fedvlm", "Accept-Encoding": "identity"}
     if offset:
-        headers |= {"Range": f"bytes={offset}-", "If-Range": known.version}
+        headers |= {"Range": f"bytes={offset}-", "If-Range": last.version}
     request = urllib.request.Request(url, headers=headers)  # noqa: S310 (check_url saw it)
     try:
         answer = urllib.request.urlopen(request, timeout=TIMEOUT)  # noqa: S310
@@ -126,10 +126,10 @@ def _go_on(url: str, part: Path, note: Path, progress: Progress) -> bool:
             return False
         raise
     except _BROKEN as error:
-        raise _Lost(_words(error)) from error
+        raise _Interruption(_words(error)) from error
     with answer:
         head, start = _head(answer, url)
-        if start and (start != offset or head.size != known.size):
+        if start and (start != offset or head.size != last.size):
             part.unlink(missing_ok=True)  # not what was asked for
             return False
         _check_room(part, head.size, start)
@@ -143,10 +143,10 @@ def _resume_point(part: Path, note: Path, url: str) -> tuple[int, _Head]:
     Without a note of the version, or from another address, the bytes cannot be trusted: 0.
     """
     try:
-        known = _Head(**json.loads(note.read_text(encoding="utf-8")))
+        last = _Head(**json.loads(note.read_text(encoding="utf-8")))
         offset = part.stat().st_size
-        if known.url == url and known.version and 0 < offset <= known.size:
-            return offset, known
+        if last.url == url and last.version and 0 < offset <= last.size:
+            return offset, last
     except (OSError, ValueError, TypeError):
         pass
     return 0, _Head(-1, "", url)
@@ -160,11 +160,11 @@ def _head(answer: Any, url: str) -> tuple[_Head, int]:
     length = answer.headers.get("Content-Length", "")
     size, start = int(length) if length.isdigit() else -1, 0
     if answer.status == 206:
-        given = answer.headers.get("Content-Range", "").removeprefix("bytes ")
-        span, _, total = given.partition("/")
+        content_range = answer.headers.get("Content-Range", "").removeprefix("bytes ")
+        span, _, total = content_range.partition("/")
         first = span.partition("-")[0]
         if not first.isdigit() or not total.isdigit():
-            raise _Lost(f"the server's Content-Range is '{given}'")
+            raise _Interruption(f"the server's Content-Range is '{content_range}'")
         size, start = int(total), int(first)
     return _Head(size, version, url), start
 
@@ -178,7 +178,7 @@ def _copy(answer: Any, part: Path, start: int, size: int, progress: Progress) ->
             try:
                 block = answer.read1(_BLOCK)
             except _BROKEN as error:
-                raise _Lost(_words(error)) from error
+                raise _Interruption(_words(error)) from error
             if not block:
                 break
             out.write(block)
@@ -201,7 +201,7 @@ def _check_room(part: Path, size: int, start: int) -> None:
 
 
 def _verify(path: Path, checksum: str, url: str, progress: Progress) -> None:
-    kind, _, wanted = checksum.partition(":")
+    kind, _, published = checksum.partition(":")
     digest = hashlib.new(kind, usedforsecurity=False)
     done, size = 0, path.stat().st_size
     with open(path, "rb") as file:
@@ -209,9 +209,9 @@ def _verify(path: Path, checksum: str, url: str, progress: Progress) -> None:
             digest.update(block)
             done += len(block)
             progress(f"verifying {path.name}, bytes", done, size)
-    if digest.hexdigest() != wanted.lower():
+    if digest.hexdigest() != published.lower():
         path.unlink()
-        raise DataError(f"{url} has {kind} {digest.hexdigest()}, not {wanted}: what came is not "
+        raise DataError(f"{url} has {kind} {digest.hexdigest()}, not {published}: what came is not "
                         "the published file and was deleted; run the command again, or name a "
                         "mirror with --url-base")
 

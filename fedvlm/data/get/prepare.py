@@ -23,7 +23,7 @@ VAL_OF_TRAINVAL = 0.2
 
 @dataclass(frozen=True)
 class PreparedSplit:
-    """A split that was made, not yet written.
+    """A split in memory, not yet written.
 
     Attributes:
         name: of the set.
@@ -76,8 +76,8 @@ def prepare(
     check_relative(folder, "--dir")
     what = f"the folder of {info.name} (--dir)"
     home = find(find_root(root_text), folder or info.folder, what, source=info.source)
-    annotated = READERS[info.name](home, info)
-    return _made(info.name, home, home / info.image_dir, annotated, seed, info)
+    annotations = READERS[info.name](home, info)
+    return _split(info.name, home, home / info.image_dir, annotations, seed, info)
 
 
 def _prepare_own(
@@ -91,19 +91,20 @@ def _prepare_own(
         raise ConfigError(f"data prepare: '{name}' cannot name a file; take letters and digits")
     home = find(find_root(root_text), folder, f"the folder of {name} (--dir)")
     images = find(home, image_dir, f"the image folder of {name} (--image-dir)")
-    return _made(name, home, images, read_plain_tree(images, name), seed, None)
+    return _split(name, home, images, read_plain_tree(images, name), seed, None)
 
 
-def _made(
-    name: str, home: Path, images: Path, annotated: Annotations, seed: int, info: DatasetInfo | None
+def _split(
+    name: str, home: Path, images: Path, annotations: Annotations, seed: int,
+    info: DatasetInfo | None,
 ) -> PreparedSplit:
-    _check_files(name, images, annotated)
-    parts = cut(annotated, name, seed)
+    _check_files(name, images, annotations)
+    parts = cut(annotations, name, seed)
     data = DatasetBase(parts["train"], parts["val"], parts["test"], name=name)
-    return PreparedSplit(name, home, data, annotated.how, info)
+    return PreparedSplit(name, home, data, annotations.how, info)
 
 
-def cut(annotated: Annotations, name: str, seed: int) -> dict[str, list[Datum]]:
+def cut(annotations: Annotations, name: str, seed: int) -> dict[str, list[Datum]]:
     """Return the three lists: classes by label, images of a class sorted by path.
 
     Where the set names its test images the rest is cut 80/20 into train and val, else all is cut
@@ -112,36 +113,36 @@ def cut(annotated: Annotations, name: str, seed: int) -> dict[str, list[Datum]]:
     """
     lists: dict[str, list[Datum]] = {part: [] for part in PARTS}
     by_class: dict[int, list[Datum]] = {}
-    for datum in annotated.images:
+    for datum in annotations.images:
         by_class.setdefault(datum.label, []).append(datum)
     for label in sorted(by_class):
         items = sorted(by_class[label], key=lambda d: d.key)
         order = numpy_stream(seed, "prepare", name, label).permutation(len(items))
-        train, val = _counts(len(items), annotated)
+        train, val = _counts(len(items), annotations)
         bounds = {"train": (0, train), "val": (train, train + val),
                   "test": (train + val, len(items))}
         for part, (low, high) in bounds.items():
             lists[part] += [items[i] for i in sorted(order[low:high])]
-    if annotated.test is not None:
-        lists["test"] = sorted(annotated.test, key=lambda d: (d.label, d.key))
-    if annotated.val is not None:
-        lists["val"] = sorted(annotated.val, key=lambda d: (d.label, d.key))
+    if annotations.test is not None:
+        lists["test"] = sorted(annotations.test, key=lambda d: (d.label, d.key))
+    if annotations.val is not None:
+        lists["val"] = sorted(annotations.val, key=lambda d: (d.label, d.key))
     return lists
 
 
-def _counts(n: int, annotated: Annotations) -> tuple[int, int]:
+def _counts(n: int, annotations: Annotations) -> tuple[int, int]:
     """Return how many of a class's ``n`` images go to train and val."""
-    if annotated.test is not None:
-        val = 0 if annotated.val is not None else min(round(VAL_OF_TRAINVAL * n), n - 1)
+    if annotations.test is not None:
+        val = 0 if annotations.val is not None else min(round(VAL_OF_TRAINVAL * n), n - 1)
         return n - val, val
     train = max(round(TRAIN * n), 1)
     return train, min(round(VAL * n), max(n - train - 1, 0))
 
 
-def _check_files(name: str, images: Path, annotated: Annotations) -> None:
+def _check_files(name: str, folder: Path, annotations: Annotations) -> None:
     """Refuse annotations that name images which are not there."""
-    listed = [*annotated.images, *(annotated.val or ()), *(annotated.test or ())]
-    missing = [d.key for d in listed if not d.path.is_file()]
-    if missing:
-        raise DataError(f"{name}: {len(missing)} of {len(listed)} images that {annotated.how} name "
-                        f"are not in {images} (first: {missing[0]}); complete the copy")
+    images = [*annotations.images, *(annotations.val or ()), *(annotations.test or ())]
+    absent = [d.key for d in images if not d.path.is_file()]
+    if absent:
+        raise DataError(f"{name}: {len(absent)} of {len(images)} images that {annotations.how} "
+                        f"name are not in {folder} (first: {absent[0]}); complete the copy")

@@ -206,19 +206,19 @@ def _unpack_tar(archive: Path, writer: _Writer, step: Progress) -> None:
         stream.check_end(tar.offset)
 
 
-class _Counted:
+class _Meter:
     """A stream that refuses to give more than is allowed: headers too can be bombs."""
 
     def __init__(self, raw: IO[bytes], plain: IO[bytes], writer: _Writer) -> None:
-        self.raw, self.plain, self.writer, self.given = raw, plain, writer, 0
+        self.raw, self.plain, self.writer, self.count = raw, plain, writer, 0
         self.tail = (b"", b"")  # the last two blocks given
 
     def read(self, size: int = -1) -> bytes:
         block = self.plain.read(size)
-        self.given += len(block)
+        self.count += len(block)
         self.tail = (self.tail[1], block)
         # A member costs up to three blocks of header and padding beside its bytes.
-        if self.given > self.writer.allowed + 2048 * (self.writer.members + 64):
+        if self.count > self.writer.allowed + 2048 * (self.writer.members + 64):
             raise self.writer.refuse(
                 f"more than {self.writer.allowed:,} bytes come out of it, as of no images"
             )
@@ -230,7 +230,7 @@ class _Counted:
         tarfile takes a cut or broken header for the end of the archive and says nothing.
         """
         tail = b"".join(self.tail)
-        start = offset - (self.given - len(tail))
+        start = offset - (self.count - len(tail))
         if start < 0 or tail[start : start + 512] != bytes(512):
             raise tarfile.ReadError("it ends before its end mark")
         while self.read(_BLOCK):  # to the end, where the checksum of the compression is
@@ -238,10 +238,10 @@ class _Counted:
 
 
 @contextlib.contextmanager
-def _plain_stream(archive: Path, writer: _Writer) -> Iterator[_Counted]:
+def _plain_stream(archive: Path, writer: _Writer) -> Iterator[_Meter]:
     """Open the archive and undo its compression, told by its first bytes."""
     with open(archive, "rb") as raw:
         head = raw.read(6)
         raw.seek(0)
         undo = next((way for magic, way in _COMPRESSED if head.startswith(magic)), None)
-        yield _Counted(raw, cast(IO[bytes], undo(raw)) if undo else raw, writer)
+        yield _Meter(raw, cast(IO[bytes], undo(raw)) if undo else raw, writer)

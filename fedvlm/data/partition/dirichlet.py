@@ -68,9 +68,9 @@ def domain_dirichlet(pool: ImagePool, spec: PartitionSpec) -> Partition:
         inside = {part: np.flatnonzero(pool.domains[part] == number) for part in PARTS}
         labels = {part: pool.labels[part][inside[part]] for part in PARTS}
         stream = numpy_stream(spec.seed, "partition", "domain_dirichlet", name)
-        cut = _cut(labels, pool.num_classes, spec, each, stream, f" of domain '{name}'")
+        clients = _cut(labels, pool.num_classes, spec, each, stream, f" of domain '{name}'")
         for part in PARTS:
-            shares[part] += [inside[part][positions] for positions in cut[part]]
+            shares[part] += [inside[part][positions] for positions in clients[part]]
     return Partition.of(shares)
 
 
@@ -111,10 +111,10 @@ def draw_shares(
     beta = min(beta, HIGHEST_BETA)
     raw = rng.dirichlet(np.full(clients, beta), size=len(train_counts))
     cap = train_counts.sum() / clients
-    held = np.zeros(clients, dtype=np.int64)
+    totals = np.zeros(clients, dtype=np.int64)
     shares = np.zeros((len(train_counts), clients))
     for c, count in enumerate(train_counts):
-        open_ = held < cap
+        open_ = totals < cap
         if not open_.any():
             open_[:] = True
         row = np.where(open_, np.nan_to_num(raw[c]), 0.0)
@@ -124,7 +124,7 @@ def draw_shares(
         if row.sum() < NEGLIGIBLE:  # beta so small that the draw underflows: its limit, one client
             row[rng.choice(np.flatnonzero(open_))] = 1.0
         shares[c] = row / row.sum()
-        held += cut_counts(shares[c : c + 1], np.array([count]))[0]
+        totals += cut_counts(shares[c : c + 1], np.array([count]))[0]
     return shares
 
 
@@ -159,17 +159,17 @@ def draw_profiles(
         groups: superclass of each class ``[C]``.
     """
     left = counts.copy()
-    held = np.zeros((len(counts), spec.clients), dtype=np.int64)
+    table = np.zeros((len(counts), spec.clients), dtype=np.int64)
     for client, share in enumerate(np.array_split(np.arange(counts.sum()), spec.clients)):
         profile = _profile(groups, counts > 0, spec, rng)
-        while rest := len(share) - int(held[:, client].sum()):  # each turn uses up a class
+        while rest := len(share) - int(table[:, client].sum()):  # each turn uses up a class
             weight = np.where(left > 0, profile, 0.0)
             if weight.sum() < NEGLIGIBLE:  # nothing is left of its classes: others
                 weight = profile = _profile(groups, left > 0, spec, rng)
             images = np.minimum(rng.multinomial(rest, weight / weight.sum()), left)
-            held[:, client] += images
+            table[:, client] += images
             left -= images
-    return held
+    return table
 
 
 def _profile(

@@ -47,7 +47,7 @@ class PeftSpec:
         n_ctx: context tokens.
         width: hidden width of the adapters.
         rank, alpha: of LoRA; its update is scaled by alpha / rank.
-        targets: layers that LoRA changes, of ``blocks.SITES``.
+        targets: layers that LoRA changes, of ``adapters.WORDS``.
         blocks: how many of a tower's last blocks are changed; 0: all.
         average: how LoRA is averaged (``average.RULES``).
     """

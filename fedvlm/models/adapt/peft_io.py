@@ -71,25 +71,25 @@ def from_peft(state: Mapping[str, Tensor], scale: float = 1.0) -> Tree:
     Raises:
         DataError: a tensor that is no LoRA factor of a tower's layer.
     """
-    known = {
+    places = {
         f"{prefix}.{{}}.{layer}": (tower, site)
         for style, towers in TOWERS.items() for tower, prefix in towers.items()
         for site, layer in LAYERS[style].items()
     }
     tree: Tree = {}
     for name, tensor in state.items():
-        found = _THEIRS.fullmatch(name)
-        module = found.group(1).removeprefix("text.") if found else ""
+        match = _THEIRS.fullmatch(name)
+        module = match.group(1).removeprefix("text.") if match else ""
         number = re.search(r"\.(\d+)\.", module)
-        place = known.get(module.replace(f".{number.group(1)}.", ".{}.", 1)) if number else None
-        if found is None or number is None or place is None:
+        place = places.get(module.replace(f".{number.group(1)}.", ".{}.", 1)) if number else None
+        if match is None or number is None or place is None:
             raise DataError(
                 f"'{name}' is no LoRA factor of a tower's q, k, v, out or MLP layer; only plain "
                 "LoRA (no DoRA, no biases, no saved modules) on these can be read"
             )
         tower, site = place
-        value = tensor * scale if found.group(2) == "B" else tensor.clone()
-        tree[f"{tower}.lora.{number.group(1)}.{site}.{found.group(2)}"] = value
+        value = tensor * scale if match.group(2) == "B" else tensor.clone()
+        tree[f"{tower}.lora.{number.group(1)}.{site}.{match.group(2)}"] = value
     return tree
 
 

@@ -18,7 +18,6 @@ from fedvlm.models.towers.clip import is_block
 from fedvlm.models.towers.fold import QUICK_GELU
 from fedvlm.models.towers.layers import SplitAttention, frozen_linear
 
-SITES = ("q", "k", "v", "o", "fc", "proj")
 BRANCHES = ("attn", "mlp")
 Pair = tuple[Tensor, "Tensor | None"]
 Module = Callable[[Tensor], Tensor]
@@ -63,7 +62,7 @@ class FrozenBlock:
     Attributes:
         index: number in its tower, from 0.
         heads: attention heads.
-        layers: site -> (weight ``[out, in]``, bias), of ``SITES``.
+        layers: site (q, k, v, o, fc, proj) -> (weight ``[out, in]``, bias).
         norms, scales: (before attention, before MLP), (after attention, after MLP).
         act: of the MLP.
         fold: c where ``fc`` is stored times c and ``proj`` over c (QuickGELU as SiLU), else 1.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from tests import jobs
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(quick_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two seeds of a run of two rounds."""
     output = tmp_path_factory.mktemp("runs")
+    shutil.copytree(quick_run, output, dirs_exist_ok=True)  # the first seed's
     assert jobs.run(output, "--seeds", "1", "2") == 0
     return output
 

@@ -16,11 +16,9 @@ from fedvlm.data.builtin.sets import (
     HELD_OUT_PAIRS,
     PAIRS,
     SEEN_PAIRS,
-    TASKS,
-    build_task,
     materialise,
-    pair_classes,
 )
+from fedvlm.data.builtin.tasks import TASKS, build_task, pair_classes
 from fedvlm.data.builtin.world import DIGITS, NEW_NOUNS, SHAPES, STYLES
 
 SPLIT_FILES = {

@@ -6,7 +6,6 @@ import csv
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from fedvlm.data.federated import build_federation
 from fedvlm.data.partition.counts import count_rows, partition_csv
@@ -40,16 +39,8 @@ def test_rows_count_every_image_once(tmp_path: Path) -> None:
     assert read == [{k: str(v) for k, v in row.items()} for row in rows]
 
 
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output folder of a run that drew its partition."""
-    output = tmp_path_factory.mktemp("drawn")
-    assert jobs.run(output) == 0
-    return output
-
-
-def test_a_run_writes_it(drawn: Path) -> None:
-    text = (jobs.folder(drawn) / "partition.csv").read_text()
+def test_a_run_writes_it(quick_run: Path) -> None:
+    text = (jobs.folder(quick_run) / "partition.csv").read_text()
     rows = list(csv.DictReader(text.splitlines()))
     train = [int(r["images"]) for r in rows if r["part"] == "train"]
     assert sum(train) == 20 and set(train) == {2} and {r["domain"] for r in rows} == {""}

@@ -21,25 +21,17 @@ CLASSES = ["a", "b", "c", "d", "e"]
 SIZES = {"train": 6, "val": 2, "test": 3}
 
 
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output folder of a run that drew its partition."""
-    output = tmp_path_factory.mktemp("drawn")
-    assert jobs.run(output) == 0
-    return output
-
-
 def test_an_index_file_may_move(
-    drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    quick_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The run goes on where it was: the path of the file is no part of what the run is."""
     first, second = tmp_path / "a.json", tmp_path / "elsewhere.json"
-    shutil.copy(jobs.folder(drawn) / "partition.json", first)
+    shutil.copy(jobs.folder(quick_run) / "partition.json", first)
     shutil.copy(first, second)
     assert jobs.run(tmp_path / "given", "--opts", "FED.INDEX_FILE", str(first)) == 0
     given = jobs.folder(tmp_path / "given")
     assert given.parent.name == f"index-{read_index_file(first)['sha256'][:8]}-K2-f1"
-    assert jobs.records(tmp_path / "given") == jobs.records(drawn)
+    assert jobs.records(tmp_path / "given") == jobs.records(quick_run)
     (given / "results.json").unlink()
     assert jobs.run(tmp_path / "given", "--opts", "FED.INDEX_FILE", str(second)) == 0
     assert "going on after round 2" in (given / "log.txt").read_text()

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.data.builtin.sets import TASKS, build_task
+from fedvlm.data.builtin.tasks import TASKS, build_task
 from fedvlm.models.load import tiny
 from fedvlm.models.load.backbones import load_backbone
 from fedvlm.models.load.tiny import (
