@@ -254,6 +254,11 @@ def test_every_client_of_a_chunk_gets_its_own_download() -> None:
     assert models["w"].tolist() == [0.5, 1.5]  # the mean, plus k
 
 
+def test_the_global_model_is_nobodys_download() -> None:
+    fed = quadratic(Greets(), 1, lr=0.0)
+    assert float(fed.shared(fed.run())["w"]) == 0.5
+
+
 @pytest.mark.parametrize("chunk", [1, 2])
 def test_updates_hold_what_each_client_received(chunk: int) -> None:
     seen: list[Any] = []
