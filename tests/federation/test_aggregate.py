@@ -47,7 +47,8 @@ def test_similarity_aware_closed_form(temperature: float, expected: tuple[float,
 
 
 def test_similarity_aware_weights_by_samples_and_is_per_tensor() -> None:
-    sent = {"a": torch.tensor([[1.0, 0.0], [0.0, 1.0]]), "b": torch.tensor([[0.0, 1.0], [1.0, 0.0]])}
+    one, other = [1.0, 0.0], [0.0, 1.0]
+    sent = {"a": torch.tensor([one, other]), "b": torch.tensor([other, one])}
     updates = Updates((0, 1), sent, torch.tensor([3.0, 1.0]).double())
     old = {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([1.0, 0.0])}
     _, used = similarity_aware(updates, old, 1.0)
@@ -76,10 +77,8 @@ def test_identical_clients_are_a_fixed_point() -> None:
 @settings(max_examples=40, deadline=None)
 def test_order_and_common_factor_of_weights_change_nothing(rows: list, random: object,
                                                            factor: int) -> None:
-    parts = [
-        Updates((i,), {"w": torch.tensor([[x, y]], dtype=torch.float64)}, torch.tensor([n]).double())
-        for i, (x, y, n) in enumerate(rows)
-    ]
+    table = torch.tensor(rows, dtype=torch.float64)
+    parts = [Updates((i,), {"w": row[None, :2]}, row[2:]) for i, row in enumerate(table)]
     shuffled = list(parts)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     updates = join(parts)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedvlm.core.errors import DivergedError, FedvlmError
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.batches import Batch, Step
-from fedvlm.core.errors import DivergedError, FedvlmError
 from fedvlm.federation.context import Context, Means, descend, optimise
 from fedvlm.federation.toolbox.regularise import pulled
 from tests.federation.toys import Quadratic, ToySource, quadratic

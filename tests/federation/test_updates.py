@@ -20,7 +20,7 @@ def part(*clients: int, metrics: tuple[str, ...] = ("loss",), **more: torch.Tens
     rows = torch.tensor(clients, dtype=torch.float64)
     return Updates(
         clients, {"w": 10 * rows[:, None]} | more, rows + 1, {"mask": rows > 1},
-        {name: rows / 2 for name in metrics}, {"w": rows[:, None] - 1},
+        dict.fromkeys(metrics, rows / 2), {"w": rows[:, None] - 1},
     )
 
 

@@ -29,9 +29,10 @@ def weights(fed: Any) -> list[float]:
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 @pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD", "FedPer", "FedBABU"])
 def test_the_run_says_it_for_every_method(name: str, weighting: str) -> None:
-    _, state = drive(name, 1, sizes=(3, 1), weighting=weighting, split=name in ("FedPer", "FedBABU"))
-    number = "image.g" if name in ("FedPer", "FedBABU") else "image.w"
-    assert shared(state, number) == pytest.approx(THREE_TO_ONE[weighting], abs=1e-12)
+    split = name in ("FedPer", "FedBABU")
+    _, state = drive(name, 1, sizes=(3, 1), weighting=weighting, split=split)
+    found = shared(state, "image.g" if split else "image.w")
+    assert found == pytest.approx(THREE_TO_ONE[weighting], abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_a_client_without_samples_weighs_nothing(weighting: str) -> None:
     assert found == {"samples": [3.0, 0.0], "uniform": [1.0, 0.0]}[weighting]
 
 
-# ---- a measure of the method's own -----------------------------------------------------------------
+# ---- a measure of the method's own ---------------------------------------------------------------
 class Own(Quadratic):
     name = "Own"
     weighting = "own"

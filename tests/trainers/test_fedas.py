@@ -48,9 +48,11 @@ def test_alignment_loss_is_a_sum_over_classes_of_means() -> None:
     samples = [((1.0, 1.0), 0), ((3.0, 1.0), 0), ((0.0, 0.0), 1)]
     p = expand(fed.p0, 1)
     b = batch_of(samples)
-    assert float(fed.trainer.align_loss(fed.model, p, b, means=old)) == pytest.approx(6.0, abs=1e-12)
+    found = fed.trainer.align_loss(fed.model, p, b, means=old)
+    assert float(found) == pytest.approx(6.0, abs=1e-12)
     summed = linear("FedAS", [[((1.0, 1.0), 0)]], options={"ALIGN_REDUCTION": "sum"})
-    assert float(summed.trainer.align_loss(fed.model, p, b, means=old)) == pytest.approx(12.0, abs=1e-12)
+    found = summed.trainer.align_loss(fed.model, p, b, means=old)
+    assert float(found) == pytest.approx(12.0, abs=1e-12)
     unit = linear("FedAS", [[((1.0, 1.0), 0)]], options={"ALIGN_FEATURE": "normalised"})
     at = torch.tensor([[[3.0, 4.0], [0.0, 0.0]]], dtype=torch.float64) / 5
     same = batch_of([((6.0, 8.0), 0)])
