@@ -47,6 +47,7 @@ from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context, Upload
 from fedvlm.federation.groups import PERSONAL, SHARED
 from fedvlm.federation.optim import OptimSpec
 from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.robust import MEAN
 from fedvlm.federation.server import ServerContext
 from fedvlm.federation.toolbox.prototypes import class_means, membership, of_labels
 from fedvlm.federation.toolbox.regularise import received_by_newcomers
@@ -65,6 +66,8 @@ class FedAS(PeftTrainer):
     metrics = (r"(align/)?loss",)
     roles = {BODY: SHARED, HEAD: PERSONAL}
     needs = (BODY, HEAD)
+    aggregators = (MEAN,)  # its weights are the method
+    server_optim = False
     extras_up = (r"fedas\.samples",)
     exempt = {"G5": "the received body is aligned before it is trained"}
     options = {

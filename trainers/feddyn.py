@@ -27,6 +27,7 @@ from fedvlm.federation.aggregate import Updates
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.robust import MEAN
 from fedvlm.federation.server import ServerContext
 from fedvlm.federation.toolbox.regularise import UNIFORM, pulled
 from fedvlm.federation.trainer import TRAINER_REGISTRY
@@ -39,6 +40,8 @@ class FedDyn(PeftTrainer):
     name = "FedDyn"
     same_basis = True
     weighting = UNIFORM
+    aggregators = (MEAN,)  # the linear term follows the mean
+    server_optim = False
     options = {
         "ALPHA": Option(1.0, "weight of the quadratic term", low=0.0, low_open=True),
     }

@@ -50,6 +50,8 @@ class FedProto(PeftTrainer):
     name = "FedProto"
     roles = {BODY: "personal", HEAD: "personal"}
     needs = (BODY,)
+    aggregators = ()  # class means only
+    server_optim = False
     extras_up = extras_down = (r"proto\..*",)
     metrics = (r"(.+/)?loss", r"cls_loss", r"proto_loss")
     options = {

@@ -50,6 +50,7 @@ from fedvlm.config.option import Option
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.aggregate import Updates, similarity_aware
 from fedvlm.federation.batches import Batch
+from fedvlm.federation.robust import AUTO, EVERY
 from fedvlm.federation.server import ServerContext
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer, cross_entropy
 from fedvlm.models.adapt.contexts import low_rank_prompt, orthogonality, personal_prompt
@@ -62,7 +63,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fixed": {"ADAPTER": "residual", "ORTHO": "squared", "ANCHOR": "template", "SAA_TEMP": 0.1,
               "KEY_BIAS": "no", "SCORES": "scaled"},
 }
-AUTO = "auto"
 
 
 @TRAINER_REGISTRY.register("FedTV")
@@ -75,6 +75,8 @@ class FedTV(Trainer):
         (r"text\.sigma|image\.shared_adapter\..*", "shared"),
         (r"text\.[USV]|image\.personal_adapter\..*|image\.fusion\..*", "personal"),
     )
+    aggregators = EVERY
+    server_optim = True
     options = {
         "VARIANT": Option("published", "published or fixed: bundles the switches left at auto",
                           choices=tuple(VARIANTS)),
@@ -148,13 +150,16 @@ class FedTV(Trainer):
         return cls + con + reg, parts
 
     def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
-        """Average plainly in round 1, then with similarity-aware weights per tensor."""
-        if ctx.round == 1:
-            return server | {"w": self.combine(ctx, updates)}
+        """Average plainly in round 1, then with similarity-aware weights per tensor.
+
+        A rule by name takes the place of both.
+        """
+        if ctx.round == 1 or ctx.aggregator.rule != AUTO:
+            return ctx.server_step(server, self.combine(ctx, updates))
         dtype = torch.float32 if self.cfg.VARIANT == "published" else torch.float64
         tree, used = similarity_aware(updates, server["w"], self.mode["SAA_TEMP"], dtype)
         ctx.log("aggregation_weights", used)
-        return server | {"w": tree}
+        return ctx.server_step(server, tree)
 
 
 def mean_prompt(features: Tensor) -> Tensor:

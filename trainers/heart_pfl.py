@@ -37,7 +37,7 @@ Command: python federated_main.py --demo --trainer HEART-PFL
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -53,6 +53,7 @@ from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.groups import FROZEN
 from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.robust import MEAN
 from fedvlm.federation.server import ServerContext
 from fedvlm.federation.toolbox.distill import Distillation, ProxyImages, distil, image_proxy
 from fedvlm.federation.toolbox.prototypes import (
@@ -246,6 +247,16 @@ class HeartPFL(PeftTrainer):
         """Last round with distillation; 0: none."""
         return math.ceil(self.cfg.AKT_ROUNDS * int(self.root.FED.ROUNDS)) if self.distils else 0
 
+    @property
+    def aggregators(self) -> Sequence[str]:
+        """All; with distillation the mean: every client's model teaches, whatever the rule."""
+        return (MEAN,) if self.last_akt else super().aggregators
+
+    @property
+    def server_optim(self) -> bool:
+        """Whether a server optimiser may be used: not beside distillation."""
+        return super().server_optim and not self.last_akt
+
     def init_server(self, ctx: ServerContext, start: Tree) -> State:
         """Return the server's state; a missing proxy is told before any training.
 
@@ -261,7 +272,7 @@ class HeartPFL(PeftTrainer):
         """Average, then distil in the first rounds."""
         mean = self.combine(ctx, updates)
         if ctx.round > self.last_akt:
-            return server | {"w": mean}
+            return ctx.server_step(server, mean)
         space = PixelSpace.of(ctx.model.backbone.transform_spec)
 
         def predict(p: Tree, pixels: Tensor) -> Tensor:

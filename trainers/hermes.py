@@ -67,6 +67,8 @@ class Hermes(PeftTrainer):
     name = "Hermes"
     same_basis = True
     batched = False
+    aggregators = ()  # entry by entry, over those who kept it
+    server_optim = False
     extras_up = (r"mask\..+",)
     extra_data = "clients decide on pruning by their validation images"
     options = {

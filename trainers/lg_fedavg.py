@@ -26,6 +26,7 @@ Command: python federated_main.py --demo --trainer LG-FedAvg
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -38,6 +39,7 @@ from fedvlm.federation.batches import Batch, Step
 from fedvlm.federation.context import Context, Upload, optimise
 from fedvlm.federation.groups import PERSONAL, SHARED, Finetune
 from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.robust import CLIPPED_MEAN, SIMILARITY
 from fedvlm.federation.server import ServerContext
 from fedvlm.federation.toolbox.regularise import UNIFORM, weighting
 from fedvlm.federation.trainer import TRAINER_REGISTRY
@@ -77,6 +79,17 @@ class LGFedAvg(PeftTrainer):
         """What WEIGHTING says."""
         return str(self.cfg.WEIGHTING)
 
+    @property
+    def aggregators(self) -> Sequence[str]:
+        """All; in a warm-up those that need no received body, which round 1 does not send."""
+        kinds = super().aggregators
+        return [n for n in kinds if not self.warmup or n not in (CLIPPED_MEAN, SIMILARITY)]
+
+    @property
+    def server_optim(self) -> bool:
+        """Whether a server optimiser may be used: it has no moments for a warm-up's body."""
+        return super().server_optim and not self.warmup
+
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Train body and head; during the warm-up the body is uploaded beside the head."""
         p = state["w"] | received
@@ -110,10 +123,11 @@ class LGFedAvg(PeftTrainer):
 
     def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
         """Average the heads, in the warm-up the bodies as well."""
-        new = server | {"w": self.combine(ctx, updates)}
-        if ctx.round <= self.warmup:
-            bodies = replace(updates, params=updates.extras, extras={})
-            return new | {WARM: self.combine(ctx, bodies)}
+        if ctx.round <= self.warmup:  # both in one: a rule that chooses clients chooses once
+            whole = replace(updates, params=updates.params | updates.extras, extras={})
+            mean = self.combine(ctx, whole)
+            return server | {"w": pick(mean, updates.params), WARM: pick(mean, updates.extras)}
+        new = ctx.server_step(server, self.combine(ctx, updates))
         if self.warmup:
             for client in updates.clients:
                 ctx.held.put(client, {"served": {"body": torch.ones((), dtype=torch.int64)}})

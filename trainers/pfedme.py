@@ -26,6 +26,7 @@ from fedvlm.federation.aggregate import Updates
 from fedvlm.federation.batches import Batch, Step
 from fedvlm.federation.context import Context, Upload, descend, rates
 from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.robust import EVERY
 from fedvlm.federation.server import ServerContext
 from fedvlm.federation.toolbox.regularise import pulled, received_by_newcomers
 from fedvlm.federation.trainer import TRAINER_REGISTRY
@@ -37,6 +38,8 @@ class PFedMe(PeftTrainer):
 
     name = "pFedMe"
     same_basis = True
+    aggregators = EVERY
+    server_optim = False  # BETA is the server's step
     options = {
         "LAMBDA": Option(
             15.0, "pull between personal and global model", low=0.0, low_open=True

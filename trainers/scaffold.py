@@ -32,6 +32,7 @@ from fedvlm.federation.aggregate import Updates, weighted_mean
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.robust import MEAN
 from fedvlm.federation.server import ServerContext
 from fedvlm.federation.toolbox.regularise import UNIFORM
 from fedvlm.federation.trainer import TRAINER_REGISTRY
@@ -47,6 +48,8 @@ class SCAFFOLD(PeftTrainer):
     same_basis = True
     extras_up = extras_down = (r"control\..*",)
     weighting = UNIFORM
+    aggregators = (MEAN,)  # the control variates follow the mean
+    server_optim = False  # SERVER_LR is the server's step
     options = {"SERVER_LR": Option(1.0, "step of the server along the clients' mean", low=0.0)}
 
     def init_client(self, ctx: Context, start: Tree) -> State:

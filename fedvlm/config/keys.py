@@ -166,6 +166,53 @@ def _federation() -> Schema:
             choices=("auto", "samples", "uniform"),
             neutral="auto",
         ),
+        "FED.AGGREGATOR": Option(
+            "auto",
+            "how uploads become one model: as each method has it, or by name (similarity is "
+            "FedTV's; median and Krum read no weights)",
+            choices=(
+                "auto", "mean", "similarity", "median", "trimmed_mean", "krum", "multi_krum",
+                "clipped_mean",
+            ),
+            neutral="auto",
+        ),
+        "FED.TRIM": Option(
+            0.1, "trimmed_mean: share of the uploads dropped at each end, per coordinate",
+            low=0, high=0.5, high_open=True, neutral=0.1,
+        ),
+        "FED.BYZANTINE": Option(
+            0, "krum, multi_krum: hostile clients f that a round of 2 f + 3 or more is to stand",
+            low=0, neutral=0,
+        ),
+        "FED.CLIP_NORM": Option(
+            0.0, "clipped_mean: longest move of a client; 0 is the median of the round's",
+            low=0, neutral=0.0,
+        ),
+        "FED.SAA_TEMP": Option(
+            1.0, "similarity: temperature of its weights", low=0, low_open=True, neutral=1.0
+        ),
+        "FED.SERVER_OPTIM": Option(
+            "none",
+            "the server's step to the aggregate: all the way, or FedAvgM, FedAdam, FedYogi",
+            choices=("none", "momentum", "adam", "yogi"),
+            neutral="none",
+        ),
+        "FED.SERVER_LR": Option(
+            0.0, "its rate; 0 is 1 for momentum, 0.01 for adam and yogi", low=0, neutral=0.0
+        ),
+        "FED.SERVER_MOMENTUM": Option(
+            0.9, "momentum's decay", low=0, high=1, high_open=True, neutral=0.9
+        ),
+        "FED.SERVER_BETA1": Option(
+            0.9, "first decay of adam and yogi", low=0, high=1, high_open=True, neutral=0.9
+        ),
+        "FED.SERVER_BETA2": Option(
+            0.99, "their second decay", low=0, high=1, high_open=True, neutral=0.99
+        ),
+        "FED.SERVER_TAU": Option(
+            1e-3, "their degree of adaptivity: added to the root of the second moment",
+            low=0, low_open=True, neutral=1e-3,
+        ),
         "FED.NONFINITE": Option(
             "abort",
             "a NaN or Inf update: stop the run, or drop that client for the round",

@@ -2,8 +2,6 @@
 
 Every step is a *write point* (``"<step> <file name>"``): a test sets ``on_write_point`` and stops,
 kills or fails the process at each of them. It is ``None`` outside tests.
-
-Where rendered sets and records of checked images are kept: never among the user's files.
 """
 
 from __future__ import annotations
@@ -17,8 +15,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-from yacs.config import CfgNode
 
 from fedvlm.core.errors import DataError
 
@@ -192,22 +188,3 @@ def _sync(handle: int, flush: Callable[[], None] | None = None) -> None:
 def _point(step: str, path: Path) -> None:
     if on_write_point is not None:
         on_write_point(f"{step} {path.name}")
-
-
-def cache_dir(cfg: CfgNode | None = None) -> Path:
-    """Return CACHE_DIR of the config, else ``$FEDVLM_CACHE``, ``$XDG_CACHE_HOME``, ``~/.cache``."""
-    asked = cfg.get("CACHE_DIR", "") if cfg is not None else ""
-    for value in (asked, os.environ.get("FEDVLM_CACHE"), os.environ.get("XDG_CACHE_HOME")):
-        if value and value.strip():
-            return Path(value.strip()).expanduser()
-    return Path.home() / ".cache"
-
-
-def builtin_root(cfg: CfgNode | None = None) -> Path:
-    """Return the folder the built-in sets are rendered into."""
-    return cache_dir(cfg) / "fedvlm-data"
-
-
-def records_dir(cfg: CfgNode | None = None) -> Path:
-    """Return the folder of the JSON records of checked images."""
-    return cache_dir(cfg) / "fedvlm" / "images"

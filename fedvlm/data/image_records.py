@@ -23,8 +23,8 @@ import numpy as np
 import PIL
 from yacs.config import CfgNode
 
+from fedvlm.core.cache import records_dir
 from fedvlm.core.errors import DataError
-from fedvlm.core.files import records_dir
 from fedvlm.core.progress import Progress
 from fedvlm.data.datum import Datum
 from fedvlm.data.locate import other_spelling

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from yacs.config import CfgNode
 
+from fedvlm.core.cache import cache_dir
 from fedvlm.core.errors import DataError, did_you_mean
-from fedvlm.core.files import cache_dir
 from fedvlm.data.catalog import CATALOG, DatasetInfo
 from fedvlm.data.datum import DatasetBase
 from fedvlm.data.formats.aircraft import LISTS, VARIANTS, read_aircraft

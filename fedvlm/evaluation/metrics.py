@@ -27,15 +27,16 @@ def accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> float | None:
 def macro_f1(y_true: ArrayLike, y_pred: ArrayLike) -> float | None:
     """Return the unweighted mean of F1 over the classes present in ``y_true``, in percent.
 
-    A prediction outside those classes (-1: none at all) counts as a miss of the true class only.
+    A prediction outside those classes counts as a miss of the true class only.
     """
     true, pred = _pair(y_true, y_pred)
     if not len(true):
         return None
-    width = int(max(true.max(), pred.max())) + 1
+    lowest = min(true.min(), pred.min())  # -1 stands for no prediction
+    width = int(max(true.max(), pred.max()) - lowest) + 1
     hits, actual, predicted = (
-        np.bincount(labels, minlength=width)
-        for labels in (true[true == pred], true, pred[pred >= 0])
+        np.bincount(labels - lowest, minlength=width)
+        for labels in (true[true == pred], true, pred)
     )
     here = actual > 0
     return 100.0 * float(np.mean(2.0 * hits[here] / (actual[here] + predicted[here])))

@@ -38,6 +38,20 @@ class Updates:
         """Return the number of updates."""
         return len(self.clients)
 
+    def take(self, at: Sequence[int]) -> Updates:
+        """Return the updates at the positions ``at``, ascending; all of them are no copy."""
+        if len(at) == len(self):
+            return self
+        rows = torch.tensor(at, dtype=torch.int64)
+
+        def taken(tree: Tree) -> Tree:
+            return {n: v[rows.to(v.device)] for n, v in tree.items()}
+
+        return Updates(
+            tuple(self.clients[k] for k in at), taken(self.params), self.weight[rows],
+            taken(self.extras), taken(self.metrics), taken(self.received),
+        )
+
     def bytes(self) -> dict[int, dict[str, int]]:
         """Return bytes per client and tensor, as they were sent."""
         sizes = {n: v[0].numel() * v.element_size() for n, v in (self.params | self.extras).items()}
@@ -115,9 +129,8 @@ def weighted_mean(updates: Updates, weights: Sequence[float] | None = None) -> T
 
 
 def similarity_weights(
-    tensors: Tensor | Sequence[Tensor], previous: Tensor, weights: Sequence[float],
-    temperature: float,
-    dtype: torch.dtype = torch.float64,
+    tensors: Tensor | Sequence[Tensor], previous: Tensor | Sequence[Tensor],
+    weights: Sequence[float], temperature: float, dtype: torch.dtype = torch.float64,
 ) -> list[float]:
     """Return FedTV's similarity-aware weights of one tensor, summing to 1.
 
@@ -125,9 +138,17 @@ def similarity_weights(
     lambda_i = p_i beta_i / sum_j p_j beta_j with p_i = n_i / sum n. A zero vector has cosine 0.
     Cosines are taken in float64; ``dtype`` is that of beta and p beta (float32 in the authors'
     code, which moves the weights by about 1e-8), the normalisation is float64 again.
+
+    Args:
+        previous: W_prev: what the server had, or what each client received.
     """
-    base = in_double(previous).flatten()
-    cosines = torch.stack([_cosine(in_double(t).flatten(), base) for t in tensors]).cpu()
+    if isinstance(previous, Tensor):
+        bases = [in_double(previous).flatten()] * len(tensors)
+    else:
+        bases = [in_double(t).flatten() for t in previous]
+    cosines = torch.stack([
+        _cosine(in_double(t).flatten(), base) for t, base in zip(tensors, bases, strict=True)
+    ]).cpu()
     share = torch.tensor([w / sum(weights) for w in weights], dtype=dtype)
     share = share * torch.softmax(cosines.to(dtype) / temperature, 0)
     values = share.tolist()
@@ -136,10 +157,13 @@ def similarity_weights(
 
 
 def similarity_aware(
-    updates: Updates, previous: Tree, temperature: float = 1.0,
+    updates: Updates, previous: Tree | None, temperature: float = 1.0,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tree, dict[str, list[float]]]:
     """Aggregate each tensor with its own similarity-aware weights (FedTV, SAA).
+
+    Args:
+        previous: what uploads are compared with; None: each with what its client received.
 
     Returns:
         The aggregate, and per tensor the weights in the order of ascending client id.
@@ -150,7 +174,8 @@ def similarity_aware(
     sizes = updates.weight.tolist()
     tree, used = {}, {}
     for name, rows in updates.params.items():
-        used[name] = similarity_weights(rows, previous[name], sizes, temperature, dtype)
+        home = updates.received[name].unbind(0) if previous is None else previous[name]
+        used[name] = similarity_weights(rows, home, sizes, temperature, dtype)
         tree[name] = weighted_sum(rows, used[name])
     return require_finite(tree), used
 

@@ -14,6 +14,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree
 from fedvlm.federation.aggregate import Updates, require_finite
 from fedvlm.federation.groups import Rule
+from fedvlm.federation.robust import MEAN
 from fedvlm.federation.server import ServerContext
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.adapt import peft
@@ -50,6 +51,23 @@ class PeftTrainer(Trainer):
         """Whether unseen classes stay defined: not with a linear head."""
         return self.spec.head == "text"
 
+    @property
+    def averages_products(self) -> bool:
+        """Whether LoRA is averaged as products (``PEFT.LORA_AVG product_svd``)."""
+        return self.spec.average == "product_svd" and (
+            "lora" in (self.spec.text, self.spec.visual)
+        )
+
+    @property
+    def aggregators(self) -> Sequence[str]:
+        """All, unless LoRA's products are averaged: there is no rule but the mean for those."""
+        return (MEAN,) if self.averages_products else super().aggregators
+
+    @property
+    def server_optim(self) -> bool:
+        """Whether a server optimiser may be used: its moments need factors of one basis."""
+        return not self.averages_products
+
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return what ``PEFT`` asks for.
 
@@ -57,9 +75,7 @@ class PeftTrainer(Trainer):
             ConfigError: a role that the method needs is empty (the ways out are listed), or LoRA
                 averaged so that factors of two rounds do not compare.
         """
-        if self.same_basis and self.spec.average == "product_svd" and (
-            "lora" in (self.spec.text, self.spec.visual)
-        ):
+        if self.same_basis and self.averages_products:
             raise ConfigError(
                 f"{self.name} compares a client's own LoRA factors with the server's, and "
                 "PEFT.LORA_AVG product_svd makes other factors of the same product each round: set "
@@ -89,12 +105,12 @@ class PeftTrainer(Trainer):
         return ("features",) if block is None else (f"tokens.{block}",)
 
     def combine(self, ctx: ServerContext, updates: Updates) -> Tree:
-        """Return the weighted mean of the uploads; LoRA by ``PEFT.LORA_AVG``.
+        """Return the aggregate; the mean of LoRA's products comes before any rule by name.
 
         Raises:
             DivergedError: the aggregate is not finite.
         """
-        if self.spec.average != "product_svd":
+        if not self.averages_products:
             return super().combine(ctx, updates)
         each = [{n: v[k] for n, v in updates.params.items()} for k in range(len(updates))]
         return require_finite(average_peft(each, updates.weight.tolist(), "product_svd"))

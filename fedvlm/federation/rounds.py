@@ -23,7 +23,15 @@ from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context
 from fedvlm.federation.engine import Engine, LocalEngine
 from fedvlm.federation.groups import Finetune, resolve
 from fedvlm.federation.optim import OptimSpec, Schedule
+from fedvlm.federation.robust import (
+    AggregateSpec,
+    Telltale,
+    check_rule,
+    outlier_sentence,
+    telltale,
+)
 from fedvlm.federation.server import Held, Proxy, ServerContext
+from fedvlm.federation.server_optim import NONE, SLOTS, ServerOptimSpec
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.vlmodel import VLModel
 
@@ -108,6 +116,7 @@ class RoundFinished:
         counters: steps, samples and tower forwards of this round.
         seconds: wall time of the round's training and aggregation.
         report: what the aggregation rule has to tell (similarity weights, ...).
+        telltale: length and direction of every update, and the outliers.
     """
 
     round: int
@@ -124,6 +133,7 @@ class RoundFinished:
     counters: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     report: dict[str, Any] = field(default_factory=dict)
+    telltale: Telltale = Telltale()
 
 
 Event = RoundStarted | RoundFinished
@@ -197,6 +207,7 @@ class Plan:
         weighting: ``FED.WEIGHTING``: ``samples``, ``uniform``; ``auto``: as the method has it.
         schedule: learning rates (default: constant); its clock is the epoch of the whole run,
             or starts again each round with ``clock_per_round``.
+        aggregator, server_optim: what ``FED.AGGREGATOR``, ``FED.SERVER_OPTIM`` and their keys say.
     """
 
     rounds: int
@@ -210,6 +221,8 @@ class Plan:
     schedule: Schedule | None = None
     clock_per_round: bool = False
     weighting: str = "auto"
+    aggregator: AggregateSpec = AggregateSpec()
+    server_optim: ServerOptimSpec = ServerOptimSpec()
 
     def sample(self, round_: int) -> list[int]:
         """Return the clients of a round, ascending: max(int(frac K), 1), without replacement."""
@@ -259,6 +272,7 @@ class Federation:
                 f"trainer {trainer.name}: weighting '{self.weighting}' is none of {SAMPLES}, "
                 f"{UNIFORM}, {OWN}"
             )
+        check_aggregation(trainer, plan)
         trainer.seal()
 
     def context(
@@ -278,7 +292,7 @@ class Federation:
         plan = self.plan
         return ServerContext(
             self.model, self.groups, self.p0, round_, plan.rounds, plan.seed, plan.epochs,
-            plan.optim, self.roster, held, self.proxy,
+            plan.optim, self.roster, held, self.proxy, plan.aggregator, plan.server_optim,
         )
 
     def downloads(
@@ -310,9 +324,19 @@ class Federation:
         return self.budget.last(self.plan.rounds)
 
     def start(self) -> FedState:
-        """Return the untrained state (round 0)."""
+        """Return the untrained state (round 0).
+
+        Raises:
+            ConfigError: the method has a slot of the server optimiser's name.
+        """
         held = Held()
         server = self.trainer.init_server(self.server_context(0, held), self.p0)
+        taken = [s for s in SLOTS if s in server]
+        if taken and self.plan.server_optim.kind != NONE:
+            raise ConfigError(
+                f"trainer {self.trainer.name}: the server's slot '{taken[0]}' is that of "
+                f"FED.SERVER_OPTIM {self.plan.server_optim.kind}; call it something else"
+            )
         clients = {
             c: self.trainer.init_client(self.context([c]), self.p0)
             for c in range(self.plan.clients)
@@ -362,7 +386,12 @@ class Federation:
                 f"round {round_}: every client was dropped ({'; '.join(work.dropped.values())})"
             )
         ctx = self.server_context(round_, Held(state.held))
-        server = self.trainer.aggregate(ctx, state.server, updates)
+        told = telltale(updates)
+        try:
+            server = self.trainer.aggregate(ctx, state.server, updates)
+        except DivergedError as error:
+            words = [outlier_sentence(round_, row) for row in told.rows()]
+            raise DivergedError("; ".join([str(error), *words])) from error
         worked = state.worked | dict.fromkeys(work.states, round_)
         after = FedState(round_, server, state.clients | work.states, ctx.held.states, worked)
         spent = {n: v - towers.get(n, 0) for n, v in self.model.counters.items()}
@@ -374,6 +403,7 @@ class Federation:
                 bytes_down={c: nbytes(tree) for c, tree in downloads.items()},
                 counters={n: work.counters[n] + spent.get(n, 0) for n in [*work.counters, *spent]},
                 seconds=time.perf_counter() - began, report=dict(ctx.report),
+                telltale=told,
             )
         )
         return after
@@ -439,6 +469,18 @@ class Federation:
     def _tell(self, event: RoundStarted | RoundFinished) -> None:
         for subscriber in self.subscribers:
             subscriber(event)
+
+
+def check_aggregation(trainer: Trainer, plan: Plan) -> None:
+    """Refuse ``FED.AGGREGATOR`` and ``FED.SERVER_OPTIM`` where the method cannot use them.
+
+    Raises:
+        ConfigError: such a rule or optimiser, or rounds of too few clients for Krum.
+    """
+    name, kind = trainer.name or type(trainer).__name__, plan.server_optim.kind
+    check_rule(plan.aggregator, name, trainer.aggregators, len(plan.sample(plan.rounds)))
+    if kind != NONE and not trainer.server_optim:
+        raise ConfigError(f"FED.SERVER_OPTIM {kind}: {name}, as configured, allows {NONE}")
 
 
 def _versions(state: State) -> dict[str, int]:

@@ -18,6 +18,8 @@ from fedvlm.core import rng
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.groups import Groups
 from fedvlm.federation.optim import OptimSpec
+from fedvlm.federation.robust import AggregateSpec
+from fedvlm.federation.server_optim import ServerOptimSpec, server_step
 from fedvlm.models.vlmodel import VLModel
 
 
@@ -96,6 +98,8 @@ class ServerContext:
         roster: sizes and class counts of all clients.
         held: a place per client.
         proxy: the server's own images; None where it has none.
+        aggregator: what ``FED.AGGREGATOR`` and its keys say.
+        server_optim: what ``FED.SERVER_OPTIM`` and its keys say.
         report: what ``log`` collects.
     """
 
@@ -110,11 +114,21 @@ class ServerContext:
     roster: Roster
     held: Held
     proxy: Proxy | None = None
+    aggregator: AggregateSpec = AggregateSpec()
+    server_optim: ServerOptimSpec = ServerOptimSpec()
     report: dict[str, Any] = field(default_factory=dict)
 
     def stream(self, purpose: str, client: int = -1) -> torch.Generator:
         """Return a generator for ``purpose`` in this round (of one client, if given)."""
         return rng.stream(self.seed, purpose, self.round, client)
+
+    def server_step(self, server: State, target: Tree) -> State:
+        """Return the server's state with ``w`` moved to ``target`` by ``FED.SERVER_OPTIM``.
+
+        Raises:
+            DivergedError: the new model is not finite.
+        """
+        return server_step(self.server_optim, server, target)
 
     def log(self, name: str, value: Any) -> None:
         """Put a JSON value into this round's ``aggregation`` of ``metrics.jsonl``."""

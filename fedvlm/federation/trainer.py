@@ -21,10 +21,11 @@ from fedvlm.config.option import Option
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.registry import Registry
 from fedvlm.core.trees import State, Tree
-from fedvlm.federation.aggregate import Updates, weighted_mean
+from fedvlm.federation.aggregate import Updates
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import SAMPLES, Context, Upload
 from fedvlm.federation.groups import SHARED, TAG, Finetune, Rule
+from fedvlm.federation.robust import EVERY, combine
 from fedvlm.federation.server import ServerContext
 from fedvlm.models.vlmodel import VLModel
 
@@ -50,6 +51,11 @@ class Trainer:
         metrics: of the numbers per client that travel with an upload.
         batched: False makes the engine call ``client_update`` client by client (K = 1).
         weighting: ``samples``, ``uniform``, or ``own`` where ``client_update`` gives a weight.
+        aggregators: values of ``FED.AGGREGATOR`` beside ``auto`` that mean something; others are
+            refused when the federation is built.
+        server_optim: ``FED.SERVER_OPTIM`` may stand behind the aggregate. A class with an
+            ``aggregate`` or ``combine`` of its own declares both of these itself; where it does
+            not, it allows none, so that nothing that a user asks for is passed over in silence.
         open_vocabulary: unseen classes stay defined.
         extra_data: what is used beside the clients' training images, in words for results.
         exempt: invariants of ``fedvlm check`` that do not hold, with the reason; not those of
@@ -72,6 +78,10 @@ class Trainer:
             ConfigError: hooks under their old names, or an invariant that cannot be exempted.
         """
         super().__init_subclass__(**options)
+        rule = _depth(cls, "aggregate", "combine")  # of its own, or by a mixin
+        for name, nothing in (("aggregators", ()), ("server_optim", False)):
+            if _depth(cls, name) > rule:
+                setattr(cls, name, nothing)
         old = [n for n in RENAMED if hasattr(cls, n)]  # by a mixin, too
         if old:
             raise ConfigError(
@@ -121,6 +131,16 @@ class Trainer:
     def weighting(self) -> str:
         """How clients weigh; a subclass may set a plain class attribute of this name."""
         return SAMPLES
+
+    @property
+    def aggregators(self) -> Sequence[str]:
+        """Rules by name that mean something; a subclass may set a plain class attribute."""
+        return EVERY
+
+    @property
+    def server_optim(self) -> bool:
+        """Whether a server optimiser may be used; a subclass may set a plain class attribute."""
+        return True
 
     @property
     def open_vocabulary(self) -> bool:
@@ -242,16 +262,20 @@ class Trainer:
         return server["w"]
 
     def combine(self, ctx: ServerContext, updates: Updates) -> Tree:
-        """Return the aggregate of the uploads: their weighted mean.
+        """Return the aggregate of the uploads: by ``FED.AGGREGATOR``, else their weighted mean.
 
         Raises:
             DivergedError: it is not finite.
+            FedvlmError: too few updates for the rule.
         """
-        return weighted_mean(updates)
+        tree, report = combine(updates, ctx.aggregator)
+        for name, value in report.items():
+            ctx.log(name, value)
+        return tree
 
     def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
-        """Return the server's state after a round."""
-        return server | {"w": self.combine(ctx, updates)}
+        """Return the server's state after a round: a step of its optimiser to the aggregate."""
+        return ctx.server_step(server, self.combine(ctx, updates))
 
 
 TRAINER_REGISTRY: Registry[type[Trainer]] = Registry("trainer")
@@ -262,6 +286,11 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     k, n, c = logits.shape
     each = F.cross_entropy(logits.reshape(k * n, c), batch.y.reshape(-1), reduction="none")
     return (each.reshape(k, n) * batch.w).sum(1) / batch.w.sum(1)
+
+
+def _depth(cls: type, *names: str) -> int:
+    """Return how far up the bases the first class lies that defines one of ``names``."""
+    return next(i for i, base in enumerate(cls.__mro__) if vars(base).keys() & set(names))
 
 
 def _listed(names: Any) -> str:

@@ -19,7 +19,9 @@ from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec, Schedule
 from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.robust import AUTO, AggregateSpec
 from fedvlm.federation.rounds import Budget, Federation, Plan, plain_work
+from fedvlm.federation.server_optim import NONE, ServerOptimSpec
 from fedvlm.federation.trainer import Trainer
 from fedvlm.job.identity import run_identity
 from fedvlm.job.inputs import Inputs
@@ -105,9 +107,16 @@ def make_plan(cfg: CfgNode) -> Plan:
         tuple(int(s) for s in o.STEPSIZE), o.GAMMA, int(o.WARMUP_EPOCH), o.WARMUP_TYPE,
         o.WARMUP_CONS_LR, o.WARMUP_MIN_LR,
     )
+    f = cfg.FED
+    aggregator = AggregateSpec(f.AGGREGATOR, f.TRIM, int(f.BYZANTINE), f.CLIP_NORM, f.SAA_TEMP)
+    server_optim = ServerOptimSpec(
+        f.SERVER_OPTIM, f.SERVER_LR, f.SERVER_MOMENTUM, f.SERVER_BETA1, f.SERVER_BETA2,
+        f.SERVER_TAU,
+    )
     return Plan(
         int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS), cfg.FED.FRAC, epochs, cfg.FED.FIRST_ROUND_ALL,
         cfg.FED.NONFINITE, int(cfg.SEED), spec, schedule, per_round, cfg.FED.WEIGHTING,
+        aggregator, server_optim,
     )
 
 
@@ -204,6 +213,10 @@ def _marks(cfg: CfgNode, loader: ImageLoader, trainer: Trainer) -> list[str]:
         marks.append("random backbone weights: accuracies mean nothing")
     if cfg.TEST.TARGETS and not trainer.open_vocabulary:
         marks.append(f"{trainer.name} is bound to its training classes: no number for TEST.TARGETS")
+    if cfg.FED.AGGREGATOR != AUTO:
+        marks.append(f"aggregation: {cfg.FED.AGGREGATOR}")
+    if cfg.FED.SERVER_OPTIM != NONE:
+        marks.append(f"server optimiser: {cfg.FED.SERVER_OPTIM}")
     if trainer.extra_data:
         marks.append(f"extra data: {trainer.extra_data}")
     usual = {k: o.default for k, o in default_schema().items() if k.startswith("PEFT.")}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ import numpy as np
 from fedvlm.console.rows import ClientRow, RoundRow
 from fedvlm.core.stats import mean
 from fedvlm.evaluation import Evaluator
+from fedvlm.federation.robust import outlier_sentence
 from fedvlm.federation.rounds import Event, FedState, RoundFinished, RoundStarted, slots_of
 from fedvlm.job.build import Built
 from fedvlm.job.similarity import has_similarity, similarity
@@ -25,6 +26,9 @@ class Screen(Protocol):
 
     def round_finished(self, row: RoundRow) -> None:
         """Show a finished round."""
+
+    def notes(self, notes: Iterable[str]) -> None:
+        """Show remarks."""
 
 
 def make_evaluator(built: Built, **options: Any) -> Evaluator:
@@ -95,6 +99,7 @@ class Recorder:
         row = self.row(event, metrics)
         for screen in self.screens:
             screen.round_finished(row)
+            screen.notes([outlier_sentence(event.round, r) for r in record.get("outliers", ())])
 
     def row(self, event: RoundFinished, metrics: Mapping[str, Any] | None) -> RoundRow:
         """Return what the screen shows of a round; a client keeps its last known numbers."""
@@ -141,8 +146,15 @@ def metrics_of(event: RoundFinished) -> dict[int, dict[str, float]]:
     return {c: updates.of(c) for c in updates.clients} if updates else {}
 
 
+def short(value: float) -> float:
+    """Return a number with six significant digits; whole numbers as they are."""
+    return value if isinstance(value, int) else float(f"{value:.6g}")
+
+
 def round_record(event: RoundFinished) -> dict[str, Any]:
     """Return a round's line of ``metrics.jsonl`` without its evaluation."""
+    told = event.telltale
+    outliers = [{n: short(v) for n, v in row.items()} for row in told.rows()]
     return {
         "round": event.round,
         "seconds": event.seconds,
@@ -155,4 +167,8 @@ def round_record(event: RoundFinished) -> dict[str, Any]:
         "bytes_down_by_tensor": by_tensor(event.bytes_down),
         "counters": dict(event.counters),
         "aggregation": event.report,
-    } | ({"finetune": event.finetuning} if event.finetuning else {})
+        "update_norm": dict(zip(map(str, told.clients), map(short, told.norm), strict=True)),
+        "update_cosine": dict(zip(map(str, told.clients), map(short, told.cosine), strict=True)),
+        **({"outliers": outliers} if outliers else {}),
+        **({"finetune": event.finetuning} if event.finetuning else {}),
+    }

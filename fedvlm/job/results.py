@@ -18,6 +18,7 @@ from fedvlm.core.trees import numel
 from fedvlm.data.targets import DATASET
 from fedvlm.evaluation.scores import TARGET
 from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.robust import times
 from fedvlm.job.build import Built, views_of
 from fedvlm.job.describe import partition_name, setting
 from fedvlm.job.flags import words_of
@@ -86,7 +87,7 @@ def results_of(
         numbers["selected"] = summary(best) | {"round": best["round"], "val": best["val"]}
     rows[f"{built.federation.trainer.name}, round {last['round']}"] = last
     table = _table(rows, last)
-    spent, end = totals(records), _end(built)
+    spent, end = totals(records), [*_end(built), *outliers(records)]
     run_info = {
         "seconds_this_session": seconds, "seconds_rounds": spent["seconds"],
         "bytes_up": spent["bytes_up"], "bytes_down": spent["bytes_down"], "totals": spent,
@@ -163,6 +164,23 @@ def _end(built: Built) -> list[str]:
     return [
         f"FED.BUDGET {budget.unit}: ended after round {last} of at most {built.cfg.FED.ROUNDS}, "
         f"{spent:,} {budget.unit} of all clients spent, FedAvg's are {most:,}"
+    ]
+
+
+def outliers(records: Sequence[Row]) -> list[str]:
+    """Return a sentence for each client that sent outlying updates."""
+    rounds: dict[int, list[int]] = {}
+    worst: dict[int, Row] = {}
+    for record in records:
+        for row in record.get("outliers", ()):
+            client = row["client"]
+            rounds.setdefault(client, []).append(record["round"])
+            if client not in worst or row["times"] > worst[client]["times"]:
+                worst[client] = row
+    return [
+        f"client {c}: {len(rounds[c])} outlying updates, the first in round {rounds[c][0]}; the "
+        f"largest of norm {row['norm']:.4g}, {times(row)} times the median of its round"
+        for c, row in sorted(worst.items())
     ]
 
 

@@ -20,9 +20,8 @@ import numpy as np
 
 from fedvlm.console.screen import complain
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
+from fedvlm.core.stats import mean
 from fedvlm.job.results import summary
-
-Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,8 @@ class Start:
 
     folder: Path
     digest: str
-    config: Record
-    records: Sequence[Record]
+    config: Mapping[str, Any]
+    records: Sequence[Mapping[str, Any]]
 
 
 class Sink(Protocol):
@@ -140,13 +139,13 @@ class Sinks:
     """
 
     def __init__(self, names: Sequence[Any]) -> None:
-        self.modules = {name: _module(name) for name in dict.fromkeys(map(_known, names))}
+        self.modules = {name: _module(name) for name in dict.fromkeys(map(_name, names))}
         self.open_ones: dict[str, Sink] = {}
         self.screens: Sequence[Any] = ()
 
     def open(
-        self, folder: Path, digest: str, config: Record, records: Sequence[Record],
-        screens: Sequence[Any],
+        self, folder: Path, digest: str, config: Mapping[str, Any],
+        records: Sequence[Mapping[str, Any]], screens: Sequence[Any],
     ) -> None:
         """Open all; one that has no earlier round of a resumed run gets them now.
 
@@ -163,7 +162,7 @@ class Sinks:
             except Exception as error:  # another program's: the run is worth more
                 self._drop(name, error)
 
-    def __call__(self, record: Record) -> None:
+    def __call__(self, record: Mapping[str, Any]) -> None:
         """Send a round's record to all that are open."""
         for name in list(self.open_ones):
             try:
@@ -179,7 +178,7 @@ class Sinks:
             except Exception as error:  # as above
                 complain(f"sink {name} did not close: {_words(error)}", prefix="note")
 
-    def _send(self, name: str, record: Record) -> None:
+    def _send(self, name: str, record: Mapping[str, Any]) -> None:
         self.open_ones[name].round(int(record["round"]), numbers(record), spreads(record))
 
     def _drop(self, name: str, error: Exception) -> None:
@@ -188,38 +187,37 @@ class Sinks:
             screen.notes([f"sink {name} failed and gets no more numbers: {_words(error)}"])
 
 
-def numbers(record: Record) -> dict[str, float]:
+def numbers(record: Mapping[str, Any]) -> dict[str, float]:
     """Return a round's numbers by tag: ``evaluation/personal``, ``training/loss``, ...
 
     Those of the clients are means (``training``) or sums (``traffic``, bytes).
     """
     trained = list(record.get("train", {}).values())
     names = dict.fromkeys(n for metrics in trained for n in metrics)
-    found: dict[str, Any] = {f"evaluation/{k}": v for k, v in summary(record).items()}
-    found["validation/personal"] = record.get("val")
+    values: dict[str, Any] = {f"evaluation/{k}": v for k, v in summary(record).items()}
+    values["validation/personal"] = record.get("val")
     for name in names:
-        known = [m[name] for m in trained if _finite(m.get(name))]
-        found[f"training/{name}"] = sum(known) / len(known) if known else None
+        values[f"training/{name}"] = mean(m[name] for m in trained if _finite(m.get(name)))
     for way in ("bytes_up", "bytes_down"):
-        found[f"traffic/{way}"] = sum(record.get(way, {}).values())
-    found |= {f"work/{name}": value for name, value in record.get("counters", {}).items()}
-    found["work/seconds"] = record.get("seconds")
-    found["work/participants"] = len(record.get("participants", ()))
-    found["work/dropped"] = len(record.get("dropped", ()))
-    return {name: float(value) for name, value in found.items() if _finite(value)}
+        values[f"traffic/{way}"] = sum(record.get(way, {}).values())
+    values |= {f"work/{name}": value for name, value in record.get("counters", {}).items()}
+    values["work/seconds"] = record.get("seconds")
+    values["work/participants"] = len(record.get("participants", ()))
+    values["work/dropped"] = len(record.get("dropped", ()))
+    return {name: float(value) for name, value in values.items() if _finite(value)}
 
 
-def spreads(record: Record) -> dict[str, list[float]]:
+def spreads(record: Mapping[str, Any]) -> dict[str, list[float]]:
     """Return the numbers that each client has: test accuracy and training loss."""
-    found = {
+    numbers = {
         "clients/accuracy": [row.get("accuracy") for row in record.get("clients", ())],
         "clients/loss": [metrics.get("loss") for metrics in record.get("train", {}).values()],
     }
-    kept = {name: [float(v) for v in values if _finite(v)] for name, values in found.items()}
-    return {name: values for name, values in kept.items() if values}
+    finite = {name: [float(v) for v in values if _finite(v)] for name, values in numbers.items()}
+    return {name: values for name, values in finite.items() if values}
 
 
-def _known(word: Any) -> str:
+def _name(word: Any) -> str:
     name = next((n for n in KINDS if fold(n) == fold(str(word))), None)
     if name is None:
         near = did_you_mean(str(word), KINDS)

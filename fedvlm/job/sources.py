@@ -60,7 +60,7 @@ def image_sources(
         ))
         model.notes.append(spent.sentence())
         return sources
-    folder = cache_dir(cfg) or default_dir()
+    folder = store_dir(cfg) or default_dir()
     images = images_to_encode(data, loader.views)
     if not has_room(model.vision, images, folder):
         size = bank_bytes(model.vision, images) / 2**30
@@ -113,12 +113,12 @@ def features_of(
         return cached_features(
             backbone, keys, lambda n: loader.load(indices[n], view, key=keys[n]),
             view=-1 if view is None else view, transform_digest=loader.transform_key(view),
-            cache_dir=cache_dir(cfg), workers=int(cfg.DATALOADER.NUM_WORKERS),
+            cache_dir=store_dir(cfg), workers=int(cfg.DATALOADER.NUM_WORKERS),
             progress=_named(progress, loader, view), notes=notes, spent=spent,
         )
 
 
-def cache_dir(cfg: CfgNode) -> Path | None:
+def store_dir(cfg: CfgNode) -> Path | None:
     """Return the feature cache's folder; None leaves the choice to the store."""
     return Path(cfg.CACHE_DIR).expanduser() if cfg.CACHE_DIR else None
 

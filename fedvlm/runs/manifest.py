@@ -61,14 +61,14 @@ def now() -> str:
 
 def versions() -> dict[str, str | None]:
     """Return Python's version and those of the packages that make the numbers."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    table: dict[str, str | None] = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            table[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    found["fedvlm"] = __version__  # also in a checkout that is not installed
-    return found
+            table[name] = None
+    table["fedvlm"] = __version__  # also in a checkout that is not installed
+    return table
 
 
 def git_revision(package: Path) -> dict[str, Any] | None:
@@ -79,12 +79,12 @@ def git_revision(package: Path) -> dict[str, Any] | None:
     def ask(*words: str) -> str | None:
         command = ["git", "-C", str(package.parent), *words]
         try:
-            done = subprocess.run(  # noqa: S603 (fixed words, no shell)
+            process = subprocess.run(  # noqa: S603 (fixed words, no shell)
                 command, capture_output=True, text=True, timeout=10, check=True
             )
         except (OSError, subprocess.SubprocessError):
             return None
-        return done.stdout.strip()
+        return process.stdout.strip()
 
     top = ask("rev-parse", "--show-toplevel")
     if not top or Path(top).resolve() != package.parent:
@@ -112,15 +112,15 @@ def machine() -> dict[str, Any]:
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Say what differs between two sessions that bit-equal numbers depend on."""
-    found = []
+    lines = []
     for part in _SAME:
         old, new = before.get(part) or {}, after.get(part) or {}
         if part == "machine":
             old, new = ({k: v for k, v in m.items() if k not in ("host", "memory_gib")}
                         for m in (old, new))
-        found += [f"{part}.{key}: {old.get(key)} -> {new.get(key)}"
+        lines += [f"{part}.{key}: {old.get(key)} -> {new.get(key)}"
                   for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
-    return found
+    return lines
 
 
 def _processor() -> str:

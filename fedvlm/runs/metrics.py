@@ -1,6 +1,6 @@
-"""``metrics.jsonl``: one JSON object per line and event, whole lines only.
+"""``metrics.jsonl``: one JSON object per line and event, whole lines only; what they add up to.
 
-What a whole run cost, from its ``metrics.jsonl``: all sessions of a resumed run count.
+The totals are those of the whole run: all sessions of a resumed one count.
 """
 
 from __future__ import annotations
@@ -13,6 +13,12 @@ from typing import Any
 
 from fedvlm.core import files
 from fedvlm.core.errors import DataError
+
+# In our records -> in the totals. Tower forwards are those of training; the evaluation's and the
+# filling of the feature cache are not among them. ``text_passes`` counts a pass of several stacked
+# clients once, ``text_tokens`` counts each client's tokens.
+NAMES = {"steps": "local_steps"}
+COUNTERS = ("local_steps", "samples", "image_forwards", "text_passes", "text_tokens")
 
 
 def append_metrics(path: Path, record: Mapping[str, Any]) -> None:
@@ -65,12 +71,12 @@ def truncate_metrics(path: Path, after_round: int) -> list[str]:
         DataError: the file cannot be read or written.
     """
     records, notes = read_metrics(path)
-    kept = [r for r in records if _round(r) <= after_round]
-    dropped = len(records) - len(kept)
+    rest = [r for r in records if _round(r) <= after_round]
+    dropped = len(records) - len(rest)
     if dropped:
         notes.append(f"{path.name}: {dropped} lines after round {after_round} are done again")
     if notes:
-        files.write_text(path, "".join(json.dumps(r, allow_nan=False) + "\n" for r in kept))
+        files.write_text(path, "".join(json.dumps(r, allow_nan=False) + "\n" for r in rest))
     return notes
 
 
@@ -87,13 +93,6 @@ def _round(record: Mapping[str, Any]) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-# In our records -> in the totals. Tower forwards are those of training; the evaluation's and the
-# filling of the feature cache are not among them. ``text_passes`` counts a pass of several stacked
-# clients once, ``text_tokens`` counts each client's tokens.
-NAMES = {"steps": "local_steps"}
-COUNTED = ("local_steps", "samples", "image_forwards", "text_passes", "text_tokens")
-
-
 def totals(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return rounds, work, seconds and bytes of a run, all clients together.
 
@@ -103,29 +102,29 @@ def totals(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         ``bytes_up``, ``bytes_down`` and both ``_by_tensor``, ``finetune_samples`` (of the final
         fine-tuning, which the counters leave out).
     """
-    counted: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
+    work: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
     tensors = {way: Counter[str]() for way in ("up", "down")}
     for record in records:
-        counted.update({NAMES.get(n, n): int(v) for n, v in record.get("counters", {}).items()})
-        for way, found in tensors.items():
-            found.update(record.get(f"bytes_{way}_by_tensor", {}))
+        work.update({NAMES.get(n, n): int(v) for n, v in record.get("counters", {}).items()})
+        for way, sums in tensors.items():
+            sums.update(record.get(f"bytes_{way}_by_tensor", {}))
     return {
         "rounds": max((int(r.get("round", 0)) for r in records), default=0),
         "client_rounds": sum(len(r.get("participants", ())) for r in records),
-        **counted,
+        **work,
         "seconds": sum(float(r.get("seconds", 0.0)) for r in records),
         **{f"bytes_{way}": sum(sum(r.get(f"bytes_{way}", {}).values()) for r in records)
            for way in tensors},
-        **{f"bytes_{way}_by_tensor": dict(sorted(found.items())) for way, found in tensors.items()},
+        **{f"bytes_{way}_by_tensor": dict(sorted(sums.items())) for way, sums in tensors.items()},
         "finetune_samples": sum(int(r.get("finetune", {}).get("samples", 0)) for r in records),
     }
 
 
-def sentence(found: Mapping[str, Any]) -> str:
+def sentence(totals: Mapping[str, Any]) -> str:
     """Return the totals as one line for the screen."""
     return (
-        f"totals: {found['rounds']} rounds, {found['local_steps']:,} local steps, "
-        f"{found['samples']:,} samples, {found['image_forwards']:,} images and "
-        f"{found['text_tokens']:,} text tokens through towers, {found['seconds']:.1f} s, "
-        f"{found['bytes_up'] / 1e6:.2f} MB up, {found['bytes_down'] / 1e6:.2f} MB down"
+        f"totals: {totals['rounds']} rounds, {totals['local_steps']:,} local steps, "
+        f"{totals['samples']:,} samples, {totals['image_forwards']:,} images and "
+        f"{totals['text_tokens']:,} text tokens through towers, {totals['seconds']:.1f} s, "
+        f"{totals['bytes_up'] / 1e6:.2f} MB up, {totals['bytes_down'] / 1e6:.2f} MB down"
     )

@@ -90,11 +90,11 @@ def settle(folder: Path, newest: int) -> None:
     Raises:
         DataError: as ``save_state``.
     """
-    kept = sorted(r for r in _rounds_on_disk(folder) if r <= newest)[-KEEP:]
-    index = {"format": FORMAT, "states": [f"round_{r:04d}" for r in kept]}
+    rounds = sorted(r for r in _rounds_on_disk(folder) if r <= newest)[-KEEP:]
+    index = {"format": FORMAT, "states": [f"round_{r:04d}" for r in rounds]}
     if _read_index(folder) != index:
         files.write_json(folder / "index.json", index)
-    _prune(folder, kept[0])
+    _prune(folder, rounds[0])
 
 
 def load_newest_state(folder: Path, *, identity: str) -> tuple[SavedState | None, list[str]]:
@@ -220,8 +220,8 @@ def _unflatten(record: dict[str, Any], tensors: dict[str, Tensor]) -> SavedState
 
 def _rounds_on_disk(folder: Path) -> set[int]:
     with files.explain_errors(folder / "index.json"):
-        found = [_NAME.fullmatch(p.name) for p in folder.iterdir()]
-    return {int(m[1]) for m in found if m and m[2] == "json"}
+        matches = [_NAME.fullmatch(p.name) for p in folder.iterdir()]
+    return {int(m[1]) for m in matches if m and m[2] == "json"}
 
 
 def _rounds_in_index(folder: Path, notes: list[str]) -> set[int]:

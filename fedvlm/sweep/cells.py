@@ -149,12 +149,12 @@ def _others_options(combination: Combination) -> dict[str, str]:
     keys = [k for k in combination.settings if k.startswith("TRAINER.") and k.count(".") > 1]
     if not keys:
         return {}
-    own = load_trainer(combination.trainer.name).name
+    method = load_trainer(combination.trainer.name).name
     names = [load_trainer(stem).name for stem in trainer_files()]
-    owner = {f"TRAINER.{name.upper()}": name for name in names if name != own}
+    owner = {f"TRAINER.{name.upper()}": name for name in names if name != method}
     return {
-        key: f"{key} ({combination.settings[key][1]}) is an option of {other}, not of {own}: put "
-        f"it into {other}'s own entry of trainers"
+        key: f"{key} ({combination.settings[key][1]}) is an option of {other}, not of {method}: "
+        f"put it into {other}'s own entry of trainers"
         for key in keys if (other := owner.get(key.rpartition(".")[0]))
     }
 
@@ -194,10 +194,10 @@ class Checker:
                 self.names[key] = _data_name(job)
             except FedvlmError as error:
                 self.names[key] = error
-        found = self.names[key]
-        if isinstance(found, FedvlmError):
-            raise found
-        return found
+        name = self.names[key]
+        if isinstance(name, FedvlmError):
+            raise name
+        return name
 
     def cell(self, number: int, combination: Combination, job: Job) -> Cell:
         """Return the cell of a config.
@@ -207,9 +207,9 @@ class Checker:
         """
         cfg = job.cfg
         load_trainer(cfg.TRAINER.NAME)(cfg)
-        chosen = peft_choice(cfg, job.origins)
+        choice = peft_choice(cfg, job.origins)
         check_model(cfg, pick_device(cfg.DEVICE))
-        place = run_path(cfg, self.data_name(job), load_trainer(cfg.TRAINER.NAME).name + chosen)
+        place = run_path(cfg, self.data_name(job), load_trainer(cfg.TRAINER.NAME).name + choice)
         config = identity_plain(identity_config(cfg))
         return Cell(
             number, combination.column, combination.row, int(cfg.SEED),
@@ -240,16 +240,16 @@ def cells_of(plan: SweepPlan) -> list[Cell]:
         ConfigError, DataError: every mistake of every cell, one line each.
     """
     checker, wrong = Checker(), Mistakes(plan)
-    found: dict[int, list[Cell]] = {seed: [] for seed in plan.seeds}
+    by_seed: dict[int, list[Cell]] = {seed: [] for seed in plan.seeds}
     for combination in combinations(plan):
         try:
             jobs = jobs_of(plan, combination)
             for seed, job in zip(plan.seeds, jobs, strict=True):
-                found[seed].append(checker.cell(0, combination, job))
+                by_seed[seed].append(checker.cell(0, combination, job))
         except FedvlmError as error:
             wrong.add(combination, error)
     cells = [
-        replace(cell, number=i) for i, cell in enumerate(itertools.chain(*found.values()))
+        replace(cell, number=i) for i, cell in enumerate(itertools.chain(*by_seed.values()))
     ]
     wrong.shared_folders(cells)
     wrong.check()
@@ -261,13 +261,13 @@ class Mistakes:
 
     def __init__(self, plan: SweepPlan) -> None:
         self.plan, self.data_only = plan, True
-        self.found: dict[str, list[str]] = {}
+        self.sentences: dict[str, list[str]] = {}
 
     def add(self, combination: Combination, error: FedvlmError) -> None:
         """Note what a combination was refused for."""
         self.data_only = self.data_only and isinstance(error, DataError)
         for line in str(error).splitlines():
-            self.found.setdefault(line, []).append(f"{combination.column} {combination.row}")
+            self.sentences.setdefault(line, []).append(f"{combination.column} {combination.row}")
 
     def shared_folders(self, cells: list[Cell]) -> None:
         """Note cells that would lie in one run folder."""
@@ -277,15 +277,15 @@ class Mistakes:
             if other is not cell:
                 self.data_only = False
                 line = f"'{other}' and '{cell}' are one run folder ({cell.key}); give one a tag"
-                self.found.setdefault(line, []).append(str(cell))
+                self.sentences.setdefault(line, []).append(str(cell))
 
     def check(self) -> None:
         """Raise all mistakes, if there are any."""
-        if not self.found:
+        if not self.sentences:
             return
         total = len(list(combinations(self.plan)))
         lines = []
-        for line, cells in self.found.items():
+        for line, cells in self.sentences.items():
             where = "" if len(cells) == total or len(cells) == 1 and cells[0] in line else (
                 f" ({cells[0]}" + (f" and {len(cells) - 1} more)" if len(cells) > 1 else ")")
             )

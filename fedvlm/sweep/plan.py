@@ -89,24 +89,24 @@ def read_plan(path: Path) -> SweepPlan:
     """
     entries, mistakes = read_yaml(path, ())
     reader = PlanReader(str(path), mistakes)
-    found = {}
+    parts = {}
     for entry in entries:
         name = entry.key.replace("-", "_")
         if name in PARTS:
-            found[name] = entry.value
+            parts[name] = entry.value
         else:
             near = did_you_mean(entry.key, PARTS) or f" (known: {', '.join(PARTS)})"
             mistakes.append(f"{entry.where}: a plan has no part '{entry.key}'{near}")
-    return reader.plan(_with_mappings(path, found), path.stem)
+    return reader.plan(_with_mappings(path, parts), path.stem)
 
 
-def _with_mappings(path: Path, found: dict[str, Any]) -> dict[str, Any]:
+def _with_mappings(path: Path, parts: dict[str, Any]) -> dict[str, Any]:
     """Put the top-level mappings in, which ``read_yaml`` has checked and not descended into."""
     try:
         whole = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
-    return {k.replace("-", "_"): v for k, v in whole.items() if k.replace("-", "_") in found}
+    return {k.replace("-", "_"): v for k, v in whole.items() if k.replace("-", "_") in parts}
 
 
 class PlanReader:
@@ -117,24 +117,24 @@ class PlanReader:
         self.flags = by_name()
         self.schema = default_schema()
 
-    def plan(self, found: Mapping[str, Any], name: str) -> SweepPlan:
+    def plan(self, parts: Mapping[str, Any], name: str) -> SweepPlan:
         """Return the plan.
 
         Raises:
             ConfigError: all mistakes, one line each.
         """
-        common = self.settings(found.get("common") or {}, "common")
+        common = self.settings(parts.get("common") or {}, "common")
         for part, key in (("root", "DATASET.ROOT"), ("output_dir", "OUTPUT_DIR")):
-            if found.get(part) is not None:
-                common[key] = str(found[part])
-        shots = found.get("shots")
+            if parts.get(part) is not None:
+                common[key] = str(parts[part])
+        shots = parts.get("shots")
         plan = SweepPlan(
-            str(found.get("name") or name), common,
-            self.entries(found.get("datasets"), "datasets"),
-            self.entries(found.get("trainers"), "trainers"),
-            self.numbers(found.get("seeds", [1]), "seeds"),
+            str(parts.get("name") or name), common,
+            self.entries(parts.get("datasets"), "datasets"),
+            self.entries(parts.get("trainers"), "trainers"),
+            self.numbers(parts.get("seeds", [1]), "seeds"),
             self.numbers(shots, "shots", least=-1) if shots is not None else (),
-            self.axes(found.get("axes") or {}),
+            self.axes(parts.get("axes") or {}),
         )
         if self.mistakes:
             raise ConfigError("\n".join(self.mistakes))
@@ -146,9 +146,9 @@ class PlanReader:
 
     def numbers(self, value: Any, part: str, least: int = 0) -> tuple[int, ...]:
         """Return a list of distinct whole numbers; one number is a list of one."""
-        given = value if isinstance(value, list) else [value]
-        good = [v for v in given if isinstance(v, int) and not isinstance(v, bool) and v >= least]
-        if not given or len(good) < len(given):
+        values = value if isinstance(value, list) else [value]
+        good = [v for v in values if isinstance(v, int) and not isinstance(v, bool) and v >= least]
+        if not values or len(good) < len(values):
             self.mistake(f"{part} wants whole numbers such as [1, 2, 3], got {value!r}")
         elif len(set(good)) < len(good):
             self.mistake(f"{part} names a number twice: {value!r}")
@@ -179,36 +179,37 @@ class PlanReader:
         if not isinstance(value, list) or not value:
             self.mistake(f"{part} wants a list of names, or of {{name: ..., flag: value}}")
             return ()
-        found = [e for item in value if (e := self.entry(item, part)) is not None]
-        labels = [fold(e.label) for e in found]
+        entries = [e for item in value if (e := self.entry(item, part)) is not None]
+        labels = [fold(e.label) for e in entries]
         word = "label" if part == "datasets" else "tag"
-        for entry in {fold(e.label): e for e in found if labels.count(fold(e.label)) > 1}.values():
+        twins = {fold(e.label): e for e in entries if labels.count(fold(e.label)) > 1}
+        for entry in twins.values():
             self.mistake(f"{part} has '{entry.label}' twice; give one of them a {word}:")
-        return tuple(found)
+        return tuple(entries)
 
     def entry(self, item: Any, part: str) -> PlanEntry | None:
         """Return one data set or method; None after a mistake."""
-        given = dict(item) if isinstance(item, dict) else {"name": item}
-        name = given.pop("name", None)
+        pairs = dict(item) if isinstance(item, dict) else {"name": item}
+        name = pairs.pop("name", None)
         if not isinstance(name, str) or not name.strip():
             self.mistake(f"{part}: {item!r} has no name")
             return None
         if part == "datasets":
-            label = str(given.pop("label", None) or Path(name).stem)
-            return PlanEntry(name, label, self.settings(given, f"{part}: {label}"))
-        config = str(given.pop("trainer-config-file", "") or "")
-        tag = given.get("tag")
-        shown = name.rpartition(":")[2] if ".py" in name else name
-        label = str(given.pop("label", None) or (f"{shown} ({tag})" if tag else shown))
-        return PlanEntry(name, label, self.settings(given, f"{part}: {label}"), config)
+            label = str(pairs.pop("label", None) or Path(name).stem)
+            return PlanEntry(name, label, self.settings(pairs, f"{part}: {label}"))
+        config = str(pairs.pop("trainer-config-file", "") or "")
+        tag = pairs.get("tag")
+        method = name.rpartition(":")[2] if ".py" in name else name
+        label = str(pairs.pop("label", None) or (f"{method} ({tag})" if tag else method))
+        return PlanEntry(name, label, self.settings(pairs, f"{part}: {label}"), config)
 
-    def settings(self, given: Any, where: str) -> Settings:
+    def settings(self, pairs: Any, where: str) -> Settings:
         """Return flags (without dashes) and config keys of a mapping as config keys."""
-        if not isinstance(given, dict):
-            self.mistake(f"{where}: wants flag: value pairs, got {given!r}")
+        if not isinstance(pairs, dict):
+            self.mistake(f"{where}: wants flag: value pairs, got {pairs!r}")
             return {}
-        found: Settings = {}
-        for word, value in given.items():
+        settings: Settings = {}
+        for word, value in pairs.items():
             if value is None or isinstance(value, dict):
                 self.mistake(f"{where}: '{word}' has no value")
                 continue
@@ -216,8 +217,8 @@ class PlanReader:
             for key in [k for k in keys if k in OF_SWEEP]:
                 self.mistake(f"{where}: '{word}' is the sweep's own; use seeds, datasets, trainers")
                 keys.pop(key)
-            found |= keys
-        return found
+            settings |= keys
+        return settings
 
     def _keys(self, word: str, value: str, where: str) -> Settings:
         if word in self.schema or word.startswith("TRAINER."):
@@ -240,7 +241,9 @@ class PlanReader:
         return {}
 
 
-def pick(entries: Sequence[PlanEntry], words: Sequence[str], what: str) -> tuple[PlanEntry, ...]:
+def select_entries(
+    entries: Sequence[PlanEntry], words: Sequence[str], what: str
+) -> tuple[PlanEntry, ...]:
     """Return those entries of a plan that ``words`` name by label or name, in the plan's order.
 
     Raises:
@@ -257,7 +260,7 @@ def pick(entries: Sequence[PlanEntry], words: Sequence[str], what: str) -> tuple
     return tuple(e for e in entries if {fold(e.label), fold(e.name)} & wanted)
 
 
-def named(plan: SweepPlan) -> SweepPlan:
+def name_by_content(plan: SweepPlan) -> SweepPlan:
     """Return a plan made of words with a name of its own: the same words, the same name."""
     content = {k: v for k, v in plan.content().items() if k != "name"}
     mark = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]

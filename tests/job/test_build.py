@@ -38,7 +38,7 @@ def test_validation_samples_come_unaugmented(more: tuple[str, ...], tmp_path: Pa
 
     words = [*jobs.argv(tmp_path, *more), "--opts", "INPUT.VIEWS", "2"]
     built = build(resolve(parse(words)).jobs[0].cfg)
-    batch = built.federation.batcher.held_out([0])
+    batch = built.federation.batcher.whole([0], "val")
     assert batch is not None
     (stream, values), = batch.x.items()
     own = torch.from_numpy(built.data.clients[0].val.copy())

@@ -11,28 +11,31 @@ from typing import Any
 import pytest
 import torch
 
-from fedvlm.federation.aggregate import Update
-from fedvlm.federation.trainer import Trainer
+from fedvlm.federation.aggregate import Updates, join
 from fedvlm.job import similarity as job_similarity
 from tests import jobs
 
 
-def event(updates: list[Update], round_: int = 1, total: int = 5) -> Any:
-    return SimpleNamespace(
-        round=round_, total_rounds=total, updates=updates,
-        download=lambda server, client: Trainer.down(None, server, client),
-    )
+def event(updates: Updates | None, round_: int = 1, total: int = 5) -> Any:
+    return SimpleNamespace(round=round_, total_rounds=total, updates=updates)
 
 
-def update(client: int, *values: float, **more: list[float]) -> Update:
-    tensors = {"a": list(values)} | more
-    return Update(client, {n: torch.tensor(v) for n, v in tensors.items()}, 1.0)
+def sent(rows: dict[int, dict[str, list[float]]], received: dict[str, list[float]]) -> Updates:
+    """Return updates by client -> tensor -> values, all from the same download."""
+    parts = [
+        Updates(
+            (client,), {n: torch.tensor([v]) for n, v in values.items()},
+            torch.ones(1, dtype=torch.float64),
+            received={n: torch.tensor([received[n]]) for n in values},
+        )
+        for client, values in rows.items()
+    ]
+    return join(parts)
 
 
 def test_closed_form() -> None:
-    before = {"w": {"a": torch.tensor([1.0, 0.0])}}
-    updates = [update(3, 1.0, -2.0), update(1, 1.0, 1.0)]
-    found = job_similarity.similarity(event(updates), before)
+    updates = sent({3: {"a": [1.0, -2.0]}, 1: {"a": [1.0, 1.0]}}, {"a": [1.0, 0.0]})
+    found = job_similarity.similarity(event(updates))
     assert found is not None and found["clients"] == [1, 3]
     assert found["update"] == [[1.0, -1.0], [-1.0, 1.0]]  # (0, 1) and (0, -2)
     between = round(-1 / 10**0.5, 6)  # (1, 1) and (1, -2)
@@ -41,29 +44,29 @@ def test_closed_form() -> None:
 
 
 def test_the_update_is_one_vector_over_all_tensors() -> None:
-    before = {"w": {"a": torch.zeros(2), "b": torch.zeros(1)}}
-    updates = [update(0, 1.0, 0.0, b=[1.0]), update(1, 1.0, 0.0, b=[-1.0])]
-    found = job_similarity.similarity(event(updates), before)
+    rows = {0: {"a": [1.0, 0.0], "b": [1.0]}, 1: {"a": [1.0, 0.0], "b": [-1.0]}}
+    updates = sent(rows, {"a": [0.0, 0.0], "b": [0.0]})
+    found = job_similarity.similarity(event(updates))
     assert found is not None and found["update"][0][1] == 0.0
     assert found["tensors"]["b"][0][1] == -1.0
     assert found["to_global"]["a"] == [0.0, 0.0]  # a zero vector has cosine 0
 
 
 def test_a_method_that_shares_nothing_has_none() -> None:
-    assert job_similarity.similarity(event([Update(0, {}, 1.0)]), {"w": {}}) is None
+    assert job_similarity.similarity(event(sent({0: {}}, {}))) is None
 
 
 def test_first_and_last_round_only() -> None:
-    one = [update(0, 1.0)]
-    wanted = [r for r in range(6) if job_similarity.has_similarity(event(one if r else [], r))]
+    one = sent({0: {"a": [1.0]}}, {"a": [0.0]})
+    wanted = [r for r in range(6) if job_similarity.has_similarity(event(one if r else None, r))]
     assert wanted == [1, 5]
 
 
 def test_a_line_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_similarity, "MOST_CLIENTS", 3)
     monkeypatch.setattr(job_similarity, "MOST_VALUES", 8)
-    before = {"w": {"a": torch.zeros(2)}}
-    found = job_similarity.similarity(event([update(c, 1.0, c) for c in range(5)]), before)
+    updates = sent({c: {"a": [1.0, float(c)]} for c in range(5)}, {"a": [0.0, 0.0]})
+    found = job_similarity.similarity(event(updates))
     assert found is not None and found["clients"] == [0, 1, 2] and found["left_out"] == 2
     assert "tensors" not in found and len(found["update"]) == 3
 

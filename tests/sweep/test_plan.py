@@ -21,7 +21,7 @@ from fedvlm.job.identity import identity_config
 from fedvlm.job.resolve import resolve
 from fedvlm.runs.identity import identity_digest
 from fedvlm.sweep.cells import cells_of
-from fedvlm.sweep.plan import pick, read_plan
+from fedvlm.sweep.plan import read_plan, select_entries
 from fedvlm.sweep.run import table_commands
 from fedvlm.sweep.state import Pace
 from tests.report.table_runs import write_run
@@ -197,7 +197,7 @@ def test_all_methods_are_in_their_plan() -> None:
     assert [n for n in names if names.count(n) > 1] == ["FedAvg"] * 2
     assert set(names) == {load_trainer(stem).name for stem in trainer_files()}
     assert [e.label for e in plan.trainers if e.settings] == ["FedAvg (ft)"]
-    plan = replace(plan, datasets=pick(plan.datasets, ["digits", "shapes"], "datasets"))
+    plan = replace(plan, datasets=select_entries(plan.datasets, ["digits", "shapes"], "datasets"))
     assert len(cells_of(plan)) == 3 * 2 * len(names)
 
 

@@ -13,7 +13,7 @@ from fedvlm.data.image_records import ImageRecords, records_of
 from fedvlm.data.images import ImageLoader, broken_images, check_decodes
 from fedvlm.job.build import check_model, pick_device, views_of
 from fedvlm.job.inputs import Inputs
-from fedvlm.job.sources import cache_dir, features_of
+from fedvlm.job.sources import features_of, store_dir
 from fedvlm.models.features.decode import Throughput
 from fedvlm.models.features.store import default_dir
 
@@ -53,7 +53,7 @@ def encode_set(cfg: CfgNode, verify: bool = False) -> Throughput:
     more = f", {loader.views} views of the training images" if loader.views > 1 else ""
     say(f"{data.name}: {sizes} images in {'/'.join(PARTS)}{more}, backbone "
         f"{cfg.MODEL.BACKBONE.NAME} on {device.type}", spent.sentence(),
-        f"store: {cache_dir(cfg) or default_dir()}")
+        f"store: {store_dir(cfg) or default_dir()}")
     complain(*data.notes, *found, *notes, prefix="note")
     return spent
 

@@ -25,7 +25,7 @@ from fedvlm.core.errors import ConfigError, fold
 from fedvlm.core.threads import usual_threads
 from fedvlm.job.flags import add_flags, pairs
 from fedvlm.runs import lock
-from fedvlm.sweep.plan import PlanReader, SweepPlan, named, pick, read_plan
+from fedvlm.sweep.plan import PlanReader, SweepPlan, name_by_content, read_plan, select_entries
 from fedvlm.sweep.slurm import script
 
 if TYPE_CHECKING:
@@ -128,9 +128,9 @@ def plan_of(args: Namespace) -> SweepPlan:
     if args.file is not None:
         plan = read_plan(args.file)
         if args.trainers:
-            plan = replace(plan, trainers=pick(plan.trainers, args.trainers, "trainers"))
+            plan = replace(plan, trainers=select_entries(plan.trainers, args.trainers, "trainers"))
         if args.datasets:
-            plan = replace(plan, datasets=pick(plan.datasets, args.datasets, "datasets"))
+            plan = replace(plan, datasets=select_entries(plan.datasets, args.datasets, "datasets"))
         if seeds:
             plan = replace(plan, seeds=reader.numbers(seeds, "--seeds"))
         if shots:
@@ -150,7 +150,7 @@ def plan_of(args: Namespace) -> SweepPlan:
         | ({"shots": shots} if shots else {}), "words",
     )
     plan = replace(plan, override=args.settings)
-    return replace(plan, name=args.name) if args.name else named(plan)
+    return replace(plan, name=args.name) if args.name else name_by_content(plan)
 
 
 def main(args: Namespace) -> int:

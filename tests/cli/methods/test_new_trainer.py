@@ -61,7 +61,7 @@ def test_its_option_is_read_and_means_what_it_says(written: list[list[str]]) -> 
     for mix, wanted in (("0.25", 1.75), ("1", 1.0), ("0", 2.0)):
         words = [*line, "--trainer-config-file", "mymethod.yaml", "--opts"]
         cfg = resolve(parse([*words, "TRAINER.MYMETHOD.MIX", mix])).jobs[0].cfg
-        got = made(cfg).personal(None, {"w": {"a": 1.0, "own": 5.0}}, {"a": 2.0})  # type: ignore
+        got = made(cfg).personalize(None, {"w": {"a": 1.0, "own": 5.0}}, {"a": 2.0})  # type: ignore
         assert got == {"a": wanted, "own": 5.0}
     cfg = resolve(parse([*line, "--trainer-config-file", "mymethod.yaml"])).jobs[0].cfg
     assert (cfg.PEFT.VISUAL, cfg.TRAINER.MYMETHOD.MIX) == ("feature", 0.5)

@@ -1,0 +1,329 @@
+"""Aggregation by name (``FED.AGGREGATOR``), and what an odd update gives away under any rule.
+
+A rule is a pure function of the stacked uploads: ``[K, ...]`` in, no client axis out, float64
+inside and by ascending client id. Updates of weight zero (clients without samples) take no part.
+Of K updates the median stands (K - 1) / 2 hostile ones, the trimmed mean those that it cuts off,
+Krum and multi-Krum f where K >= 2 f + 3; clipping bounds what one client moves. A method that keeps
+models of its clients or learns from each of them (``HEART-PFL`` while it distils) is not made safe
+by any of them, and says so in ``Trainer.aggregators``.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median as middle
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.trees import Tree, in_double, per_client
+from fedvlm.federation.aggregate import (
+    Updates,
+    require_finite,
+    similarity_aware,
+    weighted_mean,
+    weighted_sum,
+)
+
+AUTO, MEAN, KRUM, MULTI_KRUM = "auto", "mean", "krum", "multi_krum"
+SIMILARITY, CLIPPED_MEAN = "similarity", "clipped_mean"
+FAR, LEAST_SPREAD, AGAINST, FEWEST = 5.0, 0.1, -0.5, 4  # the bound of ``Telltale``
+
+
+@dataclass(frozen=True)
+class AggregateSpec:
+    """What ``FED`` says of the aggregation.
+
+    Attributes:
+        rule: ``auto`` (as the method has it) or a name of ``AGGREGATORS``.
+        trim: share of the updates that the trimmed mean drops at each end, below 1/2.
+        byzantine: hostile updates f that Krum and multi-Krum are to stand.
+        clip_norm: longest move of the clipped mean; 0: the median of the round's.
+        saa_temp: temperature of ``similarity``.
+    """
+
+    rule: str = AUTO
+    trim: float = 0.1
+    byzantine: int = 0
+    clip_norm: float = 0.0
+    saa_temp: float = 1.0
+
+
+Report = dict[str, Any]  # what goes into a round's ``aggregation``
+Aggregator = Callable[[Updates, AggregateSpec], tuple[Tree, Report]]
+
+
+def combine(updates: Updates, spec: AggregateSpec) -> tuple[Tree, Report]:
+    """Return the aggregate of a round by the rule of ``spec``, and what the rule has to tell.
+
+    Raises:
+        DivergedError: the aggregate is not finite; the message names the tensor.
+        FedvlmError: all weights are zero, or too few updates for Krum.
+    """
+    if spec.rule == AUTO or not updates.params:
+        return weighted_mean(updates), {}
+    at = [k for k, w in enumerate(updates.weight.tolist()) if w > 0]
+    if not at:
+        raise FedvlmError("no update has a weight above zero; there is nothing to average")
+    tree, report = AGGREGATORS[spec.rule](updates.take(at), spec)
+    return require_finite(tree), report
+
+
+def mean(updates: Updates, spec: AggregateSpec) -> tuple[Tree, Report]:
+    """Return sum_k p_k w_k."""
+    return weighted_mean(updates), {}
+
+
+def similarity(updates: Updates, spec: AggregateSpec) -> tuple[Tree, Report]:
+    """Return FedTV's similarity-aware mean: cosines of each upload to what its client received."""
+    tree, used = similarity_aware(updates, None, spec.saa_temp)
+    return tree, {"aggregation_weights": used}
+
+
+def median(updates: Updates, spec: AggregateSpec) -> tuple[Tree, Report]:
+    """Return the median of every coordinate, of an even number the mean of the two middle ones.
+
+    Weights are not read. Source: Yin et al., ICML 2018, definition 1.
+    """
+    low, high = (len(updates) - 1) // 2, len(updates) // 2
+
+    def between(rows: Tensor) -> Tensor:
+        ordered = rows.sort(0).values
+        return (ordered[low] + ordered[high]) / 2
+
+    return _by_leaf(updates, between), {}
+
+
+def trimmed_mean(updates: Updates, spec: AggregateSpec) -> tuple[Tree, Report]:
+    """Return the mean of every coordinate without its floor(trim K) lowest and highest values.
+
+    Weights are not read. Source: Yin et al., ICML 2018, definition 2.
+    """
+    k = len(updates)
+    cut = min(int(spec.trim * k + 1e-9), (k - 1) // 2)  # 0.29 of 100 are 29, whatever floats say
+
+    def inner(rows: Tensor) -> Tensor:
+        kept = rows.sort(0).values[cut : k - cut]
+        return weighted_sum(kept, [1.0] * len(kept))
+
+    return _by_leaf(updates, inner), {"trimmed": cut}
+
+
+def krum(updates: Updates, spec: AggregateSpec) -> tuple[Tree, Report]:
+    """Return the update with the lowest Krum score (see ``krum_scores``); of equals the first."""
+    return _best(updates, spec.byzantine, 1)
+
+
+def multi_krum(updates: Updates, spec: AggregateSpec) -> tuple[Tree, Report]:
+    """Return the plain mean of the K - f updates with the lowest Krum scores."""
+    return _best(updates, spec.byzantine, len(updates) - spec.byzantine)
+
+
+def clipped_mean(updates: Updates, spec: AggregateSpec) -> tuple[Tree, Report]:
+    """Return sum_k p_k (r_k + x_k min(1, c / |x_k|)).
+
+    x_k = w_k - r_k is the move from what client k received, |x_k| its length over all tensors
+    together; c is ``clip_norm``, or the median of the |x_k|. An update that is not clipped enters
+    as it was sent. Sources: Sun et al., Can You Really Backdoor Federated Learning?, 2019; for
+    the median as bound Andrew et al., NeurIPS 2021.
+    """
+    norm = norms(updates).tolist()
+    bound = spec.clip_norm or middle(norm)
+    factor = [bound / n if n > bound else 1.0 for n in norm]
+    scale = torch.tensor(factor, dtype=torch.float64)
+    tree = {}
+    for name, rows in updates.params.items():
+        sent, home = in_double(rows), in_double(updates.received[name])
+        share = per_client(scale.to(sent.device), sent)
+        kept = torch.where(share < 1, home + share * (sent - home), sent)
+        tree[name] = weighted_sum(kept, updates.weight.tolist()).to(rows.dtype).to(rows.device)
+    clipped = [c for c, f in zip(updates.clients, factor, strict=True) if f < 1]
+    return tree, {"clip_norm": bound, "clipped": clipped}
+
+
+AGGREGATORS: Mapping[str, Aggregator] = {
+    MEAN: mean, SIMILARITY: similarity, "median": median, "trimmed_mean": trimmed_mean,
+    KRUM: krum, MULTI_KRUM: multi_krum, CLIPPED_MEAN: clipped_mean,
+}
+EVERY = tuple(AGGREGATORS)
+
+
+def fewest(spec: AggregateSpec) -> int:
+    """Return how many updates a round needs: 2 f + 3 for Krum (Blanchard et al. 2017), else one."""
+    return 2 * spec.byzantine + 3 if spec.rule in (KRUM, MULTI_KRUM) else 1
+
+
+def check_rule(spec: AggregateSpec, name: str, allowed: Sequence[str], cohort: int) -> None:
+    """Refuse a rule before any work.
+
+    Args:
+        name, allowed: of the method; its ``aggregators``.
+        cohort: clients of the smallest round.
+
+    Raises:
+        ConfigError: a rule that is not allowed (the message lists those that are), or too few
+            clients for Krum.
+    """
+    if spec.rule != AUTO and spec.rule not in allowed:
+        raise ConfigError(
+            f"FED.AGGREGATOR {spec.rule}: {name}, as configured, allows "
+            f"{', '.join((AUTO, *allowed))}"
+        )
+    if cohort < fewest(spec):
+        raise ConfigError(
+            f"FED.AGGREGATOR {spec.rule} with FED.BYZANTINE {spec.byzantine} needs at least "
+            f"{fewest(spec)} clients a round (2 f + 3), and {cohort} are drawn: lower "
+            "FED.BYZANTINE, or raise FED.CLIENTS or FED.FRAC"
+        )
+
+
+def krum_scores(updates: Updates, byzantine: int) -> Tensor:
+    """Return each update's score ``[K]``: the sum of its K - f - 2 least square distances.
+
+    Distances are between moves, all tensors as one vector. Source: Blanchard et al., Machine
+    Learning with Adversaries, NIPS 2017.
+
+    Raises:
+        FedvlmError: fewer than 2 f + 3 updates.
+    """
+    k, least = len(updates), 2 * byzantine + 3
+    if k < least:
+        raise FedvlmError(
+            f"Krum stands {byzantine} hostile updates among at least {least}; this round has {k}: "
+            "lower FED.BYZANTINE or raise FED.CLIENTS or FED.FRAC"
+        )
+    gram = torch.zeros(k, k, dtype=torch.float64)
+    for move in moves(updates):
+        gram += (move @ move.mT).cpu()
+    square = gram.diagonal()
+    distance = (square[:, None] + square - 2 * gram).clamp_min(0).fill_diagonal_(torch.inf)
+    return distance.sort(1).values[:, : k - byzantine - 2].sum(1)
+
+
+def moves(updates: Updates) -> Iterator[Tensor]:
+    """Yield every client's move of one tensor after the other, ``[K, d]`` in float64.
+
+    A move is what was sent minus what was received; a tensor that was not received counts whole.
+    """
+    for name, rows in updates.params.items():
+        sent = in_double(rows).reshape(len(rows), -1)
+        home = updates.received.get(name)
+        yield sent if home is None else sent - in_double(home).reshape(len(rows), -1)
+
+
+def norms(updates: Updates) -> Tensor:
+    """Return the length ``[K]`` of every client's move, all tensors together, in float64."""
+    return torch.stack([move.square().sum(1) for move in moves(updates)]).sum(0).sqrt()
+
+
+def _by_leaf(updates: Updates, rule: Callable[[Tensor], Tensor]) -> Tree:
+    """Apply a rule to every leaf ``[K, ...]`` in float64."""
+    return {
+        name: rule(in_double(rows)).to(rows.dtype).to(rows.device)
+        for name, rows in updates.params.items()
+    }
+
+
+def _best(updates: Updates, byzantine: int, count: int) -> tuple[Tree, Report]:
+    """Return the plain mean of the ``count`` updates with the lowest Krum scores."""
+    order = krum_scores(updates, byzantine).argsort(stable=True)
+    chosen = updates.take(sorted(order[:count].tolist()))
+    return weighted_mean(chosen, [1.0] * count), {"selected": list(chosen.clients)}
+
+
+# ---- telltale ---------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Telltale:
+    """Length and direction of the updates of a round, whatever the rule.
+
+    An update is an outlier if |log norm - median| > 5 max(1.4826 MAD, 0.1), median and median
+    absolute deviation over the logarithms of the norms above zero, or if its cosine is below -0.5
+    and at least 4 updates count. One of weight zero is neither an outlier nor a measure of others.
+
+    Attributes:
+        clients: ids, ascending; none where nothing is shared.
+        norm: length of the move from what the client received, all tensors as one vector.
+        cosine: of the move to the mean move; 0 where one of them has no length. In the mean moves
+            are cut to the median length: else one huge update is the mean, and every honest one
+            would look hostile beside it.
+        typical: the median norm; 0 where nobody moved.
+        outliers: ids.
+    """
+
+    clients: tuple[int, ...] = ()
+    norm: tuple[float, ...] = ()
+    cosine: tuple[float, ...] = ()
+    typical: float = 0.0
+    outliers: tuple[int, ...] = ()
+
+    def rows(self) -> list[dict[str, float]]:
+        """Return the outliers as JSON values: client, norm, times (the median), cosine."""
+        out = []
+        for client in self.outliers:
+            k = self.clients.index(client)
+            times = min(self.norm[k] / self.typical, sys.float_info.max)
+            out.append({
+                "client": client, "norm": self.norm[k], "times": times, "cosine": self.cosine[k],
+            })
+        return out
+
+
+def telltale(updates: Updates) -> Telltale:
+    """Return lengths, directions and outliers of a round's updates; they are read once."""
+    if not updates.params:
+        return Telltale()
+    norm, weight = norms(updates).clamp_max(sys.float_info.max), updates.weight
+    counted = weight > 0 if bool((weight > 0).any()) else torch.ones_like(weight, dtype=torch.bool)
+    share = torch.where(counted, weight.clamp_min(torch.finfo(weight.dtype).tiny), 0.0)
+    measured = counted.to(norm.device) & (norm > 0)
+    typical = torch.where(measured, norm, torch.nan).nanquantile(0.5)
+    share = (share / share.sum()).to(norm) * torch.where(norm > typical, typical / norm, 1.0)
+    inner, square = torch.zeros_like(norm), torch.zeros_like(norm[0])
+    for move in moves(updates):
+        way = share @ move
+        inner, square = inner + move @ way, square + way @ way
+    length = norm * square.sqrt()
+    cosine = torch.where(length > 0, inner / length, 0.0).nan_to_num(0.0).clamp(-1, 1)
+    lengths, angles = torch.stack([norm, cosine]).tolist()
+    at = outlying(lengths, angles, counted.tolist())
+    return Telltale(
+        updates.clients, tuple(lengths), tuple(angles),
+        middle([n for n, c in zip(lengths, counted.tolist(), strict=True) if c and n] or [0.0]),
+        tuple(updates.clients[k] for k in at),
+    )
+
+
+def outlying(
+    norm: Sequence[float], cosine: Sequence[float], counted: Sequence[bool]
+) -> list[int]:
+    """Return the positions of the outliers (the bound is that of ``Telltale``)."""
+    at = [k for k, counts in enumerate(counted) if counts]
+    logs = {k: math.log(norm[k]) for k in at if norm[k] > 0}
+    if not logs:
+        return []
+    centre = middle(logs.values())
+    spread = max(1.4826 * middle(abs(v - centre) for v in logs.values()), LEAST_SPREAD)
+    return [
+        k for k in at
+        if abs(logs.get(k, -math.inf) - centre) > FAR * spread
+        or (len(at) >= FEWEST and cosine[k] < AGAINST)
+    ]
+
+
+def times(row: Mapping[str, float]) -> str:
+    """Return how many times the median an outlier's norm is, in words."""
+    return f"{row['times']:,.0f}" if row["times"] >= 10 else f"{row['times']:.2g}"
+
+
+def outlier_sentence(round_: int, row: Mapping[str, float]) -> str:
+    """Return what is said of an outlier (one of ``Telltale.rows``)."""
+    against = f", against the others (cosine {row['cosine']:.2f})"
+    return (
+        f"round {round_}: client {row['client']} sent an update of norm {row['norm']:.4g}, "
+        f"{times(row)} times the median{against if row['cosine'] < AGAINST else ''}"
+    )

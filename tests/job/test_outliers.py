@@ -1,0 +1,96 @@
+"""A hostile client in the real job: told on the screen, in the log, in metrics and in results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedvlm.core import files as atomic
+from tests import jobs
+
+HOSTILE = """
+from fedvlm.core.trees import per_client
+from fedvlm.federation.peft_trainer import PeftTrainer
+
+
+class Hostile(PeftTrainer):
+    def client_update(self, ctx, state, received):
+        state, upload = super().client_update(ctx, state, received)
+        one = ctx.sizes.new_tensor([1000.0 if c == 2 else 1.0 for c in ctx.clients])
+        w = {
+            n: received[n] + per_client(one.to(v), v) * (v - received[n])
+            for n, v in upload.params.items()
+        }
+        return state, ctx.upload(w)
+"""
+FOUR = ("--num-users", "4", "--lr", "1e-4")  # so small a rate that a step of 1,000 is finite
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("method") / "hostile.py"
+    path.write_text(HOSTILE)
+    return f"{path}:Hostile"
+
+
+def test_a_scaled_update_is_told_everywhere(
+    tmp_path: Path, hostile: str, capsys: pytest.CaptureFixture
+) -> None:
+    assert jobs.run(tmp_path, "--trainer", hostile, *FOUR) == 0
+    screen = " ".join(capsys.readouterr().out.split())
+    records = jobs.records(tmp_path)
+    assert records[0]["update_norm"] == {} and "outliers" not in records[0]
+    for record in records[1:]:
+        norms = record["update_norm"]
+        assert list(norms) == list(record["update_cosine"]) == ["0", "1", "2", "3"]
+        (row,) = [r for r in record["outliers"] if r["client"] == 2]
+        assert row["norm"] == norms["2"] and row["times"] > 100
+        sentence = f"round {record['round']}: client 2 sent an update of norm {row['norm']:.4g}, "
+        assert sentence in screen
+        assert sentence in (jobs.folder(tmp_path) / "log.txt").read_text()
+    whole = (jobs.folder(tmp_path) / "results.json").read_text()
+    assert "client 2: 2 outlying updates, the first in round 1; the largest of norm" in whole
+
+
+def test_an_ordinary_run_tells_of_nobody(tmp_path: Path) -> None:
+    assert jobs.run(tmp_path, "--trainer", "FedAvg", *FOUR) == 0
+    assert all("outliers" not in record for record in jobs.records(tmp_path))
+
+
+def test_refused_before_any_work_with_the_list(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    opts = ("--opts", "FED.AGGREGATOR", "median")
+    assert jobs.run(tmp_path, "--trainer", "SCAFFOLD", *opts) != 0
+    assert "SCAFFOLD, as configured, allows auto, mean" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("manifest.json"))
+    assert jobs.run(tmp_path, "--trainer", "FedAvg", "--opts", "FED.AGGREGATOR", "krum") != 0
+    assert "needs at least 3 clients a round (2 f + 3), and 2 are drawn" in capsys.readouterr().err
+
+
+def test_a_resumed_server_optimiser_ends_with_the_same_bits(tmp_path: Path) -> None:
+    opts = ("--trainer", "FedTV", "--opts", "FED.SERVER_OPTIM", "yogi")
+    seen: list[str] = []
+    atomic.on_write_point = seen.append
+    assert jobs.run(tmp_path / "whole", *opts) == 0
+
+    class Stop(BaseException):
+        pass
+
+    left = [int(0.7 * len(seen))]
+
+    def hook(_name: str) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Stop
+
+    atomic.on_write_point = hook
+    try:
+        with pytest.raises(Stop):
+            jobs.run(tmp_path / "cut", *opts)
+    finally:
+        atomic.on_write_point = None
+    assert jobs.run(tmp_path / "cut", *opts) == 0
+    jobs.same(tmp_path / "whole", tmp_path / "cut")
+    assert any("opt.v" in name for name in jobs.state(tmp_path / "cut"))
