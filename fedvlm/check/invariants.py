@@ -7,15 +7,19 @@ by existing. A method for which one cannot hold says so on its class, with the r
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from fedvlm.check import messages, training
 from fedvlm.check.compare import Broken
 from fedvlm.check.world import World
+from fedvlm.core.errors import FedvlmError, failure_text
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.trainer import Trainer
 
+PACKAGE = Path(__file__).resolve().parents[1]
 Check = Callable[[World, type[Trainer]], None]
 
 
@@ -38,8 +42,23 @@ class Invariant:
             except Broken:
                 raise
             except Exception as error:
-                text = " ".join(str(error).split())
-                raise Broken(f"{type(error).__name__}: {text or 'no message'}") from error
+                raise Broken(failure(error)) from error
+
+
+def failure(error: Exception) -> str:
+    """Return what a method failed with, and the line of its own file where that was."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    own = [
+        frame for frame in traceback.extract_tb(cause.__traceback__)
+        if not Path(frame.filename).resolve().is_relative_to(PACKAGE)
+        and "site-packages" not in frame.filename
+    ]
+    place = "" if isinstance(cause, FedvlmError) or not own else (
+        f" ({Path(own[-1].filename).name}, line {own[-1].lineno}, in {own[-1].name})"
+    )
+    return failure_text(error) + place
 
 
 @dataclass(frozen=True)
@@ -90,20 +109,22 @@ def exemption_mistakes(trainer: type[Trainer]) -> dict[str, str]:
 
 
 def run(
-    spec: str | type[Trainer], opts: Sequence[str] = (), world: World | None = None
+    spec: str | type[Trainer], opts: Sequence[str] = (), world: World | None = None,
+    yaml: Path | None = None,
 ) -> list[Verdict]:
     """Try every invariant on a trainer.
 
     Args:
         spec: a name, ``path.py:Class``, or the class itself.
         opts: ``["TRAINER.X.Y", "value", ...]`` for its own options.
-        world: reused where given (``opts`` is then the world's).
+        world: reused where given (``opts`` and ``yaml`` are then the world's).
+        yaml: its config file; default: the one of its name in ``configs/trainers``.
 
     Raises:
         ConfigError: no such trainer or option.
     """
     trainer = load_trainer(spec) if isinstance(spec, str) else spec
-    world = world or World(opts)
+    world = world or World(opts, yaml=yaml)
     world.config(trainer)  # wrong options are the user's mistake, not a broken invariant
     wrong = exemption_mistakes(trainer)
     verdicts = [Verdict(n, "exemptions are declared", "broken", what)

@@ -115,7 +115,7 @@ def g9_frozen(world: World, trainer: Method) -> None:
     """Backbone weights and BatchNorm statistics are the same bits before and after."""
     digests = world.trajectory(trainer).digests
     demand(len(set(digests)) == 1, "a backbone weight changed during the run")
-    resnet = World(world.opts, RESNET)
+    resnet = World(world.opts, RESNET, yaml=world.yaml)
     tower = resnet.backbone.model
     buffers, weights = clone(dict(tower.named_buffers())), clone(dict(tower.named_parameters()))
     small = [replace(s, train=s.train[:2]) for s in resnet.splits[:2]]
@@ -193,6 +193,7 @@ def g13_fast_paths(world: World, trainer: Method) -> None:
     From the state after round 1: an exactly orthogonal or zero start is degenerate. Stacking and
     packing are tried together, as a run uses them; where that fails, each alone says which it is.
     """
+    prove(world, trainer)
     run = world.trajectory(trainer)
 
     def compare(path: str, setup: Setup) -> None:
@@ -206,6 +207,21 @@ def g13_fast_paths(world: World, trainer: Method) -> None:
         compare("four clients stacked", Setup(chunk=4))
         compare("the packed text tower", Setup(packed=True))
         raise
+
+
+def prove(world: World, trainer: Method) -> None:
+    """Demand that the declared stream gives the numbers of pixels (``Federation.prove_streams``).
+
+    Raises:
+        Broken: names the stream, the tensor and the block.
+    """
+    fed = world.federation(trainer)
+    cached = world.source(Setup(), fed.model, fed.trainer.streams(fed.model)[0])
+    images = torch.as_tensor(world.splits[0].train[:2])
+    try:
+        fed.prove_streams(cached, world.source(Setup(), fed.model, "pixels"), images)
+    except ConfigError as error:
+        raise Broken(f"pixels instead of cached features: {error}") from error
 
 
 def g14_non_finite(world: World, trainer: Method) -> None:

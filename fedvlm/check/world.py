@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,20 @@ from fedvlm.config.keys import default_schema
 from fedvlm.config.option import declare
 from fedvlm.config.read import lookup
 from fedvlm.core import rng
-from fedvlm.federation.batches import FeatureSource, IndexSplit, PixelSource, SplitBatcher
+from fedvlm.federation.batches import (
+    FeatureSource,
+    IndexSplit,
+    PixelSource,
+    SampleSource,
+    SplitBatcher,
+)
 from fedvlm.federation.engine import Engine, LocalEngine
 from fedvlm.federation.optim import OptimSpec, Schedule
 from fedvlm.federation.rounds import Federation, FedState, Plan, RoundFinished
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.load.openclip import build_model, finish
+from fedvlm.models.towers.vision import PREFIX
 from fedvlm.models.vlmodel import VLModel
 
 BASE, NEW = ("ox", "bear", "cat", "mouse"), ("hen", "wolf")
@@ -146,12 +154,14 @@ class World:
         opts: ``["TRAINER.X.Y", "value", ...]`` for the methods' own options.
         vision: see ``small_backbone``.
         seed: of weights and images.
+        yaml: the method's config file; by default the one of its name in ``configs/trainers``.
     """
 
     def __init__(
-        self, opts: Sequence[str] = (), vision: dict[str, Any] | None = None, seed: int = 7
+        self, opts: Sequence[str] = (), vision: dict[str, Any] | None = None, seed: int = 7,
+        yaml: Path | None = None,
     ) -> None:
-        self.opts = list(opts)
+        self.opts, self.yaml = list(opts), yaml
         self.backbone = small_backbone(vision, seed)
         self.splits = _shares()
         n = sum(len(part) for s in self.splits for part in (s.train, s.val, s.test))
@@ -178,7 +188,9 @@ class World:
         schema = default_schema()
         if trainer.name:
             schema = declare(schema, f"TRAINER.{trainer.name.upper()}", trainer.options)
-        yaml = lookup(trainer.name, "trainers") if trainer.name else None
+        yaml = self.yaml
+        if yaml is None and trainer.name:
+            yaml = lookup(trainer.name, "trainers")
         cfg, _ = build_config(None, yaml, {}, self.opts, schema)
         cfg.defrost()
         for key, value in (more or {}).items():
@@ -199,9 +211,9 @@ class World:
         cfg = self.config(trainer, s.opts, len(splits))
         momentum = s.momentum if cfg.OPTIM.MOMENTUM else 0.0  # a YAML may ask for plain SGD
         method, model = trainer(cfg), self.model(s.packed)
-        inside = method.streams(model) != ("features",)
+        stream = "pixels" if s.pixels else method.streams(model)[0]
         batcher = SplitBatcher(
-            self._source(s, s.pixels or inside), splits, s.batch, s.seed, 1, EPOCHS,
+            self.source(s, model, stream), splits, s.batch, s.seed, 1, EPOCHS,
             torch.device("cpu"), torch.float64,
         )
         schedule = Schedule(s.lr, "cosine", s.rounds * EPOCHS) if s.cosine else Schedule(s.lr)
@@ -215,15 +227,19 @@ class World:
             proxy=self.proxy,
         )
 
-    def _source(self, setup: Setup, from_pixels: bool) -> Any:
-        """Return features, or pixels (asked for, or the method works inside the image tower)."""
-        pixels, features = self.pixels.clone(), self.features.clone()
+    def source(self, setup: Setup, model: VLModel, stream: str) -> SampleSource:
+        """Return the world's images as ``features``, ``tokens.<block>`` (a bank) or ``pixels``."""
+        values = self.pixels.clone()
+        if stream == "features":
+            values = self.features.clone()
+        elif stream.startswith(PREFIX):
+            with torch.no_grad():
+                values = model.vision.enter(values, int(stream.removeprefix(PREFIX)))
         for client in setup.poisoned:
-            train = torch.as_tensor(self.splits[client].train)
-            features[train], pixels[train] = torch.nan, torch.nan
-        if from_pixels:
-            return PixelSource(lambda i, view: pixels[i], self.labels)
-        return FeatureSource.of(features[None], torch.arange(len(self.labels)), self.labels)
+            values[torch.as_tensor(self.splits[client].train)] = torch.nan
+        if stream == "pixels":
+            return PixelSource(lambda i, view: values[i], self.labels)
+        return FeatureSource.of(values[None], torch.arange(len(self.labels)), self.labels, stream)
 
     def streams(self, fed: Federation, index: Tensor) -> dict[str, Tensor]:
         """Return the streams of samples ``index [K, B]`` as this federation's batches do."""
@@ -249,9 +265,9 @@ class World:
                     run.events.append(replace(event, state=run.states[-1]))
 
         run.fed.subscribers.append(keep)
-        before, digest = global_generators(), self.backbone.verify_frozen()
+        before, digest = global_generators(), run.fed.model.verify_frozen()
         run.fed.run(None if start is None else copy_fed(start), until)
-        run.digests = (digest, self.backbone.verify_frozen())
+        run.digests = (digest, run.fed.model.verify_frozen())
         run.generators = (before, global_generators())
         return run
 

@@ -84,6 +84,8 @@ class Option:
 
     def _decode(self, raw: Value) -> Value:
         """Text is read as yacs reads it: a Python literal where it is one (``1e-5``, tuples)."""
+        if self.kind is str and isinstance(raw, bool) and str(raw) in self.aliases:
+            return str(raw)  # YAML takes a bare yes or no for a boolean
         if not isinstance(raw, str) or self.kind is str:
             return raw  # text stays as it was typed, whatever it looks like
         if self.kind is tuple and not self.default and raw.strip()[:1] not in ("(", "["):

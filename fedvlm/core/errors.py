@@ -49,3 +49,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def fold(name: str) -> str:
     """Fold case, dashes, underscores and blanks away: ``Oxford-Pets`` == ``oxfordpets``."""
     return "".join(ch for ch in name.lower() if ch not in "-_ ")
+
+
+def failure_text(error: Exception) -> str:
+    """Return what a method's own code failed with, on one line; a bare key gets words."""
+    text = " ".join(str(error).split()) or "no message"
+    missing = "there is no " if isinstance(error, KeyError) else ""
+    return f"{type(error).__name__}: {missing}{text}"

@@ -12,6 +12,7 @@ from yacs.config import CfgNode
 from fedvlm.data.datum import PARTS, DatasetBase, IntArray, domains_of, labels_of
 from fedvlm.data.fewshot import relabel, short_classes
 from fedvlm.data.fewshot_file import ShotList
+from fedvlm.data.holdout import draw_holdout, without
 from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import find_broken, say_broken
 from fedvlm.data.partition.even import domain_number
@@ -50,13 +51,15 @@ def spec_of(cfg: CfgNode) -> PartitionSpec:
         val_shots=cfg.DATASET.VAL_SHOTS,
         half=cfg.DATASET.SUBSAMPLE_CLASSES,
         held_out=cfg.FED.HELD_OUT_DOMAIN,
+        server_holdout=int(cfg.DATASET.get("SERVER_HOLDOUT", 0)),
     )
 
 
 class Selection:
     """A data set cut to what a run takes: some classes, less the domain that no client holds.
 
-    Made from the lists alone. ``drop_broken_tests`` then looks at the test images, ``partition`` or
+    Made from the lists alone. ``hold_out`` then takes the server's images away,
+    ``drop_broken_tests`` looks at those and at the test images, ``partition`` or
     ``partition_from_file`` at those that clients train and validate on.
 
     Args:
@@ -73,6 +76,8 @@ class Selection:
             numbered anew from 0; ``domain_names`` lists them.
         test, new_test, unseen: sorted positions in ``data.test`` of the images of the run's
             classes, of the new classes, and of the held-out domain's images of the run's classes.
+        server: sorted positions in the training and validation lists of the server's images, of
+            the run's classes; empty without ``hold_out``.
         skipped: keys of the images that do not decode.
         notes: what the run's log should say of the draw.
 
@@ -94,6 +99,7 @@ class Selection:
         self.test_new = test_new and spec.half == "base"
         self.test = np.flatnonzero(run >= 0)
         self.new_test = np.flatnonzero((run < 0) & (test >= 0)) if self.test_new else self.test[:0]
+        self.server: dict[str, IntArray] = {}
         self.notes: list[str] = []
         self.skipped: list[str] = []
         self.records, self.policy = ImageRecords(None), "skip"
@@ -117,6 +123,32 @@ class Selection:
         self.full = ImagePool(labels, data.num_classes, domains, names, data.classnames)
         run = {part: table[labels[part]] for part in PARTS}
         self.pool = ImagePool(run, len(self.map), domains, names, self.classnames)
+
+    def hold_out(
+        self, shots: ShotList | None = None, positions: Mapping[str, IntArray] | None = None
+    ) -> None:
+        """Give the server images that no client gets; comes before anything is drawn or dealt.
+
+        Args:
+            shots: of a file; they are the clients'.
+            positions: of the server's images, where they are known; by default they are drawn.
+
+        Raises:
+            ConfigError: a class would lose its last image.
+        """
+        each = self.spec.server_holdout
+        if not each:
+            return
+        if positions is None:
+            taken = shots.positions if shots else None
+            positions = draw_holdout(self.full, each, self.spec.seed, self.map, taken)
+        self.server = {part: at[self.pool.labels[part][at] >= 0] for part, at in positions.items()}
+        self.full, self.pool = (without(pool, positions) for pool in (self.full, self.pool))
+        train, val = len(self.server["train"]), len(self.server["val"])
+        self.notes.append(
+            f"DATASET.SERVER_HOLDOUT {each}: no client gets {train + val} images ({train} of the "
+            f"training and {val} of the validation list), which are the server's"
+        )
 
     def classes_without(self, part: str) -> list[str]:
         """Return the names of the run's classes that have no image in a part."""
@@ -145,7 +177,7 @@ class Selection:
         return notes
 
     def drop_broken_tests(self, records: ImageRecords, policy: str) -> None:
-        """Leave out the test images that do not decode.
+        """Leave out the test images, and those of the server, that do not decode.
 
         Args:
             records: of the set's folder.
@@ -156,9 +188,10 @@ class Selection:
         """
         self.records, self.policy = records, policy
         tests = {"test": np.concatenate([self.test, self.new_test, self.unseen])}
-        broken = self._broken(tests)["test"]
+        broken = self._broken(self.server | tests)
+        self.server = {part: _without(at, broken[part]) for part, at in self.server.items()}
         self.test, self.new_test, self.unseen = (
-            _without(positions, broken) for positions in (self.test, self.new_test, self.unseen)
+            _without(at, broken["test"]) for at in (self.test, self.new_test, self.unseen)
         )
         if not len(self.test):
             self.notes.append(f"{self.data.name}: there are no test images of the run's classes")

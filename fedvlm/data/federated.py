@@ -15,6 +15,7 @@ from fedvlm.data.datasets import load_for_training, templates
 from fedvlm.data.datum import PARTS, Datum, IntArray, domains_of, labels_of
 from fedvlm.data.draw import NAMES, Selection, spec_of
 from fedvlm.data.fewshot_file import read_shots
+from fedvlm.data.holdout import KEY, LISTS, holdout_from
 from fedvlm.data.image_records import ImageRecords, records_of
 from fedvlm.data.partition.index_file import canonical_hash, read_index_file, seal, spec_from
 from fedvlm.data.partition.kinds import check_fits
@@ -62,6 +63,7 @@ class FederatedData:
         notes: sentences for the log and the results.
         records: known content keys, for ``ImageLoader``.
         others: more test sets of the global model: the domain left out, targets of transfer.
+        server: indices of the images that no client gets (``DATASET.SERVER_HOLDOUT``).
     """
 
     name: str
@@ -81,6 +83,7 @@ class FederatedData:
     notes: list[str]
     records: ImageRecords = field(repr=False)
     others: list[OtherTest] = field(default_factory=list)
+    server: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def index_file(self) -> dict[str, Any]:
         """Return the index file's content: paths per client and part, spec, and hash."""
@@ -92,6 +95,7 @@ class FederatedData:
             }
             for client in self.clients
         ]
+        held_out = {KEY: [keys[i] for i in self.server]} if self.spec.server_holdout else {}
         return seal(
             {
                 "dataset": self.name,
@@ -99,6 +103,7 @@ class FederatedData:
                 "classnames": self.classnames,
                 "skipped": self.skipped,
                 "clients": clients,
+                **held_out,
             }
         )
 
@@ -137,6 +142,10 @@ def build_federation(cfg: CfgNode, progress: Progress | None = None) -> Federate
     else:
         check_fits(spec, selection.pool, data.num_classes)
     shots = read_shots(cfg, data, selection.full, selection.spec)
+    if content is not None and selection.spec.server_holdout:
+        selection.hold_out(positions=holdout_from(content, data.parts, index))
+    else:
+        selection.hold_out(shots)
     targets = load_targets(cfg, data.name)
     records = records_of(data.all(), cfg)
     records.progress = progress
@@ -153,7 +162,8 @@ def _assemble(
 ) -> FederatedData:
     """Put all images that the run uses into one list, and the clients' shares as indices into it.
 
-    The order: training, validation and test images by position, new classes, other test sets.
+    The order: training, validation and test images by position, new classes, other test sets, the
+    server's images.
     """
     data, spec = selection.data, selection.spec
     union = partition.union() | {"test": selection.test}
@@ -170,6 +180,10 @@ def _assemble(
     samples += [_relabel(data.test[i], new_map) for i in new]
     others, images, target_notes = _others(selection, prompts, targets, len(samples))
     samples += images
+    held_out = [data.parts[part][i] for part in LISTS for i in selection.server.get(part, ())]
+    server = np.arange(len(samples), len(samples) + len(held_out), dtype=np.int64)
+    server.setflags(write=False)
+    samples += [_relabel(datum, selection.map) for datum in held_out]
     domains = domains_of(samples)
     clients = [
         ClientSplit(a, b, c, _one_domain(domains[a], data.domain_names))
@@ -177,7 +191,7 @@ def _assemble(
     ]
     _refuse_empty(clients, selection)
     tests = (global_test, new_test, *(other.indices for other in others))
-    trains = [client.train for client in clients]
+    trains = [*(client.train for client in clients), server]
     notes = [
         *data.notes, *selection.notes, *selection.class_notes(),
         *untrained_notes([(client.train, client.test) for client in clients], labels_of(samples)),
@@ -201,6 +215,7 @@ def _assemble(
         notes=notes,
         records=selection.records,
         others=others,
+        server=server,
     )
 
 

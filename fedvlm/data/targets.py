@@ -68,7 +68,7 @@ def load_targets(cfg: CfgNode, run_set: str) -> list[Target]:
     """
     targets: list[Target] = []
     for word in cfg.TEST.TARGETS:
-        node = _config_of(str(word), cfg)
+        node = config_of(str(word), cfg)
         target = Target(load_dataset(node), templates(node))
         name = target.data.name
         if name == run_set:
@@ -84,8 +84,16 @@ def load_targets(cfg: CfgNode, run_set: str) -> list[Target]:
     return targets
 
 
-def _config_of(word: str, cfg: CfgNode) -> CfgNode:
-    """Return the config of a set by the name of its file, a file, or a name the catalog has."""
+def config_of(word: str, cfg: CfgNode, what: str = "TEST.TARGETS") -> CfgNode:
+    """Return the config of a set by the name of its file, a file, or a name the catalog has.
+
+    Args:
+        cfg: of the run, whose root and cache hold for the other set too.
+        what: names it, for messages.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
     path = lookup(word, "datasets")
     info = dataset_info(word) if path is None else None
     flags = {"CACHE_DIR": cfg.CACHE_DIR, "DATASET.ON_CORRUPT": cfg.DATASET.ON_CORRUPT}
@@ -97,7 +105,7 @@ def _config_of(word: str, cfg: CfgNode) -> CfgNode:
         file = None if info is not None else path or find_config(word, "datasets")
         return build_config(file, None, flags, [], default_schema())[0]
     except ConfigError as mistake:
-        raise ConfigError(f"TEST.TARGETS: {mistake}") from None
+        raise ConfigError(f"{what}: {mistake}") from None
 
 
 def held_out_domain(

@@ -2,23 +2,30 @@
 
 No sample is dropped: the last batch of an epoch is short, and a client with fewer samples than the
 batch size trains on what it has. Samples come from a source: what was computed once (features,
-activations), or pixels (the plain path).
+activations), or pixels (the plain path); ``prove_streams`` tells whether a method gets the same
+numbers from both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, overload
+from functools import partial
+from typing import ClassVar, Protocol, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedvlm.core import rng
-from fedvlm.core.errors import FedvlmError
-from fedvlm.core.trees import Tree
+from fedvlm.core.errors import ConfigError, FedvlmError, failure_text
+from fedvlm.core.trees import Tree, expand, rows
 from fedvlm.federation.server import Roster, count_roster
+from fedvlm.models.features.proof import Answers, Proof, compare
+from fedvlm.models.vlmodel import VLModel
+
+DRAWS = 3  # a value on a kink (a ReLU at zero) differs in one draw, a wrong stream in all
+SPREAD = 0.02  # of the numbers that are added to a tensor that is constant at the start
 
 
 class SampleSource(Protocol):
@@ -116,6 +123,25 @@ class IndexSplit:
 
 
 @dataclass(frozen=True)
+class Moment:
+    """When in a run a batch is drawn: all that its randomness depends on, beside the client.
+
+    Attributes:
+        seed: the model seed.
+        round: 1-based round.
+        tag: of the fit.
+        step: 1-based local step.
+        part: which of the step's disjoint batches, from 0.
+    """
+
+    seed: int
+    round: int
+    tag: str
+    step: int
+    part: int
+
+
+@dataclass(frozen=True)
 class Batch:
     """One mini-batch of K clients.
 
@@ -125,6 +151,8 @@ class Batch:
         w: 1 for a sample, 0 for padding, ``[K, B]``.
         rows: which of the context's clients these are, ``[K]`` int64; None: its first K.
         present: of ``Context.whole``: 1 for a client with samples in the split itself, ``[K]``.
+        clients: ids of the clients.
+        moment: of a loop's step; None elsewhere.
     """
 
     x: Mapping[str, Tensor]
@@ -132,6 +160,8 @@ class Batch:
     w: Tensor
     rows: Tensor | None = None
     present: Tensor | None = None
+    clients: tuple[int, ...] = ()
+    moment: Moment | None = None
 
     @overload
     def cut(self, value: Tensor) -> Tensor: ...
@@ -149,6 +179,19 @@ class Batch:
                 return value[: len(self.y)]
             return value[self.rows.to(value.device)]
         return {name: self.cut(leaf) for name, leaf in value.items()}
+
+    def seed(self, purpose: str, row: int) -> int | None:
+        """Return a seed of ``purpose`` for one client of a loop's step; None outside a loop.
+
+        A function of (model seed, purpose, fit, round, client, step): no two clients and no two
+        steps share it, and a resumed run meets it again.
+        """
+        if self.moment is None:
+            return None
+        m = self.moment
+        return rng.seed_of(
+            m.seed, f"{purpose}/{m.tag}", m.round, self.clients[row], m.step, m.part
+        )
 
 
 @dataclass(frozen=True)
@@ -286,7 +329,8 @@ class SplitBatcher:
                     start, stop = cuts[k][t % len(cuts[k])][j]
                     picks.append(order[start:stop])
                     views.append(((round_ - 1) * self.epochs_per_round + epoch[k]) % self.views)
-                parts.append(self._batch(picks, views))
+                moment = Moment(self.seed, round_, tag, t + 1, j)
+                parts.append(self._batch(picks, views, clients[:active], moment))
                 samples += sum(map(len, picks))
             yield Step(active, t + 1, tuple(epoch), samples, tuple(parts))
 
@@ -302,7 +346,7 @@ class SplitBatcher:
         if filler is None:
             return None
         plain = replace(self, source=self.plain or self.source)
-        b = plain._batch([p if len(p) else filler for p in picks], [0] * len(picks))
+        b = plain._batch([p if len(p) else filler for p in picks], [0] * len(picks), clients)
         return replace(b, w=b.w * full.to(b.w), present=present.to(b.w))
 
     def _part(self, client: int, part: str) -> Tensor:
@@ -336,7 +380,10 @@ class SplitBatcher:
             memo[k, epoch] = indices[torch.randperm(len(indices), generator=generator)]
         return memo[k, epoch]
 
-    def _batch(self, picks: Sequence[Tensor], views: Sequence[int]) -> Batch:
+    def _batch(
+        self, picks: Sequence[Tensor], views: Sequence[int], clients: Sequence[int],
+        moment: Moment | None = None,
+    ) -> Batch:
         width = max(len(p) for p in picks)
         index = torch.stack([torch.nn.functional.pad(p, (0, width - len(p)),
                                                      value=int(p[0])) for p in picks])
@@ -351,4 +398,117 @@ class SplitBatcher:
             {s: v.to(self.device) for s, v in x.items()},
             self.source.labels[index].to(self.device),
             weight.to(self.device, self.dtype),
+            clients=tuple(clients), moment=moment,
         )
+
+
+class Learner(Protocol):
+    """What of a method is tried when its streams are proved (``Trainer`` is one)."""
+
+    name: ClassVar[str]
+    batched: bool
+
+    def predict(self, model: VLModel, params: Tree, x: Mapping[str, Tensor]) -> Tensor:
+        """Return logits ``[K, B, C]``."""
+        ...
+
+    def loss(
+        self, model: VLModel, params: Tree, batch: Batch
+    ) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
+        """Return one number per client, ``[K]``."""
+        ...
+
+
+def prove_streams(
+    trainer: Learner, model: VLModel, start: Tree, received: Tree, cached: SampleSource,
+    pixels: SampleSource, indices: Tensor, seed: int,
+) -> Proof:
+    """Compare logits and gradients of two images through a cached stream and through pixels.
+
+    For two clients with different random values in every trainable tensor: at the start LoRA is
+    zero and hides a wrong block, and equal clients hide that they mix.
+
+    Args:
+        model: its counters and memory move.
+        start: trainable tensors, no client axis.
+        received: what a client downloads, for losses and predictions that read extras of it.
+        cached, pixels: sources of the same samples.
+        indices: two samples, ``[2]``.
+        seed: of the random values.
+
+    Raises:
+        ConfigError: the method fails on one of the two.
+    """
+    index = torch.stack([indices, indices.flip(0)])  # the clients see other images in each place
+    x, plain = _streams(cached, index, model), _streams(pixels, index, model)
+    y = cached.labels[index].to(model.device)
+    proofs = []
+    for draw in range(DRAWS):
+        params = expand(received, 2) | random_values(start, seed, draw)
+        run = partial(_answers, trainer, model, params, list(start), y)
+        proofs.append(compare(run, x, plain, model.backbone.dtype))
+        if proofs[-1].holds:
+            return proofs[-1]
+    return proofs[0]
+
+
+def random_values(start: Tree, seed: int, draw: int = 0) -> Tree:
+    """Return ``start`` for two clients, ``[2, ...]``, with noise of its own spread in each leaf."""
+    out = {}
+    for name, leaf in start.items():
+        generator = rng.stream(seed, "stream-proof", draw, name)
+        spread = max(float(leaf.double().std(correction=0)) if leaf.numel() else 0.0, SPREAD)
+        noise = torch.randn((2, *leaf.shape), generator=generator, dtype=torch.float64)
+        out[name] = leaf + (spread * noise).to(leaf)
+    return out
+
+
+def _streams(source: SampleSource, index: Tensor, model: VLModel) -> dict[str, Tensor]:
+    flat = source.fetch(index.reshape(-1), 0)
+    return {s: v.reshape(*index.shape, *v.shape[1:]).to(model.device) for s, v in flat.items()}
+
+
+def _answers(
+    trainer: Learner, model: VLModel, params: Tree, names: Sequence[str], y: Tensor,
+    x: Mapping[str, Tensor],
+) -> Answers:
+    """Return logits and gradients by name, as the engine would stack the clients."""
+    size = len(y) if trainer.batched else 1
+    parts = [
+        _chunk_answers(
+            trainer, model, rows(params, k, k + size), names,
+            Batch({s: v[k : k + size] for s, v in x.items()}, y[k : k + size],
+                  torch.ones(y[k : k + size].shape, dtype=model.dtype, device=model.device)),
+        )
+        for k in range(0, len(y), size)
+    ]
+    logits = torch.cat([logits.expand(size, *logits.shape[1:]) for logits, _ in parts])
+    return logits, {n: torch.cat([grads[n] for _, grads in parts]) for n in names}
+
+
+def _chunk_answers(
+    trainer: Learner, model: VLModel, params: Tree, names: Sequence[str], batch: Batch
+) -> Answers:
+    try:
+        with torch.no_grad():
+            logits = trainer.predict(model, params, batch.x)
+        leaves = {n: params[n].detach().requires_grad_() for n in names}
+        with torch.enable_grad():
+            out = trainer.loss(model, params | leaves, batch)
+            value = (out[0] if isinstance(out, tuple) else out).sum()
+            grads: Sequence[Tensor | None] = [None] * len(names)
+            if value.requires_grad:
+                grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    except FedvlmError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"trainer {trainer.name or type(trainer).__name__} fails on the stream "
+            f"{next(iter(batch.x))} before round 1: {failure_text(error)} (its loss and "
+            "prediction must hold for the stream that it declares and for pixels; --debug shows "
+            "the traceback)"
+        ) from error
+    return logits, {
+        n: torch.zeros_like(leaves[n]) if g is None else g
+        for n, g in zip(names, grads, strict=True)
+    }

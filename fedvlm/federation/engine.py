@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fedvlm.core.errors import FedvlmError
+from fedvlm.core.errors import FedvlmError, failure_text
 from fedvlm.core.trees import (
     State,
     Tree,
@@ -136,7 +136,7 @@ def _client_update(trainer: Trainer, ctx: Context, state: State, received: Tree)
     except Exception as error:
         raise FedvlmError(
             f"trainer {trainer.name}, round {ctx.round}, {_who(ctx)}: "
-            f"{type(error).__name__}: {error} (--debug shows the traceback)"
+            f"{failure_text(error)} (--debug shows the traceback)"
         ) from error
 
 

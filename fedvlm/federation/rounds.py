@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, DivergedError, FedvlmError
 from fedvlm.core.trees import State, Tree, cast, expand, matching, nbytes, stack, stack_states
 from fedvlm.federation.aggregate import Updates
-from fedvlm.federation.batches import Batcher, step_slices
+from fedvlm.federation.batches import Batcher, SampleSource, prove_streams, step_slices
 from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context
 from fedvlm.federation.engine import Engine, LocalEngine
 from fedvlm.federation.groups import Finetune, resolve
@@ -33,6 +34,7 @@ from fedvlm.federation.robust import (
 from fedvlm.federation.server import Held, Proxy, ServerContext
 from fedvlm.federation.server_optim import NONE, SLOTS, ServerOptimSpec
 from fedvlm.federation.trainer import Trainer
+from fedvlm.models.features.proof import Proof
 from fedvlm.models.vlmodel import VLModel
 
 COUNTERS = {"steps": "gradients", "samples": "gradient_samples"}  # FED.BUDGET -> counter
@@ -238,7 +240,7 @@ class Federation:
 
     Args:
         trainer: the method.
-        model: frozen model; ``model.backbone`` has ``digest`` and ``verify_frozen()`` (or None).
+        model: frozen model; its ``verify_frozen()`` is asked before and after the run.
         batcher: training batches by client.
         plan: rounds, participation, optimiser.
         engine: where clients run.
@@ -318,6 +320,33 @@ class Federation:
                 )
         return out
 
+    def prove_streams(
+        self, cached: SampleSource, pixels: SampleSource, indices: Tensor
+    ) -> Proof:
+        """Compare a cached stream with pixels for this method (see ``batches.prove_streams``).
+
+        Nothing of the run moves: model, counters and random streams of the trial are its own.
+
+        Raises:
+            ConfigError: they give other numbers, or the method fails on one of them.
+            FedvlmError: the frozen backbone changed.
+        """
+        model, held = self.model.fresh(), Held()
+        ctx = replace(self.server_context(0, held), model=model)
+        server = self.trainer.init_server(ctx, self.p0)
+        ctx = replace(self.server_context(1, held), model=model)
+        received = self.trainer.download(ctx, server, 0)
+        frozen = self._frozen()
+        proof = prove_streams(
+            self.trainer, model, self.p0, received, cached, pixels, indices, self.plan.seed
+        )
+        if self._frozen() != frozen:
+            raise FedvlmError("the frozen backbone changed while the streams were compared")
+        if not proof.holds:
+            name = self.trainer.name or type(self.trainer).__name__
+            raise ConfigError(f"trainer {name}: {proof.sentence()}")
+        return proof
+
     @property
     def last_round(self) -> int:
         """The number of the last round, as far as it is known."""
@@ -362,7 +391,10 @@ class Federation:
                 break
             state = self.round(state, round_)
         if self._frozen() != before:
-            raise FedvlmError("the frozen backbone changed during the run; no result is valid")
+            raise FedvlmError(
+                "the frozen backbone (or a frozen tensor of the method's own module) changed "
+                "during the run; no result is valid"
+            )
         return state
 
     def round(self, state: FedState, round_: int) -> FedState:
@@ -463,8 +495,7 @@ class Federation:
         )
 
     def _frozen(self) -> str:
-        backbone = getattr(self.model, "backbone", None)
-        return backbone.verify_frozen() if backbone is not None else ""
+        return self.model.verify_frozen()
 
     def _tell(self, event: RoundStarted | RoundFinished) -> None:
         for subscriber in self.subscribers:

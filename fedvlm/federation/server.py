@@ -52,7 +52,7 @@ class Proxy(Protocol):
 
     @property
     def labels(self) -> Tensor:
-        """Labels ``[P]`` int64; read only by methods that ask for labels."""
+        """Labels ``[P]`` int64, -1 where not known; read only by methods that ask for labels."""
         ...
 
     def __len__(self) -> int:

@@ -26,7 +26,7 @@ from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import SAMPLES, Context, Upload
 from fedvlm.federation.groups import SHARED, TAG, Finetune, Rule
 from fedvlm.federation.robust import EVERY, combine
-from fedvlm.federation.server import ServerContext
+from fedvlm.federation.server import Proxy, ServerContext
 from fedvlm.models.vlmodel import VLModel
 
 Predictor = Callable[[Mapping[str, Tensor]], Tensor]
@@ -154,6 +154,22 @@ class Trainer:
         A subclass may set a plain class attribute of this name.
         """
         return ""
+
+    @property
+    def proxy_source(self) -> str:
+        """Where the server's own images (``ServerContext.proxy``) come from; empty: it has none.
+
+        ``holdout`` (``DATASET.SERVER_HOLDOUT``), ``dataset:NAME``, ``folder:DIR``, or ``clients``:
+        their validation images, which no federation could use. A subclass may set a plain class
+        attribute of this name.
+        """
+        return ""
+
+    def check_proxy(self, proxy: Proxy | None) -> None:
+        """Refuse server images that the method cannot use (``ConfigError``); by default none.
+
+        Called before the first image is encoded.
+        """
 
     def rules(self, names: Sequence[str]) -> Sequence[Rule]:
         """Return the group rules for the tensors called ``names``; by default ``groups``."""

@@ -25,7 +25,14 @@ from fedvlm.federation.server_optim import NONE, ServerOptimSpec
 from fedvlm.federation.trainer import Trainer
 from fedvlm.job.identity import run_identity
 from fedvlm.job.inputs import Inputs
-from fedvlm.job.sources import image_sources, pixel_sources, token_block
+from fedvlm.job.sources import (
+    image_sources,
+    pixel_sources,
+    prove,
+    server_images,
+    token_block,
+    train_images,
+)
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.vlmodel import VLModel
 
@@ -193,15 +200,20 @@ def build(
         train, data.clients, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), int(cfg.SEED), loader.views,
         plan.epochs, model.device, model.dtype, plain=test,
     )
+    proxy, proxy_notes = server_images(trainer.proxy_source, cfg, data, loader, progress)
+    trainer.check_proxy(proxy)
     federation = Federation(  # refuses ranks and stray tensors: before any image is encoded
         trainer, model, batcher, plan, engine=LocalEngine(chunk),
-        budget=make_budget(cfg, plan, batcher),
+        budget=make_budget(cfg, plan, batcher), proxy=proxy,
     )
     if not (pixels or cfg.FED.PLAIN):
         train, test = image_sources(cfg, data, model, loader, labels, trainer, progress)
         federation.batcher = replace(batcher, source=train, plain=test)
-    identity = run_identity(cfg, data, backbone, loader, chunk, device.type)
-    notes = [*data.notes, *model.notes, *_marks(cfg, loader, trainer)]
+        prove(cfg, federation, train, batcher.source, train_images(data))
+    identity = run_identity(
+        cfg, data, backbone, loader, chunk, device.type, proxy.digest if proxy else ""
+    )
+    notes = [*data.notes, *model.notes, *_marks(cfg, loader, trainer), *proxy_notes]
     return Built(cfg, data, backbone, model, federation, test, loader, identity, notes)
 
 

@@ -23,8 +23,9 @@ def partition_name(cfg: CfgNode) -> str:
     """Return the partition as the path has it: ``dirichlet-0.3-K20-f0.25``.
 
     What the kind uses and is not at its default is appended (``-fine1``, ``-min10``,
-    ``-repeat0.2``, ``-legacy``), then ``-without-<domain>`` for a held-out domain. An index file
-    stands by the first digits of its hash: ``index-1a2b3c4d-K20-f0.25``.
+    ``-repeat0.2``, ``-legacy``), then ``-without-<domain>`` for a held-out domain and ``-server2``
+    for two images per class that no client gets. An index file stands by the first digits of its
+    hash: ``index-1a2b3c4d-K20-f0.25``.
 
     Raises:
         DataError: an index file that cannot be read.
@@ -32,6 +33,7 @@ def partition_name(cfg: CfgNode) -> str:
     fed = cfg.FED
     held_out = "_".join(fed.HELD_OUT_DOMAIN.split())
     out = f"-without-{held_out}" if held_out else ""
+    out += f"-server{cfg.DATASET.SERVER_HOLDOUT}" if cfg.DATASET.SERVER_HOLDOUT else ""
     tail = f"{out}-K{fed.CLIENTS}-f{fed.FRAC:g}"
     if fed.INDEX_FILE:
         return f"index-{read_index_file(fed.INDEX_FILE)['sha256'][:_HASH]}{tail}"

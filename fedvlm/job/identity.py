@@ -27,7 +27,7 @@ WHERE = (
 
 def run_identity(
     cfg: CfgNode, data: FederatedData, backbone: Backbone, loader: ImageLoader, chunk: int,
-    device: str,
+    device: str, proxy: str = "",
 ) -> dict[str, Any]:
     """Return everything that changes the run's numbers (DESIGN 4.10), as JSON values.
 
@@ -36,6 +36,7 @@ def run_identity(
     Args:
         chunk: clients stacked into one.
         device: its type, ``cpu`` or ``cuda``.
+        proxy: digest of the images that the server trains on; empty where it has none.
     """
     images = hashlib.sha256()
     for i in range(len(data.samples)):
@@ -45,6 +46,8 @@ def run_identity(
         "chunk": chunk, "device": device, "images": images.hexdigest(),
         "transform": backbone.transform_spec.digest,
     }
+    if proxy:
+        identity["proxy"] = proxy
     if ".py" in cfg.TRAINER.NAME:
         file = Path(cfg.TRAINER.NAME.partition(":")[0]).expanduser()
         identity["trainer"] = hashlib.sha256(file.read_bytes()).hexdigest()

@@ -117,11 +117,13 @@ def protocol(built: Built) -> dict[str, Any]:
         "peft": words_of(cfg.PEFT.TEXT, cfg.PEFT.VISUAL, cfg.PEFT.HEAD)
         if isinstance(built.federation.trainer, PeftTrainer) else "",
         "partition": partition_name(cfg), "held_out": built.data.spec.held_out,
+        "server_holdout": built.data.spec.server_holdout,
         "targets": ", ".join(o.name for o in built.data.others if o.kind == DATASET),
         "batch_size": int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), "rounds": int(cfg.FED.ROUNDS),
         "local_epochs": int(cfg.FED.LOCAL_EPOCHS), "views": views_of(cfg), "seed": int(cfg.SEED),
         "data_seed": int(cfg.DATA_SEED), "selection": cfg.TEST.SELECT, "budget": cfg.FED.BUDGET,
         "extra_data": built.federation.trainer.extra_data,
+        "proxy": built.federation.proxy.source if built.federation.proxy else "",
     }
 
 

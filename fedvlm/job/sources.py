@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
+from fedvlm.config.build import flat
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.progress import Progress
 from fedvlm.data.federated import FederatedData
+from fedvlm.data.holdout import OF_DATASET, OF_FOLDER, ServerImages, other_images
 from fedvlm.data.images import ImageLoader
 from fedvlm.federation.batches import FeatureSource, PixelSource, SampleSource
+from fedvlm.federation.rounds import Federation
+from fedvlm.federation.trainer import Trainer
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.features.bank import bank_bytes, empty_bank, fill_bank, has_room
 from fedvlm.models.features.decode import Throughput
 from fedvlm.models.features.encode import cached_features
+from fedvlm.models.features.proof import FOLDER, keep_proof, read_proof
 from fedvlm.models.features.store import default_dir
 from fedvlm.models.towers.vision import stream_name
 from fedvlm.models.vlmodel import VLModel
+from fedvlm.runs.identity import identity_plain
 
+HOLDOUT, CLIENTS = "holdout", "clients"  # sources of server images
+DIGITS = 8  # of a digest in a note
+PACKAGE = Path(__file__).resolve().parents[1]
 Encode = Callable[[Sequence[int], "int | None"], Tensor]
 
 
@@ -93,6 +109,54 @@ def pixel_sources(loader: ImageLoader, labels: Tensor) -> tuple[PixelSource, Pix
     )
 
 
+def server_images(
+    source: str, cfg: CfgNode, data: FederatedData, loader: ImageLoader, progress: Progress | None
+) -> tuple[ServerImages | None, list[str]]:
+    """Return the images that the method's server side sees (``Trainer.proxy_source``), and notes.
+
+    None where the source is empty, or where the run holds out no image. Nothing is encoded.
+
+    Raises:
+        ConfigError: clients without validation images; a data set that cannot be taken.
+        DataError: a missing folder or data set, or no image in it.
+    """
+    if not source:
+        return None, []
+    if source.startswith((OF_DATASET, OF_FOLDER)):
+        images, notes = other_images(source, cfg, data.name, data.classnames, loader.spec, progress)
+    else:
+        indices = data.server
+        if source == CLIENTS:
+            indices = np.unique(np.concatenate([client.val for client in data.clients]))
+            if not len(indices):
+                raise ConfigError(
+                    "server images clients: no client has validation images; set "
+                    "DATASET.VAL_SHOTS above 0"
+                )
+        elif source != HOLDOUT:
+            raise ConfigError(
+                f"a method's server images come from {HOLDOUT}, {OF_DATASET}NAME, "
+                f"{OF_FOLDER}DIR or {CLIENTS}, not from '{source}'"
+            )
+        if not len(indices):
+            return None, []
+        samples, labels = [data.samples[i] for i in indices], data.labels[indices].tolist()
+        images = ServerImages.of(source, samples, labels, loader.spec, data.records)
+        notes = list[str]()
+    whose = "validation images of its clients" if source == CLIENTS else "images of its own"
+    digest = images.digest[:DIGITS]
+    notes.append(f"the server has {len(images):,} {whose} ({source}), digest {digest}")
+    server = set(data.server.tolist())
+    others = {loader.content_key(i) for i in range(len(data.samples)) if i not in server}
+    copies = sum(key in others for key in images.keys)
+    if copies and source != CLIENTS:
+        notes.append(
+            f"{copies} of the server's images ({source}) have the same bytes as images that "
+            "clients hold or that are tested on"
+        )
+    return images, notes
+
+
 def features_of(
     cfg: CfgNode, backbone: Backbone, loader: ImageLoader, indices: Sequence[int],
     view: int | None, progress: Progress | None, spent: Throughput, notes: list[str],
@@ -118,6 +182,101 @@ def features_of(
         )
 
 
+def prove(
+    cfg: CfgNode, federation: Federation, cached: SampleSource, pixels: SampleSource,
+    train: Sequence[int],
+) -> None:
+    """Refuse a method whose cached stream gives other numbers than pixels do.
+
+    Two training images are compared (``Federation.prove_streams``); a proof that held for the same
+    method, backbone and code is read from beside the feature store instead.
+
+    Args:
+        train: the clients' training samples.
+
+    Raises:
+        ConfigError: they differ, or the method fails on one of them.
+    """
+    trainer, model = federation.trainer, federation.model
+    streams = trainer.streams(model)
+    if isinstance(cached, PixelSource) or not train:
+        return
+    key = proof_key(cfg, trainer, model, streams)
+    path = (store_dir(cfg) or default_dir()) / FOLDER / f"{key}.json"
+    if key and read_proof(path, key, streams[0]) is not None:
+        return
+    proof = federation.prove_streams(cached, pixels, torch.tensor([train[0], train[-1]]))
+    if key:
+        about = {"trainer": trainer.name, "backbone": model.backbone.name}
+        keep_proof(path, key, proof, about)
+
+
+def proof_key(
+    cfg: CfgNode, trainer: Trainer, model: VLModel, streams: Sequence[str]
+) -> str:
+    """Return a digest of all that a proof depends on; empty where the method has no source text."""
+    backbone, node = model.backbone, f"TRAINER.{trainer.name.upper()}."
+    text = trainer_text(type(trainer))
+    if not text:
+        return ""
+    config = {
+        k: v for k, v in flat(cfg).items() if k.startswith(("PEFT.", node)) or k == "MODEL.PREC"
+    }
+    return hashlib.sha256(json.dumps([
+        type(trainer).__qualname__, text, package_text(), backbone.digest,
+        backbone.transform_spec.digest, backbone.numerics, list(streams), identity_plain(config),
+    ], sort_keys=True).encode()).hexdigest()
+
+
+def trainer_text(trainer: type) -> str:
+    """Return a digest of a method's source: its classes' files and what they import beside them.
+
+    A class without a file counts by its own text; empty where there is none either.
+    """
+    own = {
+        f for c in trainer.__mro__ if (f := _file(sys.modules.get(c.__module__))) and not _ours(f)
+    }
+    files = set(own)
+    waiting = [m for m in sys.modules.values() if _file(m) in own]
+    while waiting:
+        for value in list(vars(waiting.pop()).values()):
+            module = value if inspect.ismodule(value) else sys.modules.get(
+                str(getattr(value, "__module__", ""))
+            )
+            file = _file(module)
+            near = file is not None and any(file.is_relative_to(f.parent) for f in own)
+            if near and module and file and file not in files and not _ours(file):
+                files.add(file)
+                waiting.append(module)
+    texts = [(f.name, hashlib.sha256(f.read_bytes()).hexdigest()) for f in files]
+    if not own:
+        try:
+            texts = [("", inspect.getsource(trainer))]
+        except (OSError, TypeError):
+            return ""
+    return hashlib.sha256(json.dumps(sorted(texts)).encode()).hexdigest()
+
+
+def _file(module: ModuleType | None) -> Path | None:
+    name = getattr(module, "__file__", None)
+    path = Path(name) if name else None
+    return path if path is not None and path.is_file() else None
+
+
+def _ours(file: Path) -> bool:
+    return file.is_relative_to(PACKAGE)
+
+
+@lru_cache(maxsize=1)
+def package_text() -> str:
+    """Return a digest of the code of ``fedvlm/models`` and ``fedvlm/federation``."""
+    digest = hashlib.sha256()
+    for room in ("models", "federation"):
+        for file in sorted((PACKAGE / room).rglob("*.py")):
+            digest.update(str(file.relative_to(PACKAGE)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
+
+
 def store_dir(cfg: CfgNode) -> Path | None:
     """Return the feature cache's folder; None leaves the choice to the store."""
     return Path(cfg.CACHE_DIR).expanduser() if cfg.CACHE_DIR else None
@@ -125,10 +284,11 @@ def store_dir(cfg: CfgNode) -> Path | None:
 
 def images_to_encode(data: FederatedData, views: int) -> int:
     """Return how many images a run encodes before it begins, every training view counted."""
-    return len(_every(data)) + (views * len(_train(data)) if views > 1 else 0)
+    return len(_every(data)) + (views * len(train_images(data)) if views > 1 else 0)
 
 
-def _train(data: FederatedData) -> list[int]:
+def train_images(data: FederatedData) -> list[int]:
+    """Return the clients' training samples, ascending."""
     return sorted({int(i) for c in data.clients for i in c.train})
 
 
@@ -143,7 +303,7 @@ def _every(data: FederatedData) -> list[int]:
 def _sources(
     data: FederatedData, loader: ImageLoader, labels: Tensor, stream: str, encode: Encode
 ) -> tuple[FeatureSource, FeatureSource]:
-    every, train = _every(data), _train(data)
+    every, train = _every(data), train_images(data)
     test = encode(every, None)
     test_source = FeatureSource.of(test[None], torch.tensor(every), labels, stream)
     if loader.views == 1:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedvlm.core.errors import ConfigError, did_you_mean
-from fedvlm.models.backbone import Backbone
+from fedvlm.models.backbone import Backbone, digest_of
 from fedvlm.models.towers.blocks import Edits, NoEdits
 from fedvlm.models.towers.prompts import PLACEHOLDER, clean_name, encode_texts
 from fedvlm.models.towers.text import TextTower
@@ -19,6 +20,8 @@ from fedvlm.models.towers.vision import PREFIX, VisionTower, pick_stream
 
 ANCHORS = ("literal", "template")
 Family = tuple[tuple[str, ...], tuple[str, ...]]  # class names, templates
+T = TypeVar("T")
+M = TypeVar("M", bound=nn.Module)
 
 
 class VLModel:
@@ -71,6 +74,8 @@ class VLModel:
         self._vision: VisionTower | None = None
         self._texts: TextTower | None = None
         self._family: dict[Family, VLModel] = {(self.classnames, self.templates): self}
+        self._memo: dict[Hashable, Any] = {}
+        self._modules: list[tuple[nn.Module, str]] = []  # and their digests as they came
 
     def image(self, x: Mapping[str, Tensor]) -> Tensor:
         """Image features [K, B, embed_dim], not normalised, without gradient.
@@ -197,6 +202,40 @@ class VLModel:
         """Logits [K, B, C] = scale * normalise(z [K, B, d]) . t [K, C, d] (``t`` normalised)."""
         return self.scale * F.normalize(z, dim=-1) @ t.transpose(-1, -2)
 
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what ``make`` gave for ``key`` on this model; it is called the first time only.
+
+        For what a method derives from the frozen model and cannot keep itself.
+        """
+        if key not in self._memo:
+            self._memo[key] = make()
+        return cast(T, self._memo[key])
+
+    def freeze(self, module: M) -> M:
+        """Take in a method's own module, frozen, in eval mode, in this model's type and place.
+
+        From now on ``verify_frozen`` looks at its parameters and buffers too.
+        """
+        module.to(self.device, self.dtype).eval().requires_grad_(False)
+        self._modules.append((module, digest_of(module, {})))
+        return module
+
+    def verify_frozen(self) -> str:
+        """Hash the backbone and every module that was taken in once more.
+
+        Returns the backbone's digest if all are as they came, something else if not.
+        """
+        live = [(digest_of(module, {}), digest) for module, digest in self._modules]
+        changes = [now for now, before in live if now != before]
+        return "+".join([self.backbone.verify_frozen(), *changes])
+
+    def fresh(self) -> VLModel:
+        """Return the same model with counters, notes and memory of its own: for a trial."""
+        return VLModel(
+            self.backbone, self.classnames, templates=self.templates, packed=self.packed,
+            image_chunk=self.image_chunk, bf16_text=self.bf16_text,
+        )
+
     def with_classes(
         self, names: Sequence[str], templates: Sequence[str] | None = None
     ) -> VLModel:
@@ -217,5 +256,6 @@ class VLModel:
             )
             other.counters, other.notes, other._family = self.counters, self.notes, self._family
             other._text_path, other._vision = self._text_path, self._vision
+            other._modules = self._modules
             self._family[key] = other
         return self._family[key]

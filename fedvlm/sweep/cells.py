@@ -229,6 +229,7 @@ def _data_name(job: Job) -> str:
     selection = Selection(data, spec)
     if not job.cfg.FED.INDEX_FILE:
         check_fits(selection.spec, selection.pool, data.num_classes)
+        selection.hold_out()
     load_targets(job.cfg, data.name)
     return data.name
 

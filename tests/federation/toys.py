@@ -33,6 +33,9 @@ class ToyModel:
     counters: Counter = field(default_factory=Counter)
     has_text: bool = True
 
+    def verify_frozen(self) -> str:
+        return ""
+
 
 @dataclass
 class ToySource:

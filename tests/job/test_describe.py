@@ -10,13 +10,14 @@ from yacs.config import CfgNode
 from fedvlm.job.describe import partition_name
 
 
-def named(**fed: Any) -> str:
+def named(server: int = 0, **fed: Any) -> str:
     plain = {
         "CLIENTS": 10, "FRAC": 1.0, "PARTITION": "disjoint", "BETA": 0.3, "BETA_FINE": 10.0,
         "MIN_SIZE": 2, "CLASSES_PER_CLIENT": 2, "REPEAT_RATE": 0.0, "LEGACY": False,
         "HELD_OUT_DOMAIN": "", "INDEX_FILE": "",
     }  # fmt: skip
-    return partition_name(CfgNode({"FED": CfgNode(plain | fed)}))
+    data = {"SERVER_HOLDOUT": server}
+    return partition_name(CfgNode({"FED": CfgNode(plain | fed), "DATASET": CfgNode(data)}))
 
 
 @pytest.mark.parametrize(
@@ -36,3 +37,10 @@ def named(**fed: Any) -> str:
 )  # fmt: skip
 def test_the_path_shows_what_changes_the_partition(fed: dict[str, Any], name: str) -> None:
     assert named(**fed) == name
+
+
+def test_the_path_shows_the_servers_images() -> None:
+    assert named(server=2) == "disjoint-server2-K10-f1"
+    assert named(server=1, PARTITION="domain", HELD_OUT_DOMAIN="art") == (
+        "domain-without-art-server1-K10-f1"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.models.vlmodel import VLModel
@@ -71,3 +72,31 @@ def test_bad_arguments() -> None:
     for kwargs in ({"classnames": ()}, {"classnames": NAMES, "templates": ("no braces",)}):
         with pytest.raises(ConfigError):
             VLModel(backbone, **kwargs)
+
+
+def test_what_is_made_once_belongs_to_one_class_list() -> None:
+    model, calls = VLModel(toy(), NAMES), list[str]()
+
+    def make() -> object:
+        calls.append("made")
+        return object()
+
+    assert model.once("a", make) is model.once("a", make) is not model.once("b", make)
+    assert model.with_classes(["hen"]).once("a", make) is not model.once("a", make)
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("name", ["weight", "running_mean"])
+def test_a_module_that_was_taken_in_is_frozen_with_the_backbone(name: str) -> None:
+    model = VLModel(toy(dtype=torch.float64), NAMES)
+    before = model.verify_frozen()
+    assert before == model.backbone.digest
+    norm = model.with_classes(["hen"]).freeze(nn.BatchNorm1d(3))
+    assert norm.weight.dtype == torch.float64 and not norm.training
+    assert not any(p.requires_grad for p in norm.parameters())
+    assert model.verify_frozen() == before
+    getattr(norm, name).data[1] += 1e-3
+    assert model.verify_frozen() != before
+    getattr(norm, name).data[1] -= 1e-3
+    model.backbone.model.logit_scale.data += 1e-3
+    assert model.verify_frozen() not in (before, "")

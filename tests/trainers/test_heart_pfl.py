@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedvlm.core.errors import ConfigError, DivergedError
+from fedvlm.core.errors import ConfigError, DivergedError, FedvlmError
 from fedvlm.core.trees import Tree, numel
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.rounds import Federation
@@ -44,7 +45,9 @@ def test_where_the_gradient_goes(mode: str) -> None:
     v, d = ({n: x.requires_grad_() for n, x in shaken(fed, s).items()} for s in (1, 2))
     frozen_v = {n: x.detach() for n, x in v.items()}
     b, proto = real_batch(fed, frozen_v)
-    _, parts = fed.trainer.personal_loss(fed.model, v, b, received=d, proto=proto)
+    _, parts = fed.trainer.personal_loss(
+        fed.model, v, b, received=d, joined=d, proto=proto
+    )
     if mode == "global":
         assert "hda" not in parts
         parts = fed.trainer.shared_loss(fed.model, d, b, proto=proto)[1]
@@ -275,3 +278,67 @@ def test_heart_fine_tunes_on_training_images_alone() -> None:
     assert source.seen == trained and not proxy.seen
     before = dict(fed.personal(state, [0], chunk=1, finetune=False).__next__()[1])
     assert any(not torch.equal(v, before[n]) for n, v in tuned[0].items())
+
+
+@pytest.mark.parametrize("average", ["freeze_a", "factors"])
+def test_alignment_is_to_the_model_received(average: str) -> None:
+    """Under freeze_a the download is B alone: with its A it is a model, without it was CLIP."""
+    fed = federation("HEART-PFL", {}, LORA | {"PEFT.LORA_AVG": average}, rounds=1)
+    trainer, ctx = fed.trainer, fed.context([0], 1)
+    draw = torch.Generator().manual_seed(3)
+    start = {n: x[None] for n, x in fed.p0.items()}
+    sent = {n: 0.3 * torch.randn(1, *fed.p0[n].shape, generator=draw, dtype=F64)
+            for n in fed.groups.shared}
+    real, gaps = trainer.stage_features, []
+
+    def watched(model: Any, p: Tree, x: Any) -> Any:
+        z, stages = real(model, p, x)
+        if not torch.is_grad_enabled():  # prototypes of v, and what v is aligned to
+            pairs = zip(stages, real(model, start | sent, x)[1], strict=True)
+            gaps.append(max(float((f - g).abs().max()) for f, g in pairs))
+        return z, stages
+
+    state = {slot: {n: x[None] for n, x in tree.items()}
+             for slot, tree in trainer.init_client(ctx, fed.p0).items()}
+    state["met"]["rounds"] += 1  # v is its own, the start, and not what was received
+    with mock.patch.object(type(trainer), "stage_features", staticmethod(watched)):
+        trainer.client_update(ctx, state, sent)
+    steps = 3  # 12 images by 4
+    assert sorted(gaps)[:steps] == [0.0] * steps  # 1.26 and more before
+    assert len(gaps) > steps and min(sorted(gaps)[steps:]) > 0.1  # the frozen tower is far away
+
+
+def test_only_one_factor_is_refused() -> None:
+    fed = federation("HEART-PFL", {}, LORA | {"PEFT.LORA_AVG": "freeze_a"}, rounds=1)
+    b = next(fed.context([0], 1).batches("v"))
+    for lacking, there in ((".A", ".B"), (".B", ".A")):
+        half = {n: x[None] for n, x in fed.p0.items() if not n.endswith(lacking)}
+        with pytest.raises(FedvlmError, match=rf"lora\.0\.q has .*\{there} but no .*\{lacking}"):
+            fed.trainer.stage_features(fed.model, half, b.x)
+
+
+def test_labels_that_the_images_do_not_have_are_refused() -> None:
+    unknown = OwnImages(torch.zeros(6, 3, 32, 32), torch.tensor([0, 1, -1, 2, -1, 3]))
+    for key, value, instead in (("LABELS", "true", "pseudo"), ("GATE", "val_acc", "kl")):
+        fed = federation("HEART-PFL", AKT | {f"AKT_{key}": value}, ADAPTER)
+        with pytest.raises(ConfigError, match=rf"AKT_{key} {value}: 2 of the server's 6 images "
+                                              rf".*set it to {instead}"):
+            fed.trainer.check_proxy(unknown)
+    fine = federation("HEART-PFL", AKT, ADAPTER).trainer
+    fine.check_proxy(unknown)
+    with pytest.raises(ConfigError, match="1 proxy image"):
+        fine.check_proxy(OwnImages(torch.zeros(1, 3, 32, 32), torch.zeros(1).long()))
+    off = federation("HEART-PFL", {"AKT": "no"}, ADAPTER).trainer
+    off.check_proxy(None)
+    assert off.proxy_source == off.extra_data == ""
+
+
+def test_where_the_servers_images_come_from_is_checked() -> None:
+    for word in ("val", "train", "dataset:", "folder:", "holdout:2"):
+        with pytest.raises(ConfigError, match="must be holdout, dataset:NAME, folder:DIR or clients"):
+            federation("HEART-PFL", {"AKT_PROXY": word}, ADAPTER)
+    words = {"clients": "which no federation could", "dataset:dtd": "images of dataset:dtd",
+             "folder:/x": "images of folder:/x"}
+    for source, said in words.items():
+        trainer = federation("HEART-PFL", {"AKT_PROXY": source}, ADAPTER).trainer
+        assert trainer.proxy_source == source and said in trainer.extra_data

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from fedvlm.config.read import find_config
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import say
 
 EXAMPLES = (
     "fedvlm check fedtv",
     "fedvlm check ./my.py:MyMethod TRAINER.MYMETHOD.MIX 0.3",
+    "fedvlm check --trainer-config-file my.yaml ./my.py:MyMethod",
 )
 ALSO = ("invariants", "verify", "validate")
 
@@ -23,6 +25,7 @@ def flags(parser: Parser) -> None:
     add = parser.add_argument
     add("trainer", metavar="METHOD", help="a trainer, by name or as ./my.py:MyMethod")
     add("opts", nargs="*", metavar="KEY VALUE", help="the method's own options")
+    add("--trainer-config-file", metavar="FILE", help="the method's YAML, a path or a name")
 
 
 def main(args: Namespace) -> int:
@@ -32,11 +35,13 @@ def main(args: Namespace) -> int:
         0 if all hold or are exempt, 1 otherwise.
 
     Raises:
-        ConfigError: no such trainer or option.
+        ConfigError: no such trainer, option or config file, or a mistake in that file.
     """
     from fedvlm.check.invariants import run  # start-up: PyTorch, 2 s
 
-    verdicts = run(args.trainer, args.opts)
+    file = args.trainer_config_file
+    yaml = None if file is None else find_config(file, "trainers")
+    verdicts = run(args.trainer, args.opts, yaml=yaml)
     for one in verdicts:
         detail = f": {one.detail}" if one.detail else ""
         say(f"{one.name:<4} {one.state:<7} {one.statement}{detail}")

@@ -183,7 +183,7 @@ def _next(name: str, spec: str, yaml: Path, registered: bool) -> list[str]:
     tests = "tests/check/test_invariants.py tests/trainers/test_every_trainer.py"
     return [
         f"  python -m fedvlm run --demo --rounds 2 --trainer {word}{config}",
-        f"  python -m fedvlm check {word}",
+        f"  python -m fedvlm check {word}{config}",
         f"  python -m pytest {tests} -k {name.lower()}" if registered
         else f"  python -m fedvlm bench methods {word}",
     ]

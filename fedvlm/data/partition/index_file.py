@@ -84,8 +84,8 @@ def spec_from(content: Mapping[str, Any], run: PartitionSpec, where: str) -> Par
     """Return the spec an index file was made with.
 
     Args:
-        run: what the config says; its classes, shots, number of clients and held-out domain
-            must be the file's.
+        run: what the config says; its classes, shots, number of clients, held-out domain and
+            images of the server must be the file's.
 
     Raises:
         ConfigError: they are not.
@@ -112,6 +112,11 @@ def spec_from(content: Mapping[str, Any], run: PartitionSpec, where: str) -> Par
         raise ConfigError(
             f"FED.HELD_OUT_DOMAIN is '{run.held_out}', but FED.INDEX_FILE {where} was made with "
             f"'{spec.held_out}'; set it to that"
+        )
+    if run.server_holdout != spec.server_holdout:
+        raise ConfigError(
+            f"DATASET.SERVER_HOLDOUT is {run.server_holdout}, but FED.INDEX_FILE {where} was made "
+            f"with {spec.server_holdout}; set it to {spec.server_holdout}"
         )
     return spec
 

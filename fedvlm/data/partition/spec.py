@@ -45,6 +45,7 @@ class PartitionSpec:
         shots, val_shots: images per class, negative for all.
         half: all, base or new classes.
         held_out: name of the domain that no client holds; empty for none.
+        server_holdout: images per class that no client gets.
     """
 
     kind: str
@@ -60,6 +61,7 @@ class PartitionSpec:
     val_shots: int = -1
     half: str = "all"
     held_out: str = ""
+    server_holdout: int = 0
 
     def __post_init__(self) -> None:
         betas = (("FED.BETA", self.beta), ("FED.BETA_FINE", self.beta_fine))
@@ -69,6 +71,10 @@ class PartitionSpec:
             *((b > 0 and np.isfinite(b), f"{key} is {b}; it must be > 0") for key, b in betas),
             (self.min_size >= 1, f"FED.MIN_SIZE is {self.min_size}; it must be at least 1"),
             (each >= 1, f"FED.CLASSES_PER_CLIENT is {each}; it must be at least 1"),
+            (
+                self.server_holdout >= 0,
+                f"DATASET.SERVER_HOLDOUT is {self.server_holdout}; it must be at least 0",
+            ),
             (0 <= self.repeat_rate <= 1, f"FED.REPEAT_RATE is {self.repeat_rate}; it is 0 to 1"),
             (self.shots != 0, "DATASET.NUM_SHOTS is 0; give at least 1, or -1 for all images"),
             (
@@ -83,7 +89,8 @@ class PartitionSpec:
     def identity(self) -> dict[str, Any]:
         """Return the fields that change the result of this kind, ready for JSON."""
         always = ("kind", "clients", "seed", "shots", "val_shots", "half")
-        keep = {*always, *_USES.get(self.kind, ()), *(["held_out"] if self.held_out else [])}
+        rare = [name for name in ("held_out", "server_holdout") if getattr(self, name)]
+        keep = {*always, *_USES.get(self.kind, ()), *rare}
         return {name: value for name, value in asdict(self).items() if name in keep}
 
 

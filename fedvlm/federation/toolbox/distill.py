@@ -174,14 +174,24 @@ def distil(
     return Distillate(tree, adopted, initial, best, value, passes)
 
 
-def _divide(n: int, how: Distillation, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return positions of (held-out, learning) proxy images."""
+def held_out(n: int, how: Distillation) -> int:
+    """Return how many of ``n`` proxy images are held out for the gate.
+
+    Raises:
+        ConfigError: none would be left to learn from.
+    """
     count = 0 if how.gate == NO_GATE else max(1, round(how.holdout * n))
     if n - count < 1:
         raise ConfigError(
             f"the server's distillation has {n} proxy image(s), too few to learn from and to hold "
-            "out: set DATASET.VAL_SHOTS higher"
+            "out: set DATASET.SERVER_HOLDOUT higher, or name a larger set or folder"
         )
+    return count
+
+
+def _divide(n: int, how: Distillation, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return positions of (held-out, learning) proxy images."""
+    count = held_out(n, how)
     order = torch.randperm(n, generator=generator)
     return order[:count], order[count:]
 

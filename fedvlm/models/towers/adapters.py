@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.core.errors import ConfigError, did_you_mean
+from fedvlm.core.errors import ConfigError, FedvlmError, did_you_mean
 from fedvlm.core.trees import Tree
 from fedvlm.models.towers.blocks import BRANCHES, FrozenBlock
 from fedvlm.models.towers.layers import frozen_linear
@@ -100,11 +100,21 @@ class TreeEdits:
     def linear(
         self, block: int, site: str, x: Tensor, weight: Tensor, bias: Tensor | None, factor: float
     ) -> Tensor:
-        """Return the layer with its low-rank update, if there is one."""
+        """Return the layer with its low-rank update, if there is one.
+
+        Raises:
+            FedvlmError: the tree has one factor of it without the other.
+        """
         name = f"{self.tower}.lora.{block}.{site}"
-        if f"{name}.A" not in self.p:
+        a, b = self.p.get(name + FACTOR_A), self.p.get(name + FACTOR_B)
+        if a is None and b is None:
             return frozen_linear(x, weight, bias)
-        a, b = self.p[f"{name}.A"], self.p[f"{name}.B"]
+        if a is None or b is None:
+            there, lacking = (FACTOR_A, FACTOR_B) if b is None else (FACTOR_B, FACTOR_A)
+            raise FedvlmError(
+                f"LoRA at {name} has {name}{there} but no {name}{lacking}: join what was received "
+                "with what the client keeps (state['w'] | received)"
+            )
         return lora_linear(x, weight, bias, a, b, self.scale * factor)
 
     def branch(self, block: int, which: str, h: Tensor) -> Tensor:

@@ -69,6 +69,8 @@ def introduction(run: Run) -> Html:
         "setting": what, "data set": said.get("dataset"),
         "shots per class": "all images" if shots == -1 else shots,
         "partition": said.get("partition"), "domain held out": said.get("held_out"),
+        "images per class of the server only": said.get("server_holdout") or None,
+        "the server trains on": said.get("proxy"),
         "targets": said.get("targets"), "backbone": _backbone(said),
         "rounds x local epochs": f"{said.get('rounds')} x {said.get('local_epochs')}",
         "training views per image": said.get("views"),

@@ -9,7 +9,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import Collected, Run
 from fedvlm.report.pages.html import Html, cell, element, items, join, table
 from fedvlm.report.tables.cells import BEST, SECOND, TableCell
-from fedvlm.report.tables.facts import facts_of
+from fedvlm.report.tables.facts import BEFORE, facts_of
 from fedvlm.report.tables.metrics import metric, metrics_of
 from fedvlm.report.tables.table import Spec, Table, tables
 
@@ -18,7 +18,8 @@ ACCURACIES = (
     "unseen_personal", "targets", "personal_before_ft", "personal_worst",
 )
 COSTS = ("totals.bytes_up", "totals.seconds", "trainable")
-PLACE = ("shots", "partition", "held_out", "subsample", "targets")  # may differ between data sets
+# What may differ between data sets.
+PLACE = ("shots", "partition", "held_out", "server_holdout", "subsample", "targets")
 
 
 def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -94,7 +95,7 @@ def _cell(number: TableCell, ci: bool) -> Html:
 
 
 def _value(run: Run, key: str) -> str:
-    return str(run.protocol.get(key, ""))
+    return str(run.protocol.get(key, BEFORE.get(key, "")))
 
 
 def _values(runs: Sequence[Run], key: str) -> int:

@@ -16,12 +16,16 @@ from fedvlm.report.tables.metrics import metric
 
 DIGEST = 8  # characters of a digest shown
 MOST_DIGESTS = 9
-SPLIT = ("setting", "subsample", "shots", "partition", "held_out")  # what names a split
+SPLIT = (  # what names a split
+    "setting", "subsample", "shots", "partition", "held_out", "server_holdout",
+)
 NOT_COMPARABLE = "not comparable with papers"
 FACTS = (  # key -> words; in this order, and only where all runs agree
     ("setting", "setting {}"), ("trainer", "method {}"), ("dataset", "data set {}"),
     ("subsample", "{} classes"), ("shots", "{} shots"), ("partition", "partition {}"),
-    ("held_out", "domain {} held out"), ("targets", "targets {}"),
+    ("held_out", "domain {} held out"),
+    ("server_holdout", "{} image(s) per class with the server, not with clients"),
+    ("targets", "targets {}"),
     ("views", "K = {} training view(s) per image"), ("rounds", "{} rounds"),
     ("local_epochs", "{} local epoch(s)"), ("batch_size", "batch size {}"),
     ("budget", "matched by {}"),
@@ -99,6 +103,8 @@ def _text(entry: RunFacts, key: str, axes: Sequence[str]) -> str:
     value: Any = entry.run.method if key == "trainer" else entry.fact(key)
     if key == "shots" and value == -1:
         return "all"
+    if key == "server_holdout" and not value:
+        return ""
     return "" if value is None else str(value)
 
 

@@ -9,15 +9,16 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import SEEDS
 from fedvlm.report.tables.facts import METHOD, RunFacts
 
-OF_METHOD = ("trainer", "extra_data", *METHOD)  # facts of the method, not of the protocol
+OF_METHOD = ("trainer", "extra_data", "proxy", *METHOD)  # facts of the method, not of the protocol
 # Keys that need to agree only among runs that agree in these.
 SCOPES = {
     "subsample": ("setting",),
     "weights": ("backbone",),
     "backbone_digest": ("backbone", "weights"),
-    "partition": ("held_out",),
+    "partition": ("held_out", "server_holdout"),
     "data_digest": (
         "dataset", "data_seed", "partition", "shots", "setting", "subsample", "held_out",
+        "server_holdout",
     ),
     "DATASET.TEMPLATE": ("dataset",),
     "FED.FINETUNE_EPOCHS": ("tag",),  # a variant of a method that its label names

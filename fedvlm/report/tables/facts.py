@@ -13,6 +13,8 @@ METRIC = "metric"  # the axis that is no property of a run
 METHOD = ("trainer", "peft", "tag")  # what makes a method's name
 REFERENCES = {"zero-shot": "zero_shot", "untrained": "untrained"}  # flag -> section of the results
 
+BEFORE = {"server_holdout": 0}  # protocol keys that came later: what older runs did
+
 Pair = tuple[str, str]
 
 
@@ -42,12 +44,15 @@ class RunFacts:
 
     def fact(self, key: str) -> Any:
         """Return a protocol or config value; None where the run has none such, or an empty one."""
-        value = self.config.get(key) if key.isupper() else self.run.protocol.get(key)
+        protocol = self.run.protocol
+        value = (
+            self.config.get(key) if key.isupper() else protocol.get(key, BEFORE.get(key))
+        )
         return None if value == "" else value
 
     def names(self, key: str) -> bool:
         """Whether the run says anything of ``key``; one of an older version may not."""
-        return bool(self.config) if key.isupper() else key in self.run.protocol
+        return bool(self.config) if key.isupper() else key in self.run.protocol or key in BEFORE
 
     def label(self, key: str, axes: Sequence[str]) -> str:
         """Return what stands in a table's header for ``key``.

@@ -43,7 +43,8 @@ def config(root: Path | str, cache: Path, **keys: Any) -> CfgNode:
         {
             "ROOT": str(root), "NAME": "MySet", "NUM_SHOTS": -1, "SUBSAMPLE_CLASSES": "all",
             "DIR": "", "IMAGE_DIR": "", "SPLIT_FILE": "", "FORMAT": "", "TEMPLATE": "",
-            "TEST_NEW": True, "ON_CORRUPT": "skip", "VAL_SHOTS": -1,
+            "TEST_NEW": True, "ON_CORRUPT": "skip", "VAL_SHOTS": -1, "SERVER_HOLDOUT": 0,
+            "FEWSHOT_FILE": "",
         }
     )  # fmt: skip
     cfg.FED = CfgNode(

@@ -177,6 +177,24 @@ def test_extra_data_is_marked(tmp_path: Path):
     assert "* extra data (A): a proxy split" in found.notes
 
 
+def test_runs_with_other_images_of_the_server_are_not_mixed(tmp_path: Path):
+    """Runs of before the key held none out; a proxy is the method's own affair."""
+    write_run(tmp_path, "Old", last={"personal": 50.0})
+    write_run(tmp_path, "A", last={"personal": 50.0}, server_holdout=0, proxy="")
+    write_run(tmp_path, "B", last={"personal": 50.0}, server_holdout=0, proxy="folder:x")
+    found = table(tmp_path)
+    assert found.rows == ("A", "B", "Old") and "per class with the server" not in found.caption
+    assert not any("server_holdout" in note for note in found.notes)
+    write_run(tmp_path, "C", last={"personal": 50.0}, server_holdout=2, proxy="holdout",
+              data_digest="c" * 64, partition="disjoint-server2-K10-f1")
+    with pytest.raises(ConfigError, match=r"cannot share a table: server_holdout is 0 in .* and 2"):
+        table(tmp_path)
+    mixed = table(tmp_path, mixed=("server_holdout",))
+    assert "server_holdout (0, 2)" in mixed.caption
+    alone = table(tmp_path, where=(("server_holdout", "2"),))
+    assert "2 image(s) per class with the server, not with clients" in alone.caption
+
+
 def test_caption_names_protocol_digests_and_command(tmp_path: Path):
     write_seeds(tmp_path, "A", [50.0, 52.0])
     digest = collect([tmp_path]).runs[0].protocol["data_digest"]

@@ -1,0 +1,270 @@
+"""The easy door: a method whose model is any ``torch.nn.Module``.
+
+``build`` makes the module; its ``named_parameters()`` that require a gradient are the method's
+tree, everything else in it is frozen with the backbone. A call puts one client's tensors in their
+place (``torch.func.functional_call``), so that peft models, Hugging Face's and plain torch code
+train under the same contract as every other method. The price is that clients run one by one.
+
+What a module may not do is what would leak from one client to the next: write a buffer, a
+parameter or its input. Submodules with buffers (BatchNorm) stay in eval mode, the others are in
+training mode while a client trains. Dropout and whatever else draws from the global generators
+draws anew for each client and local step, from seeds of the run: nothing of it has to be saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedvlm.core import rng
+from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.trees import Tree
+from fedvlm.federation.batches import Batch
+from fedvlm.federation.trainer import Predictor, Trainer
+from fedvlm.models.towers.vision import PREFIX
+from fedvlm.models.vlmodel import VLModel
+
+PURPOSE = "module"  # of random streams
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FrozenModule:
+    """A module whose trained tensors come from outside at every call.
+
+    Attributes:
+        module: in eval mode between calls; holds the untrained tensors.
+        names: of the trained tensors, in the order of ``named_parameters``.
+    """
+
+    module: nn.Module
+    names: tuple[str, ...]
+
+    @contextmanager
+    def mode(self, train: bool) -> Iterator[None]:
+        """Put submodules without buffers into training mode, if ``train``, for a while."""
+        changed = [m for m in self.module.modules() if train and not _buffers(m)]
+        for module in changed:
+            module.training = True
+        try:
+            yield
+        finally:
+            for module in changed:
+                module.training = False
+
+    def marks(self, params: Mapping[str, Tensor], x: Mapping[str, Tensor]) -> Marks:
+        """Return every tensor that a call must leave alone, and how often it was written."""
+        tensors: Tree = {f"the parameter '{n}'": v for n, v in self.module.named_parameters()}
+        tensors |= {f"the buffer '{n}'": v for n, v in self.module.named_buffers()}
+        tensors |= {f"the trained parameter '{n}'": v for n, v in params.items()}
+        tensors |= {f"its input '{n}'": v for n, v in x.items()}
+        return {what: (v, v._version) for what, v in tensors.items()}
+
+
+Marks = dict[str, tuple[Tensor, int]]
+
+
+class ModuleTrainer(Trainer):
+    """FedAvg over the trainable parameters of a torch module; say ``groups`` for anything else.
+
+    A subclass gives ``build``, and ``forward`` where the module does not take the batch's streams
+    as a dict. Every other hook is there as for any method. With dropout two methods of
+    ``fedvlm check`` cannot hold and are to be exempted: G5 and G6 compare runs with other draws.
+
+    ``open_vocabulary`` is off: set it where ``build`` works for any class list and no trainable
+    shape depends on it.
+    """
+
+    batched = False
+    open_vocabulary = False
+
+    # ---- what a method says ------------------------------------------------------------------
+    def build(self, model: VLModel) -> nn.Module:
+        """Return the module; what requires a gradient is trained, the rest is frozen.
+
+        Called once per model, with the global generators seeded by the run's ``init`` stream. The
+        tower of ``model.backbone`` may be part of it as it is; whoever changes it copies it first.
+        """
+        raise ConfigError(
+            f"trainer {self.name or type(self).__name__} does not say which module is trained: "
+            "define build(self, model)"
+        )
+
+    def forward(self, module: nn.Module, params: Mapping[str, Tensor], x: Tree) -> Any:
+        """Return the module's output for one client.
+
+        Args:
+            params: trained tensors by name, for ``torch.func.functional_call``.
+            x: streams ``[B, ...]`` (see ``streams``).
+        """
+        return functional_call(module, dict(params), (x,))
+
+    def logits(self, out: Any) -> Tensor:
+        """Return logits ``[B, C]`` from what ``forward`` gave: itself, or its ``logits``."""
+        return out if isinstance(out, Tensor) else out.logits
+
+    def criterion(self, out: Any, y: Tensor, w: Tensor) -> Tensor:
+        """Return one client's loss, 0-d: the mean cross-entropy of the samples.
+
+        Args:
+            out: of ``forward``.
+            y: labels ``[B]``.
+            w: 1 for a sample, 0 for padding, ``[B]``.
+        """
+        each = F.cross_entropy(self.logits(out), y, reduction="none")
+        return (each * w).sum() / w.sum()
+
+    # ---- the contract ------------------------------------------------------------------------
+    def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
+        """Return the module's parameters that require a gradient.
+
+        Raises:
+            ConfigError: there are none, a name holds ``|``, or ``build`` changed the backbone.
+            FedvlmError: this trainer has served a run of another seed.
+        """
+        seed = int(torch.randint(2**63 - 1, (), generator=generator))
+        if "_seed" not in vars(self):
+            self._seed = seed  # of the run, set before the driver seals this object
+        if self._seed != seed:
+            raise FedvlmError(
+                f"one {type(self).__name__} serves one run: make another for another seed"
+            )
+        part = self._part(model)
+        return {n: part.module.get_parameter(n).detach().clone() for n in part.names}
+
+    def predictor(self, model: VLModel, params: Tree) -> Predictor:
+        """See ``Trainer.predictor``; the module is in eval mode."""
+        def predict(x: Mapping[str, Tensor]) -> Tensor:
+            streams, seed = self._streams(model, x), rng.seed_of(0, PURPOSE)
+            return torch.stack([
+                self._run(model, params, k, streams, seed, False, self.logits)
+                for k in range(len(next(iter(params.values()))))
+            ])
+
+        return predict
+
+    def loss(
+        self, model: VLModel, params: Tree, batch: Batch
+    ) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
+        """Return ``criterion`` of each client, ``[K]``; the module is in training mode."""
+        x, values = self._streams(model, batch.x), []
+        for k, (y, w) in enumerate(zip(batch.y, batch.w, strict=True)):
+            seed = batch.seed(PURPOSE, k)
+            values.append(self._run(
+                model, params, k, x, rng.seed_of(0, PURPOSE) if seed is None else seed, True,
+                lambda out, y=y, w=w: self.criterion(out, y, w),  # type: ignore[misc]
+            ))
+        return torch.stack(values)
+
+    def export(self, model: VLModel, params: Tree) -> dict[str, Any]:
+        """Return the whole module for ``load_state_dict``: trained and frozen tensors, buffers.
+
+        Args:
+            params: one client's tensors, without client axis.
+        """
+        part = self._part(model)
+        state = part.module.state_dict(keep_vars=True)  # a tied tensor has several names here
+        ours = {id(part.module.get_parameter(n)): params[n] for n in part.names}
+        return {
+            name: ours.get(id(v), v).detach().clone() if isinstance(v, Tensor) else v
+            for name, v in state.items()
+        }
+
+    # ---- inside ------------------------------------------------------------------------------
+    def _part(self, model: VLModel) -> FrozenModule:
+        return model.once((self, PURPOSE), lambda: self._make(model))
+
+    def _make(self, model: VLModel) -> FrozenModule:
+        """Build the module, and freeze it with the backbone."""
+        who = self.name or type(self).__name__
+        if "_seed" not in vars(self):
+            raise FedvlmError(f"trainer {who}: trainables comes before anything is computed")
+        before = _forms(model.backbone.model)
+        with rng.forked(self._seed, model.device):
+            module = self.build(model)
+        names = tuple(n for n, p in module.named_parameters() if p.requires_grad)
+        bad = [n for n in names if "|" in n]
+        self.require(bool(names), f"trainer {who}: no parameter of its module requires a gradient")
+        self.require(
+            not bad, f"trainer {who}: parameter '{''.join(bad[:1])}' has a '|' in its name, which "
+            "separates the parts of keys in saved states"
+        )
+        model.freeze(module)
+        self.require(
+            _forms(model.backbone.model) == before,
+            f"trainer {who}: build changed the frozen backbone: give it copy.deepcopy of a tower",
+        )
+        return FrozenModule(module, names)
+
+    def _streams(self, model: VLModel, x: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return ``x`` with the declared streams, computed from pixels where a run has no cache."""
+        more = {}
+        for name in self.streams(model):
+            if name in x:
+                continue
+            if name == "features":
+                more[name] = model.image(x)
+            elif name.startswith(PREFIX) and "pixels" in x:
+                with torch.no_grad():
+                    pixels, block = x["pixels"], int(name.removeprefix(PREFIX))
+                    rows = model.vision.enter(pixels.flatten(0, 1), block)
+                    more[name] = rows.unflatten(0, pixels.shape[:2])
+        return {**x, **more}
+
+    def _run(
+        self, model: VLModel, params: Tree, k: int, x: Mapping[str, Tensor], seed: int, train: bool,
+        then: Callable[[Any], T],
+    ) -> T:
+        """Return ``then(forward)`` of client ``k`` in a world that is left as it was.
+
+        Raises:
+            FedvlmError: the module wrote a parameter, a buffer or its input in place.
+        """
+        part = self._part(model)
+        ours = {n: params[n][k] for n in part.names}
+        data = {n: v[k] for n, v in x.items()}
+        with rng.forked(seed, model.device), part.mode(train):
+            before = part.marks(ours, data)
+            try:
+                out = then(self.forward(part.module, ours, data))
+            except RuntimeError as error:
+                if "in-place" not in str(error):
+                    raise
+                # Autograd stops before the counter moves; without a graph the write shows.
+                ours = {n: v.detach().clone() for n, v in ours.items()}
+                before = part.marks(ours, data)
+                with torch.no_grad():
+                    self.forward(part.module, ours, data)
+                self._refuse(before, part.marks(ours, data))
+                raise
+        self._refuse(before, part.marks(ours, data))
+        return out
+
+    def _refuse(self, before: Marks, after: Marks) -> None:
+        for what in before.keys() | after.keys():
+            old, new = before.get(what), after.get(what)
+            if old is None or new is None or old[0] is not new[0] or old[1] != new[1]:
+                raise FedvlmError(
+                    f"the module of {self.name or type(self).__name__} writes {what} in its "
+                    "forward: it would reach the next client; compute a new tensor instead"
+                )
+
+
+def _buffers(module: nn.Module) -> list[Tensor]:
+    """Return a module's own buffers, not those of its children."""
+    return list(module.buffers(recurse=False))
+
+
+def _forms(module: nn.Module) -> dict[str, tuple[Any, ...]]:
+    """Return what identifies each tensor of a module, its numbers left out."""
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    return {
+        n: (id(v), v.dtype, v.device, v._version, v.requires_grad) for n, v in tensors.items()
+    }

@@ -1,0 +1,144 @@
+"""Whether cached activations and pixels give the same numbers, and proofs of it, kept as JSON.
+
+What a method computes from a stream (features, tokens that enter a block) must be what it computes
+from the pixels: its logits, and the gradient of its loss for every trained tensor. A proof that
+held is kept beside the feature store, under a key of everything that it depends on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedvlm.core import files
+from fedvlm.core.errors import DataError
+from fedvlm.core.trees import Tree
+from fedvlm.models.towers.vision import PREFIX
+
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 5e-2}
+FLOOR = 1e-2  # a gradient that is zero but for rounding counts as this share of the largest one
+FOLDER = "proofs"
+LOGITS = "logits"
+Answers = tuple[Tensor, Tree]  # logits, and gradients by name
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What came of a comparison.
+
+    Attributes:
+        stream: what was compared with pixels: ``features``, ``tokens.<b>``.
+        tolerance: the largest difference that is rounding.
+        differences: of the logits and each gradient, relative to the largest number in it.
+    """
+
+    stream: str
+    tolerance: float
+    differences: Mapping[str, float]
+
+    @property
+    def worst(self) -> str:
+        """What differs most: ``logits``, or the name of a trained tensor."""
+        return max(self.differences, key=lambda name: self.differences[name])
+
+    @property
+    def holds(self) -> bool:
+        """Whether everything differs by rounding only."""
+        return all(value <= self.tolerance for value in self.differences.values())
+
+    def sentence(self) -> str:
+        """Say what differs most and by how much, and which block the cache has to enter."""
+        name = self.worst
+        what = name if name == LOGITS else f"gradient of '{name}'"
+        text = (
+            f"stream {self.stream} gives other numbers than pixels: {what} differs by "
+            f"{self.differences[name]:.1e} (allowed {self.tolerance:.0e})"
+        )
+        if not self.stream.startswith(PREFIX):
+            return text
+        entered = int(self.stream.removeprefix(PREFIX))
+        wrong = [n for n, value in self.differences.items() if value > self.tolerance]
+        below = [b for n in wrong for b in blocks_of(n) if b < entered]
+        return f"{text}: the cache must enter at or below block {min(below)}" if below else text
+
+
+def blocks_of(name: str) -> list[int]:
+    """Return the numbers in a tensor's dotted name: ``image.prompt.3`` is of block 3."""
+    return [int(number) for number in re.findall(r"(?<=\.)\d+(?=\.|$)", name)]
+
+
+def compare(
+    run: Callable[[Mapping[str, Tensor]], Answers], cached: Mapping[str, Tensor],
+    pixels: Mapping[str, Tensor], dtype: torch.dtype,
+) -> Proof:
+    """Compare what ``run`` makes of a cached stream and of pixels.
+
+    Args:
+        run: streams ``[K, B, ...]`` -> logits ``[K, B, C]`` and gradients of the loss by name.
+        cached: one stream of images.
+        pixels: the same images.
+        dtype: what the towers compute in; it decides what is rounding.
+    """
+    ours, slopes = run(cached)
+    theirs, wanted = run(pixels)
+    top = max((_size(g) for g in wanted.values()), default=0.0)
+    differences = {LOGITS: _difference(ours, theirs, 0.0)}
+    for name in sorted({*slopes, *wanted}):
+        shape = slopes[name] if name in slopes else wanted[name]
+        zero = torch.zeros_like(shape)  # a tensor without influence has no gradient
+        differences[name] = _difference(
+            slopes.get(name, zero), wanted.get(name, zero), FLOOR * top
+        )
+    return Proof(next(iter(cached)), TOLERANCES[dtype], differences)
+
+
+def _size(value: Tensor) -> float:
+    return float(value.detach().double().abs().max()) if value.numel() else 0.0
+
+
+def _difference(ours: Tensor, theirs: Tensor, floor: float) -> float:
+    """Return the largest difference over the largest number; infinite where one is none."""
+    if ours.shape != theirs.shape:
+        return math.inf
+    gap = _size(ours.detach().double() - theirs.detach().double())
+    scale = max(_size(ours), _size(theirs), floor)
+    share = gap / scale if scale else 0.0
+    return share if math.isfinite(share) else math.inf
+
+
+def read_proof(path: Path, key: str, stream: str) -> Proof | None:
+    """Return the proof kept at ``path``; None where there is none, or a damaged one."""
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        if said["key"] != key or said["stream"] != stream:
+            return None
+        differences = {str(name): float(v) for name, v in said["differences"].items()}
+        proof = Proof(stream, float(said["tolerance"]), differences)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    known = proof.tolerance in TOLERANCES.values() and LOGITS in differences
+    return proof if known and proof.holds else None
+
+
+def keep_proof(path: Path, key: str, proof: Proof, about: Mapping[str, str]) -> None:
+    """Write a proof that holds; a folder that cannot be written keeps none.
+
+    Args:
+        about: what it is of, for whoever reads the file.
+    """
+    said = {
+        "key": key, "stream": proof.stream, "tolerance": proof.tolerance,
+        "differences": dict(proof.differences), "about": dict(about),
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_json(path, said)
+    except (OSError, DataError):
+        return

@@ -1,0 +1,507 @@
+"""A torch module as a method: its tree, its randomness, what it may not do, and torch's numbers."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedvlm.check.compare import Broken, global_generators, same_fed
+from fedvlm.check.invariants import INVARIANTS
+from fedvlm.check.world import BASE, EPOCHS, NEW, Setup, World
+from fedvlm.core import rng
+from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.trees import Tree, expand
+from fedvlm.federation.module_trainer import ModuleTrainer
+from fedvlm.federation.optim import OptimSpec, Schedule
+from fedvlm.federation.rounds import Federation
+from fedvlm.models.vlmodel import VLModel
+
+
+class OnFeatures(nn.Module):
+    """Takes a batch's streams as ``ModuleTrainer`` gives them."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Mapping[str, Tensor]) -> Tensor:
+        return self.inner(x["features"])
+
+
+class Mlp(ModuleTrainer):
+    """A plain head on features."""
+
+    def build(self, model: VLModel) -> nn.Module:
+        d, c = model.embed_dim, len(model.classnames)
+        return OnFeatures(nn.Sequential(nn.Linear(d, 8), nn.ReLU(), nn.Linear(8, c)))
+
+
+class Still(ModuleTrainer):
+    """BatchNorm with statistics of its own and a dropout that drops nothing."""
+
+    drop = 0.0
+
+    def build(self, model: VLModel) -> nn.Module:
+        d, c = model.embed_dim, len(model.classnames)
+        norm = nn.BatchNorm1d(d)
+        nn.init.normal_(norm.running_mean)
+        head = nn.Sequential(norm, nn.Dropout(self.drop), nn.Linear(d, c))
+        head.register_parameter("fixed", nn.Parameter(torch.randn(3), requires_grad=False))
+        return OnFeatures(head)
+
+
+class Dropped(Still):
+    """The same with dropout: no two clients draw alike."""
+
+    drop = 0.5
+    exempt = {"G5": "the written-out loop draws other masks", "G6": "clients draw their own masks"}
+
+
+class PeftClip(ModuleTrainer):
+    """LoRA of peft inside a Hugging Face image tower, and a linear head."""
+
+    def streams(self, model: VLModel) -> tuple[str, ...]:
+        return ("pixels",)
+
+    def build(self, model: VLModel) -> nn.Module:
+        from peft import LoraConfig, get_peft_model
+        from transformers import CLIPVisionConfig, CLIPVisionModel
+
+        shape = CLIPVisionConfig(
+            hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+            image_size=model.backbone.image_size, patch_size=4,
+        )
+        lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], lora_dropout=0.0)
+        tower = get_peft_model(CLIPVisionModel(shape), lora)
+        return nn.ModuleDict({"tower": tower, "head": nn.Linear(16, len(model.classnames))})
+
+    def forward(self, module: nn.Module, params: Mapping[str, Tensor], x: Tree) -> Tensor:
+        of = {part: {n.removeprefix(part + "."): v for n, v in params.items()
+                     if n.startswith(part + ".")} for part in ("tower", "head")}
+        out = functional_call(module["tower"], of["tower"], (), {"pixel_values": x["pixels"]})
+        return functional_call(module["head"], of["head"], (out.pooler_output,))
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    """One world: it keeps each trainer's trajectory."""
+    return World()
+
+
+def needs(trainer: type[ModuleTrainer]) -> None:
+    """Skip, visibly, where the packages of a module are missing."""
+    if trainer is PeftClip:
+        pytest.importorskip("peft")
+        pytest.importorskip("transformers")
+
+
+# ---- the invariants ------------------------------------------------------------------------
+@pytest.mark.parametrize("name", list(INVARIANTS))
+@pytest.mark.parametrize("trainer", [Mlp, Still, Dropped, PeftClip])
+def test_invariant(world: World, trainer: type[ModuleTrainer], name: str) -> None:
+    needs(trainer)
+    if name not in trainer.exempt:
+        INVARIANTS[name](world, trainer)
+        return
+    with pytest.raises(Broken):  # an exemption that is not needed must go
+        INVARIANTS[name](world, trainer)
+
+
+# ---- the tree ------------------------------------------------------------------------------
+@pytest.mark.parametrize("trainer", [Mlp, Still, PeftClip])
+def test_the_tree_is_what_requires_a_gradient_and_starts_as_build_gave_it(
+    world: World, trainer: type[ModuleTrainer]
+) -> None:
+    needs(trainer)
+    fed = world.federation(trainer)
+    seed = int(torch.randint(2**63 - 1, (), generator=rng.stream(1, "init")))
+    with rng.forked(seed, fed.model.device):
+        module = trainer(world.config(trainer)).build(fed.model)
+    want = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    assert list(fed.p0) == list(want) and len(want) < len(module.state_dict()) + (trainer is Mlp)
+    for name, value in want.items():
+        assert torch.equal(fed.p0[name], value.detach().double()), name
+    assert fed.groups.shared == tuple(want)
+    assert fed.p0.keys() == world.federation(trainer).p0.keys()
+    other = world.federation(trainer, Setup(seed=2)).p0
+    assert any(not torch.equal(other[n], v) for n, v in fed.p0.items())
+
+
+def test_groups_are_rules_as_everywhere(world: World) -> None:
+    class Split(Mlp):
+        groups = ((r"inner\.0\..*", "shared"), (r"inner\.2\..*", "personal"))
+
+    run = world.record(Split, Setup(rounds=1))
+    assert run.fed.groups.personal == ("inner.2.weight", "inner.2.bias")
+    assert set(run.events[0].updates.params) == {"inner.0.weight", "inner.0.bias"}  # type: ignore[union-attr]
+
+
+def test_the_module_is_made_once_per_model_and_not_kept_on_the_trainer(world: World) -> None:
+    calls: Counter[int] = Counter()
+
+    class Counted(Mlp):
+        def build(self, model: VLModel) -> nn.Module:
+            calls[len(model.classnames)] += 1
+            return super().build(model)
+
+    run = world.record(Counted, Setup(rounds=1))
+    assert calls == {len(BASE): 1}
+    assert sorted(vars(run.fed.trainer)) == ["_sealed", "_seed", "cfg", "root"]
+    assert run.fed.trainer.predict(run.fed.model, expand(run.fed.p0, 1), {
+        "features": world.features[None, :2]
+    }).shape == (1, 2, len(BASE))
+    run.fed.trainer.trainables(run.fed.model.with_classes(NEW), rng.stream(1, "init"))
+    assert calls == {len(BASE): 1, len(NEW): 1}
+
+
+def test_one_trainer_serves_one_seed(world: World) -> None:
+    fed = world.federation(Mlp)
+    with pytest.raises(FedvlmError, match="one Mlp serves one run"):
+        fed.trainer.trainables(fed.model, rng.stream(2, "init"))
+    bare = Mlp(world.config(Mlp))
+    with pytest.raises(FedvlmError, match="trainables comes before"):
+        bare.predict(world.model(), expand(fed.p0, 1), {"features": world.features[None]})
+
+
+class Nothing(Mlp):
+    def build(self, model: VLModel) -> nn.Module:
+        return super().build(model).requires_grad_(False)
+
+
+class Bar(Mlp):
+    def build(self, model: VLModel) -> nn.Module:
+        return nn.ParameterDict({"a|b": nn.Parameter(torch.zeros(2))})
+
+
+class InsideTheBackbone(Mlp):
+    def build(self, model: VLModel) -> nn.Module:
+        visual = model.backbone.model.visual
+        visual.ln_post.register_parameter("gate", nn.Parameter(torch.zeros(1)))
+        return visual
+
+
+@pytest.mark.parametrize(("trainer", "sentence"), [
+    (ModuleTrainer, "define build"),
+    (Nothing, "no parameter of its module requires a gradient"),
+    (Bar, "parameter 'a|b' has a '|' in its name"),
+    (InsideTheBackbone, "build changed the frozen backbone: give it copy.deepcopy"),
+])
+def test_what_cannot_be_a_tree_is_refused(trainer: type[ModuleTrainer], sentence: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        World().federation(trainer)
+    assert sentence in str(refusal.value)
+
+
+def test_a_part_of_the_backbone_trains_where_it_is(world: World) -> None:
+    """BitFit: biases of the frozen tower itself; the backbone never shows it."""
+
+    class Biases(ModuleTrainer):
+        def streams(self, model: VLModel) -> tuple[str, ...]:
+            return ("pixels",)
+
+        def build(self, model: VLModel) -> nn.Module:
+            tower = model.backbone.model.visual
+            tower.ln_post.bias.requires_grad_(True)
+            return nn.ModuleDict({"tower": tower})
+
+        def forward(self, module: nn.Module, params: Mapping[str, Tensor], x: Tree) -> Tensor:
+            ours = {n.removeprefix("tower."): v for n, v in params.items()}
+            return functional_call(module["tower"], ours, (x["pixels"],))[:, : len(BASE)]
+
+    run = world.record(Biases, Setup(rounds=1, pixels=True))
+    assert list(run.fed.p0) == ["tower.ln_post.bias"]
+    assert not torch.equal(run.states[1].server["w"]["tower.ln_post.bias"],
+                           run.fed.p0["tower.ln_post.bias"])
+    assert len(set(run.digests)) == 1
+    assert not any(p.requires_grad for p in world.backbone.model.parameters())
+
+
+# ---- torch's numbers -----------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+@pytest.mark.parametrize("trainer", [Mlp, Still])
+def test_one_client_equals_a_loop_of_torch_optim(
+    world: World, trainer: type[ModuleTrainer], name: str
+) -> None:
+    """Same shuffles and batches (the last one short), then torch's own optimiser on the module."""
+    fed = world.federation(trainer, Setup(splits=world.splits[:1]))
+    spec = OptimSpec(name, 0.05, 0.9, 1e-2)
+    plan = fed.plan
+    object.__setattr__(plan, "optim", spec)
+    object.__setattr__(plan, "schedule", Schedule(spec.lr))
+    ours = fed.run()
+    twin = trainer(world.config(trainer))
+    model = world.model()
+    twin.trainables(model, rng.stream(1, "init"))
+    module = model.once((twin, "module"), pytest.fail).module
+    for n in fed.p0:
+        module.get_parameter(n).requires_grad_(True)
+    weights = [module.get_parameter(n) for n in fed.p0]
+    for round_ in range(1, plan.rounds + 1):
+        optimiser: Any = (
+            torch.optim.SGD(weights, lr=0.05, momentum=0.9, weight_decay=1e-2) if name == "sgd"
+            else torch.optim.AdamW(weights, lr=0.05, weight_decay=1e-2)
+        )
+        for step in fed.batcher.steps([0], round_, EPOCHS, 1, "w"):
+            (batch,) = step.batches
+            optimiser.zero_grad()
+            F.cross_entropy(module({"features": batch.x["features"][0]}), batch.y[0]).backward()
+            optimiser.step()
+    for n, value in ours.server["w"].items():
+        assert (value - module.get_parameter(n)).abs().max() <= 1e-12, n
+
+
+def test_a_criterion_and_an_output_of_its_own(world: World) -> None:
+    class Smooth(Mlp):
+        def forward(self, module: nn.Module, params: Mapping[str, Tensor], x: Tree) -> Any:
+            class Out:
+                logits = super(Smooth, self).forward(module, params, x)
+            return Out
+
+        def criterion(self, out: Any, y: Tensor, w: Tensor) -> Tensor:
+            return F.cross_entropy(out.logits, y, label_smoothing=0.1)
+
+    smooth, plain = world.record(Smooth, Setup(rounds=1)), world.record(Mlp, Setup(rounds=1))
+    first = next(iter(plain.fed.p0))
+    assert torch.equal(smooth.fed.p0[first], plain.fed.p0[first])
+    assert not torch.equal(smooth.states[1].server["w"][first], plain.states[1].server["w"][first])
+
+
+def test_padding_is_out_of_the_loss(world: World) -> None:
+    trainer = world.federation(Mlp).trainer
+    out, y = torch.randn(3, 4, dtype=torch.float64), torch.tensor([0, 1, 2])
+    w = torch.tensor([1.0, 1.0, 0.0]).double()
+    assert torch.isclose(trainer.criterion(out, y, w), F.cross_entropy(out[:2], y[:2]), atol=1e-14)
+
+
+# ---- randomness ----------------------------------------------------------------------------
+def masks(fed: Federation) -> list[tuple[int, int, int, tuple[bool, ...]]]:
+    """Run ``fed`` and return (round, client, step, what dropout let through) in order."""
+    seen: list[Any] = []
+    part = fed.model.once((fed.trainer, "module"), pytest.fail)
+    (drop,) = [m for m in part.module.modules() if isinstance(m, nn.Dropout)]
+    now: list[Any] = []
+    inner = fed.trainer.loss
+
+    def loss(model: VLModel, params: Tree, batch: Any) -> Any:
+        now[:] = [(batch.moment.round, batch.clients[0], batch.moment.step)]
+        return inner(model, params, batch)
+
+    def look(module: nn.Module, args: Any, out: Tensor) -> None:
+        if module.training:
+            seen.append((*now[0], tuple((out != 0).flatten().tolist())))
+
+    vars(fed.trainer)["loss"] = loss
+    handle = drop.register_forward_hook(look)
+    try:
+        fed.run()
+    finally:
+        handle.remove()
+    return seen
+
+
+def test_dropout_differs_by_client_step_and_round_and_repeats(world: World) -> None:
+    seen = masks(world.federation(Dropped, Setup(splits=[world.splits[0]] * 3, rounds=2, batch=7)))
+    assert {s[:3] for s in seen} == {
+        (r, c, t) for r in (1, 2) for c in range(3) for t in range(1, EPOCHS + 1)
+    }
+    drawn = [s[3] for s in seen]
+    assert all(False in m and True in m for m in drawn)
+    assert len(set(drawn)) == len(drawn) == 12  # none shared by clients, steps or rounds
+    again = masks(world.federation(Dropped, Setup(splits=[world.splits[0]] * 3, rounds=2, batch=7)))
+    assert again == seen
+
+
+def test_phases_of_a_round_draw_anew_and_a_batch_by_hand_has_no_moment(world: World) -> None:
+    batcher = world.federation(Dropped).batcher
+
+    def seed(tag: str, step: int, part: int, per_step: int = 2) -> int | None:
+        steps = list(batcher.steps([0, 1], 1, 1, per_step, tag))
+        return steps[step].batches[part].seed("module", 0)
+
+    seeds = [seed("w", 0, 0), seed("w", 0, 1), seed("head", 0, 0)]
+    assert len(set(seeds)) == 3 and None not in seeds
+    whole = batcher.whole([0, 1], "train")
+    assert whole is not None and whole.clients == (0, 1) and whole.seed("module", 1) is None
+
+
+def test_a_resumed_run_draws_the_same(world: World) -> None:
+    whole = world.trajectory(Dropped)
+    rest = world.record(Dropped, start=whole.states[2])
+    same_fed(rest.states[-1], whole.states[-1], "resumed after round 2")
+
+
+def test_all_global_generators_stand_where_they_stood_and_decide_nothing(world: World) -> None:
+    class Noisy(Mlp):
+        def build(self, model: VLModel) -> nn.Module:
+            module = super().build(model)
+            nn.init.constant_(module.inner[0].bias, random.random() + np.random.rand())
+            return module
+
+        def forward(self, module: nn.Module, params: Mapping[str, Tensor], x: Tree) -> Tensor:
+            noise = torch.rand(1).double() + random.random() + np.random.rand()
+            return super().forward(module, params, x) * noise
+
+    before = global_generators()
+    first = world.record(Noisy, Setup(rounds=1))
+    assert global_generators() == before
+    torch.rand(3), random.random(), np.random.rand()
+    same_fed(world.record(Noisy, Setup(rounds=1)).states[-1], first.states[-1], "moved generators")
+
+
+def test_generators_are_put_back_after_an_error() -> None:
+    before = global_generators()
+    with pytest.raises(ValueError), rng.forked(5, torch.device("cpu")):
+        assert torch.rand(1).item() == torch.rand(1, generator=torch.Generator().manual_seed(5))
+        random.random(), np.random.rand()
+        raise ValueError
+    assert global_generators() == before
+
+
+# ---- modes and writes ----------------------------------------------------------------------
+def test_modes_in_training_and_in_prediction(world: World) -> None:
+    fed = world.federation(Dropped)
+    part = fed.model.once((fed.trainer, "module"), pytest.fail)
+    modes: list[dict[str, bool]] = []
+    norm, drop, linear = part.module.inner
+    part.module.register_forward_hook(lambda *_: modes.append(
+        {type(m).__name__: m.training for m in (norm, drop, linear)}))
+    batch = next(fed.batcher.steps([0], 1, 1, 1, "w")).batches[0]
+    p = expand(fed.p0, 1)
+    fed.trainer.loss(fed.model, p, batch)
+    fed.trainer.predict(fed.model, p, batch.x)
+    assert modes == [
+        {"BatchNorm1d": False, "Dropout": True, "Linear": True},
+        {"BatchNorm1d": False, "Dropout": False, "Linear": False},
+    ]
+    assert not any(m.training for m in part.module.modules())
+
+
+def test_buffers_stay_as_they_came_and_are_used(world: World) -> None:
+    fed = world.federation(Dropped)
+    part = fed.model.once((fed.trainer, "module"), pytest.fail)
+    before = {n: b.clone() for n, b in part.module.named_buffers()}
+    state = fed.run()
+    assert len(before) == 3
+    for n, b in part.module.named_buffers():
+        assert torch.equal(b, before[n]), n
+    x = {"features": world.features[None, :4]}
+    logits = fed.trainer.predict(fed.model, expand(state.server["w"], 1), x)
+    shifted = {"features": x["features"] + before["inner.0.running_mean"]}
+    assert not torch.allclose(
+        logits, fed.trainer.predict(fed.model, expand(state.server["w"], 1), shifted))
+
+
+class Writer(Mlp):
+    """Its module does ``what`` in the forward."""
+
+    what = ""
+
+    def build(self, model: VLModel) -> nn.Module:
+        module, what = super().build(model), self.what
+
+        class Writes(OnFeatures):
+            def forward(self, x: Mapping[str, Tensor]) -> Tensor:
+                if what == "buffer":
+                    self.count += 1
+                elif what == "new buffer":
+                    self.count = self.count + 1
+                elif what == "late buffer":
+                    self.register_buffer("late", torch.ones(1))
+                elif what == "frozen":
+                    self.fixed.mul_(2)
+                elif what == "trained":
+                    self.inner[0].weight.mul_(2)
+                elif what == "trained without a graph":
+                    with torch.no_grad():
+                        self.inner[0].weight.mul_(2)
+                elif what == "input":
+                    x["features"].mul_(2)
+                return super().forward(x)
+
+        out = Writes(module.inner)
+        out.register_buffer("count", torch.zeros(()))
+        out.register_parameter("fixed", nn.Parameter(torch.ones(2), requires_grad=False))
+        return out
+
+
+@pytest.mark.parametrize(("what", "name"), [
+    ("buffer", "buffer 'count'"), ("new buffer", "buffer 'count'"), ("late buffer", "'late'"),
+    ("frozen", "parameter 'fixed'"), ("trained", "trained parameter 'inner.0.weight'"),
+    ("trained without a graph", "trained parameter 'inner.0.weight'"),
+    ("input", "its input 'features'"),
+])
+def test_a_write_in_place_is_refused_by_name(world: World, what: str, name: str) -> None:
+    trainer = type("Writer", (Writer,), {"what": what})
+    fed = world.federation(trainer)
+    with pytest.raises(FedvlmError, match=f"the module of Writer writes (the )?.*{name}"):
+        fed.round(fed.start(), 1)
+    fed = world.federation(trainer)
+    with torch.no_grad(), pytest.raises(FedvlmError, match=name):
+        fed.trainer.predict(fed.model, expand(fed.p0, 1), {"features": world.features[None, :4]})
+
+
+def test_an_error_of_the_module_itself_is_told_as_it_is(world: World) -> None:
+    class Wrong(Mlp):
+        def forward(self, module: nn.Module, params: Mapping[str, Tensor], x: Tree) -> Tensor:
+            raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    fed = world.federation(Wrong)
+    with pytest.raises(FedvlmError, match=r"round 1, client 0: RuntimeError: mat1 and mat2"):
+        fed.round(fed.start(), 1)
+
+
+def test_a_write_behind_the_counters_back_invalidates_the_run(world: World) -> None:
+    class Behind(Still):
+        def forward(self, module: nn.Module, params: Mapping[str, Tensor], x: Tree) -> Tensor:
+            module.inner.fixed.data.add_(1)
+            return super().forward(module, params, x)
+
+    with pytest.raises(FedvlmError, match="frozen tensor of the method's own module.*changed"):
+        world.federation(Behind).run()
+
+
+# ---- out again -----------------------------------------------------------------------------
+@pytest.mark.parametrize("trainer", [Mlp, Dropped, PeftClip])
+def test_export_loads_into_the_module_that_build_makes(
+    world: World, trainer: type[ModuleTrainer]
+) -> None:
+    needs(trainer)
+    fed = world.trajectory(trainer).fed
+    end = world.trajectory(trainer).states[-1].server["w"]
+    method = fed.trainer
+    file = method.export(fed.model, end)
+    module = method.build(fed.model).to(torch.float64)
+    assert list(file) == list(module.state_dict())
+    module.load_state_dict(file, strict=True)
+    module.eval()
+    source = world.pixels if trainer is PeftClip else world.features
+    x = {"pixels" if trainer is PeftClip else "features": source[:5]}
+    theirs = method.forward(module, {}, x)
+    ours = method.predict(fed.model, expand(end, 1), {n: v[None] for n, v in x.items()})[0]
+    assert torch.equal(ours, theirs)
+    kept = {t.data_ptr() for t in (*module.state_dict().values(), *end.values())}
+    assert not kept & {t.data_ptr() for t in file.values()}
+
+
+def test_export_gives_a_tied_tensor_under_each_of_its_names(world: World) -> None:
+    class Tied(Mlp):
+        def build(self, model: VLModel) -> nn.Module:
+            d = model.embed_dim
+            module = nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, d))
+            module[2].weight = module[0].weight
+            return OnFeatures(nn.Sequential(module, nn.Linear(d, len(BASE))))
+
+    run = world.record(Tied, Setup(rounds=1))
+    end = run.states[-1].server["w"]
+    assert "inner.0.2.weight" not in end
+    file = run.fed.trainer.export(run.fed.model, end)
+    assert torch.equal(file["inner.0.2.weight"], end["inner.0.0.weight"])

@@ -1,0 +1,148 @@
+"""A run proves its cached stream before round 1, once, and is the same run with or without."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedvlm.core.errors import ConfigError
+from fedvlm.federation.rounds import Federation
+from fedvlm.job.build import build
+from fedvlm.job.flags import parse
+from fedvlm.job.resolve import resolve
+from tests import jobs
+
+METHODS = Path(__file__).resolve().parents[1] / "block_prompts.py"
+
+
+def built(folder: Path, trainer: str, *opts: str) -> Any:
+    line = [*jobs.argv(folder), "--shots", "1", "--trainer", trainer, "--opts",
+            "CACHE_DIR", str(folder / "cache"), *opts]
+    return build(resolve(parse(line)).jobs[0].cfg)
+
+
+def proofs(folder: Path) -> list[Path]:
+    return sorted((folder / "cache" / "proofs").glob("*.json"))
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the trainers whose streams are compared, as it happens."""
+    names: list[str] = []
+    prove = Federation.prove_streams
+
+    def count(self: Federation, *args: Any) -> Any:
+        names.append(self.trainer.name)
+        return prove(self, *args)
+
+    monkeypatch.setattr(Federation, "prove_streams", count)
+    return names
+
+
+def test_the_right_block_runs_and_wrong_ones_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, key = f"{METHODS}:BlockPrompts", "TRAINER.BLOCKPROMPTS.ENTER"
+    built(tmp_path, spec)
+    assert len(proofs(tmp_path)) == 1
+    for enter, stream in (("1", "tokens.1"), ("-1", "tokens.6")):
+        said = rf"{stream} gives other numbers than pixels: .*'image\.prompt\..*below block 0"
+        with pytest.raises(ConfigError, match=said):
+            built(tmp_path, spec, key, enter)
+    assert len(proofs(tmp_path)) == 1
+    line = ["--trainer", spec, "--opts", key, "1"]
+    assert jobs.run(tmp_path / "out", *line) == ConfigError.exit_code
+    assert "trainer BlockPrompts: stream tokens.1 gives other" in capsys.readouterr().err
+    assert not list((tmp_path / "out").rglob("metrics.jsonl"))
+
+
+def test_zero_lora_hides_no_wrong_block(tmp_path: Path) -> None:
+    opts = ("PEFT.TEXT", "none", "PEFT.VISUAL", "lora", "TRAINER.LATELORA.ENTER")
+    built(tmp_path, f"{METHODS}:LateLora", *opts, "0")
+    with pytest.raises(ConfigError, match=r"gives other numbers than pixels: .*'image\.lora\."):
+        built(tmp_path, f"{METHODS}:LateLora", *opts, "1")
+
+
+@pytest.mark.parametrize("prec", ["fp64", "bf16"])
+def test_other_types_hold(tmp_path: Path, prec: str) -> None:
+    built(tmp_path, "FedAvg", "MODEL.PREC", prec, "PEFT.VISUAL", "lora")
+    (proof,) = [json.loads(p.read_text()) for p in proofs(tmp_path)]
+    assert proof["tolerance"] == {"fp64": 1e-9, "bf16": 5e-2}[prec]
+
+
+def test_a_proof_is_made_once_per_method_code_and_options(
+    tmp_path: Path, made: list[str]
+) -> None:
+    built(tmp_path, "FedAvg")
+    built(tmp_path, "FedAvg", "OPTIM.LR", "0.1", "SEED", "3")
+    assert made == ["FedAvg"]
+    (path,) = proofs(tmp_path)
+    whole = path.read_text()
+    path.write_text(whole[:40])  # damaged: made again, and written
+    built(tmp_path, "FedAvg")
+    assert made == ["FedAvg"] * 2 and path.read_text() == whole
+    built(tmp_path, "FedAvg", "PEFT.N_CTX", "2")
+    built(tmp_path, "FedProx")
+    assert made == [*["FedAvg"] * 3, "FedProx"] and len(proofs(tmp_path)) == 3
+
+
+CODE = """
+from fedvlm.federation.peft_trainer import PeftTrainer
+import own_scale as other
+
+class Mine(PeftTrainer):
+    name = "Mine"
+
+    def image_features(self, model, params, x):
+        return other.SCALE * super().image_features(model, params, x)
+"""
+
+
+def test_a_changed_file_makes_a_new_one(
+    tmp_path: Path, made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file of the method, and a file beside it that it imports."""
+    for n, (code, scale) in enumerate([("", "2.0"), ("# other\n", "2.0"), ("", "3.0")]):
+        folder = tmp_path / str(n)  # a module is loaded once: another path is another module
+        folder.mkdir()
+        monkeypatch.syspath_prepend(str(folder))
+        (folder / "own_scale.py").write_text(f"SCALE = {scale}\n")
+        (folder / "mine.py").write_text(CODE + code)
+        monkeypatch.delitem(sys.modules, "own_scale", raising=False)
+        built(tmp_path, f"{folder / 'mine.py'}:Mine")
+        assert made == ["Mine"] * (n + 1)
+        built(tmp_path, f"{folder / 'mine.py'}:Mine")
+        assert made == ["Mine"] * (n + 1)
+    assert len(proofs(tmp_path)) == 3
+
+
+def test_no_proof_on_the_plain_path_nor_of_pixels(tmp_path: Path, made: list[str]) -> None:
+    built(tmp_path, "FedAvg", "FED.PLAIN", "True")
+    line = [*jobs.argv(tmp_path), "--trainer", "FedAvg"]
+    build(resolve(parse(line)).jobs[0].cfg, pixels=True)
+    assert made == []
+
+
+@pytest.mark.parametrize("trainer", ["FedTV", f"{METHODS}:BlockPrompts"])
+def test_the_run_is_the_same_with_and_without(
+    trainer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def line(name: str) -> tuple[str, ...]:
+        return ("--trainer", trainer, "--opts", "CACHE_DIR", str(tmp_path / f"cache-{name}"))
+
+    assert jobs.run(tmp_path / "with", *line("with")) == 0
+    monkeypatch.setattr("fedvlm.job.build.prove", lambda *_: None)
+    assert jobs.run(tmp_path / "without", *line("without")) == 0
+    assert len(list((tmp_path / "cache-with").rglob("proofs/*.json"))) == 1
+    assert not list((tmp_path / "cache-without").rglob("proofs"))
+    jobs.same(tmp_path / "with", tmp_path / "without")
+    counters = [
+        [json.loads(line)["counters"] for line in
+         (jobs.folder(tmp_path / name) / "metrics.jsonl").read_text().splitlines()]
+        for name in ("with", "without")
+    ]
+    assert counters[0] == counters[1]
