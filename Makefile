@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all wheel-test check bench clean
+.PHONY: help install demo test test-all mutants wheel-test check bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -25,6 +25,9 @@ test: $(STAMP) ## the tests that CI runs
 
 test-all: $(STAMP) ## all tests, the slow ones too
 	$(BIN)/python -m pytest -q
+
+mutants: $(STAMP) ## every planted bug in a copy, and the test that catches it
+	$(BIN)/python tests/mutants/run.py
 
 wheel-test: $(STAMP) ## build the wheel, install it into a venv of its own, use it from an empty folder
 	tests/wheel.sh $(BIN)/python

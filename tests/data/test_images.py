@@ -169,6 +169,7 @@ def test_views_are_functions_of_seed_content_and_view(tmp_path: Path) -> None:
     assert not torch.equal(loader.load(2, 1), views[1])
     assert not torch.equal(views[0], views[1]) and not torch.equal(views[1], views[2])
     assert not torch.equal(reseeded.load(0, 1), views[1])
+    assert reseeded.transform_key(1) != loader.transform_key(1)  # or a cache would mix them up
     assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
     assert np.array_equal(np.random.get_state()[1], before[2])
     with pytest.raises(IndexError, match="view 3 of 3"):

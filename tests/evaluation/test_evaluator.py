@@ -133,6 +133,12 @@ def test_missing_client_is_an_error() -> None:
         build()(finished(3, 3, {0: 0, 1: 0, 3: 0}))
 
 
+def test_new_classes_are_told_apart_among_themselves() -> None:
+    result = build()(finished(3, 3, dict.fromkeys(range(4), 2.0)))
+    assert result is not None  # a shift of 2 is none among two classes, and always wrong among four
+    assert result["new"] == pytest.approx(200 / 3) and result["base_all"] < 30
+
+
 def test_method_bound_to_its_classes_gets_no_new() -> None:
     trainer = FakeTrainer()
     trainer.open_vocabulary = False  # type: ignore[attr-defined]

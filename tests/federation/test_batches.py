@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from fedvlm.core.errors import FedvlmError
 from fedvlm.federation.batches import Batch, FeatureSource, PixelSource, SplitBatcher, step_slices
+from fedvlm.federation.trainer import cross_entropy
 from tests.federation.toys import ToySource, ToySplit
 
 
@@ -48,6 +50,25 @@ def test_padding_is_weighted_zero_and_every_epoch_sees_all_samples() -> None:
         assert step.samples == int(b.w.sum())
     assert sorted(seen[0]) == sorted(list(range(10)) * 2)
     assert sorted(seen[1]) == sorted([10, 11, 12] * 2)
+
+
+def test_padding_is_out_of_the_loss() -> None:
+    z = torch.tensor([[[2.0, 0.0], [0.0, 1.0], [9.0, 0.0]]])
+    y, w = torch.tensor([[0, 0, 1]]), torch.tensor([[1.0, 1.0, 0.0]])
+    alone = cross_entropy(z[:, :2], Batch({}, y[:, :2], w[:, :2]))
+    assert torch.equal(cross_entropy(z, Batch({}, y, w)), alone)
+
+
+def test_views_go_on_from_round_to_round() -> None:
+    class Views(ToySource):
+        def fetch(self, indices: torch.Tensor, view: int) -> dict[str, torch.Tensor]:
+            return {"view": torch.full((len(indices),), view)}
+
+    source = Views({}, torch.zeros(2, dtype=torch.int64))
+    three = replace(batcher([2], views=3), source=source)
+    steps = [step for round_ in (1, 2) for step in three.steps([0], round_, 2, 1, "w")]
+    seen = [int(step.batches[0].x["view"][0, 0]) for step in steps]
+    assert seen == [0, 1, 2, 0]  # two epochs a round
 
 
 def test_a_client_sees_the_same_batches_alone_and_in_company() -> None:

@@ -50,6 +50,25 @@ def test_pull_leaves_out_what_the_anchor_lacks() -> None:
     assert pulled(p, grads, home, 0.0)["a"] is grads["a"]
 
 
+def test_clients_that_finish_early_keep_their_rows() -> None:
+    fed = quadratic(Quadratic(), 1, sizes=(5, 3, 1), batch=1)
+
+    def count(slots: State, batches: tuple[Batch, ...], step: Step) -> State:
+        return {"n": {"w": slots["n"]["w"] + 1}}
+
+    steps = fed.context([0, 1, 2], 1).loop({"n": {"w": torch.zeros(3)}}, count)
+    assert steps["n"]["w"].tolist() == [5.0, 3.0, 1.0]
+
+
+def test_who_worked_is_known_from_round_to_round() -> None:
+    fed = quadratic(Quadratic(), 2, sizes=(1, 1), frac=0.5, first_round_all=False)
+    state = fed.round(fed.start(), 1)
+    (worker,) = fed.plan.sample(1)
+    for clients in ([0, 1], [1, 0]):
+        fresh = fed.context(clients, 2, state.worked).fresh
+        assert fresh.tolist() == [c != worker for c in clients]
+
+
 def with_validation(sizes: list[int]) -> Any:
     """Return a federation whose client k has ``sizes[k]`` validation samples, from ``plain``."""
     fed = quadratic(Quadratic(), 1, sizes=(2, 2, 2))  # type: ignore[arg-type]

@@ -29,6 +29,20 @@ def test_upload_outside_the_shared_group_is_refused() -> None:
         quadratic(Leaks(), 1).run()
 
 
+def test_personal_tensor_in_an_upload_is_refused() -> None:
+    class Leaks(Quadratic):
+        groups = ((r"w", "shared"), (r"own", "personal"))
+
+        def trainables(self, model: Any, generator: torch.Generator) -> Tree:
+            return {n: torch.zeros((), dtype=torch.float64) for n in ("w", "own")}
+
+        def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+            return state, Upload(state["w"], ctx.sizes)
+
+    with pytest.raises(FedvlmError, match=r"uploads \['own'\] outside the shared group"):
+        quadratic(Leaks(), 1).run()
+
+
 def test_server_tensor_written_by_a_client_is_noticed() -> None:
     kept: dict[str, Tensor] = {}
 
@@ -73,6 +87,12 @@ def test_non_finite_is_named_or_dropped(chunk: int) -> None:
     assert float(state.server["w"]["w"]) == 0.0  # client 0 alone: b = 0
     assert "client 1" in seen[-1].dropped[1]
     assert float(state.clients[1]["w"]["w"]) == 0.0
+
+
+def test_an_infinity_is_not_finite_either() -> None:
+    ctx = quadratic(Quadratic(), 1).context([0, 1], 1)
+    with pytest.raises(DivergedError, match="client 1: a value is not finite"):
+        ctx.check(torch.tensor([1.0, torch.inf]), "a value")
 
 
 def test_all_dropped_stops() -> None:

@@ -234,6 +234,51 @@ def test_client_without_samples_keeps_its_model() -> None:
     assert float(state.clients[1]["v"]["w"]) == 0.0
 
 
+def test_new_states_go_to_their_own_clients() -> None:
+    state = quadratic(Quadratic(), 1, sizes=(1, 3)).run()  # the larger client works first
+    assert [float(state.clients[c]["w"]["w"]) for c in (0, 1)] == pytest.approx([0.0, 1.2])
+
+
+class Greets(Quadratic):
+    """Client k receives the model plus k."""
+
+    def download(self, ctx: ServerContext, server: State, client: int) -> Tree:
+        return {"w": server["w"]["w"] + client}
+
+
+def test_every_client_of_a_chunk_gets_its_own_download() -> None:
+    fed = quadratic(Greets(), 1, lr=0.0)
+    state = fed.run()
+    assert [float(state.clients[c]["w"]["w"]) for c in (0, 1)] == [0.0, 1.0]
+    (_, models), = fed.personal(state, [0, 1])
+    assert models["w"].tolist() == [0.5, 1.5]  # the mean, plus k
+
+
+def test_the_global_model_is_nobodys_download() -> None:
+    fed = quadratic(Greets(), 1, lr=0.0)
+    assert float(fed.shared(fed.run())["w"]) == 0.5
+
+
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_updates_hold_what_each_client_received(chunk: int) -> None:
+    seen: list[Any] = []
+    fed = quadratic(Greets(), 2, lr=0.0, sizes=(1, 3), chunk=chunk)  # the larger client works first
+    fed.subscribers.append(seen.append)
+    fed.run(until=1)
+    assert seen[-1].updates.received["w"].tolist() == [0.0, 1.0]
+
+
+def test_the_global_model_is_the_aggregate() -> None:
+    fed = quadratic(Quadratic(), 1)
+    assert float(fed.shared(fed.run())["w"]) == pytest.approx(0.6, abs=1e-12)
+
+
+@pytest.mark.parametrize(("per_round", "epochs"), [(False, [0, 1, 4, 5]), (True, [0, 1, 0, 1])])
+def test_the_clock_of_the_schedule(per_round: bool, epochs: list[int]) -> None:
+    fed = quadratic(Quadratic(), 3, epochs=2, clock_per_round=per_round)
+    assert [fed.context([0], r).clock(e) for r in (1, 3) for e in (0, 1)] == epochs
+
+
 def test_sampling_depends_on_seed_and_round_only() -> None:
     fed = quadratic(Quadratic(), 1)
     plan = fed.plan.__class__(10, 20, frac=0.25, seed=3)

@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedvlm.job.build import build
+from fedvlm.job.flags import parse
+from fedvlm.job.record import validation_evaluator
+from fedvlm.job.resolve import resolve
 from tests import jobs
 
 
@@ -65,3 +69,13 @@ def test_killed_before_the_fine_tuning_and_resumed(tmp_path: Path, words: tuple[
     assert jobs.run(tmp_path / "cut", *line) == 0
     jobs.same(tmp_path / "whole", tmp_path / "cut")
     assert jobs.results(tmp_path / "cut")["last"]["personal_before_ft"] is not None
+
+
+def test_the_round_is_selected_by_validation_images(tmp_path: Path) -> None:
+    built = build(resolve(parse(jobs.argv(tmp_path))).jobs[0].cfg)
+    judge = validation_evaluator(built)
+    val = {int(i) for c in built.data.clients for i in c.val}
+    assert val and set(judge.data.global_test.tolist()) == val
+    assert [c.test.tolist() for c in judge.data.clients] == [
+        c.val.tolist() for c in built.data.clients
+    ]

@@ -86,6 +86,13 @@ def test_the_words_of_a_cell_give_its_config(tmp_path: Path) -> None:
     assert str(tmp_path / "a b") == again.OUTPUT_DIR
 
 
+def test_identity_holds_the_methods_own_options_and_no_others_ones() -> None:
+    words = ["--demo", "--trainer", "FedProx", "--opts", "TRAINER.FEDPROX.MU"]
+    one, two = (identity_config(resolve(parse([*words, mu])).jobs[0].cfg) for mu in ("0.1", "0.2"))
+    assert {k for k in one if one[k] != two[k]} == {"TRAINER.FEDPROX.MU"}
+    assert {k for k in one if k.startswith("TRAINER.")} == {"TRAINER.NAME", "TRAINER.FEDPROX.MU"}
+
+
 def test_every_mistake_of_a_plan_file_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,6 +46,25 @@ def test_equal_models_give_log_two_and_no_gradient() -> None:
     assert torch.allclose(value, torch.full_like(value, math.log(2)), atol=1e-15)
     (grad,) = torch.autograd.grad(value.sum(), z)
     assert float(grad.abs().max()) < 1e-15
+
+
+def test_padding_is_out_of_the_term() -> None:
+    method = SimpleNamespace(
+        cfg=SimpleNamespace(MU=1.0, TAU=0.5), text_features=lambda model, p: None,
+        image_features=lambda model, p, x: x["z"] + p["w"],
+    )
+    model = SimpleNamespace(logits=lambda z, t: z)
+    z = torch.randn(1, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def term(*w: float) -> float:
+        y = torch.zeros(1, len(w), dtype=torch.int64)
+        b = Batch({"z": z[:, : len(w)]}, y, torch.tensor([w]).double())
+        return float(MOON.contrastive_loss(
+            method, model, {"w": 0 * z[:, :1]}, b,
+            received={"w": z[:, :1]}, previous={"w": z[:, 1:2]},
+        )[1]["con_loss"])
+
+    assert term(1, 1, 0) == pytest.approx(term(1, 1), abs=1e-12)
 
 
 def test_previous_is_the_last_local_model(world: World) -> None:

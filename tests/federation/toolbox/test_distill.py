@@ -275,6 +275,7 @@ def test_no_proxy_is_told_before_training() -> None:
     with pytest.raises(ConfigError, match="has no images of its own.*SERVER_HOLDOUT above 0"):
         empty.run()
     assert events == more == []
+    assert not fed.batcher.source.seen and not empty.batcher.source.seen
 
 
 def test_clients_never_train_for_the_proxy() -> None:
