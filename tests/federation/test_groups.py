@@ -13,11 +13,11 @@ from fedvlm.check.world import SIZES, Setup, World
 from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.core.trees import Tree, unstack
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.rounds import Federation, FedState, RoundFinished
+from fedvlm.federation.rounds import Federation, FedState, RoundFinished, slots_of, state_of
 from fedvlm.runs.state import load_newest_state, save_state
 
 BOTH = ("PEFT.VISUAL", "feature")
-METHODS = ["FedAvg", "FedTV", "FedRep", "FedBABU", "LG-FedAvg"]
+METHODS = ["FedAvg", "FedTV", "FedRep", "FedBABU", "LG-FedAvg", "Ditto"]
 
 
 def world(epochs: int | None, *more: str) -> World:
@@ -43,10 +43,11 @@ def test_it_changes_the_last_evaluation_and_nothing_else(name: str, tmp_path: Pa
     same_fed(end, before, "the state after two fine-tunings")
     same_fed(end, world(0).record(cls).states[-1], "a run without fine-tuning")
     plain = models(fed, end, finetune=False)
-    save_state(tmp_path, end.round, end.server, end.clients, {}, identity="t")
+    save_state(tmp_path, end.round, slots_of(end), end.clients, {}, identity="t")
     saved, _ = load_newest_state(tmp_path, identity="t")
     assert saved is not None
-    fresh = models(place.federation(cls), FedState(saved.round, saved.server, saved.clients))
+    back = state_of(saved.round, saved.server, saved.clients)
+    fresh = models(place.federation(cls), back)
     stacked = models(place.federation(cls, Setup(chunk=4)), end)
     for client in range(len(SIZES)):
         same_tree(again[client], tuned[client], "repeated")

@@ -16,7 +16,7 @@ from fedvlm.check.compare import same_fed
 from fedvlm.core.errors import FedvlmError
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.aggregate import Updates
-from fedvlm.federation.rounds import FedState, RoundFinished, with_held, without_held
+from fedvlm.federation.rounds import RoundFinished, slots_of, state_of
 from fedvlm.federation.server import Held, ServerContext, count_roster
 from fedvlm.runs.state import load_newest_state, save_state
 from tests.federation.test_toys import Hermes
@@ -183,14 +183,14 @@ def test_held_is_saved_with_the_server_and_comes_back(tmp_path: Path) -> None:
     fed = quadratic(Hermes(), 2)
     whole, half = fed.run(), fed.run(until=1)
     assert set(half.held) == {0, 1} and set(half.server) == {"w"}
-    slots = with_held(half.server, half.held)
-    assert set(slots) == {"w", "held/0/own", "held/1/own"}
+    slots = slots_of(half)
+    assert set(slots) == {"w", "held/0/own", "held/1/own", "worked"}
     save_state(tmp_path, 1, slots, half.clients, {}, identity="t")
     saved, _ = load_newest_state(tmp_path, identity="t")
     assert saved is not None
-    server, held = without_held(saved.server)
-    back = FedState(saved.round, server, saved.clients, held)
+    back = state_of(saved.round, saved.server, saved.clients)
     same_fed(back, half, "read back")
+    assert back.worked == half.worked == {0: 1, 1: 1} and set(back.server) == {"w"}
     same_fed(fed.run(back), whole, "went on")
 
 

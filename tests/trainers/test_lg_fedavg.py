@@ -14,7 +14,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.rounds import FedState, RoundFinished, with_held, without_held
+from fedvlm.federation.rounds import RoundFinished, slots_of, state_of
 from fedvlm.runs.state import load_newest_state, save_state
 from tests.federation.toys import quadratic
 from tests.trainers.toys import G, L, TwoNumbers, config, drive, own, personal, shared, toy
@@ -100,11 +100,10 @@ def test_who_was_served_is_held_by_the_server_and_survives_a_resume(tmp_path: Pa
         assert set(event.state.held) == served
         assert set(fed.downloads(event.state, event.round + 1, [client])[client]) == {L}
     half = seen[3].state
-    save_state(tmp_path, 3, with_held(half.server, half.held), half.clients, {}, identity="t")
+    save_state(tmp_path, 3, slots_of(half), half.clients, {}, identity="t")
     saved, _ = load_newest_state(tmp_path, identity="t")
     assert saved is not None
-    server, held = without_held(saved.server)
-    rest = fed.run(FedState(saved.round, server, saved.clients, held))
+    rest = fed.run(state_of(saved.round, saved.server, saved.clients))
     same_fed(rest, whole, "resumed after the first served client")
 
 
