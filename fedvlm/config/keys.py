@@ -41,7 +41,8 @@ def default_schema() -> Schema:
 def our_options() -> Schema:
     """Return all keys that this project reads, except the trainers' own."""
     return (
-        _job() | _dataset() | _partition() | _federation() | _model() | _peft() | _optim() | _test()
+        _job() | _dataset() | _partition() | _federation() | _aggregation() | _model() | _peft()
+        | _optim() | _test()
     )
 
 
@@ -159,6 +160,37 @@ def _federation() -> Schema:
         "FED.FRAC": Option(1.0, "share of clients per round", low=0, low_open=True, high=1),
         "FED.FIRST_ROUND_ALL": Option(True, "all clients work in round 1, whatever FRAC says"),
         "FED.LOCAL_EPOCHS": Option(2, "epochs a client trains per round", low=1, high=100_000),
+        "FED.NONFINITE": Option(
+            "abort",
+            "a NaN or Inf update: stop the run, or drop that client for the round",
+            choices=("abort", "drop"),
+        ),
+        "FED.CHUNK": Option(0, "clients computed at once; 0 is by memory", low=0),
+        "FED.PLAIN": Option(False, "plain path: no cache, no packing, client by client"),
+        "FED.FINETUNE_EPOCHS": Option(
+            -1,
+            "epochs that every client fine-tunes a copy of its model after the last round, without "
+            "upload; 0 is none, -1 the method's own",
+            low=-1,
+        ),
+        "FED.FINETUNE_TRAIN": Option(
+            "own",
+            "what the final fine-tuning trains: the method's own choice, all tensors, a group, or "
+            "a side of the model",
+            choices=("own", "all", "shared", "personal", "body", "head"),
+        ),
+        "FED.FINETUNE_LR": Option(0.0, "its constant rate; 0 is the method's, or OPTIM.LR", low=0),
+        "FED.BUDGET": Option(
+            "rounds",
+            "what a fair comparison holds equal: rounds, or FedAvg's local gradients or "
+            "samples (a method that spends more per round gets fewer of the FED.ROUNDS)",
+            choices=("rounds", "steps", "samples"),
+        ),
+    }
+
+
+def _aggregation() -> Schema:
+    return {
         "FED.WEIGHTING": Option(
             "auto",
             "weight of a client in the average: its training samples, the same for all, or as "
@@ -212,32 +244,6 @@ def _federation() -> Schema:
         "FED.SERVER_TAU": Option(
             1e-3, "their degree of adaptivity: added to the root of the second moment",
             low=0, low_open=True, neutral=1e-3,
-        ),
-        "FED.NONFINITE": Option(
-            "abort",
-            "a NaN or Inf update: stop the run, or drop that client for the round",
-            choices=("abort", "drop"),
-        ),
-        "FED.CHUNK": Option(0, "clients computed at once; 0 is by memory", low=0),
-        "FED.PLAIN": Option(False, "plain path: no cache, no packing, client by client"),
-        "FED.FINETUNE_EPOCHS": Option(
-            -1,
-            "epochs that every client fine-tunes a copy of its model after the last round, without "
-            "upload; 0 is none, -1 the method's own",
-            low=-1,
-        ),
-        "FED.FINETUNE_TRAIN": Option(
-            "own",
-            "what the final fine-tuning trains: the method's own choice, all tensors, a group, or "
-            "a side of the model",
-            choices=("own", "all", "shared", "personal", "body", "head"),
-        ),
-        "FED.FINETUNE_LR": Option(0.0, "its constant rate; 0 is the method's, or OPTIM.LR", low=0),
-        "FED.BUDGET": Option(
-            "rounds",
-            "what a fair comparison holds equal: rounds, or FedAvg's local gradients or "
-            "samples (a method that spends more per round gets fewer of the FED.ROUNDS)",
-            choices=("rounds", "steps", "samples"),
         ),
     }
 
