@@ -75,6 +75,7 @@ def ditto(output: Path, *more: str, unit: str = "steps") -> int:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     """A run by steps and the number of its write points."""
     output, seen = tmp_path_factory.mktemp("whole"), []
+    assert ditto(tmp_path_factory.mktemp("first")) == 0  # the caches are written once only
     files.on_write_point = seen.append
     assert ditto(output, "--finetune-epochs", "1") == 0
     files.on_write_point = None
