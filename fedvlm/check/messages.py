@@ -141,7 +141,7 @@ def work(fed: Federation, state: FedState, clients: Sequence[int] | None = None)
     """Do the clients' part of the round after ``state``; the server's is left out."""
     chosen = fed.plan.sample(state.round + 1) if clients is None else clients
     return fed.engine.run(
-        fed.trainer, lambda ids: fed.context(ids, state.round + 1),
+        fed.trainer, lambda ids: fed.context(ids, state.round + 1, state.worked),
         fed.downloads(state, state.round + 1, chosen), {c: state.clients[c] for c in chosen},
     )
 
@@ -170,7 +170,8 @@ def _bare_work(fed: Federation, state: FedState) -> None:
     for client, own in state.clients.items():
         views = {slot: expand(tree, 1) for slot, tree in own.items()}
         received = expand(fed.downloads(state, state.round + 1, [client])[client], 1)
-        fed.trainer.client_update(fed.context([client], state.round + 1), views, received)
+        ctx = fed.context([client], state.round + 1, state.worked)
+        fed.trainer.client_update(ctx, views, received)
 
 
 @dataclass(frozen=True)
