@@ -19,6 +19,7 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from fedvlm.config.build import flat
+from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.progress import Progress
 from fedvlm.data.federated import FederatedData
@@ -188,7 +189,7 @@ def prove(
 ) -> None:
     """Refuse a method whose cached stream gives other numbers than pixels do.
 
-    Two training images are compared (``Federation.prove_streams``); a proof that held for the same
+    Two images are compared (``Federation.prove_streams``; drawn ones where features suffice); a proof that held for the same
     method, backbone and code is read from beside the feature store instead.
 
     Args:
@@ -205,10 +206,26 @@ def prove(
     path = (store_dir(cfg) or default_dir()) / FOLDER / f"{key}.json"
     if key and read_proof(path, key, streams[0]) is not None:
         return
-    proof = federation.prove_streams(cached, pixels, torch.tensor([train[0], train[-1]]))
+    pair = torch.tensor([train[0], train[-1]])
+    if streams[0] == "features":  # what the store holds is proved by content: no image is opened
+        cached, pixels, pair = _drawn_pair(model, cached.labels[pair])
+    proof = federation.prove_streams(cached, pixels, pair)
     if key:
         about = {"trainer": trainer.name, "backbone": model.backbone.name}
         keep_proof(path, key, proof, about)
+
+
+def _drawn_pair(model: VLModel, labels: Tensor) -> tuple[SampleSource, SampleSource, Tensor]:
+    """Return two random images as features and as pixels, with their positions."""
+    side, backbone = model.backbone.image_size, model.backbone
+    images = torch.randn(2, 3, side, side, generator=rng.stream(0, "stream-proof-pixels"))
+    with torch.no_grad():
+        features = backbone.encode_image(images.to(model.device, model.dtype))
+    at = torch.arange(2)
+    return (
+        FeatureSource.of([features], at, labels),
+        PixelSource(lambda i, view: images[i].to(model.dtype), labels), at,
+    )
 
 
 def proof_key(

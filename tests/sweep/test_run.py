@@ -237,10 +237,10 @@ class Bad(PeftTrainer):
     """Bad: fails while its file is there."""
     name = "Bad"
 
-    def local(self, ctx, c, d):
+    def client_update(self, ctx, state, received):
         if Path("{folder}/raise").exists():
             raise ValueError("no luck today")
-        return super().local(ctx, c, d)
+        return super().client_update(ctx, state, received)
 '''
 
 
