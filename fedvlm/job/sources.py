@@ -189,8 +189,8 @@ def prove(
 ) -> None:
     """Refuse a method whose cached stream gives other numbers than pixels do.
 
-    Two images are compared (``Federation.prove_streams``; drawn ones where features suffice); a proof that held for the same
-    method, backbone and code is read from beside the feature store instead.
+    Two images are compared (``Federation.prove_streams``; drawn ones where features suffice). A
+    proof that held for the same method, backbone and code is read from beside the feature store.
 
     Args:
         train: the clients' training samples.
