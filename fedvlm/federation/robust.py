@@ -33,7 +33,7 @@ from fedvlm.federation.aggregate import (
 AUTO, MEAN, KRUM, MULTI_KRUM = "auto", "mean", "krum", "multi_krum"
 SIMILARITY, CLIPPED_MEAN = "similarity", "clipped_mean"
 PIECE = 1 << 18  # numbers of a piece of ``moves``
-FAR, LEAST_SPREAD, AGAINST, FEWEST = 5.0, 0.1, -0.5, 4  # the bound of ``Telltale``
+FAR, LEAST_SPREAD, AGAINST, FEWEST = 5.0, 0.1, -0.9, 4  # the bound of ``Telltale``
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ class Telltale:
     """Length and direction of the updates of a round, whatever the rule.
 
     An update is an outlier if |log norm - median| > 5 max(1.4826 MAD, 0.1), median and median
-    absolute deviation over the logarithms of the norms above zero, or if its cosine is below -0.5
+    absolute deviation over the logarithms of the norms above zero, or if its cosine is below -0.9
     and at least 4 updates count. One of weight zero is neither an outlier nor a measure of others.
 
     Attributes:
