@@ -68,6 +68,7 @@ def same_fed(ours: FedState, theirs: FedState, what: str, tolerance: float = 0.0
     for client, state in theirs.held.items():
         held = ours.held.get(client, {})
         same_state(held, state, f"{what}: held for client {client}", tolerance)
+    demand(ours.worked == theirs.worked, f"{what}: other clients, or rounds, are noted as worked")
 
 
 def differs(ours: State, theirs: State) -> bool:
