@@ -7,7 +7,7 @@ import gc
 import os
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +186,7 @@ def _check_resume(cfg: CfgNode, folder: RunFolder) -> None:
         )
 
 
-def report_seeds(cfgs: Sequence[CfgNode], args: Namespace) -> int:
+def report_seeds(args: Namespace) -> int:
     """Print mean and standard deviation over the seeds just run; 0 always."""
     if not args.dry_run:
         say(*seed_table(args.finished))

@@ -35,7 +35,7 @@ def job_that(house: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
         module: Any = ModuleType("fedvlm.job.run")
         module.run_job = run_job
-        module.report_seeds = lambda cfgs, args: seen.append("table") or 0
+        module.report_seeds = lambda args: seen.append("table") or 0
         monkeypatch.setitem(sys.modules, "fedvlm.job.run", module)
         return seen
 

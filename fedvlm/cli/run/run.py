@@ -50,5 +50,5 @@ def main(args: Namespace) -> int:
         if code:
             return code
     if len(plan.jobs) > 1:
-        return int(report_seeds([job.cfg for job in plan.jobs], args))
+        return int(report_seeds(args))
     return 0
