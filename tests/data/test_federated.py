@@ -14,6 +14,7 @@ from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data.federated import FederatedData, build_federation, untrained_notes
 from fedvlm.data.fewshot import coop_draw
 from tests.data.miniatures.own import (
+    check_federation,
     config,
     own_split,
     shared,
@@ -36,24 +37,9 @@ def make(root: Path, **keys: Any) -> FederatedData:
     return build_federation(own_split(root, root / "cache", **keys))
 
 
-def check(data: FederatedData) -> None:
-    """What holds for every federation."""
-    assert np.array_equal(data.labels, [s.label for s in data.samples])
-    for client in data.clients:
-        for part in ("train", "val", "test"):
-            indices = getattr(client, part)
-            assert indices.dtype == np.int64 and (np.diff(indices) > 0).all()
-            names = [data.classnames[data.labels[i]] for i in indices]
-            assert names == [data.samples[i].classname for i in indices]
-        assert set(client.test) <= set(data.global_test)
-        assert not set(client.train) & (set(data.global_test) | set(data.new_test))
-    new_names = [data.new_classnames[data.labels[i]] for i in data.new_test]
-    assert new_names == [data.samples[i].classname for i in data.new_test]
-
-
 def test_disjoint_full(root: Path) -> None:
     data = make(root)
-    check(data)
+    check_federation(data)
     assert [len(c.train) for c in data.clients] == [18, 12]
     assert len(data.global_test) == 15 and len(data.new_test) == 0
     assert data.templates == ["a photo of a {}."] and data.classnames == CLASSES
@@ -62,14 +48,14 @@ def test_disjoint_full(root: Path) -> None:
 
 def test_base_new_and_shots(root: Path) -> None:
     data = make(root, DATASET__SUBSAMPLE_CLASSES="base", DATASET__NUM_SHOTS=2)
-    check(data)
+    check_federation(data)
     assert data.classnames == ["a", "b", "c"] and data.new_classnames == ["d", "e"]
     assert [len(c.train) for c in data.clients] == [4, 2]
     assert sorted(set(data.labels[data.new_test])) == [0, 1] and len(data.new_test) == 6
     without = make(root, DATASET__SUBSAMPLE_CLASSES="base", DATASET__TEST_NEW=False)
     assert without.new_classnames == [] and len(without.new_test) == 0
     new = make(root, DATASET__SUBSAMPLE_CLASSES="new")
-    check(new)
+    check_federation(new)
     assert new.classnames == ["d", "e"] and set(new.labels) == {0, 1}
 
 
@@ -89,7 +75,7 @@ def test_shots_are_coops(root: Path, half: str) -> None:
 
 def test_iid_clients_draw_their_own_shots(root: Path) -> None:
     data = make(root, DATASET__NUM_SHOTS=2, FED__PARTITION="iid", FED__CLIENTS=3)
-    check(data)
+    check_federation(data)
     for client in data.clients:
         assert np.bincount(data.labels[client.train]).tolist() == [2] * 5
         assert np.bincount(data.labels[client.val]).tolist() == [2] * 5
@@ -106,7 +92,7 @@ def test_domains(tmp_path: Path, kind: str, shots: int) -> None:
         DATASET__NUM_SHOTS=shots, FED__PARTITION=kind, FED__CLIENTS=2,
     )  # fmt: skip
     data = build_federation(cfg)
-    check(data)
+    check_federation(data)
     assert [c.domain for c in data.clients] == ["north", "south"]
     assert data.domain_names == ["north", "south"]
     per_class = 10 if shots < 0 else shots
@@ -137,7 +123,7 @@ def test_broken_images_are_skipped_by_name(root: Path, kind: str, shots: int) ->
         (images / name).write_bytes(b"broken")
     keys = {"FED__PARTITION": kind, "DATASET__NUM_SHOTS": shots}
     data = make(root, **keys)
-    check(data)
+    check_federation(data)
     assert data.digest == make(root, **keys).digest
     held = {s.key for s in data.samples}
     assert not held & {"a/0.png", "a/7.png", "b/9.png"}
@@ -192,14 +178,14 @@ def test_non_ascii_paths_and_spaces(tmp_path: Path) -> None:
     data = build_federation(
         config(tmp_path, tmp_path / "c", DATASET__DIR="my š set", DATASET__FORMAT="folders")
     )
-    check(data)
+    check_federation(data)
     assert data.samples[0].key in ("train/d-1/0.png", "train/čáp bílý/0.png")
 
 
 def test_builtin_set_is_rendered_outside_the_users_root(tmp_path: Path) -> None:
     cfg = config("", tmp_path / "cache", DATASET__NAME="digits", DATASET__NUM_SHOTS=4)
     data = build_federation(cfg)
-    check(data)
+    check_federation(data)
     assert len(data.classnames) == 10 and data.notes == []
     assert (tmp_path / "cache" / "fedvlm-data" / "digits").is_dir()
 
@@ -226,7 +212,7 @@ def test_real_sets(tmp_path: Path, folder: str, name: str, keys: dict[str, Any])
     root = shared(folder).parent
     given = {"DATASET__NAME": name, "DATASET__NUM_SHOTS": 4, "DATASET__TEST_NEW": False, **keys}
     data = build_federation(config(root, tmp_path, **given))
-    check(data)
+    check_federation(data)
     assert data.skipped == [] and len(data.clients) == keys["FED__CLIENTS"]
     classes = len(data.classnames)
     trained = sum(len(c.train) for c in data.clients)

@@ -12,6 +12,8 @@ import pytest
 from PIL import Image
 from yacs.config import CfgNode
 
+from fedvlm.data.federated import FederatedData
+
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "data"
 
 
@@ -102,3 +104,18 @@ def own_split(root: Path, cache: Path, **keys: Any) -> CfgNode:
         "DATASET__SPLIT_FILE": "split.json", "DATASET__FORMAT": "coop",
     }  # fmt: skip
     return config(root, cache, **(given | keys))
+
+
+def check_federation(data: FederatedData) -> None:
+    """What holds for every federation."""
+    assert np.array_equal(data.labels, [s.label for s in data.samples])
+    for client in data.clients:
+        for part in ("train", "val", "test"):
+            indices = getattr(client, part)
+            assert indices.dtype == np.int64 and (np.diff(indices) > 0).all()
+            names = [data.classnames[data.labels[i]] for i in indices]
+            assert names == [data.samples[i].classname for i in indices]
+        assert set(client.test) <= set(data.global_test)
+        assert not set(client.train) & (set(data.global_test) | set(data.new_test))
+    new_names = [data.new_classnames[data.labels[i]] for i in data.new_test]
+    assert new_names == [data.samples[i].classname for i in data.new_test]

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from fedvlm.core.errors import ConfigError, DataError
@@ -15,7 +14,7 @@ from fedvlm.data.federated import FederatedData, build_federation
 from fedvlm.data.partition.index_file import read_index_file, seal
 from fedvlm.job.identity import WHERE
 from tests import jobs
-from tests.data.miniatures.own import own_split, write_split
+from tests.data.miniatures.own import check_federation, own_split, write_split
 
 CLASSES = ["a", "b", "c", "d", "e"]
 SIZES = {"train": 6, "val": 2, "test": 3}
@@ -56,21 +55,6 @@ def make(root: Path, **keys: Any) -> FederatedData:
     return build_federation(own_split(root, root / "cache", **keys))
 
 
-def check(data: FederatedData) -> None:
-    """What holds for every federation."""
-    assert np.array_equal(data.labels, [s.label for s in data.samples])
-    for client in data.clients:
-        for part in ("train", "val", "test"):
-            indices = getattr(client, part)
-            assert indices.dtype == np.int64 and (np.diff(indices) > 0).all()
-            names = [data.classnames[data.labels[i]] for i in indices]
-            assert names == [data.samples[i].classname for i in indices]
-        assert set(client.test) <= set(data.global_test)
-        assert not set(client.train) & (set(data.global_test) | set(data.new_test))
-    new_names = [data.new_classnames[data.labels[i]] for i in data.new_test]
-    assert new_names == [data.samples[i].classname for i in data.new_test]
-
-
 def test_index_file_gives_the_same_run(root: Path) -> None:
     data = make(root, FED__PARTITION="dirichlet", DATASET__SUBSAMPLE_CLASSES="base")
     path = root / "partition.json"
@@ -78,7 +62,7 @@ def test_index_file_gives_the_same_run(root: Path) -> None:
     assert read_index_file(path) == data.index_file()
     keys = {"FED__INDEX_FILE": str(path), "DATASET__SUBSAMPLE_CLASSES": "base"}
     again = make(root, DATA_SEED=99, **keys)
-    check(again)
+    check_federation(again)
     assert again.digest == data.digest
     assert again.index_file() == data.index_file()
     assert "partition read from" in again.notes[0]
