@@ -31,7 +31,7 @@ FLOORS: Mapping[str, set[str]] = {
     "models": {"core"},
     "data": {"core", "config"},
     "federation": {"core", "config", "models"},
-    "evaluation": {"core", "federation"},
+    "evaluation": {"core", "models", "federation"},
     "report": {"core", "console", "runs"},
     "check": {"core", "config", "models", "federation", "runs"},
     "job": {"core", "config", "console", "runs", "models", "data", "federation", "evaluation",

@@ -41,13 +41,13 @@ from torch import Tensor
 
 from fedvlm.config.option import Option
 from fedvlm.core.trees import State, Tree, per_client
-from fedvlm.federation.aggregate import Updates
+from fedvlm.federation.aggregation.rules import MEAN
+from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context, Upload
 from fedvlm.federation.groups import PERSONAL, SHARED
 from fedvlm.federation.optim import OptimSpec
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.robust import MEAN
 from fedvlm.federation.server import ServerContext
 from fedvlm.federation.toolbox.prototypes import class_means, membership, of_labels
 from fedvlm.federation.toolbox.regularise import received_by_newcomers

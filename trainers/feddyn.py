@@ -23,11 +23,11 @@ import torch
 
 from fedvlm.config.option import Option
 from fedvlm.core.trees import State, Tree, map_leaves, pick
-from fedvlm.federation.aggregate import Updates
+from fedvlm.federation.aggregation.rules import MEAN
+from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.robust import MEAN
 from fedvlm.federation.server import ServerContext
 from fedvlm.federation.toolbox.regularise import UNIFORM, pulled
 from fedvlm.federation.trainer import TRAINER_REGISTRY

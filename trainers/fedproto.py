@@ -30,7 +30,7 @@ from torch import Tensor
 
 from fedvlm.config.option import Option
 from fedvlm.core.trees import State, Tree
-from fedvlm.federation.aggregate import Updates
+from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.peft_trainer import PeftTrainer

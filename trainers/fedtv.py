@@ -48,9 +48,9 @@ from yacs.config import CfgNode
 
 from fedvlm.config.option import Option
 from fedvlm.core.trees import State, Tree
-from fedvlm.federation.aggregate import Updates, similarity_aware
+from fedvlm.federation.aggregation.rules import AUTO, EVERY
+from fedvlm.federation.aggregation.updates import Updates, similarity_aware
 from fedvlm.federation.batches import Batch
-from fedvlm.federation.robust import AUTO, EVERY
 from fedvlm.federation.server import ServerContext
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer, cross_entropy
 from fedvlm.models.adapt.contexts import low_rank_prompt, orthogonality, personal_prompt

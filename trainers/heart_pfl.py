@@ -53,12 +53,12 @@ from yacs.config import CfgNode
 from fedvlm.config.option import Option
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree, expand, pick
-from fedvlm.federation.aggregate import Updates
+from fedvlm.federation.aggregation.rules import MEAN
+from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.groups import FROZEN
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.robust import MEAN
 from fedvlm.federation.server import Proxy, ServerContext
 from fedvlm.federation.toolbox.distill import (
     KL,

@@ -38,7 +38,12 @@ from torch import Tensor
 from fedvlm.config.option import Option
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.trees import State, Tree
-from fedvlm.federation.aggregate import Updates, require_finite, weighted_mean, weighted_sum
+from fedvlm.federation.aggregation.updates import (
+    Updates,
+    require_finite,
+    weighted_mean,
+    weighted_sum,
+)
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.groups import TAG, Finetune

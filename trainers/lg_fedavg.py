@@ -34,12 +34,12 @@ from yacs.config import CfgNode
 
 from fedvlm.config.option import Option
 from fedvlm.core.trees import State, Tree, pick
-from fedvlm.federation.aggregate import Updates
+from fedvlm.federation.aggregation.rules import CLIPPED_MEAN, SIMILARITY
+from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batch, Step
 from fedvlm.federation.context import Context, Upload, optimise
 from fedvlm.federation.groups import PERSONAL, SHARED, Finetune
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.robust import CLIPPED_MEAN, SIMILARITY
 from fedvlm.federation.server import ServerContext
 from fedvlm.federation.toolbox.regularise import UNIFORM, weighting
 from fedvlm.federation.trainer import TRAINER_REGISTRY

@@ -22,11 +22,11 @@ from __future__ import annotations
 
 from fedvlm.config.option import Option
 from fedvlm.core.trees import State, Tree, map_leaves, pick
-from fedvlm.federation.aggregate import Updates
+from fedvlm.federation.aggregation.rules import EVERY
+from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batch, Step
 from fedvlm.federation.context import Context, Upload, descend, rates
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.robust import EVERY
 from fedvlm.federation.server import ServerContext
 from fedvlm.federation.toolbox.regularise import pulled, received_by_newcomers
 from fedvlm.federation.trainer import TRAINER_REGISTRY

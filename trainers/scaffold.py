@@ -28,11 +28,11 @@ from torch import Tensor
 
 from fedvlm.config.option import Option
 from fedvlm.core.trees import State, Tree, map_leaves, per_client, pick
-from fedvlm.federation.aggregate import Updates, weighted_mean
+from fedvlm.federation.aggregation.rules import MEAN
+from fedvlm.federation.aggregation.updates import Updates, weighted_mean
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.robust import MEAN
 from fedvlm.federation.server import ServerContext
 from fedvlm.federation.toolbox.regularise import UNIFORM
 from fedvlm.federation.trainer import TRAINER_REGISTRY

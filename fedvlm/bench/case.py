@@ -20,19 +20,15 @@ from fedvlm.bench.reference import ReferenceClip, ReferenceFedTV, literal_ids
 from fedvlm.core import rng
 from fedvlm.core.errors import FedvlmError
 from fedvlm.evaluation.scores import OtherTest
-from fedvlm.federation.batches import (
-    Batch,
-    FeatureSource,
-    IndexSplit,
-    PixelSource,
-    SplitBatcher,
-)
+from fedvlm.federation.batches import Batch, IndexSplit, SplitBatcher
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine, RoundWork
 from fedvlm.federation.optim import OptimSpec
-from fedvlm.federation.rounds import Federation, Plan
+from fedvlm.federation.plan import Plan
+from fedvlm.federation.rounds import Federation
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.features.encode import cached_features
+from fedvlm.models.features.sources import FeatureSource, PixelSource
 from fedvlm.models.load.backbones import load_backbone
 from fedvlm.models.load.openclip import build_model, finish
 from fedvlm.models.vlmodel import VLModel

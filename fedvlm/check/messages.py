@@ -14,7 +14,7 @@ from fedvlm.check.compare import Broken, copy_fed, copy_state, demand, same_stat
 from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree, expand, matching
-from fedvlm.federation.aggregate import Updates, join
+from fedvlm.federation.aggregation.updates import Updates, join
 from fedvlm.federation.engine import LocalEngine, MakeContext, RoundWork
 from fedvlm.federation.groups import FROZEN, PERSONAL, SHARED, resolve
 from fedvlm.federation.rounds import Federation, FedState, RoundFinished

@@ -21,18 +21,14 @@ from fedvlm.config.keys import default_schema
 from fedvlm.config.option import declare
 from fedvlm.config.read import lookup
 from fedvlm.core import rng
-from fedvlm.federation.batches import (
-    FeatureSource,
-    IndexSplit,
-    PixelSource,
-    SampleSource,
-    SplitBatcher,
-)
+from fedvlm.federation.batches import IndexSplit, SplitBatcher
 from fedvlm.federation.engine import Engine, LocalEngine
 from fedvlm.federation.optim import OptimSpec, Schedule
-from fedvlm.federation.rounds import Federation, FedState, Plan, RoundFinished
+from fedvlm.federation.plan import Plan
+from fedvlm.federation.rounds import Federation, FedState, RoundFinished
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.backbone import Backbone
+from fedvlm.models.features.sources import FeatureSource, PixelSource, SampleSource
 from fedvlm.models.load.openclip import build_model, finish
 from fedvlm.models.towers.vision import PREFIX
 from fedvlm.models.vlmodel import VLModel

@@ -32,9 +32,9 @@ from fedvlm.core.stats import mean
 from fedvlm.core.trees import TreeView
 from fedvlm.evaluation import metrics, scores
 from fedvlm.evaluation.scores import Batches, Predictions
-from fedvlm.federation.batches import SampleSource
 from fedvlm.federation.rounds import RoundFinished
 from fedvlm.federation.trainer import Predictor
+from fedvlm.models.features.sources import SampleSource
 
 
 class Evaluator:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from fedvlm.core.stats import mean, population_std
 from fedvlm.evaluation import metrics
-from fedvlm.federation.batches import SampleSource, Split
+from fedvlm.federation.batches import Split
 from fedvlm.federation.trainer import Predictor
+from fedvlm.models.features.sources import SampleSource
 
 BROKEN = -1  # the label where a model's logits are not finite: never right, never another class
 DOMAIN = "domain"

@@ -24,7 +24,7 @@ from fedvlm.core.trees import (
     stack_states,
     unstack_states,
 )
-from fedvlm.federation.aggregate import Updates, join
+from fedvlm.federation.aggregation.updates import Updates, join
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.trainer import Trainer
 

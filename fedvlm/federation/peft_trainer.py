@@ -12,9 +12,9 @@ from yacs.config import CfgNode
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree
-from fedvlm.federation.aggregate import Updates, require_finite
+from fedvlm.federation.aggregation.rules import MEAN
+from fedvlm.federation.aggregation.updates import Updates, require_finite
 from fedvlm.federation.groups import Rule
-from fedvlm.federation.robust import MEAN
 from fedvlm.federation.server import ServerContext
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.adapt import peft

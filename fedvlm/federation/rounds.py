@@ -18,26 +18,22 @@ from torch import Tensor
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, DivergedError, FedvlmError
 from fedvlm.core.trees import State, Tree, cast, expand, matching, nbytes, stack, stack_states
-from fedvlm.federation.aggregate import Updates
-from fedvlm.federation.batches import Batcher, SampleSource, prove_streams, step_slices
+from fedvlm.federation.aggregation.rules import check_rule
+from fedvlm.federation.aggregation.server_optim import NONE, SLOTS
+from fedvlm.federation.aggregation.telltale import Telltale, outlier_sentence, telltale
+from fedvlm.federation.aggregation.updates import Updates
+from fedvlm.federation.batches import Batcher, prove_streams
 from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context
 from fedvlm.federation.engine import Engine, LocalEngine
 from fedvlm.federation.groups import Finetune, resolve
-from fedvlm.federation.optim import OptimSpec, Schedule
-from fedvlm.federation.robust import (
-    AggregateSpec,
-    Telltale,
-    check_rule,
-    outlier_sentence,
-    telltale,
-)
+from fedvlm.federation.optim import Schedule
+from fedvlm.federation.plan import Budget, Plan
 from fedvlm.federation.server import Held, Proxy, ServerContext
-from fedvlm.federation.server_optim import NONE, SLOTS, ServerOptimSpec
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.features.proof import Proof
+from fedvlm.models.features.sources import SampleSource
 from fedvlm.models.vlmodel import VLModel
 
-COUNTERS = {"steps": "gradients", "samples": "gradient_samples"}  # FED.BUDGET -> counter
 Models = Iterator[tuple[Sequence[int], Tree]]  # (clients, their models [K, ...]), chunk by chunk
 
 
@@ -142,97 +138,10 @@ Event = RoundStarted | RoundFinished
 Subscriber = Callable[[Event], object]
 
 
-@dataclass
-class Budget:
-    """How many rounds a method gets where methods are matched by work (``FED.BUDGET``).
-
-    What plain FedAvg would spend under the same config, in local steps (batches trained on) or in
-    samples, is the budget of every method. A method that spends more per round gets fewer rounds:
-    the run ends before the round that would go beyond the budget, if that round cost what the last
-    one did. Nobody gets more than ``FED.ROUNDS`` rounds, and everybody gets one. The final
-    fine-tuning, adaptation for the evaluation and the server's own training are not counted; a
-    batch from which a method takes several gradients (APFL, pFedMe, Per-FedAvg, FedALA) counts as
-    often. Learning-rate schedules and the phases of a method go on counting in ``FED.ROUNDS``.
-
-    Attributes:
-        unit: ``rounds`` (no limit of its own), ``steps`` or ``samples``.
-        plain: what FedAvg spends in rounds 1, 2, ... (all clients together); empty for ``rounds``.
-        spent: round -> what it cost.
-    """
-
-    unit: str = "rounds"
-    plain: Sequence[int] = ()
-    spent: dict[int, int] = field(default_factory=dict)
-
-    def record(self, round_: int, counters: Mapping[str, int]) -> None:
-        """Enter what a round cost; entering it again replaces it."""
-        if self.plain:
-            self.spent[round_] = int(counters.get(COUNTERS[self.unit], 0))
-
-    def last(self, rounds: int) -> int:
-        """Return the number of the run's last round: ``rounds``, or where the budget ends."""
-        newest = max(self.spent, default=rounds)
-        if newest >= rounds:
-            return rounds
-        # The next round, if it cost as many times FedAvg's as this one did; in whole numbers.
-        here, following = self.plain[newest - 1], self.plain[newest]
-        needed = sum(self.spent.values()) * here + self.spent[newest] * following
-        return newest if needed > sum(self.plain) * here else rounds
 
 
-def plain_work(
-    unit: str, cohorts: Sequence[Sequence[int]], sizes: Sequence[int], epochs: int, batch: int
-) -> tuple[int, ...]:
-    """Return what FedAvg spends in each round, all clients together; nothing for ``rounds``.
-
-    Args:
-        cohorts: the clients of each round.
-        sizes: training samples of each client.
-        epochs, batch: of the local training.
-    """
-    if unit == "rounds":
-        return ()
-    each = [n if unit == "samples" else len(step_slices(n, batch, 1)) for n in sizes]
-    return tuple(epochs * sum(each[c] for c in cohort) for cohort in cohorts)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What ``FED`` and ``OPTIM`` say, as plain values.
-
-    Attributes:
-        rounds, clients, frac: T, number of clients, share drawn per round.
-        epochs: local epochs.
-        first_round_all: every client works in round 1, whatever ``frac``.
-        nonfinite: ``abort`` or ``drop``.
-        seed: model seed (initialisation, shuffles, client sampling).
-        weighting: ``FED.WEIGHTING``: ``samples``, ``uniform``; ``auto``: as the method has it.
-        schedule: learning rates (default: constant); its clock is the epoch of the whole run,
-            or starts again each round with ``clock_per_round``.
-        aggregator, server_optim: what ``FED.AGGREGATOR``, ``FED.SERVER_OPTIM`` and their keys say.
-    """
-
-    rounds: int
-    clients: int
-    frac: float = 1.0
-    epochs: int = 1
-    first_round_all: bool = True
-    nonfinite: str = "abort"
-    seed: int = 1
-    optim: OptimSpec = field(default_factory=OptimSpec)
-    schedule: Schedule | None = None
-    clock_per_round: bool = False
-    weighting: str = "auto"
-    aggregator: AggregateSpec = AggregateSpec()
-    server_optim: ServerOptimSpec = ServerOptimSpec()
-
-    def sample(self, round_: int) -> list[int]:
-        """Return the clients of a round, ascending: max(int(frac K), 1), without replacement."""
-        if self.frac >= 1 or (round_ == 1 and self.first_round_all):
-            return list(range(self.clients))
-        generator = rng.stream(self.seed, "sample", round_)
-        order = torch.randperm(self.clients, generator=generator)
-        return sorted(order[: max(int(self.frac * self.clients), 1)].tolist())
 
 
 class Federation:

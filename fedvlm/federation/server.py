@@ -16,10 +16,10 @@ from torch import Tensor
 
 from fedvlm.core import rng
 from fedvlm.core.trees import State, Tree
+from fedvlm.federation.aggregation.rules import AggregateSpec
+from fedvlm.federation.aggregation.server_optim import ServerOptimSpec, server_step
 from fedvlm.federation.groups import Groups
 from fedvlm.federation.optim import OptimSpec
-from fedvlm.federation.robust import AggregateSpec
-from fedvlm.federation.server_optim import ServerOptimSpec, server_step
 from fedvlm.models.vlmodel import VLModel
 
 

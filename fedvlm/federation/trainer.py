@@ -21,11 +21,11 @@ from fedvlm.config.option import Option
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.registry import Registry
 from fedvlm.core.trees import State, Tree
-from fedvlm.federation.aggregate import Updates
+from fedvlm.federation.aggregation.rules import EVERY, combine
+from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import SAMPLES, Context, Upload
 from fedvlm.federation.groups import SHARED, TAG, Finetune, Rule
-from fedvlm.federation.robust import EVERY, combine
 from fedvlm.federation.server import Proxy, ServerContext
 from fedvlm.models.vlmodel import VLModel
 

@@ -14,14 +14,15 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.progress import Progress
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.images import ImageLoader
-from fedvlm.federation.batches import SampleSource, SplitBatcher
+from fedvlm.federation.aggregation.rules import AUTO, AggregateSpec
+from fedvlm.federation.aggregation.server_optim import NONE, ServerOptimSpec
+from fedvlm.federation.batches import SplitBatcher
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec, Schedule
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.robust import AUTO, AggregateSpec
-from fedvlm.federation.rounds import Budget, Federation, Plan, plain_work
-from fedvlm.federation.server_optim import NONE, ServerOptimSpec
+from fedvlm.federation.plan import Budget, Plan, plain_work
+from fedvlm.federation.rounds import Federation
 from fedvlm.federation.trainer import Trainer
 from fedvlm.job.identity import run_identity
 from fedvlm.job.inputs import Inputs
@@ -34,6 +35,7 @@ from fedvlm.job.sources import (
     train_images,
 )
 from fedvlm.models.backbone import Backbone
+from fedvlm.models.features.sources import SampleSource
 from fedvlm.models.vlmodel import VLModel
 
 CHUNK_BYTES = 2 << 30  # activations of one chunk of clients; a constant, so that bits do not move

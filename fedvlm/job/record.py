@@ -11,7 +11,7 @@ import numpy as np
 from fedvlm.console.rows import ClientRow, RoundRow
 from fedvlm.core.stats import mean
 from fedvlm.evaluation import Evaluator
-from fedvlm.federation.robust import outlier_sentence
+from fedvlm.federation.aggregation.telltale import outlier_sentence
 from fedvlm.federation.rounds import Event, FedState, RoundFinished, RoundStarted, slots_of
 from fedvlm.job.build import Built
 from fedvlm.job.similarity import has_similarity, similarity

@@ -17,8 +17,8 @@ from fedvlm.core.stats import mean, sample_std
 from fedvlm.core.trees import numel
 from fedvlm.data.targets import DATASET
 from fedvlm.evaluation.scores import TARGET
+from fedvlm.federation.aggregation.telltale import times
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.robust import times
 from fedvlm.job.build import Built, views_of
 from fedvlm.job.describe import partition_name, setting
 from fedvlm.job.flags import words_of

@@ -25,7 +25,6 @@ from fedvlm.core.progress import Progress
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.holdout import OF_DATASET, OF_FOLDER, ServerImages, other_images
 from fedvlm.data.images import ImageLoader
-from fedvlm.federation.batches import FeatureSource, PixelSource, SampleSource
 from fedvlm.federation.rounds import Federation
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.backbone import Backbone
@@ -33,6 +32,7 @@ from fedvlm.models.features.bank import bank_bytes, empty_bank, fill_bank, has_r
 from fedvlm.models.features.decode import Throughput
 from fedvlm.models.features.encode import cached_features
 from fedvlm.models.features.proof import FOLDER, keep_proof, read_proof
+from fedvlm.models.features.sources import FeatureSource, PixelSource, SampleSource
 from fedvlm.models.features.store import default_dir
 from fedvlm.models.towers.vision import stream_name
 from fedvlm.models.vlmodel import VLModel

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedvlm.check.world import BATCH
 from fedvlm.core.trees import State, Tree
-from fedvlm.federation.aggregate import Updates, weighted_mean
+from fedvlm.federation.aggregation.updates import Updates, weighted_mean
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.server import ServerContext

@@ -11,7 +11,7 @@ from fedvlm.check.invariants import INVARIANTS, run
 from fedvlm.check.world import Setup, World
 from fedvlm.cli.verbs import verbs
 from fedvlm.core.errors import ConfigError
-from fedvlm.federation.batches import FeatureSource
+from fedvlm.models.features.sources import FeatureSource
 
 from ..block_prompts import BlockPrompts, FirstClients, LateLora
 

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedvlm.core.errors import FedvlmError
-from fedvlm.federation.batches import Batch, FeatureSource, PixelSource, SplitBatcher, step_slices
+from fedvlm.federation.batches import Batch, SplitBatcher, step_slices
 from fedvlm.federation.trainer import cross_entropy
+from fedvlm.models.features.sources import FeatureSource, PixelSource
 from tests.federation.toys import ToySource, ToySplit
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import ConfigError
-from fedvlm.federation.batches import FeatureSource
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.models.features.sources import FeatureSource
 from tests.models.toys import products
 
 LORA = {"PEFT.TEXT": "none", "PEFT.VISUAL": "lora", "PEFT.RANK": "2"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedvlm.core import files
-from fedvlm.federation.rounds import COUNTERS, Budget, plain_work
+from fedvlm.federation.plan import COUNTERS, Budget, plain_work
 from tests import jobs
 
 MORE = ("--rounds", "5")  # FedAvg takes 1 step per client and round here, Ditto 2

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedvlm.check.compare import same_fed
 from fedvlm.core.errors import FedvlmError
 from fedvlm.core.trees import State, Tree
-from fedvlm.federation.aggregate import Updates
+from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.rounds import RoundFinished, slots_of, state_of
 from fedvlm.federation.server import Held, ServerContext, count_roster
 from fedvlm.runs.state import load_newest_state, save_state

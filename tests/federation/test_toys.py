@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.trees import State, Tree, map_leaves, mix, rows
-from fedvlm.federation.aggregate import Updates, weighted_mean
+from fedvlm.federation.aggregation.updates import Updates, weighted_mean
 from fedvlm.federation.batches import Batch, Step
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.server import ServerContext

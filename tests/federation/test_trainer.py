@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import State, Tree
-from fedvlm.federation.aggregate import Updates
+from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.server import ServerContext

@@ -18,7 +18,8 @@ from torch import Tensor
 from fedvlm.federation.batches import Batch, SplitBatcher
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec
-from fedvlm.federation.rounds import Federation, Plan
+from fedvlm.federation.plan import Plan
+from fedvlm.federation.rounds import Federation
 from fedvlm.federation.trainer import Trainer
 
 A, B, ETA = (1.0, 3.0), (0.0, 4.0), 0.1

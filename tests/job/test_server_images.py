@@ -13,11 +13,12 @@ import torch
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.data.images import ImageLoader
-from fedvlm.federation.batches import FeatureSource, PixelSource, SplitBatcher
+from fedvlm.federation.batches import SplitBatcher
 from fedvlm.federation.server import Held
 from fedvlm.job.build import Built, build
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve
+from fedvlm.models.features.sources import FeatureSource, PixelSource
 from tests import jobs
 from tests.data.miniatures.own import write_tree
 

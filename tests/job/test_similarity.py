@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedvlm.federation.aggregate import Updates, join
+from fedvlm.federation.aggregation.updates import Updates, join
 from fedvlm.job import similarity as job_similarity
 from tests import jobs
 

@@ -17,7 +17,8 @@ from fedvlm.federation.batches import Batch, Batcher, Step
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec
-from fedvlm.federation.rounds import Federation, Plan
+from fedvlm.federation.plan import Plan
+from fedvlm.federation.rounds import Federation
 from fedvlm.federation.server import Roster
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.vlmodel import VLModel

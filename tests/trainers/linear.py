@@ -15,7 +15,8 @@ from fedvlm.federation.batches import Batch, SplitBatcher
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec
-from fedvlm.federation.rounds import Federation, Plan
+from fedvlm.federation.plan import Plan
+from fedvlm.federation.rounds import Federation
 from tests.federation.toys import ToyModel, ToySource, ToySplit
 
 from .toys import config

@@ -15,7 +15,8 @@ from fedvlm.federation.batches import IndexSplit, SplitBatcher
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec
-from fedvlm.federation.rounds import Federation, Plan
+from fedvlm.federation.plan import Plan
+from fedvlm.federation.rounds import Federation
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.vlmodel import VLModel
 from tests.models.toys import toy

@@ -11,11 +11,11 @@ import torch
 
 from fedvlm.check.world import World
 from fedvlm.core.errors import ConfigError
+from fedvlm.federation.aggregation.rules import EVERY, AggregateSpec
+from fedvlm.federation.aggregation.server_optim import SERVER_OPTIMS, ServerOptimSpec
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.robust import EVERY, AggregateSpec
 from fedvlm.federation.rounds import RoundFinished, check_aggregation
-from fedvlm.federation.server_optim import SERVER_OPTIMS, ServerOptimSpec
 
 METHODS = [load_trainer(stem).name for stem in trainer_files()]
 WITHOUT_PROXY = ("TRAINER.HEART-PFL.AKT", "no")

@@ -13,7 +13,7 @@ from fedvlm.check.messages import Ordered
 from fedvlm.check.world import World
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree, expand
-from fedvlm.federation.aggregate import Updates
+from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import FedState, RoundFinished
 from fedvlm.federation.server import Held

@@ -8,7 +8,7 @@ import torch
 from fedvlm.check.world import BASE, EMBED, Setup, World
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import expand
-from fedvlm.federation.aggregate import Updates, join
+from fedvlm.federation.aggregation.updates import Updates, join
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.server import Held

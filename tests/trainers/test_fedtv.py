@@ -15,7 +15,7 @@ from torch import Tensor
 from fedvlm.check.world import BASE, EMBED, RESNET, Setup, World
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree, cast, expand, numel, pick
-from fedvlm.federation.aggregate import Updates
+from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.groups import resolve

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.trees import Tree
-from fedvlm.federation.aggregate import Updates, join
+from fedvlm.federation.aggregation.updates import Updates, join
 from fedvlm.federation.batches import Batch, IndexSplit
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import Federation, FedState, RoundFinished

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedvlm.core.errors import FedvlmError
-from fedvlm.federation.aggregate import Updates, join
+from fedvlm.federation.aggregation.updates import Updates, join
 from fedvlm.federation.rounds import RoundFinished
 from tests.federation.test_toys import Ditto
 from tests.federation.toys import quadratic

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.core.trees import State
-from fedvlm.federation.server_optim import SERVER_OPTIMS, ServerOptimSpec, server_step
+from fedvlm.federation.aggregation.server_optim import SERVER_OPTIMS, ServerOptimSpec, server_step
 
-from .test_robust import federation, outcome
-from .toys import Quadratic
+from ..toys import Quadratic
+from .test_rules import federation, outcome
 
 KINDS = tuple(SERVER_OPTIMS)
 

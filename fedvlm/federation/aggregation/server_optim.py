@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.trees import State, Tree, in_double
-from fedvlm.federation.aggregate import require_finite
+from fedvlm.federation.aggregation.updates import require_finite
 
 NONE = "none"
 SLOTS = ("opt.m", "opt.v")

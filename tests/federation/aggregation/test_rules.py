@@ -17,30 +17,28 @@ from torch import Tensor
 from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError, DivergedError, FedvlmError
 from fedvlm.core.trees import per_client
-from fedvlm.federation import robust
-from fedvlm.federation.aggregate import Updates, join, weighted_mean
-from fedvlm.federation.batches import SplitBatcher
-from fedvlm.federation.engine import LocalEngine
-from fedvlm.federation.optim import OptimSpec
-from fedvlm.federation.robust import (
+from fedvlm.federation.aggregation import rules as robust
+from fedvlm.federation.aggregation.rules import (
     AGGREGATORS,
     AUTO,
     EVERY,
     AggregateSpec,
-    Telltale,
     combine,
     fewest,
     krum_scores,
     norms,
-    outlier_sentence,
-    outlying,
-    telltale,
 )
-from fedvlm.federation.rounds import Federation, Plan, RoundFinished, check_aggregation
-from fedvlm.federation.server_optim import SERVER_OPTIMS, ServerOptimSpec
+from fedvlm.federation.aggregation.server_optim import SERVER_OPTIMS, ServerOptimSpec
+from fedvlm.federation.aggregation.telltale import Telltale, outlier_sentence, outlying, telltale
+from fedvlm.federation.aggregation.updates import Updates, join, weighted_mean
+from fedvlm.federation.batches import SplitBatcher
+from fedvlm.federation.engine import LocalEngine
+from fedvlm.federation.optim import OptimSpec
+from fedvlm.federation.plan import Plan
+from fedvlm.federation.rounds import Federation, RoundFinished, check_aggregation
 from fedvlm.federation.trainer import Trainer
 
-from .toys import Quadratic, ToyModel, ToySource, ToySplit
+from ..toys import Quadratic, ToyModel, ToySource, ToySplit
 
 
 def sent(*rows: Sequence[float], weights: Sequence[float] = (), home: Any = None) -> Updates:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.core.trees import in_double
-from fedvlm.federation.aggregate import (
+from fedvlm.federation.aggregation.updates import (
     Updates,
     join,
     similarity_aware,
