@@ -64,11 +64,12 @@ class FedDecomp(PeftTrainer):
         rank, d = self.cfg.RANK, model.embed_dim
         private: Tree = {}
         if any(role(name) == BODY for name in tree):
-            private[DOWN] = uniform(rank, d, generator)
+            private[DOWN] = uniform((rank, d), generator)
             private[UP] = torch.zeros(d, rank)
         for name in (n for n in WITH_TERM if n in tree):
-            private[name + LEFT] = torch.zeros(len(tree[name]), rank)
-            private[name + RIGHT] = uniform(rank, tree[name].shape[1], generator)
+            *sets, rows, columns = tree[name].shape  # a context by class: one term each
+            private[name + LEFT] = torch.zeros(*sets, rows, rank)
+            private[name + RIGHT] = uniform((*sets, rank, columns), generator)
         self.require(
             bool(private),
             "FedDecomp has no private part beside LoRA in the text tower alone; set "
@@ -120,6 +121,6 @@ class FedDecomp(PeftTrainer):
         return state | {"w": w}, ctx.upload(w)
 
 
-def uniform(rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    """Return ``[rows, columns]`` uniform in +-1/sqrt(columns)."""
-    return (torch.rand(rows, columns, generator=generator) * 2 - 1) * columns**-0.5
+def uniform(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Return ``[..., columns]`` uniform in +-1/sqrt(columns)."""
+    return (torch.rand(tuple(shape), generator=generator) * 2 - 1) * shape[-1] ** -0.5

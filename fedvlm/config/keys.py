@@ -292,6 +292,14 @@ def _peft() -> Schema:
             choices=("text", "linear"),
         ),
         "PEFT.N_CTX": Option(16, "context tokens of a prompt", low=1),
+        "PEFT.CTX_INIT": Option(
+            "", "words that a prompt's context starts as, as many tokens as PEFT.N_CTX (a photo of "
+            "a: 4); empty: random numbers", neutral="",
+        ),
+        "PEFT.CSC": Option(
+            False, "a context of its own for every class; unseen classes then have none",
+            neutral=False,
+        ),
         "PEFT.WIDTH": Option(32, "hidden width of the adapters", low=1),
         "PEFT.RANK": Option(8, "LoRA's rank", low=1),
         "PEFT.ALPHA": Option(16.0, "LoRA's alpha; its update counts alpha / rank", low=0),

@@ -1,11 +1,13 @@
 """The trainable set as the user's choice: ``PEFT.TEXT``, ``PEFT.VISUAL``, ``PEFT.HEAD``.
 
-Every tensor has a role by its name: ``body`` (image side) or ``head`` (text side or classifier).
-All functions work on trees with a leading client axis ``[K, ...]``.
+Every tensor has a role by its name: ``body`` (image side) or ``head`` (text side or classifier),
+and a finer one, by which optimisers tell tensors apart (``role_of``). All functions work on trees
+with a leading client axis ``[K, ...]``.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree
-from fedvlm.models.adapt.contexts import INIT_STD
+from fedvlm.models.adapt.contexts import random_context, word_context
 from fedvlm.models.towers.adapters import (
     TreeEdits,
     adapter_tree,
@@ -32,6 +34,14 @@ TEXT = ("none", "prompt", "lora")
 VISUAL = ("none", "feature", "lora", "adapter")
 HEADS = ("text", "linear")
 IN_TOWER = ("lora", "adapter")
+CONTEXT, ADAPTER, LORA, LINEAR, TOWER = "context", "adapter", "lora", "head", "tower"
+# The first pattern that fits a whole name gives its fine role; what fits none is the tower's own.
+FINE_ROLES = (
+    (LORA, r".*\.lora\..*"),
+    (CONTEXT, r"text\.(ctx|sigma|U|S|V)(\..*)?"),
+    (LINEAR, r"(head|small|gate)\..*"),
+    (ADAPTER, r".*adapter\..*|image\.(fusion|private)\..*"),
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,8 @@ class PeftSpec:
         head: ``text`` (text features classify; unseen classes stay defined) or ``linear``
             (rows of weights, started at the template's text features).
         n_ctx: context tokens.
+        ctx_init: words whose token embeddings a context starts as; empty: random numbers.
+        csc: a context of its own for every class; unseen classes then have none.
         width: hidden width of the adapters.
         rank, alpha: of LoRA; its update is scaled by alpha / rank.
         targets: layers that LoRA changes, of ``adapters.WORDS``.
@@ -62,19 +74,22 @@ class PeftSpec:
     targets: tuple[str, ...] = ("q", "v")
     blocks: int = 0
     average: str = "factors"
+    ctx_init: str = ""
+    csc: bool = False
 
     @classmethod
     def of(cls, cfg: Any) -> PeftSpec:
         """Read the ``PEFT`` node of a config.
 
         Raises:
-            ConfigError: nothing would be trained, a text side beside a linear head, or an unknown
-                target.
+            ConfigError: nothing would be trained, a text side beside a linear head, words or
+                contexts by class without a prompt, or an unknown target.
         """
         node = cfg.PEFT
         spec = cls(
             node.TEXT, node.VISUAL, node.HEAD, int(node.N_CTX), int(node.WIDTH), int(node.RANK),
             float(node.ALPHA), parse_targets(node.TARGETS), int(node.BLOCKS), node.LORA_AVG,
+            str(node.CTX_INIT).strip(), bool(node.CSC),
         )
         if (spec.text, spec.visual, spec.head) == ("none", "none", "text"):
             raise ConfigError("PEFT trains nothing: set PEFT.TEXT, PEFT.VISUAL or PEFT.HEAD linear")
@@ -83,7 +98,18 @@ class PeftSpec:
                 f"PEFT.HEAD linear has no text side, so PEFT.TEXT {spec.text} would train "
                 "nothing: set PEFT.TEXT none (--peft head)"
             )
+        if spec.text != "prompt" and (spec.ctx_init or spec.csc):
+            key = f"CTX_INIT '{spec.ctx_init}'" if spec.ctx_init else "CSC True"
+            raise ConfigError(
+                f"PEFT.{key} is about the context of a prompt, and PEFT.TEXT {spec.text} has none: "
+                "set PEFT.TEXT prompt, or leave it out"
+            )
         return spec
+
+    @property
+    def open_vocabulary(self) -> bool:
+        """Whether classes without training images have a classifier too."""
+        return self.head == "text" and not self.csc
 
     @property
     def scale(self) -> float:
@@ -109,16 +135,23 @@ def role(name: str) -> str:
     return BODY if name.startswith("image.") else HEAD
 
 
+def role_of(name: str) -> str:
+    """Return a tensor's fine role: ``context``, ``adapter``, ``lora``, ``head`` or ``tower``."""
+    return next((role for role, pattern in FINE_ROLES if re.fullmatch(pattern, name)), TOWER)
+
+
 def build(spec: PeftSpec, model: VLModel, generator: torch.Generator) -> Tree:
     """Return the initial trainable tensors, without client axis.
 
-    ``text.ctx [n_ctx, text_width]`` ~ N(0, 0.02^2) (CoOp); ``image.adapter.down [width, d]``
-    uniform in +-1/sqrt(d) and ``image.adapter.up [d, width]`` zero, so that the start is the frozen
-    feature; ``head.weight [C, d]`` the template's text features, or random directions on a backbone
-    without text tower. Inside the towers: ``adapters``.
+    ``text.ctx [n_ctx, text_width]`` ~ N(0, 0.02^2) (CoOp), or the token embeddings of words;
+    ``[C, n_ctx, text_width]`` with a context of its own for every class;
+    ``image.adapter.down [width, d]`` uniform in +-1/sqrt(d) and ``image.adapter.up [d, width]``
+    zero, so that the start is the frozen feature; ``head.weight [C, d]`` the template's text
+    features, or random directions on a backbone without text tower. Inside the towers:
+    ``adapters``.
 
     Raises:
-        ConfigError: the backbone's towers or the rank do not allow it.
+        ConfigError: the backbone's towers, the rank or the number of words do not allow it.
     """
     tree: Tree = {}
     if not model.has_text and spec.head == "text":
@@ -127,8 +160,11 @@ def build(spec: PeftSpec, model: VLModel, generator: torch.Generator) -> Tree:
             "head (or head+lora, head+adapter), or a CLIP backbone"
         )
     if spec.text == "prompt":
-        shape = (spec.n_ctx, model.text_width)
-        tree["text.ctx"] = torch.randn(shape, generator=generator) * INIT_STD
+        classes = (len(model.classnames),) if spec.csc else ()
+        # Drawn in any case: what is drawn after it starts as it does without words.
+        tree["text.ctx"] = random_context((*classes, spec.n_ctx, model.text_width), generator)
+        if spec.ctx_init:
+            tree["text.ctx"] = _from_words(spec, model).expand_as(tree["text.ctx"]).clone()
     elif spec.text == "lora":
         tree |= _in_tower(spec, "text", spec.text, text_blocks(model.backbone), generator)
     if spec.visual == "feature":
@@ -144,6 +180,16 @@ def build(spec: PeftSpec, model: VLModel, generator: torch.Generator) -> Tree:
         rows = torch.randn(len(model.classnames), model.embed_dim, generator=generator)
         tree["head.weight"] = F.normalize(rows, dim=-1)
     return tree
+
+
+def _from_words(spec: PeftSpec, model: VLModel) -> Tensor:
+    words = word_context(model, spec.ctx_init)
+    if len(words) != spec.n_ctx:
+        raise ConfigError(
+            f"PEFT.CTX_INIT '{spec.ctx_init}' has {len(words)} tokens and PEFT.N_CTX is "
+            f"{spec.n_ctx}: set PEFT.N_CTX {len(words)}, or other words"
+        )
+    return words
 
 
 def _in_tower(
@@ -173,7 +219,7 @@ def text_features(spec: PeftSpec, model: VLModel, p: Tree) -> Tensor:
     if spec.head == "linear":
         return F.normalize(p["head.weight"], dim=-1)
     if spec.text == "prompt":
-        return model.text(p["text.ctx"])
+        return (model.text_by_class if spec.csc else model.text)(p["text.ctx"])
     if spec.text == "lora":
         changed = spec.changed(text_blocks(model.backbone), "text")
         return model.adapted_text(p, changed[0].index, spec.scale)
