@@ -1,7 +1,7 @@
 """Arithmetic on lists of tensors: one call for all leaves of a tree, one or two kernels on a GPU.
 
-``torch._foreach_*`` (there since PyTorch 2.0, used by torch.optim) where this build has them, else a
-loop; both give the bits of the operation on each tensor. No other module uses the private names.
+``torch._foreach_*`` (there since PyTorch 2.0, used by torch.optim) where this build has them, else
+a loop; both give the bits of the operation on each tensor. No other module uses these names.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 VIEWS = {
@@ -133,7 +133,7 @@ class _Reads(TorchFunctionMode):
     def _copy(self, source: Any, out: Tensor, on: bool) -> Tensor:
         """Return ``out`` in a storage of its own, where ``source`` lies on the other side."""
         if out is source:
-            with torch._C.DisableTorchFunction(), torch.utils._python_dispatch._disable_current_modes():
+            with torch._C.DisableTorchFunction(), _disable_current_modes():
                 out = out.clone()
         self.places.put(out, on)
         return out

@@ -122,7 +122,8 @@ def test_lists_give_the_bits_of_the_loops(
     before: State = {}
     for t in range(1, 6):
         g = {n: v for n, v in draw().items() if n != "late" or t > 2}  # no gradient at first
-        new, kept = rule.step(one, g, kept, rates if t % 2 else torch.tensor(rates).double(), t)
+        rate = rates if t % 2 else torch.tensor(rates, dtype=torch.float64)
+        new, kept = rule.step(one, g, kept, rate, t)
         old, before = loop(rule, other, g, before, rates, t)
         one, other = one | new, other | old
     for n, v in one.items():
