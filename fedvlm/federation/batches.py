@@ -135,6 +135,28 @@ class Batch:
         )
 
 
+def single_samples(params: Tree, batch: Batch, size: int) -> Iterator[tuple[Batch, Tree]]:
+    """Yield batches of single samples, ``size`` of each client at a time, and their parameters.
+
+    Padding counts as a sample in them: whoever adds up leaves it out.
+    """
+    k, width = batch.y.shape
+    for start in range(0, width, size):
+        part = slice(start, min(start + size, width))
+        n, at, clients = part.stop - start, batch.rows, batch.clients
+        each = params
+        if n > 1:
+            each = {name: v.repeat_interleave(n, 0) for name, v in params.items()}
+            at = torch.arange(k, device=batch.y.device) if at is None else at
+            at, clients = at.repeat_interleave(n), tuple(c for c in clients for _ in range(n))
+        x = {s: v[:, part].flatten(0, 1).unsqueeze(1) for s, v in batch.x.items()}
+        y = batch.y[:, part].reshape(-1, 1)
+        yield replace(
+            batch, x=x, y=y, w=torch.ones_like(batch.w[:, part]).reshape(-1, 1), rows=at,
+            clients=clients, counts=(1,) * (k * n), present=None,
+        ), each
+
+
 @dataclass(frozen=True)
 class Step:
     """One optimiser step of the first ``active`` clients of the chunk.
