@@ -92,8 +92,7 @@ class LocalEngine:
     def _chunks(ctx: Context, size: int) -> list[list[int]]:
         """Sort clients by falling number of samples (ties by id) and cut them into chunks."""
         order = [
-            c for _, c in sorted(zip((-s for s in ctx.batcher.sizes(ctx.clients)), ctx.clients,
-                                     strict=True))
+            c for _, c in sorted(zip((-ctx.sizes).tolist(), ctx.clients, strict=True))
         ]
         return [order[i : i + size] for i in range(0, len(order), size)]
 
@@ -119,7 +118,7 @@ def _collect(
     def rows(tree: Tree) -> Tree:
         return {n: v.detach()[at.to(v.device)] for n, v in tree.items()}
 
-    metrics = {n: v.detach().cpu().double() for n, v in ctx.logs.items()}
+    metrics = {n: v.detach().double().cpu() for n, v in ctx.logs.items()}
     work.parts.append(Updates(
         tuple(ctx.clients[k] for k in stay), rows(upload.params),
         upload.weight.detach().cpu().double()[at], rows(upload.extras), rows(metrics),

@@ -13,7 +13,8 @@ from torch import Tensor
 from fedvlm.core.errors import DivergedError, FedvlmError
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.batches import Batch, Step
-from fedvlm.federation.context import Context, Means, descend, optimise
+from fedvlm.federation.context import Context, descend, optimise
+from fedvlm.federation.local.ledger import Means
 from fedvlm.federation.toolbox.regularise import pulled
 from tests.federation.toys import Quadratic, ToySource, quadratic
 
