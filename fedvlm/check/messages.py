@@ -198,7 +198,7 @@ def g3_order(world: World, trainer: Method) -> None:
     run = world.trajectory(trainer)  # its engine goes by falling size, which is by ascending id
     state, first = run.states[1], run.events[1]
     order = sent_in(first).clients[::-1]
-    fed = world.federation(trainer, Setup(engine=Ordered(1, order)))
+    fed = world.federation(trainer, Setup(engine=Ordered(1, order=order)))
     after = fed.round(copy_fed(state), 2)
     said = f"clients in the order {', '.join(map(str, order))}"
     for client, old in run.states[2].clients.items():

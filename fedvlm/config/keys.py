@@ -166,6 +166,14 @@ def _federation() -> Schema:
             choices=("abort", "drop"),
         ),
         "FED.CHUNK": Option(0, "clients computed at once; 0 is by memory", low=0),
+        "FED.SITES": Option(
+            "",
+            "clients by site, 0-4,5-7: clients of two sites are never computed together, which "
+            "moves last bits only; '' is one site",
+            pattern=r"|\d+(-\d+)?( ?, ?\d+(-\d+)?)*",
+            pattern_help="ranges of clients such as 0-4,5-7",
+            neutral="",
+        ),
         "FED.PLAIN": Option(False, "plain path: no cache, no packing, client by client"),
         "FED.FINETUNE_EPOCHS": Option(
             -1,

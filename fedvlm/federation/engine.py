@@ -26,6 +26,7 @@ from fedvlm.core.trees import (
 )
 from fedvlm.federation.aggregation.updates import Updates, join
 from fedvlm.federation.context import Context, Upload
+from fedvlm.federation.plan import Chunk, form_of, plan_chunks
 from fedvlm.federation.trainer import Trainer
 
 MakeContext = Callable[[Sequence[int]], Context]
@@ -54,6 +55,11 @@ class Engine(Protocol):
         """Clients stacked at once, in evaluation too."""
         ...
 
+    @property
+    def sites(self) -> Sequence[int]:
+        """Where each client is, by id; empty: all at one site."""
+        ...
+
     def run(
         self, trainer: Trainer, make: MakeContext, downloads: Mapping[int, Tree],
         states: Mapping[int, State],
@@ -64,9 +70,13 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """All clients in one process, ``chunk`` at a time (1: the plain, sequential path)."""
+    """All clients in one process, ``chunk`` at a time (1: the plain, sequential path).
+
+    Clients of two ``sites`` share no chunk: the bits are those of a run at these sites.
+    """
 
     chunk: int = 8
+    sites: Sequence[int] = ()
 
     def run(
         self, trainer: Trainer, make: MakeContext, downloads: Mapping[int, Tree],
@@ -78,7 +88,9 @@ class LocalEngine:
             FedvlmError: a trainer uploads what it may not.
         """
         work = RoundWork()
-        for clients in self._chunks(make(sorted(states)), 1 if not trainer.batched else self.chunk):
+        most = self.chunk if trainer.batched else 1
+        for chunk in self._chunks(make(sorted(states)), downloads, states, most):
+            clients = chunk.clients
             ctx = make(clients)
             received = stack([downloads[c] for c in clients])
             state = stack_states([states[c] for c in clients])
@@ -88,13 +100,15 @@ class LocalEngine:
             _collect(work, ctx, new, upload, received)
         return work
 
-    @staticmethod
-    def _chunks(ctx: Context, size: int) -> list[list[int]]:
-        """Sort clients by falling number of samples (ties by id) and cut them into chunks."""
-        order = [
-            c for _, c in sorted(zip((-ctx.sizes).tolist(), ctx.clients, strict=True))
-        ]
-        return [order[i : i + size] for i in range(0, len(order), size)]
+    def _chunks(
+        self, ctx: Context, downloads: Mapping[int, Tree], states: Mapping[int, State], most: int
+    ) -> list[Chunk]:
+        """Cut the round's clients into chunks of one site and one form of tensors."""
+        ids = ctx.clients
+        return plan_chunks(
+            ids, ctx.sizes.tolist(), [self.sites[c] if self.sites else 0 for c in ids],
+            [form_of(downloads[c], states[c]) for c in ids], most,
+        )
 
 
 def _collect(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,7 +28,7 @@ from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context
 from fedvlm.federation.engine import Engine, LocalEngine
 from fedvlm.federation.groups import Finetune, resolve
 from fedvlm.federation.optim import Schedule
-from fedvlm.federation.plan import Budget, Plan
+from fedvlm.federation.plan import Budget, Plan, form_of, plan_chunks
 from fedvlm.federation.server import Held, Proxy, ServerContext
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.features.proof import Proof
@@ -164,8 +165,10 @@ class Federation:
         budget: Budget | None = None, proxy: Proxy | None = None,
     ) -> None:
         self.trainer, self.model, self.batcher, self.plan = trainer, model, batcher, plan
-        self.proxy, self.roster = proxy, batcher.roster()
         self.engine, self.budget = engine or LocalEngine(), budget or Budget()
+        self.proxy, self.roster = proxy, batcher.roster()
+        if self.engine.sites:
+            self.roster = replace(self.roster, site=np.asarray(self.engine.sites, np.int64))
         self.subscribers = list(subscribers)
         start = trainer.trainables(model, rng.stream(plan.seed, "init"))
         self.p0 = cast(start, model.dtype, model.device)
@@ -374,13 +377,14 @@ class Federation:
         """
         tune = finetune and self.finetunes(state)
         most: int = chunk or self.engine.chunk
-        size = most if self.trainer.batched else 1
-        sizes = self.batcher.sizes(list(clients))
-        order = [c for _, c in sorted(zip((-n for n in sizes), clients, strict=True))]
-        for i in range(0, len(order), size):
-            ids = order[i : i + size]
+        given = self.downloads(state, state.round, clients)
+        chunks = plan_chunks(
+            clients, self.batcher.sizes(list(clients)), self.roster.site[list(clients)].tolist(),
+            [form_of(given[c], state.clients[c]) for c in clients],
+            most if self.trainer.batched else 1,
+        )
+        for ids in (list(chunk.clients) for chunk in chunks):
             ctx = self.context(ids, state.round, state.worked)
-            given = self.downloads(state, state.round, ids)
             received = stack([given[c] for c in ids])
             rows = stack_states([state.clients[c] for c in ids])
             if tune:

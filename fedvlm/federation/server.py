@@ -30,12 +30,14 @@ class Roster:
     Attributes:
         train, val, test: numbers of samples, ``[N]``.
         classes: training samples of each class, ``[N, C]``.
+        site: where each client is, ``[N]``, from 0 (``FED.SITES``).
     """
 
     train: np.ndarray
     val: np.ndarray
     test: np.ndarray
     classes: np.ndarray
+    site: np.ndarray
 
     def __len__(self) -> int:
         """Return the number of clients."""
@@ -150,7 +152,8 @@ def count_roster(
     counts = np.zeros((len(splits), width), dtype=np.int64)
     for row, split in zip(counts, splits, strict=True):
         row += np.bincount(values[np.asarray(split.train, dtype=np.int64)], minlength=width)
-    return Roster(sizes["train"], sizes["val"], sizes["test"], counts)
+    site = np.zeros(len(splits), dtype=np.int64)
+    return Roster(sizes["train"], sizes["val"], sizes["test"], counts, site)
 
 
 def _lengths(parts: Iterable[Any]) -> np.ndarray:

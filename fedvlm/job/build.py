@@ -21,7 +21,7 @@ from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec, Schedule
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.plan import Budget, Plan, plain_work
+from fedvlm.federation.plan import Budget, Plan, parse_sites, plain_work
 from fedvlm.federation.rounds import Federation
 from fedvlm.federation.trainer import Trainer
 from fedvlm.job.identity import run_identity
@@ -200,6 +200,7 @@ def build(
     test: SampleSource
     train, test = pixel_sources(loader, labels)
     plan, chunk = make_plan(cfg), chunk_of(cfg, model, trainer)
+    sites = parse_sites(cfg.FED.SITES, plan.clients)
     batcher = SplitBatcher(
         train, data.clients, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), int(cfg.SEED), loader.views,
         plan.epochs, model.device, model.dtype, plain=test,
@@ -207,7 +208,7 @@ def build(
     proxy, proxy_notes = server_images(trainer.proxy_source, cfg, data, loader, progress)
     trainer.check_proxy(proxy)
     federation = Federation(  # refuses ranks and stray tensors: before any image is encoded
-        trainer, model, batcher, plan, engine=LocalEngine(chunk),
+        trainer, model, batcher, plan, engine=LocalEngine(chunk, sites),
         budget=make_budget(cfg, plan, batcher), proxy=proxy,
     )
     if not (pixels or cfg.FED.PLAIN):
@@ -217,6 +218,8 @@ def build(
     identity = run_identity(
         cfg, data, backbone, loader, chunk, device.type, proxy.digest if proxy else ""
     )
+    if cfg.FED.SITES:
+        model.notes.append(f"clients at {len(set(sites))} site(s) are computed site by site")
     notes = [*data.notes, *model.notes, *_marks(cfg, loader, trainer), *proxy_notes]
     return Built(cfg, data, backbone, model, federation, test, loader, identity, notes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,31 @@ def test_a_client_that_rested_gets_the_warm_body_when_it_is_next_drawn() -> None
         drawn |= set(fed.plan.sample(round_))
         state = fed.round(state, round_)
     assert drawn == {0, 1}
+
+
+def test_a_warm_up_is_stacked_by_what_clients_receive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client that has the body since round 3 and the one that gets it now do not stack."""
+    cls, seen, ends = load_trainer("LG-FedAvg"), list[tuple[int, ...]](), []
+    update = cls.client_update
+
+    def count(self: Any, ctx: Any, *args: Any) -> Any:
+        seen.append(tuple(ctx.clients))
+        return update(self, ctx, *args)
+
+    monkeypatch.setattr(cls, "client_update", count)
+    for chunk in (1, 8):
+        fed, _ = run(8, options={"WARMUP_ROUNDS": 2}, frac=0.5, first_round_all=False, chunk=chunk)
+        state = fed.run(until=3)
+        assert len(state.held) == 1
+        fed.plan = replace(fed.plan, frac=1.0)
+        seen.clear()
+        fourth = fed.round(state, 4)
+        assert sorted(seen) == [(0,), (1,)] and set(fourth.held) == {0, 1}
+        seen.clear()
+        ends.append(fed.round(fourth, 5))
+        assert seen == ([(0,), (1,)] if chunk == 1 else [(0, 1)])
+        assert sorted(ids for ids, _ in fed.personal(state, [0, 1])) == [[0], [1]]
+    same_fed(*ends, "stacked against one by one")
 
 
 def test_who_was_served_is_held_by_the_server_and_survives_a_resume(tmp_path: Path) -> None:
