@@ -20,7 +20,7 @@ from fedvlm.bench.case import SGD, TINY, Case, Shared, local_round
 from fedvlm.bench.machine import Cost, Measurements, busiest, measure
 from fedvlm.bench.reference import ReferenceFedTV
 from fedvlm.core.errors import ConfigError
-from fedvlm.evaluation.evaluator import Evaluator
+from fedvlm.evaluation import ClientMeter, Evaluator, panel_of
 from fedvlm.federation.batches import SplitBatcher
 from fedvlm.federation.rounds import Federation, FedState
 
@@ -220,8 +220,8 @@ def measure_round(o: Options, case: Case, say: Say) -> Measurements:
     split = case.samples.split
     data = Shared([split] * o.clients, case.samples.labels.numpy(), split.test)
     source = cast(SplitBatcher, fed.batcher).source
-    evaluator = Evaluator(fed.model, fed.trainer, source, data)
-    fed.subscribers.append(evaluator)
+    fed.meter = ClientMeter(fed.model, fed.trainer, source, data)
+    fed.subscribers.append(Evaluator(fed.model, fed.trainer, source, data, panel_of(fed.roster)))
     state = fed.start()
     fed.round(state, 1)
     say(f"a round of {o.clients} clients, ours")

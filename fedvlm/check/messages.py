@@ -29,7 +29,7 @@ def g1_messages(world: World, trainer: Method) -> None:
     """Only shared tensors and declared extras travel; the byte counters count them."""
     run = world.trajectory(trainer)
     allowed = set(run.fed.groups.shared)
-    for event, before in zip(run.events, run.states[:-1], strict=True):
+    for event, before, after in zip(run.events, run.states[:-1], run.states[1:], strict=True):
         updates, method = sent_in(event), run.fed.trainer
         got = run.fed.downloads(before, event.round, list(event.bytes_down))
         for kind, trees, counted, extras in (
@@ -42,14 +42,14 @@ def g1_messages(world: World, trainer: Method) -> None:
                 demand(not stray, f"{what}: '{''.join(stray[:1])}' is neither shared nor declared")
                 _count(tree, counted.get(client, {}), what)
                 _form(tree, run.fed.p0, what)
-                _no_value(tree, event.state.clients[client], run.fed.groups.personal, what)
+                _no_value(tree, after.clients[client], run.fed.groups.personal, what)
         for client, weight in zip(updates.clients, updates.weight.tolist(), strict=True):
             said = f"round {event.round}, upload of client {client}: weight {weight}"
             demand(0 <= weight < float("inf"), f"{said} is not a number from 0")
         told = sorted(set(updates.metrics) - set(matching(updates.metrics, method.metrics)))
         demand(not told, f"round {event.round}: number '{''.join(told[:1])}' is not declared")
-        _nobodys(run.fed, event)
-        _no_trace(event, run.fed.groups.personal)
+        _nobodys(run.fed, event, after)
+        _no_trace(event, after, run.fed.groups.personal)
 
 
 def sent_in(event: RoundFinished) -> Updates:
@@ -63,9 +63,9 @@ def sent_in(event: RoundFinished) -> Updates:
     return event.updates
 
 
-def _nobodys(fed: Federation, event: RoundFinished) -> None:
+def _nobodys(fed: Federation, event: RoundFinished, after: FedState) -> None:
     """The global model is no single client's upload, where clients sent different ones."""
-    updates, shared = sent_in(event), fed.trainer.shared(event.state.server)
+    updates, shared = sent_in(event), fed.trainer.shared(after.server)
     for name, rows in updates.params.items():
         if name not in shared or len(updates) < 2 or torch.equal(rows[0], rows[1]):
             continue
@@ -101,12 +101,12 @@ def _no_value(tree: Tree, state: State, personal: Sequence[str], what: str) -> N
                 )
 
 
-def _no_trace(event: RoundFinished, personal: Sequence[str]) -> None:
+def _no_trace(event: RoundFinished, after: FedState, personal: Sequence[str]) -> None:
     """No personal name or value in what a log or metric is made of, or in the server's state."""
     metrics = {c: sent_in(event).of(c) for c in sent_in(event).clients}
     seen = {
         "metrics": metrics, "report": event.report, "counters": event.counters,
-        "dropped": event.dropped, "server state": event.state.server,
+        "dropped": event.dropped, "server state": after.server,
     }
     names = [re.compile(rf"(?<![\w.]){re.escape(name)}(?![\w.])") for name in personal]
     for where, value in seen.items():
@@ -117,7 +117,7 @@ def _no_trace(event: RoundFinished, personal: Sequence[str]) -> None:
                 leak = next((m.group() for m in named if m), "")
                 demand(not leak, f"{what}: names the personal tensor '{leak}'")
             elif item.numel() > 1:
-                for client, state in event.state.clients.items():
+                for client, state in after.clients.items():
                     _no_value({where: item}, state, personal, f"{what}, client {client}")
 
 
@@ -216,7 +216,7 @@ def g6_identical(world: World, trainer: Method) -> None:
     """With identical clients and data the server holds what each client sent."""
     same = [world.splits[0]] * 3
     run = world.record(trainer, Setup(splits=same, batch=len(same[0].train), rounds=2))
-    for event in run.events:
+    for event, after in zip(run.events, run.states[1:], strict=True):
         said = f"round {event.round}, identical clients"
         updates = sent_in(event)
         each = {c: {n: v[k] for n, v in updates.params.items()}
@@ -225,7 +225,7 @@ def g6_identical(world: World, trainer: Method) -> None:
         for client, params in each.items():
             what = f"{said}: clients {first} and {client}"
             same_tree(params, each[first], f"{what}, upload", CLOSE)
-        downloads = run.fed.downloads(event.state, event.round, updates.clients)
+        downloads = run.fed.downloads(after, event.round, updates.clients)
         for client, params in each.items():
             down = downloads[client]
             sent = {n: v for n, v in params.items() if n in down}

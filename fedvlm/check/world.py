@@ -6,7 +6,7 @@ Everything is float64, a function of the world's seed, and in memory: no downloa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from fedvlm.federation.batches import IndexSplit, SplitBatcher
 from fedvlm.federation.engine import Engine, LocalEngine
 from fedvlm.federation.optim import OptimSpec, Schedule
 from fedvlm.federation.plan import Plan
-from fedvlm.federation.rounds import Federation, FedState, RoundFinished
+from fedvlm.federation.rounds import Event, Federation, FedState, RoundFinished
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.features.sources import FeatureSource, PixelSource, SampleSource
@@ -254,13 +254,12 @@ class World:
         """
         run = Trajectory(self.federation(trainer, setup))
 
-        def keep(event: Any) -> None:
-            if isinstance(event, RoundFinished):
-                run.states.append(copy_fed(event.state))
-                if event.round:
-                    run.events.append(replace(event, state=run.states[-1]))
+        def keep(event: Event) -> None:
+            if isinstance(event, RoundFinished) and event.round:
+                run.events.append(event)
 
         run.fed.subscribers.append(keep)
+        run.fed.savers.append(lambda state: run.states.append(copy_fed(state)))
         before, digest = global_generators(), run.fed.model.verify_frozen()
         run.fed.run(None if start is None else copy_fed(start), until)
         run.digests = (digest, run.fed.model.verify_frozen())

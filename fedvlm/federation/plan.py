@@ -91,6 +91,7 @@ class Plan:
         schedule: learning rates (default: constant); its clock is the epoch of the whole run,
             or starts again each round with ``clock_per_round``.
         aggregator, server_optim: what ``FED.AGGREGATOR``, ``FED.SERVER_OPTIM`` and their keys say.
+        unseen: clients that are never drawn (``FED.UNSEEN_CLIENTS``).
     """
 
     rounds: int
@@ -106,14 +107,28 @@ class Plan:
     weighting: str = "auto"
     aggregator: AggregateSpec = AggregateSpec()
     server_optim: ServerOptimSpec = ServerOptimSpec()
+    unseen: tuple[int, ...] = ()
+
+    @property
+    def members(self) -> Sequence[int]:
+        """The clients that may be drawn, ascending."""
+        everyone, out = range(self.clients), set(self.unseen)
+        return [c for c in everyone if c not in out] if out else everyone
+
+    @property
+    def cohort(self) -> int:
+        """Clients of a round that is not the first: max(int(frac K), 1)."""
+        count = self.clients - len(self.unseen)
+        return count if self.frac >= 1 else max(int(self.frac * count), 1)
 
     def sample(self, round_: int) -> list[int]:
-        """Return the clients of a round, ascending: max(int(frac K), 1), without replacement."""
+        """Return the clients of a round, ascending, drawn without replacement."""
+        members = self.members
         if self.frac >= 1 or (round_ == 1 and self.first_round_all):
-            return list(range(self.clients))
+            return list(members)
         generator = rng.stream(self.seed, "sample", round_)
-        order = torch.randperm(self.clients, generator=generator)
-        return sorted(order[: max(int(self.frac * self.clients), 1)].tolist())
+        order = torch.randperm(len(members), generator=generator)
+        return sorted(members[i] for i in order[: self.cohort].tolist())
 
 
 @dataclass(frozen=True)
@@ -196,3 +211,18 @@ def parse_sites(text: str, clients: int) -> tuple[int, ...]:
     if missing:
         raise ConfigError(f"FED.SITES '{text}': client {missing[0]} is at no site; {_COVER}")
     return tuple(sites[c] for c in range(clients)) if sites else (0,) * clients
+
+
+def draw_unseen(clients: int, count: int, data_seed: int) -> tuple[int, ...]:
+    """Return the ``FED.UNSEEN_CLIENTS`` of ``clients``, ascending: a function of the data seed.
+
+    Raises:
+        ConfigError: nobody would be left to train.
+    """
+    if count >= clients:
+        raise ConfigError(
+            f"FED.UNSEEN_CLIENTS {count}: of {clients} clients nobody would be left to train; "
+            f"set it to {clients - 1} at most, or raise FED.CLIENTS"
+        )
+    order = torch.randperm(clients, generator=rng.stream(data_seed, "unseen-clients"))
+    return tuple(sorted(order[:count].tolist()))
