@@ -44,6 +44,7 @@ class FedALA(PeftTrainer):
     """See the module's card. Slot ``mix`` holds W, slot ``ala`` whether it was learned before."""
 
     name = "FedALA"
+    reads_old = True
     same_basis = True
     batched = False
     options = {

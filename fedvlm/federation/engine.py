@@ -14,19 +14,11 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.errors import FedvlmError, failure_text
-from fedvlm.core.trees import (
-    State,
-    Tree,
-    first_non_finite,
-    matching,
-    pick,
-    stack,
-    stack_states,
-    unstack_states,
-)
+from fedvlm.core.trees import State, Tree, first_non_finite, matching, pick, stack
 from fedvlm.federation.aggregation.updates import Updates, join
+from fedvlm.federation.clients import Clients
 from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.plan import Chunk, form_of, plan_chunks
+from fedvlm.federation.plan import Chunk, plan_chunks
 from fedvlm.federation.trainer import Trainer
 
 MakeContext = Callable[[Sequence[int]], Context]
@@ -34,9 +26,13 @@ MakeContext = Callable[[Sequence[int]], Context]
 
 @dataclass
 class RoundWork:
-    """What an engine hands back: new client states, updates by chunk, dropped clients."""
+    """What an engine hands back: who has a new state, updates by chunk, dropped clients.
 
-    states: dict[int, State] = field(default_factory=dict)
+    Attributes:
+        versions: client -> the version that its owner now holds.
+    """
+
+    versions: dict[int, int] = field(default_factory=dict)
     parts: list[Updates] = field(default_factory=list)
     dropped: dict[int, str] = field(default_factory=dict)
     counters: Counter[str] = field(default_factory=Counter)
@@ -62,9 +58,14 @@ class Engine(Protocol):
 
     def run(
         self, trainer: Trainer, make: MakeContext, downloads: Mapping[int, Tree],
-        states: Mapping[int, State],
+        clients: Clients, accepted: Mapping[int, int],
     ) -> RoundWork:
-        """Train every client in ``states`` on its download; return new states and updates."""
+        """Train clients on their downloads, put their new states, return the updates.
+
+        Args:
+            clients: what they keep between rounds.
+            accepted: who works, with the version to start from (0: it never worked).
+        """
         ...
 
 
@@ -80,70 +81,79 @@ class LocalEngine:
 
     def run(
         self, trainer: Trainer, make: MakeContext, downloads: Mapping[int, Tree],
-        states: Mapping[int, State],
+        clients: Clients, accepted: Mapping[int, int],
     ) -> RoundWork:
         """See ``Engine.run``.
 
         Raises:
             FedvlmError: a trainer uploads what it may not.
         """
-        work = RoundWork()
-        most = self.chunk if trainer.batched else 1
-        for chunk in self._chunks(make(sorted(states)), downloads, states, most):
-            clients = chunk.clients
-            ctx = make(clients)
-            received = stack([downloads[c] for c in clients])
-            state = stack_states([states[c] for c in clients])
-            out = _client_update(trainer, ctx, state, received)
+        work, most = RoundWork(), self.chunk if trainer.batched else 1
+        clients.store.begin(accepted)
+        for chunk in self._chunks(make(sorted(accepted)), downloads, clients, accepted, most):
+            ids = list(chunk.clients)
+            ctx = make(ids)
+            received = stack([downloads[c] for c in ids])
+            state = clients.stacked(ids, accepted)
+            out = _client_update(trainer, ctx, clients, state, received)
             new, upload = _check_work(trainer.name, ctx, out, received)
             work.counters.update(ctx.counters)
-            _collect(work, ctx, new, upload, received)
+            stay = _collect(work, ctx, new, upload, received)
+            if stay:
+                at = torch.tensor(stay, dtype=torch.int64)
+                ids = [ids[k] for k in stay]
+                clients.put(ctx.round, ids, {s: _rows(tree, at) for s, tree in new.items()})
+                work.versions |= dict.fromkeys(ids, ctx.round)
         return work
 
     def _chunks(
-        self, ctx: Context, downloads: Mapping[int, Tree], states: Mapping[int, State], most: int
+        self, ctx: Context, downloads: Mapping[int, Tree], clients: Clients,
+        accepted: Mapping[int, int], most: int,
     ) -> list[Chunk]:
         """Cut the round's clients into chunks of one site and one form of tensors."""
         ids = ctx.clients
         return plan_chunks(
             ids, ctx.sizes.tolist(), [self.sites[c] if self.sites else 0 for c in ids],
-            [form_of(downloads[c], states[c]) for c in ids], most,
+            clients.forms(ids, accepted, downloads), most,
         )
 
 
 def _collect(
     work: RoundWork, ctx: Context, state: State, upload: Upload, received: Tree
-) -> None:
-    """Add a chunk's states and updates to ``work``, without the clients that the policy drops."""
-    states = unstack_states(state, ctx.k)
+) -> list[int]:
+    """Add a chunk's updates to ``work`` but those that the policy drops; say which rows stay."""
     stay = []
     for k, client in enumerate(ctx.clients):
         message = {n: v[k] for n, v in (upload.params | upload.extras).items()}
-        _check_finite(ctx, k, states[k], message)
+        own = {slot: {n: v[k] for n, v in tree.items()} for slot, tree in state.items()}
+        _check_finite(ctx, k, own, message)
         if client in ctx.failed:  # its old state is kept
             work.dropped[client] = ctx.failed[client]
             continue
-        work.states[client] = states[k]
         stay.append(k)
     if not stay:
-        return
+        return []
     at = torch.tensor(stay, dtype=torch.int64)
-
-    def rows(tree: Tree) -> Tree:
-        return {n: v.detach()[at.to(v.device)] for n, v in tree.items()}
-
     metrics = {n: v.detach().double().cpu() for n, v in ctx.logs.items()}
     work.parts.append(Updates(
-        tuple(ctx.clients[k] for k in stay), rows(upload.params),
-        upload.weight.detach().cpu().double()[at], rows(upload.extras), rows(metrics),
-        rows(pick(received, upload.params)),
+        tuple(ctx.clients[k] for k in stay), _rows(upload.params, at),
+        upload.weight.detach().cpu().double()[at], _rows(upload.extras, at), _rows(metrics, at),
+        _rows(pick(received, upload.params), at),
     ))
+    return stay
 
 
-def _client_update(trainer: Trainer, ctx: Context, state: State, received: Tree) -> object:
+def _rows(tree: Tree, at: Tensor) -> Tree:
+    return {n: v.detach()[at.to(v.device)] for n, v in tree.items()}
+
+
+def _client_update(
+    trainer: Trainer, ctx: Context, clients: Clients, state: State, received: Tree
+) -> object:
     """Call the method; what it raises is told with the clients it was working on."""
     try:
-        return trainer.client_update(ctx, state, received)
+        with clients.explain(f"trainer {trainer.name or type(trainer).__name__}"):
+            return trainer.client_update(ctx, state, received)
     except FedvlmError:
         raise
     except Exception as error:

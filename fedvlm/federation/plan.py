@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import groupby
 
 import torch
 
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError
-from fedvlm.core.trees import State, Tree
 from fedvlm.federation.aggregation.rules import AggregateSpec
 from fedvlm.federation.aggregation.server_optim import ServerOptimSpec
 from fedvlm.federation.batches import step_slices
@@ -137,7 +134,7 @@ class Chunk:
 
     Attributes:
         site: where all of them are.
-        form: of what they hold and receive (``form_of``).
+        form: of what they hold and receive (``Clients.forms``).
         clients: by falling number of samples, ties by id.
     """
 
@@ -167,21 +164,6 @@ def plan_chunks(
             Chunk(site, form, tuple(clients[i : i + most])) for i in range(0, len(clients), most)
         ]
     return chunks
-
-
-def form_of(received: Tree, state: State) -> str:
-    """Return a digest of names, shapes and types: clients that differ in it do not stack."""
-    trees = {"": received, **state}
-    return _digest(tuple(
-        (slot, name, v.shape, v.dtype) for slot, tree in trees.items() for name, v in tree.items()
-    ))
-
-
-@lru_cache(maxsize=1024)
-def _digest(leaves: tuple[tuple[str, str, torch.Size, torch.dtype], ...]) -> str:
-    """Return a digest of leaves in any order; kept, since most clients are alike."""
-    parts = sorted(f"{slot}/{name} {tuple(shape)} {kind}" for slot, name, shape, kind in leaves)
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
 def parse_sites(text: str, clients: int) -> tuple[int, ...]:

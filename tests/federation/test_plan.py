@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedvlm.check.compare import same_fed
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.engine import LocalEngine
-from fedvlm.federation.plan import Chunk, form_of, parse_sites, plan_chunks
+from fedvlm.federation.plan import Chunk, parse_sites, plan_chunks
 from fedvlm.federation.rounds import Federation
 from tests.trainers.small_clip import federation, shares
 
@@ -43,18 +42,6 @@ def test_a_chunk_is_of_one_site_and_one_form(rows: list, most: int, draw) -> Non
 def test_one_site_and_one_form_are_cut_by_falling_size() -> None:
     chunks = plan_chunks([0, 1, 2, 3, 4], [3, 9, 3, 1, 9], [0] * 5, [""] * 5, 2)
     assert [chunk.clients for chunk in chunks] == [(1, 4), (0, 2), (3,)]
-
-
-def test_forms_are_names_shapes_types_and_slots() -> None:
-    a, b = torch.zeros(2), torch.zeros(3)
-    one = form_of({"a": a, "b": b}, {"w": {"a": a}})
-    assert one == form_of({"b": b + 1, "a": a}, {"w": {"a": a}})
-    others = [
-        form_of({"a": a}, {"w": {"a": a}}), form_of({"a": b, "b": b}, {"w": {"a": a}}),
-        form_of({"a": a.double(), "b": b}, {"w": {"a": a}}),
-        form_of({"a": a, "b": b}, {"v": {"a": a}}), form_of({"a": a, "b": b}, {}),
-    ]
-    assert len({one, *others}) == 6
 
 
 def test_sites_are_read() -> None:
