@@ -14,7 +14,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.rounds import RoundFinished, slots_of, state_of
+from fedvlm.federation.rounds import FedState, RoundFinished, slots_of, state_of
 from fedvlm.runs.state import load_newest_state, save_state
 from tests.federation.toys import quadratic
 from tests.trainers.toys import G, L, TwoNumbers, config, drive, own, personal, shared, toy
@@ -58,10 +58,12 @@ def test_warmup_is_fedavg_on_everything_then_bodies_part() -> None:
     warm = {"WARMUP_ROUNDS": 3}
     fed, _ = run(5, options=warm)
     seen: list[RoundFinished] = []
+    states: list[FedState] = []
     fed.subscribers.append(lambda e: seen.append(e) if isinstance(e, RoundFinished) else None)
+    fed.savers.append(states.append)
     end = fed.run()
     _, joint = drive("FedAvg", 3, split=True)
-    after = seen[3].state
+    after = states[3]
     assert after.server["w"][L] == joint.server["w"][L]
     assert after.server["warm"][G] == joint.server["w"][G]
     assert personal(fed, after, G) == [float(joint.server["w"][G])] * 2
@@ -88,18 +90,20 @@ def test_a_client_that_rested_gets_the_warm_body_when_it_is_next_drawn() -> None
 def test_who_was_served_is_held_by_the_server_and_survives_a_resume(tmp_path: Path) -> None:
     fed, _ = run(6, options={"WARMUP_ROUNDS": 2}, frac=0.5, first_round_all=False)
     seen: list[RoundFinished] = []
+    states: list[FedState] = []
     fed.subscribers.append(lambda e: seen.append(e) if isinstance(e, RoundFinished) else None)
+    fed.savers.append(states.append)
     whole = fed.run()
-    warm = [e.state for e in seen if e.round <= 2]
-    assert all(state.held == {} for state in warm) and set(whole.server) == {"w", "warm"}
+    assert all(state.held == {} for state in states if state.round <= 2)
+    assert set(whole.server) == {"w", "warm"}
     served: set[int] = set()
-    for event in seen[3:]:
+    for event, state in zip(seen[3:], states[3:], strict=True):
         (client,) = event.bytes_down
         assert set(event.bytes_down[client]) == ({L} if client in served else {G, L})
         served.add(client)
-        assert set(event.state.held) == served
-        assert set(fed.downloads(event.state, event.round + 1, [client])[client]) == {L}
-    half = seen[3].state
+        assert set(state.held) == served
+        assert set(fed.downloads(state, event.round + 1, [client])[client]) == {L}
+    half = states[3]
     save_state(tmp_path, 3, slots_of(half), half.clients, {}, identity="t")
     saved, _ = load_newest_state(tmp_path, identity="t")
     assert saved is not None
