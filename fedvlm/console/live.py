@@ -22,6 +22,7 @@ from fedvlm.console.rows import (
     clock,
     human_bytes,
     number,
+    of_clients,
     select_clients,
     spark,
 )
@@ -194,7 +195,7 @@ class LiveTable:
     def _foot(self, row: RoundRow | None) -> str:
         if row is None:
             return "first round is running"
-        of = "" if row.asked is None else f" of {row.asked} clients"
+        of = f" of {of_clients(row)}" if row.asked is not None else ""
         accuracy = f"mean {number(row.personal)}{of}  worst {number(row.worst)}"
         if not self.spent:
             return f"{accuracy}  before training"

@@ -69,14 +69,18 @@ def round_line(row: RoundRow, total: int) -> str:
         parts.append(f"loss {row.loss:.3f}")
     if row.personal is not None:
         worst = "" if row.worst is None else f"worst {row.worst:.1f}"
-        of = "" if row.asked is None else f"of {row.asked} clients"
-        said = ", ".join(part for part in (worst, of) if part)
+        said = ", ".join(part for part in (worst, of_clients(row)) if part)
         parts.append(f"personal {row.personal:.1f}{f' ({said})' if said else ''}")
     parts += [f"{name} {value:.1f}" for name, value in row.extra.items()]
     lost = [f"{c.cid} {c.state}" for c in row.clients if c.state.lower() in ("dropped", "nan")]
     if lost:
         parts.append(f"lost: {', '.join(lost)}")
     return "  ".join([*parts, f"{row.seconds:.1f} s"])
+
+
+def of_clients(row: RoundRow) -> str:
+    """Return ``2 clients`` where ``personal`` is not the mean of all; else nothing."""
+    return "" if row.asked is None else f"{row.asked} client{'s' * (row.asked != 1)}"
 
 
 def spark(values: Sequence[float], *, ascii_only: bool = False, width: int = 12) -> str:

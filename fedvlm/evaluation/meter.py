@@ -98,9 +98,10 @@ class Same:
             else self.at(every)
         )
         edges = np.cumsum([0, *map(len, samples)])
+        logits = whole.logits
         return [
             Predictions(
-                whole.labels[i:j], None if whole.logits is None else whole.logits[i:j].clone()
+                whole.labels[i:j], None if logits is None or i == j else logits[i:j].clone()
             )
             for i, j in zip(edges[:-1], edges[1:], strict=True)
         ]

@@ -209,7 +209,9 @@ def build(
         train, data.clients, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), int(cfg.SEED), loader.views,
         plan.epochs, model.device, model.dtype, plain=test,
     )
-    proxy, proxy_notes = server_images(trainer.proxy_source, cfg, data, loader, progress)
+    proxy, proxy_notes = server_images(
+        trainer.proxy_source, cfg, data, loader, progress, plan.unseen
+    )
     trainer.check_proxy(proxy)
     federation = Federation(  # refuses ranks and stray tensors: before any image is encoded
         trainer, model, batcher, plan, engine=LocalEngine(chunk, sites),
