@@ -166,14 +166,17 @@ def build(spec: PeftSpec, model: VLModel, generator: torch.Generator) -> Tree:
         if spec.ctx_init:
             tree["text.ctx"] = _from_words(spec, model).expand_as(tree["text.ctx"]).clone()
     elif spec.text == "lora":
-        tree |= _in_tower(spec, "text", spec.text, text_blocks(model.backbone), generator)
+        tree |= tower_lora(spec, model, "text", generator)
     if spec.visual == "feature":
         d = model.embed_dim
         down = torch.rand(spec.width, d, generator=generator) * 2 - 1
         tree["image.adapter.down"] = down * d**-0.5
         tree["image.adapter.up"] = torch.zeros(d, spec.width)
-    elif spec.visual in IN_TOWER:
-        tree |= _in_tower(spec, "image", spec.visual, model.vision.blocks, generator)
+    elif spec.visual == "lora":
+        tree |= tower_lora(spec, model, "image", generator)
+    elif spec.visual == "adapter":
+        changed = spec.changed(model.vision.blocks, "image")
+        tree |= adapter_tree("image", changed, spec.width, generator)
     if spec.head == "linear" and model.has_text:
         tree["head.weight"] = model.anchor("template", 0).detach().clone().cpu()
     elif spec.head == "linear":
@@ -192,16 +195,27 @@ def _from_words(spec: PeftSpec, model: VLModel) -> Tensor:
     return words
 
 
-def _in_tower(
-    spec: PeftSpec, tower: str, kind: str, blocks: list[FrozenBlock], generator: torch.Generator
+def tower_lora(
+    spec: PeftSpec, model: VLModel, tower: str, generator: torch.Generator, rank: int = 0,
+    key: str = "PEFT.RANK",
 ) -> Tree:
-    changed = spec.changed(blocks, tower)
-    if kind == "adapter":
-        return adapter_tree(tower, changed, spec.width, generator)
+    """Return LoRA factors for the layers ``PEFT.TARGETS`` of a tower's changed blocks.
+
+    Args:
+        tower: ``image`` or ``text``.
+        rank: 0: ``PEFT.RANK``.
+        key: what set the rank, for the message.
+
+    Raises:
+        ConfigError: a rank above the tower's width, fewer blocks than ``PEFT.BLOCKS``, or a tower
+            that LoRA does not fit.
+    """
+    blocks = model.vision.blocks if tower == "image" else text_blocks(model.backbone)
+    changed, rank = spec.changed(blocks, tower), rank or spec.rank
     least = min(min(block.shape(site)) for block in changed for site in spec.targets)
-    if spec.rank > least:
-        raise ConfigError(f"PEFT.RANK {spec.rank} is above {least}, the {tower} tower's width")
-    return lora_tree(tower, changed, spec.targets, spec.rank, generator)
+    if rank > least:
+        raise ConfigError(f"{key} {rank} is above {least}, the {tower} tower's width")
+    return lora_tree(tower, changed, spec.targets, rank, generator)
 
 
 def first_block(spec: PeftSpec, model: VLModel) -> int | None:

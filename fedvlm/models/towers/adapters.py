@@ -186,3 +186,18 @@ def mix_peft(
         else:
             out[name] = torch.cat([a * own, (1 - a) * w[name]], -1)
     return out
+
+
+def add_lora(
+    p: Mapping[str, Tensor], more: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return ``p`` with the low-rank updates of ``more`` added: of rank r + r', exactly the sum.
+
+    ``[B B'] [A; A']`` is ``B A + B' A'``; both count with the scale of ``p``.
+
+    Args:
+        p, more: trees ``[..., r, in]`` (A) and ``[..., out, r]`` (B); every factor in ``more`` has
+            its like in ``p``, other names are as they are in ``p``.
+    """
+    axes = {FACTOR_A: -2, FACTOR_B: -1}
+    return {**p, **{n: torch.cat([p[n], v], axes[n[-2:]]) for n, v in more.items()}}

@@ -39,6 +39,7 @@ ROLES = {
     "image.adapter.*.down.weight": "adapter", "image.adapter.*.down.bias": "adapter",
     "image.adapter.*.up.weight": "adapter", "image.adapter.*.up.bias": "adapter",
     "image.lora.*.A": "lora", "image.lora.*.B": "lora",
+    "image.private.lora.*.A": "lora", "image.private.lora.*.B": "lora",
     "head.weight": "head", "head.weight.private.left": "head", "head.weight.private.right": "head",
     "small.fc*.weight": "head", "small.fc*.bias": "head",
 }
@@ -147,10 +148,11 @@ def test_contexts_by_class_know_their_classes_only() -> None:
 
 # ---- roles -----------------------------------------------------------------------------------
 def test_every_tensor_of_every_method_has_its_fine_role(model: VLModel) -> None:
+    lora = ["--opts", "PEFT.VISUAL", "lora"]
     linear = ["--opts", "PEFT.TEXT", "none", "PEFT.HEAD", "linear"]
     asked = [(name, []) for name in trainer_files()]
     seen = set()
-    for name, more in [*asked, ("FedDecomp", linear), ("FedAvg", linear)]:
+    for name, more in [*asked, ("FedDecomp", lora), ("FedDecomp", linear), ("FedAvg", linear)]:
         cfg = resolve(parse(["--demo", "--trainer", name, *more])).jobs[0].cfg
         for tensor in load_trainer(name)(cfg).trainables(model, stream(1, "init")):
             key = re.sub(NUMBERS, "*", tensor)
