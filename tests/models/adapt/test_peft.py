@@ -40,6 +40,7 @@ ROLES = {
     "image.adapter.*.up.weight": "adapter", "image.adapter.*.up.bias": "adapter",
     "image.lora.*.A": "lora", "image.lora.*.B": "lora",
     "image.private.lora.*.A": "lora", "image.private.lora.*.B": "lora",
+    "image.ln.*.*.weight": "tower", "image.ln.*.*.bias": "tower",
     "head.weight": "head", "head.weight.private.left": "head", "head.weight.private.right": "head",
     "small.fc*.weight": "head", "small.fc*.bias": "head",
 }
