@@ -320,7 +320,11 @@ def _peft() -> Schema:
         "PEFT.ALPHA": Option(16.0, "LoRA's alpha; its update counts alpha / rank", low=0),
         "PEFT.TARGETS": Option("q,v", "layers that LoRA changes, of q,k,v,o,mlp"),
         "PEFT.BLOCKS": Option(
-            0, "last blocks of a tower that LoRA or adapters change; 0 takes all", low=0
+            0, "last blocks of a tower that LoRA, adapters or LN change; 0 takes all", low=0
+        ),
+        "PEFT.LN": Option(
+            False, "train the LayerNorms in the image tower's blocks as well (FedBN's own part)",
+            neutral=False,
         ),
         "PEFT.LORA_AVG": Option(
             "factors", "average of LoRA: both factors, B only with A frozen, or the product",

@@ -109,7 +109,7 @@ def peft_choice(cfg: CfgNode, origins: Mapping[str, str]) -> str:
 
 def trained_words(cfg: CfgNode) -> str:
     """Return what ``PEFT`` trains, for results: the words of ``--peft`` and what refines them."""
-    more = ["csc"] if cfg.PEFT.CSC else []
+    more = [word for word, on in (("csc", cfg.PEFT.CSC), ("ln", cfg.PEFT.LN)) if on]
     more += [f"'{cfg.PEFT.CTX_INIT}'"] if cfg.PEFT.CTX_INIT else []
     return "+".join([words_of(cfg.PEFT.TEXT, cfg.PEFT.VISUAL, cfg.PEFT.HEAD), *more])
 

@@ -22,6 +22,7 @@ from fedvlm.models.adapt.contexts import random_context, word_context
 from fedvlm.models.towers.adapters import (
     TreeEdits,
     adapter_tree,
+    ln_tree,
     lora_tree,
     parse_targets,
 )
@@ -57,6 +58,7 @@ class PeftSpec:
         n_ctx: context tokens.
         ctx_init: words whose token embeddings a context starts as; empty: random numbers.
         csc: a context of its own for every class; unseen classes then have none.
+        ln: train the LayerNorms of the image tower's blocks as well.
         width: hidden width of the adapters.
         rank, alpha: of LoRA; its update is scaled by alpha / rank.
         targets: layers that LoRA changes, of ``adapters.WORDS``.
@@ -76,6 +78,7 @@ class PeftSpec:
     average: str = "factors"
     ctx_init: str = ""
     csc: bool = False
+    ln: bool = False
 
     @classmethod
     def of(cls, cfg: Any) -> PeftSpec:
@@ -89,9 +92,9 @@ class PeftSpec:
         spec = cls(
             node.TEXT, node.VISUAL, node.HEAD, int(node.N_CTX), int(node.WIDTH), int(node.RANK),
             float(node.ALPHA), parse_targets(node.TARGETS), int(node.BLOCKS), node.LORA_AVG,
-            str(node.CTX_INIT).strip(), bool(node.CSC),
+            str(node.CTX_INIT).strip(), bool(node.CSC), bool(node.LN),
         )
-        if (spec.text, spec.visual, spec.head) == ("none", "none", "text"):
+        if (spec.text, spec.visual, spec.head, spec.ln) == ("none", "none", "text", False):
             raise ConfigError("PEFT trains nothing: set PEFT.TEXT, PEFT.VISUAL or PEFT.HEAD linear")
         if spec.text != "none" and spec.head == "linear":
             raise ConfigError(
@@ -110,6 +113,11 @@ class PeftSpec:
     def open_vocabulary(self) -> bool:
         """Whether classes without training images have a classifier too."""
         return self.head == "text" and not self.csc
+
+    @property
+    def in_tower(self) -> bool:
+        """Whether something inside the image tower changes."""
+        return self.visual in IN_TOWER or self.ln
 
     @property
     def scale(self) -> float:
@@ -166,14 +174,19 @@ def build(spec: PeftSpec, model: VLModel, generator: torch.Generator) -> Tree:
         if spec.ctx_init:
             tree["text.ctx"] = _from_words(spec, model).expand_as(tree["text.ctx"]).clone()
     elif spec.text == "lora":
-        tree |= _in_tower(spec, "text", spec.text, text_blocks(model.backbone), generator)
+        tree |= tower_lora(spec, model, "text", generator)
     if spec.visual == "feature":
         d = model.embed_dim
         down = torch.rand(spec.width, d, generator=generator) * 2 - 1
         tree["image.adapter.down"] = down * d**-0.5
         tree["image.adapter.up"] = torch.zeros(d, spec.width)
-    elif spec.visual in IN_TOWER:
-        tree |= _in_tower(spec, "image", spec.visual, model.vision.blocks, generator)
+    elif spec.visual == "lora":
+        tree |= tower_lora(spec, model, "image", generator)
+    elif spec.visual == "adapter":
+        changed = spec.changed(model.vision.blocks, "image")
+        tree |= adapter_tree("image", changed, spec.width, generator)
+    if spec.ln:
+        tree |= ln_tree("image", spec.changed(model.vision.blocks, "image"))
     if spec.head == "linear" and model.has_text:
         tree["head.weight"] = model.anchor("template", 0).detach().clone().cpu()
     elif spec.head == "linear":
@@ -192,16 +205,27 @@ def _from_words(spec: PeftSpec, model: VLModel) -> Tensor:
     return words
 
 
-def _in_tower(
-    spec: PeftSpec, tower: str, kind: str, blocks: list[FrozenBlock], generator: torch.Generator
+def tower_lora(
+    spec: PeftSpec, model: VLModel, tower: str, generator: torch.Generator, rank: int = 0,
+    key: str = "PEFT.RANK",
 ) -> Tree:
-    changed = spec.changed(blocks, tower)
-    if kind == "adapter":
-        return adapter_tree(tower, changed, spec.width, generator)
+    """Return LoRA factors for the layers ``PEFT.TARGETS`` of a tower's changed blocks.
+
+    Args:
+        tower: ``image`` or ``text``.
+        rank: 0: ``PEFT.RANK``.
+        key: what set the rank, for the message.
+
+    Raises:
+        ConfigError: a rank above the tower's width, fewer blocks than ``PEFT.BLOCKS``, or a tower
+            that LoRA does not fit.
+    """
+    blocks = model.vision.blocks if tower == "image" else text_blocks(model.backbone)
+    changed, rank = spec.changed(blocks, tower), rank or spec.rank
     least = min(min(block.shape(site)) for block in changed for site in spec.targets)
-    if spec.rank > least:
-        raise ConfigError(f"PEFT.RANK {spec.rank} is above {least}, the {tower} tower's width")
-    return lora_tree(tower, changed, spec.targets, spec.rank, generator)
+    if rank > least:
+        raise ConfigError(f"{key} {rank} is above {least}, the {tower} tower's width")
+    return lora_tree(tower, changed, spec.targets, rank, generator)
 
 
 def first_block(spec: PeftSpec, model: VLModel) -> int | None:
@@ -209,7 +233,7 @@ def first_block(spec: PeftSpec, model: VLModel) -> int | None:
 
     What enters that block is the same for all clients and rounds: the stream ``tokens.<b>``.
     """
-    if spec.visual not in IN_TOWER:
+    if not spec.in_tower:
         return None
     return spec.changed(model.vision.blocks, "image")[0].index
 
@@ -230,9 +254,7 @@ def text_features(spec: PeftSpec, model: VLModel, p: Tree) -> Tensor:
 
 def image_features(spec: PeftSpec, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
     """Return image features ``[K, B, d]``, not normalised."""
-    if spec.visual in IN_TOWER:
-        return image_taps(spec, model, p, x)[0]
-    z = model.image(x)
+    z = image_taps(spec, model, p, x)[0] if spec.in_tower else model.image(x)
     if spec.visual == "feature":
         hidden = F.gelu(z @ p["image.adapter.down"].mT)
         z = z + hidden @ p["image.adapter.up"].mT
@@ -244,7 +266,7 @@ def image_taps(
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """Return image features ``[K, B, d]`` and the outputs of the blocks ``taps``.
 
-    For ``PEFT.VISUAL`` lora and adapter, from tokens or pixels. A tap is ``[K, B, n, width]``, its
-    first row the class token's; taps must not lie below a stream ``tokens.<b>``.
+    For ``PEFT.VISUAL`` lora and adapter and ``PEFT.LN``, from tokens or pixels. A tap is ``[K, B,
+    n, width]``, its first row the class token's; taps must not lie below a stream ``tokens.<b>``.
     """
     return model.adapted_image(x, TreeEdits("image", p, spec.scale), taps)

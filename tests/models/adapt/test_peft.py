@@ -39,11 +39,14 @@ ROLES = {
     "image.adapter.*.down.weight": "adapter", "image.adapter.*.down.bias": "adapter",
     "image.adapter.*.up.weight": "adapter", "image.adapter.*.up.bias": "adapter",
     "image.lora.*.A": "lora", "image.lora.*.B": "lora",
+    "image.private.lora.*.A": "lora", "image.private.lora.*.B": "lora",
+    "image.ln.*.*.weight": "tower", "image.ln.*.*.bias": "tower",
     "head.weight": "head", "head.weight.private.left": "head", "head.weight.private.right": "head",
-    "small.fc*.weight": "head", "small.fc*.bias": "head",
+    "small.fc*.weight": "head", "small.fc*.bias": "head", "small.conv*.weight": "head",
+    "small.conv*.bias": "head", "small.fc.weight": "head", "small.fc.bias": "head",
 }
 
-NUMBERS = r"(?<=lora\.)\d+\.[a-z]+|(?<=fc)\d+|(?<=\.)\d+(\.(attn|mlp))?"
+NUMBERS = r"(?<=lora\.)\d+\.[a-z]+|(?<=fc)\d+|(?<=conv)\d+|(?<=\.)\d+(\.(attn|mlp))?"
 
 
 @pytest.fixture(scope="module")
@@ -147,10 +150,13 @@ def test_contexts_by_class_know_their_classes_only() -> None:
 
 # ---- roles -----------------------------------------------------------------------------------
 def test_every_tensor_of_every_method_has_its_fine_role(model: VLModel) -> None:
+    lora = ["--opts", "PEFT.VISUAL", "lora"]
+    tower = ["--opts", "TRAINER.THORKI.SMALL", "tower"]
     linear = ["--opts", "PEFT.TEXT", "none", "PEFT.HEAD", "linear"]
-    asked = [(name, []) for name in trainer_files()]
+    asked: list[tuple[str, list[str]]] = [(name, []) for name in trainer_files()]
+    asked += [("FedDecomp", lora), ("FedDecomp", linear), ("FedAvg", linear), ("Thorki", tower)]
     seen = set()
-    for name, more in [*asked, ("FedDecomp", linear), ("FedAvg", linear)]:
+    for name, more in asked:
         cfg = resolve(parse(["--demo", "--trainer", name, *more])).jobs[0].cfg
         for tensor in load_trainer(name)(cfg).trainables(model, stream(1, "init")):
             key = re.sub(NUMBERS, "*", tensor)
