@@ -47,6 +47,7 @@ class FedALA(PeftTrainer):
     """See the module's card. Slot ``mix`` holds W, slot ``ala`` whether it was learned before."""
 
     name = "FedALA"
+    reads_old = True
     same_basis = True
     options = {
         "MIX_LR": Option(1.0, "step of the mixing weights (eta)", low=0.0),

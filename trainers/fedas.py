@@ -63,6 +63,7 @@ class FedAS(PeftTrainer):
     """See the module's card."""
 
     name = "FedAS"
+    reads_old = True
     metrics = (r"(align/)?loss",)
     roles = {BODY: SHARED, HEAD: PERSONAL}
     needs = (BODY, HEAD)

@@ -95,7 +95,10 @@ class Recorder:
             self.folder.save_tensors("logits", self.evaluator.logits)
         self.folder.append_metrics(record)
         self.sinks(record)
-        self.folder.save_state(event.state.round, slots_of(event.state), event.state.clients)
+        federation = self.built.federation
+        whole = federation.read(event.state, sorted(event.state.versions))
+        self.folder.save_state(whole.round, slots_of(whole), whole.clients)
+        federation.commit(event.state)
         row = self.row(event, metrics)
         for screen in self.screens:
             screen.round_finished(row)

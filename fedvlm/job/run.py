@@ -174,7 +174,7 @@ def restore(built: Built, folder: RunFolder) -> FedState | None:
         built.federation.budget.record(record["round"], record["counters"])
     folder.notes.append(f"going on after round {saved.round}")
     clients = {c: moved(s) for c, s in saved.clients.items()}
-    return state_of(saved.round, moved(saved.server), clients)
+    return built.federation.adopt(state_of(saved.round, moved(saved.server), clients))
 
 
 def _check_resume(cfg: CfgNode, folder: RunFolder) -> None:

@@ -107,7 +107,7 @@ def finished(
         return models(shifts, clients)
 
     return RoundFinished(
-        round_, total, FedState(round_, {}, {}), personal=personal,
+        round_, total, FedState(round_, {}), personal=personal,
         before_finetuning=lambda clients: models(before or {}, clients),
         shared=lambda: {"shift": torch.tensor([everyone])},
         finetuning={} if before is None else {"epochs": 1.0},

@@ -75,11 +75,11 @@ def test_schedule_and_dead_entries(overlap: str) -> None:
         for client, state in event.state.clients.items():
             gone = state["mask"]["image.adapter"] == 0
             down = fed.downloads(event.state, event.round, [client])[client]
-            for tree in (state["w"], down, sent[client]):
+            for tree in (down, sent[client]):
                 assert float(tree[DOWN][gone].abs().max()) == 0.0
                 assert float(tree[UP][:, gone].abs().max()) == 0.0
-            assert float(state["w"][DOWN][~gone].abs().min()) > 0
-            assert bool((state["w"]["text.ctx"] != 0).all())  # exempt
+            assert float(sent[client][DOWN][~gone].abs().min()) > 0
+            assert bool((sent[client]["text.ctx"] != 0).all())  # exempt
             found.append(float(state["prune"]["pruned"]))
             dead.append(int(gone.sum()))
     assert found == pytest.approx([0.2, 0.2, 0.4, 0.4, 0.5, 0.5, 0.5, 0.5], abs=1e-12)
@@ -228,14 +228,15 @@ def test_every_kind_of_unit_is_pruned_in_a_run(visual: str) -> None:
     """A-row and B-column masks agree; pruned LoRA components are zero on both sides."""
     world = World(["PEFT.TEXT", "none", "PEFT.VISUAL", visual, "PEFT.WIDTH", "10"])
     setup = Setup(opts=ALWAYS, rounds=3, pixels=True, splits=world.splits[:2])
-    state = world.record(HERMES, setup).states[-1]
-    for own in state.clients.values():
-        assert own["mask"].keys() == HOME.sites(own["w"]).keys() != set()
-        for site, names in HOME.sites(own["w"]).items():
+    run = world.record(HERMES, setup)
+    for client, sent in run.events[-1].updates.messages().items():
+        own = run.states[-1].clients[client]
+        assert own["mask"].keys() == HOME.sites(sent).keys() != set()
+        for site, names in HOME.sites(sent).items():
             gone = own["mask"][site] == 0
             assert int(gone.sum()) == len(gone) // 2
             dead = [v for v in names if HOME.unit(v)[1] is not HOME.ENTRIES]
-            rows = [own["w"][n].movedim(0 if HOME.unit(n)[1] is HOME.ROWS else -1, 0)
+            rows = [sent[n].movedim(0 if HOME.unit(n)[1] is HOME.ROWS else -1, 0)
                     for n in dead]
             assert len(rows) == 2 and all(not bool(r[gone].any()) for r in rows)
             assert all(bool(r[~gone].any(-1).all()) for r in rows)

@@ -100,11 +100,11 @@ def test_who_was_served_is_held_by_the_server_and_survives_a_resume(tmp_path: Pa
         assert set(event.state.held) == served
         assert set(fed.downloads(event.state, event.round + 1, [client])[client]) == {L}
     half = seen[3].state
-    save_state(tmp_path, 3, slots_of(half), half.clients, {}, identity="t")
+    save_state(tmp_path, 3, slots_of(half.whole), half.clients, {}, identity="t")
     saved, _ = load_newest_state(tmp_path, identity="t")
     assert saved is not None
-    rest = fed.run(state_of(saved.round, saved.server, saved.clients))
-    same_fed(rest, whole, "resumed after the first served client")
+    rest = fed.run(fed.adopt(state_of(saved.round, saved.server, saved.clients)))
+    same_fed(rest.whole, whole.whole, "resumed after the first served client")
 
 
 def test_a_client_that_was_dropped_gets_the_warm_body_again() -> None:

@@ -79,7 +79,8 @@ def join(parts: Sequence[Updates]) -> Updates:
         FedvlmError: chunks that sent different tensors.
     """
     clients = [c for part in parts for c in part.clients]
-    order = torch.tensor(sorted(range(len(clients)), key=clients.__getitem__), dtype=torch.int64)
+    places = sorted(range(len(clients)), key=clients.__getitem__)
+    same, order = places == list(range(len(clients))), torch.tensor(places, dtype=torch.int64)
 
     def rows(trees: Sequence[Tree]) -> Tree:
         for tree in trees:
@@ -87,7 +88,7 @@ def join(parts: Sequence[Updates]) -> Updates:
                 odd = sorted(tree.keys() ^ trees[0].keys())
                 raise FedvlmError(f"clients of one round differ in what they send: {odd}")
         joined = cat(trees)
-        return {n: v[order.to(v.device)] for n, v in joined.items()}
+        return joined if same else {n: v[order.to(v.device)] for n, v in joined.items()}
 
     names = list(dict.fromkeys(n for part in parts for n in part.metrics))
     metrics = [
