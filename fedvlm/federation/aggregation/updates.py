@@ -198,19 +198,21 @@ def cosines(updates: Updates, previous: Tree | None) -> dict[str, list[float]]:
     Args:
         previous: what the server had; None: what each client received. A zero vector has cosine 0.
     """
-    inner, norm = list[Tensor](), list[Tensor]()
+    inner, norm, home = list[Tensor](), list[Tensor](), list[Tensor]()
     for name, rows in updates.params.items():
         x = in_double(rows.reshape(len(rows), -1))
         if previous is None:
             y = in_double(updates.received[name].reshape(len(rows), -1))
             inner.append((x * y).sum(1))
+            home.append(y.norm(dim=1))
         else:
             y = in_double(previous[name].flatten())
             inner.append(x @ y)
-        norm.append(x.norm(dim=1) * y.norm(dim=-1))
+            home.append(y.norm()[None])
+        norm.append(x.norm(dim=1))
     if not inner:
         return {}
-    product = torch.stack(norm)
+    product = torch.stack(norm) * torch.stack(home)
     least = torch.finfo(product.dtype).tiny
     found = torch.where(product > 0, torch.stack(inner) / product.clamp_min(least), 0.0)
     return dict(zip(updates.params, found.tolist(), strict=True))
