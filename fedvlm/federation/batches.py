@@ -121,6 +121,17 @@ class Batch:
             return value[self.rows.to(value.device)]
         return {name: self.cut(leaf) for name, leaf in value.items()}
 
+    def part(self, k: int, start: int = 0, stop: int | None = None) -> Batch:
+        """Return the samples ``start`` to ``stop`` of the first ``k`` clients."""
+        end = self.y.shape[1] if stop is None else min(stop, self.y.shape[1])
+        x = {s: v[:k, start:end] for s, v in self.x.items()}
+        return replace(
+            self, x=x, y=self.y[:k, start:end], w=self.w[:k, start:end],
+            rows=None if self.rows is None else self.rows[:k], clients=self.clients[:k],
+            present=None if self.present is None else self.present[:k],
+            counts=tuple(min(max(c - start, 0), end - start) for c in self.counts[:k]),
+        )
+
     def seed(self, purpose: str, row: int) -> int | None:
         """Return a seed of ``purpose`` for one client of a loop's step; None outside a loop.
 

@@ -158,6 +158,11 @@ class Context:
             raise FedvlmError(f"a method may train on the parts fit and held, not on '{part}'")
         return replace(self, _batcher=self._batcher.subset(self.clients, part, share))
 
+    def only(self, at: Sequence[int]) -> Context:
+        """Return this context for those of its clients that lie at ``at``, ascending."""
+        newcomers = [self.newcomers[k] for k in at] if self.newcomers else ()
+        return replace(self, clients=[self.clients[k] for k in at], newcomers=newcomers)
+
     def whole(self, part: str, fallback: str = "") -> Batch | None:
         """Return all samples of ``train`` or ``val`` of each client as one batch, un-augmented.
 

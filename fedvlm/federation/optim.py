@@ -104,7 +104,7 @@ class SGD:
         kept = foreach.mul([old[names[k]] for k in known], self.momentum)
         fresh = foreach.add(kept, [d[k] for k in known], 1 - self.dampening)
         moved = dict(zip(known, fresh, strict=True))
-        return [moved[k] if k in moved else v.clone() for k, v in enumerate(d)]
+        return [moved.get(k, v) for k, v in enumerate(d)]
 
 
 @dataclass(frozen=True)

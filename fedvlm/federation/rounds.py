@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +29,7 @@ from fedvlm.federation.clients import Clients, ClientStore, MemoryStore
 from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context
 from fedvlm.federation.engine import Engine, LocalEngine
 from fedvlm.federation.groups import Finetune, resolve
+from fedvlm.federation.local.guard import guarded
 from fedvlm.federation.optim import Schedule
 from fedvlm.federation.plan import Budget, Plan, plan_chunks
 from fedvlm.federation.server import (
@@ -459,14 +461,18 @@ class Federation:
         )
         for ids in (list(chunk.clients) for chunk in chunks):
             ctx = self.context(ids, state.round, state.versions)
-            received = stack([given[c] for c in ids])
-            own = self.clients.stacked(ids, state.versions)
-            with self.clients.explain(f"trainer {self.trainer.name}"):
-                if tune:
-                    models = self.trainer.finetune(ctx, own, received, self.finetuning)
-                else:
-                    models = self.trainer.personalize(ctx, own, received)
-            yield ids, models
+            yield ids, guarded(ctx, partial(self._models, ctx, state, given, tune))[0]
+
+    def _models(
+        self, ctx: Context, state: FedState, given: Mapping[int, Tree], tune: bool
+    ) -> Tree:
+        """Return the personal models of a chunk, made from copies of its own."""
+        received = stack([given[c] for c in ctx.clients])
+        own = self.clients.stacked(ctx.clients, state.versions)
+        with self.clients.explain(f"trainer {self.trainer.name}"):
+            if tune:
+                return self.trainer.finetune(ctx, own, received, self.finetuning)
+            return self.trainer.personalize(ctx, own, received)
 
     def shared(self, state: FedState) -> Tree:
         """Return the global model ``[1, ...]``: initial personal tensors, aggregated shared ones.

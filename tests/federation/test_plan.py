@@ -76,6 +76,8 @@ def test_one_client_is_told_of_its_site_in_the_roster_only() -> None:
         plain.trainer, plain.model, plain.batcher, plain.plan, engine=LocalEngine(1)
     )
     ends = [sited.run(), single.run()]
-    same_fed(sited.read(ends[0]), single.read(ends[1]), "sites of one client each are the sequential path")
+    same_fed(
+        sited.read(ends[0]), single.read(ends[1]), "sites of one client each: the sequential path"
+    )
     chunks = [ids for ids, _ in sited.personal(ends[0], list(at))]
     assert sorted(chunks) == [[c] for c in at]

@@ -97,7 +97,7 @@ def test_schedule_and_dead_entries(overlap: str) -> None:
 def test_rounding_of_the_cumulated_share(rank: int, dead: list[int]) -> None:
     mask, score = torch.ones(1, rank), torch.arange(float(rank), 0, -1)[None]
     for share, count in zip((0.2, 0.4, 0.5), dead, strict=True):
-        before, mask = mask, HOME.kill(mask, score, share)
+        before, mask = mask, HOME.kill(mask, score, torch.tensor([share]))
         assert int((mask == 0).sum()) == count
         assert bool((mask <= before).all())
         assert mask[0].tolist() == [1.0] * (rank - count) + [0.0] * count  # the lowest go
@@ -106,7 +106,7 @@ def test_rounding_of_the_cumulated_share(rank: int, dead: list[int]) -> None:
 def test_dead_units_stay_dead_whatever_their_score() -> None:
     mask = torch.tensor([[1.0, 0.0, 1.0, 1.0]])
     score = torch.tensor([[0.1, 9.0, 0.3, 0.2]])
-    assert HOME.kill(mask, score, 0.5).tolist() == [[0.0, 0.0, 1.0, 1.0]]
+    assert HOME.kill(mask, score, torch.tensor([0.5])).tolist() == [[0.0, 0.0, 1.0, 1.0]]
 
 
 @pytest.mark.parametrize(("warmup", "dead"), [(1, [0, 2, 4]), (2, [0, 0, 2])])
@@ -297,10 +297,11 @@ def test_final_fine_tuning_keeps_the_mask() -> None:
     keys = {"FED.FINETUNE_EPOCHS": 3}
     fed = quadratic(made(config(HERMES, ALWAYS, keys)), 3, momentum=0.9, val=1)
     state: FedState = fed.run()
-    for (c,), p in fed.personal(state, [0, 1]):
+    ((ids, p),) = fed.personal(state, [0, 1])
+    for c, down in zip(ids, p[DOWN], strict=True):
         gone = state.clients[c]["mask"]["image.adapter"] == 0
-        assert int(gone.sum()) == 5 and not bool(p[DOWN][0][gone].any())
-        assert not torch.equal(p[DOWN][0], fed.downloads(state, 3, [c])[c][DOWN])
+        assert int(gone.sum()) == 5 and not bool(down[gone].any())
+        assert not torch.equal(down, fed.downloads(state, 3, [c])[c][DOWN])
 
 
 def test_lora_factors_must_keep_their_basis() -> None:

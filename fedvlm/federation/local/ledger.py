@@ -79,35 +79,37 @@ class Means:
 
         Sums run in float64, step by step.
         """
-        sums: dict[tuple[str, bool], Tensor] = {}
-        counts: dict[tuple[str, bool], list[int]] = {}
+        groups: dict[tuple[tuple[str, ...], bool], _Sums] = {}
         for run in self._runs:
-            keys = [(name, run.ordered) for name in run.names]
-            new = in_double(torch.cat(run.values)).view(-1, len(keys), run.k)
-            for key in keys:
-                if key not in sums:
-                    sums[key], counts[key] = new.new_zeros(self._k), [0] * self._k
-                for k in range(run.k):
-                    counts[key][k] += len(new)
-            before = torch.stack([sums[key][: run.k] for key in keys])
-            after = torch.cat([before[None], new]).cumsum(0)[-1]
-            for key, row in zip(keys, after, strict=True):
-                sums[key] = row if run.k == self._k else torch.cat([row, sums[key][run.k :]])
-        return self._divided(sums, counts)
-
-    def _divided(
-        self, sums: dict[tuple[str, bool], Tensor], counts: dict[tuple[str, bool], list[int]]
-    ) -> Tree:
-        """Return sums over counts, in the context's order."""
+            new = in_double(torch.cat(run.values)).view(-1, len(run.names), run.k)
+            known = groups.setdefault((run.names, run.ordered), _Sums(self._k, new))
+            known.add(new)
         total: Tree = {}
-        number: dict[str, Tensor] = {}
-        for (name, ordered), row in sums.items():
-            count = torch.tensor(counts[name, ordered], dtype=torch.float64)
+        count: Tree = {}
+        for (names, ordered), known in groups.items():
+            sums, counts = known.total, torch.tensor(known.counts, dtype=torch.float64)
+            counts = counts.to(sums.device, non_blocking=True)
             if ordered and self._order is not None:
-                back = self._order.argsort()
-                row, count = row[back.to(row.device)], count[back]
-            total[name] = total[name] + row if name in total else row
-            number[name] = number[name] + count if name in number else count
-        return {
-            n: v / number[n].to(v.device, non_blocking=True) for n, v in total.items()
-        }
+                back = self._order.argsort().to(sums.device)
+                sums, counts = sums[:, back], counts[back]
+            if len(groups) == 1:
+                return dict(zip(names, (sums / counts).unbind(), strict=True))
+            for name, row in zip(names, sums, strict=True):
+                total[name] = total[name] + row if name in total else row
+                count[name] = count[name] + counts if name in count else counts
+        return {n: v / count[n] for n, v in total.items()}
+
+
+class _Sums:
+    """Sums ``[names, K]`` and how many numbers are in them, by client."""
+
+    def __init__(self, k: int, like: Tensor) -> None:
+        self.total = like.new_zeros(like.shape[1], k)
+        self.counts = [0] * k
+
+    def add(self, new: Tensor) -> None:
+        """Add numbers ``[steps, names, K']`` of the first clients, one step after the other."""
+        steps, _, k = new.shape
+        self.counts = [n + steps * (i < k) for i, n in enumerate(self.counts)]
+        after = torch.cat([self.total[None, :, :k], new]).cumsum(0)[-1]
+        self.total = torch.cat([after, self.total[:, k:]], 1)
