@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from fedvlm.core.trees import stack, stack_states
 from fedvlm.federation.rounds import RoundFinished
 from fedvlm.job.build import build
 from fedvlm.job.flags import parse
-from fedvlm.job.record import make_evaluator
+from fedvlm.job.record import make_evaluator, make_panel
 from fedvlm.job.resolve import resolve
 from tests import jobs
 
@@ -261,6 +261,14 @@ def test_a_cohort_is_said_in_the_results(tmp_path: Path) -> None:
     told = [c["results"]["last"]["notes"] for c in contents]
     assert told[0] == ["personal models of a cohort of 2 of 4 clients (TEST.COHORT)"]
     assert told[1] == []
+
+
+def test_a_cohort_is_the_same_under_every_model_seed(tmp_path: Path) -> None:
+    def cohort(*keys: str) -> Sequence[int]:
+        words = ("--num-users", "10", "--opts", "TEST.COHORT", "4", *keys)
+        return make_panel(build(resolve(parse(jobs.argv(tmp_path, *words))).jobs[0].cfg)).clients
+
+    assert cohort() == cohort("SEED", "2") != cohort("DATA_SEED", "2")
 
 
 def test_auto_by_counts(tmp_path: Path) -> None:
