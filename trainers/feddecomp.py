@@ -57,6 +57,7 @@ class FedDecomp(PeftTrainer):
         "RANK": Option(4, "rank, or hidden width, of the private parts", low=1),
         "PRIVATE_EPOCHS": Option(1, "local epochs that train the private parts", low=1),
     }
+    phases = True
     exempt = {"G5": "shared and private parts are trained in turn, never together"}
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
@@ -118,7 +119,7 @@ class FedDecomp(PeftTrainer):
         own = self.cfg.PRIVATE_EPOCHS
         start = state["w"] | received
         w = ctx.fit(start, self.loss, train=(PERSONAL,), epochs=own, tag="private").params
-        w = ctx.fit(w, self.loss, train=(SHARED,), epochs=ctx.epochs - own).params
+        w = ctx.fit(w, self.loss, train=(SHARED,), epochs=ctx.epochs - own, after=own).params
         return state | {"w": w}, ctx.upload(w)
 
 

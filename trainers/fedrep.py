@@ -45,6 +45,7 @@ class FedRep(PeftTrainer):
     name = "FedRep"
     roles = {peft.BODY: "shared", peft.HEAD: "personal"}
     needs = (peft.BODY, peft.HEAD)
+    phases = True
     options = {
         "HEAD_EPOCHS": Option(0, "head epochs per round; 0 is LOCAL_EPOCHS - REP_EPOCHS", low=0),
         "REP_EPOCHS": Option(1, "body epochs per round, after the head's", low=1),
@@ -74,7 +75,9 @@ class FedRep(PeftTrainer):
         w = ctx.fit(
             state["w"] | received, self.loss, train=(PERSONAL,), epochs=self.head_epochs, tag="head"
         ).params
-        w = ctx.fit(w, self.loss, train=(SHARED,), epochs=int(self.cfg.REP_EPOCHS)).params
+        w = ctx.fit(
+            w, self.loss, train=(SHARED,), epochs=int(self.cfg.REP_EPOCHS), after=self.head_epochs
+        ).params
         return state | {"w": w}, ctx.upload(w)
 
     def own_finetune(self) -> Finetune:

@@ -31,7 +31,7 @@ from fedvlm.federation.engine import Engine, LocalEngine
 from fedvlm.federation.groups import Finetune, resolve
 from fedvlm.federation.local.guard import guarded
 from fedvlm.federation.optim import Schedule
-from fedvlm.federation.plan import Budget, Plan, plan_chunks
+from fedvlm.federation.plan import Budget, Plan, check_footing, plan_chunks
 from fedvlm.federation.server import (
     Held,
     Measure,
@@ -239,6 +239,7 @@ class Federation:
                 f"{UNIFORM}, {OWN}"
             )
         check_aggregation(trainer, plan)
+        check_footing(trainer, plan, self.roster.train.tolist(), self.roster.val.tolist())
         trainer.seal()
 
     def context(
@@ -251,6 +252,7 @@ class Federation:
             plan.optim, plan.schedule or Schedule(plan.optim.lr),
             self.trainer.extras_up, self.trainer.metrics, self.weighting, plan.nonfinite,
             plan.clock_per_round, tuple(c not in worked for c in clients),
+            effort=plan.effort, patience=plan.early_stop,
         )
 
     def server_context(self, round_: int, held: Held) -> ServerContext:
