@@ -586,6 +586,11 @@ class Context:
         self.failed.setdefault(client, message)
 
 
+def without_kept(state: State) -> State:
+    """Return a client's state as methods see it: without the optimisers' (``OPTIM.KEEP_STATE``)."""
+    return {slot: tree for slot, tree in state.items() if not slot.startswith(KEPT)}
+
+
 def rates(ctx: Context, step: Step) -> Rate:
     """Return the schedule's learning rate: one number, or a tensor ``[K']`` where clients differ.
 

@@ -19,7 +19,7 @@ from fedvlm.core.errors import FedvlmError, failure_text
 from fedvlm.core.trees import State, Tree, first_non_finite, matching, pick, stack
 from fedvlm.federation.aggregation.updates import Updates, join
 from fedvlm.federation.clients import Clients
-from fedvlm.federation.context import KEPT, Context, Upload
+from fedvlm.federation.context import Context, Upload, without_kept
 from fedvlm.federation.local.guard import Looked, guarded
 from fedvlm.federation.plan import Chunk, plan_chunks
 from fedvlm.federation.trainer import Trainer
@@ -139,7 +139,7 @@ def _updated(
     """Do the work of a chunk on inputs of its own: whoever writes into them harms nobody."""
     received = stack([downloads[c] for c in ctx.clients])
     whole = clients.stacked(ctx.clients, accepted)
-    state = {slot: tree for slot, tree in whole.items() if not slot.startswith(KEPT)}
+    state = without_kept(whole)
     if ctx.optim.keep:  # the optimisers' states are the context's, not the method's
         ctx.kept = {slot: tree for slot, tree in whole.items() if slot not in state}
     out = _client_update(trainer, ctx, clients, state, received)

@@ -26,7 +26,7 @@ from fedvlm.federation.aggregation.telltale import Telltale, outlier_sentence, t
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batcher, prove_streams
 from fedvlm.federation.clients import Clients, ClientStore, MemoryStore
-from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context
+from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context, without_kept
 from fedvlm.federation.engine import Engine, LocalEngine
 from fedvlm.federation.groups import Finetune, resolve
 from fedvlm.federation.local.guard import guarded
@@ -470,7 +470,7 @@ class Federation:
     ) -> Tree:
         """Return the personal models of a chunk, made from copies of its own."""
         received = stack([given[c] for c in ctx.clients])
-        own = self.clients.stacked(ctx.clients, state.versions)
+        own = without_kept(self.clients.stacked(ctx.clients, state.versions))
         with self.clients.explain(f"trainer {self.trainer.name}"):
             if tune:
                 return self.trainer.finetune(ctx, own, received, self.finetuning)
