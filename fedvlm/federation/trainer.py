@@ -215,6 +215,10 @@ class Trainer:
         """Return logits ``[K, B, C]``."""
         return self.predictor(model, params)(x)
 
+    def forms(self) -> Mapping[str, str]:
+        """Return how tensors are applied where names leave it open (``export.recipe.FORMS``)."""
+        return {}
+
     def loss(
         self, model: VLModel, params: Tree, batch: Batch
     ) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
