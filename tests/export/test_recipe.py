@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import open_clip
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.export.recipe import TOLERANCE, read
+from fedvlm.export.formats import tensors
+from fedvlm.export.recipe import TOLERANCE, _tower, difference, read
+from fedvlm.export.towers import plain_clip
 from fedvlm.export.trained import TrainedModel
 from fedvlm.federation.module_trainer import ModuleTrainer
 from fedvlm.models.adapt.gates import KINDS
@@ -113,3 +118,34 @@ def test_a_module_of_its_own_is_refused_with_the_way_out() -> None:
     own = TrainedModel(Head(whole.trainer.root), whole.model, {"weight": torch.zeros(4, 4)})
     with pytest.raises(ConfigError, match="ModuleTrainer.export"):
         read(own)
+
+
+def test_a_tower_with_a_name_is_fetched_by_open_clip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Public weights are not copied: run.py asks open_clip for the tag that the run had."""
+    whole, asked = trained("fedavg", ("--peft", "prompt+lora")), []
+    assert recipe_tower(whole, "ViT-B/16", "openai") == {
+        "name": "ViT-B-16-quickgelu", "pretrained": "openai",
+    }
+    assert "file" in recipe_tower(whole, "ViT-B/16", "my/weights.pt")
+    assert "file" in recipe_tower(whole, "ViT-B/16", "transformers:openai/clip-vit-base-patch16")
+    recipe = read(whole)
+    named = replace(recipe, card=recipe.card | {"tower": {"name": "N", "pretrained": "T"}})
+
+    def create(name: str, pretrained: str) -> nn.Module:
+        asked.append((name, pretrained))
+        return copy.deepcopy(plain_clip(whole.model))
+
+    tensors.write(named, whole, tmp_path, tmp_path)
+    monkeypatch.setattr(open_clip, "create_model", create)
+    with torch.no_grad():
+        assert difference(tensors.read(tmp_path)(recipe.pixels), recipe.logits) <= TOLERANCE
+    assert asked == [("N", "T")] and not (tmp_path / "tower.safetensors").exists()
+
+
+def recipe_tower(whole: TrainedModel, name: str, weights: str) -> dict[str, Any]:
+    model = whole.model.fresh()
+    model.backbone = copy.copy(model.backbone)
+    model.backbone.name, model.backbone.weights = name, weights
+    return _tower(model)
