@@ -39,6 +39,7 @@ FORMS: Mapping[str, tuple[str, ...]] = {
     "gate": KINDS,  # gate.*
 }
 LORA = r"image\.lora\.\d+\.(q|k|v|o|fc|proj)\.[AB]"
+NORMS = r"image\.ln\.\d+\.[12]\.(weight|bias)"
 ADAPTER = r"image\.adapter\.\d+\.(attn|mlp)\.(ln|down|up)\.(weight|bias)"
 RESIDUAL = {n: rf"image\.{n}\.(down|up)" for n in ("adapter", "private")}  # in this order
 VIEWS = r"image\.(shared|personal)_adapter\.fc[12]\.weight"
@@ -51,7 +52,7 @@ TEXT = (
     r"(text\.ctx|head\.weight)(\.private\.(left|right))?", r"text\.(sigma|U|S|V)",
     r"text\.lora\.\d+\.(q|k|v|o|fc|proj)\.[AB]",
 )
-KNOWN = (LORA, ADAPTER, *RESIDUAL.values(), VIEWS, FUSION, PROTOTYPES, SMALL, GATE, *TEXT)
+KNOWN = (LORA, NORMS, ADAPTER, *RESIDUAL.values(), VIEWS, FUSION, PROTOTYPES, SMALL, GATE, *TEXT)
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,9 @@ def read(trained: TrainedModel) -> Recipe:
         _need(kind, "gate", who)
         steps.append(("gated", kind))
         tensors |= _taken(p, SMALL, GATE)
-    adapted = [n for n, names in (("lora", LORA), ("adapter", ADAPTER)) if matching(p, [names])]
-    tensors |= _taken(p, LORA, ADAPTER)
+    inside = {"lora": LORA, "norms": NORMS, "adapter": ADAPTER}
+    adapted = [part for part, names in inside.items() if matching(p, [names])]
+    tensors |= _taken(p, *inside.values())
     two = bool(adapted) and steps[-1][0] == "gated"
     card = {
         "format": "fedvlm 1", "method": who, "classnames": list(trained.classnames),

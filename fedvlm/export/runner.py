@@ -42,6 +42,12 @@ class Model(torch.nn.Module):  # pixels [n, 3, S, S] to logits [n, classes]
             rows = layer.weight if layer else attn.in_proj_weight.chunk(3)["qkv".index(site)]
             rows.data.add_(self.card["lora"] * self.p[name[:-1] + "B"] @ self.p[name])
 
+    # part: norms
+    def norms(self, blocks):  # added to the blocks' LayerNorms
+        for name in [n for n in self.p if n.startswith("image.ln.")]:
+            _, _, index, place, kind = name.split(".")
+            getattr(getattr(blocks[int(index)], "ln_" + place), kind).data.add_(self.p[name])
+
     # part: adapter
     def adapter(self, blocks):  # h + up(gelu(down(norm(h)))) behind both branches of a block
         def add(h, n, p):

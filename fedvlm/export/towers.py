@@ -82,11 +82,12 @@ def visual_state(visual: nn.Module) -> Tree:
 
 
 def merged(state: Mapping[str, Tensor], lora: Mapping[str, Tensor], scale: float) -> Tree:
-    """Return a CLIP's tensors with LoRA of both towers added to the weights.
+    """Return a CLIP's tensors with LoRA of both towers, and ``image.ln.*``, added to the weights.
 
     Args:
         state: of open_clip's CLIP or CustomTextCLIP.
-        lora: ``<tower>.lora.<block>.<site>.A`` and ``.B``, no client axis.
+        lora: ``<tower>.lora.<block>.<site>.A`` and ``.B``, no client axis; other names but
+            ``image.ln.*`` are ignored.
         scale: alpha over the rank.
     """
     out = {n: v.clone() for n, v in state.items()}
@@ -99,6 +100,9 @@ def merged(state: Mapping[str, Tensor], lora: Mapping[str, Tensor], scale: float
                               "attn.in_proj_weight")]
         rows = weight if layer in LAYERS else weight.chunk(3)["qkv".index(layer)]
         rows.copy_((rows.double() + update).to(weight.dtype))
+    for name in (n for n in lora if n.startswith("image.ln.")):
+        _, _, index, place, kind = name.split(".")
+        out[f"{BLOCKS['image']}.{index}.ln_{place}.{kind}"] += lora[name]
     return out
 
 

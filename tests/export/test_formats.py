@@ -99,7 +99,8 @@ def test_peft_loads_the_adapter_on_transformers_clip(
             assert difference(z, whole.trainer.text_features(whole.model, p)[0]) <= 1e-5
 
 
-@pytest.mark.parametrize("words", [LORA, ("--peft", "prompt"), ("--peft", "head")], ids=" ".join)
+@pytest.mark.parametrize("words", [LORA, ("--peft", "prompt"), ("--peft", "head"),
+                                   ("--peft", "prompt+lora", "PEFT.LN", "True")], ids=" ".join)
 def test_open_clip_loads_merged_weights(
     words: tuple[str, ...], tmp_path: Path, image: Path
 ) -> None:
@@ -108,6 +109,12 @@ def test_open_clip_loads_merged_weights(
     pixels, wanted = own(whole, image)
     with torch.no_grad():
         assert difference(openclip.read(tmp_path / "out")(pixels), wanted) <= 1e-5
+
+
+def test_peft_refuses_layer_norms(tmp_path: Path) -> None:
+    whole = trained("fedavg", ("--peft", "prompt+lora", "PEFT.LN", "True"))
+    with pytest.raises(ConfigError, match="PEFT.LN changed the tower's LayerNorms"):
+        export(whole, tmp_path / "out", "peft")
 
 
 @ONNX

@@ -31,6 +31,7 @@ FUSION = "TRAINER.THORKI.FUSION"
     ("fedtv", "TRAINER.FEDTV.VARIANT", "published"), ("fedtv", "TRAINER.FEDTV.VARIANT", "fixed"),
     ("fedtv", "TRAINER.FEDTV.ADAPTER", "sigmoid"), ("fedtv", "TRAINER.FEDTV.NUM_PROMPT", "2"),
     ("fedavg", "--peft", "prompt+lora"), ("fedavg", "--peft", "prompt+adapter"),
+    ("fedavg", "PEFT.LN", "True", "--peft", "prompt+lora"), ("fedavg", "PEFT.CSC", "True"),
     ("fedavg", "--peft", "text-lora"), ("fedavg", "--peft", "head"),
     ("fedproto", "TRAINER.FEDPROTO.PREDICT", "head"), ("fedproto",), ("zeroshot",),
     ("feddecomp", "--peft", "prompt+adapter"), ("thorki", "--peft", "prompt+adapter"),
@@ -68,7 +69,7 @@ def test_a_recipe_that_is_wrong_is_not_let_out(fault: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", ["image.ln.0.weight", "image.prompt.3", "text.meta.weight",
-                                  "small.tower.0.weight"])
+                                  "small.conv1.weight"])
 def test_a_tensor_that_nobody_knows_is_refused_by_name(name: str) -> None:
     whole = trained("fedavg")
     more = replace(whole, params=whole.params | {name: torch.zeros(3)})

@@ -1,4 +1,4 @@
-"""``open_clip``: a CLIP with LoRA merged into its weights, for ``local-dir:``, and a classifier."""
+"""``open_clip``: a CLIP with LoRA and LayerNorms merged into its weights, for ``local-dir:``, and a classifier."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def write(recipe: Recipe, trained: TrainedModel, folder: Path, common: Path) -> 
         ConfigError: prediction needs more than merged weights and class features.
     """
     write_classifier(recipe, folder)
-    state = merged(plain_clip(trained.model).state_dict(), recipe.lora, recipe.card["lora"])
+    state = merged(
+        plain_clip(trained.model).state_dict(), recipe.tensors | recipe.lora, recipe.card["lora"]
+    )
     look = {k: v for k, v in recipe.card["transform"].items() if k != "size"}
     files.write_json(folder / "open_clip_config.json", {
         "model_cfg": trained.model.backbone.arch, "preprocess_cfg": look,

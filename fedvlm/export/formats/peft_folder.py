@@ -53,6 +53,11 @@ def write(recipe: Recipe, trained: TrainedModel, folder: Path, common: Path) -> 
             "there is no LoRA, so nothing that a peft adapter could hold: train with --peft lora, "
             "or use --format safetensors"
         )
+    if "norms" in recipe.card["adapted"]:
+        raise ConfigError(
+            "PEFT.LN changed the tower's LayerNorms, which a LoRA adapter cannot hold: use --format "
+            "open_clip, safetensors or onnx"
+        )
     write_classifier(recipe, folder)
     model, scale = trained.model, float(recipe.card["lora"])
     ranks = {module_name(s, STYLE): recipe.lora[s + FACTOR_A].shape[0] for s in names}
