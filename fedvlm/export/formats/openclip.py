@@ -1,4 +1,4 @@
-"""``open_clip``: a CLIP with LoRA and LayerNorms merged into its weights, for ``local-dir:``, and a classifier."""
+"""``open_clip``: a CLIP for ``local-dir:``, LoRA and LayerNorms merged, and a classifier."""
 
 from __future__ import annotations
 

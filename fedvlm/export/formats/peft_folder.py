@@ -55,8 +55,8 @@ def write(recipe: Recipe, trained: TrainedModel, folder: Path, common: Path) -> 
         )
     if "norms" in recipe.card["adapted"]:
         raise ConfigError(
-            "PEFT.LN changed the tower's LayerNorms, which a LoRA adapter cannot hold: use --format "
-            "open_clip, safetensors or onnx"
+            "PEFT.LN changed the tower's LayerNorms, which a LoRA adapter cannot hold: use "
+            "--format open_clip, safetensors or onnx"
         )
     write_classifier(recipe, folder)
     model, scale = trained.model, float(recipe.card["lora"])
