@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.core.trees import State, Tree, clone, first_non_finite
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.groups import FROZEN
-from fedvlm.federation.rounds import FedState, slots_of, state_of
+from fedvlm.federation.rounds import FedState, Whole, slots_of, state_of
 from fedvlm.runs.state import load_newest_state, save_state
 
 
@@ -49,11 +49,12 @@ def g4_no_rate(world: World, trainer: Method) -> None:
             )
     for (ids, p), (_, old) in zip(_personal(run, end), _personal(run, start), strict=True):
         same_tree(p, old, f"lr 0: personal models of clients {ids}", EXACT)
-    same_tree(run.fed.shared(end), run.fed.shared(start), "lr 0: shared model", EXACT)
+    last, first = (run.fed.shared(run.fed.adopt(copy_fed(state))) for state in (end, start))
+    same_tree(last, first, "lr 0: shared model", EXACT)
 
 
-def _personal(run: Trajectory, state: FedState) -> Iterator[tuple[Sequence[int], Tree]]:
-    return run.fed.personal(copy_fed(state), range(run.fed.plan.clients))
+def _personal(run: Trajectory, state: Whole) -> list[tuple[Sequence[int], Tree]]:
+    return list(run.fed.personal(run.fed.adopt(copy_fed(state)), range(run.fed.plan.clients)))
 
 
 def g5_centralised(world: World, trainer: Method) -> None:
@@ -77,7 +78,7 @@ def g5_centralised(world: World, trainer: Method) -> None:
         out = fed.trainer.loss(fed.model, whole, batch)
         (out[0] if isinstance(out, tuple) else out).sum().backward()
         optimiser.step()
-    down = run.fed.downloads(run.states[-1], setup.rounds, [0])[0]
+    down = run.fed.downloads(run.fed.adopt(run.states[-1]), setup.rounds, [0])[0]
     shared = {n: p[n].detach() for n in fed.groups.shared}
     same_tree(
         {n: down[n] for n in shared if n in down}, shared,
@@ -134,12 +135,14 @@ def g11_small_clients(world: World, trainer: Method) -> None:
     run = world.trajectory(trainer)
     state = run.states[0]
     for client, size in enumerate(SIZES):
-        alone = work(world.federation(trainer), copy_fed(state), [client])
+        fed = world.federation(trainer)
+        alone = work(fed, fed.adopt(copy_fed(state)), [client])
         said = f"client {client} with {size} sample(s) and batch size {Setup().batch}"
         demand(alone.counters.get("steps", 0) >= 1, f"{said} took no step")
         message = alone.parts[0].messages()[client]
-        down = run.fed.downloads(state, 1, [client])[client]
-        changed = differs(alone.states[client], state.clients[client]) or any(
+        down = fed.downloads(fed.start(), 1, [client])[client]
+        own = fed.clients.read([client], alone.versions)[client]
+        changed = differs(own, state.clients[client]) or any(
             gap(v, down[n]) > 0 for n, v in message.items() if n in down
         )
         demand(changed, f"{said} did not change")
@@ -166,7 +169,7 @@ def g12_seeds(world: World, trainer: Method) -> None:
     )
 
 
-def _evaluated(world: World, trainer: Method) -> FedState:
+def _evaluated(world: World, trainer: Method) -> Whole:
     """Return the end of a run in which all models are built and used after each round."""
     fed = world.federation(trainer)
 
@@ -181,7 +184,7 @@ def _evaluated(world: World, trainer: Method) -> FedState:
             demand(bool(torch.isfinite(logits).all()), f"{what} are not finite")
 
     fed.savers.append(evaluate)
-    return copy_fed(fed.run())
+    return copy_fed(fed.read(fed.run()))
 
 
 def g13_fast_paths(world: World, trainer: Method) -> None:

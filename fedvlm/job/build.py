@@ -22,7 +22,7 @@ from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec, Schedule
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.plan import Budget, Plan, draw_unseen, plain_work
+from fedvlm.federation.plan import Budget, Plan, draw_unseen, parse_sites, plain_work
 from fedvlm.federation.rounds import Federation
 from fedvlm.federation.trainer import Trainer
 from fedvlm.job.identity import run_identity
@@ -149,6 +149,8 @@ def chunk_of(cfg: CfgNode, model: VLModel, trainer: Trainer) -> int:
         return int(cfg.FED.CHUNK)
     # Tokens of two prompt sets, roughly: packed, or one full-length text per class.
     packed = 24 + 6 * len(model.classnames)
+    if cfg.PEFT.CSC:  # every class brings a context of its own
+        packed += int(cfg.PEFT.N_CTX) * len(model.classnames)
     backbone = model.backbone
     tokens = packed if backbone.causal else 2 * len(model.classnames) * backbone.context_length
     blocks = len(backbone.text_blocks)
@@ -202,6 +204,7 @@ def build(
     test: SampleSource
     train, test = pixel_sources(loader, labels)
     plan, chunk = make_plan(cfg), chunk_of(cfg, model, trainer)
+    sites = parse_sites(cfg.FED.SITES, plan.clients)
     batcher = SplitBatcher(
         train, data.clients, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), int(cfg.SEED), loader.views,
         plan.epochs, model.device, model.dtype, plain=test,
@@ -211,7 +214,7 @@ def build(
     )
     trainer.check_proxy(proxy)
     federation = Federation(  # refuses ranks and stray tensors: before any image is encoded
-        trainer, model, batcher, plan, engine=LocalEngine(chunk),
+        trainer, model, batcher, plan, engine=LocalEngine(chunk, sites),
         budget=make_budget(cfg, plan, batcher), proxy=proxy,
     )
     if not (pixels or cfg.FED.PLAIN):
@@ -225,6 +228,8 @@ def build(
     identity = run_identity(
         cfg, data, backbone, loader, chunk, device.type, proxy.digest if proxy else ""
     )
+    if cfg.FED.SITES:
+        model.notes.append(f"clients at {len(set(sites))} site(s) are computed site by site")
     notes = [*data.notes, *model.notes, *_marks(cfg, loader, trainer), *proxy_notes]
     return Built(cfg, data, backbone, model, federation, meter, test, loader, identity, notes)
 

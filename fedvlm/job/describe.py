@@ -107,6 +107,13 @@ def peft_choice(cfg: CfgNode, origins: Mapping[str, str]) -> str:
     return f"-{words_of(cfg.PEFT.TEXT, cfg.PEFT.VISUAL, cfg.PEFT.HEAD)}"
 
 
+def trained_words(cfg: CfgNode) -> str:
+    """Return what ``PEFT`` trains, for results: the words of ``--peft`` and what refines them."""
+    more = [word for word, on in (("csc", cfg.PEFT.CSC), ("ln", cfg.PEFT.LN)) if on]
+    more += [f"'{cfg.PEFT.CTX_INIT}'"] if cfg.PEFT.CTX_INIT else []
+    return "+".join([words_of(cfg.PEFT.TEXT, cfg.PEFT.VISUAL, cfg.PEFT.HEAD), *more])
+
+
 def run_path(cfg: CfgNode, data: str, method: str) -> RunPath:
     """Return where a run lies below ``OUTPUT_DIR`` (DESIGN 7).
 

@@ -17,7 +17,8 @@ head      a linear classifier that starts as the template's text features  PEFT.
 ========= ================================================================ ===================
 
 What is not named is off: text none, visual none, head text. ``prompt`` and ``head`` exclude each
-other. Sizes stay keys: PEFT.RANK, ALPHA, TARGETS, BLOCKS, WIDTH, N_CTX, LORA_AVG.
+other. Sizes stay keys: PEFT.RANK, ALPHA, TARGETS, BLOCKS, WIDTH, N_CTX, LORA_AVG; so
+do CTX_INIT, CSC and LN.
 """
 
 from __future__ import annotations

@@ -97,7 +97,10 @@ class Recorder:
 
     def save(self, state: FedState) -> None:
         """Save the state that a resumed run goes on from, then show its round."""
-        self.folder.save_state(state.round, slots_of(state), state.clients)
+        federation = self.built.federation
+        whole = federation.read(state, sorted(state.versions))
+        self.folder.save_state(whole.round, slots_of(whole), whole.clients)
+        federation.commit(state)
         while self._show:
             row, said = self._show.pop(0)
             for screen in self.screens:

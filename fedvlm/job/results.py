@@ -20,8 +20,7 @@ from fedvlm.evaluation.scores import TARGET
 from fedvlm.federation.aggregation.telltale import times
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.job.build import Built, views_of
-from fedvlm.job.describe import partition_name, setting
-from fedvlm.job.flags import words_of
+from fedvlm.job.describe import partition_name, setting, trained_words
 from fedvlm.runs.metrics import sentence, totals
 
 METRICS = (
@@ -115,8 +114,7 @@ def protocol(built: Built) -> dict[str, Any]:
         "subsample": cfg.DATASET.SUBSAMPLE_CLASSES,
         "backbone": cfg.MODEL.BACKBONE.NAME, "weights": built.backbone.weights,
         "backbone_digest": built.backbone.digest, "data_digest": built.data.digest,
-        "peft": words_of(cfg.PEFT.TEXT, cfg.PEFT.VISUAL, cfg.PEFT.HEAD)
-        if isinstance(built.federation.trainer, PeftTrainer) else "",
+        "peft": trained_words(cfg) if isinstance(built.federation.trainer, PeftTrainer) else "",
         "partition": partition_name(cfg), "held_out": built.data.spec.held_out,
         "server_holdout": built.data.spec.server_holdout,
         "unseen_clients": int(cfg.FED.UNSEEN_CLIENTS), "cohort": cohort_of(built),

@@ -8,6 +8,7 @@ import os
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from fedvlm.federation.rounds import FedState, state_of
 from fedvlm.job.build import Built, build
 from fedvlm.job.describe import header, partition_name, peft_choice, run_path
 from fedvlm.job.dry import dry_run
+from fedvlm.job.identity import present
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import Recorder
 from fedvlm.job.results import results_of, seed_table
@@ -78,7 +80,9 @@ def _run(
     choice = peft_choice(cfg, origins)
     built = build(cfg, progress, inputs=inputs)
     place = run_path(cfg, built.data.name, built.federation.trainer.name + choice)
-    folder = RunFolder.create(cfg.OUTPUT_DIR, place, built.identity)
+    folder = RunFolder.create(
+        cfg.OUTPUT_DIR, place, built.identity, present=partial(present, cfg.TRAINER.NAME)
+    )
     _check_resume(cfg, folder)
     console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
     if folder.finished is not None:
@@ -177,7 +181,7 @@ def restore(built: Built, folder: RunFolder) -> FedState | None:
         built.federation.budget.record(record["round"], record["counters"])
     folder.notes.append(f"going on after round {saved.round}")
     clients = {c: moved(s) for c, s in saved.clients.items()}
-    return state_of(saved.round, moved(saved.server), clients)
+    return built.federation.adopt(state_of(saved.round, moved(saved.server), clients))
 
 
 def _check_resume(cfg: CfgNode, folder: RunFolder) -> None:

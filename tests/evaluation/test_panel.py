@@ -26,7 +26,7 @@ SHIFTS = {0: 0.0, 1: 1.0, 2: 0.0, 3: 1.0}  # 0 and 2 are right, 1 and 3 wrong
 
 def roster(clients: int, train: int = 10, test: int = 4, unseen: tuple[int, ...] = ()) -> Roster:
     sizes = [np.full(clients, n, dtype=np.int64) for n in (train, 0, test)]
-    return Roster(*sizes, np.zeros((clients, 1), np.int64), unseen)
+    return Roster(*sizes, np.zeros((clients, 1), np.int64), np.zeros(clients, np.int64), unseen)
 
 
 def judge(**panel: object) -> Judge:

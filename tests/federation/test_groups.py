@@ -12,7 +12,7 @@ from fedvlm.check.world import SIZES, Setup, World
 from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.core.trees import Tree, unstack
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.rounds import Federation, FedState, RoundFinished, slots_of, state_of
+from fedvlm.federation.rounds import Federation, RoundFinished, Whole, slots_of, state_of
 from fedvlm.federation.server import Measure
 from fedvlm.runs.state import load_newest_state, save_state
 
@@ -25,9 +25,9 @@ def world(epochs: int | None, *more: str) -> World:
     return World([*BOTH, *asked, *more])
 
 
-def models(fed: Federation, state: FedState, finetune: bool = True) -> dict[int, Tree]:
+def models(fed: Federation, whole: Whole, finetune: bool = True) -> dict[int, Tree]:
     found: dict[int, Tree] = {}
-    for ids, p in fed.personal(state, range(fed.plan.clients), finetune=finetune):
+    for ids, p in fed.personal(fed.adopt(whole), range(fed.plan.clients), finetune=finetune):
         found |= dict(zip(ids, unstack(p, len(ids)), strict=True))
     return found
 
@@ -40,7 +40,8 @@ def test_it_changes_the_last_evaluation_and_nothing_else(name: str, tmp_path: Pa
     fed, end = run.fed, run.states[-1]
     before = copy_fed(end)
     tuned, again = models(fed, end), models(fed, end)
-    same_fed(end, before, "the state after two fine-tunings")
+    after = fed.read(fed.adopt(end))
+    same_fed(after, before, "the state after two fine-tunings")
     same_fed(end, world(0).record(cls).states[-1], "a run without fine-tuning")
     plain = models(fed, end, finetune=False)
     save_state(tmp_path, end.round, slots_of(end), end.clients, {}, identity="t")
@@ -134,5 +135,5 @@ def test_the_event_measures_both() -> None:
     state = fed.run()
     ((after,), (before,)) = (seen[-1].rows([0], Measure(finetuned=f)) for f in (True, False))
     for row, finetune in ((after, True), (before, False)):
-        assert row["sum"] == float(models(fed, state, finetune)[0]["text.ctx"].sum())
+        assert row["sum"] == float(models(fed, fed.read(state), finetune)[0]["text.ctx"].sum())
     assert after != before
