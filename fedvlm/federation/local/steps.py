@@ -137,7 +137,8 @@ def laid_out(
     """Fill the plan's arrays and bring them to the device, by one copy."""
     blocks = [block for step in steps for block in step.blocks]
     size = blocks[-1].stop if blocks else 0
-    index, mask = np.empty(size, np.int64), np.zeros(size, np.int64)
+    index, there = np.empty(size, np.int64), np.zeros((3, size), np.int64)
+    mask = there[2]
     for block, chosen in zip(blocks, picks, strict=True):
         at = block.start
         for samples, count in zip(chosen, block.counts, strict=True):
@@ -146,10 +147,11 @@ def laid_out(
             index[at + n : end] = samples[0]
             mask[at : at + count] = 1
             at = end
-    labels = source.labels.numpy()[index]
-    located = source.locate(index) if isinstance(source, FeatureSource) else index
-    there = torch.from_numpy(np.stack([located, labels, mask])).to(device, non_blocking=True)
+    there[1] = source.labels.numpy()[index]
+    has_rows = isinstance(source, FeatureSource)
+    if isinstance(source, FeatureSource):
+        there[0] = source.locate(index)
+    rows, labels, ones = torch.from_numpy(there).to(device, non_blocking=True).unbind()
     return StepPlan(
-        source, steps, torch.from_numpy(index),
-        there[0] if isinstance(source, FeatureSource) else None, there[1], there[2].to(dtype),
+        source, steps, torch.from_numpy(index), rows if has_rows else None, labels, ones.to(dtype),
     )
