@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -28,7 +27,7 @@ from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.core.trees import State, Tree, clone, first_non_finite, stack
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.groups import FROZEN
-from fedvlm.federation.rounds import RoundFinished, Whole, slots_of, state_of
+from fedvlm.federation.rounds import FedState, Whole, slots_of, state_of
 from fedvlm.runs.state import load_newest_state, save_state
 
 
@@ -174,19 +173,17 @@ def _evaluated(world: World, trainer: Method) -> Whole:
     """Return the end of a run in which all models are built and used after each round."""
     fed = world.federation(trainer)
 
-    def evaluate(event: Any) -> None:
-        if not isinstance(event, RoundFinished):
-            return
-        trees = [(list(ids), p) for ids, p in event.personal(range(fed.plan.clients))]
-        for ids, p in [*trees, ([0], event.shared())]:
+    def evaluate(state: FedState) -> None:
+        trees = [(list(ids), p) for ids, p in fed.personal(state, range(fed.plan.clients))]
+        for ids, p in [*trees, ([0], fed.shared(state))]:
             index = torch.stack([torch.as_tensor(world.splits[c].test) for c in ids])
             logits = fed.trainer.predict(fed.model, p, world.streams(fed, index))
             want = (*index.shape, len(fed.model.classnames))
-            what = f"round {event.round}, logits of clients {ids}"
+            what = f"round {state.round}, logits of clients {ids}"
             demand(tuple(logits.shape) == want, f"{what} are {tuple(logits.shape)}, not {want}")
             demand(bool(torch.isfinite(logits).all()), f"{what} are not finite")
 
-    fed.subscribers.append(evaluate)
+    fed.savers.append(evaluate)
     return copy_fed(fed.read(fed.run()))
 
 

@@ -25,7 +25,7 @@ from fedvlm.federation.batches import IndexSplit, SplitBatcher
 from fedvlm.federation.engine import Engine, LocalEngine
 from fedvlm.federation.optim import OptimSpec, Schedule
 from fedvlm.federation.plan import Plan
-from fedvlm.federation.rounds import Federation, RoundFinished, Whole
+from fedvlm.federation.rounds import Event, Federation, RoundFinished, Whole
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.features.sources import FeatureSource, PixelSource, SampleSource
@@ -254,13 +254,12 @@ class World:
         """
         run = Trajectory(self.federation(trainer, setup))
 
-        def keep(event: Any) -> None:
-            if isinstance(event, RoundFinished):
-                run.states.append(copy_fed(run.fed.read(event.state)))
-                if event.round:
-                    run.events.append(event)
+        def keep(event: Event) -> None:
+            if isinstance(event, RoundFinished) and event.round:
+                run.events.append(event)
 
         run.fed.subscribers.append(keep)
+        run.fed.savers.append(lambda state: run.states.append(copy_fed(run.fed.read(state))))
         before, digest = global_generators(), run.fed.model.verify_frozen()
         run.fed.run(None if start is None else run.fed.adopt(copy_fed(start)), until)
         run.digests = (digest, run.fed.model.verify_frozen())

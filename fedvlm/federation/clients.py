@@ -10,8 +10,10 @@ download (unless the method declares ``reads_old``), the frozen part is the star
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -32,6 +34,14 @@ class ClientStore(Protocol):
         self, ids: Sequence[int], versions: Sequence[int]
     ) -> list[tuple[list[int], State]]:
         """Return (clients, their states ``[K, ...]``) by form, each in the order of ``ids``.
+
+        Raises:
+            FedvlmError: there is no such row.
+        """
+        ...
+
+    def form(self, client: int, version: int) -> Form:
+        """Return names, types and shapes of such a row, without reading it.
 
         Raises:
             FedvlmError: there is no such row.
@@ -62,6 +72,20 @@ def form_of(state: State) -> Form:
         (slot, tuple((name, v.dtype, tuple(v.shape[1:])) for name, v in tree.items()))
         for slot, tree in state.items()
     )
+
+
+def joint_form(received: Tree, own: Form) -> str:
+    """Return a digest of names, shapes and types of a download and of a state, in any order."""
+    given = tuple((n, v.dtype, tuple(v.shape)) for n, v in received.items())
+    return _digest((("", given), *own))
+
+
+@lru_cache(maxsize=1024)
+def _digest(form: Form) -> str:
+    """Return the digest; kept, since most clients are alike."""
+    parts = sorted(f"{slot}/{name} {shape} {kind}" for slot, leaves in form
+                   for name, kind, shape in leaves)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
 @dataclass
@@ -136,6 +160,10 @@ class MemoryStore:
             )
         return place
 
+    def form(self, client: int, version: int) -> Form:
+        """See ``ClientStore.form``."""
+        return self._row(client, version)[0]
+
     def put(self, round_: int, ids: Sequence[int], state: State) -> None:
         """See ``ClientStore.put``."""
         for client in ids:
@@ -189,6 +217,7 @@ class Clients:
         self._lost = set(groups.names(FROZEN) if reads_old else groups.names(SHARED, FROZEN))
         self._reads_old, self._shared = reads_old, set(groups.names(SHARED))
         self._order = {n: i for i, n in enumerate(start)}
+        self._first: dict[int, Form] = {}  # of clients that never worked
 
     def stacked(self, ids: Sequence[int], versions: Mapping[int, int]) -> State:
         """Return the states ``[K, ...]`` of ``ids``, as of ``versions`` (absent: never worked).
@@ -213,6 +242,25 @@ class Clients:
             state = {s: {n: v.index_select(0, rows.to(v.device)) for n, v in t.items()}
                      for s, t in state.items()}
         return self._filled(state, len(ids))
+
+    def forms(
+        self, ids: Sequence[int], versions: Mapping[int, int], received: Mapping[int, Tree]
+    ) -> list[str]:
+        """Return a digest of the form of what each client holds and receives.
+
+        Clients that differ in it do not stack; ``plan_chunks`` keeps them apart.
+        """
+        out = []
+        for client in ids:
+            version = versions.get(client, 0)
+            own = self.store.form(client, version) if version else self._untrained_form(client)
+            out.append(joint_form(received[client], own))
+        return out
+
+    def _untrained_form(self, client: int) -> Form:
+        if client not in self._first:
+            self._first[client] = form_of(stack_states([self._kept(self._init(client))]))
+        return self._first[client]
 
     def put(self, round_: int, ids: Sequence[int], state: State) -> None:
         """Keep what clients do not get anew of their new states ``[K, ...]``."""

@@ -21,6 +21,7 @@ from fedvlm.federation.aggregation.updates import Updates, join
 from fedvlm.federation.clients import Clients
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.local.guard import Looked, guarded
+from fedvlm.federation.plan import Chunk, plan_chunks
 from fedvlm.federation.trainer import Trainer
 
 MakeContext = Callable[[Sequence[int]], Context]
@@ -53,6 +54,11 @@ class Engine(Protocol):
         """Clients stacked at once, in evaluation too."""
         ...
 
+    @property
+    def sites(self) -> Sequence[int]:
+        """Where each client is, by id; empty: all at one site."""
+        ...
+
     def run(
         self, trainer: Trainer, make: MakeContext, downloads: Mapping[int, Tree],
         clients: Clients, accepted: Mapping[int, int],
@@ -68,9 +74,13 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """All clients in one process, ``chunk`` at a time (1: the plain, sequential path)."""
+    """All clients in one process, ``chunk`` at a time (1: the plain, sequential path).
+
+    Clients of two ``sites`` share no chunk: the bits are those of a run at these sites.
+    """
 
     chunk: int = 8
+    sites: Sequence[int] = ()
 
     def run(
         self, trainer: Trainer, make: MakeContext, downloads: Mapping[int, Tree],
@@ -83,7 +93,8 @@ class LocalEngine:
         """
         work, most = RoundWork(), self.chunk if trainer.batched else 1
         clients.store.begin(accepted)
-        for ids in self._chunks(make(sorted(accepted)), most):
+        for chunk in self._chunks(make(sorted(accepted)), downloads, clients, accepted, most):
+            ids = list(chunk.clients)
             ctx = make(ids)
             update = partial(_updated, trainer, ctx, clients, downloads, accepted)
             done, looked = guarded(ctx, update, _Done.tensors, partial(_asked, ctx))
@@ -96,13 +107,16 @@ class LocalEngine:
                 work.versions |= dict.fromkeys(ids, ctx.round)
         return work
 
-    @staticmethod
-    def _chunks(ctx: Context, size: int) -> list[list[int]]:
-        """Sort clients by falling number of samples (ties by id) and cut them into chunks."""
-        order = [
-            c for _, c in sorted(zip((-ctx.sizes).tolist(), ctx.clients, strict=True))
-        ]
-        return [order[i : i + size] for i in range(0, len(order), size)]
+    def _chunks(
+        self, ctx: Context, downloads: Mapping[int, Tree], clients: Clients,
+        accepted: Mapping[int, int], most: int,
+    ) -> list[Chunk]:
+        """Cut the round's clients into chunks of one site and one form of tensors."""
+        ids = ctx.clients
+        return plan_chunks(
+            ids, ctx.sizes.tolist(), [self.sites[c] if self.sites else 0 for c in ids],
+            clients.forms(ids, accepted, downloads), most,
+        )
 
 
 class _Done(NamedTuple):

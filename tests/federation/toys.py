@@ -84,8 +84,8 @@ class Watched(Federation):
     def adopt(self, whole: Whole) -> Seen:
         return self.seen(super().adopt(whole))
 
-    def _finished(self, state: FedState, total: int, **work: Any) -> Any:
-        return super()._finished(self.seen(state), total, **work)
+    def _publish(self, state: FedState, total: int, **work: Any) -> None:
+        super()._publish(self.seen(state), total, **work)
 
 
 class Quadratic(Trainer):

@@ -128,7 +128,7 @@ def test_server_is_not_moved_and_order_does_not_matter() -> None:
     given = copy_state(state.server)
     ends = []
     for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
-        fed.engine = Ordered(1, order)
+        fed.engine = Ordered(1, order=order)
         ends.append(fed.round(state, 2))
         same_state(state.server, given, "the server's state")
     for end in ends[1:]:

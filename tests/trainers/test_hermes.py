@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -57,11 +58,17 @@ def units(options: dict[str, Any], rounds: int = 4, kind: type[Trainer] = HERMES
     return quadratic(made(config(kind, own)), rounds, momentum=0.9, epochs=2, lr=1.0, val=1)
 
 
-def history(fed: Federation) -> list[RoundFinished]:
+def history(fed: Federation) -> list[Any]:
+    """Return every round's event, with the state after it as ``state``."""
     seen: list[RoundFinished] = []
+    states: list[FedState] = []
     fed.subscribers.append(lambda e: seen.append(e) if isinstance(e, RoundFinished) else None)
+    fed.savers.append(states.append)
     fed.run()
-    return seen
+    return [
+        SimpleNamespace(**vars(event), state=state)
+        for event, state in zip(seen, states, strict=True)
+    ]
 
 
 # ---- schedule and masks -----------------------------------------------------------------------
