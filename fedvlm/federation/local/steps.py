@@ -51,7 +51,7 @@ class StepPlan:
     Attributes:
         steps: one after the other.
         index: samples ``[n]`` int64, on the host; padding repeats a client's first one.
-        rows: where they lie in the source's tables, on the device; None: the source has no rows.
+        rows: where they lie in the source's tables, beside these; None: the source has no rows.
         labels: ``[n]`` int64, on the device.
         mask: 1 for a sample, 0 for padding, ``[n]``, on the device.
     """
@@ -148,10 +148,13 @@ def laid_out(
             mask[at : at + count] = 1
             at = end
     there[1] = source.labels.numpy()[index]
-    has_rows = isinstance(source, FeatureSource)
+    rows: Tensor | None = None
     if isinstance(source, FeatureSource):
         there[0] = source.locate(index)
-    rows, labels, ones = torch.from_numpy(there).to(device, non_blocking=True).unbind()
+        rows = torch.from_numpy(there[0])
+    placed = torch.from_numpy(there).to(device, non_blocking=True)
+    if isinstance(source, FeatureSource) and source.device == placed.device:
+        rows = placed[0]
     return StepPlan(
-        source, steps, torch.from_numpy(index), rows if has_rows else None, labels, ones.to(dtype),
+        source, steps, torch.from_numpy(index), rows, placed[1], placed[2].to(dtype),
     )
