@@ -36,7 +36,7 @@ from fedvlm.job.sources import (
     train_images,
 )
 from fedvlm.models.backbone import Backbone
-from fedvlm.models.features.sources import SampleSource
+from fedvlm.models.features.sources import FeatureSource, SampleSource
 from fedvlm.models.vlmodel import VLModel
 
 CHUNK_BYTES = 2 << 30  # activations of one chunk of clients; a constant, so that bits do not move
@@ -218,7 +218,10 @@ def build(
         budget=make_budget(cfg, plan, batcher), proxy=proxy,
     )
     if not (pixels or cfg.FED.PLAIN):
-        train, test = image_sources(cfg, data, model, loader, labels, trainer, progress)
+        train, test = (
+            source.on(device) if isinstance(source, FeatureSource) else source
+            for source in image_sources(cfg, data, model, loader, labels, trainer, progress)
+        )
         federation.batcher = replace(batcher, source=train, plain=test)
         prove(cfg, federation, train, batcher.source, train_images(data))
     federation.meter = meter = ClientMeter(

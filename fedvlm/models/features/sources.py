@@ -79,6 +79,11 @@ class FeatureSource:
         table = self.features[view]
         return table[rows.to(table.device)]
 
+    @property
+    def device(self) -> torch.device:
+        """Where the tables lie."""
+        return self.features[0].device
+
     def on(self, device: torch.device) -> FeatureSource:
         """Return this source with its tables on ``device``, if they take at most a quarter of it.
 
