@@ -23,7 +23,7 @@ Departures from the paper: not known (its text was not available). S is an MLP o
 Departures from the authors' code: not known (it was not available).
 Extra data: none; the adaptation set is the client's own and nothing else trains on it. A client
     whose classes have one image each has none: its models are averaged.
-Cost: G's traffic only; S and the gate stay. One pass of the frozen tower more where G changes it.
+Cost: G's traffic only; S and the gate stay. Frozen image features come from the cache.
 Command: python federated_main.py --demo --trainer Thorki
 """
 
@@ -100,6 +100,10 @@ class Thorki(PeftTrainer):
         """Return ``PEFT``'s rules, and ``small.*`` as personal."""
         large = [n for n in names if not re.fullmatch(SMALL, n)]
         return [*super().rules(large), (SMALL, PERSONAL)]
+
+    def streams(self, model: VLModel) -> tuple[str, ...]:
+        """Return what G starts from, and the frozen image feature that S reads."""
+        return tuple(dict.fromkeys([*super().streams(model), "features"]))
 
     # ---- models ---------------------------------------------------------------------------
     def large(self, model: VLModel, p: Tree) -> Predictor:
