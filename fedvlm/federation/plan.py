@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import groupby
 
 import torch
 
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError
-from fedvlm.core.trees import State, Tree
 from fedvlm.federation.aggregation.rules import AggregateSpec
 from fedvlm.federation.aggregation.server_optim import ServerOptimSpec
 from fedvlm.federation.batches import step_slices
@@ -91,6 +88,7 @@ class Plan:
         schedule: learning rates (default: constant); its clock is the epoch of the whole run,
             or starts again each round with ``clock_per_round``.
         aggregator, server_optim: what ``FED.AGGREGATOR``, ``FED.SERVER_OPTIM`` and their keys say.
+        unseen: clients that are never drawn (``FED.UNSEEN_CLIENTS``).
     """
 
     rounds: int
@@ -106,14 +104,28 @@ class Plan:
     weighting: str = "auto"
     aggregator: AggregateSpec = AggregateSpec()
     server_optim: ServerOptimSpec = ServerOptimSpec()
+    unseen: tuple[int, ...] = ()
+
+    @property
+    def members(self) -> Sequence[int]:
+        """The clients that may be drawn, ascending."""
+        everyone, out = range(self.clients), set(self.unseen)
+        return [c for c in everyone if c not in out] if out else everyone
+
+    @property
+    def cohort(self) -> int:
+        """Clients of a round that is not the first: max(int(frac K), 1)."""
+        count = self.clients - len(self.unseen)
+        return count if self.frac >= 1 else max(int(self.frac * count), 1)
 
     def sample(self, round_: int) -> list[int]:
-        """Return the clients of a round, ascending: max(int(frac K), 1), without replacement."""
+        """Return the clients of a round, ascending, drawn without replacement."""
+        members = self.members
         if self.frac >= 1 or (round_ == 1 and self.first_round_all):
-            return list(range(self.clients))
+            return list(members)
         generator = rng.stream(self.seed, "sample", round_)
-        order = torch.randperm(self.clients, generator=generator)
-        return sorted(order[: max(int(self.frac * self.clients), 1)].tolist())
+        order = torch.randperm(len(members), generator=generator)
+        return sorted(members[i] for i in order[: self.cohort].tolist())
 
 
 @dataclass(frozen=True)
@@ -122,7 +134,7 @@ class Chunk:
 
     Attributes:
         site: where all of them are.
-        form: of what they hold and receive (``form_of``).
+        form: of what they hold and receive (``Clients.forms``).
         clients: by falling number of samples, ties by id.
     """
 
@@ -154,21 +166,6 @@ def plan_chunks(
     return chunks
 
 
-def form_of(received: Tree, state: State) -> str:
-    """Return a digest of names, shapes and types: clients that differ in it do not stack."""
-    trees = {"": received, **state}
-    return _digest(tuple(
-        (slot, name, v.shape, v.dtype) for slot, tree in trees.items() for name, v in tree.items()
-    ))
-
-
-@lru_cache(maxsize=1024)
-def _digest(leaves: tuple[tuple[str, str, torch.Size, torch.dtype], ...]) -> str:
-    """Return a digest of leaves in any order; kept, since most clients are alike."""
-    parts = sorted(f"{slot}/{name} {tuple(shape)} {kind}" for slot, name, shape, kind in leaves)
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
-
-
 def parse_sites(text: str, clients: int) -> tuple[int, ...]:
     """Return the site of each client of ``FED.SITES``: ``0-4,5-7`` -> five times 0, three times 1.
 
@@ -196,3 +193,18 @@ def parse_sites(text: str, clients: int) -> tuple[int, ...]:
     if missing:
         raise ConfigError(f"FED.SITES '{text}': client {missing[0]} is at no site; {_COVER}")
     return tuple(sites[c] for c in range(clients)) if sites else (0,) * clients
+
+
+def draw_unseen(clients: int, count: int, data_seed: int) -> tuple[int, ...]:
+    """Return the ``FED.UNSEEN_CLIENTS`` of ``clients``, ascending: a function of the data seed.
+
+    Raises:
+        ConfigError: nobody would be left to train.
+    """
+    if count >= clients:
+        raise ConfigError(
+            f"FED.UNSEEN_CLIENTS {count}: of {clients} clients nobody would be left to train; "
+            f"set it to {clients - 1} at most, or raise FED.CLIENTS"
+        )
+    order = torch.randperm(clients, generator=rng.stream(data_seed, "unseen-clients"))
+    return tuple(sorted(order[:count].tolist()))

@@ -131,13 +131,16 @@ def _train(
         screen.notes([*built.notes, *folder.notes])
     title = f"{built.data.name}, {partition_name(cfg)}, data seed {cfg.DATA_SEED}"
     draw_partition(folder.path, title)
+    recorder = Recorder(built, folder, screens, sinks)
     reference = zero_shot(
-        built.model, built.test, built.data, batch_size=int(cfg.DATALOADER.TEST.BATCH_SIZE)
+        built.model, built.test, built.data, recorder.evaluator.panel,
+        batch_size=int(cfg.DATALOADER.TEST.BATCH_SIZE),
     ) if built.backbone.has_text else None
 
     done, _ = read_metrics(folder.metrics_path)
     sinks.open(folder.path, folder.digest, flat(cfg), done, screens)
-    built.federation.subscribers.append(Recorder(built, folder, screens, state, sinks))
+    built.federation.subscribers.append(recorder)
+    built.federation.savers.append(recorder.save)
     built.federation.run(state)
 
     records, _ = read_metrics(folder.metrics_path)
@@ -178,7 +181,7 @@ def restore(built: Built, folder: RunFolder) -> FedState | None:
         built.federation.budget.record(record["round"], record["counters"])
     folder.notes.append(f"going on after round {saved.round}")
     clients = {c: moved(s) for c, s in saved.clients.items()}
-    return state_of(saved.round, moved(saved.server), clients)
+    return built.federation.adopt(state_of(saved.round, moved(saved.server), clients))
 
 
 def _check_resume(cfg: CfgNode, folder: RunFolder) -> None:

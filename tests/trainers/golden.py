@@ -22,6 +22,7 @@ from fedvlm.federation.rounds import Federation
 from fedvlm.federation.server import Roster
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.vlmodel import VLModel
+from tests.federation.toys import Watched
 from tests.models.openai_layout import from_openai
 
 NAMES = {
@@ -147,7 +148,7 @@ def federation(
 
     meta = golden.meta
     spec = OptimSpec("sgd", meta["lr"], meta["momentum"], meta["weight_decay"])
-    return Federation(
+    return Watched(
         Started(fedtv_config(golden, cls, **own)), model, StoredBatches(golden),
         Plan(meta["rounds"], meta["n_clients"], optim=spec), engine=LocalEngine(chunk),
     )

@@ -262,8 +262,7 @@ def test_head_never_travels() -> None:
 
 def test_evaluated_is_the_own_model_or_the_shared_body_before() -> None:
     fed, state = trained()
-    state.clients[1] = fed.start().clients[1]
-    del state.worked[1]
+    del state.versions[1]
     models: dict[int, Tensor] = {}
     for ids, p in fed.personal(state, [0, 1, 2]):
         models |= dict(zip(ids, p["image.base"], strict=True))

@@ -44,9 +44,9 @@ class VisionTower:
             self.blocks: list[FrozenBlock] = read_blocks(visual.transformer.resblocks)
         except Unreadable as reason:
             raise ConfigError(
-                "PEFT.VISUAL lora and adapter, tokens and patches need a ViT image tower; "
+                "PEFT.VISUAL lora and adapter, PEFT.LN, tokens and patches need a ViT image tower; "
                 f"{backbone.name} has none ({reason}): use --backbone ViT-B/16, or PEFT.VISUAL "
-                "feature"
+                "feature without LN"
             ) from reason
         self.visual = visual
         # Only the class token is read out: behind the last block no other row is needed.
