@@ -103,8 +103,7 @@ class PerFedAvg(PeftTrainer):
             what = f"local step {step.index}"
             q = getattr(self, self.cfg.MODE)(ctx, slots["w"], batches, what)
             beta = self.cfg.BETA_LR
-            rate = [beta] * step.active if beta else rates(ctx, step)
-            return {"w": descend(slots["w"], q, rate)}
+            return {"w": descend(slots["w"], q, beta or rates(ctx, step))}
 
         w = ctx.loop({"w": state["w"] | received}, body, per_step=self.per_step)["w"]
         return state | {"w": w}, ctx.upload(w)
@@ -112,7 +111,7 @@ class PerFedAvg(PeftTrainer):
     def inner(self, ctx: Context, w: Tree, b: Batch, what: str) -> Tree:
         """Return ``w - a grad F(w; b)``."""
         grads = ctx.grad(w, self.loss, b, what=f"the inner step, {what}", log=None).grads
-        return descend(w, grads, [self.cfg.ALPHA_LR] * len(b.y))
+        return descend(w, grads, self.cfg.ALPHA_LR)
 
     def fo(
         self, ctx: Context, w: Tree, batches: Sequence[Batch], what: str
@@ -126,10 +125,10 @@ class PerFedAvg(PeftTrainer):
     ) -> Tree:
         """Return q - a H q with H q by a central difference on a third batch."""
         q = self.fo(ctx, w, batches, what)
-        alpha, delta, k = self.cfg.ALPHA_LR, self.cfg.DELTA, len(batches[2].y)
+        alpha, delta = self.cfg.ALPHA_LR, self.cfg.DELTA
         up, down = (
             ctx.grad(
-                descend(w, q, [-s * delta] * k), self.loss, batches[2],
+                descend(w, q, -s * delta), self.loss, batches[2],
                 what=f"the finite difference, {what}", log=None,
             ).grads
             for s in (1, -1)

@@ -60,14 +60,14 @@ class PFedMe(PeftTrainer):
 
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Per batch: bring t near its optimum around w, then w a step towards t."""
-        strength, inner = self.cfg.LAMBDA, [self.cfg.PERSONAL_LR]
+        strength, inner = self.cfg.LAMBDA, self.cfg.PERSONAL_LR
 
         def body(slots: State, batches: tuple[Batch, ...], step: Step) -> State:
             w, theta = slots["w"], slots["theta"]
             for _ in range(self.cfg.STEPS):
                 what = f"the personal model, local step {step.index}"
                 grads = ctx.grad(theta, self.loss, batches[0], what=what).grads
-                theta = descend(theta, pulled(theta, grads, w, strength), inner * step.active)
+                theta = descend(theta, pulled(theta, grads, w, strength), inner)
             names = ctx.trained(w, ("shared", "personal"))
             gap = map_leaves(lambda w, t: strength * (w - t), pick(w, names), theta)
             return {"w": descend(w, gap, rates(ctx, step)), "theta": theta}

@@ -116,11 +116,13 @@ def pixel_sources(loader: ImageLoader, labels: Tensor) -> tuple[PixelSource, Pix
 
 
 def server_images(
-    source: str, cfg: CfgNode, data: FederatedData, loader: ImageLoader, progress: Progress | None
+    source: str, cfg: CfgNode, data: FederatedData, loader: ImageLoader,
+    progress: Progress | None, unseen: Sequence[int] = (),
 ) -> tuple[ServerImages | None, list[str]]:
     """Return the images that the method's server side sees (``Trainer.proxy_source``), and notes.
 
-    None where the source is empty, or where the run holds out no image. Nothing is encoded.
+    None where the source is empty, or where the run holds out no image. Nothing is encoded. No
+    image is one of the ``unseen`` clients'.
 
     Raises:
         ConfigError: clients without validation images; a data set that cannot be taken.
@@ -133,7 +135,8 @@ def server_images(
     else:
         indices = data.server
         if source == CLIENTS:
-            indices = np.unique(np.concatenate([client.val for client in data.clients]))
+            parts = [client.val for c, client in enumerate(data.clients) if c not in unseen]
+            indices = np.unique(np.concatenate(parts))
             if not len(indices):
                 raise ConfigError(
                     "server images clients: no client has validation images; set "

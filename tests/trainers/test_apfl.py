@@ -43,7 +43,8 @@ def placed(options: dict[str, Any], v: float, w: float) -> tuple[Any, FedState]:
     tree = {"image.w": torch.tensor(v, dtype=torch.float64)}
     clients = {c: s | {"v": tree} for c, s in state.clients.items()}
     server = {"w": {"image.w": torch.tensor(w, dtype=torch.float64)}}
-    return fed, replace(state, server=server, clients=clients)
+    everybody = dict.fromkeys(clients, 1)  # version 0 is what init_client says
+    return fed, fed.adopt(replace(state.whole, server=server, clients=clients, worked=everybody))
 
 
 def test_alpha_step_is_equation_10() -> None:

@@ -78,7 +78,7 @@ def test_start_is_that_of_the_shared_parts_alone(world: World) -> None:
 
 def test_private_parts_are_small_and_used(world: World) -> None:
     run = world.record(FedDecomp, Setup(opts={"RANK": 2}))
-    own = run.states[-1].clients[0]["w"]
+    own = run.states[-1].clients[0]["w"] | run.events[-1].updates.messages()[0]
     term = own["text.ctx.private.left"] @ own["text.ctx.private.right"]
     assert torch.linalg.matrix_rank(term) == 2
     assert own["image.private.down"].shape[0] == 2

@@ -102,7 +102,7 @@ def test_batches_of_a_step_are_disjoint_and_drop_nothing(mode: str, count: int) 
     fed.batcher.source.streams["id"] = torch.arange(14).double()
     fed.engine.run(
         fed.trainer, lambda ids: fed.context(ids, 1), fed.downloads(state, 1, [0]),
-        {0: state.clients[0]},
+        fed.clients, {0: 0},
     )
     flat = [i for step in seen for batch in step for i in batch]
     assert {len(step) for step in seen} == {count}

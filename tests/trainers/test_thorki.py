@@ -45,7 +45,7 @@ def same(one: Tree, two: Tree) -> bool:
 
 def personal(fed: Federation, state: Any) -> dict[int, Tree]:
     found = {}
-    for ids, p in fed.personal(state, sorted(state.clients)):
+    for ids, p in fed.personal(fed.adopt(state.whole), sorted(state.clients)):
         found |= {c: {n: v[k : k + 1] for n, v in p.items()} for k, c in enumerate(ids)}
     return found
 
@@ -69,7 +69,7 @@ def test_only_the_large_model_travels() -> None:
         for c in set(state.clients) - set(sent.clients):
             assert same(before.clients[c]["w"], state.clients[c]["w"])
         assert not [n for n in state.server["w"] if n.startswith(("small", "gate"))]
-    assert all(set(s) == {"w"} and set(s["w"]) == set(fed.p0) for s in state.clients.values())
+    assert all(set(s) == {"w"} and set(s["w"]) == set(small) for s in state.clients.values())
 
 
 @pytest.mark.parametrize("options", [{"SMALL_LR": 0.0}, {"FUSION": "average"},
@@ -161,6 +161,7 @@ def test_the_gate_is_trained_at_evaluation_and_changes_nothing_else(keys: dict[s
     for c, p in first.items():
         assert same(p, again[c])
         own = state.clients[c]["w"] | state.server["w"]
+        assert own.keys() == fed.p0.keys()
         assert all(torch.equal(p[n][0], v) for n, v in own.items())
         assert float(p["gate.on"]) == 1 and bool((p["gate.spread"] > 0).all())
         assert float(p["gate.a"].abs().max()) > 0
