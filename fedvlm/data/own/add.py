@@ -1,0 +1,121 @@
+"""From a folder to a data set: understood, read once, its config keys and the YAML that has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedvlm.config.build import build_config
+from fedvlm.config.keys import default_schema
+from fedvlm.config.option import Value
+from fedvlm.core.errors import DataError
+from fedvlm.data.catalog import dataset_info
+from fedvlm.data.datasets import DEFAULT_TEMPLATE, load_for_training
+from fedvlm.data.datum import PARTS, DatasetBase
+from fedvlm.data.own.place import Keys
+from fedvlm.data.own.shape import look
+
+FORMAT, LEAVE_OUT, NAME = "DATASET.FORMAT", "DATASET.LEAVE_OUT", "DATASET.NAME"
+USUAL_CLIENTS, SMALLEST = 10, 4  # of default_schema; fewer classes are not dealt as classes
+
+
+@dataclass(frozen=True)
+class OwnSet:
+    """A folder, understood and read.
+
+    Attributes:
+        what: its shape, in a few words.
+        keys: the config keys that read it, and how clients share it if nobody says otherwise.
+        data: its lists, checked.
+        notes: what was decided, and what its reader says.
+    """
+
+    what: str
+    keys: Keys
+    data: DatasetBase
+    notes: tuple[str, ...]
+
+    @property
+    def sentence(self) -> str:
+        """What was understood, in one sentence."""
+        data = self.data
+        sizes = "/".join(f"{len(data.parts[part]):,}" for part in PARTS)
+        domains = f"{len(data.domain_names)} domains ({_first(data.domain_names)}), "
+        return (f"{self.keys[NAME]}: {self.what}: {domains if data.domain_names else ''}"
+                f"{data.num_classes} classes ({_first(data.classnames)}), {sizes} images in "
+                f"{'/'.join(PARTS)}")
+
+
+def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
+    """Look at a folder and read its lists; no image is opened.
+
+    Args:
+        given: what the user says of it, which goes before what was understood: config keys.
+
+    Raises:
+        DataError: it cannot be read as a data set; says how to mend it.
+        ConfigError: ``given`` is wrong.
+    """
+    given = dict(given or {})
+    shape = look(path, _words(given.get(LEAVE_OUT, ())), known=FORMAT not in given)
+    keys = shape.keys | {k: v for k, v in given.items() if k.startswith("DATASET.")}
+    schema = default_schema()
+    cfg, _ = build_config(None, None, keys | given, [], schema)
+    data = load_for_training(cfg)
+    sharing, notes = _sharing(data) if data.domain_names or not shape.known else ({}, [])
+    said = [note.removeprefix(f"{data.name}: ") for note in (*shape.notes, *data.notes, *notes)]
+    return OwnSet(shape.what, shape.keys | sharing, data, tuple(dict.fromkeys(said)))
+
+
+def _words(value: Value) -> Sequence[str]:
+    if isinstance(value, str):
+        return [word.strip().strip("'\"") for word in value.strip("()[]").split(",") if word.strip()]
+    return [str(word) for word in value]
+
+
+def _sharing(data: DatasetBase) -> tuple[Keys, list[str]]:
+    """Return how clients share the set by default, where ten clients of disjoint classes cannot."""
+    if data.domain_names:
+        number = len(data.domain_names)
+        return ({"FED.PARTITION": "domain", "FED.CLIENTS": number},
+                [f"one client per domain: FED.PARTITION domain, FED.CLIENTS {number}"])
+    if data.num_classes >= 2 * USUAL_CLIENTS:
+        return {}, []
+    if data.num_classes >= SMALLEST:
+        number = data.num_classes // 2
+        return ({"FED.CLIENTS": number},
+                [f"{data.num_classes} classes are few: FED.CLIENTS {number}, with two classes or "
+                 "three each"])
+    if data.num_classes < 2:
+        raise DataError(f"{data.name}: there is one class only, {data.classnames[0]}; a "
+                        "classifier needs two")
+    return ({"FED.PARTITION": "iid", "FED.CLIENTS": 2},
+            [f"{data.num_classes} classes cannot be dealt to clients as classes: FED.PARTITION "
+             "iid, FED.CLIENTS 2"])
+
+
+def yaml_text(own: OwnSet) -> str:
+    """Return the set's YAML: what was understood in comments, then the keys."""
+    lines = [f"# {line}" for line in (own.sentence, *own.notes)]
+    lines.append("# Written by fedvlm data add; change what you like. --root moves ROOT.")
+    keys: dict[str, Value] = dict(own.keys)
+    if dataset_info(str(keys[NAME])) is None:
+        keys.setdefault("DATASET.TEMPLATE", DEFAULT_TEMPLATE)
+    for node in ("DATASET", "FED"):
+        rows = {k.partition(".")[2]: v for k, v in keys.items() if k.startswith(f"{node}.")}
+        if rows:
+            lines.append(f"{node}:")
+            lines += [f"  {key}: {_yaml(key, value)}" for key, value in rows.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _yaml(key: str, value: Value) -> str:
+    if f"DATASET.{key}" == LEAVE_OUT:
+        return json.dumps(list(_words(value)), ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False)  # JSON is YAML
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
