@@ -32,7 +32,7 @@ PARTITION_ALIASES = {
     "domain-label-dir": "domain_dirichlet",
 }
 
-# Kinds that cut what is drawn of each class among all clients: few shots would be few images in all.
+# Kinds that cut each class among all clients: of few shots a client would get next to nothing.
 SHARED_DRAW = ("dirichlet", "superclass_dirichlet", "domain_dirichlet", "quantity")
 
 

@@ -1,4 +1,4 @@
-"""From a folder to a data set: understood, read once, its config keys and the YAML that has them."""
+"""From a folder to a data set: understood, read once; its config keys and its YAML."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
 
 def _words(value: Value) -> Sequence[str]:
     if isinstance(value, str):
-        return [word.strip().strip("'\"") for word in value.strip("()[]").split(",") if word.strip()]
+        words = (word.strip(" '\"") for word in value.strip("()[]").split(","))
+        return [word for word in words if word]
     return [str(word) for word in value]
 
 
