@@ -7,7 +7,7 @@ alone (``DATASET.DIR`` and ``DATASET.FORMAT``). Reading lists files; it decodes 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from fedvlm.core.cache import builtin_root, cache_dir
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
 from fedvlm.core.registry import Registry
 from fedvlm.data.catalog import CATALOG, DatasetInfo, compare, dataset_info
-from fedvlm.data.datum import PARTS, DatasetBase, Datum
+from fedvlm.data.datum import PARTS, DatasetBase, untestable
 from fedvlm.data.formats.cifar import read_cifar
 from fedvlm.data.formats.class_names import read_class_names
 from fedvlm.data.formats.coop_split import read_split
@@ -31,7 +31,6 @@ from fedvlm.data.locate import explain_refusals, find, find_root, listing
 DATASET_REGISTRY: Registry[Callable[[CfgNode], DatasetBase]] = Registry("dataset")
 TABLES = ("csv", "jsonl", "parquet")
 FORMATS = ("coop", *TABLES, "folders", "domains", "cifar", "tiny_imagenet")
-_MOST = 0.5  # of the classes: more of them without a test image is no test
 _HINT = "; or set DATASET.FORMAT (folders, csv, ...) to read a copy of another shape"
 DEFAULT_TEMPLATE = "a photo of a {}."
 
@@ -76,14 +75,6 @@ def load_for_training(cfg: CfgNode) -> DatasetBase:
         )
     refuse_untestable(data)
     return data
-
-
-def untestable(parts: Mapping[str, Sequence[Datum]]) -> list[str]:
-    """Return the names of the trained classes that no test image has, where these are most."""
-    trained = {d.label: d.classname for d in parts["train"]}
-    tested = {d.label for d in parts["test"]}
-    bare = [name for label, name in sorted(trained.items()) if label not in tested]
-    return bare if tested and len(bare) > _MOST * len(trained) else []
 
 
 def refuse_untestable(data: DatasetBase) -> None:
@@ -222,12 +213,13 @@ def _format(cfg: CfgNode, default: str) -> str:
             f"{cfg.DATASET.NAME}: DATASET.IMAGE_DIR alone does not say how this copy is laid out; "
             f"leave it empty, or set DATASET.FORMAT too ({', '.join(FORMATS)})"
         )
-    if fold(form) not in FORMATS:
+    known = {fold(name): name for name in FORMATS}
+    if fold(form) not in known:
         raise ConfigError(
             f"unknown DATASET.FORMAT '{form}'{did_you_mean(form, FORMATS)} "
             f"(known: {', '.join(FORMATS)})"
         )
-    return fold(form)
+    return known[fold(form)]
 
 
 def _read(

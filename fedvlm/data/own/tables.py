@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedvlm.core.errors import DataError
+from fedvlm.data.datum import PARTS
 from fedvlm.data.formats.class_names import knows
 from fedvlm.data.formats.folders import SUFFIXES
 from fedvlm.data.formats.parts import PART_NAMES, USUAL_SHARE
@@ -76,6 +77,8 @@ def in_tables(place: Place, paths: Sequence[Path]) -> Shape:
         raise DataError(f"{place.here} holds tables of several kinds ({', '.join(forms)}): give "
                         "the one to read instead of the folder")
     paths, notes = _labelled(place, paths)
+    order = {part: number for number, part in enumerate(PARTS)}
+    paths.sort(key=lambda path: order.get(part_of(path, place.here), -1))  # stable
     first = glance(paths[0])
     images = _images_of(place, paths[0], first.first)
     form = {".ndjson": "jsonl"}.get(forms[0], forms[0].removeprefix("."))
