@@ -11,13 +11,16 @@ from fedvlm.config.build import build_config
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Value
 from fedvlm.core.errors import DataError
-from fedvlm.data.catalog import dataset_info
 from fedvlm.data.datasets import DEFAULT_TEMPLATE, load_for_training
 from fedvlm.data.datum import PARTS, DatasetBase
 from fedvlm.data.own.place import Keys
 from fedvlm.data.own.shape import look
 
 FORMAT, LEAVE_OUT, NAME = "DATASET.FORMAT", "DATASET.LEAVE_OUT", "DATASET.NAME"
+_OF_READING = (
+    NAME, FORMAT, LEAVE_OUT, "DATASET.IMAGE_DIR", "DATASET.SPLIT_FILE", "DATASET.NAMES_FILE",
+    "DATASET.TEST_SHARE", "DATASET.TEMPLATE",
+)  # fmt: skip
 USUAL_CLIENTS, SMALLEST = 10, 4  # of default_schema; fewer classes are not dealt as classes
 
 
@@ -60,13 +63,13 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
     """
     given = dict(given or {})
     shape = look(path, _words(given.get(LEAVE_OUT, ())), known=FORMAT not in given)
-    keys = shape.keys | {k: v for k, v in given.items() if k.startswith("DATASET.")}
-    schema = default_schema()
-    cfg, _ = build_config(None, None, keys | given, [], schema)
+    keys: Keys = {} if shape.known else {"DATASET.TEMPLATE": DEFAULT_TEMPLATE}
+    keys |= shape.keys | {key: given[key] for key in _OF_READING if key in given}
+    cfg, _ = build_config(None, None, keys | given, [], default_schema())
     data = load_for_training(cfg)
     sharing, notes = _sharing(data) if data.domain_names or not shape.known else ({}, [])
     said = [note.removeprefix(f"{data.name}: ") for note in (*shape.notes, *data.notes, *notes)]
-    return OwnSet(shape.what, shape.keys | sharing, data, tuple(dict.fromkeys(said)))
+    return OwnSet(shape.what, keys | sharing, data, tuple(dict.fromkeys(said)))
 
 
 def _words(value: Value) -> Sequence[str]:
@@ -101,11 +104,8 @@ def yaml_text(own: OwnSet) -> str:
     """Return the set's YAML: what was understood in comments, then the keys."""
     lines = [f"# {line}" for line in (own.sentence, *own.notes)]
     lines.append("# Written by fedvlm data add; change what you like. --root moves ROOT.")
-    keys: dict[str, Value] = dict(own.keys)
-    if dataset_info(str(keys[NAME])) is None:
-        keys.setdefault("DATASET.TEMPLATE", DEFAULT_TEMPLATE)
     for node in ("DATASET", "FED"):
-        rows = {k.partition(".")[2]: v for k, v in keys.items() if k.startswith(f"{node}.")}
+        rows = {k.partition(".")[2]: v for k, v in own.keys.items() if k.startswith(f"{node}.")}
         if rows:
             lines.append(f"{node}:")
             lines += [f"  {key}: {_yaml(key, value)}" for key, value in rows.items()]
