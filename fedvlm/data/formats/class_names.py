@@ -55,9 +55,8 @@ def _of_lines(path: Path, codes: Sequence[str]) -> dict[str, str]:
     if not lines:
         raise DataError(f"{path} is empty; a line is '<folder> <class name>'")
     pairs = [_pair(line) for line in lines]
-    listed = set(codes) <= {code for code, _ in pairs} and all(name for _, name in pairs)
-    by_code = listed if codes else all(name and is_code(code) for code, name in pairs)
-    if by_code:
+    listed = set(codes) & {code for code, name in pairs if name}
+    if listed or all(name and is_code(code) for code, name in pairs):
         return {code: _first(name) if "\t" in line else name
                 for line, (code, name) in zip(lines, pairs, strict=True)}
     return {str(number): name for number, name in enumerate(lines)}
