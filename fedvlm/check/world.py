@@ -6,7 +6,7 @@ Everything is float64, a function of the world's seed, and in memory: no downloa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from fedvlm.federation.batches import IndexSplit, SplitBatcher
 from fedvlm.federation.engine import Engine, LocalEngine
 from fedvlm.federation.optim import OptimSpec, Schedule
 from fedvlm.federation.plan import Plan
-from fedvlm.federation.rounds import Federation, FedState, RoundFinished
+from fedvlm.federation.rounds import Event, Federation, RoundFinished, Whole
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.features.sources import FeatureSource, PixelSource, SampleSource
@@ -130,14 +130,14 @@ class Trajectory:
 
     Attributes:
         fed: the federation, its trainer used once.
-        states: copies of the state after each round, from 0.
+        states: copies of the state after each round, everybody's tensors among it, from 0.
         events: one per round, from round 1.
         digests: of the backbone before and after.
         generators: states of the global generators before and after.
     """
 
     fed: Federation
-    states: list[FedState] = field(default_factory=list)
+    states: list[Whole] = field(default_factory=list)
     events: list[RoundFinished] = field(default_factory=list)
     digests: tuple[str, ...] = ()
     generators: tuple[list[Any], ...] = ()
@@ -244,7 +244,7 @@ class World:
         return {name: v.reshape(*index.shape, *v.shape[1:]) for name, v in flat.items()}
 
     def record(
-        self, trainer: type[Trainer], setup: Setup | None = None, start: FedState | None = None,
+        self, trainer: type[Trainer], setup: Setup | None = None, start: Whole | None = None,
         until: int | None = None,
     ) -> Trajectory:
         """Run ``setup`` from ``start`` (default: untrained) and keep what happened.
@@ -254,15 +254,14 @@ class World:
         """
         run = Trajectory(self.federation(trainer, setup))
 
-        def keep(event: Any) -> None:
-            if isinstance(event, RoundFinished):
-                run.states.append(copy_fed(event.state))
-                if event.round:
-                    run.events.append(replace(event, state=run.states[-1]))
+        def keep(event: Event) -> None:
+            if isinstance(event, RoundFinished) and event.round:
+                run.events.append(event)
 
         run.fed.subscribers.append(keep)
+        run.fed.savers.append(lambda state: run.states.append(copy_fed(run.fed.read(state))))
         before, digest = global_generators(), run.fed.model.verify_frozen()
-        run.fed.run(None if start is None else copy_fed(start), until)
+        run.fed.run(None if start is None else run.fed.adopt(copy_fed(start)), until)
         run.digests = (digest, run.fed.model.verify_frozen())
         run.generators = (before, global_generators())
         return run

@@ -49,6 +49,8 @@ class Trainer:
         extras_up: full-match patterns of what an upload may carry beside the shared group.
         extras_down: of what a download may carry beside it.
         metrics: of the numbers per client that travel with an upload.
+        reads_old: the client keeps the shared part of slot ``w`` between rounds. Without it that
+            slot has personal and frozen tensors only: the rest comes with the next download.
         batched: False makes the engine call ``client_update`` client by client (K = 1).
         weighting: ``samples``, ``uniform``, or ``own`` where ``client_update`` gives a weight.
         aggregators: values of ``FED.AGGREGATOR`` beside ``auto`` that mean something; others are
@@ -68,6 +70,7 @@ class Trainer:
     extras_up: Sequence[str] = ()
     extras_down: Sequence[str] = ()
     metrics: Sequence[str] = (r"(.+/)?loss",)
+    reads_old: bool = False
     batched: bool = True
     exempt: ClassVar[Mapping[str, str]] = {}
 

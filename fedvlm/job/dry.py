@@ -63,12 +63,12 @@ def dry_run(cfg: CfgNode) -> int:
         began = time.perf_counter()
         work = federation.engine.run(
             federation.trainer, lambda ids: federation.context(ids, 1),
-            federation.downloads(state, 1, [0]), {0: state.clients[0]},
+            federation.downloads(state, 1, [0]), federation.clients, {0: 0},
         )
         seconds.append(time.perf_counter() - began)
     (updates,) = work.parts
     federation.trainer.aggregate(
-        federation.server_context(1, Held(state.held)), state.server, updates
+        federation.server_context(1, Held(federation.held, state.held)), state.server, updates
     )
     sent = sum(updates.bytes()[0].values())
     uploads = sum(len(federation.plan.sample(r)) for r in range(1, federation.plan.rounds + 1))

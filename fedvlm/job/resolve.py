@@ -11,9 +11,10 @@ from typing import Any
 from yacs.config import CfgNode
 
 from fedvlm.config.build import DEFAULT, build_config, unused_keys, yaml_keys
-from fedvlm.config.keys import SHARED_DRAW, default_schema
+from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Schema, declare
 from fedvlm.config.read import config_names, find_config, lookup
+from fedvlm.config.sections import SKEWED
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.data.catalog import canonical_domain, dataset_info
 from fedvlm.data.datasets import load_dataset
@@ -157,7 +158,7 @@ def _follow(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
             notes.append(f"FED.CLIENTS {fed.CLIENTS}: {each} for each of the {number - 1} domains "
                          f"beside '{fed.HELD_OUT_DOMAIN}'")
     drawn = fed.INDEX_FILE or cfg.DATASET.FEWSHOT_FILE
-    if fed.PARTITION in SHARED_DRAW and origins["DATASET.NUM_SHOTS"] == DEFAULT and not drawn:
+    if fed.PARTITION in SKEWED and origins["DATASET.NUM_SHOTS"] == DEFAULT and not drawn:
         cfg.DATASET.NUM_SHOTS = -1
         origins["DATASET.NUM_SHOTS"] = f"as FED.PARTITION is {fed.PARTITION}"
     return notes

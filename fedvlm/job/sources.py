@@ -45,17 +45,20 @@ Encode = Callable[[Sequence[int], "int | None"], Tensor]
 
 
 def token_block(streams: Sequence[str]) -> int | None:
-    """Return the block of the image tower whose entering tokens a method reads; None: features.
+    """Return the block of the image tower whose entering tokens a method reads.
+
+    None: features, or pixels.
 
     Raises:
         ConfigError: a stream that there is no cache for.
     """
-    if tuple(streams) == ("features",):
+    if tuple(streams) in (("features",), ("pixels",)):
         return None
     kind, _, block = streams[0].partition(".")
     if len(streams) != 1 or kind != "tokens" or not block.isdecimal():
         raise ConfigError(
-            f"a method's streams are ('features',) or ('tokens.<block>',), not {tuple(streams)}"
+            "a method's streams are ('features',), ('tokens.<block>',) or ('pixels',), not "
+            f"{tuple(streams)}"
         )
     return int(block)
 
@@ -70,6 +73,8 @@ def image_sources(
     activations that enter the first of them; pixels where those have no room.
     """
     block = token_block(trainer.streams(model))
+    if trainer.streams(model) == ("pixels",):
+        return pixel_sources(loader, labels)
     spent = Throughput()
     if block is None:
         sources = _sources(data, loader, labels, "features", lambda indices, view: features_of(
@@ -111,11 +116,13 @@ def pixel_sources(loader: ImageLoader, labels: Tensor) -> tuple[PixelSource, Pix
 
 
 def server_images(
-    source: str, cfg: CfgNode, data: FederatedData, loader: ImageLoader, progress: Progress | None
+    source: str, cfg: CfgNode, data: FederatedData, loader: ImageLoader,
+    progress: Progress | None, unseen: Sequence[int] = (),
 ) -> tuple[ServerImages | None, list[str]]:
     """Return the images that the method's server side sees (``Trainer.proxy_source``), and notes.
 
-    None where the source is empty, or where the run holds out no image. Nothing is encoded.
+    None where the source is empty, or where the run holds out no image. Nothing is encoded. No
+    image is one of the ``unseen`` clients'.
 
     Raises:
         ConfigError: clients without validation images; a data set that cannot be taken.
@@ -128,7 +135,8 @@ def server_images(
     else:
         indices = data.server
         if source == CLIENTS:
-            indices = np.unique(np.concatenate([client.val for client in data.clients]))
+            parts = [client.val for c, client in enumerate(data.clients) if c not in unseen]
+            indices = np.unique(np.concatenate(parts))
             if not len(indices):
                 raise ConfigError(
                     "server images clients: no client has validation images; set "

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedvlm.core.errors import ConfigError, did_you_mean
+from fedvlm.core.errors import ConfigError, FedvlmError, did_you_mean
 from fedvlm.models.backbone import Backbone, digest_of
 from fedvlm.models.towers.blocks import Edits, NoEdits
 from fedvlm.models.towers.prompts import PLACEHOLDER, clean_name, encode_texts
@@ -69,7 +69,7 @@ class VLModel:
         self._text_path = TextPath(
             backbone, packed=packed, bf16=bf16_text, counters=self.counters, notes=self.notes
         )
-        self._prompts: dict[int, ClassPrompts] = {}
+        self._prompts: dict[tuple[int, bool], ClassPrompts] = {}  # by n_ctx, and whose contexts
         self._anchors: dict[tuple[str, int], Tensor] = {}
         self._vision: VisionTower | None = None
         self._texts: TextTower | None = None
@@ -159,11 +159,30 @@ class VLModel:
 
         Leading axes are free; the gradient reaches ``ctx`` only.
         """
-        lead, flat = ctx.shape[:-2], ctx.reshape(-1, *ctx.shape[-2:])
-        n_ctx = flat.shape[1]
-        if n_ctx not in self._prompts:
-            self._prompts[n_ctx] = ClassPrompts(self._text_path, self.classnames, n_ctx)
-        out = self._prompts[n_ctx].encode(flat)
+        return self._text(ctx, 2)
+
+    def text_by_class(self, ctx: Tensor) -> Tensor:
+        """Normalised text features [..., C, embed_dim] of contexts [..., C, n_ctx, text_width].
+
+        As ``text``, with a context of its own for every class.
+
+        Raises:
+            FedvlmError: contexts of another number of classes.
+        """
+        if ctx.shape[-3] != len(self.classnames):
+            raise FedvlmError(
+                f"{ctx.shape[-3]} class-specific contexts for {len(self.classnames)} classes: they "
+                "belong to the class list that they were made for"
+            )
+        return self._text(ctx, 3)
+
+    def _text(self, ctx: Tensor, axes: int) -> Tensor:
+        """Text features of contexts that are the last ``axes`` axes."""
+        lead, flat = ctx.shape[:-axes], ctx.reshape(-1, *ctx.shape[-axes:])
+        key = (flat.shape[-2], axes == 3)
+        if key not in self._prompts:
+            self._prompts[key] = ClassPrompts(self._text_path, self.classnames, *key)
+        out = self._prompts[key].encode(flat)
         return F.normalize(out, dim=-1).view(*lead, *out.shape[1:])
 
     def anchor(self, kind: str, n_ctx: int) -> Tensor:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from fedvlm.evaluation import Evaluator, zero_shot
-from fedvlm.federation.rounds import RoundFinished
+from fedvlm.evaluation import zero_shot
 from tests.evaluation.fakes import (
     FakeModel,
     FakeSource,
     FakeTrainer,
+    Judge,
+    Round,
     federated,
     finished,
     other,
@@ -34,14 +35,14 @@ def data(*others: Any) -> Any:
     return federated(LABELS, CLIENTS, [0, 1, 2, 3], others=others)
 
 
-def build(*others: Any, trainer: Any = None, **kw: Any) -> Evaluator:
-    return Evaluator(
+def build(*others: Any, trainer: Any = None, **kw: Any) -> Judge:
+    return Judge(
         FakeModel("abcd"), trainer or FakeTrainer(), FakeSource(LOOKS), data(*others),
         batch_size=2, **kw,
     )
 
 
-def evaluated(evaluator: Evaluator, event: RoundFinished) -> dict[str, Any]:
+def evaluated(evaluator: Judge, event: Round) -> dict[str, Any]:
     result = evaluator(event)
     assert result is not None
     assert json.loads(json.dumps(result, allow_nan=False)) == result

@@ -13,7 +13,8 @@ from torch import Tensor
 from fedvlm.core.errors import DivergedError, FedvlmError
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.batches import Batch, Step
-from fedvlm.federation.context import Context, Means, descend, optimise
+from fedvlm.federation.context import Context, descend, optimise
+from fedvlm.federation.local.ledger import Means
 from fedvlm.federation.toolbox.regularise import pulled
 from tests.federation.toys import Quadratic, ToySource, quadratic
 
@@ -65,7 +66,7 @@ def test_who_worked_is_known_from_round_to_round() -> None:
     state = fed.round(fed.start(), 1)
     (worker,) = fed.plan.sample(1)
     for clients in ([0, 1], [1, 0]):
-        fresh = fed.context(clients, 2, state.worked).fresh
+        fresh = fed.context(clients, 2, state.versions).fresh
         assert fresh.tolist() == [c != worker for c in clients]
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedvlm.config.keys import PARTITIONS, SHARED_DRAW
+from fedvlm.config.keys import PARTITIONS
+from fedvlm.config.sections import SKEWED
 from fedvlm.core.errors import ConfigError
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve
@@ -96,7 +97,7 @@ def test_unused_keys_are_said(house: Path):
     assert "TRAIN.PRINT_FREQ" in jobs("--dataset oxford_pets TRAIN.PRINT_FREQ 3").notes[0]
 
 
-@pytest.mark.parametrize("kind", SHARED_DRAW)
+@pytest.mark.parametrize("kind", SKEWED)
 def test_all_images_where_clients_share_each_class(house: Path, kind: str):
     (house / "configs/datasets/dtd.yaml").write_text("DATASET: {NAME: DescribableTextures}\n")
 
@@ -112,7 +113,7 @@ def test_all_images_where_clients_share_each_class(house: Path, kind: str):
     assert shots("--dataset dtd DATASET.FEWSHOT_FILE x.json") == (16, "default")
 
 
-@pytest.mark.parametrize("kind", sorted(set(PARTITIONS) - set(SHARED_DRAW)))
+@pytest.mark.parametrize("kind", sorted(set(PARTITIONS) - set(SKEWED)))
 def test_k_shots_where_clients_have_their_own(house: Path, kind: str):
     (job,) = jobs(f"DATASET.NAME DescribableTextures --partition {kind}").jobs
     assert job.cfg.DATASET.NUM_SHOTS == 16

@@ -93,11 +93,12 @@ def test_evaluation_leaves_the_state_alone() -> None:
     world = World(PROMPT)
     run = world.trajectory(FedALA)
     before = run.states[-1]
-    first = [p for _, p in run.fed.personal(before, [0, 1])]
-    again = [p for _, p in run.fed.personal(before, [0, 1])]
+    state = run.fed.adopt(before)
+    first = [p for _, p in run.fed.personal(state, [0, 1])]
+    again = [p for _, p in run.fed.personal(state, [0, 1])]
     assert all(torch.equal(a["text.ctx"], b["text.ctx"])
                for a, b in zip(first, again, strict=True))
-    same_fed(before, world.record(FedALA).states[-1], "after evaluation")
+    same_fed(run.fed.read(state), world.record(FedALA).states[-1], "after evaluation")
     received = before.server["w"]["text.ctx"]
     assert not torch.equal(first[0]["text.ctx"][0], received)
     assert not torch.equal(first[0]["text.ctx"][0], before.clients[0]["w"]["text.ctx"])

@@ -128,7 +128,7 @@ def test_server_is_not_moved_and_order_does_not_matter() -> None:
     given = copy_state(state.server)
     ends = []
     for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
-        fed.engine = Ordered(1, order)
+        fed.engine = Ordered(1, order=order)
         ends.append(fed.round(state, 2))
         same_state(state.server, given, "the server's state")
     for end in ends[1:]:
@@ -262,8 +262,7 @@ def test_head_never_travels() -> None:
 
 def test_evaluated_is_the_own_model_or_the_shared_body_before() -> None:
     fed, state = trained()
-    state.clients[1] = fed.start().clients[1]
-    del state.worked[1]
+    del state.versions[1]
     models: dict[int, Tensor] = {}
     for ids, p in fed.personal(state, [0, 1, 2]):
         models |= dict(zip(ids, p["image.base"], strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -57,11 +58,17 @@ def units(options: dict[str, Any], rounds: int = 4, kind: type[Trainer] = HERMES
     return quadratic(made(config(kind, own)), rounds, momentum=0.9, epochs=2, lr=1.0, val=1)
 
 
-def history(fed: Federation) -> list[RoundFinished]:
+def history(fed: Federation) -> list[Any]:
+    """Return every round's event, with the state after it as ``state``."""
     seen: list[RoundFinished] = []
+    states: list[FedState] = []
     fed.subscribers.append(lambda e: seen.append(e) if isinstance(e, RoundFinished) else None)
+    fed.savers.append(states.append)
     fed.run()
-    return seen
+    return [
+        SimpleNamespace(**vars(event), state=state)
+        for event, state in zip(seen, states, strict=True)
+    ]
 
 
 # ---- schedule and masks -----------------------------------------------------------------------
@@ -75,11 +82,11 @@ def test_schedule_and_dead_entries(overlap: str) -> None:
         for client, state in event.state.clients.items():
             gone = state["mask"]["image.adapter"] == 0
             down = fed.downloads(event.state, event.round, [client])[client]
-            for tree in (state["w"], down, sent[client]):
+            for tree in (down, sent[client]):
                 assert float(tree[DOWN][gone].abs().max()) == 0.0
                 assert float(tree[UP][:, gone].abs().max()) == 0.0
-            assert float(state["w"][DOWN][~gone].abs().min()) > 0
-            assert bool((state["w"]["text.ctx"] != 0).all())  # exempt
+            assert float(sent[client][DOWN][~gone].abs().min()) > 0
+            assert bool((sent[client]["text.ctx"] != 0).all())  # exempt
             found.append(float(state["prune"]["pruned"]))
             dead.append(int(gone.sum()))
     assert found == pytest.approx([0.2, 0.2, 0.4, 0.4, 0.5, 0.5, 0.5, 0.5], abs=1e-12)
@@ -90,7 +97,7 @@ def test_schedule_and_dead_entries(overlap: str) -> None:
 def test_rounding_of_the_cumulated_share(rank: int, dead: list[int]) -> None:
     mask, score = torch.ones(1, rank), torch.arange(float(rank), 0, -1)[None]
     for share, count in zip((0.2, 0.4, 0.5), dead, strict=True):
-        before, mask = mask, HOME.kill(mask, score, share)
+        before, mask = mask, HOME.kill(mask, score, torch.tensor([share]))
         assert int((mask == 0).sum()) == count
         assert bool((mask <= before).all())
         assert mask[0].tolist() == [1.0] * (rank - count) + [0.0] * count  # the lowest go
@@ -99,7 +106,7 @@ def test_rounding_of_the_cumulated_share(rank: int, dead: list[int]) -> None:
 def test_dead_units_stay_dead_whatever_their_score() -> None:
     mask = torch.tensor([[1.0, 0.0, 1.0, 1.0]])
     score = torch.tensor([[0.1, 9.0, 0.3, 0.2]])
-    assert HOME.kill(mask, score, 0.5).tolist() == [[0.0, 0.0, 1.0, 1.0]]
+    assert HOME.kill(mask, score, torch.tensor([0.5])).tolist() == [[0.0, 0.0, 1.0, 1.0]]
 
 
 @pytest.mark.parametrize(("warmup", "dead"), [(1, [0, 2, 4]), (2, [0, 0, 2])])
@@ -228,14 +235,15 @@ def test_every_kind_of_unit_is_pruned_in_a_run(visual: str) -> None:
     """A-row and B-column masks agree; pruned LoRA components are zero on both sides."""
     world = World(["PEFT.TEXT", "none", "PEFT.VISUAL", visual, "PEFT.WIDTH", "10"])
     setup = Setup(opts=ALWAYS, rounds=3, pixels=True, splits=world.splits[:2])
-    state = world.record(HERMES, setup).states[-1]
-    for own in state.clients.values():
-        assert own["mask"].keys() == HOME.sites(own["w"]).keys() != set()
-        for site, names in HOME.sites(own["w"]).items():
+    run = world.record(HERMES, setup)
+    for client, sent in run.events[-1].updates.messages().items():
+        own = run.states[-1].clients[client]
+        assert own["mask"].keys() == HOME.sites(sent).keys() != set()
+        for site, names in HOME.sites(sent).items():
             gone = own["mask"][site] == 0
             assert int(gone.sum()) == len(gone) // 2
             dead = [v for v in names if HOME.unit(v)[1] is not HOME.ENTRIES]
-            rows = [own["w"][n].movedim(0 if HOME.unit(n)[1] is HOME.ROWS else -1, 0)
+            rows = [sent[n].movedim(0 if HOME.unit(n)[1] is HOME.ROWS else -1, 0)
                     for n in dead]
             assert len(rows) == 2 and all(not bool(r[gone].any()) for r in rows)
             assert all(bool(r[~gone].any(-1).all()) for r in rows)
@@ -289,10 +297,11 @@ def test_final_fine_tuning_keeps_the_mask() -> None:
     keys = {"FED.FINETUNE_EPOCHS": 3}
     fed = quadratic(made(config(HERMES, ALWAYS, keys)), 3, momentum=0.9, val=1)
     state: FedState = fed.run()
-    for (c,), p in fed.personal(state, [0, 1]):
+    ((ids, p),) = fed.personal(state, [0, 1])
+    for c, down in zip(ids, p[DOWN], strict=True):
         gone = state.clients[c]["mask"]["image.adapter"] == 0
-        assert int(gone.sum()) == 5 and not bool(p[DOWN][0][gone].any())
-        assert not torch.equal(p[DOWN][0], fed.downloads(state, 3, [c])[c][DOWN])
+        assert int(gone.sum()) == 5 and not bool(down[gone].any())
+        assert not torch.equal(down, fed.downloads(state, 3, [c])[c][DOWN])
 
 
 def test_lora_factors_must_keep_their_basis() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -55,16 +56,41 @@ class FeatureSource:
         """Return ``{stream: [len(indices), ...]}``.
 
         Raises:
+            FedvlmError: as ``locate``.
+        """
+        return {self.stream: self.take(torch.from_numpy(self.locate(indices.cpu().numpy())), view)}
+
+    def locate(self, indices: np.ndarray) -> np.ndarray:
+        """Return the rows of samples, on the host.
+
+        Raises:
             FedvlmError: a sample whose features are not here (row -1 would be another sample's).
         """
-        rows = self.rows[indices]
-        if bool((rows < 0).any()):
+        rows: np.ndarray = self.rows.numpy()[indices]
+        if (rows < 0).any():
             raise FedvlmError(
                 f"sample {int(indices[rows < 0][0])} has no cached features in this source: it "
                 "holds the samples of its own splits only"
             )
+        return rows
+
+    def take(self, rows: Tensor, view: int) -> Tensor:
+        """Return the features of ``rows [...]``, as ``locate`` gave them: ``[..., *]``."""
         table = self.features[view]
-        return {self.stream: table[rows.to(table.device)]}
+        return table[rows.to(table.device)]
+
+    def on(self, device: torch.device) -> FeatureSource:
+        """Return this source with its tables on ``device``, if they take at most a quarter of it.
+
+        A batch is then a gather there, and nothing waits for a copy.
+        """
+        tables = [self.features] if isinstance(self.features, Tensor) else list(self.features)
+        size = sum(t.numel() * t.element_size() for t in tables)
+        if device.type != "cuda" or size > torch.cuda.mem_get_info(device)[0] / 4:
+            return self
+        if isinstance(self.features, Tensor):
+            return replace(self, features=self.features.to(device))
+        return replace(self, features=[t.to(device) for t in tables])
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,8 @@ class VisionTower:
             self.blocks: list[FrozenBlock] = read_blocks(visual.transformer.resblocks)
         except Unreadable as reason:
             raise ConfigError(
-                f"PEFT.VISUAL lora and adapter need a ViT image tower; {backbone.name} has none "
-                f"({reason}): use --backbone ViT-B/16, or PEFT.VISUAL feature"
+                f"PEFT.VISUAL lora and adapter and PEFT.LN need a ViT image tower; {backbone.name} "
+                f"has none ({reason}): use --backbone ViT-B/16, or PEFT.VISUAL feature without LN"
             ) from reason
         self.visual = visual
         # Only the class token is read out: behind the last block no other row is needed.
