@@ -32,12 +32,14 @@ class OwnSet:
         what: its shape, in a few words.
         keys: the config keys that read it, and how clients share it if nobody says otherwise.
         data: its lists, checked.
-        notes: what was decided, and what its reader says.
+        decided: what was decided, in sentences.
+        notes: that, and what the reader says, which a run says itself.
     """
 
     what: str
     keys: Keys
     data: DatasetBase
+    decided: tuple[str, ...]
     notes: tuple[str, ...]
 
     @property
@@ -69,7 +71,8 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
     data = load_for_training(cfg)
     sharing, notes = _sharing(data) if data.domain_names or not shape.known else ({}, [])
     said = [note.removeprefix(f"{data.name}: ") for note in (*shape.notes, *data.notes, *notes)]
-    return OwnSet(shape.what, keys | sharing, data, tuple(dict.fromkeys(said)))
+    decided = (*shape.notes, *notes)
+    return OwnSet(shape.what, keys | sharing, data, decided, tuple(dict.fromkeys(said)))
 
 
 def _words(value: Value) -> Sequence[str]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedvlm.core.errors import DataError, did_you_mean
+from fedvlm.core.errors import DataError, did_you_mean, fold
 from fedvlm.data.catalog import dataset_info
 from fedvlm.data.formats.class_names import is_code
 from fedvlm.data.formats.coop_split import read_json
@@ -33,6 +33,7 @@ from fedvlm.data.own.tables import (
 )
 
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
+_PLAIN = ("images", "image", "imgs", "img", "data", "dataset", "jpg")  # names that name nothing
 _DEEP = 3  # folders that hold nothing but one folder
 
 @explain_refusals()
@@ -75,7 +76,8 @@ def _finish(shape: Shape, path: Path, leave_out: Sequence[str]) -> Shape:
     """Add the keys that say where the folder lies, and a name that no known set has."""
     name, notes = shape.known, list(shape.notes)
     if not name:
-        name = re.sub(r"[^\w.-]+", "_", path.name).strip("._-") or "images"
+        words = path.parts[-2:] if fold(path.name) in _PLAIN else path.parts[-1:]
+        name = re.sub(r"[^\w.-]+", "_", "_".join(words)).strip("._-") or "images"
         if dataset_info(name) is not None:
             known = dataset_info(name)
             notes.append(f"the name is {name}_images, since {name} is {known.name if known else ''}"

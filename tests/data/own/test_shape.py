@@ -166,6 +166,8 @@ def test_a_known_set_is_read_as_that_set_and_a_namesake_is_not(tmp_path: Path) -
     own = read(tmp_path / "flowers", tmp_path)
     assert own.data.name == "flowers_images" and "OxfordFlowers" in own.notes[0]
     assert not any("published set" in note for note in own.notes)
+    write_tree(tmp_path / "beasts" / "images", [""], CLASSES, 4)
+    assert read(tmp_path / "beasts" / "images", tmp_path).data.name == "beasts_images"
 
 
 @pytest.mark.parametrize("name", ["PACS", "office_home"])
