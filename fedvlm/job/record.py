@@ -12,7 +12,7 @@ from fedvlm.console.rows import ClientRow, RoundRow
 from fedvlm.core.stats import mean
 from fedvlm.evaluation import Evaluator
 from fedvlm.federation.aggregation.telltale import outlier_sentence
-from fedvlm.federation.rounds import Event, FedState, RoundFinished, RoundStarted, slots_of
+from fedvlm.federation.rounds import Event, FedState, RoundFinished, RoundStarted
 from fedvlm.job.build import Built
 from fedvlm.job.similarity import has_similarity, similarity
 from fedvlm.runs.folder import RunFolder
@@ -95,14 +95,27 @@ class Recorder:
             self.folder.save_tensors("logits", self.evaluator.logits)
         self.folder.append_metrics(record)
         self.sinks(record)
-        federation = self.built.federation
-        whole = federation.read(event.state, sorted(event.state.versions))
-        self.folder.save_state(whole.round, slots_of(whole), whole.clients)
-        federation.commit(event.state)
+        self.save(event)
         row = self.row(event, metrics)
         for screen in self.screens:
             screen.round_finished(row)
             screen.notes([outlier_sentence(event.round, r) for r in record.get("outliers", ())])
+
+    def save(self, event: RoundFinished) -> None:
+        """Save the state where that is due, and what only the last round's models know.
+
+        The checkpoint comes last: a kill before it repeats the rounds since the one before.
+        """
+        federation, ends = self.built.federation, event.round >= event.total_rounds
+        if not ends and event.round % max(int(self.built.cfg.TRAIN.CHECKPOINT_FREQ), 1):
+            return
+        if event.finetuning:
+            ids = range(federation.plan.clients)
+            for number, (clients, models) in enumerate(event.personal(ids)):
+                self.folder.save_models(number, clients, models)
+        records = federation.save(event.state, self.folder.records)
+        self.folder.save_state(event.round, event.state.server, records)
+        federation.commit(event.state)
 
     def row(self, event: RoundFinished, metrics: Mapping[str, Any] | None) -> RoundRow:
         """Return what the screen shows of a round; a client keeps its last known numbers."""
