@@ -32,7 +32,7 @@ FLOORS: Mapping[str, set[str]] = {
     "data": {"core", "config"},
     "federation": {"core", "config", "models"},
     "evaluation": {"core", "models", "federation"},
-    "report": {"core", "console", "runs"},
+    "report": {"core", "config", "console", "runs"},
     "check": {"core", "config", "models", "federation", "runs"},
     "job": {"core", "config", "console", "runs", "models", "data", "federation", "evaluation",
             "report"},

@@ -21,7 +21,7 @@ from fedvlm.bench.machine import Cost, Measurements, busiest, measure
 from fedvlm.bench.reference import ReferenceFedTV
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree
-from fedvlm.evaluation.evaluator import Evaluator
+from fedvlm.evaluation import ClientMeter, Evaluator, panel_of
 from fedvlm.federation.batches import SplitBatcher
 from fedvlm.federation.rounds import Event, Federation, FedState, RoundFinished
 
@@ -221,13 +221,14 @@ def measure_round(o: Options, case: Case, say: Say) -> Measurements:
     split = case.samples.split
     data = Shared([split] * o.clients, case.samples.labels.numpy(), split.test)
     source = cast(SplitBatcher, fed.batcher).source
-    evaluator = Evaluator(fed.model, fed.trainer, source, data)
+    fed.meter = ClientMeter(fed.model, fed.trainer, source, data)
     sent: list[Tree] = []  # by client 0
 
     def keep(event: Event) -> None:
         if isinstance(event, RoundFinished) and event.updates is not None:
             sent.append(event.updates.messages()[0])
 
+    evaluator = Evaluator(fed.model, fed.trainer, source, data, panel_of(fed.roster))
     fed.subscribers += [evaluator, keep]
     state = fed.start()
     fed.round(state, 1)

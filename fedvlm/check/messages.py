@@ -50,7 +50,7 @@ def g1_messages(world: World, trainer: Method) -> None:
             demand(0 <= weight < float("inf"), f"{said} is not a number from 0")
         told = sorted(set(updates.metrics) - set(matching(updates.metrics, method.metrics)))
         demand(not told, f"round {event.round}: number '{''.join(told[:1])}' is not declared")
-        _nobodys(run.fed, event)
+        _nobodys(run.fed, event, after)
         _no_trace(event, after, run.fed.groups.personal)
 
 
@@ -65,9 +65,9 @@ def sent_in(event: RoundFinished) -> Updates:
     return event.updates
 
 
-def _nobodys(fed: Federation, event: RoundFinished) -> None:
+def _nobodys(fed: Federation, event: RoundFinished, after: Whole) -> None:
     """The global model is no single client's upload, where clients sent different ones."""
-    updates, shared = sent_in(event), fed.trainer.shared(event.state.server)
+    updates, shared = sent_in(event), fed.trainer.shared(after.server)
     for name, rows in updates.params.items():
         if name not in shared or len(updates) < 2 or torch.equal(rows[0], rows[1]):
             continue
@@ -108,7 +108,7 @@ def _no_trace(event: RoundFinished, after: Whole, personal: Sequence[str]) -> No
     metrics = {c: sent_in(event).of(c) for c in sent_in(event).clients}
     seen = {
         "metrics": metrics, "report": event.report, "counters": event.counters,
-        "dropped": event.dropped, "server state": event.state.server,
+        "dropped": event.dropped, "server state": after.server,
     }
     names = [re.compile(rf"(?<![\w.]){re.escape(name)}(?![\w.])") for name in personal]
     for where, value in seen.items():
@@ -205,7 +205,7 @@ def g3_order(world: World, trainer: Method) -> None:
     run = world.trajectory(trainer)  # its engine goes by falling size, which is by ascending id
     state, first = run.states[1], run.events[1]
     order = sent_in(first).clients[::-1]
-    fed = world.federation(trainer, Setup(engine=Ordered(1, order)))
+    fed = world.federation(trainer, Setup(engine=Ordered(1, order=order)))
     after = fed.read(fed.round(fed.adopt(copy_fed(state)), 2))
     said = f"clients in the order {', '.join(map(str, order))}"
     for client, old in run.states[2].clients.items():
@@ -224,8 +224,9 @@ def g3_order(world: World, trainer: Method) -> None:
 def g6_identical(world: World, trainer: Method) -> None:
     """With identical clients and data the server holds what each client sent."""
     same = [world.splits[0]] * 3
-    run = world.record(trainer, Setup(splits=same, batch=len(same[0].train), rounds=2))
-    for event in run.events:
+    setup = Setup(splits=same, batch=len(same[0].train), rounds=2)
+    run, fed = world.record(trainer, setup), world.federation(trainer, setup)
+    for event, after in zip(run.events, run.states[1:], strict=True):
         said = f"round {event.round}, identical clients"
         updates = sent_in(event)
         each = {c: {n: v[k] for n, v in updates.params.items()}
@@ -234,7 +235,7 @@ def g6_identical(world: World, trainer: Method) -> None:
         for client, params in each.items():
             what = f"{said}: clients {first} and {client}"
             same_tree(params, each[first], f"{what}, upload", CLOSE)
-        downloads = run.fed.downloads(event.state, event.round, updates.clients)
+        downloads = fed.downloads(fed.adopt(after), event.round, updates.clients)
         for client, params in each.items():
             down = downloads[client]
             sent = {n: v for n, v in params.items() if n in down}

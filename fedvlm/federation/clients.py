@@ -10,8 +10,10 @@ download (unless the method declares ``reads_old``), the frozen part is the star
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -33,6 +35,14 @@ class ClientStore(Protocol):
         self, ids: Sequence[int], versions: Sequence[int]
     ) -> list[tuple[list[int], State]]:
         """Return (clients, their states ``[K, ...]``) by form, each in the order of ``ids``.
+
+        Raises:
+            FedvlmError: there is no such row.
+        """
+        ...
+
+    def form(self, client: int, version: int) -> Form:
+        """Return names, types and shapes of such a row, without reading it.
 
         Raises:
             FedvlmError: there is no such row.
@@ -101,6 +111,20 @@ def form_of(state: State) -> Form:
         (slot, tuple((name, v.dtype, tuple(v.shape[1:])) for name, v in tree.items()))
         for slot, tree in state.items()
     )
+
+
+def joint_form(received: Tree, own: Form) -> str:
+    """Return a digest of names, shapes and types of a download and of a state, in any order."""
+    given = tuple((n, v.dtype, tuple(v.shape)) for n, v in received.items())
+    return _digest((("", given), *own))
+
+
+@lru_cache(maxsize=1024)
+def _digest(form: Form) -> str:
+    """Return the digest; kept, since most clients are alike."""
+    parts = sorted(f"{slot}/{name} {shape} {kind}" for slot, leaves in form
+                   for name, kind, shape in leaves)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
 @dataclass
@@ -172,6 +196,10 @@ class MemoryStore:
             raise missing(client, version)
         return place
 
+    def form(self, client: int, version: int) -> Form:
+        """See ``ClientStore.form``."""
+        return self._row(client, version)[0]
+
     def put(self, round_: int, ids: Sequence[int], state: State) -> None:
         """See ``ClientStore.put``."""
         for client in ids:
@@ -218,6 +246,7 @@ class DiskStore:
     def __init__(self, log: RecordLog[Any], device: torch.device) -> None:
         self._log, self._device = log, device
         self._open, self._ids = MemoryStore(), dict[int, int]()  # of this round: client -> version
+        self._forms: dict[tuple[str, int], Form] = {}  # of a record's groups
 
     def get(
         self, ids: Sequence[int], versions: Sequence[int]
@@ -242,6 +271,18 @@ class DiskStore:
             known += clients
             states.append(state)
         return [_in_order(ids, *group) for group in alike.values()]
+
+    def form(self, client: int, version: int) -> Form:
+        """See ``ClientStore.form``; the rows of a record's group have one."""
+        if self._ids.get(client) == version:
+            return self._open.form(client, version)
+        place = self._log.find(client, version)
+        if place is None:
+            raise missing(client, version)
+        key = place.record, place.group
+        if key not in self._forms:
+            self._forms[key] = form_of(self._log.read([place]))
+        return self._forms[key]
 
     def put(self, round_: int, ids: Sequence[int], state: State) -> None:
         """See ``ClientStore.put``."""
@@ -313,6 +354,7 @@ class Clients:
         self._lost = set(groups.names(FROZEN) if reads_old else groups.names(SHARED, FROZEN))
         self._reads_old, self._shared = reads_old, set(groups.names(SHARED))
         self._order = {n: i for i, n in enumerate(start)}
+        self._first: dict[int, Form] = {}  # of clients that never worked
 
     def stacked(self, ids: Sequence[int], versions: Mapping[int, int]) -> State:
         """Return the states ``[K, ...]`` of ``ids``, as of ``versions`` (absent: never worked).
@@ -333,6 +375,25 @@ class Clients:
         found = [c for clients, _ in parts for c in clients]
         state = states[0] if found == list(ids) else _in_order(ids, found, states)[1]
         return self._filled(state, len(ids))
+
+    def forms(
+        self, ids: Sequence[int], versions: Mapping[int, int], received: Mapping[int, Tree]
+    ) -> list[str]:
+        """Return a digest of the form of what each client holds and receives.
+
+        Clients that differ in it do not stack; ``plan_chunks`` keeps them apart.
+        """
+        out = []
+        for client in ids:
+            version = versions.get(client, 0)
+            own = self.store.form(client, version) if version else self._untrained_form(client)
+            out.append(joint_form(received[client], own))
+        return out
+
+    def _untrained_form(self, client: int) -> Form:
+        if client not in self._first:
+            self._first[client] = form_of(stack_states([self._kept(self._init(client))]))
+        return self._first[client]
 
     def put(self, round_: int, ids: Sequence[int], state: State) -> None:
         """Keep what clients do not get anew of their new states ``[K, ...]``."""

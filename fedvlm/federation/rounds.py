@@ -1,17 +1,19 @@
-"""The round loop: sample -> work -> check -> aggregate -> tell the subscribers.
+"""The round loop: sample -> work -> check -> aggregate -> tell the subscribers -> save.
 
 ``Plan`` says what a run does, ``Budget`` where it ends, ``Federation`` does it; subscribers hear
-``RoundStarted`` and ``RoundFinished``. All there is to save lies in ``FedState``.
+``RoundStarted`` and ``RoundFinished``. All there is to save lies in ``FedState``, which only savers
+get: an event has no tensor of a client.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 from torch import Tensor
 
 from fedvlm.core import rng
@@ -33,9 +35,18 @@ from fedvlm.federation.clients import (
 from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context
 from fedvlm.federation.engine import Engine, LocalEngine
 from fedvlm.federation.groups import Finetune, resolve
+from fedvlm.federation.local.guard import guarded
 from fedvlm.federation.optim import Schedule
-from fedvlm.federation.plan import Budget, Plan
-from fedvlm.federation.server import Held, Proxy, ServerContext
+from fedvlm.federation.plan import Budget, Plan, plan_chunks
+from fedvlm.federation.server import (
+    Held,
+    Measure,
+    Proxy,
+    Roster,
+    Row,
+    ServerContext,
+    only_numbers,
+)
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.features.proof import Proof
 from fedvlm.models.features.sources import SampleSource
@@ -115,13 +126,16 @@ class RoundStarted:
 
 @dataclass(frozen=True)
 class RoundFinished:
-    """The aggregate of ``round`` is in ``state`` (round 0: the untrained start).
+    """A round is done, its aggregate is in ``server`` (round 0: the untrained start).
+
+    What a server knows after a round, and a way to ask for numbers of personal models.
 
     Attributes:
-        personal: clients -> their personal models, each client once.
-        before_finetuning: the same models as they were before the final fine-tuning.
-        shared: returns the global model ``[1, ...]``: what a new client would start from.
-        finetuning: what the final fine-tuning behind ``personal`` cost (see
+        server: the server's slots.
+        shared: the global model ``[1, ...]``: what a new client would start from.
+        roster: sizes and class counts of all clients.
+        rows: clients, what to measure -> a row of numbers for each (``Federation.rows``).
+        finetuning: what the final fine-tuning of the personal models cost (see
             ``Federation.finetuning_cost``); empty where there is none.
         updates: what the clients sent (None in round 0).
         dropped: clients left out by the non-finite policy, with the reason.
@@ -134,10 +148,10 @@ class RoundFinished:
 
     round: int
     total_rounds: int
-    state: FedState
-    personal: Callable[[Sequence[int]], Models]
-    before_finetuning: Callable[[Sequence[int]], Models]
-    shared: Callable[[], Tree]
+    server: State
+    shared: Tree
+    roster: Roster
+    rows: Callable[[Sequence[int], Measure], list[Row]]
     finetuning: Mapping[str, float] = field(default_factory=dict)
     updates: Updates | None = None
     dropped: dict[int, str] = field(default_factory=dict)
@@ -148,9 +162,23 @@ class RoundFinished:
     report: dict[str, Any] = field(default_factory=dict)
     telltale: Telltale = Telltale()
 
+    @property
+    def drawn(self) -> list[int]:
+        """The clients of the round, ascending: those that worked and those that were dropped."""
+        return sorted({*(self.updates.clients if self.updates else ()), *self.dropped})
+
+
+class Meter(Protocol):
+    """Measures personal models in the place where they are; numbers leave it."""
+
+    def __call__(self, measure: Measure, models: Models) -> Iterable[Row]:
+        """Return a row for every client in ``models``, which may be gone through once."""
+        ...
+
 
 Event = RoundStarted | RoundFinished
 Subscriber = Callable[[Event], object]
+Saver = Callable[[FedState], object]
 
 
 class Federation:
@@ -163,6 +191,8 @@ class Federation:
         plan: rounds, participation, optimiser.
         engine: where clients run.
         subscribers: called with every event, in order.
+        savers: called with the state after the round's event.
+        meter: measures personal models where they are.
         budget: what ends the run before ``plan.rounds`` (default: nothing).
         proxy: the server's own images, for methods that train there.
         store: where clients' states lie (default: in memory, every version until ``commit``).
@@ -173,12 +203,16 @@ class Federation:
         self, trainer: Trainer, model: VLModel, batcher: Batcher, plan: Plan, *,
         engine: Engine | None = None, subscribers: Sequence[Subscriber] = (),
         budget: Budget | None = None, proxy: Proxy | None = None,
+        savers: Sequence[Saver] = (), meter: Meter | None = None,
         store: ClientStore | None = None, held: ClientStore | None = None,
     ) -> None:
         self.trainer, self.model, self.batcher, self.plan = trainer, model, batcher, plan
-        self.proxy, self.roster = proxy, batcher.roster()
         self.engine, self.budget = engine or LocalEngine(), budget or Budget()
-        self.subscribers = list(subscribers)
+        self.proxy, self.meter = proxy, meter
+        self.roster = replace(batcher.roster(), unseen=plan.unseen)
+        if self.engine.sites:
+            self.roster = replace(self.roster, site=np.asarray(self.engine.sites, np.int64))
+        self.subscribers, self.savers = list(subscribers), list(savers)
         start = trainer.trainables(model, rng.stream(plan.seed, "init"))
         self.p0 = cast(start, model.dtype, model.device)
         self.groups = resolve(self.p0, trainer.rules(list(self.p0)), f"trainer {trainer.name}")
@@ -361,7 +395,7 @@ class Federation:
         before = self._frozen()
         if state is None:
             state = self.start()
-            self._tell(self._finished(state, self.plan.rounds))
+            self._publish(state, self.plan.rounds)
         last = self.plan.rounds if until is None else until
         for round_ in range(state.round + 1, last + 1):
             if round_ > self.last_round:
@@ -405,15 +439,12 @@ class Federation:
         after = FedState(round_, server, state.versions | work.versions, held.commit(round_))
         spent = {n: v - towers.get(n, 0) for n, v in self.model.counters.items()}
         self.budget.record(round_, work.counters)
-        self._tell(
-            self._finished(
-                after, self.last_round, updates=updates, dropped=work.dropped,
-                bytes_up=updates.bytes(),
-                bytes_down={c: nbytes(tree) for c, tree in downloads.items()},
-                counters={n: work.counters[n] + spent.get(n, 0) for n in [*work.counters, *spent]},
-                seconds=time.perf_counter() - began, report=dict(ctx.report),
-                telltale=told,
-            )
+        self._publish(
+            after, self.last_round, updates=updates, dropped=work.dropped,
+            bytes_up=updates.bytes(),
+            bytes_down={c: nbytes(tree) for c, tree in downloads.items()},
+            counters={n: work.counters[n] + spent.get(n, 0) for n in [*work.counters, *spent]},
+            seconds=time.perf_counter() - began, report=dict(ctx.report), telltale=told,
         )
         return after
 
@@ -442,21 +473,26 @@ class Federation:
         """
         tune = finetune and self.finetunes(state)
         most: int = chunk or self.engine.chunk
-        size = most if self.trainer.batched else 1
-        sizes = self.batcher.sizes(list(clients))
-        order = [c for _, c in sorted(zip((-n for n in sizes), clients, strict=True))]
-        for i in range(0, len(order), size):
-            ids = order[i : i + size]
+        given = self.downloads(state, state.round, clients)
+        chunks = plan_chunks(
+            clients, self.batcher.sizes(list(clients)), self.roster.site[list(clients)].tolist(),
+            self.clients.forms(clients, state.versions, given),
+            most if self.trainer.batched else 1,
+        )
+        for ids in (list(chunk.clients) for chunk in chunks):
             ctx = self.context(ids, state.round, state.versions)
-            given = self.downloads(state, state.round, ids)
-            received = stack([given[c] for c in ids])
-            own = self.clients.stacked(ids, state.versions)
-            with self.clients.explain(f"trainer {self.trainer.name}"):
-                if tune:
-                    models = self.trainer.finetune(ctx, own, received, self.finetuning)
-                else:
-                    models = self.trainer.personalize(ctx, own, received)
-            yield ids, models
+            yield ids, guarded(ctx, partial(self._models, ctx, state, given, tune))[0]
+
+    def _models(
+        self, ctx: Context, state: FedState, given: Mapping[int, Tree], tune: bool
+    ) -> Tree:
+        """Return the personal models of a chunk, made from copies of its own."""
+        received = stack([given[c] for c in ctx.clients])
+        own = self.clients.stacked(ctx.clients, state.versions)
+        with self.clients.explain(f"trainer {self.trainer.name}"):
+            if tune:
+                return self.trainer.finetune(ctx, own, received, self.finetuning)
+            return self.trainer.personalize(ctx, own, received)
 
     def shared(self, state: FedState) -> Tree:
         """Return the global model ``[1, ...]``: initial personal tensors, aggregated shared ones.
@@ -465,13 +501,29 @@ class Federation:
         """
         return expand(self.p0 | self.trainer.shared(state.server), 1)
 
-    def _finished(self, state: FedState, total: int, **work: Any) -> RoundFinished:
-        """Return the event of a round: ``work`` is what was done in it."""
-        return RoundFinished(
-            state.round, total, state, partial(self.personal, state),
-            partial(self.personal, state, finetune=False), partial(self.shared, state),
+    def rows(self, state: FedState, clients: Sequence[int], measure: Measure) -> list[Row]:
+        """Return what the meter finds on the personal models of ``clients``, in their order.
+
+        Raises:
+            FedvlmError: there is no meter, or its rows are not numbers of all of them.
+        """
+        if self.meter is None:
+            raise FedvlmError("nothing here measures personal models: set Federation.meter")
+        models = self.personal(state, clients, finetune=measure.finetuned)
+        return only_numbers(self.meter(measure, models), clients)
+
+    def _publish(self, state: FedState, total: int, **work: Any) -> None:
+        """Tell the subscribers of a round, then the savers; ``work`` is what was done in it."""
+
+        def rows(clients: Sequence[int], measure: Measure) -> list[Row]:
+            return self.rows(state, clients, measure)
+
+        self._tell(RoundFinished(
+            state.round, total, state.server, self.shared(state), self.roster, rows,
             self.finetuning_cost() if self.finetunes(state) else {}, **work,
-        )
+        ))
+        for save in self.savers:
+            save(state)
 
     def _frozen(self) -> str:
         return self.model.verify_frozen()

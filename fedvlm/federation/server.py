@@ -1,5 +1,7 @@
 """What the server sees: its clients by number, its own images, and a place per client.
 
+Of their personal models it sees what ``Measure`` asks for: ``Row``s of numbers.
+
 Whatever a server cannot name it cannot read: there is no way from here to a client's images, labels
 or features.
 """
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core import rng
+from fedvlm.core.errors import FedvlmError
 from fedvlm.core.trees import State, Tree, expand, stack_states
 from fedvlm.federation.aggregation.rules import AggregateSpec
 from fedvlm.federation.aggregation.server_optim import ServerOptimSpec, server_step
@@ -22,6 +25,8 @@ from fedvlm.federation.clients import ClientStore, Form, MemoryStore, form_of
 from fedvlm.federation.groups import Groups
 from fedvlm.federation.optim import OptimSpec
 from fedvlm.models.vlmodel import VLModel
+
+Row = dict[str, int | float | None]  # one client's numbers, its id under ``client``
 
 
 @dataclass(frozen=True)
@@ -31,16 +36,67 @@ class Roster:
     Attributes:
         train, val, test: numbers of samples, ``[N]``.
         classes: training samples of each class, ``[N, C]``.
+        site: where each client is, ``[N]``, from 0 (``FED.SITES``).
+        unseen: clients that never work (``FED.UNSEEN_CLIENTS``).
     """
 
     train: np.ndarray
     val: np.ndarray
     test: np.ndarray
     classes: np.ndarray
+    site: np.ndarray
+    unseen: tuple[int, ...] = ()
 
     def __len__(self) -> int:
-        """Return the number of clients."""
+        """Return the number of clients, those that never work included."""
         return len(self.train)
+
+    @property
+    def members(self) -> Sequence[int]:
+        """The clients that take part in the run, ascending."""
+        everyone, out = range(len(self)), set(self.unseen)
+        return [c for c in everyone if c not in out] if out else everyone
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is asked of personal models: plain values, so that the question may travel.
+
+    Attributes:
+        split: ``test`` or ``val``: each client's own samples.
+        finetuned: after the last round: with the final fine-tuning, where there is one.
+        cross: also on the test set of all base classes, and on unseen classes.
+        away: also on the domain that no client holds.
+        keep_logits: keep the logits per sample, there where the models are.
+    """
+
+    split: str = "test"
+    finetuned: bool = True
+    cross: bool = False
+    away: bool = False
+    keep_logits: bool = False
+
+
+def only_numbers(rows: Iterable[Row], clients: Sequence[int]) -> list[Row]:
+    """Return the rows of ``clients`` in their order, if nothing but numbers is in them.
+
+    Raises:
+        FedvlmError: a value that is no number, or a client without its row.
+    """
+    found = {}
+    for row in rows:
+        for name, value in row.items():
+            if value is not None and type(value) not in (int, float):
+                raise FedvlmError(
+                    f"the measured row of client {row.get('client')} holds '{name}' as "
+                    f"{type(value).__name__}; only numbers leave the place where personal models "
+                    "are"
+                )
+        found[row["client"]] = row
+    missing = [c for c in clients if c not in found]
+    if missing:
+        raise FedvlmError(f"no personal model was measured for clients {missing}")
+    return [found[c] for c in clients]
 
 
 class Proxy(Protocol):
@@ -175,7 +231,8 @@ def count_roster(
     counts = np.zeros((len(splits), width), dtype=np.int64)
     for row, split in zip(counts, splits, strict=True):
         row += np.bincount(values[np.asarray(split.train, dtype=np.int64)], minlength=width)
-    return Roster(sizes["train"], sizes["val"], sizes["test"], counts)
+    site = np.zeros(len(splits), dtype=np.int64)
+    return Roster(sizes["train"], sizes["val"], sizes["test"], counts, site)
 
 
 def _lengths(parts: Iterable[Any]) -> np.ndarray:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,6 +28,7 @@ from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.runs import lock, manifest, metrics, state
 from fedvlm.runs.identity import (
     FORMAT,
+    Present,
     RunPath,
     config_text,
     earlier_results,
@@ -48,26 +50,26 @@ class RunFolder:
 
     Attributes:
         path: the folder.
-        digest: the run's identity digest.
+        digest: the run's identity digest; of a folder that was there, the one recorded in it.
         finished: contents of ``results.json`` where the run is done already, else None.
-        records: clients' rows on disk, by kind.
         notes: what the user should be told (lock taken over, states passed over, ...).
     """
 
-    def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
-        self.path = path
+    def __init__(
+        self, path: Path, identity: Mapping[str, Any], present: Present = identity_plain
+    ) -> None:
+        self.path, self._present = path, present
         self.identity = identity_plain(identity)
         self.digest = identity_digest(identity)
         self.finished: dict[str, Any] | None = None
         self.notes: list[str] = []
         self._lock: lock.RunLock | None = None
         self._manifest: dict[str, Any] = {}
-        self.records = {k: Records(self.state_dir / k, self.digest) for k in state.KINDS}
 
     @classmethod
     def create(
         cls, output_dir: str | Path, parts: RunPath, identity: Mapping[str, Any], *,
-        resume: bool = True, argv: Sequence[str] | None = None,
+        resume: bool = True, argv: Sequence[str] | None = None, present: Present = identity_plain,
     ) -> RunFolder:
         """Open the folder of a run, new or left behind; the same identity only.
 
@@ -76,22 +78,23 @@ class RunFolder:
             identity: everything that changes the run's numbers (JSON values).
             resume: False drops unfinished work and begins again; a finished run is always kept.
             argv: the command line for the manifest.
+            present: what of an identity counts today; the folder's own may be older.
 
         Raises:
             ConfigError: another identity lies there (the difference is shown), another process
                 works there, or the path cannot be a folder.
             DataError: the folder holds files without a readable manifest, or cannot be written.
         """
-        run = cls(Path(output_dir) / parts.relative(), identity)
+        run = cls(Path(output_dir) / parts.relative(), identity, present)
         run._make()
-        run.finished = earlier_results(run.path, run.identity, run.notes)
+        run.finished = run._earlier()
         if run.finished is not None:
             run._tidy()
             return run
         run._lock = lock.acquire(run.path)
         try:
             run.notes = list(run._lock.notes)
-            run.finished = earlier_results(run.path, run.identity, run.notes)
+            run.finished = run._earlier()
             if run.finished is None:
                 run._open(resume, argv)
         finally:
@@ -120,6 +123,11 @@ class RunFolder:
     def results_path(self) -> Path:
         """Written last."""
         return self.path / "results.json"
+
+    @cached_property
+    def records(self) -> dict[str, Records]:
+        """Clients' rows on disk, by kind."""
+        return {kind: Records(self.state_dir / kind, self.digest) for kind in state.KINDS}
 
     # ---- what is written --------------------------------------------------------------------
     def write_config(self, resolved: Mapping[str, Any], origins: Mapping[str, str]) -> None:
@@ -251,6 +259,13 @@ class RunFolder:
             self.close("interrupted" if kind is KeyboardInterrupt else kind.__name__)
 
     # ---- opening ----------------------------------------------------------------------------
+    def _earlier(self) -> dict[str, Any] | None:
+        """Return the results that lie there, and take over their digest."""
+        record = earlier_results(self.path, self.identity, self.notes, self._present)
+        if record is not None:
+            self.digest = record["identity_digest"]
+        return record
+
     def _make(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -275,7 +290,8 @@ class RunFolder:
         """Check what lies in the folder and enter this session in the manifest."""
         earlier = read_manifest(self.path)
         if earlier is not None:
-            refuse_other(self.path, earlier["identity"], self.identity)
+            refuse_other(self.path, earlier["identity"], self.identity, self._present)
+            self.identity, self.digest = earlier["identity"], earlier["identity_digest"]
         files.remove_leftovers(self.path)
         session = manifest.session(argv)
         record = earlier or {

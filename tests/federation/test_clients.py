@@ -14,7 +14,7 @@ from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import FedvlmError
 from fedvlm.core.trees import State, Tree, stack_states
 from fedvlm.federation.batches import Batch
-from fedvlm.federation.clients import Clients, MemoryStore
+from fedvlm.federation.clients import Clients, MemoryStore, form_of, joint_form
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.groups import resolve
@@ -261,3 +261,20 @@ def test_committed_versions_are_all_that_stays() -> None:
     with pytest.raises(FedvlmError, match="no state of client 1 from round 1"):
         fed.clients.read([1], one.versions)
     assert fed.round(two, 3).versions == {0: 3, 1: 3}
+
+
+def test_forms_are_names_shapes_types_and_slots() -> None:
+    """Clients of another joint form are not stacked with the others; the order is none of it."""
+    a, b = torch.zeros(2), torch.zeros(3)
+
+    def form(received: Tree, state: State) -> str:
+        return joint_form(received, form_of(stack_states([state])))
+
+    one = form({"a": a, "b": b}, {"w": {"a": a}})
+    assert one == form({"b": b + 1, "a": a}, {"w": {"a": a}})
+    others = [
+        form({"a": a}, {"w": {"a": a}}), form({"a": b, "b": b}, {"w": {"a": a}}),
+        form({"a": a.double(), "b": b}, {"w": {"a": a}}),
+        form({"a": a, "b": b}, {"v": {"a": a}}), form({"a": a, "b": b}, {}),
+    ]
+    assert len({one, *others}) == 6

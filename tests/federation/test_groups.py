@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.core.trees import Tree, unstack
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import Federation, RoundFinished, Whole
+from fedvlm.federation.server import Measure
 
 BOTH = ("PEFT.VISUAL", "feature")
 METHODS = ["FedAvg", "FedTV", "FedRep", "FedBABU", "LG-FedAvg", "Ditto"]
@@ -124,14 +124,15 @@ def test_a_number_that_is_not_finite_is_named_or_left_visible() -> None:
     assert whole == {0: True, 1: False, 2: True, 3: True}
 
 
-def test_the_event_offers_both() -> None:
+def test_the_event_measures_both() -> None:
     seen: list[RoundFinished] = []
     fed = world(1).federation(load_trainer("FedAvg"))
     fed.subscribers.append(lambda e: seen.append(e) if isinstance(e, RoundFinished) else None)
-    fed.run()
-
-    def tensor(models: Sequence[tuple[Sequence[int], Tree]]) -> torch.Tensor:
-        return models[0][1]["text.ctx"]
-
-    after, before = list(seen[-1].personal([0])), list(seen[-1].before_finetuning([0]))
-    assert not torch.equal(tensor(after), tensor(before))
+    fed.meter = lambda measure, models: [
+        {"client": ids[0], "sum": float(p["text.ctx"].sum())} for ids, p in models
+    ]
+    state = fed.run()
+    ((after,), (before,)) = (seen[-1].rows([0], Measure(finetuned=f)) for f in (True, False))
+    for row, finetune in ((after, True), (before, False)):
+        assert row["sum"] == float(models(fed, fed.read(state), finetune)[0]["text.ctx"].sum())
+    assert after != before

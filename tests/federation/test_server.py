@@ -142,20 +142,19 @@ class Pool(Quadratic):
 
 
 def test_a_pool_cannot_publish_a_clients_row_by_accident() -> None:
-    """Without a word on the global model there is none; with one it is what the method says."""
-    fed = quadratic(Pool(), 2)
-    state = fed.run()
-    rows = state.server["pool"]["w"].tolist()
-    assert rows[0] != rows[1] != 0
+    """Without a word on the global model there is no run; with one it is what the method says."""
     with pytest.raises(FedvlmError, match=r"trainer Pool: .*no slot 'w': define shared"):
-        fed.shared(state)
+        quadratic(Pool(), 2).run()
 
     class Mean(Pool):
         def shared(self, server: State) -> Tree:
             return {"w": server["pool"]["w"].mean()}
 
     fed = quadratic(Mean(), 2)
-    assert fed.shared(fed.run())["w"].tolist() == [sum(rows) / 2]
+    state = fed.run()
+    rows = state.server["pool"]["w"].tolist()
+    assert rows[0] != rows[1] != 0
+    assert fed.shared(state)["w"].tolist() == [sum(rows) / 2]
 
 
 @pytest.mark.parametrize("client", [-1, 2, 99])

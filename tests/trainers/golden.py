@@ -103,7 +103,7 @@ class StoredBatches:
     def roster(self) -> Roster:
         sizes = np.array(self.golden.meta["sizes"])
         none = np.zeros_like(sizes)
-        return Roster(sizes, none, none, np.zeros((len(sizes), 0), np.int64))
+        return Roster(sizes, none, none, np.zeros((len(sizes), 0), np.int64), none)
 
     def whole(self, clients: Sequence[int], part: str, fallback: str = "") -> Batch | None:
         raise NotImplementedError

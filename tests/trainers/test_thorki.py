@@ -263,6 +263,40 @@ def test_distillation_adds_a_kl_that_leaves_the_large_model_alone() -> None:
     assert reached == {n for n in p if n.startswith("small.")}
 
 
+# ---- the small tower ---------------------------------------------------------------------------
+TOWER = {"SMALL": "tower"}
+
+
+def test_the_small_tower_sees_pixels_and_stays_at_home() -> None:
+    fed = thorki(TOWER, rounds=1)
+    assert fed.trainer.streams(fed.model) == ("tokens.0", "pixels")
+    assert thorki(rounds=1).trainer.streams(fed.model) == ("tokens.0", "features")
+    events = watched(fed)
+    state = fed.run()
+    small = {n for n in fed.p0 if n.startswith("small.")}
+    assert {n.split(".")[1] for n in small} == {"conv1", "conv2", "conv3", "fc"}
+    assert set(fed.groups.personal) == small and not small & set(events[0].updates.params)
+    for n in small:
+        assert not torch.equal(state.clients[0]["w"][n], fed.p0[n])
+    p, x = personal(fed, state)[0], {"pixels": fed.batcher.source.images[:3][None]}
+    z = fed.trainer.predict(fed.model, p, x)
+    assert bool(torch.isfinite(z).all())
+    other = p | {n: torch.zeros_like(p[n]) for n in small}
+    assert float((z - fed.trainer.predict(fed.model, other, x)).abs().max()) > 1e-3
+
+
+def test_the_large_model_does_not_depend_on_the_kind_of_the_small_one() -> None:
+    ends = [thorki(o, rounds=2).run().server["w"] for o in ({}, TOWER)]
+    assert all(torch.allclose(v, ends[1][n], 0, 1e-10) for n, v in ends[0].items())
+
+
+def test_the_small_tower_stacked_is_sequential() -> None:
+    ends = [thorki(TOWER, chunk=c, rounds=1).run() for c in (1, 8)]
+    for c in ends[0].clients:
+        for n, v in ends[0].clients[c]["w"].items():
+            assert torch.allclose(v, ends[1].clients[c]["w"][n], atol=1e-10)
+
+
 def test_seeds() -> None:
     ends = [thorki(rounds=1, seed=s).run().server["w"] for s in (1, 1, 2)]
     assert same(ends[0], ends[1]) and not same(ends[0], ends[2])
