@@ -224,6 +224,10 @@ def _federation() -> Schema:
 
 def _aggregation() -> Schema:
     return {
+        "FED.STORE": Option(
+            "auto", "where clients' states lie: in memory, or on disk in the run folder; moves no "
+            "bit (auto: memory up to 4 GiB)", choices=("auto", "memory", "disk"),
+        ),
         "FED.WEIGHTING": Option(
             "auto",
             "weight of a client in the average: its training samples, the same for all, or as "

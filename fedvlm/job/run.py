@@ -7,7 +7,7 @@ import gc
 import os
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,10 @@ from fedvlm.console.log import LogFile
 from fedvlm.console.screen import Console, progress, say
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.threads import usual_threads
+from fedvlm.core.trees import nbytes
 from fedvlm.data.partition.counts import partition_csv
 from fedvlm.evaluation import zero_shot
+from fedvlm.federation.clients import on
 from fedvlm.federation.rounds import FedState, state_of
 from fedvlm.job.build import Built, build
 from fedvlm.job.describe import header, partition_name, peft_choice, run_path
@@ -35,6 +37,8 @@ from fedvlm.job.sinks import Sinks
 from fedvlm.runs.folder import RunFolder
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.state import clear_states
+
+MEMORY_BYTES = 4 << 30  # of clients' states; above it FED.STORE auto keeps them on disk
 
 
 def run_job(
@@ -123,7 +127,11 @@ def _train(
     )
     log = LogFile(folder.log_path, int(cfg.FED.ROUNDS))
     screens = (console, log)
+    if on_disk(built):
+        built.federation.keep_on_disk(folder.records)
     state = restore(built, folder)
+    if not (folder.path / "models" / "start.safetensors").exists():
+        folder.save_model("start", built.federation.p0)
     lines = header(built)
     console.header(lines)
     log.header(lines, [f"{key}: {value}" for key, value in flat(cfg).items()])
@@ -169,19 +177,25 @@ def restore(built: Built, folder: RunFolder) -> FedState | None:
             "again from the beginning"
         )
         return None
-    device = built.model.device
-
-    def moved(state: Mapping[str, Any]) -> dict[str, Any]:  # types stay: a float64 slot is exact
-        return {
-            slot: {name: v.to(device) for name, v in tree.items()}
-            for slot, tree in state.items()
-        }
-
     for record in records[1:]:
         built.federation.budget.record(record["round"], record["counters"])
     folder.notes.append(f"going on after round {saved.round}")
-    clients = {c: moved(s) for c, s in saved.clients.items()}
-    return built.federation.adopt(state_of(saved.round, moved(saved.server), clients))
+    if saved.records is not None:
+        return built.federation.load(saved.round, saved.server, folder.records)
+    device = built.model.device
+    clients = {c: on(device, s) for c, s in saved.clients.items()}
+    whole = state_of(saved.round, on(device, saved.server), clients)
+    return built.federation.adopt(whole)
+
+
+def on_disk(built: Built) -> bool:
+    """Say whether clients' rows are read from disk: ``FED.STORE``, ``auto`` by their size."""
+    choice, federation = built.cfg.FED.STORE, built.federation
+    if choice == "auto":
+        row = federation.clients.stacked([0], {})
+        size = sum(sum(nbytes(tree).values()) for tree in row.values())
+        return size * federation.plan.clients > MEMORY_BYTES
+    return bool(choice == "disk")
 
 
 def _check_resume(cfg: CfgNode, folder: RunFolder) -> None:
