@@ -216,7 +216,7 @@ def prove(world: World, trainer: Method) -> None:
         Broken: names the stream, the tensor and the block.
     """
     fed = world.federation(trainer)
-    cached = world.source(Setup(), fed.model, fed.trainer.streams(fed.model)[0])
+    cached = world.source(Setup(), fed.model, *fed.trainer.streams(fed.model))
     images = torch.as_tensor(world.splits[0].train[:2])
     try:
         fed.prove_streams(cached, world.source(Setup(), fed.model, "pixels"), images)

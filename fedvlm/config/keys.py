@@ -73,15 +73,33 @@ def _dataset() -> Schema:
         "DATASET.NAME": Option("", "dataset"),
         "DATASET.DIR": Option("", "the dataset's folder below ROOT"),
         "DATASET.IMAGE_DIR": Option("", "folder of the images below DIR"),
-        "DATASET.SPLIT_FILE": Option("", "split_zhou_*.json or a CSV table, below DIR"),
+        "DATASET.SPLIT_FILE": Option(
+            "", "below DIR: split_zhou_*.json, or a table (CSV, JSON lines, parquet); a,b for "
+            "several tables, a part each"
+        ),
         "DATASET.FORMAT": Option(
             "",
-            "layout on disk; '' is the set's own",
-            choices=("", "coop", "csv", "folders", "domains", "cifar"),
+            "layout on disk; '' is the set's own, or as SPLIT_FILE's name says",
+            choices=(
+                "", "coop", "csv", "jsonl", "parquet", "folders", "domains", "cifar",
+                "tiny_imagenet",
+            ),
+        ),
+        "DATASET.NAMES_FILE": Option(
+            "", "own sets: class names of folders or labels that are codes, below DIR: words.txt, "
+            "classnames.txt or JSON", neutral="",
+        ),
+        "DATASET.LEAVE_OUT": Option(
+            (), "own sets: names of folders that are not read", neutral=()
+        ),
+        "DATASET.TEST_SHARE": Option(
+            0.0, "own sets without test images: share of each class that becomes test images, "
+            "drawn by DATA_SEED; 0 draws none", low=0, high=1, high_open=True, neutral=0.0,
         ),
         "DATASET.TEMPLATE": Option("", "prompt with {} for the class name; '' is the set's own"),
         "DATASET.NUM_SHOTS": Option(
-            16, "training images per class; -1 takes all (Dassl: -1)", low=-1, never=(0,)
+            16, "training images per class; -1 takes all (Dassl: -1), as the Dirichlet kinds and "
+            "quantity do unless a number is given", low=-1, never=(0,)
         ),
         "DATASET.VAL_SHOTS": Option(
             -1, "validation images per class; -1 is CoOp's rule, min(shots, 4)", low=-1

@@ -191,7 +191,11 @@ class Trainer:
 
     # ---- model ----------------------------------------------------------------------------
     def streams(self, model: VLModel) -> tuple[str, ...]:
-        """Return what a batch carries: ``features``, ``tokens.<block>`` or ``pixels``."""
+        """Return what a batch carries, one or several of them.
+
+        ``features``, ``patches``, ``tokens.<block>`` (what enters a block of the image tower) and
+        ``pixels``; ``model.image``, ``patches`` and ``adapted_image`` take what is there.
+        """
         return ("features",)
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:

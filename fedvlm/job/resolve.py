@@ -10,12 +10,15 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from fedvlm.config.build import build_config, unused_keys, yaml_keys
+from fedvlm.config.build import DEFAULT, build_config, unused_keys, yaml_keys
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Schema, declare
 from fedvlm.config.read import config_names, find_config, lookup
-from fedvlm.core.errors import ConfigError, did_you_mean
-from fedvlm.data.catalog import canonical_domain
+from fedvlm.config.sections import SKEWED
+from fedvlm.core.errors import ConfigError, DataError, did_you_mean
+from fedvlm.data.catalog import canonical_domain, dataset_info
+from fedvlm.data.datasets import load_dataset
+from fedvlm.data.own.add import OwnSet, understand
 from fedvlm.federation.cards import trainer_files
 from fedvlm.job.flags import FLAGS
 from fedvlm.job.kinds import dataset_config, dataset_of, method_of
@@ -52,25 +55,27 @@ def resolve(args: Namespace, load_trainer: LoadTrainer | None = None) -> Jobs:
     Raises:
         ConfigError: anything that is wrong with flags or files, one line per mistake.
     """
-    dataset, demo = _dataset_yaml(args), _demo_yaml(args)
+    dataset, demo, own = _dataset_yaml(args), _demo_yaml(args), _own_set(args)
     file = find_config(args.trainer_config_file, "trainers") if args.trainer_config_file else None
     spec = _trainer_spec(args, (demo, file, dataset))
     trainer = (load_trainer or _load)(spec)
     node = f"TRAINER.{trainer.name.upper()}"
     schema = declare(default_schema(), node, trainer.options)
     flags, names, notes = _own_flags(args, node, trainer.name, schema)
+    notes += [own.sentence, *own.decided] if own else []
     trainer_yaml = file or lookup(trainer.name, "trainers")
     name = spec if _is_path(spec) else trainer.name
     jobs = []
     for seed_flags in _seeds(args, flags):
         cfg, origins = build_config(
             dataset, trainer_yaml, seed_flags, args.opts, schema,
-            extra_yamls=[demo] if demo else [],
+            extra_yamls=[demo] if demo else [], dataset_keys=own.keys if own else None,
             flag_names={"SEED": "--seeds", "DATA_SEED": "--seeds"} | names,
         )  # fmt: skip
         cfg.defrost()
         cfg.TRAINER.NAME = name  # one spelling, so that one method has one run folder
         cfg.FED.HELD_OUT_DOMAIN = canonical_domain(cfg.DATASET.NAME, cfg.FED.HELD_OUT_DOMAIN)
+        notes += [n for n in _follow(cfg, origins) if n not in notes]
         cfg.freeze()
         jobs.append(Job(cfg, origins))
     if not jobs[0].cfg.DATASET.NAME.strip():
@@ -100,6 +105,8 @@ def _dataset_yaml(args: Namespace) -> Path | None:
     words = [w for w in (args.dataset, args.dataset_config_file) if w]
     if len(words) > 1:
         raise ConfigError("give --dataset or --dataset-config-file, not both")
+    if args.images:
+        return None
     if words and args.demo:
         raise ConfigError("--demo brings its own dataset; drop --demo or the dataset flag")
     if words:
@@ -107,6 +114,65 @@ def _dataset_yaml(args: Namespace) -> Path | None:
     if not args.demo and "DATASET.NAME" not in args.opts[::2]:
         raise ConfigError(_no_dataset())
     return None
+
+
+def _own_set(args: Namespace) -> OwnSet | None:
+    """Return what is to be read of the folder that ``--images`` names; None without it.
+
+    Raises:
+        ConfigError: another flag names the data set too.
+        DataError: the folder is none of images; says what it lacks.
+    """
+    if not args.images:
+        return None
+    given = args.flags | dict(zip(args.opts[::2], args.opts[1::2], strict=False))
+    others = [flag for flag, word in (
+        ("--dataset", args.dataset), ("--dataset-config-file", args.dataset_config_file),
+        ("--demo", args.demo), ("--root", "DATASET.ROOT" in given),
+    ) if word]
+    if others:
+        raise ConfigError(f"--images says which images to read: drop {others[0]}")
+    keys = {k: v for k, v in given.items()
+            if k.startswith("DATASET.") or k in ("DATA_SEED", "CACHE_DIR")}
+    return understand(Path(args.images), keys)
+
+
+def _follow(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
+    """Set what follows from other settings where nobody said it; return notes.
+
+    Under the kinds that cut each class among all clients, all training images are used. With one
+    domain held out the clients are those of the other domains.
+    """
+    notes, fed = [], cfg.FED
+    if fed.HELD_OUT_DOMAIN and origins["FED.PARTITION"] == DEFAULT:
+        fed.PARTITION, origins["FED.PARTITION"] = "domain", "as FED.HELD_OUT_DOMAIN is set"
+        notes.append("FED.HELD_OUT_DOMAIN: the clients are the other domains' (FED.PARTITION "
+                     "domain)")
+    by_user = origins["FED.CLIENTS"].startswith("flag") or origins["FED.CLIENTS"].startswith("opts")
+    if fed.HELD_OUT_DOMAIN and fed.PARTITION.startswith("domain") and not by_user:
+        number = _number_of_domains(cfg)
+        if number > 1 and fed.CLIENTS % (number - 1):
+            each = 1 if fed.CLIENTS % number else fed.CLIENTS // number
+            fed.CLIENTS = each * (number - 1)
+            origins["FED.CLIENTS"] = "as FED.HELD_OUT_DOMAIN is set"
+            notes.append(f"FED.CLIENTS {fed.CLIENTS}: {each} for each of the {number - 1} domains "
+                         f"beside '{fed.HELD_OUT_DOMAIN}'")
+    drawn = fed.INDEX_FILE or cfg.DATASET.FEWSHOT_FILE
+    if fed.PARTITION in SKEWED and origins["DATASET.NUM_SHOTS"] == DEFAULT and not drawn:
+        cfg.DATASET.NUM_SHOTS = -1
+        origins["DATASET.NUM_SHOTS"] = f"as FED.PARTITION is {fed.PARTITION}"
+    return notes
+
+
+def _number_of_domains(cfg: CfgNode) -> int:
+    """Return how many domains a set has; 0 where it cannot be read, which the run then says."""
+    info = dataset_info(cfg.DATASET.NAME)
+    if info is not None and info.domains:
+        return len(info.domains)
+    try:
+        return len(load_dataset(cfg).domain_names)
+    except (ConfigError, DataError):
+        return 0
 
 
 def _dataset_file(word: str) -> Path:
@@ -125,8 +191,8 @@ def _dataset_file(word: str) -> Path:
 def _no_dataset() -> str:
     known = ", ".join(config_names("datasets")) or "no configs/datasets folder found"
     return (
-        "no dataset given: add --root DATA/ and --dataset NAME, or --dataset-config-file FILE, "
-        f"or try --demo (known: {known})"
+        "no dataset given: add --root DATA/ and --dataset NAME, or --images FOLDER of your own, or "
+        f"--dataset-config-file FILE, or try --demo (known: {known})"
     )
 
 

@@ -133,7 +133,7 @@ def _train(
     draw_partition(folder.path, title)
     recorder = Recorder(built, folder, screens, sinks)
     reference = zero_shot(
-        built.model, built.test, built.data, recorder.evaluator.panel,
+        built.model, built.test, built.data, recorder.evaluator.panel, built.meter.template,
         batch_size=int(cfg.DATALOADER.TEST.BATCH_SIZE),
     ) if built.backbone.has_text else None
 
