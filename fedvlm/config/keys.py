@@ -148,6 +148,12 @@ def _partition() -> Schema:
         "FED.REPEAT_RATE": Option(
             0.0, "share of classes that all disjoint clients hold", low=0, high=1
         ),
+        "FED.PERSONAL": Option(
+            "",
+            "tensors that stay with each client, as a regular expression of whole names; for "
+            "methods that share everything (modules of your own, files of the CoOp family)",
+            neutral="",
+        ),
         "FED.INDEX_FILE": Option("", "index file with a split to use instead of drawing one"),
         "FED.LEGACY": Option(False, "the family's own class map (random.seed(2023))"),
     }

@@ -10,7 +10,7 @@ from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import numel
 from fedvlm.data.partition.index_file import read_index_file
-from fedvlm.federation.discovery import load_trainer
+from fedvlm.compat.files import load_trainer
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.job.build import Built
 from fedvlm.job.flags import words_of

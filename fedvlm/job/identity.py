@@ -13,7 +13,7 @@ from fedvlm.config.keys import default_schema
 from fedvlm.config.option import declare
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.images import ImageLoader
-from fedvlm.federation.discovery import load_trainer
+from fedvlm.compat.files import load_trainer
 from fedvlm.models.backbone import Backbone
 
 # Keys that move no number: where things lie, how much is said. All others make the identity.
@@ -61,10 +61,12 @@ def identity_config(cfg: CfgNode) -> dict[str, Any]:
     """
     trainer = load_trainer(cfg.TRAINER.NAME)
     node = f"TRAINER.{trainer.name.upper()}"
-    schema = declare(default_schema(), node, trainer.options)
+    foreign = dict(getattr(trainer, "foreign", {}))
+    schema = declare(default_schema() | foreign, node, trainer.options)
     return {
         k: v for k, v in flat(cfg).items()
         if k not in WHERE
-        and (not k.startswith("TRAINER.") or k == "TRAINER.NAME" or k.startswith(f"{node}."))
+        and (not k.startswith("TRAINER.") or k == "TRAINER.NAME" or k.startswith(f"{node}.")
+             or k in foreign)
         and (k not in schema or schema[k].neutral is None or v != schema[k].neutral)
     }

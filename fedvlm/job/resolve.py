@@ -57,7 +57,8 @@ def resolve(args: Namespace, load_trainer: LoadTrainer | None = None) -> Jobs:
     spec = _trainer_spec(args, (demo, file, dataset))
     trainer = (load_trainer or _load)(spec)
     node = f"TRAINER.{trainer.name.upper()}"
-    schema = declare(default_schema(), node, trainer.options)
+    foreign = dict(getattr(trainer, "foreign", {}))  # keys of other nodes that its file reads
+    schema = declare(default_schema() | foreign, node, trainer.options)
     flags, names, notes = _own_flags(args, node, trainer.name, schema)
     trainer_yaml = file or lookup(trainer.name, "trainers")
     name = spec if _is_path(spec) else trainer.name
@@ -87,7 +88,7 @@ def _load(spec: str) -> Any:
     if dataset:
         raise ConfigError(f"unknown trainer '{spec}', it is a data set: --dataset {dataset}; "
                           f"methods are {', '.join(trainer_files())}")
-    from fedvlm.federation.discovery import load_trainer  # start-up: PyTorch, 2 s
+    from fedvlm.compat.files import load_trainer  # start-up: PyTorch, 2 s
 
     return load_trainer(spec)
 

@@ -38,6 +38,7 @@ from fedvlm.models.towers.vision import stream_name
 from fedvlm.models.vlmodel import VLModel
 from fedvlm.runs.identity import identity_plain
 
+PIXELS = "pixels"  # the stream of methods whose image tower no cache knows
 HOLDOUT, CLIENTS = "holdout", "clients"  # sources of server images
 DIGITS = 8  # of a digest in a note
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -45,17 +46,18 @@ Encode = Callable[[Sequence[int], "int | None"], Tensor]
 
 
 def token_block(streams: Sequence[str]) -> int | None:
-    """Return the block of the image tower whose entering tokens a method reads; None: features.
+    """Return the block of the image tower whose entering tokens a method reads; None: none.
 
     Raises:
         ConfigError: a stream that there is no cache for.
     """
-    if tuple(streams) == ("features",):
+    if tuple(streams) in (("features",), (PIXELS,)):
         return None
     kind, _, block = streams[0].partition(".")
     if len(streams) != 1 or kind != "tokens" or not block.isdecimal():
         raise ConfigError(
-            f"a method's streams are ('features',) or ('tokens.<block>',), not {tuple(streams)}"
+            "a method's streams are ('features',), ('tokens.<block>',) or ('pixels',), not "
+            f"{tuple(streams)}"
         )
     return int(block)
 
@@ -70,6 +72,8 @@ def image_sources(
     activations that enter the first of them; pixels where those have no room.
     """
     block = token_block(trainer.streams(model))
+    if tuple(trainer.streams(model)) == (PIXELS,):
+        return pixel_sources(loader, labels)
     spent = Throughput()
     if block is None:
         sources = _sources(data, loader, labels, "features", lambda indices, view: features_of(
