@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
@@ -78,8 +79,10 @@ def active(world: World) -> Iterator[None]:
     _stack.append(world)
     torch.cuda.device_count = lambda: min(1, count())  # its DataParallel would hide the names
     try:
-        with installed(world.modules), quiet(), _RunPlace(world.model):
-            yield
+        with installed(world.modules), quiet(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # old calls are the file's, not the user's
+            with _RunPlace(world.model):
+                yield
     finally:
         torch.cuda.device_count = count
         _stack.pop()
