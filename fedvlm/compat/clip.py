@@ -49,7 +49,7 @@ class SimpleTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, without marks."""
-        return list(_tokenizer().encode(text))
+        return encode(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of ids."""
@@ -78,11 +78,20 @@ def tokenize(
     length = backbone.context_length if context_length == USUAL_LENGTH else context_length
     if not truncate:
         marks = 2
-        long = [t for t in texts if len(_tokenizer().encode(t)) + marks > length]
+        long = [t for t in texts if len(encode(t)) + marks > length]
         if long:
             raise FedvlmError(f"'{long[0]}' is too long for context length {length}")
     ids = backbone.tokenizer(texts, context_length=length)
     return ids.to(torch.long)
+
+
+def encode(text: str) -> list[int]:
+    """Return the ids of a text, without marks."""
+    backbone = here().model.backbone
+    if hasattr(backbone.tokenizer, "encode"):
+        return list(backbone.tokenizer.encode(text))
+    ids = backbone.tokenize([text])  # a tokenizer that only fills rows
+    return list(ids[0, 1 : int(backbone.token_ends(ids)[0])].tolist())
 
 
 def download(url: str, root: str = "") -> str:
