@@ -11,7 +11,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from fedvlm.config.build import flat
-from fedvlm.config.dassl import dassl_options
+from fedvlm.config.dassl import dassl_options, family_options
 from fedvlm.config.keys import default_schema, family_aliases
 from fedvlm.config.option import Option, Schema, Value, literal, nodes
 from fedvlm.core.errors import ConfigError
@@ -64,11 +64,12 @@ def schema_of(text: str, node: str) -> tuple[dict[str, Option], Schema]:
     knows has to be set.
     """
     usual = default_schema()
-    foreign = {k: o for k, o in dassl_options().items() if k.startswith("TRAINER.")}
-    usual_nodes: dict[str, Value] = {k: o.default for k, o in foreign.items()}
+    foreign = {k: o.default for k, o in dassl_options().items() if k.startswith("TRAINER.")}
+    usual_nodes: dict[str, Value] = foreign | family_options()
     known = usual_nodes | EXTRAS
     inner, aliases = nodes(usual), family_aliases()
-    read = [k for k in keys_read(text) if k not in inner and k not in aliases]
+    read = [k for k in keys_read(text)
+            if k not in inner and (k not in aliases or k.startswith("TRAINER."))]
     own_node, own, other = f"TRAINER.{node}.", {}, {}
     heads = {k.rpartition(".")[0] for k in read}
     wanted = {*read, *(k for k in usual_nodes if k.rpartition(".")[0] in heads)}
@@ -118,7 +119,7 @@ def dassl_cfg(root: CfgNode, model: VLModel) -> CfgNode:
 def default_cfg() -> CfgNode:
     """Return Dassl's tree with its defaults, not frozen, for scripts outside of a run."""
     aliases: dict[str, Any] = {k: a.option.default for k, a in family_aliases().items()}
-    values = {k: o.default for k, o in default_schema().items()} | aliases
+    values = {k: o.default for k, o in default_schema().items()} | aliases | family_options()
     root = CfgNode()
     for key in sorted(values):
         *path, name = key.split(".")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fedvlm.config.dassl import dassl_options
-from fedvlm.config.option import Option, Schema, Value
+from fedvlm.config.dassl import dassl_options, family_options
+from fedvlm.config.option import Option, Schema, Value, short_repr
 
 PARTITIONS = (
     "iid", "disjoint", "n_classes", "dirichlet", "superclass_dirichlet", "quantity", "domain",
@@ -95,6 +95,10 @@ def _dataset() -> Schema:
         ),
         "DATASET.FEWSHOT_FILE": Option(
             "", "CoOp's few-shot pickle or a JSON list below DIR, instead of drawing the shots"
+        ),
+        "DATASET.SOURCE_DOMAINS": Option(
+            (), "Dassl's: all domains but the one left out (FED.HELD_OUT_DOMAIN), or nothing",
+            neutral=(),
         ),
         "DATASET.SUBSAMPLE_CLASSES": Option(
             "all",
@@ -379,7 +383,8 @@ def family_aliases() -> dict[str, Alias]:
     text, flag = Option("", "name"), Option(False, "switch")
     models = {"last_step": "last", "best_val": "val"}
     final_model = Option("last_step", "model tested at the end", choices=tuple(models))
-    return {
+    return _coop_aliases() | {
+        "DATASET.TARGET_DOMAINS": Alias(Option((), "domains"), "FED.HELD_OUT_DOMAIN", _target),
         "DATASET.USERS": Alias(number, "FED.CLIENTS"),
         "DATASET.PARTITION": Alias(text, "FED.PARTITION"),
         "DATASET.BETA": Alias(share, "FED.BETA"),
@@ -393,9 +398,64 @@ def family_aliases() -> dict[str, Alias]:
     }
 
 
+def _target(names: Value) -> Value:
+    """Return the one domain to leave out; None for none."""
+    if len(names) > 1:
+        raise ValueError(
+            f"names {len(names)} target domains; fedvlm leaves one out at a time: run once for each"
+        )
+    return names[0] if names else None
+
+
+def _coop_aliases() -> dict[str, Alias]:
+    """Return CoOp's own options: the number of context tokens, and what may only be as it is."""
+    def only(value: Value, why: str) -> Callable[[Value], Value]:
+        def check(given: Value) -> Value:
+            if given != value:
+                raise ValueError(f"{short_repr(given)}: {why}")
+            return None
+
+        return check
+
+    file = "the authors' file has it: --trainer ./coop.py:CoOp"
+    node = "TRAINER.COOP."
+    return {
+        node + "N_CTX": Alias(Option(16, "context tokens", low=1), "PEFT.N_CTX"),
+        node + "CSC": Alias(
+            Option(False, "switch"), "PEFT.N_CTX", only(False, f"one context for all classes; {file}")
+        ),
+        node + "CTX_INIT": Alias(
+            Option("", "words"), "PEFT.N_CTX", only("", f"a context starts at random; {file}")
+        ),
+        node + "CLASS_TOKEN_POSITION": Alias(
+            Option("end", "position"), "PEFT.N_CTX", only("end", f"the class name ends it; {file}")
+        ),
+        node + "PREC": Alias(
+            Option("fp16", "precision"), "MODEL.PREC", _precision
+        ),
+    }
+
+
+def _precision(given: Value) -> Value:
+    """Return our precision for CoOp's."""
+    if given not in ("fp32", "fp16", "amp"):
+        raise ValueError(f"wants fp32, fp16 or amp, got {short_repr(given)}")
+    if given != "fp32":
+        raise ValueError(
+            f"{given}: trained tensors stay fp32 here; MODEL.PREC bf16 has low-precision towers"
+        )
+    return given
+
+
 def refused_keys() -> dict[str, str]:
     """Return foreign switches that may only be off, and what to say when they are on."""
-    return {
+    whose = {"COCOOP": "CoCoOp", "MAPLE": "MaPLe", "PROMPTSRC": "PromptSRC", "IVLP": "IVLP"}
+    family = {
+        key: f"is {whose[key.split('.')[1]]}'s, which is no method of fedvlm: give the authors' "
+             f"file, --trainer ./{whose[key.split('.')[1]].lower()}.py"
+        for key in family_options() if key.split(".")[1] in whose
+    }
+    return family | {
         "DATASET.IMBALANCE_TRAIN": "is not supported; FED.PARTITION dirichlet gives unequal shares",
         "DATASET.SPLIT_CLIENT": "is not supported; FED.PARTITION domain gives clients per domain",
     }

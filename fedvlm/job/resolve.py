@@ -14,13 +14,14 @@ from fedvlm.config.build import build_config, unused_keys, yaml_keys
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Schema, declare
 from fedvlm.config.read import config_names, find_config, lookup
-from fedvlm.core.errors import ConfigError, did_you_mean
-from fedvlm.data.catalog import canonical_domain
+from fedvlm.core.errors import ConfigError, did_you_mean, fold
+from fedvlm.data.catalog import canonical_domain, dataset_info
 from fedvlm.federation.cards import trainer_files
 from fedvlm.job.flags import FLAGS
 from fedvlm.job.kinds import dataset_config, dataset_of, method_of
 
 LoadTrainer = Callable[[str], Any]
+COOP, PROMPTFL = "coop", "PromptFL"  # a word of CoOp's world, and its method here
 _DEPTH = 7  # of a run folder below OUTPUT_DIR
 _OWN = "TRAINER.*."  # flags that mean the chosen trainer's own node
 
@@ -55,11 +56,16 @@ def resolve(args: Namespace, load_trainer: LoadTrainer | None = None) -> Jobs:
     dataset, demo = _dataset_yaml(args), _demo_yaml(args)
     file = find_config(args.trainer_config_file, "trainers") if args.trainer_config_file else None
     spec = _trainer_spec(args, (demo, file, dataset))
+    if fold(spec) == COOP or (file and not args.trainer and _is_coops(file, args)):
+        spec = PROMPTFL
     trainer = (load_trainer or _load)(spec)
     node = f"TRAINER.{trainer.name.upper()}"
     foreign = dict(getattr(trainer, "foreign", {}))  # keys of other nodes that its file reads
     schema = declare(default_schema() | foreign, node, trainer.options)
     flags, names, notes = _own_flags(args, node, trainer.name, schema)
+    if COOP in (fold(args.trainer), fold(file.parent.name) if file else "") and spec == PROMPTFL:
+        notes.append("CoOp over clients is PromptFL: its context, averaged (the authors' own file: "
+                     "--trainer ./coop.py:CoOp)")
     trainer_yaml = file or lookup(trainer.name, "trainers")
     name = spec if _is_path(spec) else trainer.name
     jobs = []
@@ -72,6 +78,7 @@ def resolve(args: Namespace, load_trainer: LoadTrainer | None = None) -> Jobs:
         cfg.defrost()
         cfg.TRAINER.NAME = name  # one spelling, so that one method has one run folder
         cfg.FED.HELD_OUT_DOMAIN = canonical_domain(cfg.DATASET.NAME, cfg.FED.HELD_OUT_DOMAIN)
+        cfg.DATASET.SOURCE_DOMAINS = check_domains(cfg)
         cfg.freeze()
         jobs.append(Job(cfg, origins))
     if not jobs[0].cfg.DATASET.NAME.strip():
@@ -81,6 +88,38 @@ def resolve(args: Namespace, load_trainer: LoadTrainer | None = None) -> Jobs:
     if unused:
         notes.append(f"accepted, but nothing here uses: {', '.join(unused)}")
     return Jobs(tuple(jobs), schema, tuple(notes))
+
+
+def _is_coops(file: Path, args: Namespace) -> bool:
+    """Tell whether a config that names no method stands in a folder of CoOp's (``CoOp/rn50.yaml``)."""
+    named = yaml_keys(file, default_schema()).get("TRAINER.NAME")
+    return not named and fold(file.resolve().parent.name) == COOP and (
+        "TRAINER.NAME" not in args.opts[::2])
+
+
+def check_domains(cfg: CfgNode) -> tuple[str, ...]:
+    """Return nothing where ``DATASET.SOURCE_DOMAINS`` says what is so anyway.
+
+    Raises:
+        ConfigError: it names other domains than all but the one left out.
+    """
+    asked, out = cfg.DATASET.SOURCE_DOMAINS, cfg.FED.HELD_OUT_DOMAIN
+    if not asked:
+        return ()
+    info = dataset_info(cfg.DATASET.NAME)
+    names = list(info.domains) if info else []
+    if not names:
+        raise ConfigError(
+            f"--source-domains: the domains of {cfg.DATASET.NAME} are not known before it is read; "
+            "give --target-domains alone, the rest are sources"
+        )
+    rest = [n for n in names if fold(n) != fold(out)]
+    if sorted(map(fold, asked)) != sorted(map(fold, rest)):
+        raise ConfigError(
+            f"--source-domains {' '.join(asked)}: clients hold all domains but the one left out, "
+            f"here {', '.join(rest)}; drop the flag, or give --target-domains the one that is missing"
+        )
+    return ()
 
 
 def _load(spec: str) -> Any:
