@@ -1,4 +1,4 @@
-"""Files written for Dassl and OpenAI's ``clip`` run federated, unmodified (``--trainer x.py:CoOp``).
+"""Files written for Dassl and OpenAI's ``clip`` run federated, unmodified: ``--trainer x.py:CoOp``.
 
 The names that such files import exist in ``sys.modules`` only while one of them is loaded, built
 or run (``surface.installed``); dassl itself is never needed. How its words become ours:
@@ -11,9 +11,9 @@ or run (``surface.installed``); dassl itself is never needed. How its words beco
 * **Step.** ``forward_backward(batch)`` runs as it is, with the client's tensors in its parameters.
   ``optim.step()`` is the run's rule (``OPTIM.*``, its schedule and clock), at the very place where
   the file calls it: gradients that it has changed between backward and step count, and code behind
-  the step (averages, teachers) sees the new weights. Weights that it loads itself count as well.
-* **Epochs.** ``OPTIM.MAX_EPOCH``, ``epoch``, ``num_batches`` are those of a client's local epochs in
-  one round. What the file keeps on itself between batches (a teacher, a running average, counters)
+  the step (averages, teachers) sees the new weights. Weights that it loads count.
+* **Epochs.** ``OPTIM.MAX_EPOCH``, ``epoch``, ``num_batches`` are a client's local epochs in one
+  round. What the file keeps on itself between batches (a teacher, a running average, counters)
   lives as long: it begins anew for each client and round, so that nothing of one client reaches
   another and nothing but the tensors has to be saved.
 * **Images.** Where the file only sends them through the frozen tower (tried before round 1, with

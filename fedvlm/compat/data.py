@@ -130,7 +130,7 @@ class DatasetWrapper(Dataset):
 
 
 class DataManager:
-    """The run's classes inside a run; elsewhere the data set that ``cfg.DATASET.NAME`` registers."""
+    """The run's classes in a run; elsewhere the registered data set ``cfg.DATASET.NAME``."""
 
     def __init__(
         self, cfg: CfgNode, custom_tfm_train: Any = None, custom_tfm_test: Any = None,

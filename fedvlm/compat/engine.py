@@ -50,7 +50,7 @@ class TrainerBase:
         return chosen
 
     def set_model_mode(self, mode: str = "train", names: Names = None) -> None:
-        """Put models into ``train`` or ``eval`` mode; normalisation layers keep their statistics."""
+        """Put models into ``train`` or ``eval`` mode; BatchNorm keeps its statistics."""
         for name in self.get_model_names(names):
             train_mode(self._models[name], mode == "train")
 
@@ -172,6 +172,8 @@ class TrainerBase:
 
 class SimpleTrainer(TrainerBase):
     """One model, one loader: what ``TrainerX`` stands on."""
+
+    model: Any
 
     def __init__(self, cfg: CfgNode) -> None:
         super().__init__()

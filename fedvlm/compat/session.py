@@ -1,4 +1,4 @@
-"""A foreign trainer at work for one client: tensors lent to its parameters, steps by the run's rule.
+"""A foreign trainer at work for one client: tensors lent to its parameters, the run's own steps.
 
 The file's object is built once per class list and serves all clients. What it keeps on itself while
 a client trains (counters, averages, a teacher) is put back before the next one: attributes that are
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedvlm.compat.data import Length
 from fedvlm.compat.engine import train_mode
 from fedvlm.compat.optimiser import RunOptimizer, adopt
 from fedvlm.compat.towers import tower_tensors
@@ -33,7 +34,7 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), np.ndarray, np.gener
 
 
 class Container(nn.Module):
-    """All modules that a foreign trainer holds, its registered models first: they give the names."""
+    """All modules that a foreign trainer holds; its registered models come first and give names."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__()
@@ -231,7 +232,7 @@ class Session:
         inner.epoch, inner.max_epoch = place.epoch, place.epochs
         inner.batch_idx, inner.num_batches = place.batch, place.batches
         loader = getattr(inner, "train_loader_x", None)
-        if hasattr(loader, "length"):
+        if isinstance(loader, Length):
             loader.length = place.batches
         for optimiser in self.optimisers:
             optimiser.on_step = lambda o: self._step(o, step)
@@ -312,7 +313,8 @@ def _plain(value: Any) -> bool:
     if isinstance(value, Tensor):
         return not isinstance(value, nn.Parameter) and value.grad_fn is None
     if isinstance(value, Mapping):
-        return all(_plain(k) and _plain(v) for k, v in value.items()) and not hasattr(value, "freeze")
+        config = hasattr(value, "freeze")
+        return not config and all(_plain(k) and _plain(v) for k, v in value.items())
     if isinstance(value, (list, tuple, set, frozenset, deque)):
         return all(map(_plain, value))
     return isinstance(value, PLAIN)

@@ -70,7 +70,9 @@ def schema_of(text: str, node: str) -> tuple[dict[str, Option], Schema]:
     inner, aliases = nodes(usual), family_aliases()
     read = [k for k in keys_read(text)
             if k not in inner and (k not in aliases or k.startswith("TRAINER."))]
-    own_node, own, other = f"TRAINER.{node}.", {}, {}
+    own_node = f"TRAINER.{node}."
+    own: dict[str, Option] = {}
+    other: Schema = {}
     heads = {k.rpartition(".")[0] for k in read}
     wanted = {*read, *(k for k in usual_nodes if k.rpartition(".")[0] in heads)}
     for key in sorted(wanted):

@@ -151,8 +151,8 @@ def load_checkpoint(fpath: str) -> Any:
 
 
 def save_checkpoint(
-    state: dict[str, Any], save_dir: str, is_best: bool = False, remove_module_from_keys: bool = True,
-    model_name: str = "",
+    state: dict[str, Any], save_dir: str, is_best: bool = False,
+    remove_module_from_keys: bool = True, model_name: str = "",
 ) -> None:
     """Write a checkpoint as Dassl does: ``model.pth.tar-<epoch>`` and the file ``checkpoint``."""
     mkdir_if_missing(save_dir)

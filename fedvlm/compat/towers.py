@@ -1,9 +1,9 @@
-"""OpenAI's CLIP classes over a backbone's own towers: names, shapes and calls as its files know them.
+"""OpenAI's CLIP classes over a backbone's own towers: names, shapes and calls as files know them.
 
 Activations inside a transformer are ``[L, n, width]`` and the causal mask is inside, as in OpenAI's
 code (open_clip: ``[n, L, width]``, mask as an argument; a text encoder of the one over the other
 gives wrong features without an error). Sources: Radford et al. 2021; for prompts inside the towers
-Jia et al. 2022 (VPT), Khattak et al. 2023 (MaPLe: prompts are handed in; PromptSRC: are parameters).
+Jia et al. 2022 (VPT), Khattak et al. 2023 (MaPLe hands prompts in, PromptSRC's are parameters).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -139,7 +139,7 @@ class DasslTrainer(ModuleTrainer):
 
     # ---- streams ------------------------------------------------------------------------------
     def streams(self, model: VLModel) -> tuple[str, ...]:
-        """Return features where the file only sends images through the frozen tower, else pixels."""
+        """Return features where the file only sends images through the frozen tower; or pixels."""
         if "_stream" not in vars(self):
             self.trainables(model, rng.stream(int(self.root.SEED), "init"))
         return (self._stream,)

@@ -80,7 +80,7 @@ def active(world: World) -> Iterator[None]:
     torch.cuda.device_count = lambda: min(1, count())  # its DataParallel would hide the names
     try:
         with installed(world.modules), quiet(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # old calls are the file's, not the user's
+            warnings.simplefilter("ignore", FutureWarning)  # old calls are the file's
             with _RunPlace(world.model):
                 yield
     finally:

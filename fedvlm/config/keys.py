@@ -97,9 +97,9 @@ def _dataset() -> Schema:
             "", "CoOp's few-shot pickle or a JSON list below DIR, instead of drawing the shots"
         ),
         "DATASET.SOURCE_DOMAINS": Option(
-            (), "Dassl's: all domains but the one left out (FED.HELD_OUT_DOMAIN), or nothing",
-            neutral=(),
+            (), "Dassl's: all domains but the one left out (FED.HELD_OUT_DOMAIN), or nothing"
         ),
+        "DATASET.TARGET_DOMAINS": Option((), "Dassl's: the domain for FED.HELD_OUT_DOMAIN"),
         "DATASET.SUBSAMPLE_CLASSES": Option(
             "all",
             "classes that the clients hold (FedTV's code: base)",
@@ -384,7 +384,6 @@ def family_aliases() -> dict[str, Alias]:
     models = {"last_step": "last", "best_val": "val"}
     final_model = Option("last_step", "model tested at the end", choices=tuple(models))
     return _coop_aliases() | {
-        "DATASET.TARGET_DOMAINS": Alias(Option((), "domains"), "FED.HELD_OUT_DOMAIN", _target),
         "DATASET.USERS": Alias(number, "FED.CLIENTS"),
         "DATASET.PARTITION": Alias(text, "FED.PARTITION"),
         "DATASET.BETA": Alias(share, "FED.BETA"),
@@ -396,15 +395,6 @@ def family_aliases() -> dict[str, Alias]:
         "USE_CUDA": Alias(flag, "DEVICE", lambda cuda: None if cuda else "cpu"),
         "TEST.FINAL_MODEL": Alias(final_model, "TEST.SELECT", models.__getitem__),
     }
-
-
-def _target(names: Value) -> Value:
-    """Return the one domain to leave out; None for none."""
-    if len(names) > 1:
-        raise ValueError(
-            f"names {len(names)} target domains; fedvlm leaves one out at a time: run once for each"
-        )
-    return names[0] if names else None
 
 
 def _coop_aliases() -> dict[str, Alias]:
@@ -422,7 +412,8 @@ def _coop_aliases() -> dict[str, Alias]:
     return {
         node + "N_CTX": Alias(Option(16, "context tokens", low=1), "PEFT.N_CTX"),
         node + "CSC": Alias(
-            Option(False, "switch"), "PEFT.N_CTX", only(False, f"one context for all classes; {file}")
+            Option(False, "switch"), "PEFT.N_CTX",
+            only(False, f"one context for all classes; {file}"),
         ),
         node + "CTX_INIT": Alias(
             Option("", "words"), "PEFT.N_CTX", only("", f"a context starts at random; {file}")

@@ -137,7 +137,8 @@ def evaluation_only(
     console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
     choice = peft_choice(cfg, origins)
     place = run_path(cfg, built.data.name, federation.trainer.name + choice).relative()
-    folder = Path(cfg.OUTPUT_DIR).expanduser() / "evaluation" / cfg.DATASET.SUBSAMPLE_CLASSES / place
+    classes = cfg.DATASET.SUBSAMPLE_CLASSES  # base and new share the place of their runs
+    folder = Path(cfg.OUTPUT_DIR).expanduser() / "evaluation" / classes / place
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "log.txt").unlink(missing_ok=True)
     log = LogFile(folder / "log.txt", int(cfg.FED.ROUNDS))

@@ -8,12 +8,12 @@ from typing import Any
 
 from yacs.config import CfgNode
 
+from fedvlm.compat.files import load_trainer
 from fedvlm.config.build import flat
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import declare
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.images import ImageLoader
-from fedvlm.compat.files import load_trainer
 from fedvlm.models.backbone import Backbone
 
 # Keys that move no number: where things lie, how much is said. All others make the identity.

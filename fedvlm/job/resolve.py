@@ -77,8 +77,9 @@ def resolve(args: Namespace, load_trainer: LoadTrainer | None = None) -> Jobs:
         )  # fmt: skip
         cfg.defrost()
         cfg.TRAINER.NAME = name  # one spelling, so that one method has one run folder
-        cfg.FED.HELD_OUT_DOMAIN = canonical_domain(cfg.DATASET.NAME, cfg.FED.HELD_OUT_DOMAIN)
-        cfg.DATASET.SOURCE_DOMAINS = check_domains(cfg)
+        cfg.FED.HELD_OUT_DOMAIN = canonical_domain(cfg.DATASET.NAME, target_domain(cfg))
+        check_domains(cfg)
+        cfg.DATASET.SOURCE_DOMAINS = cfg.DATASET.TARGET_DOMAINS = ()  # said by the held-out one
         cfg.freeze()
         jobs.append(Job(cfg, origins))
     if not jobs[0].cfg.DATASET.NAME.strip():
@@ -91,21 +92,40 @@ def resolve(args: Namespace, load_trainer: LoadTrainer | None = None) -> Jobs:
 
 
 def _is_coops(file: Path, args: Namespace) -> bool:
-    """Tell whether a config that names no method stands in a folder of CoOp's (``CoOp/rn50.yaml``)."""
+    """Tell whether a config that names no method stands in CoOp's folder (``CoOp/rn50.yaml``)."""
     named = yaml_keys(file, default_schema()).get("TRAINER.NAME")
     return not named and fold(file.resolve().parent.name) == COOP and (
         "TRAINER.NAME" not in args.opts[::2])
 
 
-def check_domains(cfg: CfgNode) -> tuple[str, ...]:
-    """Return nothing where ``DATASET.SOURCE_DOMAINS`` says what is so anyway.
+def target_domain(cfg: CfgNode) -> str:
+    """Return the domain to leave out: ``FED.HELD_OUT_DOMAIN``, or Dassl's target.
+
+    Raises:
+        ConfigError: several targets, or another one than the held-out domain.
+    """
+    targets, out = cfg.DATASET.TARGET_DOMAINS, str(cfg.FED.HELD_OUT_DOMAIN)
+    if len(targets) > 1:
+        raise ConfigError(
+            f"--target-domains {' '.join(targets)}: one domain is left out at a time; run once for "
+            "each"
+        )
+    if targets and out and fold(out) != fold(targets[0]):
+        raise ConfigError(
+            f"--target-domains {targets[0]} and FED.HELD_OUT_DOMAIN {out} are two domains; keep one"
+        )
+    return str(targets[0]) if targets else out
+
+
+def check_domains(cfg: CfgNode) -> None:
+    """Refuse ``DATASET.SOURCE_DOMAINS`` unless it says what is so anyway.
 
     Raises:
         ConfigError: it names other domains than all but the one left out.
     """
     asked, out = cfg.DATASET.SOURCE_DOMAINS, cfg.FED.HELD_OUT_DOMAIN
     if not asked:
-        return ()
+        return
     info = dataset_info(cfg.DATASET.NAME)
     names = list(info.domains) if info else []
     if not names:
@@ -117,9 +137,8 @@ def check_domains(cfg: CfgNode) -> tuple[str, ...]:
     if sorted(map(fold, asked)) != sorted(map(fold, rest)):
         raise ConfigError(
             f"--source-domains {' '.join(asked)}: clients hold all domains but the one left out, "
-            f"here {', '.join(rest)}; drop the flag, or give --target-domains the one that is missing"
+            f"here {', '.join(rest)}; drop the flag, or name the missing one with --target-domains"
         )
-    return ()
 
 
 def _load(spec: str) -> Any:
