@@ -13,7 +13,7 @@ from typing import Any
 
 from fedvlm.compat import dassl
 from fedvlm.compat.engine import TrainerBase, TrainerX
-from fedvlm.compat.settings import schema_of
+from fedvlm.compat.settings import neighbours, schema_of
 from fedvlm.compat.surface import installed
 from fedvlm.compat.trainer import DasslTrainer
 from fedvlm.compat.world import quiet
@@ -87,10 +87,12 @@ def _method(
             f"{path}: {inner.__name__} {why}; fedvlm runs the rounds and calls build_model, "
             "forward_backward and model_inference"
         )
-    options, foreign = schema_of(path.read_text(encoding="utf-8"), inner.__name__.upper())
+    files = neighbours(path)
+    texts = [file.read_text(encoding="utf-8") for file in files]
+    options, foreign = schema_of(texts, inner.__name__.upper())
     attributes: dict[str, Any] = {
         "__doc__": inner.__doc__, "__module__": module.__name__, "name": inner.__name__,
-        "file": path.resolve(), "inner": inner, "module": module, "modules": names,
+        "file": path.resolve(), "sources": files, "inner": inner, "module": module, "modules": names,
         "options": options, "foreign": foreign,
     }
     return type(inner.__name__, (DasslTrainer,), attributes)

@@ -36,10 +36,25 @@ class AnyValue(Option):
         return literal(raw) if isinstance(raw, str) else raw
 
 
-def keys_read(text: str) -> list[str]:
-    """Return the config keys (``TRAINER.COOP.N_CTX``) that a Python text reads, sorted."""
+def neighbours(path: Path) -> list[Path]:
+    """Return a file and the files beside it that it imports (``from .other import x``), in order."""
+    files, waiting = list[Path](), [path.resolve()]
+    while waiting:
+        file = waiting.pop(0)
+        if file in files or not file.is_file():
+            continue
+        files.append(file)
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level == 1:
+                names = [node.module] if node.module else [a.name for a in node.names]
+                waiting += [file.parent / f"{n.partition('.')[0]}.py" for n in names if n]
+    return files
+
+
+def keys_read(texts: Iterable[str]) -> list[str]:
+    """Return the config keys (``TRAINER.COOP.N_CTX``) that Python texts read, sorted."""
     keys = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in (n for text in texts for n in ast.walk(ast.parse(text))):
         names = list(_chain(node))[::-1]
         if "cfg" in names[:2]:
             words = names[names.index("cfg") + 1 :]
@@ -57,7 +72,7 @@ def _chain(node: ast.AST) -> Iterator[str]:
         yield node.id
 
 
-def schema_of(text: str, node: str) -> tuple[dict[str, Option], Schema]:
+def schema_of(texts: Iterable[str], node: str) -> tuple[dict[str, Option], Schema]:
     """Return a file's options below ``TRAINER.<node>`` and its keys elsewhere.
 
     Defaults are Dassl's, CoOp's or those of the authors' ``train.py``; a key that none of them
@@ -68,12 +83,14 @@ def schema_of(text: str, node: str) -> tuple[dict[str, Option], Schema]:
     usual_nodes: dict[str, Value] = foreign | family_options()
     known = usual_nodes | EXTRAS
     inner, aliases = nodes(usual), family_aliases()
-    read = [k for k in keys_read(text)
-            if k not in inner and (k not in aliases or k.startswith("TRAINER."))]
+    every = [k for k in keys_read(texts)
+             if k not in inner and (k not in aliases or k.startswith("TRAINER."))]
+    whole = {k for k in every if any(o.startswith(f"{k}.") for o in known)}  # a node by itself
+    read = [k for k in every if k not in whole]
     own_node = f"TRAINER.{node}."
     own: dict[str, Option] = {}
     other: Schema = {}
-    heads = {k.rpartition(".")[0] for k in read}
+    heads = whole | {k.rpartition(".")[0] for k in read}
     wanted = {*read, *(k for k in usual_nodes if k.rpartition(".")[0] in heads)}
     for key in sorted(wanted):
         if key in usual and key not in foreign:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedvlm.compat.session import Container, Learned, Place, Session, Step, padded_out
 from fedvlm.compat.settings import check_set, dassl_cfg
 from fedvlm.compat.world import World, active
-from fedvlm.config.option import Schema
+from fedvlm.config.option import Option
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, FedvlmError, failure_text
 from fedvlm.core.trees import State, Tree
@@ -35,6 +35,7 @@ class DasslTrainer(ModuleTrainer):
 
     Attributes:
         file: path of the file.
+        sources: it and what it imports from beside it: part of a run's identity.
         inner: its class.
         module: the loaded file.
         modules: its ``dassl`` and ``clip``.
@@ -42,10 +43,11 @@ class DasslTrainer(ModuleTrainer):
     """
 
     file: ClassVar[Path]
+    sources: ClassVar[Sequence[Path]]
     inner: ClassVar[type]
     module: ClassVar[ModuleType]
     modules: ClassVar[Mapping[str, ModuleType]]
-    foreign: ClassVar[Schema] = {}
+    foreign: ClassVar[Mapping[str, Option]] = {}
     metrics: Sequence[str] = (r"(.+/)?[\w.]*loss[\w.]*",)
 
     @property

@@ -45,6 +45,7 @@ class Trainer:
         name: key of the config node ``TRAINER.<NAME>``, the registry and the run's folder.
         title: shown beside numbers; empty: the name.
         options: what the method adds to the config as ``TRAINER.<NAME>.*``.
+        foreign: keys of other nodes that it reads, by their full names.
         groups: rules that give every trainable tensor its group; None: all are shared.
         extras_up: full-match patterns of what an upload may carry beside the shared group.
         extras_down: of what a download may carry beside it.
@@ -64,6 +65,7 @@ class Trainer:
 
     name: ClassVar[str] = ""
     options: ClassVar[Mapping[str, Option]] = {}
+    foreign: ClassVar[Mapping[str, Option]] = {}
     groups: Sequence[Rule] | None = None
     extras_up: Sequence[str] = ()
     extras_down: Sequence[str] = ()

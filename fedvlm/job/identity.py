@@ -50,7 +50,9 @@ def run_identity(
         identity["proxy"] = proxy
     if ".py" in cfg.TRAINER.NAME:
         file = Path(cfg.TRAINER.NAME.partition(":")[0]).expanduser()
-        identity["trainer"] = hashlib.sha256(file.read_bytes()).hexdigest()
+        files = getattr(load_trainer(cfg.TRAINER.NAME), "sources", [file])
+        text = b"".join(path.read_bytes() for path in files)
+        identity["trainer"] = hashlib.sha256(text).hexdigest()
     return identity
 
 

@@ -119,13 +119,13 @@ def test_what_a_file_keeps_reaches_no_other_client() -> None:
     teacher = session.inner.teacher.ctx.clone()
     losses(run)
     assert session.inner.seen == [] and torch.equal(session.inner.teacher.ctx, teacher)
-    verdicts = {v.name: v.status for v in check(double("deep", "MeanTeacherDouble"))}
+    verdicts = {v.name: v.state for v in check(double("deep", "MeanTeacherDouble"))}
     # G5 compares with single steps, which know no teacher.
     assert [n for n, s in verdicts.items() if s == "broken"] == ["G5"]
 
 
 def test_the_contract_holds_for_coops_shape() -> None:
-    assert {v.status for v in check(double("coop", "CoOpDouble"))} == {"ok"}
+    assert {v.state for v in check(double("coop", "CoOpDouble"))} == {"ok"}
 
 
 def test_a_resumed_run_is_the_uninterrupted_one() -> None:
