@@ -92,7 +92,8 @@ def _method(
     options, foreign = schema_of(texts, inner.__name__.upper())
     attributes: dict[str, Any] = {
         "__doc__": inner.__doc__, "__module__": module.__name__, "name": inner.__name__,
-        "file": path.resolve(), "sources": files, "inner": inner, "module": module, "modules": names,
+        "file": path.resolve(), "sources": files, "inner": inner, "module": module,
+        "modules": names,
         "options": options, "foreign": foreign,
     }
     return type(inner.__name__, (DasslTrainer,), attributes)

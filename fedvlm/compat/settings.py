@@ -37,7 +37,7 @@ class AnyValue(Option):
 
 
 def neighbours(path: Path) -> list[Path]:
-    """Return a file and the files beside it that it imports (``from .other import x``), in order."""
+    """Return a file and those beside it that it imports (``from .other import x``), in order."""
     files, waiting = list[Path](), [path.resolve()]
     while waiting:
         file = waiting.pop(0)
