@@ -81,8 +81,7 @@ def tokenize(
         long = [t for t in texts if len(encode(t)) + marks > length]
         if long:
             raise FedvlmError(f"'{long[0]}' is too long for context length {length}")
-    ids = backbone.tokenizer(texts, context_length=length)
-    return ids.to(torch.long)
+    return backbone.tokenize(texts, length).to(torch.long)  # on the run's device, as the towers
 
 
 def encode(text: str) -> list[int]:

@@ -38,9 +38,11 @@ class Container(nn.Module):
 
     def __init__(self, inner: Any) -> None:
         super().__init__()
-        held = {n: m for n, m in vars(inner).items() if isinstance(m, nn.Module)}
-        for name, module in {**inner._models, **{f"self.{n}": m for n, m in held.items()}}.items():
-            self._modules[name] = module
+        self._modules.update(inner._models)
+        taken = {id(m) for m in self._modules.values()}
+        for name, module in vars(inner).items():
+            if isinstance(module, nn.Module) and id(module) not in taken:
+                self._modules[name if name not in self._modules else f"{name}_"] = module
 
 
 @dataclass

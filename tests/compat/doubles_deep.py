@@ -188,3 +188,28 @@ class MeanTeacherDouble(Base):
             self.teacher.ctx.mul_(0.9).add_(self.model.prompt_learner.ctx, alpha=0.1)
         self.seen.append(loss.item())
         return {"loss": loss.item()}
+
+
+@TRAINER_REGISTRY.register()
+class NormDouble(Base):
+    """Trains a norm of the text tower beside the context, with an optimiser of torch's own."""
+
+    def build_model(self):
+        super().build_model()
+        self.twin = backbone_of(self.cfg)  # frozen: it must not move with the other
+        norm = self.model.text_encoder.ln_final.requires_grad_(True)
+        rate = self.cfg.OPTIM.LR
+        self.optim = torch.optim.AdamW([
+            {"params": [self.model.prompt_learner.ctx]},
+            {"params": norm.parameters(), "lr": rate / 10},
+        ], lr=rate)
+
+    def forward_backward(self, batch):
+        image, label = self.parse_batch_train(batch)
+        loss = F.cross_entropy(self.model(image), label)
+        assert not torch.equal(self.twin.ln_final.weight, self.model.text_encoder.ln_final.weight) \
+            or self.batch_idx + self.epoch == 0
+        self.optim.zero_grad()
+        loss.backward()
+        self.optim.step()
+        return {"loss": loss.item()}

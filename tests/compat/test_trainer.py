@@ -84,6 +84,21 @@ def test_names_of_whole_models_are_theirs() -> None:
     assert not [n for n in src if "ZS_image" in n]
 
 
+def test_a_trained_part_of_a_tower_is_the_clients_own() -> None:
+    """Its twin in the file, the backbone and the other clients stay; torch's optimiser is ours."""
+    run = built(double("deep", "NormDouble"))
+    norm = {f"model.text_encoder.ln_final.{part}" for part in ("weight", "bias")}
+    assert set(run.federation.p0) == {CTX} | norm
+    start = run.federation.p0
+    end = losses(run)["state"].server["w"]
+    assert all(not torch.equal(start[n], end[n]) for n in start)
+    assert run.model.verify_frozen() == run.backbone.digest
+    # A group's own rate is its share of the run's.
+    session = run.federation.trainer._of(run.model)
+    assert [f for o in session.optimisers for f in o.factors if len(o.factors) == 2] == [
+        1.0, pytest.approx(0.1)]
+
+
 def test_gradient_surgery_of_its_own_is_prograds() -> None:
     """Written out between backward and step, or by the base class: the same numbers."""
     a, b = (losses(built(double("teacher", n), "LOSS.LAMBDA", "1.0"))["state"].server["w"][CTX]
