@@ -33,7 +33,7 @@ FLOORS: Mapping[str, set[str]] = {
     "federation": {"core", "config", "models"},
     "evaluation": {"core", "models", "federation"},
     "compat": {"core", "config", "models", "federation"},
-    "report": {"core", "console", "runs"},
+    "report": {"core", "config", "console", "runs"},
     "check": {"core", "config", "models", "federation", "runs", "compat"},
     "job": {"core", "config", "console", "runs", "models", "data", "federation", "evaluation",
             "report", "compat"},

@@ -4,15 +4,17 @@ Paper: Deng et al., Adaptive Personalized Federated Learning, 2020 (arXiv 2003.1
 Equations: deployed model m = a v + (1 - a) w, a in [0, 1]; on each batch, all three from the
     values before it:
         w <- w - lr grad F(w);  v <- v - lr a grad F(m);
-        a <- clip(a - ALPHA_LR (<v - w, grad F(m)> + ALPHA_L2 a))   (Eq. 10 with ALPHA_L2 0);
+        a <- clip(a - ALPHA_LR (<v - w, grad F(m)> + ALPHA_L2 a)) to [ALPHA_MIN, 1]   (Eq. 10 with
+        ALPHA_L2 0 and ALPHA_MIN 0);
     the server averages w.
 Shared: all of PEFT (w)
 Personal: a copy v of all of PEFT and the number a; evaluated is m with the aggregated w.
 Frozen: both towers, the logit scale.
-Defaults: a starts at 0.5, ALPHA_LR 0.1 in every step; v starts where w starts.
+Defaults: a starts at 0.5, ALPHA_LR 0.01 in every step, ALPHA_MIN 0.01; v starts where w starts.
 Departures from the paper: PEFT tensors are trained, with the run's optimiser for w and for v; the
     server weights clients by samples; of LoRA the products are mixed, not the factors: both
-    branches run, as one of twice the rank.
+    branches run, as one of twice the rank. A learnt a stays at ALPHA_MIN or above: v's gradient
+    carries the factor a, so that at 0 v would stand still.
 Departures from the authors' code: parameters are mixed (there logits), the derivative for a is Eq.
     10's (there <v - w, a grad_v + (1 - a) grad_w> + 0.02 a); EVERY round updates a once, at the
     first step, as there.
@@ -48,7 +50,11 @@ class APFL(PeftTrainer):
     metrics = (r"(mixture/)?loss",)
     options = {
         "ALPHA": Option(0.5, "share of the private model at the start", low=0.0, high=1.0),
-        "ALPHA_LR": Option(0.1, "learning rate of that share; 0 keeps it", low=0.0),
+        "ALPHA_LR": Option(0.01, "learning rate of that share; 0 keeps it", low=0.0),
+        "ALPHA_MIN": Option(
+            0.01, "least share that is learnt, since at 0 the private model stands still (Eq. 10: "
+            "0)", low=0.0, high=1.0, neutral=0.0,
+        ),
         "ALPHA_L2": Option(0.0, "decay of that share (the authors' code: 0.02)", low=0.0),
         "EVERY": Option("step", "how often it is updated", choices=("step", "round")),
     }
@@ -81,9 +87,9 @@ class APFL(PeftTrainer):
             log="mixture/",
         ).grads
         slope = g.pop(ALPHA)
-        if step.index == 1 or self.cfg.EVERY == "step":
+        if self.cfg.ALPHA_LR and (step.index == 1 or self.cfg.EVERY == "step"):
             pushed = alpha - self.cfg.ALPHA_LR * (slope + self.cfg.ALPHA_L2 * alpha)
-            alpha = pushed.clamp(0, 1)
+            alpha = pushed.clamp(self.cfg.ALPHA_MIN, 1)
         new = optimise(ctx, slots, "w", gw, step) | optimise(ctx, slots, "v", g, step)
         return new | {"mix": {ALPHA: alpha}}
 

@@ -17,7 +17,8 @@ Departures from the authors' code: what is evaluated is the mixture with the new
     model, as there; W is learned for it anew and not kept.
 Extra data: none.
 Cost: FedAvg's bytes; a pass over the data per round for W, more the first time; again at each
-    evaluation. Client by client: each decides for itself when its losses are steady.
+    evaluation. Each client decides for itself when its losses are steady: the host reads one number
+    per client and pass of the first time, and whose model moved once a round.
 Command: python federated_main.py --demo --trainer FedALA
 """
 
@@ -25,11 +26,13 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree, map_leaves, pick
+from fedvlm.core.trees import State, Tree, map_leaves, pick, rows
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.peft_trainer import PeftTrainer
@@ -44,8 +47,8 @@ class FedALA(PeftTrainer):
     """See the module's card. Slot ``mix`` holds W, slot ``ala`` whether it was learned before."""
 
     name = "FedALA"
+    reads_old = True
     same_basis = True
-    batched = False
     options = {
         "MIX_LR": Option(1.0, "step of the mixing weights (eta)", low=0.0),
         "SHARE": Option(0.8, "share of the data they are learned on", low=0.0, high=1.0,
@@ -77,36 +80,65 @@ class FedALA(PeftTrainer):
         return self.adapt(ctx, state, received, "ala-personal")[0]
 
     def adapt(self, ctx: Context, state: State, got: Tree, tag: str) -> tuple[Tree, State]:
-        """Return one client's mixture and its new slots."""
+        """Return the clients' mixtures and their new slots; nothing where all is as received."""
         received = state["w"] | got
         old, new = (pick(t, self.mixed(ctx)) for t in (state["w"], received))
-        gap = map_leaves(torch.sub, new, old)
-        if all(bool((v == 0).all()) for v in gap.values()):  # nothing to choose from
+        gap, known = map_leaves(torch.sub, new, old), state["ala"]["learned"]
+        moved = torch.stack([(v != 0).reshape(ctx.k, -1).any(1) for v in gap.values()]).any(0)
+        choose, learned = torch.stack([moved, known > 0]).tolist()
+        if not any(choose):  # nothing to choose from
             return received, {}
-        mix, losses = state["mix"], list[float]()
-        passes = 1 if bool(state["ala"]["learned"]) else self.cfg.MAX_EPOCHS
-        for turn in range(passes):
-            mix, value = self.one_pass(ctx, received, (old, gap), mix, f"{tag}-{turn}")
-            losses.append(value)
-            if len(losses) > WINDOW and statistics.pstdev(losses[-WINDOW:]) < self.cfg.STEADY:
+        mix, losses = state["mix"], [list[float]() for _ in choose]
+        live = [k for k, chooses in enumerate(choose) if chooses]
+        for turn in range(self.cfg.MAX_EPOCHS):
+            at = torch.tensor(live, dtype=torch.int64).to(known.device, non_blocking=True)
+            trees = [{n: v[at] for n, v in t.items()} for t in (received, old, gap, mix)]
+            mine, value = self.one_pass(ctx.only(live), trees, f"{tag}-{turn}")
+            mix = {n: v.index_copy(0, at, mine[n]) for n, v in mix.items()}
+            if not all(learned[k] for k in live):  # one pass is all that others take
+                for k, loss in zip(live, value.tolist(), strict=True):
+                    losses[k].append(loss)
+            live = [k for k in live if not (learned[k] or self.steady(losses[k]))]
+            if not live:
                 break
-        learned = {"learned": torch.ones_like(state["ala"]["learned"])}
-        return received | blend(old, gap, mix), {"mix": mix, "ala": learned}
+        ala = {"learned": torch.where(moved, torch.ones_like(known), known)}
+        return received | blend(old, gap, mix), {"mix": mix, "ala": ala}
+
+    def steady(self, losses: list[float]) -> bool:
+        """Say whether the last losses of a client hardly differ."""
+        last = losses[-WINDOW:]
+        if len(losses) <= WINDOW or not all(map(math.isfinite, last)):
+            return False
+        return statistics.pstdev(last) < float(self.cfg.STEADY)
 
     def one_pass(
-        self, ctx: Context, received: Tree, pair: tuple[Tree, Tree], mix: Tree, tag: str
-    ) -> tuple[Tree, float]:
-        """Learn the mixing weights on one share of the data; return them and the last loss."""
-        batches, value = list(ctx.batches(tag)), 0.0
-        for batch in batches[: math.ceil(self.cfg.SHARE * len(batches))]:
-            mix, value = self.mix_step(ctx, received, pair, mix, batch)
-            ctx.counters["mix_steps"] += 1
+        self, ctx: Context, trees: Sequence[Tree], tag: str
+    ) -> tuple[Tree, Tensor]:
+        """Learn the mixing weights on one share of the data; return them and the last losses.
+
+        Args:
+            trees: the model received, the old tensors, the gap, and the weights.
+        """
+        *fixed, mix = trees
+        batches = list(ctx.batches(tag))
+        counts = [sum(len(b.counts) > k for b in batches) for k in range(ctx.k)]
+        shares = [math.ceil(self.cfg.SHARE * n) for n in counts]
+        value = torch.zeros(ctx.k, dtype=ctx.model.dtype).to(ctx.model.device, non_blocking=True)
+        for i, batch in enumerate(batches):
+            k = sum(share > i for share in shares)  # the first of them: clients lie by size
+            if not k:
+                break
+            received, old, gap = (rows(t, 0, k) for t in fixed)
+            new, now = self.mix_step(ctx, received, (old, gap), rows(mix, 0, k), batch.part(k))
+            mix = {n: torch.cat([new[n], v[k:]]) for n, v in mix.items()}
+            value = torch.cat([now, value[k:]])
+            ctx.counters["mix_steps"] += k
         return mix, value
 
     def mix_step(
         self, ctx: Context, received: Tree, pair: tuple[Tree, Tree], mix: Tree, batch: Batch
-    ) -> tuple[Tree, float]:
-        """Take one step of W <- clip(W - eta dF/dw^ * (w_g - w_l))."""
+    ) -> tuple[Tree, Tensor]:
+        """Take one step of W <- clip(W - eta dF/dw^ * (w_g - w_l)); return W and the losses."""
         old, gap = pair
         at = received | blend(old, gap, mix)
         value, _, grads = ctx.grad(
@@ -114,7 +146,7 @@ class FedALA(PeftTrainer):
         )
         eta = self.cfg.MIX_LR
         new = {n: (mix[n] - eta * g * gap[n]).clamp(0, 1) for n, g in grads.items()}
-        return mix | new, float(value)
+        return mix | new, value
 
 
 def blend(old: Tree, gap: Tree, mix: Tree) -> Tree:

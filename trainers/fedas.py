@@ -40,7 +40,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree, per_client
+from fedvlm.core.trees import State, Tree, in_double, per_client
 from fedvlm.federation.aggregation.rules import MEAN
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batch
@@ -63,6 +63,7 @@ class FedAS(PeftTrainer):
     """See the module's card."""
 
     name = "FedAS"
+    reads_old = True
     metrics = (r"(align/)?loss",)
     roles = {BODY: SHARED, HEAD: PERSONAL}
     needs = (BODY, HEAD)
@@ -102,7 +103,7 @@ class FedAS(PeftTrainer):
         """Return the client's model with the received body, aligned where that is due."""
         received = state["w"] | body
         new = ctx.fresh & self.cfg.SKIP_FIRST
-        if not self.cfg.ALIGN or bool(new.all()):
+        if not self.cfg.ALIGN or (self.cfg.SKIP_FIRST and all(ctx.newcomers)):
             return received
         own = class_means(
             ctx, lambda p, x: self.features(ctx.model, p, x), state["w"],
@@ -143,13 +144,13 @@ class FedAS(PeftTrainer):
         """Return the trace of the empirical Fisher information at ``w``, ``[K]``, float64."""
         names = ctx.trained(w, (SHARED,) if self.cfg.FIM_PARAMS == "shared" else (SHARED, PERSONAL))
         size = 1 if self.cfg.FIM_MODE == "sample" else int(self.cfg.FIM_BATCH)
-        trace = torch.zeros(ctx.k, dtype=torch.float64)
+        trace = in_double(torch.zeros(ctx.k, device=ctx.model.device))
         for batch in ctx.batches("fisher"):
             for piece in pieces(batch, size):
                 k = len(piece.y)
                 grads = ctx.grad(piece.cut(w), self.loss, piece, names, log=None).grads
                 for g in grads.values():
-                    trace[:k] += g.cpu().double().reshape(k, -1).square().sum(1)
+                    trace[:k] += in_double(g).reshape(k, -1).square().sum(1)
         ctx.check(trace, "the Fisher trace")
         return torch.where(torch.isfinite(trace), trace, 0.0)  # such a client is left out
 
@@ -166,8 +167,4 @@ class FedAS(PeftTrainer):
 def pieces(b: Batch, size: int) -> Iterator[Batch]:
     """Cut a batch along its samples; clients are sorted by size, so empty rows come last."""
     for i in range(0, b.y.shape[1], size):
-        w = b.w[:, i : i + size]
-        k = int((w.sum(1) > 0).sum())
-        x = {s: v[:k, i : i + size] for s, v in b.x.items()}
-        at = None if b.rows is None else b.rows[:k]
-        yield replace(b, x=x, y=b.y[:k, i : i + size], w=w[:k], rows=at)
+        yield b.part(sum(count > i for count in b.counts), i, i + size)

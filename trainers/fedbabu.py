@@ -12,8 +12,9 @@ Frozen: the head, text.* or head.*, until the final phase trains a copy; both to
 Defaults: FT_PART head, FT_EPOCHS 5, FT_LR 0 = OPTIM.LR, uniform mean (the authors divide by the
     number of clients). --finetune-epochs N sets another length, 0 leaves it out.
 Departures from the paper: the fixed head is CLIP's own, not a random one: with PEFT.HEAD linear the
-    template's text features, with PEFT.TEXT prompt the features of the words "a photo of a". It
-    keeps what the paper asks for, identical and untouched on all clients.
+    template's text features, with PEFT.TEXT prompt the features of the words "a photo of a" (or of
+    PEFT.CTX_INIT), whatever PEFT.N_CTX. It keeps what the paper asks for, identical and untouched
+    on all clients.
 Departures from the authors' code: the head is outside the optimiser (there its learning rate is 0).
     PFLlib fine-tunes each client's last local body, since the last aggregate is never sent; here
     every client starts from the aggregate. FT_LR is constant (1e-3 in the authors' notebook).
@@ -26,7 +27,6 @@ Command: python federated_main.py --demo --trainer FedBABU
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from fedvlm.config.option import Option
 from fedvlm.core.trees import State, Tree
@@ -36,6 +36,7 @@ from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.toolbox.regularise import UNIFORM, weighting
 from fedvlm.federation.trainer import TRAINER_REGISTRY
 from fedvlm.models.adapt import peft
+from fedvlm.models.adapt.contexts import word_context
 from fedvlm.models.vlmodel import VLModel
 
 HEAD_WORDS = "a photo of a"
@@ -57,10 +58,11 @@ class FedBABU(PeftTrainer):
     }
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
-        """Return body and head; a context is that of ``HEAD_WORDS``, whatever ``PEFT.N_CTX``."""
+        """Return body and head; a context without ``PEFT.CTX_INIT`` is that of ``HEAD_WORDS``."""
         tree = super().trainables(model, generator)
-        if "text.ctx" in tree:
-            tree["text.ctx"] = words(model, HEAD_WORDS)
+        if "text.ctx" in tree and not self.spec.ctx_init:
+            classes = tree["text.ctx"].shape[:-2]
+            tree["text.ctx"] = word_context(model, HEAD_WORDS).repeat(*classes, 1, 1)
         return tree
 
     @property
@@ -78,12 +80,3 @@ class FedBABU(PeftTrainer):
         return Finetune(
             int(self.cfg.FT_EPOCHS), FT_PARTS[self.cfg.FT_PART], float(self.cfg.FT_LR)
         )
-
-
-def words(model: VLModel, text: str) -> Tensor:
-    """Return the token embeddings of a text without its marks, ``[n, text_width]``."""
-    ids = model.backbone.tokenize([text])
-    stop = int(model.backbone.eot(ids)[0])
-    with torch.no_grad():
-        context: Tensor = model.backbone.embed_tokens(ids)[0, 1:stop]
-    return context.detach().clone().cpu()

@@ -5,12 +5,15 @@ Paper: Wu et al., Decoupling General and Personalized Knowledge in Federated Lea
 Equations: W_k = S + B_k A_k; per round first B_k, A_k for PRIVATE_EPOCHS with S fixed, then S for
     the epochs that are left with B_k, A_k fixed; server S <- mean_k S_k.
 Shared: all of PEFT
-Personal: image.private.*, *.private.left, *.private.right
+Personal: *.private.*
 Frozen: both towers, the logit scale.
-Defaults: rank 4, one epoch of the local ones private; a prompt and a feature adapter.
-Departures from the paper: the towers are frozen, so S is what PEFT trains. A prompt or a linear
-    head gets a low-rank term of its own; beside the feature adapter stands a second, smaller one
-    (width RANK) behind it. All private parts start without effect.
+Defaults: RANK 4, PRIVATE_EPOCHS 1; a prompt and a feature adapter.
+Departures from the paper: the towers are frozen, so S is what PEFT trains. LoRA (PEFT.VISUAL lora,
+    PEFT.TEXT lora) gets a private LoRA of rank RANK in the same layers, the paper's own W = S + BA
+    with the frozen layer in S, both scaled by PEFT.ALPHA / PEFT.RANK; a prompt or a linear head
+    gets a low-rank term of its own. With PEFT.VISUAL feature and adapter, which are not linear, a
+    second, smaller adapter (width RANK) stands behind the image feature. All private parts start
+    without effect.
 Departures from the authors' code: the mean is over the clients of the round (there over all, those
     that did not work included).
 Extra data: none.
@@ -34,11 +37,13 @@ from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.server import ServerContext
 from fedvlm.federation.toolbox.regularise import UNIFORM
 from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.models.adapt.peft import BODY, role
+from fedvlm.models.adapt.peft import BODY, role, tower_lora
+from fedvlm.models.towers.adapters import add_lora
 from fedvlm.models.vlmodel import VLModel
 
 DOWN, UP = "image.private.down", "image.private.up"
 LEFT, RIGHT = ".private.left", ".private.right"
+PRIVATE_LORA = ".private.lora."  # instead of ".lora.", in a name
 WITH_TERM = ("text.ctx", "head.weight")  # matrices that get a low-rank term; never both trained
 
 
@@ -55,25 +60,22 @@ class FedDecomp(PeftTrainer):
     exempt = {"G5": "shared and private parts are trained in turn, never together"}
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
-        """Return what PEFT builds, and private parts.
-
-        Raises:
-            ConfigError: there would be no private part.
-        """
+        """Return what PEFT builds, and private parts."""
         tree = super().trainables(model, generator)
         rank, d = self.cfg.RANK, model.embed_dim
         private: Tree = {}
-        if any(role(name) == BODY for name in tree):
-            private[DOWN] = uniform(rank, d, generator)
+        for tower, kind in (("image", self.spec.visual), ("text", self.spec.text)):
+            if kind == "lora":
+                key = "TRAINER.FEDDECOMP.RANK"
+                own = tower_lora(self.spec, model, tower, generator, rank, key)
+                private |= {n.replace(".lora.", PRIVATE_LORA): v for n, v in own.items()}
+        if self.spec.visual != "lora" and any(role(name) == BODY for name in tree):
+            private[DOWN] = uniform((rank, d), generator)
             private[UP] = torch.zeros(d, rank)
         for name in (n for n in WITH_TERM if n in tree):
-            private[name + LEFT] = torch.zeros(len(tree[name]), rank)
-            private[name + RIGHT] = uniform(rank, tree[name].shape[1], generator)
-        self.require(
-            bool(private),
-            "FedDecomp has no private part beside LoRA in the text tower alone; set "
-            "PEFT.TEXT prompt, PEFT.HEAD linear or PEFT.VISUAL feature",
-        )
+            *sets, rows, columns = tree[name].shape  # a context by class: one term each
+            private[name + LEFT] = torch.zeros(*sets, rows, rank)
+            private[name + RIGHT] = uniform((*sets, rank, columns), generator)
         return tree | private
 
     def rules(self, names: Sequence[str]) -> Sequence[Rule]:
@@ -88,11 +90,11 @@ class FedDecomp(PeftTrainer):
         whole = {
             n: v + p[n + LEFT] @ p[n + RIGHT] if n + LEFT in p else v for n, v in p.items()
         }
-        return super().text_features(model, whole)
+        return super().text_features(model, with_private_lora(whole))
 
     def image_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
-        """Return features behind the shared and the private adapter, ``[K, B, d]``."""
-        z = super().image_features(model, p, x)
+        """Return features of the shared and the private part, ``[K, B, d]``."""
+        z = super().image_features(model, with_private_lora(p), x)
         if DOWN not in p:
             return z
         return z + F.gelu(z @ p[DOWN].mT) @ p[UP].mT
@@ -120,6 +122,12 @@ class FedDecomp(PeftTrainer):
         return state | {"w": w}, ctx.upload(w)
 
 
-def uniform(rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    """Return ``[rows, columns]`` uniform in +-1/sqrt(columns)."""
-    return (torch.rand(rows, columns, generator=generator) * 2 - 1) * columns**-0.5
+def with_private_lora(p: Tree) -> Tree:
+    """Return the tree whose LoRA is the shared one plus the private one, as one of both ranks."""
+    own = {n.replace(PRIVATE_LORA, ".lora."): v for n, v in p.items() if PRIVATE_LORA in n}
+    return add_lora(p, own)
+
+
+def uniform(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Return ``[..., columns]`` uniform in +-1/sqrt(columns)."""
+    return (torch.rand(tuple(shape), generator=generator) * 2 - 1) * shape[-1] ** -0.5

@@ -75,6 +75,6 @@ class FedDyn(PeftTrainer):
     def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
         """Move the linear term by what the clients moved, and the model beyond their mean."""
         mean, alpha = self.combine(ctx, updates), self.cfg.ALPHA
-        share = alpha * int((updates.weight > 0).sum()) / len(ctx.roster)
+        share = alpha * int((updates.weight > 0).sum()) / len(ctx.roster.members)
         h = map_leaves(lambda h, m, w: h - share * (m - w), server["h"], mean, server["w"])
         return server | {"h": h, "w": map_leaves(lambda m, h: m - h / alpha, mean, h)}

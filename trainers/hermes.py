@@ -37,7 +37,7 @@ from torch import Tensor
 
 from fedvlm.config.option import Option
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.core.trees import State, Tree
+from fedvlm.core.trees import State, Tree, in_double, per_client
 from fedvlm.federation.aggregation.updates import (
     Updates,
     require_finite,
@@ -71,7 +71,6 @@ class Hermes(PeftTrainer):
 
     name = "Hermes"
     same_basis = True
-    batched = False
     aggregators = ()  # entry by entry, over those who kept it
     server_optim = False
     extras_up = (r"mask\..+",)
@@ -111,7 +110,7 @@ class Hermes(PeftTrainer):
 
     def init_client(self, ctx: Context, start: Tree) -> State:
         """Return the common start with nothing pruned."""
-        zero = torch.zeros((), dtype=torch.float64)
+        zero = in_double(torch.zeros((), device=ctx.model.device))
         whole = {site: torch.ones_like(score) for site, score in scores(start).items()}
         return {"w": start, "mask": whole, "prune": {"pruned": zero, "best": zero.clone()}}
 
@@ -138,17 +137,22 @@ class Hermes(PeftTrainer):
         return ctx.accuracy(w, self.predict)
 
     def decide(self, ctx: Context, state: State) -> State:
-        """Return mask and pruning record after this round's decision (K is 1)."""
-        cfg, record = self.cfg, state["prune"]
-        accuracy, pruned = self.accuracy(ctx, state["w"]).cpu(), float(record["pruned"])
-        best = torch.fmax(record["best"].cpu(), accuracy.double())  # NaN: no validation images
-        bar = cfg.ACC_THR * (float(best) if cfg.ACC_MODE == "rel" else 1.0)
-        mask = state["mask"]
-        if ctx.round > cfg.WARMUP and float(accuracy) >= bar and pruned < cfg.TARGET:
-            pruned = min(pruned + cfg.RATE, cfg.TARGET)
-            mask = {site: kill(mask[site], s, pruned) for site, s in scores(state["w"]).items()}
-        share = torch.full_like(record["pruned"], pruned)
-        return {"mask": mask, "prune": {"pruned": share, "best": best.to(share)}}
+        """Return masks and pruning records after this round's decisions, each client its own."""
+        cfg, pruned, mask = self.cfg, state["prune"]["pruned"], state["mask"]
+        accuracy = self.accuracy(ctx, state["w"]).to(pruned)
+        best = torch.fmax(state["prune"]["best"], accuracy)  # NaN: no validation images
+        bar = cfg.ACC_THR * (best if cfg.ACC_MODE == "rel" else torch.ones_like(best))
+        if ctx.round > cfg.WARMUP:
+            cut = (accuracy >= bar) & (pruned < cfg.TARGET)
+            pruned = torch.where(cut, (pruned + cfg.RATE).clamp(max=cfg.TARGET), pruned)
+            mask = {
+                site: torch.where(
+                    per_client(cut.to(score.device), score), kill(mask[site], score, pruned),
+                    mask[site],
+                )
+                for site, score in scores(state["w"]).items()
+            }
+        return {"mask": mask, "prune": {"pruned": pruned, "best": best}}
 
     def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return the client's own model: its download under its mask."""
@@ -196,11 +200,11 @@ def overlap(updates: Updates) -> dict[str, Any]:
     """Return the share of units that all clients kept, and what each of them pruned."""
     kept = list(updates.extras.values())
     units = sum(m.shape[1] for m in kept)
-    share = sum(int(m.all(0).sum()) for m in kept) / units
-    pruned = {
-        str(client): 1 - sum(int(m[k].sum()) for m in kept) / units
-        for k, client in enumerate(updates.clients)
-    }
+    common = torch.cat([m.all(0) for m in kept]).sum()
+    own = torch.cat(kept, 1).sum(1)
+    both, *each = torch.cat([common.reshape(1), own]).tolist()  # one read
+    share = both / units
+    pruned = {str(c): 1 - n / units for c, n in zip(updates.clients, each, strict=True)}
     report: dict[str, Any] = {"overlap_fraction": share, "pruned": pruned}
     if share < FEW:
         report["warning"] = (
@@ -249,11 +253,14 @@ def apply_mask(tree: Tree, mask: Tree) -> Tree:
     return out
 
 
-def kill(mask: Tensor, score: Tensor, share: float) -> Tensor:
-    """Return a mask ``[K, U]`` with ``share`` of all units dead: those before, then the lowest."""
-    dead = int(share * mask.shape[-1] + 0.5 + 1e-9)
-    order = torch.where(mask > 0, score, -1.0).argsort(dim=-1, stable=True)
-    return mask.scatter(-1, order[..., :dead], 0.0)
+def kill(mask: Tensor, score: Tensor, share: Tensor) -> Tensor:
+    """Return masks ``[K, U]`` with ``share [K]`` of all units dead: those before, then the lowest.
+
+    The count is rounded half up.
+    """
+    dead = (share * mask.shape[-1] + 0.5 + 1e-9).floor().to(mask.device)
+    rank = torch.where(mask > 0, score, -1.0).argsort(dim=-1, stable=True).argsort(dim=-1)
+    return torch.where(rank < per_client(dead, rank), 0.0, mask)
 
 
 def average(updates: Updates, previous: Tree, rule: str) -> tuple[Tree, Tree]:

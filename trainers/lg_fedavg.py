@@ -62,7 +62,7 @@ class LGFedAvg(PeftTrainer):
     }
 
     def __init__(self, cfg: CfgNode) -> None:
-        """With a warm-up the body may travel, and downloads differ between clients."""
+        """With a warm-up the body may travel, in downloads that differ between clients."""
         super().__init__(cfg)
         self.warmup = int(self.cfg.WARMUP_ROUNDS)
         self.require(
@@ -71,7 +71,6 @@ class LGFedAvg(PeftTrainer):
             f"FED.ROUNDS is {cfg.FED.ROUNDS}",
         )
         if self.warmup:
-            self.batched = False  # downloads of unequal keys do not stack
             self.extras_up = self.extras_down = (r"image\..*",)  # empty without a warm-up
 
     @property

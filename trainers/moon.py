@@ -39,6 +39,7 @@ class MOON(PeftTrainer):
     """See the module's card. The last local model is what slot ``w`` holds between rounds."""
 
     name = "MOON"
+    reads_old = True
     metrics = (r"(.+/)?loss", r"cls_loss", r"con_loss")
     needs = (BODY,)
     options = {

@@ -7,7 +7,8 @@ Equations: min_w sum_k p_k min_t F_k(t) + LAMBDA/2 |t - w|^2. Per batch: STEPS t
 Shared: all of PEFT (w)
 Personal: a copy t of all of PEFT; it is what is evaluated.
 Frozen: both towers, the logit scale.
-Defaults: LAMBDA 15, STEPS 5, PERSONAL_LR 0.01, BETA 1, lr the run's OPTIM.LR on its schedule.
+Defaults: LAMBDA 15, STEPS 5, PERSONAL_LR 0.01, BETA 1, lr the run's OPTIM.LR on its schedule (0.05:
+    plain steps, ten times the rate of those with momentum 0.9).
 Departures from the paper: PEFT tensors are trained; the server weights clients by samples; t goes
     on from the client's own last one.
 Departures from the authors' code: no hidden weight decay on t; plain steps without optimiser state
@@ -59,14 +60,14 @@ class PFedMe(PeftTrainer):
 
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Per batch: bring t near its optimum around w, then w a step towards t."""
-        strength, inner = self.cfg.LAMBDA, [self.cfg.PERSONAL_LR]
+        strength, inner = self.cfg.LAMBDA, self.cfg.PERSONAL_LR
 
         def body(slots: State, batches: tuple[Batch, ...], step: Step) -> State:
             w, theta = slots["w"], slots["theta"]
             for _ in range(self.cfg.STEPS):
                 what = f"the personal model, local step {step.index}"
                 grads = ctx.grad(theta, self.loss, batches[0], what=what).grads
-                theta = descend(theta, pulled(theta, grads, w, strength), inner * step.active)
+                theta = descend(theta, pulled(theta, grads, w, strength), inner)
             names = ctx.trained(w, ("shared", "personal"))
             gap = map_leaves(lambda w, t: strength * (w - t), pick(w, names), theta)
             return {"w": descend(w, gap, rates(ctx, step)), "theta": theta}

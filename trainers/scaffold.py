@@ -99,7 +99,7 @@ class SCAFFOLD(PeftTrainer):
     def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
         """Step along the uniform mean; add the clients' changes to the control variate."""
         mean, eta = self.combine(ctx, updates), self.cfg.SERVER_LR
-        share = int((updates.weight > 0).sum()) / len(ctx.roster)
+        share = int((updates.weight > 0).sum()) / len(ctx.roster.members)
         shift = weighted_mean(replace(updates, params=updates.extras))
         w = mean if eta == 1 else map_leaves(lambda x, y: x + eta * (y - x), server["w"], mean)
         c = {n: v + share * shift[PREFIX + n] for n, v in server["c"].items()}

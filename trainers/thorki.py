@@ -7,23 +7,26 @@ Equations:
     D_k = fit + adaptation (stratified, ADAPT_RATIO);
     large G: CE(z_G, y) on fit, averaged by the server with weights |fit|;
     small S_k: CE(z_S, y) + DISTILL_BETA KL(p_G || p_S) on fit; z_S = W2 gelu(W1 LN(f)) of the
-        frozen image feature f;
+        frozen image feature f (SMALL mlp), or of the pixels (SMALL tower: three 3x3 convolutions of
+        stride 2 with 16, 32 and 64 channels and GELU, their mean over places, a linear layer);
     gate: z_F = a z_G + (1 - a) z_S, a_c = sigmoid(w2 relu(W1 u + b1) + b2 + a_c), u the largest
         probability, its lead and the entropy of both; CE(z_F, y) on adaptation, G and S fixed,
         each one's logits divided by their standard deviation there.
 Shared: all of PEFT (G; LoRA of both factors, averaged separately: mean(B) mean(A) is not mean(BA))
 Personal: small.* (S); the gate, trained anew at every evaluation, a function of state and seed.
 Frozen: both towers, the logit scale.
-Defaults: LoRA of rank 8 on attention, AdamW 1e-3; S of 64 hidden units, AdamW 1e-3; ADAPT_RATIO
-    0.2 (3 of 16); gate AdamW 1e-2 (0.05 per class), decay 1e-2, 100 full-batch steps. FUSION also
-    gate_mlp, gate_scalar, concat_mlp (worse than averaging at few shots), classwise, average.
-Departures from the paper: not known (its text was not available). S is an MLP on frozen features;
-    a small tower of its own is not offered. The text side (20 Newsgroups, BERT) is out of scope:
+Defaults: LoRA of rank 8 on attention, AdamW 1e-3; SMALL mlp of 64 hidden units, AdamW 1e-3;
+    ADAPT_RATIO 0.2 (3 of 16); gate AdamW 1e-2 (0.05 per class), decay 1e-2, 100 full-batch steps.
+    FUSION also gate_mlp, gate_scalar, concat_mlp (worse than averaging at few shots), classwise,
+    average.
+Departures from the paper: not known (its text was not available). S is an MLP on frozen features,
+    or a tower that starts untrained. The text side (20 Newsgroups, BERT) is out of scope:
     fusion and split work on logits and labels, and a test shows them on a tiny BERT.
 Departures from the authors' code: not known (it was not available).
 Extra data: none; the adaptation set is the client's own and nothing else trains on it. A client
     whose classes have one image each has none: its models are averaged.
-Cost: G's traffic only; S and the gate stay. One pass of the frozen tower more where G changes it.
+Cost: G's traffic only; S and the gate stay. The MLP's features are cached; SMALL tower reads
+    pixels, so that images are decoded at every step.
 Command: python federated_main.py --demo --trainer Thorki
 """
 
@@ -47,7 +50,17 @@ from fedvlm.federation.optim import OptimSpec
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.toolbox.adaptation import GateFit
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor, cross_entropy
-from fedvlm.models.adapt.gates import KINDS, gate, mix_logits, spread
+from fedvlm.models.adapt.gates import KINDS as FUSIONS
+from fedvlm.models.adapt.gates import gate, mix_logits, spread
+from fedvlm.models.adapt.small import (
+    KINDS,
+    MLP,
+    TOWER,
+    mlp_logits,
+    small_mlp,
+    small_tower,
+    tower_logits,
+)
 from fedvlm.models.vlmodel import VLModel
 
 SMALL = r"small\..*"
@@ -63,14 +76,16 @@ class Thorki(PeftTrainer):
     metrics = (r"(small/)?loss",)
     exempt = {"G5": "trains on the fit part of its samples only"}
     options = {
-        "SMALL_HIDDEN": Option(64, "hidden width of the small model", low=1),
+        "SMALL": Option(MLP, "the small model: an MLP on the frozen feature, or a convolutional "
+                        "tower on pixels", choices=KINDS, neutral=MLP),
+        "SMALL_HIDDEN": Option(64, "hidden width of the small model, if an MLP", low=1),
         "SMALL_LR": Option(1e-3, "its AdamW rate", low=0.0),
         "SMALL_WD": Option(1e-2, "its weight decay", low=0.0),
         "SMALL_EPOCHS": Option(0, "its local epochs; 0 is FED.LOCAL_EPOCHS", low=0),
         "DISTILL_BETA": Option(0.0, "weight of KL(large || small) in its loss", low=0.0),
         "ADAPT_RATIO": Option(0.2, "share of the training samples that adapt the gate", low=0.0,
                               high=1.0, high_open=True),
-        "FUSION": Option("conf_gate", "how outputs are fused", choices=KINDS),
+        "FUSION": Option("conf_gate", "how outputs are fused", choices=FUSIONS),
         "FUSION_HIDDEN": Option(0, "hidden width of the gate; 0 is the kind's own", low=0),
         "FUSION_LR": Option(1e-2, "its AdamW rate", low=0.0),
         "FUSION_CLASS_LR": Option(5e-2, "rate of its term per class", low=0.0),
@@ -86,15 +101,16 @@ class Thorki(PeftTrainer):
         return False
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
-        """Return what ``PEFT`` asks for, and the small model ``small.fc1``, ``small.fc2``."""
-        large = super().trainables(model, generator)
-        sizes = (model.embed_dim, int(self.cfg.SMALL_HIDDEN), len(model.classnames))
-        small: Tree = {}
-        for i, (into, out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True), start=1):
-            for part, shape in (("weight", (out, into)), ("bias", (out,))):
-                value = torch.rand(shape, generator=generator) * 2 - 1
-                small[f"small.fc{i}.{part}"] = value * into**-0.5
-        return large | small
+        """Return what ``PEFT`` asks for, and the small model ``small.*``."""
+        large, classes = super().trainables(model, generator), len(model.classnames)
+        if self.cfg.SMALL == TOWER:
+            return large | small_tower(classes, generator)
+        return large | small_mlp(model.embed_dim, int(self.cfg.SMALL_HIDDEN), classes, generator)
+
+    def streams(self, model: VLModel) -> tuple[str, ...]:
+        """Return what G starts from, and what S reads: the frozen image feature, or pixels."""
+        own = "pixels" if self.cfg.SMALL == TOWER else "features"
+        return tuple(dict.fromkeys([*super().streams(model), own]))
 
     def rules(self, names: Sequence[str]) -> Sequence[Rule]:
         """Return ``PEFT``'s rules, and ``small.*`` as personal."""
@@ -107,11 +123,10 @@ class Thorki(PeftTrainer):
         return super().predictor(model, p)
 
     def small(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
-        """Return z_S ``[K, B, C]``, from the frozen image feature."""
-        z = model.image(x)
-        h = F.layer_norm(z, z.shape[-1:]) @ p["small.fc1.weight"].mT
-        h = F.gelu(h + p["small.fc1.bias"].unsqueeze(1)) @ p["small.fc2.weight"].mT
-        return h + p["small.fc2.bias"].unsqueeze(1)
+        """Return z_S ``[K, B, C]``, from the frozen image feature or from pixels."""
+        if self.cfg.SMALL == TOWER:
+            return tower_logits(p, x["pixels"].to(model.device, model.dtype))
+        return mlp_logits(p, model.image(x))
 
     def predictor(self, model: VLModel, p: Tree) -> Predictor:
         """Return ``x -> z_F`` where ``p`` has a gate, else ``x -> z_G`` (the global model)."""

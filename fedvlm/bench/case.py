@@ -19,7 +19,9 @@ from fedvlm.bench.machine import Cost, measure
 from fedvlm.bench.reference import ReferenceClip, ReferenceFedTV, literal_ids
 from fedvlm.core import rng
 from fedvlm.core.errors import FedvlmError
+from fedvlm.core.trees import Tree
 from fedvlm.evaluation.scores import OtherTest
+from fedvlm.federation.aggregation.updates import join
 from fedvlm.federation.batches import Batch, IndexSplit, SplitBatcher
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine, RoundWork
@@ -263,8 +265,17 @@ def recording_trainer(kind: Any, cfg: CfgNode, start: dict[str, Tensor]) -> Any:
     return trainer
 
 
+def trained(fed: Federation, work: RoundWork, client: int) -> Tree:
+    """Return a client's model after its local round: what it keeps, and what it sent."""
+    sent = join(work.parts).messages()[client]
+    return fed.clients.read([client], work.versions)[client]["w"] | sent
+
+
 def local_round(fed: Federation) -> RoundWork:
     """Let all clients do their local round from the start."""
     state = fed.start()
-    downloads = fed.downloads(state, 1, list(state.clients))
-    return fed.engine.run(fed.trainer, lambda ids: fed.context(ids, 1), downloads, state.clients)
+    ids = range(fed.plan.clients)
+    return fed.engine.run(
+        fed.trainer, lambda ids: fed.context(ids, 1), fed.downloads(state, 1, ids), fed.clients,
+        dict.fromkeys(ids, 0),
+    )

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from fedvlm.bench import flops, machine
-from fedvlm.bench.case import SGD, TINY, Case, Shared, local_round
+from fedvlm.bench.case import SGD, TINY, Case, Shared, local_round, trained
 from fedvlm.bench.machine import Cost, Measurements, busiest, measure
 from fedvlm.bench.reference import ReferenceFedTV
 from fedvlm.core.errors import ConfigError
-from fedvlm.evaluation.evaluator import Evaluator
+from fedvlm.core.trees import Tree
+from fedvlm.evaluation import ClientMeter, Evaluator, panel_of
 from fedvlm.federation.batches import SplitBatcher
-from fedvlm.federation.rounds import Federation, FedState
+from fedvlm.federation.rounds import Event, Federation, FedState, RoundFinished
 
 TEST_BATCH = 100
 ROUNDS = 10
@@ -206,7 +207,7 @@ def _losses(fed: Federation, steps: int) -> list[float]:
 
 def _tensor_error(reference: ReferenceFedTV, fed: Federation) -> float:
     """Return the largest relative distance of a trained tensor, by the same number of steps."""
-    ours = local_round(fed).states[0]["w"]
+    ours = trained(fed, local_round(fed), 0)
     theirs = reference.values()
     return max(
         float((ours[n] - theirs[n]).norm() / theirs[n].norm()) for n in theirs if n != NO_GRADIENT
@@ -220,8 +221,15 @@ def measure_round(o: Options, case: Case, say: Say) -> Measurements:
     split = case.samples.split
     data = Shared([split] * o.clients, case.samples.labels.numpy(), split.test)
     source = cast(SplitBatcher, fed.batcher).source
-    evaluator = Evaluator(fed.model, fed.trainer, source, data)
-    fed.subscribers.append(evaluator)
+    fed.meter = ClientMeter(fed.model, fed.trainer, source, data)
+    sent: list[Tree] = []  # by client 0
+
+    def keep(event: Event) -> None:
+        if isinstance(event, RoundFinished) and event.updates is not None:
+            sent.append(event.updates.messages()[0])
+
+    evaluator = Evaluator(fed.model, fed.trainer, source, data, panel_of(fed.roster))
+    fed.subscribers += [evaluator, keep]
     state = fed.start()
     fed.round(state, 1)
     say(f"a round of {o.clients} clients, ours")
@@ -230,7 +238,8 @@ def measure_round(o: Options, case: Case, say: Say) -> Measurements:
     client, logits, spent = _reference_client(o, case, after)
     say("a round, ours, again")
     _, second = measure(lambda: fed.round(state, 1))
-    ours = [_logits(fed, case, p) for p in _models(after)]
+    own = fed.clients.read([0], after.versions)[0]["w"]
+    ours = [_logits(fed, case, p) for p in (own | sent[-1], own | after.server["w"])]
     scale = max(float(z.abs().max()) for z in logits)
     worst = max(float((a - b).abs().max()) for a, b in zip(ours, logits, strict=True))
     return {
@@ -239,12 +248,6 @@ def measure_round(o: Options, case: Case, say: Say) -> Measurements:
         "reference_eval_cpu": [s.cpu for s in client], "logits_difference": worst,
         "logits_largest": scale,
     }
-
-
-def _models(after: FedState) -> list[dict[str, Tensor]]:
-    """Client 0's model before and after the aggregate reaches it."""
-    own = after.clients[0]["w"]
-    return [own, own | after.server["w"]]
 
 
 def _reference_client(

@@ -94,6 +94,8 @@ INVARIANTS: dict[str, Invariant] = {
                      (training.g13_fast_paths,)),
     "G14": Invariant("a number that is not finite is named (client, round) and handled by policy",
                      (training.g14_non_finite,)),
+    "G15": Invariant("a client's work is pure: done twice it gives the same bits",
+                     (training.g15_pure,)),
 }
 
 

@@ -15,9 +15,10 @@ from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree, expand, matching
 from fedvlm.federation.aggregation.updates import Updates, join
+from fedvlm.federation.clients import Clients
 from fedvlm.federation.engine import LocalEngine, MakeContext, RoundWork
 from fedvlm.federation.groups import FROZEN, PERSONAL, SHARED, resolve
-from fedvlm.federation.rounds import Federation, FedState, RoundFinished
+from fedvlm.federation.rounds import Federation, FedState, RoundFinished, Whole
 from fedvlm.federation.server import Held
 from fedvlm.federation.trainer import Trainer
 
@@ -29,9 +30,10 @@ def g1_messages(world: World, trainer: Method) -> None:
     """Only shared tensors and declared extras travel; the byte counters count them."""
     run = world.trajectory(trainer)
     allowed = set(run.fed.groups.shared)
-    for event, before in zip(run.events, run.states[:-1], strict=True):
+    for event, before, after in zip(run.events, run.states[:-1], run.states[1:], strict=True):
         updates, method = sent_in(event), run.fed.trainer
-        got = run.fed.downloads(before, event.round, list(event.bytes_down))
+        fed = world.federation(trainer)
+        got = fed.downloads(fed.adopt(before), event.round, list(event.bytes_down))
         for kind, trees, counted, extras in (
             ("upload", updates.messages(), event.bytes_up, method.extras_up),
             ("download", got, event.bytes_down, method.extras_down),
@@ -42,14 +44,14 @@ def g1_messages(world: World, trainer: Method) -> None:
                 demand(not stray, f"{what}: '{''.join(stray[:1])}' is neither shared nor declared")
                 _count(tree, counted.get(client, {}), what)
                 _form(tree, run.fed.p0, what)
-                _no_value(tree, event.state.clients[client], run.fed.groups.personal, what)
+                _no_value(tree, after.clients[client], run.fed.groups.personal, what)
         for client, weight in zip(updates.clients, updates.weight.tolist(), strict=True):
             said = f"round {event.round}, upload of client {client}: weight {weight}"
             demand(0 <= weight < float("inf"), f"{said} is not a number from 0")
         told = sorted(set(updates.metrics) - set(matching(updates.metrics, method.metrics)))
         demand(not told, f"round {event.round}: number '{''.join(told[:1])}' is not declared")
-        _nobodys(run.fed, event)
-        _no_trace(event, run.fed.groups.personal)
+        _nobodys(run.fed, event, after)
+        _no_trace(event, after, run.fed.groups.personal)
 
 
 def sent_in(event: RoundFinished) -> Updates:
@@ -63,9 +65,9 @@ def sent_in(event: RoundFinished) -> Updates:
     return event.updates
 
 
-def _nobodys(fed: Federation, event: RoundFinished) -> None:
+def _nobodys(fed: Federation, event: RoundFinished, after: Whole) -> None:
     """The global model is no single client's upload, where clients sent different ones."""
-    updates, shared = sent_in(event), fed.trainer.shared(event.state.server)
+    updates, shared = sent_in(event), fed.trainer.shared(after.server)
     for name, rows in updates.params.items():
         if name not in shared or len(updates) < 2 or torch.equal(rows[0], rows[1]):
             continue
@@ -101,12 +103,12 @@ def _no_value(tree: Tree, state: State, personal: Sequence[str], what: str) -> N
                 )
 
 
-def _no_trace(event: RoundFinished, personal: Sequence[str]) -> None:
+def _no_trace(event: RoundFinished, after: Whole, personal: Sequence[str]) -> None:
     """No personal name or value in what a log or metric is made of, or in the server's state."""
     metrics = {c: sent_in(event).of(c) for c in sent_in(event).clients}
     seen = {
         "metrics": metrics, "report": event.report, "counters": event.counters,
-        "dropped": event.dropped, "server state": event.state.server,
+        "dropped": event.dropped, "server state": after.server,
     }
     names = [re.compile(rf"(?<![\w.]){re.escape(name)}(?![\w.])") for name in personal]
     for where, value in seen.items():
@@ -117,7 +119,7 @@ def _no_trace(event: RoundFinished, personal: Sequence[str]) -> None:
                 leak = next((m.group() for m in named if m), "")
                 demand(not leak, f"{what}: names the personal tensor '{leak}'")
             elif item.numel() > 1:
-                for client, state in event.state.clients.items():
+                for client, state in after.clients.items():
                     _no_value({where: item}, state, personal, f"{what}, client {client}")
 
 
@@ -141,8 +143,9 @@ def work(fed: Federation, state: FedState, clients: Sequence[int] | None = None)
     """Do the clients' part of the round after ``state``; the server's is left out."""
     chosen = fed.plan.sample(state.round + 1) if clients is None else clients
     return fed.engine.run(
-        fed.trainer, lambda ids: fed.context(ids, state.round + 1, state.worked),
-        fed.downloads(state, state.round + 1, chosen), {c: state.clients[c] for c in chosen},
+        fed.trainer, lambda ids: fed.context(ids, state.round + 1, state.versions),
+        fed.downloads(state, state.round + 1, chosen), fed.clients,
+        {c: state.versions.get(c, 0) for c in chosen},
     )
 
 
@@ -153,24 +156,27 @@ def g2_server_untouched(world: World, trainer: Method) -> None:
     """
     for stacked in (False, True):
         fed = world.federation(trainer, Setup(chunk=len(world.splits)))
-        state = copy_fed(world.trajectory(trainer).states[1])
-        before, start = copy_fed(state), copy_state({"start": fed.p0})
+        before = world.trajectory(trainer).states[1]
+        state, start = fed.adopt(copy_fed(before)), copy_state({"start": fed.p0})
+        given = fed.read(state)
         if stacked:
             work(fed, state)
         else:
-            _bare_work(fed, state)
+            _bare_work(fed, given)
         same_state(state.server, before.server, "the server's state after client work")
+        whole = fed.read(state) if stacked else given
         for client, old in before.clients.items():
-            same_state(state.clients[client], old, f"the state that client {client} came with")
+            same_state(whole.clients[client], old, f"the state that client {client} came with")
         same_state({"start": fed.p0}, start, "the initial tensors after client work")
 
 
-def _bare_work(fed: Federation, state: FedState) -> None:
+def _bare_work(fed: Federation, whole: Whole) -> None:
     """Train each client on views of the server's and its own tensors."""
-    for client, own in state.clients.items():
+    state = fed.adopt(whole)
+    for client, own in whole.clients.items():
         views = {slot: expand(tree, 1) for slot, tree in own.items()}
         received = expand(fed.downloads(state, state.round + 1, [client])[client], 1)
-        ctx = fed.context([client], state.round + 1, state.worked)
+        ctx = fed.context([client], state.round + 1, state.versions)
         fed.trainer.client_update(ctx, views, received)
 
 
@@ -182,13 +188,14 @@ class Ordered(LocalEngine):
 
     def run(
         self, trainer: Trainer, make: MakeContext, downloads: Mapping[int, Tree],
-        states: Mapping[int, State],
+        clients: Clients, accepted: Mapping[int, int],
     ) -> RoundWork:
         """See ``Engine.run``: each client is a round's work of its own."""
         whole = RoundWork()
-        for client in (c for c in self.order if c in states):
-            part = LocalEngine(1).run(trainer, make, downloads, {client: states[client]})
-            whole.states |= part.states
+        for client in (c for c in self.order if c in accepted):
+            one = {client: accepted[client]}
+            part = LocalEngine(1).run(trainer, make, downloads, clients, one)
+            whole.versions |= part.versions
             whole.parts += part.parts
         return whole
 
@@ -198,16 +205,18 @@ def g3_order(world: World, trainer: Method) -> None:
     run = world.trajectory(trainer)  # its engine goes by falling size, which is by ascending id
     state, first = run.states[1], run.events[1]
     order = sent_in(first).clients[::-1]
-    fed = world.federation(trainer, Setup(engine=Ordered(1, order)))
-    after = fed.round(copy_fed(state), 2)
+    fed = world.federation(trainer, Setup(engine=Ordered(1, order=order)))
+    after = fed.read(fed.round(fed.adopt(copy_fed(state)), 2))
     said = f"clients in the order {', '.join(map(str, order))}"
     for client, old in run.states[2].clients.items():
         same_state(after.clients[client], old, f"{said}: client {client}", EXACT)
     same_state(after.server, run.states[2].server, f"{said}: server", EXACT)
     for client, message in sent_in(first).messages().items():
-        alone = work(world.federation(trainer), copy_fed(state), [client])
+        fed = world.federation(trainer)
+        alone = work(fed, fed.adopt(copy_fed(state)), [client])
         what = f"client {client} alone, not after the others"
-        same_state(alone.states[client], run.states[2].clients[client], what, EXACT)
+        own = fed.clients.read([client], alone.versions)[client]
+        same_state(own, run.states[2].clients[client], what, EXACT)
         (part,) = alone.parts
         same_tree(part.messages()[client], message, f"{what}: upload", EXACT)
 
@@ -215,8 +224,9 @@ def g3_order(world: World, trainer: Method) -> None:
 def g6_identical(world: World, trainer: Method) -> None:
     """With identical clients and data the server holds what each client sent."""
     same = [world.splits[0]] * 3
-    run = world.record(trainer, Setup(splits=same, batch=len(same[0].train), rounds=2))
-    for event in run.events:
+    setup = Setup(splits=same, batch=len(same[0].train), rounds=2)
+    run, fed = world.record(trainer, setup), world.federation(trainer, setup)
+    for event, after in zip(run.events, run.states[1:], strict=True):
         said = f"round {event.round}, identical clients"
         updates = sent_in(event)
         each = {c: {n: v[k] for n, v in updates.params.items()}
@@ -225,7 +235,7 @@ def g6_identical(world: World, trainer: Method) -> None:
         for client, params in each.items():
             what = f"{said}: clients {first} and {client}"
             same_tree(params, each[first], f"{what}, upload", CLOSE)
-        downloads = run.fed.downloads(event.state, event.round, updates.clients)
+        downloads = fed.downloads(fed.adopt(after), event.round, updates.clients)
         for client, params in each.items():
             down = downloads[client]
             sent = {n: v for n, v in params.items() if n in down}
@@ -241,7 +251,7 @@ def g7_weights(world: World, trainer: Method) -> None:
         for factor in (1.0, 4.0):  # a power of two: no rounding of its own
             fed = world.federation(trainer)
             updates = sent_in(event)
-            ctx = fed.server_context(event.round, Held(before.held))
+            ctx = fed.server_context(event.round, Held(fed.held, fed.adopt(before).held))
             servers.append(fed.trainer.aggregate(
                 ctx, copy_state(before.server), replace(updates, weight=updates.weight * factor)
             ))
@@ -271,10 +281,11 @@ def g10_groups(world: World, trainer: Method) -> None:
 def shuffled_server(world: World, trainer: Method) -> None:
     """The server's rule does not depend on the order in which updates arrive."""
     run = world.trajectory(trainer)
-    parts = work(world.federation(trainer), copy_fed(run.states[1])).parts
+    fed = world.federation(trainer)
+    parts = work(fed, fed.adopt(copy_fed(run.states[1]))).parts
     servers = []
     for arrived in (parts, parts[::-1]):
         fed = world.federation(trainer)
-        ctx = fed.server_context(2, Held(run.states[1].held))
+        ctx = fed.server_context(2, Held(fed.held, fed.adopt(run.states[1]).held))
         servers.append(fed.trainer.aggregate(ctx, copy_state(run.states[1].server), join(arrived)))
     same_state(servers[1], servers[0], "updates in reverse order: server", EXACT)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -25,10 +24,10 @@ from fedvlm.check.compare import (
 from fedvlm.check.messages import CLOSE, EXACT, Method, sent_in, work
 from fedvlm.check.world import EPOCHS, RESNET, SIZES, Setup, Trajectory, World
 from fedvlm.core.errors import ConfigError, DivergedError
-from fedvlm.core.trees import State, Tree, clone, first_non_finite
+from fedvlm.core.trees import State, Tree, clone, first_non_finite, stack
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.groups import FROZEN
-from fedvlm.federation.rounds import FedState, RoundFinished, slots_of, state_of
+from fedvlm.federation.rounds import FedState, Whole, slots_of, state_of
 from fedvlm.runs.state import load_newest_state, save_state
 
 
@@ -50,11 +49,12 @@ def g4_no_rate(world: World, trainer: Method) -> None:
             )
     for (ids, p), (_, old) in zip(_personal(run, end), _personal(run, start), strict=True):
         same_tree(p, old, f"lr 0: personal models of clients {ids}", EXACT)
-    same_tree(run.fed.shared(end), run.fed.shared(start), "lr 0: shared model", EXACT)
+    last, first = (run.fed.shared(run.fed.adopt(copy_fed(state))) for state in (end, start))
+    same_tree(last, first, "lr 0: shared model", EXACT)
 
 
-def _personal(run: Trajectory, state: FedState) -> Iterator[tuple[Sequence[int], Tree]]:
-    return run.fed.personal(copy_fed(state), range(run.fed.plan.clients))
+def _personal(run: Trajectory, state: Whole) -> list[tuple[Sequence[int], Tree]]:
+    return list(run.fed.personal(run.fed.adopt(copy_fed(state)), range(run.fed.plan.clients)))
 
 
 def g5_centralised(world: World, trainer: Method) -> None:
@@ -78,7 +78,7 @@ def g5_centralised(world: World, trainer: Method) -> None:
         out = fed.trainer.loss(fed.model, whole, batch)
         (out[0] if isinstance(out, tuple) else out).sum().backward()
         optimiser.step()
-    down = run.fed.downloads(run.states[-1], setup.rounds, [0])[0]
+    down = run.fed.downloads(run.fed.adopt(run.states[-1]), setup.rounds, [0])[0]
     shared = {n: p[n].detach() for n in fed.groups.shared}
     same_tree(
         {n: down[n] for n in shared if n in down}, shared,
@@ -135,12 +135,14 @@ def g11_small_clients(world: World, trainer: Method) -> None:
     run = world.trajectory(trainer)
     state = run.states[0]
     for client, size in enumerate(SIZES):
-        alone = work(world.federation(trainer), copy_fed(state), [client])
+        fed = world.federation(trainer)
+        alone = work(fed, fed.adopt(copy_fed(state)), [client])
         said = f"client {client} with {size} sample(s) and batch size {Setup().batch}"
         demand(alone.counters.get("steps", 0) >= 1, f"{said} took no step")
         message = alone.parts[0].messages()[client]
-        down = run.fed.downloads(state, 1, [client])[client]
-        changed = differs(alone.states[client], state.clients[client]) or any(
+        down = fed.downloads(fed.start(), 1, [client])[client]
+        own = fed.clients.read([client], alone.versions)[client]
+        changed = differs(own, state.clients[client]) or any(
             gap(v, down[n]) > 0 for n, v in message.items() if n in down
         )
         demand(changed, f"{said} did not change")
@@ -167,24 +169,22 @@ def g12_seeds(world: World, trainer: Method) -> None:
     )
 
 
-def _evaluated(world: World, trainer: Method) -> FedState:
+def _evaluated(world: World, trainer: Method) -> Whole:
     """Return the end of a run in which all models are built and used after each round."""
     fed = world.federation(trainer)
 
-    def evaluate(event: Any) -> None:
-        if not isinstance(event, RoundFinished):
-            return
-        trees = [(list(ids), p) for ids, p in event.personal(range(fed.plan.clients))]
-        for ids, p in [*trees, ([0], event.shared())]:
+    def evaluate(state: FedState) -> None:
+        trees = [(list(ids), p) for ids, p in fed.personal(state, range(fed.plan.clients))]
+        for ids, p in [*trees, ([0], fed.shared(state))]:
             index = torch.stack([torch.as_tensor(world.splits[c].test) for c in ids])
             logits = fed.trainer.predict(fed.model, p, world.streams(fed, index))
             want = (*index.shape, len(fed.model.classnames))
-            what = f"round {event.round}, logits of clients {ids}"
+            what = f"round {state.round}, logits of clients {ids}"
             demand(tuple(logits.shape) == want, f"{what} are {tuple(logits.shape)}, not {want}")
             demand(bool(torch.isfinite(logits).all()), f"{what} are not finite")
 
-    fed.subscribers.append(evaluate)
-    return copy_fed(fed.run())
+    fed.savers.append(evaluate)
+    return copy_fed(fed.read(fed.run()))
 
 
 def g13_fast_paths(world: World, trainer: Method) -> None:
@@ -216,7 +216,7 @@ def prove(world: World, trainer: Method) -> None:
         Broken: names the stream, the tensor and the block.
     """
     fed = world.federation(trainer)
-    cached = world.source(Setup(), fed.model, fed.trainer.streams(fed.model)[0])
+    cached = world.source(Setup(), fed.model, *fed.trainer.streams(fed.model))
     images = torch.as_tensor(world.splits[0].train[:2])
     try:
         fed.prove_streams(cached, world.source(Setup(), fed.model, "pixels"), images)
@@ -247,3 +247,34 @@ def g14_non_finite(world: World, trainer: Method) -> None:
             for slot, tree in state.items():
                 name = first_non_finite(tree)
                 demand(name is None, f"policy drop: {who}, slot '{slot}', '{name}' is not finite")
+
+
+def g15_pure(world: World, trainer: Method) -> None:
+    """Client work and personal models done twice from equal inputs are equal in every bit.
+
+    Work is done again where a number is not finite, to find out whose: what draws from a generator
+    of its own, or keeps something aside, would then find something else.
+    """
+    fed = world.federation(trainer, Setup(chunk=len(world.splits)))
+    state = fed.adopt(copy_fed(world.trajectory(trainer).states[1]))
+    ids = list(range(fed.plan.clients))
+    if not fed.trainer.batched:
+        ids = ids[:1]
+
+    def once() -> tuple[State, Tree, Tree, Tree]:
+        given = fed.downloads(state, 2, ids)
+        kept, received = fed.clients.stacked(ids, state.versions), stack([given[c] for c in ids])
+        ctx = fed.context(ids, 2, state.versions)
+        new, upload = fed.trainer.client_update(ctx, kept, received)
+        again = fed.clients.stacked(ids, state.versions), stack([given[c] for c in ids])
+        models = fed.trainer.personalize(fed.context(ids, 1, state.versions), *again)
+        return new, upload.params | upload.extras, ctx.logs | {"weight": upload.weight}, models
+
+    first, second = once(), once()
+    same_state(second[0], first[0], "done twice: the clients' new state", EXACT)
+    for what, one, other in zip(
+        ("the upload", "numbers", "personal models"), second[1:], first[1:], strict=True
+    ):
+        finite = {n: v.nan_to_num() if v.is_floating_point() else v for n, v in other.items()}
+        ours = {n: v.nan_to_num() if v.is_floating_point() else v for n, v in one.items()}
+        same_tree(ours, finite, f"done twice: {what}", EXACT)

@@ -6,7 +6,7 @@ Everything is float64, a function of the world's seed, and in memory: no downloa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,17 @@ from fedvlm.federation.batches import IndexSplit, SplitBatcher
 from fedvlm.federation.engine import Engine, LocalEngine
 from fedvlm.federation.optim import OptimSpec, Schedule
 from fedvlm.federation.plan import Plan
-from fedvlm.federation.rounds import Federation, FedState, RoundFinished
+from fedvlm.federation.rounds import Event, Federation, RoundFinished, Whole
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.backbone import Backbone
-from fedvlm.models.features.sources import FeatureSource, PixelSource, SampleSource
+from fedvlm.models.features.sources import (
+    FeatureSource,
+    PixelSource,
+    StreamSource,
+    check_streams,
+    join_sources,
+)
 from fedvlm.models.load.openclip import build_model, finish
-from fedvlm.models.towers.vision import PREFIX
 from fedvlm.models.vlmodel import VLModel
 
 BASE, NEW = ("ox", "bear", "cat", "mouse"), ("hen", "wolf")
@@ -130,14 +135,14 @@ class Trajectory:
 
     Attributes:
         fed: the federation, its trainer used once.
-        states: copies of the state after each round, from 0.
+        states: copies of the state after each round, everybody's tensors among it, from 0.
         events: one per round, from round 1.
         digests: of the backbone before and after.
         generators: states of the global generators before and after.
     """
 
     fed: Federation
-    states: list[FedState] = field(default_factory=list)
+    states: list[Whole] = field(default_factory=list)
     events: list[RoundFinished] = field(default_factory=list)
     digests: tuple[str, ...] = ()
     generators: tuple[list[Any], ...] = ()
@@ -209,9 +214,10 @@ class World:
         cfg = self.config(trainer, s.opts, len(splits))
         momentum = s.momentum if cfg.OPTIM.MOMENTUM else 0.0  # a YAML may ask for plain SGD
         method, model = trainer(cfg), self.model(s.packed)
-        stream = "pixels" if s.pixels else method.streams(model)[0]
+        check_streams(method.streams(model), model)
+        streams = ("pixels",) if s.pixels else method.streams(model)
         batcher = SplitBatcher(
-            self.source(s, model, stream), splits, s.batch, s.seed, 1, EPOCHS,
+            self.source(s, model, *streams), splits, s.batch, s.seed, 1, EPOCHS,
             torch.device("cpu"), torch.float64,
         )
         schedule = Schedule(s.lr, "cosine", s.rounds * EPOCHS) if s.cosine else Schedule(s.lr)
@@ -225,14 +231,17 @@ class World:
             proxy=self.proxy,
         )
 
-    def source(self, setup: Setup, model: VLModel, stream: str) -> SampleSource:
-        """Return the world's images as ``features``, ``tokens.<block>`` (a bank) or ``pixels``."""
+    def source(self, setup: Setup, model: VLModel, *streams: str) -> StreamSource:
+        """Return the world's images: ``features``, ``tokens.<block>``, ``patches``, ``pixels``."""
+        return join_sources([self._stream(setup, model, stream) for stream in streams])
+
+    def _stream(self, setup: Setup, model: VLModel, stream: str) -> FeatureSource | PixelSource:
         values = self.pixels.clone()
         if stream == "features":
             values = self.features.clone()
-        elif stream.startswith(PREFIX):
+        elif stream != "pixels":
             with torch.no_grad():
-                values = model.vision.enter(values, int(stream.removeprefix(PREFIX)))
+                values = model.vision.compute(values, stream)
         for client in setup.poisoned:
             values[torch.as_tensor(self.splits[client].train)] = torch.nan
         if stream == "pixels":
@@ -246,7 +255,7 @@ class World:
         return {name: v.reshape(*index.shape, *v.shape[1:]) for name, v in flat.items()}
 
     def record(
-        self, trainer: type[Trainer], setup: Setup | None = None, start: FedState | None = None,
+        self, trainer: type[Trainer], setup: Setup | None = None, start: Whole | None = None,
         until: int | None = None,
     ) -> Trajectory:
         """Run ``setup`` from ``start`` (default: untrained) and keep what happened.
@@ -256,15 +265,14 @@ class World:
         """
         run = Trajectory(self.federation(trainer, setup))
 
-        def keep(event: Any) -> None:
-            if isinstance(event, RoundFinished):
-                run.states.append(copy_fed(event.state))
-                if event.round:
-                    run.events.append(replace(event, state=run.states[-1]))
+        def keep(event: Event) -> None:
+            if isinstance(event, RoundFinished) and event.round:
+                run.events.append(event)
 
         run.fed.subscribers.append(keep)
+        run.fed.savers.append(lambda state: run.states.append(copy_fed(run.fed.read(state))))
         before, digest = global_generators(), run.fed.model.verify_frozen()
-        run.fed.run(None if start is None else copy_fed(start), until)
+        run.fed.run(None if start is None else run.fed.adopt(copy_fed(start)), until)
         run.digests = (digest, run.fed.model.verify_frozen())
         run.generators = (before, global_generators())
         return run

@@ -289,7 +289,7 @@ class Session:
             with torch.no_grad():
                 new, state = step.rule.step(
                     {n: p.detach()[None] for n, p in pairs},
-                    {n: g[None] for n, g in grads.items()}, old, [float(group["lr"])], step.count,
+                    {n: g[None] for n, g in grads.items()}, old, float(group["lr"]), step.count,
                 )
                 for name, p in pairs:
                     p.copy_(new[name][0])

@@ -222,14 +222,15 @@ class DasslTrainer(ModuleTrainer):
         start = state["w"] | received
         session = self._of(ctx.model)
         rule, names = ctx.optim.build(), ctx.trained(start, (SHARED, PERSONAL))
-        size = int(getattr(ctx.batcher, "batch_size", self.root.DATALOADER.TRAIN_X.BATCH_SIZE))
+        usual = self.root.DATALOADER.TRAIN_X.BATCH_SIZE
+        size = int(getattr(ctx._batcher, "batch_size", usual))
         per_epoch = len(step_slices(int(ctx.sizes[0]), size, 1))
         steps = 0
 
         def body(slots: State, batches: tuple[Batch, ...], at: context.Step) -> State:
             nonlocal steps
             batch, out = batches[0], list[Learned]()
-            rate = context.rates(ctx, at)[0]
+            rate = float(torch.as_tensor(context.rates(ctx, at)).flatten()[0])
             rules = {s: {n: v[0][None] for n, v in t.items()} for s, t in slots.items() if s != "p"}
             step = Step(rule, rules, rate, steps)
             epoch = at.epochs[0]

@@ -169,6 +169,13 @@ def _federation() -> Schema:
         "FED.CLIENTS": Option(10, "clients", low=1),
         "FED.FRAC": Option(1.0, "share of clients per round", low=0, low_open=True, high=1),
         "FED.FIRST_ROUND_ALL": Option(True, "all clients work in round 1, whatever FRAC says"),
+        "FED.UNSEEN_CLIENTS": Option(
+            0,
+            "of the clients, drawn by DATA_SEED, that never work: they are only personalised at "
+            "the end, as a new client would be (`unseen_clients`)",
+            low=0,
+            neutral=0,
+        ),
         "FED.LOCAL_EPOCHS": Option(2, "epochs a client trains per round", low=1, high=100_000),
         "FED.NONFINITE": Option(
             "abort",
@@ -176,6 +183,14 @@ def _federation() -> Schema:
             choices=("abort", "drop"),
         ),
         "FED.CHUNK": Option(0, "clients computed at once; 0 is by memory", low=0),
+        "FED.SITES": Option(
+            "",
+            "clients by site, 0-4,5-7: clients of two sites are never computed together, which "
+            "moves last bits only; '' is one site",
+            pattern=r"|\d+(-\d+)?( ?, ?\d+(-\d+)?)*",
+            pattern_help="ranges of clients such as 0-4,5-7",
+            neutral="",
+        ),
         "FED.PLAIN": Option(False, "plain path: no cache, no packing, client by client"),
         "FED.FINETUNE_EPOCHS": Option(
             -1,
@@ -302,12 +317,24 @@ def _peft() -> Schema:
             choices=("text", "linear"),
         ),
         "PEFT.N_CTX": Option(16, "context tokens of a prompt", low=1),
+        "PEFT.CTX_INIT": Option(
+            "", "words that a prompt's context starts as, as many tokens as PEFT.N_CTX (a photo of "
+            "a: 4); empty: random numbers", neutral="",
+        ),
+        "PEFT.CSC": Option(
+            False, "a context of its own for every class; unseen classes then have none",
+            neutral=False,
+        ),
         "PEFT.WIDTH": Option(32, "hidden width of the adapters", low=1),
         "PEFT.RANK": Option(8, "LoRA's rank", low=1),
         "PEFT.ALPHA": Option(16.0, "LoRA's alpha; its update counts alpha / rank", low=0),
         "PEFT.TARGETS": Option("q,v", "layers that LoRA changes, of q,k,v,o,mlp"),
         "PEFT.BLOCKS": Option(
-            0, "last blocks of a tower that LoRA or adapters change; 0 takes all", low=0
+            0, "last blocks of a tower that LoRA, adapters or LN change; 0 takes all", low=0
+        ),
+        "PEFT.LN": Option(
+            False, "train the LayerNorms in the image tower's blocks as well (FedBN's own part)",
+            neutral=False,
         ),
         "PEFT.LORA_AVG": Option(
             "factors", "average of LoRA: both factors, B only with A frozen, or the product",
@@ -350,7 +377,20 @@ def _optim() -> Schema:
 
 def _test() -> Schema:
     return {
-        "TEST.EVAL_EVERY": Option(1, "rounds between evaluations; the last is always one", low=1),
+        "TEST.EVAL_EVERY": Option(
+            1,
+            "rounds between evaluations, the last is always one; auto (0): so many that they train "
+            "on as many samples as one evaluation takes, a power of two",
+            low=0,
+            words={"auto": 0},
+        ),
+        "TEST.COHORT": Option(
+            0,
+            "personal models that are evaluated: 0 all, n those of n clients drawn by DATA_SEED, "
+            "the same for every method of a table",
+            low=0,
+            neutral=0,
+        ),
         "TEST.TARGETS": Option(
             (), "cross-dataset transfer: names of datasets whose test images the global model "
             "also classifies, by their own class names",
@@ -398,7 +438,7 @@ def family_aliases() -> dict[str, Alias]:
 
 
 def _coop_aliases() -> dict[str, Alias]:
-    """Return CoOp's own options: the number of context tokens, and what may only be as it is."""
+    """Return CoOp's own options as ours; what has none may only be as it is."""
     def only(value: Value, why: str) -> Callable[[Value], Value]:
         def check(given: Value) -> Value:
             if given != value:
@@ -411,13 +451,8 @@ def _coop_aliases() -> dict[str, Alias]:
     node = "TRAINER.COOP."
     return {
         node + "N_CTX": Alias(Option(16, "context tokens", low=1), "PEFT.N_CTX"),
-        node + "CSC": Alias(
-            Option(False, "switch"), "PEFT.N_CTX",
-            only(False, f"one context for all classes; {file}"),
-        ),
-        node + "CTX_INIT": Alias(
-            Option("", "words"), "PEFT.N_CTX", only("", f"a context starts at random; {file}")
-        ),
+        node + "CSC": Alias(Option(False, "switch"), "PEFT.CSC"),
+        node + "CTX_INIT": Alias(Option("", "words"), "PEFT.CTX_INIT"),
         node + "CLASS_TOKEN_POSITION": Alias(
             Option("end", "position"), "PEFT.N_CTX", only("end", f"the class name ends it; {file}")
         ),

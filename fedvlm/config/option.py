@@ -47,6 +47,7 @@ class Option:
         length: number of elements of a list; 0 is any.
         pattern: regex that text must match in full, with ``pattern_help`` saying it in words.
         aliases: other spellings of choices, ``{"pathological": "disjoint"}``.
+        words: words for single numbers, ``{"auto": 0}``; the number is what is kept.
         used: False where nothing reads the key; it exists so that Dassl's YAML files load.
         neutral: of a key that came later: the value that means what runs did before it. At that
             value the key is no part of a run's identity, so that older folders stay theirs.
@@ -64,6 +65,7 @@ class Option:
     pattern: str = field(default="", kw_only=True)
     pattern_help: str = field(default="", kw_only=True)
     aliases: Mapping[str, str] = field(default_factory=lambda: _NO_ALIASES, kw_only=True)
+    words: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     used: bool = field(default=True, kw_only=True)
     neutral: Value | None = field(default=None, kw_only=True)
 
@@ -88,6 +90,8 @@ class Option:
             return str(raw)  # YAML takes a bare yes or no for a boolean
         if not isinstance(raw, str) or self.kind is str:
             return raw  # text stays as it was typed, whatever it looks like
+        if fold(raw) in self.words:
+            return self.words[fold(raw)]
         if self.kind is tuple and not self.default and raw.strip()[:1] not in ("(", "["):
             return tuple(word.strip() for word in raw.split(",") if word.strip())  # names
         if self.kind is bool and raw.lower() in ("true", "false"):

@@ -6,6 +6,7 @@ import io
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TextIO, cast
 
 from rich.console import Console as RichConsole
@@ -14,7 +15,17 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fedvlm.console.rows import RoundRow, clock, human_bytes, number, select_clients, spark
+from fedvlm.console.rows import (
+    FEW,
+    ClientRow,
+    RoundRow,
+    clock,
+    human_bytes,
+    number,
+    of_clients,
+    select_clients,
+    spark,
+)
 
 _PER_SECOND = 4
 _STYLES = {"training": "cyan", "dropped": "yellow", "NaN": "bold red", "absent": "dim"}
@@ -86,6 +97,9 @@ def live_display(stream: TextIO, draw: Callable[[RichConsole], RenderableType]) 
 class LiveTable:
     """One row per client; ``Console`` feeds it. ``start`` takes the screen, ``stop`` frees it.
 
+    A client that a round left alone keeps its last numbers; of many clients only those of the
+    newest round are shown.
+
     Args:
         stream: the terminal.
         total: rounds to come.
@@ -97,6 +111,7 @@ class LiveTable:
         self.total, self.title = total, title
         self.row: RoundRow | None = None
         self.history: dict[int, list[float]] = defaultdict(list)
+        self.known: dict[int, ClientRow] = {}  # with their last numbers
         self.working: frozenset[int] = frozenset()
         self.round = 0
         self.spent: list[float] = []
@@ -126,6 +141,11 @@ class LiveTable:
         for client in row.clients:
             if client.accuracy is not None:
                 self.history[client.cid].append(client.accuracy)
+            old = self.known.get(client.cid, client)
+            self.known[client.cid] = replace(
+                client, loss=old.loss if client.loss is None else client.loss,
+                accuracy=old.accuracy if client.accuracy is None else client.accuracy,
+            )
         self.row, self.working, self.round = row, frozenset(), row.round
         self.sent += row.bytes
         if row.round:
@@ -139,7 +159,8 @@ class LiveTable:
         for name in names:
             left = name in ("history", "state")
             table.add_column(name, justify="left" if left else "right", no_wrap=True)
-        rows, middle = select_clients(row.clients) if row else ([], None)
+        every = self._clients(row) if row else []
+        rows, middle = select_clients(every)
         for client in rows:
             past = list(self.history[client.cid])
             state = "training" if client.cid in self.working else client.state
@@ -151,11 +172,20 @@ class LiveTable:
             }  # fmt: skip
             table.add_row(*(cells[name] for name in names))
         if middle is not None:
-            last = {
-                "client": "median", "accuracy": number(middle), "state": f"of {len(self.history)}",
-            }
+            rated = sum(client.accuracy is not None for client in every)
+            last = {"client": "median", "accuracy": number(middle), "state": f"of {rated}"}
             table.add_row(*(last.get(name, "") for name in names))
         return table
+
+    def _clients(self, row: RoundRow) -> list[ClientRow]:
+        """Return the round's clients, and where they are few also those it left alone."""
+        here = {client.cid for client in row.clients}
+        if len(self.known) > FEW:
+            return [self.known[cid] for cid in here]
+        return [
+            client if cid in here else replace(client, state="absent")
+            for cid, client in self.known.items()
+        ]
 
     def _head(self) -> str:
         to_do = self.total - (self.row.round if self.row else 0)
@@ -165,7 +195,8 @@ class LiveTable:
     def _foot(self, row: RoundRow | None) -> str:
         if row is None:
             return "first round is running"
-        accuracy = f"mean {number(row.personal)}  worst {number(row.worst)}"
+        of = f" of {of_clients(row)}" if row.asked is not None else ""
+        accuracy = f"mean {number(row.personal)}{of}  worst {number(row.worst)}"
         if not self.spent:
             return f"{accuracy}  before training"
         return f"{accuracy}  {human_bytes(self.sent)} sent  {self._pace():.1f} s per round"

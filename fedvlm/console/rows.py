@@ -9,7 +9,7 @@ from statistics import median
 
 _BARS = "▁▂▃▄▅▆▇█"
 _ASCII_BARS = "_.-=+*%#"
-_FEW = 20  # clients shown one by one; above that the worst, the best and the median
+FEW = 20  # clients shown one by one; above that the worst, the best and the median
 _ENDS = 5
 
 
@@ -40,11 +40,12 @@ class RoundRow:
         round: 0..T.
         seconds: wall time of the round, evaluation included.
         loss: mean training loss over the clients that worked.
-        personal: unweighted mean accuracy over all clients, percent; None where not evaluated.
+        personal: unweighted mean accuracy over the clients asked, percent; None: not evaluated.
         worst: the worst client's accuracy, percent.
         bytes: sent and received by all clients in this round.
-        clients: one row per client.
+        clients: one row per client that worked or was evaluated.
         extra: further numbers for ``log.txt`` (``{"global": 71.2}``).
+        asked: how many clients ``personal`` is the mean of, where it is not all of them.
     """
 
     round: int
@@ -55,6 +56,7 @@ class RoundRow:
     bytes: int = 0
     clients: Sequence[ClientRow] = ()
     extra: Mapping[str, float] = field(default_factory=dict)
+    asked: int | None = None
 
 
 def round_line(row: RoundRow, total: int) -> str:
@@ -66,13 +68,19 @@ def round_line(row: RoundRow, total: int) -> str:
     if row.loss is not None:
         parts.append(f"loss {row.loss:.3f}")
     if row.personal is not None:
-        worst = "" if row.worst is None else f" (worst {row.worst:.1f})"
-        parts.append(f"personal {row.personal:.1f}{worst}")
+        worst = "" if row.worst is None else f"worst {row.worst:.1f}"
+        said = ", ".join(part for part in (worst, of_clients(row)) if part)
+        parts.append(f"personal {row.personal:.1f}{f' ({said})' if said else ''}")
     parts += [f"{name} {value:.1f}" for name, value in row.extra.items()]
     lost = [f"{c.cid} {c.state}" for c in row.clients if c.state.lower() in ("dropped", "nan")]
     if lost:
         parts.append(f"lost: {', '.join(lost)}")
     return "  ".join([*parts, f"{row.seconds:.1f} s"])
+
+
+def of_clients(row: RoundRow) -> str:
+    """Return ``2 clients`` where ``personal`` is not the mean of all; else nothing."""
+    return "" if row.asked is None else f"{row.asked} client{'s' * (row.asked != 1)}"
 
 
 def spark(values: Sequence[float], *, ascii_only: bool = False, width: int = 12) -> str:
@@ -94,7 +102,7 @@ def select_clients(clients: Sequence[ClientRow]) -> tuple[list[ClientRow], float
 
     Up to 20 clients: all, by id. Above: the worst five and the best five.
     """
-    if len(clients) <= _FEW:
+    if len(clients) <= FEW:
         return sorted(clients, key=lambda c: c.cid), None
     rated = sorted((c for c in clients if c.accuracy is not None), key=_accuracy)
     if not rated:

@@ -6,12 +6,14 @@ axis. All functions are pure: no leaf is changed in place.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from fedvlm.core import foreach
 from fedvlm.core.errors import FedvlmError
 
 Tree = dict[str, Tensor]
@@ -120,11 +122,12 @@ def nbytes(tree: Tree) -> dict[str, int]:
 
 
 def first_non_finite(tree: Tree) -> str | None:
-    """Return the name of the first leaf with a NaN or an infinity, or None."""
-    for name, v in tree.items():
-        if v.is_floating_point() and not bool(torch.isfinite(v).all()):
-            return name
-    return None
+    """Return the name of the first leaf with a NaN or an infinity, or None; one read if none."""
+    leaves = {n: v for n, v in tree.items() if v.is_floating_point()}
+    lengths = [length.reshape(1) for length in foreach.norms(list(leaves.values()))]
+    if not lengths or math.isfinite(float(torch.cat(lengths).abs().amax())):
+        return None
+    return next((n for n, v in leaves.items() if not bool(torch.isfinite(v).all())), None)
 
 
 def clone(tree: Tree) -> Tree:

@@ -4,125 +4,157 @@ What the numbers mean:
 
 * ``personal``: each client's own model on its own test split, unweighted mean over all clients;
   ``personal_micro`` pools the samples. ``global``: the shared model on the whole test set.
+* Between the untrained start and the last round ``personal`` is that of the clients of the round
+  (``Panel``); ``personal_clients`` says how many, wherever they are not all. With ``TEST.COHORT`` a
+  cohort stands for all, at the ends too.
 * ``base_all``: the personal models on the test set of all base classes; ``base_other``: the same on
   images of classes the client had no training image of; ``new``: the same models on unseen classes.
 * ``unseen``: the global model on the domain that no client holds; ``unseen_personal``: the personal
   models on it. ``target.<NAME>``: the global model on another data set's test images, with that
   set's class names; ``targets``: their mean.
+* ``unseen_clients`` with ``_std`` and ``_worst``: clients that never worked
+  (``FED.UNSEEN_CLIENTS``) and are in none of the numbers above: after the last round each gets
+  what a new client gets, and the method's final fine-tuning where there is one; then its model on
+  its own test split.
 * After the last round ``personal`` (and ``base_*``, ``new``) is after the final fine-tuning of a
   method or run that has one; ``personal_before_ft`` is the same mean before it.
 * Logits range over all classes of the setting. Nothing is chosen on test; view 0 only.
 
 It draws no random number and changes no state: training goes on as if it had not been there.
+It asks for rows of numbers, one per client (first half: ``meter``), and adds the shared model's.
 ``zero_shot`` is the reference row: the model as it comes, with the dataset's template prompt as its
 classifier.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.errors import ConfigError
 from fedvlm.core.stats import mean
-from fedvlm.core.trees import TreeView
-from fedvlm.evaluation import metrics, scores
+from fedvlm.core.trees import Tree
+from fedvlm.evaluation import scores
+from fedvlm.evaluation.meter import template_predictor
+from fedvlm.evaluation.panel import Panel
 from fedvlm.evaluation.scores import Batches, Predictions
 from fedvlm.federation.rounds import RoundFinished
-from fedvlm.federation.trainer import Predictor
+from fedvlm.federation.server import Measure, Row, only_numbers
+from fedvlm.federation.trainer import Predictor, Trainer
 from fedvlm.models.features.sources import SampleSource
+from fedvlm.models.vlmodel import VLModel
+
+Ask = Callable[[Measure, Sequence[int]], Iterable[Row]]
 
 
 class Evaluator:
-    """Evaluates every ``every`` rounds, and always at the untrained start and the last round.
+    """Evaluates the rounds that are due, and always the untrained start and the last round.
 
     Args:
         model: sees images and prompts; ``with_classes`` gives it other classes.
         trainer: ``predictor(model, params) -> (x -> logits [K, B, C])``. A method that is bound to
             its training classes says ``open_vocabulary = False``: no ``new``, no targets.
         source: test samples, ``fetch(indices, view=0)``.
-        federated: clients, test sets, labels.
-        every: rounds between evaluations; 0 for start and last round only.
-        batch_size: test samples per client and batch.
-        keep_logits: keep per-sample logits of the last round in ``logits``.
+        tests: the test sets of the shared model, labels.
+        panel: whose personal models are asked for, and when.
+        batch_size: samples per batch of the shared model.
+        keep_logits: keep per-sample logits of the last round; the shared model's in ``logits``.
         cross: also ask for ``base_all`` and ``base_other`` (at start and last round); by default
             only where there are unseen classes.
 
     Attributes:
-        logits: with ``keep_logits``, after the last round: ``global`` ``[n, C]``,
-            ``personal|<client>`` ``[n_k, C]``, and predicted labels (int64) under
-            ``labels|base_all|<client>``, ``labels|new|<client>``, ``labels|unseen|<client>``; true
-            labels under ``true|global``, ``true|personal|<client>``, ``true|new``. The global
-            model's logits on other test sets are ``unseen`` and ``target.<NAME>``, true labels
+        logits: with ``keep_logits``, after the last round: ``global`` ``[n, C]``, and on other test
+            sets ``unseen`` and ``target.<NAME>``; true labels under ``true|global``,
             ``true|unseen``, ... Samples in the order of the partition's index arrays.
     """
 
     def __init__(
-        self, model: Any, trainer: Any, source: SampleSource, federated: scores.Federated, *,
-        every: int = 1, batch_size: int = 256, keep_logits: bool = False,
+        self, model: VLModel, trainer: Trainer, source: SampleSource, tests: scores.TestSets,
+        panel: Panel, *, batch_size: int = 256, keep_logits: bool = False,
         cross: bool | None = None,
     ) -> None:
-        if every < 0 or batch_size < 1:
-            raise ConfigError(
-                f"cannot evaluate every {every} rounds in batches of {batch_size}: "
-                "TEST.EVAL_EVERY starts at 0 and the test batch size at 1"
-            )
-        self.model, self.trainer, self.data = model, trainer, federated
-        self.every, self.keep_logits = every, keep_logits
-        self.open = bool(getattr(trainer, "open_vocabulary", True))
-        self.with_new = scores.has_new(federated) and self.open
-        self.unseen = scores.unseen_of(federated)
-        self.cross = scores.has_new(federated) if cross is None else cross
+        if batch_size < 1:
+            raise ConfigError(f"cannot evaluate in batches of {batch_size}: they start at 1")
+        self.model, self.trainer, self.data, self.panel = model, trainer, tests, panel
+        self.keep_logits = keep_logits
+        self.open = trainer.open_vocabulary
+        self.cross = scores.has_new(tests) if cross is None else cross
         self.logits: dict[str, Tensor] = {}
         self._batches = Batches(source, batch_size, getattr(model, "device", "cpu"))
 
     def __call__(self, event: object) -> dict[str, Any] | None:
         """Evaluate if ``event`` is a finished round that is due; return the result, else None."""
-        if isinstance(event, RoundFinished) and self.due(event.round, event.total_rounds):
+        if isinstance(event, RoundFinished) and self.panel.due(event.round, event.total_rounds):
             return self.evaluate(event)
         return None
-
-    def due(self, round_: int, total: int) -> bool:
-        """Say whether a round is evaluated."""
-        return round_ in (0, total) or (self.every > 0 and round_ % self.every == 0)
 
     def evaluate(self, event: RoundFinished) -> dict[str, Any]:
         """Return the numbers of a finished round.
 
         Returns:
             ``round``, ``personal`` with ``_std``, ``_worst``, ``_worst_decile``, ``_micro``,
-            ``_macro_f1``, ``global``, ``global_macro_f1``, ``clients`` (a line each, see
-            ``scores.client_row``), ``notes``; at start and last round with unseen classes also
-            ``base_all``, ``base_other``, ``new``, ``hm2``, ``hm3``, ``cm``. With a domain left out
-            ``unseen``, and at start and last round ``unseen_personal``; with other data sets, at
-            start and last round, ``target.<NAME>`` and ``targets``. Percent; None where a
-            number has no samples, absent where it was not asked for. After a final fine-tuning
-            also ``personal_before_ft``, and ``accuracy_before_ft`` in the clients' lines.
+            ``_macro_f1``, ``personal_clients`` where not all were asked, ``global``,
+            ``global_macro_f1``, ``clients`` (a line each, see ``scores.client_row``), ``notes``; at
+            start and last round with unseen classes also ``base_all``, ``base_other``, ``new``,
+            ``hm2``, ``hm3``, ``cm``. With a domain left out ``unseen``, and at start and last round
+            ``unseen_personal``; with other data sets, at start and last round, ``target.<NAME>``
+            and ``targets``. After the last round, of clients that never worked,
+            ``unseen_clients``, ``_std``, ``_worst`` and ``unseen_clients_rows``. Percent; None
+            where a number has no samples, absent where it was not asked for. After a final
+            fine-tuning also ``personal_before_ft``, and ``accuracy_before_ft`` in the clients'
+            lines.
 
         Raises:
-            FedvlmError: the event left a client's model out.
+            FedvlmError: a client's row is missing, or holds more than numbers.
         """
-        ends = event.round in (0, event.total_rounds)
-        keep = self.keep_logits and event.round == event.total_rounds
+        last = event.round == event.total_rounds
+        ends, keep = event.round == 0 or last, self.keep_logits and last
         self.logits = {} if keep else self.logits
-        rows = self._personal(event, ends, keep)
-        result = {"round": event.round} | scores.personal_scores(rows)
-        result |= self._global(event.shared(), ends, keep)
-        result |= scores.cross_scores(rows, result["personal"])
+        asked = self.panel.whom(event)
+        rows = event.rows(asked, Measure(
+            cross=ends and self.cross, away=ends and scores.unseen_of(self.data) is not None,
+            keep_logits=keep,
+        ))
+        result = self.combine(event.round, rows)
+        result |= self._global(event.shared, ends, keep)
         if event.finetuning:
-            result["personal_before_ft"] = self._before(event, rows)
-        notes = scores.notes(rows)
+            result["personal_before_ft"] = _before(event, rows)
+        if last and self.panel.unseen:
+            result |= scores.unseen_client_scores(event.rows(self.panel.unseen, Measure()))
+        notes = result["notes"]
         if ends and self.cross and scores.has_new(self.data) and not self.open:
             notes.append("the method is bound to its training classes: no number for new ones")
         if ends and scores.has_targets(self.data) and not self.open:
             notes.append("the method is bound to its training classes: no number for TEST.TARGETS")
-        return result | {"clients": rows, "notes": notes}
+        if ends and self.panel.is_cohort:
+            notes.append(
+                f"personal models of a cohort of {len(rows)} of {self.panel.members} clients "
+                "(TEST.COHORT)"
+            )
+        return result
 
-    def _global(self, params: TreeView, ends: bool, keep: bool) -> dict[str, Any]:
+    def combine(self, round_: int, rows: Sequence[Row]) -> dict[str, Any]:
+        """Return what the clients' rows say together."""
+        result: dict[str, Any] = {"round": round_} | scores.personal_scores(rows)
+        if len(rows) < self.panel.members:
+            result["personal_clients"] = len(rows)
+        result |= scores.cross_scores(rows, result["personal"])
+        return result | {"clients": rows, "notes": scores.notes(rows)}
+
+    def validate(self, event: RoundFinished) -> float | None:
+        """Return the mean accuracy on the clients' validation splits, to select a round by.
+
+        All rounds alike: the same clients, and the last round's models as they are before any final
+        fine-tuning.
+        """
+        rows = event.rows(self.panel.clients, Measure(split="val", finetuned=False))
+        return mean(row["accuracy"] for row in rows)
+
+    def _global(self, params: Tree, ends: bool, keep: bool) -> dict[str, Any]:
         """Return the shared model's numbers on the whole test set and on other ones."""
         predict = self._predictor(self.model, params)
         shared = self._batches.shared(predict, self.data.global_test, 1, keep)[0]
@@ -138,131 +170,56 @@ class Evaluator:
                     self._keep(name, other.indices, beside[name])
         return scores.global_scores(self.data, shared) | scores.other_scores(self.data, beside)
 
-    def _before(self, event: RoundFinished, rows: Sequence[dict[str, Any]]) -> float | None:
-        """Add the accuracies before the final fine-tuning to the lines; return their mean."""
-        for chunk, params in event.before_finetuning([row["client"] for row in rows]):
-            tests = [self.data.clients[c].test for c in chunk]
-            each = self._batches.separate(self._predictor(self.model, params), tests)
-            for c, test, one in zip(chunk, tests, each, strict=True):
-                row = scores.client_row(c, self.data.labels[test], one)
-                rows[c]["accuracy_before_ft"] = row["accuracy"]
-        return mean(row["accuracy_before_ft"] for row in rows)
+    def _predictor(self, model: VLModel, params: Tree) -> Predictor:
+        with torch.no_grad():
+            return self.trainer.predictor(model, params)
 
-    def _personal(self, event: RoundFinished, ends: bool, keep: bool) -> list[dict[str, Any]]:
-        """Return one line per client, by ascending id; each personal model is built once."""
-        rows: dict[int, dict[str, Any]] = {}
-        everyone = list(range(len(self.data.clients)))
-        for chunk, params in event.personal(everyone):
-            tests = [self.data.clients[c].test for c in chunk]
-            predict = self._predictor(self.model, params)
-            each = self._batches.separate(predict, tests, keep)
-            for c, test, one in zip(chunk, tests, each, strict=True):
-                rows[c] = scores.client_row(c, self.data.labels[test], one)
-                if keep:
-                    self._keep(f"personal|{c}", test, one)
-            if ends and self.cross:
-                self._cross(rows, chunk, predict, params, keep)
-            if ends and self.unseen is not None:
-                self._unseen(rows, chunk, predict, self.unseen.indices, keep)
-        missing = [c for c in everyone if c not in rows]
-        if missing:
-            raise FedvlmError(f"round {event.round}: no personal model came for clients {missing}")
-        return [rows[c] for c in everyone]
-
-    def _cross(
-        self, rows: dict[int, dict[str, Any]], chunk: Sequence[int], predict: Predictor,
-        params: TreeView, keep: bool,
-    ) -> None:
-        """Add base and new accuracies of a chunk's models to their lines."""
-        base = self._batches.shared(predict, self.data.global_test, len(chunk))
-        new: list[Predictions] = []
-        if self.with_new:
-            other = self._predictor(self.model.with_classes(self.data.new_classnames), params)
-            new = self._batches.shared(other, self.data.new_test, len(chunk))
-        for i, c in enumerate(chunk):
-            rows[c] |= scores.base_row(self.data, c, base[i])
-            if new:
-                rows[c] |= scores.new_row(self.data, new[i])
-            if keep:
-                self.logits[f"labels|base_all|{c}"] = torch.from_numpy(base[i].labels)
-                if new:
-                    self.logits[f"labels|new|{c}"] = torch.from_numpy(new[i].labels)
-                    self.logits["true|new"] = torch.from_numpy(self.data.labels[self.data.new_test])
-
-    def _unseen(
-        self, rows: dict[int, dict[str, Any]], chunk: Sequence[int], predict: Predictor,
-        indices: np.ndarray, keep: bool,
-    ) -> None:
-        """Add a chunk's accuracies on the domain that no client holds to their lines."""
-        each = self._batches.shared(predict, indices, len(chunk))
-        for c, one in zip(chunk, each, strict=True):
-            rows[c][scores.UNSEEN] = metrics.accuracy(self.data.labels[indices], one.labels)
-            if keep:
-                self.logits[f"labels|unseen|{c}"] = torch.from_numpy(one.labels)
-
-    def _predictor(self, model: Any, params: TreeView) -> Predictor:
-        with torch.no_grad():  # text features: once per client and evaluation
-            predictor: Predictor = self.trainer.predictor(model, params)
-        return predictor
-
-    def _keep(self, name: str, indices: Any, predictions: Predictions) -> None:
+    def _keep(self, name: str, indices: np.ndarray, predictions: Predictions) -> None:
         if predictions.logits is not None:
             self.logits[name] = predictions.logits
         self.logits[f"true|{name}"] = torch.from_numpy(self.data.labels[indices])
 
 
+def _before(event: RoundFinished, rows: Sequence[Row]) -> float | None:
+    """Add the accuracies before the final fine-tuning to the lines; return their mean."""
+    clients = [scores.whole(row, "client") for row in rows]
+    for row, early in zip(rows, event.rows(clients, Measure(finetuned=False)), strict=True):
+        row["accuracy_before_ft"] = early["accuracy"]
+    return mean(row["accuracy_before_ft"] for row in rows)
+
+
 def zero_shot(
-    model: Any, source: SampleSource, federated: scores.Federated, *, batch_size: int = 256,
-    cross: bool | None = None,
+    model: VLModel, source: SampleSource, tests: scores.TestSets, panel: Panel, ask: Ask, *,
+    batch_size: int = 256, cross: bool | None = None,
 ) -> dict[str, Any]:
     """Return the numbers of the model as it comes, named as in ``Evaluator.evaluate``.
 
     One model for all clients: ``personal`` is it on each client's test split, ``base_all`` and
     ``new`` are the same for everyone, and so is ``unseen``. A target's images have its own template
-    prompt. Each test image is encoded once.
+    prompt.
 
     Args:
         model: ``anchor("template", 0)`` ``[C, d]`` is the classifier.
-        source, federated, batch_size, cross: as for ``Evaluator``.
+        source, tests, panel, batch_size, cross: as for ``Evaluator``.
+        ask: the clients' half: ``ClientMeter.template``.
     """
     batches = Batches(source, batch_size, getattr(model, "device", "cpu"))
+    wide = Measure(
+        cross=scores.has_new(tests) if cross is None else cross,
+        away=scores.unseen_of(tests) is not None,
+    )
+    rows = only_numbers(ask(wide, panel.clients), panel.clients)
     predict = template_predictor(model)
-    tests = [np.asarray(client.test, dtype=np.int64) for client in federated.clients]
-    wanted = np.unique(np.concatenate([np.asarray(federated.global_test, dtype=np.int64), *tests]))
-    labels = batches.shared(predict, wanted, 1)[0].labels
-
-    def at(indices: np.ndarray) -> Predictions:
-        return Predictions(labels[np.searchsorted(wanted, indices)])
-
-    rows = [scores.client_row(c, federated.labels[t], at(t)) for c, t in enumerate(tests)]
-    base = at(federated.global_test)
-    if scores.has_new(federated) if cross is None else cross:
-        new = {}
-        if scores.has_new(federated):
-            unseen = template_predictor(model.with_classes(federated.new_classnames))
-            new = scores.new_row(federated, batches.shared(unseen, federated.new_test, 1)[0])
-        for c, row in enumerate(rows):
-            row |= scores.base_row(federated, c, base) | new
-    beside = scores.other_scores(federated, scores.other_predictions(
-        federated, batches, model, template_predictor, predict, targets=True
-    ))
-    if scores.UNSEEN in beside:
-        for row in rows:
-            row[scores.UNSEEN] = beside[scores.UNSEEN]
-    result = {"round": None} | scores.personal_scores(rows)
-    result |= scores.global_scores(federated, base) | beside
+    base = batches.shared(predict, tests.global_test, 1)[0]
+    beside = scores.other_predictions(
+        tests, batches, model, template_predictor, predict, targets=True
+    )
+    result: dict[str, Any] = {"round": None} | scores.personal_scores(rows)
+    if panel.is_cohort:
+        result["personal_clients"] = len(rows)
+    result |= scores.global_scores(tests, base) | scores.other_scores(tests, beside)
     result |= scores.cross_scores(rows, result["personal"])
+    if panel.unseen:
+        unseen = only_numbers(ask(Measure(), panel.unseen), panel.unseen)
+        result |= scores.unseen_client_scores(unseen)
     return result | {"clients": rows, "notes": scores.notes(rows)}
-
-
-def template_predictor(model: Any) -> Predictor:
-    """Return ``x -> logits [K, B, C]`` with the template prompt's text features."""
-    with torch.no_grad():
-        anchor = model.anchor("template", n_ctx=0)
-
-    def predict(x: Mapping[str, Tensor]) -> Tensor:
-        z = model.image(x)
-        logits: Tensor = model.logits(z, anchor.expand(z.shape[0], *anchor.shape))
-        return logits
-
-    return predict

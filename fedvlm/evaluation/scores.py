@@ -18,12 +18,14 @@ from torch import Tensor
 from fedvlm.core.stats import mean, population_std
 from fedvlm.evaluation import metrics
 from fedvlm.federation.batches import Split
+from fedvlm.federation.server import Row
 from fedvlm.federation.trainer import Predictor
 from fedvlm.models.features.sources import SampleSource
 
 BROKEN = -1  # the label where a model's logits are not finite: never right, never another class
 DOMAIN = "domain"
 UNSEEN = "unseen"
+UNSEEN_CLIENTS = "unseen_clients"
 TARGET = "target."
 TARGETS = "targets"
 _LISTED = 8
@@ -58,13 +60,8 @@ class OtherTest(Protocol):
         ...
 
 
-class Federated(Protocol):
-    """What is read of the federated data set (``data.federated.FederatedData``)."""
-
-    @property
-    def clients(self) -> Sequence[Split]:
-        """By client id."""
-        ...
+class TestSets(Protocol):
+    """What the server's half reads of the data set (``data.federated.FederatedData``)."""
 
     @property
     def labels(self) -> np.ndarray:
@@ -89,6 +86,15 @@ class Federated(Protocol):
     @property
     def others(self) -> Sequence[OtherTest]:
         """More test sets: a domain that no client holds, other data sets."""
+        ...
+
+
+class Federated(TestSets, Protocol):
+    """What is read where the clients are."""
+
+    @property
+    def clients(self) -> Sequence[Split]:
+        """By client id."""
         ...
 
 
@@ -124,19 +130,21 @@ class Batches:
         return {name: v.to(self.device) for name, v in streams.items()}
 
     def shared(
-        self, predict: Predictor, indices: np.ndarray, k: int, keep_logits: bool = False
+        self, predict: Predictor, indices: np.ndarray, k: int, keep_logits: bool = False, *,
+        wide: int = 1,
     ) -> list[Predictions]:
         """Predict the same samples with each of ``k`` models; a sample is fetched once.
 
         Args:
             predict: ``x`` with streams ``[K, B, ...]`` -> logits ``[K, B, C]``.
             indices: ``[n]``.
+            wide: how many batches go side by side, where one model stands for many clients.
         """
-        parts = []
-        for start in range(0, len(indices), self.batch_size):
-            x = self._fetch(indices[start : start + self.batch_size])
-            wide = {s: v.unsqueeze(0).expand(k, *v.shape) for s, v in x.items()}
-            parts.append(_run(predict, wide, keep_logits))
+        parts, size = [], self.batch_size * wide
+        for start in range(0, len(indices), size):
+            x = self._fetch(indices[start : start + size])
+            each = {s: v.unsqueeze(0).expand(k, *v.shape) for s, v in x.items()}
+            parts.append(_run(predict, each, keep_logits))
         return [_join([(p[i], None if z is None else z[i]) for p, z in parts]) for i in range(k)]
 
     def separate(
@@ -187,18 +195,23 @@ def _join(parts: Sequence[tuple[np.ndarray, Tensor | None]]) -> Predictions:
 
 
 # ---- numbers -----------------------------------------------------------------------------------
-def has_new(federated: Federated) -> bool:
+def has_new(federated: TestSets) -> bool:
     """Say whether the setting has unseen classes to test on."""
     return bool(len(federated.new_classnames)) and bool(len(federated.new_test))
 
 
-def client_row(client: int, true: np.ndarray, predicted: Predictions) -> dict[str, Any]:
+def whole(row: Row, name: str) -> int:
+    """Return a whole number of a row: ``client``, ``n``, ``correct``."""
+    return int(row[name] or 0)
+
+
+def client_row(client: int, true: np.ndarray, predicted: Predictions) -> Row:
     """Return a client's line: n, correct, accuracy, macro-F1 on its own test split.
 
     ``accuracy`` and ``macro_f1`` are None for an empty split. ``broken`` counts predictions whose
     logits are not finite, and is there only if there are any.
     """
-    row: dict[str, Any] = {
+    row: Row = {
         "client": int(client),
         "n": int(len(true)),
         "correct": int(np.sum(true == predicted.labels)),
@@ -209,7 +222,7 @@ def client_row(client: int, true: np.ndarray, predicted: Predictions) -> dict[st
     return row | {"broken": broken} if broken else row
 
 
-def base_row(federated: Federated, client: int, predicted: Predictions) -> dict[str, Any]:
+def base_row(federated: Federated, client: int, predicted: Predictions) -> Row:
     """Return ``base_all`` and ``base_other`` of a client's model on the whole base test set.
 
     ``base_other`` looks only at images of classes that the client has no training image of; it is
@@ -224,12 +237,12 @@ def base_row(federated: Federated, client: int, predicted: Predictions) -> dict[
     }
 
 
-def new_row(federated: Federated, predicted: Predictions) -> dict[str, Any]:
+def new_row(federated: TestSets, predicted: Predictions) -> Row:
     """Return a model's accuracy on unseen classes."""
     return {"new": metrics.accuracy(federated.labels[federated.new_test], predicted.labels)}
 
 
-def global_scores(federated: Federated, predicted: Predictions) -> dict[str, Any]:
+def global_scores(federated: TestSets, predicted: Predictions) -> dict[str, Any]:
     """Return the numbers of one model on the whole test set."""
     true = federated.labels[federated.global_test]
     return {
@@ -238,7 +251,7 @@ def global_scores(federated: Federated, predicted: Predictions) -> dict[str, Any
     }
 
 
-def personal_scores(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def personal_scores(rows: Sequence[Row]) -> dict[str, Any]:
     """Return mean, spread and pooled accuracy over all clients that have test samples."""
     values = [row["accuracy"] for row in rows]
     return {
@@ -246,12 +259,14 @@ def personal_scores(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "personal_std": population_std(values),
         "personal_worst": metrics.worst(values),
         "personal_worst_decile": metrics.worst_decile(values),
-        "personal_micro": metrics.pooled([r["correct"] for r in rows], [r["n"] for r in rows]),
+        "personal_micro": metrics.pooled(
+            [whole(row, "correct") for row in rows], [whole(row, "n") for row in rows]
+        ),
         "personal_macro_f1": mean(row["macro_f1"] for row in rows),
     }
 
 
-def cross_scores(rows: Sequence[dict[str, Any]], personal: float | None) -> dict[str, Any]:
+def cross_scores(rows: Sequence[Row], personal: float | None) -> dict[str, Any]:
     """Return means over clients of ``base_all``, ``base_other`` and, where there is one, ``new``.
 
     With ``new`` come ``hm2`` (base_all, new), ``hm3`` (personal, base_all, new) and ``cm``. Where
@@ -270,15 +285,26 @@ def cross_scores(rows: Sequence[dict[str, Any]], personal: float | None) -> dict
     return means
 
 
-def notes(rows: Sequence[dict[str, Any]]) -> list[str]:
+def unseen_client_scores(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return mean, spread and worst accuracy of clients that never worked, with their lines."""
+    values = [row["accuracy"] for row in rows]
+    return {
+        UNSEEN_CLIENTS: mean(values),
+        f"{UNSEEN_CLIENTS}_std": population_std(values),
+        f"{UNSEEN_CLIENTS}_worst": metrics.worst(values),
+        f"{UNSEEN_CLIENTS}_rows": list(rows),
+    }
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
     """Say which clients are missing from a mean, and where logits were not finite."""
     sentences = []
-    empty = [row["client"] for row in rows if not row["n"]]
+    empty = [whole(row, "client") for row in rows if not row["n"]]
     if empty:
         sentences.append(f"{_clients(empty)} without test samples: left out of personal")
-    whole = [row["client"] for row in rows if row.get("base_other", 0.0) is None]
-    if whole:
-        sentences.append(f"{_clients(whole)} with every class in training: left out of base_other")
+    full = [whole(row, "client") for row in rows if row.get("base_other", 0.0) is None]
+    if full:
+        sentences.append(f"{_clients(full)} with every class in training: left out of base_other")
     for row in rows:
         if row.get("broken"):
             sentences.append(
@@ -299,18 +325,18 @@ def key_of(other: OtherTest) -> str:
     return UNSEEN if other.kind == DOMAIN else f"{TARGET}{other.name}"
 
 
-def unseen_of(federated: Federated) -> OtherTest | None:
+def unseen_of(federated: TestSets) -> OtherTest | None:
     """Return the domain that no client holds, or None."""
     return next((other for other in federated.others if other.kind == DOMAIN), None)
 
 
-def has_targets(federated: Federated) -> bool:
+def has_targets(federated: TestSets) -> bool:
     """Say whether there are other data sets to transfer to."""
     return any(other.kind != DOMAIN for other in federated.others)
 
 
 def other_predictions(
-    federated: Federated, batches: Batches, model: Any, build: Callable[[Any], Predictor],
+    federated: TestSets, batches: Batches, model: Any, build: Callable[[Any], Predictor],
     own: Predictor, *, targets: bool, keep_logits: bool = False,
 ) -> dict[str, Predictions]:
     """Return one model's predictions on the other test sets, by ``key_of``.
@@ -333,7 +359,7 @@ def other_predictions(
     return out
 
 
-def other_scores(federated: Federated, predicted: Mapping[str, Predictions]) -> dict[str, Any]:
+def other_scores(federated: TestSets, predicted: Mapping[str, Predictions]) -> dict[str, Any]:
     """Return the accuracies of ``other_predictions``, and ``targets``: the mean over data sets."""
     accuracies: dict[str, Any] = {
         key_of(other): metrics.accuracy(

@@ -8,7 +8,7 @@ numbers from both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Protocol, overload
@@ -20,6 +20,7 @@ from torch import Tensor
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, FedvlmError, failure_text
 from fedvlm.core.trees import Tree, expand, rows
+from fedvlm.federation.local.steps import Block, StepPlan, plan_steps, plan_whole
 from fedvlm.federation.server import Roster, count_roster
 from fedvlm.models.features.proof import Answers, Proof, compare
 from fedvlm.models.features.sources import SampleSource
@@ -86,6 +87,7 @@ class Batch:
         present: of ``Context.whole``: 1 for a client with samples in the split itself, ``[K]``.
         clients: ids of the clients.
         moment: of a loop's step; None elsewhere.
+        counts: samples per client, known to the host; (): a batch that was made by hand.
     """
 
     x: Mapping[str, Tensor]
@@ -95,6 +97,12 @@ class Batch:
     present: Tensor | None = None
     clients: tuple[int, ...] = ()
     moment: Moment | None = None
+    counts: tuple[int, ...] = ()
+
+    @property
+    def samples(self) -> int:
+        """Samples of all clients together."""
+        return sum(self.counts) if self.counts else int(self.w.sum())
 
     @overload
     def cut(self, value: Tensor) -> Tensor: ...
@@ -113,6 +121,17 @@ class Batch:
             return value[self.rows.to(value.device)]
         return {name: self.cut(leaf) for name, leaf in value.items()}
 
+    def part(self, k: int, start: int = 0, stop: int | None = None) -> Batch:
+        """Return the samples ``start`` to ``stop`` of the first ``k`` clients."""
+        end = self.y.shape[1] if stop is None else min(stop, self.y.shape[1])
+        x = {s: v[:k, start:end] for s, v in self.x.items()}
+        return replace(
+            self, x=x, y=self.y[:k, start:end], w=self.w[:k, start:end],
+            rows=None if self.rows is None else self.rows[:k], clients=self.clients[:k],
+            present=None if self.present is None else self.present[:k],
+            counts=tuple(min(max(c - start, 0), end - start) for c in self.counts[:k]),
+        )
+
     def seed(self, purpose: str, row: int) -> int | None:
         """Return a seed of ``purpose`` for one client of a loop's step; None outside a loop.
 
@@ -125,6 +144,28 @@ class Batch:
         return rng.seed_of(
             m.seed, f"{purpose}/{m.tag}", m.round, self.clients[row], m.step, m.part
         )
+
+
+def single_samples(params: Tree, batch: Batch, size: int) -> Iterator[tuple[Batch, Tree]]:
+    """Yield batches of single samples, ``size`` of each client at a time, and their parameters.
+
+    Padding counts as a sample in them: whoever adds up leaves it out.
+    """
+    k, width = batch.y.shape
+    for start in range(0, width, size):
+        part = slice(start, min(start + size, width))
+        n, at, clients = part.stop - start, batch.rows, batch.clients
+        each = params
+        if n > 1:
+            each = {name: v.repeat_interleave(n, 0) for name, v in params.items()}
+            at = torch.arange(k, device=batch.y.device) if at is None else at
+            at, clients = at.repeat_interleave(n), tuple(c for c in clients for _ in range(n))
+        x = {s: v[:, part].flatten(0, 1).unsqueeze(1) for s, v in batch.x.items()}
+        y = batch.y[:, part].reshape(-1, 1)
+        yield replace(
+            batch, x=x, y=y, w=torch.ones_like(batch.w[:, part]).reshape(-1, 1), rows=at,
+            clients=clients, counts=(1,) * (k * n), present=None,
+        ), each
 
 
 @dataclass(frozen=True)
@@ -247,43 +288,43 @@ class SplitBatcher:
     def steps(
         self, clients: Sequence[int], round_: int, epochs: int, per_step: int, tag: str
     ) -> Iterator[Step]:
-        """See ``Batcher.steps``."""
+        """See ``Batcher.steps``; the plan of all steps is made before the first."""
         cuts = [step_slices(n, self.batch_size, per_step) for n in self.sizes(clients)]
-        totals = [epochs * len(c) for c in cuts]
-        orders: dict[tuple[int, int], Tensor] = {}
-        for t in range(max(totals, default=0)):
-            active = sum(total > t for total in totals)
-            epoch = [t // len(cuts[k]) for k in range(active)]
-            parts, samples = [], 0
-            for j in range(per_step):
-                picks, views = [], []
-                for k in range(active):
-                    order = self._order(orders, clients[k], k, round_, epoch[k], tag)
-                    start, stop = cuts[k][t % len(cuts[k])][j]
-                    picks.append(order[start:stop])
-                    views.append(((round_ - 1) * self.epochs_per_round + epoch[k]) % self.views)
-                moment = Moment(self.seed, round_, tag, t + 1, j)
-                parts.append(self._batch(picks, views, clients[:active], moment))
-                samples += sum(map(len, picks))
-            yield Step(active, t + 1, tuple(epoch), samples, tuple(parts))
+        plan = plan_steps(
+            self.source, lambda k, epoch: self._shuffled(clients[k], round_, epoch, tag), cuts,
+            epochs, lambda epoch: self._view(round_, epoch), self.device, self.dtype,
+        )
+        for t, step in enumerate(plan.steps, start=1):
+            active = len(step.epochs)
+            ids = tuple(clients[:active])
+            yield Step(
+                active, t, step.epochs, sum(sum(block.counts) for block in step.blocks),
+                tuple(
+                    self._batch(plan, block, step.views, ids, Moment(self.seed, round_, tag, t, j))
+                    for j, block in enumerate(step.blocks)
+                ),
+            )
 
     def whole(self, clients: Sequence[int], part: str, fallback: str = "") -> Batch | None:
         """See ``Batcher.whole``; samples come un-augmented."""
         picks = [self._part(c, part) for c in clients]
-        present = torch.tensor([float(len(p) > 0) for p in picks])
+        present = torch.tensor([float(len(p) > 0) for p in picks], dtype=self.dtype)
         if fallback:
             picks = [p if len(p) else self._part(c, fallback)
                      for p, c in zip(picks, clients, strict=True)]
-        full = torch.tensor([[len(p) > 0] for p in picks])
         filler = next((p[:1] for p in picks if len(p)), None)
         if filler is None:
             return None
-        plain = replace(self, source=self.plain or self.source)
-        b = plain._batch([p if len(p) else filler for p in picks], [0] * len(picks), clients)
-        return replace(b, w=b.w * full.to(b.w), present=present.to(b.w))
+        plan = plan_whole(
+            self.plain or self.source, [p if len(p) else filler for p in picks],
+            [len(p) > 0 for p in picks], self.device, self.dtype,
+        )
+        (step,) = plan.steps
+        batch = self._batch(plan, step.blocks[0], step.views, tuple(clients), None)
+        return replace(batch, present=present.to(self.device, non_blocking=True))
 
-    def _part(self, client: int, part: str) -> Tensor:
-        return torch.tensor(np.array(getattr(self.splits[client], part)), dtype=torch.int64)
+    def _part(self, client: int, part: str) -> np.ndarray:
+        return np.array(getattr(self.splits[client], part), dtype=np.int64)
 
     def subset(self, clients: Sequence[int], part: str, share: float) -> SplitBatcher:
         """See ``Batcher.subset``."""
@@ -291,10 +332,12 @@ class SplitBatcher:
             dict(self.splits))
         for c in clients:
             train = self._part(c, "train")
-            fit, held = stratified(self.source.labels[train], share, self.seed)
+            fit, held = stratified(
+                self.source.labels[torch.from_numpy(train)], share, self.seed
+            )
             chosen, other = (fit, held) if part == "fit" else (held, fit)
             splits[c] = IndexSplit(
-                train[chosen].numpy(), train[other].numpy(), np.array(self.splits[c].test)
+                train[chosen.numpy()], train[other.numpy()], np.array(self.splits[c].test)
             )
         return replace(self, splits=splits)
 
@@ -302,36 +345,25 @@ class SplitBatcher:
         """See ``Batcher.roster``."""
         return count_roster([self.splits[c] for c in range(len(self.splits))], self.source.labels)
 
-    def _order(
-        self, memo: dict[tuple[int, int], Tensor], client: int, k: int, round_: int, epoch: int,
-        tag: str,
-    ) -> Tensor:
-        if (k, epoch) not in memo:
-            generator = rng.stream(self.seed, f"batches/{tag}", round_, client, epoch)
-            indices = torch.tensor(self.splits[client].train, dtype=torch.int64)
-            memo.pop((k, epoch - 1), None)
-            memo[k, epoch] = indices[torch.randperm(len(indices), generator=generator)]
-        return memo[k, epoch]
+    def _shuffled(self, client: int, round_: int, epoch: int, tag: str) -> np.ndarray:
+        """Return a client's training samples in the order of a local epoch."""
+        train = self._part(client, "train")
+        generator = rng.stream(self.seed, f"batches/{tag}", round_, client, epoch)
+        order: np.ndarray = train[torch.randperm(len(train), generator=generator).numpy()]
+        return order
+
+    def _view(self, round_: int, epoch: int) -> int:
+        """Return the augmented view of a local epoch."""
+        return ((round_ - 1) * self.epochs_per_round + epoch) % self.views
 
     def _batch(
-        self, picks: Sequence[Tensor], views: Sequence[int], clients: Sequence[int],
-        moment: Moment | None = None,
+        self, plan: StepPlan, block: Block, views: Sequence[int], clients: tuple[int, ...],
+        moment: Moment | None,
     ) -> Batch:
-        width = max(len(p) for p in picks)
-        index = torch.stack([torch.nn.functional.pad(p, (0, width - len(p)),
-                                                     value=int(p[0])) for p in picks])
-        weight = torch.stack([(torch.arange(width) < len(p)) for p in picks])
-        if len(set(views)) == 1:
-            flat = self.source.fetch(index.reshape(-1), views[0])
-            x = {s: v.reshape(*index.shape, *v.shape[1:]) for s, v in flat.items()}
-        else:
-            each = [self.source.fetch(row, view) for row, view in zip(index, views, strict=True)]
-            x = {s: torch.stack([e[s] for e in each]) for s in each[0]}
+        x = plan.streams(block, views)
         return Batch(
-            {s: v.to(self.device) for s, v in x.items()},
-            self.source.labels[index].to(self.device),
-            weight.to(self.device, self.dtype),
-            clients=tuple(clients), moment=moment,
+            {s: v.to(self.device) for s, v in x.items()}, block.of(plan.labels),
+            block.of(plan.mask), clients=clients, moment=moment, counts=block.counts,
         )
 
 
@@ -356,7 +388,7 @@ def prove_streams(
     trainer: Learner, model: VLModel, start: Tree, received: Tree, cached: SampleSource,
     pixels: SampleSource, indices: Tensor, seed: int,
 ) -> Proof:
-    """Compare logits and gradients of two images through a cached stream and through pixels.
+    """Compare logits and gradients of two images through cached streams and through pixels.
 
     For two clients with different random values in every trainable tensor: at the start LoRA is
     zero and hides a wrong block, and equal clients hide that they mix.
@@ -382,7 +414,24 @@ def prove_streams(
         proofs.append(compare(run, x, plain, model.backbone.dtype))
         if proofs[-1].holds:
             return proofs[-1]
-    return proofs[0]
+    params = expand(received, 2) | random_values(start, seed)
+    run = partial(_answers, trainer, model, params, list(start), y)
+    return _blame(proofs[0], lambda some: compare(run, some, plain, model.backbone.dtype), x, plain)
+
+
+def _blame(
+    proof: Proof, retry: Callable[[Mapping[str, Tensor]], Proof], x: Mapping[str, Tensor],
+    plain: Mapping[str, Tensor],
+) -> Proof:
+    """Return the proof under the stream whose absence mends it; of several as it is."""
+    guilty = []
+    for stream in x if len(x) > 1 else ():
+        try:
+            others = {name: v for name, v in x.items() if name != stream}
+            guilty += [stream] if retry({**others, **plain}).holds else []
+        except FedvlmError:  # the method cannot do without it
+            continue
+    return replace(proof, stream=guilty[0]) if len(guilty) == 1 else proof
 
 
 def random_values(start: Tree, seed: int, draw: int = 0) -> Tree:
@@ -437,7 +486,7 @@ def _chunk_answers(
     except Exception as error:
         raise ConfigError(
             f"trainer {trainer.name or type(trainer).__name__} fails on the stream "
-            f"{next(iter(batch.x))} before round 1: {failure_text(error)} (its loss and "
+            f"{', '.join(batch.x)} before round 1: {failure_text(error)} (its loss and "
             "prediction must hold for the stream that it declares and for pixels; --debug shows "
             "the traceback)"
         ) from error

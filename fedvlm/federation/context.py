@@ -1,9 +1,14 @@
-"""What a method calls to train: ``fit``, ``loop``, ``grad``.
+"""What a method calls to train: ``fit``, ``loop``, ``grad``, ``grad_each``.
 
 Only this file knows about optimisers, schedules and clients that finish early. Methods see trees
 whose leaves carry the client axis, and losses that return one number per client. A method that
 writes its own ``ctx.loop`` body has single steps below: ``optimise`` takes a step of the run's
 optimiser on one of several slots, ``descend`` one of plain SGD without any state.
+
+Nothing here reads the device while clients train. Whether all numbers are finite is asked once, at
+the end of a client's work (``guarded``); where they are not, it is done again with a look at every
+number, which names the client, the step and the tensor. So a hook must be pure: equal inputs give
+equal results, and what a body closes over is not changed by it.
 """
 
 from __future__ import annotations
@@ -18,10 +23,11 @@ from torch import Tensor
 
 from fedvlm.core import rng
 from fedvlm.core.errors import DivergedError, FedvlmError
-from fedvlm.core.trees import State, Tree, cat, matching, pick, rows
-from fedvlm.federation.batches import Batch, Batcher, Step
+from fedvlm.core.trees import State, Tree, cat, in_double, matching, pick, rows
+from fedvlm.federation.batches import Batch, Batcher, Step, single_samples
 from fedvlm.federation.groups import PERSONAL, SHARED, Groups
-from fedvlm.federation.optim import SGD, OptimSpec, Schedule
+from fedvlm.federation.local.ledger import Flags, Means
+from fedvlm.federation.optim import SGD, OptimSpec, Rate, Schedule
 from fedvlm.models.vlmodel import VLModel
 
 Loss = Callable[[VLModel, Tree, Batch], Tensor | tuple[Tensor, Mapping[str, Tensor]]]
@@ -62,29 +68,6 @@ class Grad(NamedTuple):
     grads: Tree
 
 
-class Means:
-    """Running means per client; clients that finished early keep the mean of their own steps."""
-
-    def __init__(self, k: int) -> None:
-        self._k = k
-        self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, Tensor] = {}
-
-    def add(self, values: Mapping[str, Tensor], at: Tensor | None = None) -> None:
-        """Add one number for each of the clients ``at`` (None: the first ``len(value)``)."""
-        for name, value in values.items():
-            if name not in self._sums:
-                self._sums[name] = torch.zeros(self._k, dtype=torch.float64)
-                self._counts[name] = torch.zeros(self._k, dtype=torch.float64)
-            where = slice(len(value)) if at is None else at
-            self._sums[name][where] += value.cpu().double()
-            self._counts[name][where] += 1
-
-    def values(self) -> Tree:
-        """Return the means ``[K]``; NaN for a client without a step."""
-        return {name: total / self._counts[name] for name, total in self._sums.items()}
-
-
 @dataclass
 class Context:
     """One chunk of K clients at work in one round.
@@ -92,7 +75,6 @@ class Context:
     Attributes:
         model: the frozen model.
         groups: group of every trainable tensor.
-        batcher: source of batches; methods reach samples by ``subset``, ``whole``, ``batches``.
         clients: ids, sorted by falling number of training samples.
         round: 1-based round; 0 outside training.
         seed: the model seed.
@@ -104,11 +86,12 @@ class Context:
         nonfinite: ``abort`` raises; ``drop`` lets the round go on without the client.
         clock_per_round: start the schedule again each round.
         newcomers: whether each client never worked in a round; empty: all.
+        flags: where numbers wait to be looked at together; None: each is looked at at once.
     """
 
     model: VLModel
     groups: Groups
-    batcher: Batcher
+    _batcher: Batcher
     clients: Sequence[int]
     round: int
     seed: int
@@ -124,7 +107,21 @@ class Context:
     counters: Counter[str] = field(default_factory=Counter)
     logs: dict[str, Tensor] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    flags: Flags | None = None
     _means: Means | None = field(default=None, repr=False)
+    _rates: dict[tuple[int, ...], Rate] = field(default_factory=dict, repr=False)
+
+    @property
+    def batcher(self) -> Batcher:
+        """Refused: the batches are the engine's.
+
+        Raises:
+            FedvlmError: says what there is instead.
+        """
+        raise FedvlmError(
+            "a context gives no batcher: a method reaches its samples by ctx.subset, ctx.whole and "
+            "ctx.batches, and their numbers by ctx.sizes"
+        )
 
     @property
     def k(self) -> int:
@@ -134,13 +131,13 @@ class Context:
     @property
     def sizes(self) -> Tensor:
         """Training samples per client, ``[K]``, float64."""
-        return torch.tensor(self.batcher.sizes(self.clients), dtype=torch.float64)
+        return torch.tensor(self._batcher.sizes(self.clients), dtype=torch.float64)
 
     @property
     def fresh(self) -> Tensor:
         """Which clients never worked in a round, ``[K]`` bool on the model's device."""
         flags = list(self.newcomers) or [True] * self.k
-        return torch.tensor(flags, dtype=torch.bool, device=self.model.device)
+        return torch.tensor(flags, dtype=torch.bool).to(self.model.device, non_blocking=True)
 
     def stream(self, purpose: str, client: int = -1) -> torch.Generator:
         """Return a generator for ``purpose`` in this round (of one client, if given)."""
@@ -159,7 +156,12 @@ class Context:
         """
         if part not in ("fit", "held"):
             raise FedvlmError(f"a method may train on the parts fit and held, not on '{part}'")
-        return replace(self, batcher=self.batcher.subset(self.clients, part, share))
+        return replace(self, _batcher=self._batcher.subset(self.clients, part, share))
+
+    def only(self, at: Sequence[int]) -> Context:
+        """Return this context for those of its clients that lie at ``at``, ascending."""
+        newcomers = [self.newcomers[k] for k in at] if self.newcomers else ()
+        return replace(self, clients=[self.clients[k] for k in at], newcomers=newcomers)
 
     def whole(self, part: str, fallback: str = "") -> Batch | None:
         """Return all samples of ``train`` or ``val`` of each client as one batch, un-augmented.
@@ -169,7 +171,7 @@ class Context:
         """
         if not {part, fallback} <= {"train", "val", ""}:
             raise FedvlmError(f"a method may read train and val, not '{part}' or '{fallback}'")
-        return self.batcher.whole(self.clients, part, fallback)
+        return self._batcher.whole(self.clients, part, fallback)
 
     def batches(self, tag: str, epochs: int = 1) -> Iterator[Batch]:
         """Yield the batches of a pass without an optimiser; ``Batch.cut`` cuts trees to them."""
@@ -183,15 +185,16 @@ class Context:
         """
         order = self._order()
         if order is None:
-            yield from self.batcher.steps(self.clients, self.round, epochs, per_step, tag)
+            yield from self._batcher.steps(self.clients, self.round, epochs, per_step, tag)
             return
         ids = [self.clients[i] for i in order.tolist()]
-        for step in self.batcher.steps(ids, self.round, epochs, per_step, tag):
-            at = order[: step.active]
+        there = order.to(self.model.device, non_blocking=True)
+        for step in self._batcher.steps(ids, self.round, epochs, per_step, tag):
+            at = there[: step.active]
             yield replace(step, batches=tuple(replace(b, rows=at) for b in step.batches))
 
     def _order(self) -> Tensor | None:
-        sizes = self.batcher.sizes(self.clients)
+        sizes = self._batcher.sizes(self.clients)
         order = sorted(range(self.k), key=lambda i: (-sizes[i], i))
         return None if order == list(range(self.k)) else torch.tensor(order, dtype=torch.int64)
 
@@ -200,18 +203,19 @@ class Context:
     ) -> Tensor:
         """Return each client's accuracy ``[K]`` on its validation split, float64, 0 to 1.
 
-        NaN for a client without validation samples. The test split is out of reach here.
+        It stays on the device; NaN for a client without validation samples. The test split is out
+        of reach here.
 
         Args:
             predict: ``predict(model, params, x)`` -> logits ``[K, B, C]``.
         """
         b = self.whole("val")
         if b is None:
-            return torch.full((self.k,), torch.nan, dtype=torch.float64)
+            return in_double(torch.full((self.k,), torch.nan, device=self.model.device))
         with torch.no_grad():
             right = predict(self.model, params, b.x).argmax(-1) == b.y
-        weight = b.w.double().cpu()
-        return (right.double().cpu() * weight).sum(-1) / weight.sum(-1)
+        weight = in_double(b.w)
+        return (in_double(right) * weight).sum(-1) / weight.sum(-1)
 
     # ---- gradients -------------------------------------------------------------------------
     def grad(
@@ -234,7 +238,7 @@ class Context:
             DivergedError: a number is not finite (policy ``abort``).
         """
         self.counters["gradients"] += len(batch.y)
-        self.counters["gradient_samples"] += int(batch.w.sum())
+        self.counters["gradient_samples"] += batch.samples
         names = self.trained(params, (SHARED, PERSONAL)) if train is None else list(train)
         leaves = {n: params[n].detach().requires_grad_() for n in names}
         with torch.enable_grad():
@@ -247,10 +251,57 @@ class Context:
             self.check(got.value, f"loss of {what}", batch)
             self.check_tree(slopes, f"gradient of {what}", batch)
         if log is not None and self._means is not None:
-            self._means.add(
-                {log + n: v for n, v in {"loss": got.value, **got.parts}.items()}, batch.rows
-            )
+            named = {log + n: v for n, v in {"loss": got.value, **got.parts}.items()}
+            self._means.add(named, batch.rows is not None)
         return got
+
+    def grad_each(
+        self, params: Tree, loss: Loss, batch: Batch, train: Sequence[str] | None = None, *,
+        most: int = 0, what: str = "", log: str | None = "",
+    ) -> tuple[Tensor, Tree]:
+        """Return the loss ``[K, B]`` and the gradients ``[K, B, ...]`` of every single sample.
+
+        Samples take the place of clients, each with the parameters of its own: the loss sees
+        batches of one sample. Of padding both are 0.
+
+        Args:
+            params, train, what, log: as for ``grad``; the mean over a client's samples is logged.
+            most: samples at a time; 0: as many as there are clients. More are faster and take
+                more memory.
+
+        Raises:
+            DivergedError: a number is not finite (policy ``abort``).
+        """
+        k, width = batch.y.shape
+        names = self.trained(params, (SHARED, PERSONAL)) if train is None else list(train)
+        size = max(1, most // k)
+        values, slopes = list[Tensor](), list[Tree]()
+        for part, own in single_samples(params, batch, size):
+            leaves = {n: own[n].detach().requires_grad_() for n in names}
+            with torch.enable_grad():
+                out = loss(self.model, own | leaves, part)
+                value = out[0] if isinstance(out, tuple) else out
+                grads = torch.autograd.grad(
+                    value.sum(), list(leaves.values()), allow_unused=True
+                )
+            values.append(value.detach().view(k, -1))
+            slopes.append({
+                n: g.view(k, -1, *g.shape[1:])
+                for n, g in zip(names, grads, strict=True) if g is not None
+            })
+        real = batch.w > 0
+        each = torch.where(real, torch.cat(values, 1), 0.0)
+        tree = {n: torch.cat([s[n] for s in slopes], 1) for n in slopes[0]}
+        tree = {n: torch.where(_beside(real, v), v, 0.0) for n, v in tree.items()}
+        self.counters["gradients"] += k * width
+        self.counters["gradient_samples"] += batch.samples
+        if what:
+            self.check(each.sum(1), f"loss of {what}", batch)
+            self.check_tree(tree, f"gradient of {what}", batch)
+        if log is not None and self._means is not None:
+            mean = (each * batch.w).sum(1) / batch.w.sum(1)
+            self._means.add({f"{log}loss": mean}, batch.rows is not None)
+        return each, tree
 
     # ---- loops -----------------------------------------------------------------------------
     def loop(
@@ -275,7 +326,7 @@ class Context:
         steps = torch.zeros(self.k, dtype=torch.float64)
         if order is not None:
             slots = _rows(slots, order)
-        outer, self._means = self._means, Means(self.k)
+        outer, self._means = self._means, Means(self.k, order)
         try:
             count = self.epochs if epochs is None else epochs
             for step in self._steps(count, per_step, tag):
@@ -330,7 +381,7 @@ class Context:
             if edit is not None:
                 grads = edit(slots["p"], grads, batch)
             self.check_tree(grads, f"gradient in fit '{tag}' at local step {step.index}", batch)
-            rate = [self.schedule(self.clock(e)) if lr is None else lr for e in step.epochs]
+            rate = rates(self, step) if lr is None else lr
             state = {s: t for s, t in slots.items() if s != "p"}
             with torch.no_grad():
                 new, state = rule.step(slots["p"], grads, state, rate, step.index)
@@ -376,6 +427,9 @@ class Context:
 
     def check(self, value: Tensor, what: str, batch: Batch | None = None) -> None:
         """Apply the non-finite policy to one number per client (of ``batch``), ``[K']``."""
+        if self.flags is not None:
+            self.flags.add([value])
+            return
         bad = ~torch.isfinite(value)
         if bool(bad.any()):
             for k in bad.nonzero().flatten().tolist():
@@ -384,6 +438,9 @@ class Context:
 
     def check_tree(self, tree: Tree, what: str, batch: Batch | None = None) -> None:
         """Apply the non-finite policy to every leaf ``[K', ...]``."""
+        if self.flags is not None:
+            self.flags.watch(tree.values())
+            return
         for name, v in tree.items():
             if not bool(torch.isfinite(v.sum())):  # one pass; located only when it fails
                 sums = torch.isfinite(v.reshape(len(v), -1)).all(1)
@@ -404,13 +461,21 @@ class Context:
         self.failed.setdefault(client, message)
 
 
-def rates(ctx: Context, step: Step) -> list[float]:
-    """Return the schedule's learning rate of each client at work."""
-    return [ctx.schedule(ctx.clock(e)) for e in step.epochs]
+def rates(ctx: Context, step: Step) -> Rate:
+    """Return the schedule's learning rate: one number, or a tensor ``[K']`` where clients differ.
+
+    They differ where they are at different epochs of the schedule's clock.
+    """
+    if step.epochs not in ctx._rates:
+        each = [ctx.schedule(ctx.clock(e)) for e in step.epochs]
+        ctx._rates[step.epochs] = each[0] if len(set(each)) == 1 else (
+            torch.tensor(each, dtype=torch.float64).to(ctx.model.device, non_blocking=True)
+        )
+    return ctx._rates[step.epochs]
 
 
-def descend(params: Tree, grads: Tree, lr: Sequence[float]) -> Tree:
-    """Return ``params - lr grads`` with a rate per client; leaves without gradient stay."""
+def descend(params: Tree, grads: Tree, lr: Rate) -> Tree:
+    """Return ``params - lr grads``, one rate or one per client; leaves without gradient stay."""
     return params | SGD().step(params, grads, {}, lr, 1)[0]
 
 
@@ -439,3 +504,8 @@ def _cut(state: State, start: int, stop: int) -> State:
 
 def _rows(state: State, order: Tensor) -> State:
     return {s: {n: v[order.to(v.device)] for n, v in t.items()} for s, t in state.items()}
+
+
+def _beside(mask: Tensor, leaf: Tensor) -> Tensor:
+    """Shape ``[K, B]`` so that it broadcasts over a ``[K, B, ...]`` leaf."""
+    return mask.reshape(*mask.shape, *([1] * (leaf.dim() - 2)))

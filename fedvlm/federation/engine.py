@@ -1,31 +1,27 @@
 """The local engine: clients of a round in this process, stacked in chunks or one by one.
 
-What a trainer hands back is checked before anybody uses it: keys, shapes, types, weights.
+What a trainer hands back is checked before anybody uses it: keys, shapes, types, weights, and with
+one read of the device whether all of it is finite.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fedvlm.core.errors import FedvlmError, failure_text
-from fedvlm.core.trees import (
-    State,
-    Tree,
-    first_non_finite,
-    matching,
-    pick,
-    stack,
-    stack_states,
-    unstack_states,
-)
+from fedvlm.core.trees import State, Tree, first_non_finite, matching, pick, stack
 from fedvlm.federation.aggregation.updates import Updates, join
+from fedvlm.federation.clients import Clients
 from fedvlm.federation.context import Context, Upload
+from fedvlm.federation.local.guard import Looked, guarded
+from fedvlm.federation.plan import Chunk, plan_chunks
 from fedvlm.federation.trainer import Trainer
 
 MakeContext = Callable[[Sequence[int]], Context]
@@ -33,9 +29,13 @@ MakeContext = Callable[[Sequence[int]], Context]
 
 @dataclass
 class RoundWork:
-    """What an engine hands back: new client states, updates by chunk, dropped clients."""
+    """What an engine hands back: who has a new state, updates by chunk, dropped clients.
 
-    states: dict[int, State] = field(default_factory=dict)
+    Attributes:
+        versions: client -> the version that its owner now holds.
+    """
+
+    versions: dict[int, int] = field(default_factory=dict)
     parts: list[Updates] = field(default_factory=list)
     dropped: dict[int, str] = field(default_factory=dict)
     counters: Counter[str] = field(default_factory=Counter)
@@ -54,101 +54,164 @@ class Engine(Protocol):
         """Clients stacked at once, in evaluation too."""
         ...
 
+    @property
+    def sites(self) -> Sequence[int]:
+        """Where each client is, by id; empty: all at one site."""
+        ...
+
     def run(
         self, trainer: Trainer, make: MakeContext, downloads: Mapping[int, Tree],
-        states: Mapping[int, State],
+        clients: Clients, accepted: Mapping[int, int],
     ) -> RoundWork:
-        """Train every client in ``states`` on its download; return new states and updates."""
+        """Train clients on their downloads, put their new states, return the updates.
+
+        Args:
+            clients: what they keep between rounds.
+            accepted: who works, with the version to start from (0: it never worked).
+        """
         ...
 
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """All clients in one process, ``chunk`` at a time (1: the plain, sequential path)."""
+    """All clients in one process, ``chunk`` at a time (1: the plain, sequential path).
+
+    Clients of two ``sites`` share no chunk: the bits are those of a run at these sites.
+    """
 
     chunk: int = 8
+    sites: Sequence[int] = ()
 
     def run(
         self, trainer: Trainer, make: MakeContext, downloads: Mapping[int, Tree],
-        states: Mapping[int, State],
+        clients: Clients, accepted: Mapping[int, int],
     ) -> RoundWork:
         """See ``Engine.run``.
 
         Raises:
             FedvlmError: a trainer uploads what it may not.
         """
-        work = RoundWork()
-        for clients in self._chunks(make(sorted(states)), 1 if not trainer.batched else self.chunk):
-            ctx = make(clients)
-            received = stack([downloads[c] for c in clients])
-            state = stack_states([states[c] for c in clients])
-            out = _client_update(trainer, ctx, state, received)
-            new, upload = _check_work(trainer.name, ctx, out, received)
+        work, most = RoundWork(), self.chunk if trainer.batched else 1
+        clients.store.begin(accepted)
+        for chunk in self._chunks(make(sorted(accepted)), downloads, clients, accepted, most):
+            ids = list(chunk.clients)
+            ctx = make(ids)
+            update = partial(_updated, trainer, ctx, clients, downloads, accepted)
+            done, looked = guarded(ctx, update, _Done.tensors, partial(_asked, ctx))
             work.counters.update(ctx.counters)
-            _collect(work, ctx, new, upload, received)
+            stay = _collect(work, trainer.name, ctx, done, looked)
+            if stay:
+                new = {slot: _rows(tree, stay) for slot, tree in done.state.items()}
+                ids = [ids[k] for k in stay]
+                clients.put(ctx.round, ids, new)
+                work.versions |= dict.fromkeys(ids, ctx.round)
         return work
 
-    @staticmethod
-    def _chunks(ctx: Context, size: int) -> list[list[int]]:
-        """Sort clients by falling number of samples (ties by id) and cut them into chunks."""
-        order = [
-            c for _, c in sorted(zip((-s for s in ctx.batcher.sizes(ctx.clients)), ctx.clients,
-                                     strict=True))
-        ]
-        return [order[i : i + size] for i in range(0, len(order), size)]
+    def _chunks(
+        self, ctx: Context, downloads: Mapping[int, Tree], clients: Clients,
+        accepted: Mapping[int, int], most: int,
+    ) -> list[Chunk]:
+        """Cut the round's clients into chunks of one site and one form of tensors."""
+        ids = ctx.clients
+        return plan_chunks(
+            ids, ctx.sizes.tolist(), [self.sites[c] if self.sites else 0 for c in ids],
+            clients.forms(ids, accepted, downloads), most,
+        )
+
+
+class _Done(NamedTuple):
+    """What a chunk's work came to."""
+
+    state: State
+    upload: Upload
+    received: Tree
+
+    def tensors(self) -> Iterable[Tensor]:
+        """Return all that must be finite, each once."""
+        trees = [*self.state.values(), self.upload.params, self.upload.extras]
+        return {id(v): v for tree in trees for v in tree.values()}.values()
+
+
+def _updated(
+    trainer: Trainer, ctx: Context, clients: Clients, downloads: Mapping[int, Tree],
+    accepted: Mapping[int, int],
+) -> _Done:
+    """Do the work of a chunk on inputs of its own: whoever writes into them harms nobody."""
+    received = stack([downloads[c] for c in ctx.clients])
+    state = clients.stacked(ctx.clients, accepted)
+    out = _client_update(trainer, ctx, clients, state, received)
+    return _check_work(_where(trainer.name, ctx), ctx, out, received)
+
+
+def _asked(ctx: Context, done: _Done) -> list[Tensor]:
+    """Return the numbers that the host needs of a chunk: weights, then metrics."""
+    return [done.upload.weight, *ctx.logs.values()]
 
 
 def _collect(
-    work: RoundWork, ctx: Context, state: State, upload: Upload, received: Tree
-) -> None:
-    """Add a chunk's states and updates to ``work``, without the clients that the policy drops."""
-    states = unstack_states(state, ctx.k)
+    work: RoundWork, name: str, ctx: Context, done: _Done, looked: Looked
+) -> list[int]:
+    """Add a chunk's updates to ``work`` but those that the policy drops; say which rows stay.
+
+    Raises:
+        DivergedError: a number is not finite (policy ``abort``).
+        FedvlmError: a weight that is no finite number >= 0.
+    """
+    weights, *numbers = looked.numbers
+    _check_weight(_where(name, ctx), ctx, weights)
     stay = []
     for k, client in enumerate(ctx.clients):
-        message = {n: v[k] for n, v in (upload.params | upload.extras).items()}
-        _check_finite(ctx, k, states[k], message)
+        if not looked.finite:
+            sent = done.upload.params | done.upload.extras
+            own = {slot: {n: v[k] for n, v in tree.items()} for slot, tree in done.state.items()}
+            _check_finite(ctx, k, own, {n: v[k] for n, v in sent.items()})
         if client in ctx.failed:  # its old state is kept
             work.dropped[client] = ctx.failed[client]
             continue
-        work.states[client] = states[k]
         stay.append(k)
     if not stay:
-        return
-    at = torch.tensor(stay, dtype=torch.int64)
-
-    def rows(tree: Tree) -> Tree:
-        return {n: v.detach()[at.to(v.device)] for n, v in tree.items()}
-
-    metrics = {n: v.detach().cpu().double() for n, v in ctx.logs.items()}
+        return []
+    told = dict(zip(ctx.logs, numbers, strict=True))
     work.parts.append(Updates(
-        tuple(ctx.clients[k] for k in stay), rows(upload.params),
-        upload.weight.detach().cpu().double()[at], rows(upload.extras), rows(metrics),
-        rows(pick(received, upload.params)),
+        tuple(ctx.clients[k] for k in stay), _rows(done.upload.params, stay),
+        torch.tensor([weights[k] for k in stay], dtype=torch.float64),
+        _rows(done.upload.extras, stay),
+        {n: torch.tensor([v[k] for k in stay], dtype=torch.float64) for n, v in told.items()},
+        _rows(pick(done.received, done.upload.params), stay),
     ))
+    return stay
 
 
-def _client_update(trainer: Trainer, ctx: Context, state: State, received: Tree) -> object:
+def _rows(tree: Tree, at: Sequence[int]) -> Tree:
+    """Return the rows ``at``, ascending; all of them are no copy."""
+    if all(len(v) == len(at) for v in tree.values()):
+        return {n: v.detach().contiguous() for n, v in tree.items()}
+    rows = torch.tensor(at, dtype=torch.int64)
+    return {n: v.detach()[rows.to(v.device)] for n, v in tree.items()}
+
+
+def _client_update(
+    trainer: Trainer, ctx: Context, clients: Clients, state: State, received: Tree
+) -> object:
     """Call the method; what it raises is told with the clients it was working on."""
     try:
-        return trainer.client_update(ctx, state, received)
+        with clients.explain(f"trainer {trainer.name or type(trainer).__name__}"):
+            return trainer.client_update(ctx, state, received)
     except FedvlmError:
         raise
     except Exception as error:
         raise FedvlmError(
-            f"trainer {trainer.name}, round {ctx.round}, {_who(ctx)}: "
-            f"{failure_text(error)} (--debug shows the traceback)"
+            f"{_where(trainer.name, ctx)}: {failure_text(error)} (--debug shows the traceback)"
         ) from error
 
 
-def _check_work(name: str, ctx: Context, out: Any, received: Tree) -> tuple[State, Upload]:
-    """Return what ``client_update`` returned, if it keeps the contract.
+def _check_work(where: str, ctx: Context, out: Any, received: Tree) -> _Done:
+    """Return what ``client_update`` returned, if it keeps the contract; nothing is read.
 
     Raises:
         FedvlmError: not (state, Upload), keys outside the shared group and the declared extras,
-            a wrong shape or type, state without a client axis, weights that are not one finite
-            number >= 0 per client.
+            a wrong shape or type, state without a client axis, not one weight per client.
     """
-    where = f"trainer {name}, round {ctx.round}, {_who(ctx)}"
     if not (isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], Upload)):
         raise FedvlmError(
             f"{where}: client_update returned {type(out).__name__}, not (state, ctx.upload)"
@@ -169,8 +232,12 @@ def _check_work(name: str, ctx: Context, out: Any, received: Tree) -> tuple[Stat
                 f"{where}: upload '{tensor}' is {value.dtype}, the download was "
                 f"{received[tensor].dtype}"
             )
-    _check_weight(where, ctx, upload.weight)
-    return state, upload
+    if upload.weight.shape != (ctx.k,):
+        raise FedvlmError(
+            f"{where}: the upload's weight has shape {list(upload.weight.shape)}, "
+            "not one per client"
+        )
+    return _Done(state, upload, received)
 
 
 def _check_keys(where: str, ctx: Context, upload: Upload) -> None:
@@ -202,12 +269,8 @@ def _check_axis(where: str, ctx: Context, state: State) -> None:
                 )
 
 
-def _check_weight(where: str, ctx: Context, weight: Tensor) -> None:
-    if weight.shape != (ctx.k,):
-        raise FedvlmError(
-            f"{where}: the upload's weight has shape {list(weight.shape)}, not one per client"
-        )
-    for client, value in zip(ctx.clients, weight.tolist(), strict=True):
+def _check_weight(where: str, ctx: Context, weights: Sequence[float]) -> None:
+    for client, value in zip(ctx.clients, weights, strict=True):
         if not (0 <= value < float("inf")):
             raise FedvlmError(f"{where}: client {client} has weight {value}, not a number >= 0")
 
@@ -232,6 +295,7 @@ def _check_finite(ctx: Context, k: int, state: State, params: Tree) -> None:
             return
 
 
-def _who(ctx: Context) -> str:
-    """Return the clients of a chunk for a message."""
-    return f"client{'s' if ctx.k > 1 else ''} {', '.join(map(str, ctx.clients))}"
+def _where(name: str, ctx: Context) -> str:
+    """Return trainer, round and clients of a chunk for a message."""
+    who = f"client{'s' if ctx.k > 1 else ''} {', '.join(map(str, ctx.clients))}"
+    return f"trainer {name}, round {ctx.round}, {who}"

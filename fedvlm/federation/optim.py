@@ -9,42 +9,71 @@ algorithm 1); AdamW (Loshchilov and Hutter 2019, algorithm 2).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from fedvlm.core import foreach
 from fedvlm.core.errors import ConfigError, did_you_mean
-from fedvlm.core.trees import State, Tree
+from fedvlm.core.trees import State, Tree, per_client
+
+Rate = float | Tensor | Sequence[float]  # of all clients, or one each: ``[K]`` float64, or numbers
 
 
 class Optimiser(Protocol):
     """One rule; its state is slots of trees, so that it stacks and slices like everything else."""
 
-    def step(
-        self, p: Tree, g: Tree, state: State, lr: Sequence[float], t: int
-    ) -> tuple[Tree, State]:
+    def step(self, p: Tree, g: Tree, state: State, lr: Rate, t: int) -> tuple[Tree, State]:
         """Return updated leaves for the names in ``g`` and the new state.
 
         Args:
             p: leaves ``[K, ...]``.
             g: gradients; names may be a subset of those of ``p``.
             state: what the last call returned; ``{}`` before the first.
-            lr: one learning rate per client.
+            lr: the learning rate, or one per client.
             t: step number, from 1.
         """
         ...
 
 
-def _descent(p: Tensor, direction: Tensor, lr: Sequence[float]) -> Tensor:
-    """Return ``p - lr * direction`` with a rate per client, in torch.optim's own rounding."""
-    if len(set(lr)) <= 1:
-        return torch.add(p, direction, alpha=-lr[0])
-    return torch.stack(
-        [torch.add(p[k], direction[k], alpha=-rate) for k, rate in enumerate(lr)]
-    )
+class Scale:
+    """A function of the learning rate, as one number or as a tensor for each leaf.
+
+    Rates that differ stay float64 until they meet a leaf, so that their bits are those of a number.
+    """
+
+    def __init__(self, lr: Rate, of: Callable[[Any], Any]) -> None:
+        if not isinstance(lr, float | int | Tensor):
+            lr = lr[0] if len(set(lr)) <= 1 else torch.tensor(lr, dtype=torch.float64)
+        self.value: float | Tensor = of(lr)
+        self._cast: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+
+    @property
+    def number(self) -> float | None:
+        """The one number of all clients; None where they differ."""
+        return None if isinstance(self.value, Tensor) else self.value
+
+    def each(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        """Return it per leaf, shaped to broadcast over ``[K, ...]``."""
+        assert isinstance(self.value, Tensor)  # noqa: S101 (``number`` is None)
+        out = []
+        for leaf in leaves:
+            key = (leaf.dtype, leaf.device)
+            if key not in self._cast:
+                self._cast[key] = self.value.to(leaf.dtype).to(leaf.device)
+            out.append(per_client(self._cast[key], leaf))
+        return out
+
+
+def _descent(p: Sequence[Tensor], way: Sequence[Tensor], lr: Rate) -> list[Tensor]:
+    """Return ``p - lr * way`` with a rate per client, in torch.optim's own rounding."""
+    back = Scale(lr, lambda rate: -rate)
+    if back.number is not None:
+        return foreach.add(p, way, back.number)
+    return foreach.addcmul(p, way, back.each(p))
 
 
 @dataclass(frozen=True)
@@ -56,23 +85,26 @@ class SGD:
     dampening: float = 0.0
     nesterov: bool = False
 
-    def step(
-        self, p: Tree, g: Tree, state: State, lr: Sequence[float], t: int
-    ) -> tuple[Tree, State]:
+    def step(self, p: Tree, g: Tree, state: State, lr: Rate, t: int) -> tuple[Tree, State]:
         """See ``Optimiser.step``."""
-        old = state.get("momentum", {})
-        new, buffers = {}, {}
-        for name, grad in g.items():
-            d = torch.add(grad, p[name], alpha=self.weight_decay) if self.weight_decay else grad
-            if self.momentum:
-                if name in old:
-                    buf = torch.add(old[name] * self.momentum, d, alpha=1 - self.dampening)
-                else:
-                    buf = d.clone()
-                buffers[name] = buf
-                d = torch.add(d, buf, alpha=self.momentum) if self.nesterov else buf
-            new[name] = _descent(p[name], d, lr)
-        return new, ({"momentum": buffers} if self.momentum else {})
+        names, here = list(g), [p[n] for n in g]
+        d = list(g.values())
+        if self.weight_decay:
+            d = foreach.add(d, here, self.weight_decay)
+        if not self.momentum:
+            return dict(zip(names, _descent(here, d, lr), strict=True)), {}
+        buffers = self._buffers(names, d, state.get("momentum", {}))
+        way = foreach.add(d, buffers, self.momentum) if self.nesterov else buffers
+        new = dict(zip(names, _descent(here, way, lr), strict=True))
+        return new, {"momentum": dict(zip(names, buffers, strict=True))}
+
+    def _buffers(self, names: Sequence[str], d: Sequence[Tensor], old: Tree) -> list[Tensor]:
+        """Return the new momentum; of a tensor that had no gradient before, the gradient."""
+        known = [k for k, n in enumerate(names) if n in old]
+        kept = foreach.mul([old[names[k]] for k in known], self.momentum)
+        fresh = foreach.add(kept, [d[k] for k in known], 1 - self.dampening)
+        moved = dict(zip(known, fresh, strict=True))
+        return [moved.get(k, v) for k, v in enumerate(d)]
 
 
 @dataclass(frozen=True)
@@ -84,40 +116,31 @@ class Adam:
     weight_decay: float = 0.0
     decoupled: bool = False
 
-    def step(
-        self, p: Tree, g: Tree, state: State, lr: Sequence[float], t: int
-    ) -> tuple[Tree, State]:
+    def step(self, p: Tree, g: Tree, state: State, lr: Rate, t: int) -> tuple[Tree, State]:
         """See ``Optimiser.step``."""
         b1, b2 = self.betas
-        old_m, old_v = state.get("m", {}), state.get("v", {})
-        new, ms, vs = {}, {}, {}
-        for name, grad in g.items():
-            x = p[name]
-            if self.decoupled and self.weight_decay:
-                x = self._shrink(x, lr)
-            elif self.weight_decay:
-                grad = torch.add(grad, x, alpha=self.weight_decay)
-            m = old_m[name] if name in old_m else torch.zeros_like(grad)
-            v = old_v[name] if name in old_v else torch.zeros_like(grad)
-            ms[name] = m = torch.lerp(m, grad, 1 - b1)
-            vs[name] = v = torch.addcmul(v * b2, grad, grad, value=1 - b2)
-            denominator = v.sqrt() / (1 - b2**t) ** 0.5 + self.eps
-            new[name] = self._move(x, m, denominator, [rate / (1 - b1**t) for rate in lr])
-        return new, {"m": ms, "v": vs}
+        names, x, grads = list(g), [p[n] for n in g], list(g.values())
+        if self.decoupled and self.weight_decay:
+            x = self._shrunk(x, lr)
+        elif self.weight_decay:
+            grads = foreach.add(grads, x, self.weight_decay)
+        old_m, old_v = ([state[s][n] if n in state.get(s, {}) else torch.zeros_like(v)
+                         for n, v in zip(names, grads, strict=True)] for s in ("m", "v"))
+        m = foreach.lerp(old_m, grads, 1 - b1)
+        v = foreach.addcmul(foreach.mul(old_v, b2), grads, grads, 1 - b2)
+        below = foreach.shift(foreach.div(foreach.sqrt(v), (1 - b2**t) ** 0.5), self.eps)
+        back = Scale(lr, lambda rate: -(rate / (1 - b1**t)))
+        if back.number is not None:
+            new = foreach.addcdiv(x, m, below, back.number)
+        else:
+            new = foreach.addcdiv(x, foreach.mul(m, back.each(m)), below)
+        return dict(zip(names, new, strict=True)), {
+            "m": dict(zip(names, m, strict=True)), "v": dict(zip(names, v, strict=True)),
+        }
 
-    def _shrink(self, x: Tensor, lr: Sequence[float]) -> Tensor:
-        if len(set(lr)) <= 1:
-            return x * (1 - lr[0] * self.weight_decay)
-        return torch.stack([x[k] * (1 - rate * self.weight_decay) for k, rate in enumerate(lr)])
-
-    @staticmethod
-    def _move(x: Tensor, m: Tensor, denominator: Tensor, step: Sequence[float]) -> Tensor:
-        if len(set(step)) <= 1:
-            return torch.addcdiv(x, m, denominator, value=-step[0])
-        rows = [
-            torch.addcdiv(x[k], m[k], denominator[k], value=-s) for k, s in enumerate(step)
-        ]
-        return torch.stack(rows)
+    def _shrunk(self, x: Sequence[Tensor], lr: Rate) -> list[Tensor]:
+        keep = Scale(lr, lambda rate: 1 - rate * self.weight_decay)
+        return foreach.mul(x, keep.each(x) if keep.number is None else keep.number)
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,8 @@ class PeftTrainer(Trainer):
 
     @property
     def open_vocabulary(self) -> bool:
-        """Whether unseen classes stay defined: not with a linear head."""
-        return self.spec.head == "text"
+        """Whether unseen classes stay defined: not with a linear head or contexts by class."""
+        return self.spec.open_vocabulary
 
     @property
     def averages_products(self) -> bool:

@@ -1,18 +1,22 @@
-"""What a run does and where it ends: rounds, clients, optimiser, budget."""
+"""What a run does and where it ends, and who is computed with whom: plan, budget, chunks."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import torch
 
 from fedvlm.core import rng
+from fedvlm.core.errors import ConfigError
 from fedvlm.federation.aggregation.rules import AggregateSpec
 from fedvlm.federation.aggregation.server_optim import ServerOptimSpec
 from fedvlm.federation.batches import step_slices
 from fedvlm.federation.optim import OptimSpec, Schedule
 
+_COVER = "ranges such as 0-4,5-7 hold every client once"
 COUNTERS = {"steps": "gradients", "samples": "gradient_samples"}  # FED.BUDGET -> counter
 
 
@@ -84,6 +88,7 @@ class Plan:
         schedule: learning rates (default: constant); its clock is the epoch of the whole run,
             or starts again each round with ``clock_per_round``.
         aggregator, server_optim: what ``FED.AGGREGATOR``, ``FED.SERVER_OPTIM`` and their keys say.
+        unseen: clients that are never drawn (``FED.UNSEEN_CLIENTS``).
     """
 
     rounds: int
@@ -99,11 +104,107 @@ class Plan:
     weighting: str = "auto"
     aggregator: AggregateSpec = AggregateSpec()
     server_optim: ServerOptimSpec = ServerOptimSpec()
+    unseen: tuple[int, ...] = ()
+
+    @property
+    def members(self) -> Sequence[int]:
+        """The clients that may be drawn, ascending."""
+        everyone, out = range(self.clients), set(self.unseen)
+        return [c for c in everyone if c not in out] if out else everyone
+
+    @property
+    def cohort(self) -> int:
+        """Clients of a round that is not the first: max(int(frac K), 1)."""
+        count = self.clients - len(self.unseen)
+        return count if self.frac >= 1 else max(int(self.frac * count), 1)
 
     def sample(self, round_: int) -> list[int]:
-        """Return the clients of a round, ascending: max(int(frac K), 1), without replacement."""
+        """Return the clients of a round, ascending, drawn without replacement."""
+        members = self.members
         if self.frac >= 1 or (round_ == 1 and self.first_round_all):
-            return list(range(self.clients))
+            return list(members)
         generator = rng.stream(self.seed, "sample", round_)
-        order = torch.randperm(self.clients, generator=generator)
-        return sorted(order[: max(int(self.frac * self.clients), 1)].tolist())
+        order = torch.randperm(len(members), generator=generator)
+        return sorted(members[i] for i in order[: self.cohort].tolist())
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Clients that are computed at once; a client's last bits depend on who shares its chunk.
+
+    Attributes:
+        site: where all of them are.
+        form: of what they hold and receive (``Clients.forms``).
+        clients: by falling number of samples, ties by id.
+    """
+
+    site: int
+    form: str
+    clients: tuple[int, ...]
+
+
+def plan_chunks(
+    ids: Sequence[int], sizes: Sequence[int], sites: Sequence[int], forms: Sequence[str], most: int
+) -> list[Chunk]:
+    """Cut clients into chunks; a pure function, part of a run's layout.
+
+    Args:
+        ids: the clients, in any order.
+        sizes, sites, forms: of each of ``ids``: training samples, site, form of its tensors.
+        most: clients in a chunk.
+
+    Returns:
+        Chunks of one site and one form, sorted by (site, form, -samples, id).
+    """
+    order = sorted(zip(sites, forms, (-int(n) for n in sizes), ids, strict=True))
+    chunks: list[Chunk] = []
+    for (site, form), group in groupby(order, key=lambda row: (int(row[0]), row[1])):
+        clients = [client for *_, client in group]
+        chunks += [
+            Chunk(site, form, tuple(clients[i : i + most])) for i in range(0, len(clients), most)
+        ]
+    return chunks
+
+
+def parse_sites(text: str, clients: int) -> tuple[int, ...]:
+    """Return the site of each client of ``FED.SITES``: ``0-4,5-7`` -> five times 0, three times 1.
+
+    Args:
+        text: ranges of clients, one per site; empty is one site.
+        clients: how many there are.
+
+    Raises:
+        ConfigError: the ranges do not hold each client once.
+    """
+    sites: dict[int, int] = {}
+    for site, part in enumerate(text.replace(" ", "").split(",") if text.strip() else []):
+        bounds = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if bounds is None:
+            raise ConfigError(f"FED.SITES '{text}': '{part}' is no range of clients; {_COVER}")
+        first, last = int(bounds[1]), int(bounds[2] or bounds[1])
+        if last < first or last >= clients:
+            why = "runs backwards" if last < first else f"ends after client {clients - 1}, the last"
+            raise ConfigError(f"FED.SITES '{text}': range {part} {why}; {_COVER}")
+        twice = [c for c in range(first, last + 1) if c in sites]
+        if twice:
+            raise ConfigError(f"FED.SITES '{text}': client {twice[0]} is at two sites; {_COVER}")
+        sites |= dict.fromkeys(range(first, last + 1), site)
+    missing = [c for c in range(clients) if c not in sites] if sites else []
+    if missing:
+        raise ConfigError(f"FED.SITES '{text}': client {missing[0]} is at no site; {_COVER}")
+    return tuple(sites[c] for c in range(clients)) if sites else (0,) * clients
+
+
+def draw_unseen(clients: int, count: int, data_seed: int) -> tuple[int, ...]:
+    """Return the ``FED.UNSEEN_CLIENTS`` of ``clients``, ascending: a function of the data seed.
+
+    Raises:
+        ConfigError: nobody would be left to train.
+    """
+    if count >= clients:
+        raise ConfigError(
+            f"FED.UNSEEN_CLIENTS {count}: of {clients} clients nobody would be left to train; "
+            f"set it to {clients - 1} at most, or raise FED.CLIENTS"
+        )
+    order = torch.randperm(clients, generator=rng.stream(data_seed, "unseen-clients"))
+    return tuple(sorted(order[:count].tolist()))

@@ -1,34 +1,46 @@
-"""The round loop: sample -> work -> check -> aggregate -> tell the subscribers.
+"""The round loop: sample -> work -> check -> aggregate -> tell the subscribers -> save.
 
 ``Plan`` says what a run does, ``Budget`` where it ends, ``Federation`` does it; subscribers hear
-``RoundStarted`` and ``RoundFinished``. All there is to save lies in ``FedState``.
+``RoundStarted`` and ``RoundFinished``. All there is to save lies in ``FedState``, which only savers
+get: an event has no tensor of a client.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, DivergedError, FedvlmError
-from fedvlm.core.trees import State, Tree, cast, expand, matching, nbytes, stack, stack_states
+from fedvlm.core.trees import State, Tree, cast, expand, matching, nbytes, stack
 from fedvlm.federation.aggregation.rules import check_rule
 from fedvlm.federation.aggregation.server_optim import NONE, SLOTS
 from fedvlm.federation.aggregation.telltale import Telltale, outlier_sentence, telltale
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batcher, prove_streams
+from fedvlm.federation.clients import Clients, ClientStore, MemoryStore
 from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context
 from fedvlm.federation.engine import Engine, LocalEngine
 from fedvlm.federation.groups import Finetune, resolve
+from fedvlm.federation.local.guard import guarded
 from fedvlm.federation.optim import Schedule
-from fedvlm.federation.plan import Budget, Plan
-from fedvlm.federation.server import Held, Proxy, ServerContext
+from fedvlm.federation.plan import Budget, Plan, plan_chunks
+from fedvlm.federation.server import (
+    Held,
+    Measure,
+    Proxy,
+    Roster,
+    Row,
+    ServerContext,
+    only_numbers,
+)
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.features.proof import Proof
 from fedvlm.models.features.sources import SampleSource
@@ -43,9 +55,26 @@ class FedState:
 
     Attributes:
         server: the server's slots.
-        clients: every client's slots.
-        held: what the server keeps for each client, where a method does (``ServerContext.held``).
-        worked: the last round in which each client worked; the others never did.
+        versions: the last round in which each client worked; the others never did. Their states
+            lie in the store of ``Federation.clients``.
+        held: the round in which the server last wrote what it keeps for a client, where a method
+            does (``ServerContext.held``); the tensors lie in ``Federation.held``.
+    """
+
+    round: int
+    server: State
+    versions: dict[int, int] = field(default_factory=dict)
+    held: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass
+class Whole:
+    """A state with everybody's tensors (``Federation.read``): for files, checks and tests.
+
+    Attributes:
+        clients: every client's slots, as its method would find them, no client axis.
+        held: what the server keeps for each client.
+        worked: see ``FedState.versions``.
     """
 
     round: int
@@ -58,7 +87,7 @@ class FedState:
 HELD, WORKED = "held/", "worked"
 
 
-def slots_of(state: FedState) -> State:
+def slots_of(state: Whole) -> State:
     """Return the server's slots as they are saved: with what it holds and knows of clients.
 
     ``held/<client>/<slot>`` is what it keeps for a client, ``worked`` the last round of each.
@@ -72,7 +101,7 @@ def slots_of(state: FedState) -> State:
     return slots
 
 
-def state_of(round_: int, slots: State, clients: dict[int, State]) -> FedState:
+def state_of(round_: int, slots: State, clients: dict[int, State]) -> Whole:
     """Undo ``slots_of``; in states saved before ``worked`` was, everybody has worked."""
     server: State = {}
     held: dict[int, State] = {}
@@ -86,7 +115,7 @@ def state_of(round_: int, slots: State, clients: dict[int, State]) -> FedState:
     if WORKED in slots:
         ids, rounds = (slots[WORKED][name].tolist() for name in ("client", "round"))
         worked = dict(zip(ids, rounds, strict=True))
-    return FedState(round_, server, clients, held, worked)
+    return Whole(round_, server, clients, held, worked)
 
 
 @dataclass(frozen=True)
@@ -100,13 +129,16 @@ class RoundStarted:
 
 @dataclass(frozen=True)
 class RoundFinished:
-    """The aggregate of ``round`` is in ``state`` (round 0: the untrained start).
+    """A round is done, its aggregate is in ``server`` (round 0: the untrained start).
+
+    What a server knows after a round, and a way to ask for numbers of personal models.
 
     Attributes:
-        personal: clients -> their personal models, each client once.
-        before_finetuning: the same models as they were before the final fine-tuning.
-        shared: returns the global model ``[1, ...]``: what a new client would start from.
-        finetuning: what the final fine-tuning behind ``personal`` cost (see
+        server: the server's slots.
+        shared: the global model ``[1, ...]``: what a new client would start from.
+        roster: sizes and class counts of all clients.
+        rows: clients, what to measure -> a row of numbers for each (``Federation.rows``).
+        finetuning: what the final fine-tuning of the personal models cost (see
             ``Federation.finetuning_cost``); empty where there is none.
         updates: what the clients sent (None in round 0).
         dropped: clients left out by the non-finite policy, with the reason.
@@ -119,10 +151,10 @@ class RoundFinished:
 
     round: int
     total_rounds: int
-    state: FedState
-    personal: Callable[[Sequence[int]], Models]
-    before_finetuning: Callable[[Sequence[int]], Models]
-    shared: Callable[[], Tree]
+    server: State
+    shared: Tree
+    roster: Roster
+    rows: Callable[[Sequence[int], Measure], list[Row]]
     finetuning: Mapping[str, float] = field(default_factory=dict)
     updates: Updates | None = None
     dropped: dict[int, str] = field(default_factory=dict)
@@ -133,15 +165,23 @@ class RoundFinished:
     report: dict[str, Any] = field(default_factory=dict)
     telltale: Telltale = Telltale()
 
+    @property
+    def drawn(self) -> list[int]:
+        """The clients of the round, ascending: those that worked and those that were dropped."""
+        return sorted({*(self.updates.clients if self.updates else ()), *self.dropped})
+
+
+class Meter(Protocol):
+    """Measures personal models in the place where they are; numbers leave it."""
+
+    def __call__(self, measure: Measure, models: Models) -> Iterable[Row]:
+        """Return a row for every client in ``models``, which may be gone through once."""
+        ...
+
 
 Event = RoundStarted | RoundFinished
 Subscriber = Callable[[Event], object]
-
-
-
-
-
-
+Saver = Callable[[FedState], object]
 
 
 class Federation:
@@ -154,22 +194,37 @@ class Federation:
         plan: rounds, participation, optimiser.
         engine: where clients run.
         subscribers: called with every event, in order.
+        savers: called with the state after the round's event.
+        meter: measures personal models where they are.
         budget: what ends the run before ``plan.rounds`` (default: nothing).
         proxy: the server's own images, for methods that train there.
+        store: where clients' states lie (default: in memory, every version until ``commit``).
+        held: where the server keeps what is one client's.
     """
 
     def __init__(
         self, trainer: Trainer, model: VLModel, batcher: Batcher, plan: Plan, *,
         engine: Engine | None = None, subscribers: Sequence[Subscriber] = (),
         budget: Budget | None = None, proxy: Proxy | None = None,
+        savers: Sequence[Saver] = (), meter: Meter | None = None,
+        store: ClientStore | None = None, held: ClientStore | None = None,
     ) -> None:
         self.trainer, self.model, self.batcher, self.plan = trainer, model, batcher, plan
-        self.proxy, self.roster = proxy, batcher.roster()
         self.engine, self.budget = engine or LocalEngine(), budget or Budget()
-        self.subscribers = list(subscribers)
+        self.proxy, self.meter = proxy, meter
+        self.roster = replace(batcher.roster(), unseen=plan.unseen)
+        if self.engine.sites:
+            self.roster = replace(self.roster, site=np.asarray(self.engine.sites, np.int64))
+        self.subscribers, self.savers = list(subscribers), list(savers)
         start = trainer.trainables(model, rng.stream(plan.seed, "init"))
         self.p0 = cast(start, model.dtype, model.device)
         self.groups = resolve(self.p0, trainer.rules(list(self.p0)), f"trainer {trainer.name}")
+        self.clients = Clients(
+            MemoryStore() if store is None else store,
+            lambda c: trainer.init_client(self.context([c]), self.p0),
+            self.p0, self.groups, trainer.reads_old,
+        )
+        self.held: ClientStore = MemoryStore() if held is None else held
         finetune: Finetune = trainer.own_finetune().configure(trainer.root)
         self.finetuning = finetune.select(self.groups, trainer.name)
         self.weighting = trainer.weighting if plan.weighting == "auto" else plan.weighting
@@ -214,7 +269,7 @@ class Federation:
         Raises:
             FedvlmError: a tensor that is neither shared nor declared, or no such client.
         """
-        ctx = self.server_context(round_, Held(state.held))
+        ctx = self.server_context(round_, Held(self.held, state.held))
         out = {}
         for client in clients:
             if not 0 <= client < self.plan.clients:
@@ -267,7 +322,7 @@ class Federation:
         Raises:
             ConfigError: the method has a slot of the server optimiser's name.
         """
-        held = Held()
+        held = Held(self.held)
         server = self.trainer.init_server(self.server_context(0, held), self.p0)
         taken = [s for s in SLOTS if s in server]
         if taken and self.plan.server_optim.kind != NONE:
@@ -275,11 +330,39 @@ class Federation:
                 f"trainer {self.trainer.name}: the server's slot '{taken[0]}' is that of "
                 f"FED.SERVER_OPTIM {self.plan.server_optim.kind}; call it something else"
             )
-        clients = {
-            c: self.trainer.init_client(self.context([c]), self.p0)
-            for c in range(self.plan.clients)
-        }
-        return FedState(0, server, clients, held.states)
+        return FedState(0, server, {}, held.commit(0))
+
+    def read(self, state: FedState, clients: Sequence[int] | None = None) -> Whole:
+        """Return ``state`` with the tensors of ``clients`` (default: all) and what is held."""
+        ids = range(self.plan.clients) if clients is None else clients
+        held = Held(self.held, state.held)
+        return Whole(
+            state.round, state.server, self.clients.read(ids, state.versions),
+            {c: held.get(c) for c in state.held}, dict(state.versions),
+        )
+
+    def adopt(self, whole: Whole) -> FedState:
+        """Put the tensors of ``whole`` into the stores and return the state without them."""
+        for client, version in whole.worked.items():
+            self.clients.store.begin({client: version})
+            own = {slot: expand(tree, 1) for slot, tree in whole.clients[client].items()}
+            self.clients.put(version, [client], own)
+        held = Held(self.held)
+        for client, state in whole.held.items():
+            held.put(client, state)
+        return FedState(
+            whole.round, whole.server, dict(whole.worked), held.commit(whole.round)
+        )
+
+    def commit(self, state: FedState, floor: int | None = None) -> None:
+        """Forget clients' states that a run which goes on from ``state`` never reads again.
+
+        Args:
+            floor: the oldest round from which the run may go on; default: that of ``state``.
+        """
+        oldest = state.round if floor is None else floor
+        self.clients.store.settle(state.versions, oldest)
+        self.held.settle(state.held, oldest)
 
     def run(self, state: FedState | None = None, until: int | None = None) -> FedState:
         """Run rounds until ``until`` (default: all) from ``state`` (default: the start).
@@ -293,7 +376,7 @@ class Federation:
         before = self._frozen()
         if state is None:
             state = self.start()
-            self._tell(self._finished(state, self.plan.rounds))
+            self._publish(state, self.plan.rounds)
         last = self.plan.rounds if until is None else until
         for round_ in range(state.round + 1, last + 1):
             if round_ > self.last_round:
@@ -314,8 +397,8 @@ class Federation:
         downloads = self.downloads(state, round_, chosen)
         versions = _versions(state.server)
         work = self.engine.run(
-            self.trainer, lambda ids: self.context(ids, round_, state.worked), downloads,
-            {c: state.clients[c] for c in chosen},
+            self.trainer, lambda ids: self.context(ids, round_, state.versions), downloads,
+            self.clients, {c: state.versions.get(c, 0) for c in chosen},
         )
         if _versions(state.server) != versions:
             raise FedvlmError(
@@ -326,26 +409,22 @@ class Federation:
             raise DivergedError(
                 f"round {round_}: every client was dropped ({'; '.join(work.dropped.values())})"
             )
-        ctx = self.server_context(round_, Held(state.held))
-        told = telltale(updates)
+        held = Held(self.held, state.held)
+        ctx, told = self.server_context(round_, held), telltale(updates)
         try:
             server = self.trainer.aggregate(ctx, state.server, updates)
         except DivergedError as error:
             words = [outlier_sentence(round_, row) for row in told.rows()]
             raise DivergedError("; ".join([str(error), *words])) from error
-        worked = state.worked | dict.fromkeys(work.states, round_)
-        after = FedState(round_, server, state.clients | work.states, ctx.held.states, worked)
+        after = FedState(round_, server, state.versions | work.versions, held.commit(round_))
         spent = {n: v - towers.get(n, 0) for n, v in self.model.counters.items()}
         self.budget.record(round_, work.counters)
-        self._tell(
-            self._finished(
-                after, self.last_round, updates=updates, dropped=work.dropped,
-                bytes_up=updates.bytes(),
-                bytes_down={c: nbytes(tree) for c, tree in downloads.items()},
-                counters={n: work.counters[n] + spent.get(n, 0) for n in [*work.counters, *spent]},
-                seconds=time.perf_counter() - began, report=dict(ctx.report),
-                telltale=told,
-            )
+        self._publish(
+            after, self.last_round, updates=updates, dropped=work.dropped,
+            bytes_up=updates.bytes(),
+            bytes_down={c: nbytes(tree) for c, tree in downloads.items()},
+            counters={n: work.counters[n] + spent.get(n, 0) for n in [*work.counters, *spent]},
+            seconds=time.perf_counter() - began, report=dict(ctx.report), telltale=told,
         )
         return after
 
@@ -374,19 +453,26 @@ class Federation:
         """
         tune = finetune and self.finetunes(state)
         most: int = chunk or self.engine.chunk
-        size = most if self.trainer.batched else 1
-        sizes = self.batcher.sizes(list(clients))
-        order = [c for _, c in sorted(zip((-n for n in sizes), clients, strict=True))]
-        for i in range(0, len(order), size):
-            ids = order[i : i + size]
-            ctx = self.context(ids, state.round, state.worked)
-            given = self.downloads(state, state.round, ids)
-            received = stack([given[c] for c in ids])
-            rows = stack_states([state.clients[c] for c in ids])
+        given = self.downloads(state, state.round, clients)
+        chunks = plan_chunks(
+            clients, self.batcher.sizes(list(clients)), self.roster.site[list(clients)].tolist(),
+            self.clients.forms(clients, state.versions, given),
+            most if self.trainer.batched else 1,
+        )
+        for ids in (list(chunk.clients) for chunk in chunks):
+            ctx = self.context(ids, state.round, state.versions)
+            yield ids, guarded(ctx, partial(self._models, ctx, state, given, tune))[0]
+
+    def _models(
+        self, ctx: Context, state: FedState, given: Mapping[int, Tree], tune: bool
+    ) -> Tree:
+        """Return the personal models of a chunk, made from copies of its own."""
+        received = stack([given[c] for c in ctx.clients])
+        own = self.clients.stacked(ctx.clients, state.versions)
+        with self.clients.explain(f"trainer {self.trainer.name}"):
             if tune:
-                yield ids, self.trainer.finetune(ctx, rows, received, self.finetuning)
-            else:
-                yield ids, self.trainer.personalize(ctx, rows, received)
+                return self.trainer.finetune(ctx, own, received, self.finetuning)
+            return self.trainer.personalize(ctx, own, received)
 
     def shared(self, state: FedState) -> Tree:
         """Return the global model ``[1, ...]``: initial personal tensors, aggregated shared ones.
@@ -395,13 +481,29 @@ class Federation:
         """
         return expand(self.p0 | self.trainer.shared(state.server), 1)
 
-    def _finished(self, state: FedState, total: int, **work: Any) -> RoundFinished:
-        """Return the event of a round: ``work`` is what was done in it."""
-        return RoundFinished(
-            state.round, total, state, partial(self.personal, state),
-            partial(self.personal, state, finetune=False), partial(self.shared, state),
+    def rows(self, state: FedState, clients: Sequence[int], measure: Measure) -> list[Row]:
+        """Return what the meter finds on the personal models of ``clients``, in their order.
+
+        Raises:
+            FedvlmError: there is no meter, or its rows are not numbers of all of them.
+        """
+        if self.meter is None:
+            raise FedvlmError("nothing here measures personal models: set Federation.meter")
+        models = self.personal(state, clients, finetune=measure.finetuned)
+        return only_numbers(self.meter(measure, models), clients)
+
+    def _publish(self, state: FedState, total: int, **work: Any) -> None:
+        """Tell the subscribers of a round, then the savers; ``work`` is what was done in it."""
+
+        def rows(clients: Sequence[int], measure: Measure) -> list[Row]:
+            return self.rows(state, clients, measure)
+
+        self._tell(RoundFinished(
+            state.round, total, state.server, self.shared(state), self.roster, rows,
             self.finetuning_cost() if self.finetunes(state) else {}, **work,
-        )
+        ))
+        for save in self.savers:
+            save(state)
 
     def _frozen(self) -> str:
         return self.model.verify_frozen()

@@ -1,5 +1,7 @@
 """What the server sees: its clients by number, its own images, and a place per client.
 
+Of their personal models it sees what ``Measure`` asks for: ``Row``s of numbers.
+
 Whatever a server cannot name it cannot read: there is no way from here to a client's images, labels
 or features.
 """
@@ -15,12 +17,16 @@ import torch
 from torch import Tensor
 
 from fedvlm.core import rng
-from fedvlm.core.trees import State, Tree
+from fedvlm.core.errors import FedvlmError
+from fedvlm.core.trees import State, Tree, expand, stack_states
 from fedvlm.federation.aggregation.rules import AggregateSpec
 from fedvlm.federation.aggregation.server_optim import ServerOptimSpec, server_step
+from fedvlm.federation.clients import ClientStore, Form, MemoryStore, form_of
 from fedvlm.federation.groups import Groups
 from fedvlm.federation.optim import OptimSpec
 from fedvlm.models.vlmodel import VLModel
+
+Row = dict[str, int | float | None]  # one client's numbers, its id under ``client``
 
 
 @dataclass(frozen=True)
@@ -30,16 +36,67 @@ class Roster:
     Attributes:
         train, val, test: numbers of samples, ``[N]``.
         classes: training samples of each class, ``[N, C]``.
+        site: where each client is, ``[N]``, from 0 (``FED.SITES``).
+        unseen: clients that never work (``FED.UNSEEN_CLIENTS``).
     """
 
     train: np.ndarray
     val: np.ndarray
     test: np.ndarray
     classes: np.ndarray
+    site: np.ndarray
+    unseen: tuple[int, ...] = ()
 
     def __len__(self) -> int:
-        """Return the number of clients."""
+        """Return the number of clients, those that never work included."""
         return len(self.train)
+
+    @property
+    def members(self) -> Sequence[int]:
+        """The clients that take part in the run, ascending."""
+        everyone, out = range(len(self)), set(self.unseen)
+        return [c for c in everyone if c not in out] if out else everyone
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is asked of personal models: plain values, so that the question may travel.
+
+    Attributes:
+        split: ``test`` or ``val``: each client's own samples.
+        finetuned: after the last round: with the final fine-tuning, where there is one.
+        cross: also on the test set of all base classes, and on unseen classes.
+        away: also on the domain that no client holds.
+        keep_logits: keep the logits per sample, there where the models are.
+    """
+
+    split: str = "test"
+    finetuned: bool = True
+    cross: bool = False
+    away: bool = False
+    keep_logits: bool = False
+
+
+def only_numbers(rows: Iterable[Row], clients: Sequence[int]) -> list[Row]:
+    """Return the rows of ``clients`` in their order, if nothing but numbers is in them.
+
+    Raises:
+        FedvlmError: a value that is no number, or a client without its row.
+    """
+    found = {}
+    for row in rows:
+        for name, value in row.items():
+            if value is not None and type(value) not in (int, float):
+                raise FedvlmError(
+                    f"the measured row of client {row.get('client')} holds '{name}' as "
+                    f"{type(value).__name__}; only numbers leave the place where personal models "
+                    "are"
+                )
+        found[row["client"]] = row
+    missing = [c for c in clients if c not in found]
+    if missing:
+        raise FedvlmError(f"no personal model was measured for clients {missing}")
+    return [found[c] for c in clients]
 
 
 class Proxy(Protocol):
@@ -67,19 +124,42 @@ class Proxy(Protocol):
 class Held:
     """What the server keeps for each client: its last model, whether it was served, ...
 
-    Written in ``aggregate``, read in ``download``; saved with the server's state.
+    Written in ``aggregate``, read in ``download``; saved beside the server's state.
+
+    Args:
+        store: the rows; a new one by default.
+        versions: the round in which each client's were written.
     """
 
-    def __init__(self, states: Mapping[int, State] | None = None) -> None:
-        self.states = dict(states or {})
+    def __init__(
+        self, store: ClientStore | None = None, versions: Mapping[int, int] | None = None
+    ) -> None:
+        self.store = MemoryStore() if store is None else store
+        self.versions, self._new = dict(versions or {}), dict[int, State]()
 
     def get(self, client: int) -> State:
         """Return the slots of a client; none before the first ``put``."""
-        return self.states.get(client, {})
+        if client in self._new or client not in self.versions:
+            return self._new.get(client, {})
+        ((_, state),) = self.store.get([client], [self.versions[client]])
+        return {slot: {n: v[0] for n, v in tree.items()} for slot, tree in state.items()}
 
     def put(self, client: int, state: State) -> None:
         """Keep ``state`` (no client axis) for a client instead of what was there."""
-        self.states[client] = state
+        self._new[client] = state
+
+    def commit(self, round_: int) -> dict[int, int]:
+        """Store what was put, as version ``round_``; return all versions as they are then."""
+        alike: dict[Form, list[int]] = {}
+        for client, state in sorted(self._new.items()):
+            form = form_of({s: expand(t, 1) for s, t in state.items()})
+            alike.setdefault(form, []).append(client)
+        self.store.begin({c: self.versions.get(c, -1) for c in self._new})
+        for ids in alike.values():
+            self.store.put(round_, ids, stack_states([self._new[c] for c in ids]))
+        self.versions |= dict.fromkeys(self._new, round_)
+        self._new = {}
+        return dict(self.versions)
 
 
 @dataclass(frozen=True)
@@ -150,7 +230,8 @@ def count_roster(
     counts = np.zeros((len(splits), width), dtype=np.int64)
     for row, split in zip(counts, splits, strict=True):
         row += np.bincount(values[np.asarray(split.train, dtype=np.int64)], minlength=width)
-    return Roster(sizes["train"], sizes["val"], sizes["test"], counts)
+    site = np.zeros(len(splits), dtype=np.int64)
+    return Roster(sizes["train"], sizes["val"], sizes["test"], counts, site)
 
 
 def _lengths(parts: Iterable[Any]) -> np.ndarray:

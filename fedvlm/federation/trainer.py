@@ -50,6 +50,8 @@ class Trainer:
         extras_up: full-match patterns of what an upload may carry beside the shared group.
         extras_down: of what a download may carry beside it.
         metrics: of the numbers per client that travel with an upload.
+        reads_old: the client keeps the shared part of slot ``w`` between rounds. Without it that
+            slot has personal and frozen tensors only: the rest comes with the next download.
         batched: False makes the engine call ``client_update`` client by client (K = 1).
         weighting: ``samples``, ``uniform``, or ``own`` where ``client_update`` gives a weight.
         aggregators: values of ``FED.AGGREGATOR`` beside ``auto`` that mean something; others are
@@ -70,6 +72,7 @@ class Trainer:
     extras_up: Sequence[str] = ()
     extras_down: Sequence[str] = ()
     metrics: Sequence[str] = (r"(.+/)?loss",)
+    reads_old: bool = False
     batched: bool = True
     exempt: ClassVar[Mapping[str, str]] = {}
 
@@ -213,7 +216,11 @@ class Trainer:
 
     # ---- model ----------------------------------------------------------------------------
     def streams(self, model: VLModel) -> tuple[str, ...]:
-        """Return what a batch carries: ``features``, ``tokens.<block>`` or ``pixels``."""
+        """Return what a batch carries, one or several of them.
+
+        ``features``, ``patches``, ``tokens.<block>`` (what enters a block of the image tower) and
+        ``pixels``; ``model.image``, ``patches`` and ``adapted_image`` take what is there.
+        """
         return ("features",)
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:

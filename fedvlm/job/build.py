@@ -15,27 +15,28 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.progress import Progress
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.images import ImageLoader
+from fedvlm.evaluation import ClientMeter
 from fedvlm.federation.aggregation.rules import AUTO, AggregateSpec
 from fedvlm.federation.aggregation.server_optim import NONE, ServerOptimSpec
 from fedvlm.federation.batches import SplitBatcher
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec, Schedule
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.plan import Budget, Plan, plain_work
+from fedvlm.federation.plan import Budget, Plan, draw_unseen, parse_sites, plain_work
 from fedvlm.federation.rounds import Federation
 from fedvlm.federation.trainer import Trainer
 from fedvlm.job.identity import run_identity
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.sources import (
+    first_block,
     image_sources,
     pixel_sources,
     prove,
     server_images,
-    token_block,
     train_images,
 )
 from fedvlm.models.backbone import Backbone
-from fedvlm.models.features.sources import SampleSource
+from fedvlm.models.features.sources import SampleSource, StreamSource
 from fedvlm.models.vlmodel import VLModel
 
 CHUNK_BYTES = 2 << 30  # activations of one chunk of clients; a constant, so that bits do not move
@@ -47,6 +48,7 @@ class Built:
     """A run, ready to go.
 
     Attributes:
+        meter: measures personal models (``federation.meter``), and keeps their logits.
         test: source of every sample's un-augmented view.
         identity: everything that changes the run's numbers.
         notes: remarks for the log and the results.
@@ -57,6 +59,7 @@ class Built:
     backbone: Backbone
     model: VLModel
     federation: Federation
+    meter: ClientMeter
     test: SampleSource
     loader: ImageLoader
     identity: dict[str, Any]
@@ -126,6 +129,7 @@ def make_plan(cfg: CfgNode) -> Plan:
         int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS), cfg.FED.FRAC, epochs, cfg.FED.FIRST_ROUND_ALL,
         cfg.FED.NONFINITE, int(cfg.SEED), spec, schedule, per_round, cfg.FED.WEIGHTING,
         aggregator, server_optim,
+        draw_unseen(int(f.CLIENTS), int(f.UNSEEN_CLIENTS), int(cfg.DATA_SEED)),
     )
 
 
@@ -145,11 +149,13 @@ def chunk_of(cfg: CfgNode, model: VLModel, trainer: Trainer) -> int:
         return int(cfg.FED.CHUNK)
     # Tokens of two prompt sets, roughly: packed, or one full-length text per class.
     packed = 24 + 6 * len(model.classnames)
+    if cfg.PEFT.CSC:  # every class brings a context of its own
+        packed += int(cfg.PEFT.N_CTX) * len(model.classnames)
     backbone = model.backbone
     tokens = packed if backbone.causal else 2 * len(model.classnames) * backbone.context_length
     blocks = len(backbone.text_blocks)
     per_client = 16 * model.text_width * 4 * 2 * tokens * blocks
-    block = token_block(trainer.streams(model))
+    block = first_block(trainer.streams(model))
     if block is not None:  # the adapted blocks' activations of a batch of images
         tower, batch = model.vision, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE)
         rows = batch * tower.tokens * (len(tower.blocks) - block)
@@ -194,29 +200,39 @@ def build(
         crop_scale=tuple(cfg.INPUT.RRCROP_SCALE), records=data.records,
     )
     labels = torch.from_numpy(data.labels.copy())
-    train: SampleSource
-    test: SampleSource
-    train, test = pixel_sources(loader, labels)
+    train: StreamSource
+    test: StreamSource
+    pixel_source, test = pixel_sources(loader, labels)
     plan, chunk = make_plan(cfg), chunk_of(cfg, model, trainer)
+    sites = parse_sites(cfg.FED.SITES, plan.clients)
     batcher = SplitBatcher(
-        train, data.clients, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), int(cfg.SEED), loader.views,
-        plan.epochs, model.device, model.dtype, plain=test,
+        pixel_source, data.clients, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), int(cfg.SEED),
+        loader.views, plan.epochs, model.device, model.dtype, plain=test,
     )
-    proxy, proxy_notes = server_images(trainer.proxy_source, cfg, data, loader, progress)
+    proxy, proxy_notes = server_images(
+        trainer.proxy_source, cfg, data, loader, progress, plan.unseen
+    )
     trainer.check_proxy(proxy)
     federation = Federation(  # refuses ranks and stray tensors: before any image is encoded
-        trainer, model, batcher, plan, engine=LocalEngine(chunk),
+        trainer, model, batcher, plan, engine=LocalEngine(chunk, sites),
         budget=make_budget(cfg, plan, batcher), proxy=proxy,
     )
     if not (pixels or cfg.FED.PLAIN):
-        train, test = image_sources(cfg, data, model, loader, labels, trainer, progress)
+        cached = image_sources(cfg, data, model, loader, labels, trainer, progress)
+        train, test = (source.on(device) for source in cached)
         federation.batcher = replace(batcher, source=train, plain=test)
-        prove(cfg, federation, train, batcher.source, train_images(data))
+        prove(cfg, federation, train, pixel_source, train_images(data))
+    federation.meter = meter = ClientMeter(
+        model, trainer, test, data, batch_size=int(cfg.DATALOADER.TEST.BATCH_SIZE),
+        fold=not cfg.FED.PLAIN,
+    )
     identity = run_identity(
         cfg, data, backbone, loader, chunk, device.type, proxy.digest if proxy else ""
     )
+    if cfg.FED.SITES:
+        model.notes.append(f"clients at {len(set(sites))} site(s) are computed site by site")
     notes = [*data.notes, *model.notes, *_marks(cfg, loader, trainer), *proxy_notes]
-    return Built(cfg, data, backbone, model, federation, test, loader, identity, notes)
+    return Built(cfg, data, backbone, model, federation, meter, test, loader, identity, notes)
 
 
 def _marks(cfg: CfgNode, loader: ImageLoader, trainer: Trainer) -> list[str]:
@@ -227,6 +243,8 @@ def _marks(cfg: CfgNode, loader: ImageLoader, trainer: Trainer) -> list[str]:
         marks.append("random backbone weights: accuracies mean nothing")
     if cfg.TEST.TARGETS and not trainer.open_vocabulary:
         marks.append(f"{trainer.name} is bound to its training classes: no number for TEST.TARGETS")
+    if cfg.FED.UNSEEN_CLIENTS:
+        marks.append(f"{cfg.FED.UNSEEN_CLIENTS} clients never work (FED.UNSEEN_CLIENTS)")
     if cfg.FED.AGGREGATOR != AUTO:
         marks.append(f"aggregation: {cfg.FED.AGGREGATOR}")
     if cfg.FED.SERVER_OPTIM != NONE:

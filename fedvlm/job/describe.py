@@ -62,13 +62,14 @@ def header(built: Built) -> dict[str, object]:
     shared, personal = (len(groups.names(group)) for group in ("shared", "personal"))
     count = numel(built.federation.p0)
     frozen = sum(p.numel() for p in built.backbone.model.parameters())
+    roster = built.federation.roster
+    unseen = f", {len(roster.unseen)} of them never work" if roster.unseen else ""
     return {
         "method": cfg.TRAINER.NAME,
         "dataset": f"{cfg.DATASET.NAME}, {len(built.data.classnames)} classes "
                    f"({cfg.DATASET.SUBSAMPLE_CLASSES}), shots {cfg.DATASET.NUM_SHOTS}",
-        "clients": f"{cfg.FED.CLIENTS}, {partition_name(cfg)}, "
-                   f"{min(len(c.train) for c in built.data.clients)} to "
-                   f"{max(len(c.train) for c in built.data.clients)} training images each",
+        "clients": f"{len(roster)}, {partition_name(cfg)}, {roster.train.min()} to "
+                   f"{roster.train.max()} training images each{unseen}",
         "backbone": f"{cfg.MODEL.BACKBONE.NAME} on {built.model.device.type}, {cfg.MODEL.PREC}",
         "trainable": f"{count:,} of {frozen + count:,} ({100 * count / (frozen + count):.2f} %), "
                      f"{shared} tensors shared, {personal} personal",
@@ -104,6 +105,13 @@ def peft_choice(cfg: CfgNode, origins: Mapping[str, str]) -> str:
             "tensors; drop them"
         )
     return f"-{words_of(cfg.PEFT.TEXT, cfg.PEFT.VISUAL, cfg.PEFT.HEAD)}"
+
+
+def trained_words(cfg: CfgNode) -> str:
+    """Return what ``PEFT`` trains, for results: the words of ``--peft`` and what refines them."""
+    more = [word for word, on in (("csc", cfg.PEFT.CSC), ("ln", cfg.PEFT.LN)) if on]
+    more += [f"'{cfg.PEFT.CTX_INIT}'"] if cfg.PEFT.CTX_INIT else []
+    return "+".join([words_of(cfg.PEFT.TEXT, cfg.PEFT.VISUAL, cfg.PEFT.HEAD), *more])
 
 
 def run_path(cfg: CfgNode, data: str, method: str) -> RunPath:

@@ -11,22 +11,22 @@ import resource
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from yacs.config import CfgNode
 
 from fedvlm.config.build import flat
 from fedvlm.console.log import Headline, LogFile
 from fedvlm.console.screen import Console, progress
 from fedvlm.core.errors import ConfigError
-from fedvlm.core.trees import Tree, cast, expand, numel, pick
+from fedvlm.core.trees import State, Tree, numel, pick
 from fedvlm.evaluation import Evaluator
 from fedvlm.federation.batches import Batch, SplitBatcher, Step, step_slices
-from fedvlm.federation.rounds import FedState, Models, RoundFinished, state_of
-from fedvlm.federation.server import Held, Roster
+from fedvlm.federation.rounds import FedState, Models, RoundFinished, Whole, state_of
+from fedvlm.federation.server import Held, Measure, Roster, Row, only_numbers
 from fedvlm.job.build import Built, build
 from fedvlm.job.describe import header, peft_choice, run_path
 from fedvlm.job.inputs import Inputs
@@ -82,12 +82,12 @@ def dry_run(cfg: CfgNode) -> int:
         began = time.perf_counter()
         work = federation.engine.run(
             federation.trainer, lambda ids: federation.context(ids, 1),
-            federation.downloads(state, 1, [0]), {0: state.clients[0]},
+            federation.downloads(state, 1, [0]), federation.clients, {0: 0},
         )
         seconds.append(time.perf_counter() - began)
     (updates,) = work.parts
     federation.trainer.aggregate(
-        federation.server_context(1, Held(state.held)), state.server, updates
+        federation.server_context(1, Held(federation.held, state.held)), state.server, updates
     )
     sent = sum(updates.bytes()[0].values())
     uploads = sum(len(federation.plan.sample(r)) for r in range(1, federation.plan.rounds + 1))
@@ -129,11 +129,13 @@ def evaluation_only(
     manifest, saved = _trained(args.model_dir, args.load_epoch)
     built = build(cfg, progress, inputs=inputs)
     federation = built.federation
-    state = saved or federation.start()
-    data = built.data.digest
-    same = saved is None or manifest.get("facts", {}).get("data_digest") == data
+    same = saved is None or manifest.get("facts", {}).get("data_digest") == built.data.digest
     if saved is not None:
         _check_tensors(built, federation.trainer.shared(saved.server), args.model_dir)
+        saved.server = moved(saved.server, built.model.device)
+        state = federation.adopt(saved) if same else FedState(saved.round, saved.server)
+    else:
+        state = federation.start()
     console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
     choice = peft_choice(cfg, origins)
     place = run_path(cfg, built.data.name, federation.trainer.name + choice).relative()
@@ -182,7 +184,7 @@ def built_only(cfg: CfgNode, inputs: Inputs | None = None) -> int:
     return 0
 
 
-def _trained(folder: str, epoch: str) -> tuple[dict[str, Any], FedState | None]:
+def _trained(folder: str, epoch: str) -> tuple[dict[str, Any], Whole | None]:
     """Return the manifest and the state of a run folder; None for the untrained start."""
     if not folder:
         if epoch:
@@ -210,6 +212,11 @@ def _trained(folder: str, epoch: str) -> tuple[dict[str, Any], FedState | None]:
     return manifest, state_of(saved.round, saved.server, saved.clients)
 
 
+def moved(state: State, device: torch.device) -> State:
+    """Return a state's tensors on a device."""
+    return {s: {n: v.to(device) for n, v in tree.items()} for s, tree in state.items()}
+
+
 def _check_tensors(built: Built, shared: Tree, folder: str) -> None:
     """Refuse tensors of another method, backbone or class list (``ConfigError``)."""
     groups, start = built.federation.groups, built.federation.p0
@@ -225,16 +232,19 @@ def _check_tensors(built: Built, shared: Tree, folder: str) -> None:
 
 def _evaluated(built: Built, state: FedState, same: bool) -> dict[str, Any]:
     """Return the metrics of a state on the run's test sets."""
-    federation, model = built.federation, built.model
-    shared = cast(
-        federation.p0 | federation.trainer.shared(state.server), model.dtype, model.device)
+    federation = built.federation
+    shared = federation.shared(state)
 
     def everybody(clients: Sequence[int]) -> Models:
         for client in clients:  # nobody was trained on these images: all have the global model
-            yield [client], expand(shared, 1)
+            yield [client], shared
 
-    personal = partial(federation.personal, state, finetune=False) if same else everybody
+    def rows(clients: Sequence[int], measure: Measure) -> list[Row]:
+        if same:
+            return federation.rows(state, clients, replace(measure, finetuned=False))
+        return only_numbers(built.meter(measure, everybody(clients)), clients)
+
     evaluator: Evaluator = make_evaluator(built)
-    event = RoundFinished(
-        state.round, state.round, state, personal, personal, lambda: expand(shared, 1))
-    return evaluator.evaluate(event)
+    return evaluator.evaluate(RoundFinished(
+        state.round, state.round, state.server, shared, federation.roster, rows
+    ))

@@ -17,7 +17,8 @@ head      a linear classifier that starts as the template's text features  PEFT.
 ========= ================================================================ ===================
 
 What is not named is off: text none, visual none, head text. ``prompt`` and ``head`` exclude each
-other. Sizes stay keys: PEFT.RANK, ALPHA, TARGETS, BLOCKS, WIDTH, N_CTX, LORA_AVG.
+other. Sizes stay keys: PEFT.RANK, ALPHA, TARGETS, BLOCKS, WIDTH, N_CTX, LORA_AVG; so
+do CTX_INIT, CSC and LN.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ FLAGS: tuple[Flag, ...] = (
     _v(_TRAIN, "INPUT.VIEWS", "--views", "1 view, n augmented ones, or 0: always a fresh one",
        "N"),
     _v(_TRAIN, "TEST.TARGETS", "--targets", "also test on these datasets (transfer)", "A,B"),
-    _v(_TRAIN, "TEST.EVAL_EVERY", "--eval-every", "rounds between evaluations", "N"),
+    _v(_TRAIN, "TEST.EVAL_EVERY", "--eval-every", "rounds between evaluations, or auto", "N"),
     _v(_TRAIN, "SEED", "--seed", "model seed", "N"),
     _v(_TRAIN, "DATA_SEED", "--data-seed", "seed of partition and shots", "N"),
     Flag(("--seeds",), "one run per seed (both seeds), then the table", _TRAIN, dest="seeds",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from fedvlm.compat.files import load_trainer
 from fedvlm.config.build import flat
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import declare
+from fedvlm.config.sections import read_keys
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.images import ImageLoader
 from fedvlm.models.backbone import Backbone
@@ -57,18 +59,29 @@ def run_identity(
 
 
 def identity_config(cfg: CfgNode) -> dict[str, Any]:
-    """Return the config keys of a run's identity: all that may move a number.
-
-    A key that came after others is left out while it changes nothing (``Option.neutral``).
-    """
+    """Return the config keys of a run's identity: all that it reads and that may move a number."""
     trainer = load_trainer(cfg.TRAINER.NAME)
     node = f"TRAINER.{trainer.name.upper()}"
-    foreign = dict(getattr(trainer, "foreign", {}))
-    schema = declare(default_schema() | foreign, node, trainer.options)
-    return {
+    config = {
         k: v for k, v in flat(cfg).items()
-        if k not in WHERE
-        and (not k.startswith("TRAINER.") or k == "TRAINER.NAME" or k.startswith(f"{node}.")
-             or k in foreign)
-        and (k not in schema or schema[k].neutral is None or v != schema[k].neutral)
+        if not k.startswith("TRAINER.") or k == "TRAINER.NAME" or k.startswith(f"{node}.")
+        or k in trainer.foreign
     }
+    return present_config(cfg.TRAINER.NAME, config)
+
+
+def present_config(trainer: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return of the config in an identity, perhaps an older one, what counts today.
+
+    Args:
+        trainer: ``TRAINER.NAME`` of the run that asks.
+    """
+    cls = load_trainer(trainer)
+    known = default_schema() | dict(cls.foreign)
+    schema = declare(known, f"TRAINER.{cls.name.upper()}", cls.options)
+    return {k: v for k, v in read_keys(config, schema).items() if k not in WHERE}
+
+
+def present(trainer: str, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return of an identity, perhaps an older one, what counts today (see ``present_config``)."""
+    return {**identity, "config": present_config(trainer, identity.get("config", {}))}

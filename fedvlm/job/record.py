@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
-
-import numpy as np
 
 from fedvlm.console.rows import ClientRow, RoundRow
 from fedvlm.core.stats import mean
-from fedvlm.evaluation import Evaluator
+from fedvlm.evaluation import Evaluator, Panel, auto_interval, panel_of
+from fedvlm.evaluation.scores import DOMAIN
 from fedvlm.federation.aggregation.telltale import outlier_sentence
 from fedvlm.federation.rounds import Event, FedState, RoundFinished, RoundStarted, slots_of
 from fedvlm.job.build import Built
@@ -31,49 +29,50 @@ class Screen(Protocol):
         """Show remarks."""
 
 
-def make_evaluator(built: Built, **options: Any) -> Evaluator:
-    """Return the evaluator of a run on its test splits.
+def make_panel(built: Built) -> Panel:
+    """Return whose personal models a run evaluates, and after which rounds.
 
-    Selection by validation may name any round, so then every round has its test numbers.
+    Selection by validation may name any round, so then every round has the numbers of all.
     """
-    cfg = built.cfg
-    every = 1 if cfg.TEST.SELECT == "val" else int(cfg.TEST.EVAL_EVERY)
-    return Evaluator(
-        built.model, built.federation.trainer, built.test, built.data,
-        every=every, batch_size=int(cfg.DATALOADER.TEST.BATCH_SIZE), **options,
+    cfg, federation = built.cfg, built.federation
+    plan, by_validation = federation.plan, cfg.TEST.SELECT == "val"
+    pooled = len(built.data.global_test) + sum(
+        len(other.indices) for other in built.data.others if other.kind == DOMAIN
+    )
+    every = 1 if by_validation else int(cfg.TEST.EVAL_EVERY) or auto_interval(
+        federation.roster, plan.cohort, plan.epochs, pooled
+    )
+    return panel_of(
+        federation.roster, cohort=int(cfg.TEST.COHORT), data_seed=int(cfg.DATA_SEED), every=every,
+        alike=by_validation,
     )
 
 
-def validation_evaluator(built: Built) -> Evaluator:
-    """Return an evaluator whose test splits are the clients' validation splits."""
-    clients = [replace(c, test=c.val) for c in built.data.clients]
-    pooled = np.unique(np.concatenate([c.val for c in built.data.clients]))
-    data = replace(
-        built.data, clients=clients, global_test=pooled, new_classnames=[], others=[]
-    )
+def make_evaluator(built: Built, **options: Any) -> Evaluator:
+    """Return the evaluator of a run on its test splits."""
     return Evaluator(
-        built.model, built.federation.trainer, built.test, data, every=1,
-        batch_size=int(built.cfg.DATALOADER.TEST.BATCH_SIZE), cross=False,
+        built.model, built.federation.trainer, built.test, built.data, make_panel(built),
+        batch_size=int(built.cfg.DATALOADER.TEST.BATCH_SIZE), **options,
     )
 
 
 class Recorder:
     """Order per round: evaluate, append metrics, save the state; a kill in between repeats it.
 
+    It hears a round's event first (``__call__``) and gets the state then (``save``).
+
     Args:
-        state: what the run goes on from; None for its beginning.
         sinks: get each round's record (``job.sinks.Sinks``).
     """
 
     def __init__(
-        self, built: Built, folder: RunFolder, screens: Sequence[Screen], state: FedState | None,
+        self, built: Built, folder: RunFolder, screens: Sequence[Screen],
         sinks: Callable[[Mapping[str, Any]], None],
     ) -> None:
         self.built, self.folder, self.screens, self.sinks = built, folder, screens, sinks
         self.evaluator = make_evaluator(built, keep_logits=bool(built.cfg.TEST.KEEP_LOGITS))
-        by_validation = built.cfg.TEST.SELECT == "val"
-        self.validation = validation_evaluator(built) if by_validation else None
-        self.clients: dict[int, ClientRow] = {}  # as last shown
+        self.by_validation = built.cfg.TEST.SELECT == "val"
+        self._show: list[tuple[RoundRow, list[str]]] = []  # until the state is saved
 
     def __call__(self, event: Event) -> None:
         """See the class."""
@@ -86,45 +85,52 @@ class Recorder:
         if has_similarity(event):
             cosines = similarity(event)
             record |= {"similarity": cosines} if cosines else {}
-        if self.validation is not None:
-            # All rounds alike: the last one's models as they are before any final fine-tuning.
-            alike = replace(event, personal=event.before_finetuning, finetuning={})
-            validation = self.validation(alike)
-            record["val"] = validation["personal"] if validation else None
+        if self.by_validation:
+            record["val"] = self.evaluator.validate(event)
         if self.evaluator.logits:
-            self.folder.save_tensors("logits", self.evaluator.logits)
+            kept = self.evaluator.logits | self.built.meter.logits
+            self.folder.save_tensors("logits", kept)
         self.folder.append_metrics(record)
         self.sinks(record)
-        self.folder.save_state(event.state.round, slots_of(event.state), event.state.clients)
-        row = self.row(event, metrics)
-        for screen in self.screens:
-            screen.round_finished(row)
-            screen.notes([outlier_sentence(event.round, r) for r in record.get("outliers", ())])
+        said = [outlier_sentence(event.round, row) for row in record.get("outliers", ())]
+        self._show.append((round_row(event, metrics), said))
 
-    def row(self, event: RoundFinished, metrics: Mapping[str, Any] | None) -> RoundRow:
-        """Return what the screen shows of a round; a client keeps its last known numbers."""
-        accuracy = {c["client"]: c["accuracy"] for c in metrics["clients"]} if metrics else {}
-        losses = {c: told.get("loss") for c, told in metrics_of(event).items()}
-        rows = []
-        for c, split in enumerate(self.built.data.clients):
-            before = self.clients.get(c)
-            state = "dropped" if c in event.dropped else "trained" if c in losses else "absent"
-            rows.append(ClientRow(
-                c, len(split.train), losses.get(c, before.loss if before else None),
-                accuracy.get(c, before.accuracy if before else None), state,
-            ))
-        self.clients = {r.cid: r for r in rows}
-        names = {"global": "global", "unseen": "unseen", "before fine-tuning": "personal_before_ft"}
-        extra = {
-            name: metrics[key] for name, key in names.items()
-            if metrics and metrics.get(key) is not None
-        }
-        return RoundRow(
-            event.round, event.seconds, mean(losses.values()),
-            metrics["personal"] if metrics else None,
-            metrics["personal_worst"] if metrics else None,
-            total(event.bytes_up) + total(event.bytes_down), rows, extra,
-        )
+    def save(self, state: FedState) -> None:
+        """Save the state that a resumed run goes on from, then show its round."""
+        federation = self.built.federation
+        whole = federation.read(state, sorted(state.versions))
+        self.folder.save_state(whole.round, slots_of(whole), whole.clients)
+        federation.commit(state)
+        while self._show:
+            row, said = self._show.pop(0)
+            for screen in self.screens:
+                screen.round_finished(row)
+                screen.notes(said)
+
+
+def round_row(event: RoundFinished, metrics: Mapping[str, Any] | None) -> RoundRow:
+    """Return what the screen shows of a round, with the clients that worked or were evaluated."""
+    accuracy = {c["client"]: c["accuracy"] for c in metrics["clients"]} if metrics else {}
+    losses = {c: told.get("loss") for c, told in metrics_of(event).items()}
+    sizes = event.roster.train
+    rows = []
+    for c in sorted({*accuracy, *losses, *event.dropped}):
+        state = "dropped" if c in event.dropped else "trained" if c in losses else "absent"
+        rows.append(ClientRow(c, int(sizes[c]), losses.get(c), accuracy.get(c), state))
+    names = {
+        "global": "global", "unseen": "unseen", "before fine-tuning": "personal_before_ft",
+        "unseen clients": "unseen_clients",
+    }
+    extra = {
+        name: metrics[key] for name, key in names.items()
+        if metrics and metrics.get(key) is not None
+    }
+    shown = metrics or {}
+    return RoundRow(
+        event.round, event.seconds, mean(losses.values()), shown.get("personal"),
+        shown.get("personal_worst"), total(event.bytes_up) + total(event.bytes_down), rows, extra,
+        shown.get("personal_clients"),
+    )
 
 
 def total(traffic: Mapping[int, Mapping[str, int]]) -> int:

@@ -20,18 +20,18 @@ from fedvlm.evaluation.scores import TARGET
 from fedvlm.federation.aggregation.telltale import times
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.job.build import Built, views_of
-from fedvlm.job.describe import partition_name, setting
-from fedvlm.job.flags import words_of
+from fedvlm.job.describe import partition_name, setting, trained_words
 from fedvlm.runs.metrics import sentence, totals
 
 METRICS = (
     "personal", "personal_std", "personal_worst", "personal_worst_decile", "personal_micro",
     "personal_macro_f1", "global", "global_macro_f1", "base_all", "base_other", "new", "hm2",
-    "hm3", "cm", "personal_before_ft", "unseen", "unseen_personal", "targets",
+    "hm3", "cm", "personal_before_ft", "unseen", "unseen_personal", "targets", "unseen_clients",
+    "unseen_clients_std", "unseen_clients_worst",
 )
 COLUMNS = (
     "personal", "personal_before_ft", "personal_worst", "global", "base_all", "base_other", "new",
-    "hm2", "hm3", "cm", "unseen", "unseen_personal", "targets",
+    "hm2", "hm3", "cm", "unseen", "unseen_personal", "targets", "unseen_clients",
 )
 FEW = 4  # targets with a column each; of more, the table on the screen has the mean only
 
@@ -114,10 +114,10 @@ def protocol(built: Built) -> dict[str, Any]:
         "subsample": cfg.DATASET.SUBSAMPLE_CLASSES,
         "backbone": cfg.MODEL.BACKBONE.NAME, "weights": built.backbone.weights,
         "backbone_digest": built.backbone.digest, "data_digest": built.data.digest,
-        "peft": words_of(cfg.PEFT.TEXT, cfg.PEFT.VISUAL, cfg.PEFT.HEAD)
-        if isinstance(built.federation.trainer, PeftTrainer) else "",
+        "peft": trained_words(cfg) if isinstance(built.federation.trainer, PeftTrainer) else "",
         "partition": partition_name(cfg), "held_out": built.data.spec.held_out,
         "server_holdout": built.data.spec.server_holdout,
+        "unseen_clients": int(cfg.FED.UNSEEN_CLIENTS), "cohort": cohort_of(built),
         "targets": ", ".join(o.name for o in built.data.others if o.kind == DATASET),
         "batch_size": int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), "rounds": int(cfg.FED.ROUNDS),
         "local_epochs": int(cfg.FED.LOCAL_EPOCHS), "views": views_of(cfg), "seed": int(cfg.SEED),
@@ -125,6 +125,12 @@ def protocol(built: Built) -> dict[str, Any]:
         "extra_data": built.federation.trainer.extra_data,
         "proxy": built.federation.proxy.source if built.federation.proxy else "",
     }
+
+
+def cohort_of(built: Built) -> int:
+    """Return how many clients stand for all in the evaluation; 0 where all of them do."""
+    cohort = int(built.cfg.TEST.COHORT)
+    return cohort if cohort < len(built.federation.roster.members) else 0
 
 
 def seed_table(results: Sequence[Mapping[str, Any]]) -> list[str]:

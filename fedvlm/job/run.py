@@ -8,6 +8,7 @@ import os
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from fedvlm.federation.rounds import FedState, state_of
 from fedvlm.job.build import Built, build
 from fedvlm.job.describe import header, partition_name, peft_choice, run_path
 from fedvlm.job.dry import built_only, dry_run, evaluation_only
+from fedvlm.job.identity import present
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import Recorder
 from fedvlm.job.results import results_of, seed_table
@@ -82,7 +84,9 @@ def _run(
     choice = peft_choice(cfg, origins)
     built = build(cfg, progress, inputs=inputs)
     place = run_path(cfg, built.data.name, built.federation.trainer.name + choice)
-    folder = RunFolder.create(cfg.OUTPUT_DIR, place, built.identity)
+    folder = RunFolder.create(
+        cfg.OUTPUT_DIR, place, built.identity, present=partial(present, cfg.TRAINER.NAME)
+    )
     _check_resume(cfg, folder)
     console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
     if folder.finished is not None:
@@ -131,13 +135,16 @@ def _train(
         screen.notes([*built.notes, *folder.notes])
     title = f"{built.data.name}, {partition_name(cfg)}, data seed {cfg.DATA_SEED}"
     draw_partition(folder.path, title)
+    recorder = Recorder(built, folder, screens, sinks)
     reference = zero_shot(
-        built.model, built.test, built.data, batch_size=int(cfg.DATALOADER.TEST.BATCH_SIZE)
+        built.model, built.test, built.data, recorder.evaluator.panel, built.meter.template,
+        batch_size=int(cfg.DATALOADER.TEST.BATCH_SIZE),
     ) if built.backbone.has_text else None
 
     done, _ = read_metrics(folder.metrics_path)
     sinks.open(folder.path, folder.digest, flat(cfg), done, screens)
-    built.federation.subscribers.append(Recorder(built, folder, screens, state, sinks))
+    built.federation.subscribers.append(recorder)
+    built.federation.savers.append(recorder.save)
     built.federation.run(state)
 
     records, _ = read_metrics(folder.metrics_path)
@@ -178,7 +185,7 @@ def restore(built: Built, folder: RunFolder) -> FedState | None:
         built.federation.budget.record(record["round"], record["counters"])
     folder.notes.append(f"going on after round {saved.round}")
     clients = {c: moved(s) for c, s in saved.clients.items()}
-    return state_of(saved.round, moved(saved.server), clients)
+    return built.federation.adopt(state_of(saved.round, moved(saved.server), clients))
 
 
 def _check_resume(cfg: CfgNode, folder: RunFolder) -> None:

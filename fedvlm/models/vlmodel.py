@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedvlm.core.errors import ConfigError, did_you_mean
+from fedvlm.core.errors import ConfigError, FedvlmError, did_you_mean
 from fedvlm.models.backbone import Backbone, digest_of
 from fedvlm.models.towers.blocks import Edits, NoEdits
 from fedvlm.models.towers.prompts import PLACEHOLDER, clean_name, encode_texts
 from fedvlm.models.towers.text import TextTower
 from fedvlm.models.towers.text_path import ClassPrompts, TextPath
-from fedvlm.models.towers.vision import PREFIX, VisionTower, pick_stream
+from fedvlm.models.towers.vision import PATCHES, PREFIX, VisionTower, pick_stream
 
 ANCHORS = ("literal", "template")
 Family = tuple[tuple[str, ...], tuple[str, ...]]  # class names, templates
@@ -69,7 +69,7 @@ class VLModel:
         self._text_path = TextPath(
             backbone, packed=packed, bf16=bf16_text, counters=self.counters, notes=self.notes
         )
-        self._prompts: dict[int, ClassPrompts] = {}
+        self._prompts: dict[tuple[int, bool], ClassPrompts] = {}  # by n_ctx, and whose contexts
         self._anchors: dict[tuple[str, int], Tensor] = {}
         self._vision: VisionTower | None = None
         self._texts: TextTower | None = None
@@ -82,14 +82,15 @@ class VLModel:
 
         Args:
             x: ``features`` [K, B, embed_dim] (used as they are), ``tokens.<b>`` [K, B, n, width]
-                (they go on from block b) or ``pixels`` [K, B, 3, H, W].
+                (they go on from block b) or ``pixels`` [K, B, 3, H, W]; the first of these that
+                is there.
         """
         if "features" in x:
             return x["features"].to(self.device, self.dtype)
         if any(name.startswith(PREFIX) for name in x):
             with torch.no_grad():
                 return self.adapted_image(x, NoEdits())[0]
-        pixels = x["pixels"]
+        pixels = x[pick_stream(x)[0]]
         clients, batch = pixels.shape[:2]
         with torch.no_grad():
             parts = [
@@ -98,6 +99,31 @@ class VLModel:
             ]
         self.counters["image_forwards"] += clients * batch
         return torch.cat(parts).view(clients, batch, -1)
+
+    def patches(self, x: Mapping[str, Tensor]) -> Tensor:
+        """Patch features [K, B, M, embed_dim] of the frozen tower, projected, not normalised.
+
+        Args:
+            x: ``patches`` (used as they are), or ``tokens.<b>`` or ``pixels`` as for ``image``.
+
+        Raises:
+            ConfigError: the backbone has no ViT image tower with patch features.
+        """
+        if PATCHES in x:
+            return x[PATCHES].to(self.device, self.dtype)
+        tower, (name, start) = self.vision, pick_stream(x)
+        rows = x[name].to(self.device, self.dtype)
+        clients, batch = rows.shape[:2]
+        with torch.no_grad():
+            if start < 0:
+                parts = rows.flatten(0, 1).split(self.image_chunk)
+                rows = torch.cat([tower.enter(part) for part in parts])
+            out = [
+                tower.patches(part[None], max(start, 0))[0]
+                for part in rows.reshape(-1, *rows.shape[-2:]).split(self.image_chunk)
+            ]
+        self.counters["image_forwards"] += clients * batch
+        return torch.cat(out).unflatten(0, (clients, batch))
 
     @property
     def vision(self) -> VisionTower:
@@ -159,11 +185,30 @@ class VLModel:
 
         Leading axes are free; the gradient reaches ``ctx`` only.
         """
-        lead, flat = ctx.shape[:-2], ctx.reshape(-1, *ctx.shape[-2:])
-        n_ctx = flat.shape[1]
-        if n_ctx not in self._prompts:
-            self._prompts[n_ctx] = ClassPrompts(self._text_path, self.classnames, n_ctx)
-        out = self._prompts[n_ctx].encode(flat)
+        return self._text(ctx, 2)
+
+    def text_by_class(self, ctx: Tensor) -> Tensor:
+        """Normalised text features [..., C, embed_dim] of contexts [..., C, n_ctx, text_width].
+
+        As ``text``, with a context of its own for every class.
+
+        Raises:
+            FedvlmError: contexts of another number of classes.
+        """
+        if ctx.shape[-3] != len(self.classnames):
+            raise FedvlmError(
+                f"{ctx.shape[-3]} class-specific contexts for {len(self.classnames)} classes: they "
+                "belong to the class list that they were made for"
+            )
+        return self._text(ctx, 3)
+
+    def _text(self, ctx: Tensor, axes: int) -> Tensor:
+        """Text features of contexts that are the last ``axes`` axes."""
+        lead, flat = ctx.shape[:-axes], ctx.reshape(-1, *ctx.shape[-axes:])
+        key = (flat.shape[-2], axes == 3)
+        if key not in self._prompts:
+            self._prompts[key] = ClassPrompts(self._text_path, self.classnames, *key)
+        out = self._prompts[key].encode(flat)
         return F.normalize(out, dim=-1).view(*lead, *out.shape[1:])
 
     def anchor(self, kind: str, n_ctx: int) -> Tensor:

@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from fedvlm.config.keys import default_schema
+from fedvlm.config.sections import read_keys
 from fedvlm.core.errors import DataError
 from fedvlm.runs.identity import read_results
 from fedvlm.runs.metrics import read_metrics
@@ -97,11 +99,13 @@ class Run:
     def identity_config(self) -> dict[str, Any]:
         """Return the config that changes the run's numbers, flat: ``OPTIM.LR`` -> 0.005.
 
+        Of an older run, too, only what counts today.
+
         Raises:
             DataError: the manifest cannot be read, or names none.
         """
         try:
-            return dict(self.manifest()["identity"]["config"])
+            return read_keys(dict(self.manifest()["identity"]["config"]), default_schema())
         except (KeyError, TypeError, ValueError) as error:
             raise DataError("the manifest names no config") from error
 

@@ -25,6 +25,7 @@ from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.runs import lock, manifest, metrics, state
 from fedvlm.runs.identity import (
     FORMAT,
+    Present,
     RunPath,
     config_text,
     earlier_results,
@@ -44,13 +45,15 @@ class RunFolder:
 
     Attributes:
         path: the folder.
-        digest: the run's identity digest.
+        digest: the run's identity digest; of a folder that was there, the one recorded in it.
         finished: contents of ``results.json`` where the run is done already, else None.
         notes: what the user should be told (lock taken over, states passed over, ...).
     """
 
-    def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
-        self.path = path
+    def __init__(
+        self, path: Path, identity: Mapping[str, Any], present: Present = identity_plain
+    ) -> None:
+        self.path, self._present = path, present
         self.identity = identity_plain(identity)
         self.digest = identity_digest(identity)
         self.finished: dict[str, Any] | None = None
@@ -61,7 +64,7 @@ class RunFolder:
     @classmethod
     def create(
         cls, output_dir: str | Path, parts: RunPath, identity: Mapping[str, Any], *,
-        resume: bool = True, argv: Sequence[str] | None = None,
+        resume: bool = True, argv: Sequence[str] | None = None, present: Present = identity_plain,
     ) -> RunFolder:
         """Open the folder of a run, new or left behind; the same identity only.
 
@@ -70,22 +73,23 @@ class RunFolder:
             identity: everything that changes the run's numbers (JSON values).
             resume: False drops unfinished work and begins again; a finished run is always kept.
             argv: the command line for the manifest.
+            present: what of an identity counts today; the folder's own may be older.
 
         Raises:
             ConfigError: another identity lies there (the difference is shown), another process
                 works there, or the path cannot be a folder.
             DataError: the folder holds files without a readable manifest, or cannot be written.
         """
-        run = cls(Path(output_dir) / parts.relative(), identity)
+        run = cls(Path(output_dir) / parts.relative(), identity, present)
         run._make()
-        run.finished = earlier_results(run.path, run.identity, run.notes)
+        run.finished = run._earlier()
         if run.finished is not None:
             run._tidy()
             return run
         run._lock = lock.acquire(run.path)
         try:
             run.notes = list(run._lock.notes)
-            run.finished = earlier_results(run.path, run.identity, run.notes)
+            run.finished = run._earlier()
             if run.finished is None:
                 run._open(resume, argv)
         finally:
@@ -221,6 +225,13 @@ class RunFolder:
             self.close("interrupted" if kind is KeyboardInterrupt else kind.__name__)
 
     # ---- opening ----------------------------------------------------------------------------
+    def _earlier(self) -> dict[str, Any] | None:
+        """Return the results that lie there, and take over their digest."""
+        record = earlier_results(self.path, self.identity, self.notes, self._present)
+        if record is not None:
+            self.digest = record["identity_digest"]
+        return record
+
     def _make(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -245,7 +256,8 @@ class RunFolder:
         """Check what lies in the folder and enter this session in the manifest."""
         earlier = read_manifest(self.path)
         if earlier is not None:
-            refuse_other(self.path, earlier["identity"], self.identity)
+            refuse_other(self.path, earlier["identity"], self.identity, self._present)
+            self.identity, self.digest = earlier["identity"], earlier["identity_digest"]
         files.remove_leftovers(self.path)
         session = manifest.session(argv)
         record = earlier or {

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ _LIMIT = 60  # bytes of one part; the longest folder name has two of them
 _PLAIN = "._-+=,"
 _ABSENT = object()
 _SHOWN = 8
+Present = Callable[[Mapping[str, Any]], Mapping[str, Any]]  # an identity -> what counts today
 
 
 @dataclass(frozen=True)
@@ -219,8 +220,11 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     return dict(record)
 
 
-def refuse_other(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` with the difference unless both identities are the same."""
+def refuse_other(
+    folder: Path, old: Mapping[str, Any], new: Mapping[str, Any], present: Present = identity_plain
+) -> None:
+    """Raise ``ConfigError`` with the difference unless both identities are the same today."""
+    old, new = present(old), present(new)
     if identity_digest(old) == identity_digest(new):
         return
     raise ConfigError(
@@ -231,11 +235,12 @@ def refuse_other(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -
 
 
 def earlier_results(
-    folder: Path, identity: Mapping[str, Any], notes: list[str]
+    folder: Path, identity: Mapping[str, Any], notes: list[str], present: Present = identity_plain
 ) -> dict[str, Any] | None:
     """Return the folder's results if they are of a run of this identity; None without any.
 
-    Damaged results count as none, with a note.
+    Damaged results count as none, with a note. The manifest says which run they are of; its
+    identity, of an older version perhaps, is the same if ``present`` makes it the same.
 
     Raises:
         ConfigError: they are of another run.
@@ -250,7 +255,9 @@ def earlier_results(
         return record
     manifest = read_manifest(folder)
     if manifest is not None:
-        refuse_other(folder, manifest["identity"], identity)
+        refuse_other(folder, manifest["identity"], identity, present)
+        if record["identity_digest"] == manifest["identity_digest"]:
+            return record
     raise ConfigError(
         f"'{path}' holds the results of another run; move it away or choose another --tag"
     )

@@ -21,6 +21,7 @@ import yaml
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.stats import mean
+from fedvlm.job.identity import present_config
 from fedvlm.runs.identity import (
     identity_difference,
     identity_digest,
@@ -131,7 +132,9 @@ def state_of(cell: Cell, attempt: dict[str, Any] | None) -> CellState:
     folder = cell.folder
     manifest = read_manifest(folder) if folder.is_dir() else None
     if manifest is not None:
-        config = manifest["identity"].get("config", {})
+        config = present_config(
+            str(cell.config["TRAINER.NAME"]), manifest["identity"].get("config", {})
+        )
         if identity_digest(config) != cell.digest:
             difference = shorten(identity_difference(config, cell.config))
             raise ConfigError(

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedvlm.bench import fedtv, flops, machine, report
-from fedvlm.bench.case import TINY, Case, class_names, local_round
+from fedvlm.bench.case import TINY, Case, class_names, local_round, trained
 from fedvlm.bench.flops import Towers
 from fedvlm.bench.machine import busiest, torch_products
 from fedvlm.cli.verbs import verbs
@@ -52,7 +52,7 @@ def test_both_sides_train_alike(dtype: torch.dtype) -> None:
         assert ours == pytest.approx(losses, rel=LOSS[dtype])
         for name, value in side.values().items():
             if name != fedtv.NO_GRADIENT:
-                got = work.states[client]["w"][name]
+                got = trained(fed, work, client)[name]
                 assert (got - value).norm() <= TENSORS[dtype] * value.norm(), name
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedvlm.federation.rounds import FedState
+from fedvlm.federation.rounds import FedState, Whole
 from fedvlm.job.build import Built, build
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve
@@ -32,8 +32,8 @@ def built(trainer: str, *words: str, pixels: bool = True) -> Built:
     return build(resolve(parse(argv)).jobs[0].cfg, pixels=pixels)
 
 
-def losses(run: Built, until: int | None = None, state: FedState | None = None) -> dict[str, Any]:
-    """Train; return the state and every client's loss by round."""
+def losses(run: Built, until: int | None = None, state: Whole | None = None) -> dict[str, Any]:
+    """Train; return the whole state and every client's loss by round."""
     told: list[list[float]] = []
 
     def listen(event: Any) -> None:
@@ -42,9 +42,10 @@ def losses(run: Built, until: int | None = None, state: FedState | None = None) 
             told.append(event.updates.metrics[name].tolist())
 
     run.federation.subscribers.append(listen)
-    after = run.federation.run(state, until)
+    before = None if state is None else run.federation.adopt(state)
+    after: FedState = run.federation.run(before, until)
     run.federation.subscribers.remove(listen)
-    return {"losses": told, "state": after}
+    return {"losses": told, "state": run.federation.read(after)}
 
 
 def same_bits(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:

@@ -67,14 +67,16 @@ def test_coops_own_options_set_ours_or_are_refused():
     assert cfg.PEFT.N_CTX == 4 and cfg.MODEL.PREC == "fp32"
     assert origins["PEFT.N_CTX"] == "opts, as TRAINER.COOP.N_CTX"
     lines = mistakes(
-        "TRAINER.COOP.CSC", "True", "TRAINER.COOP.CTX_INIT", "a photo", "TRAINER.COOP.PREC", "fp16",
+        "TRAINER.COOP.PREC", "fp16",
         "TRAINER.COOP.CLASS_TOKEN_POSITION", "middle", "TRAINER.COCOOP.N_CTX", "4",
         "TRAINER.MAPLE.PROMPT_DEPTH", "9",
     )
     assert [line.split()[1] for line in lines] == [
-        "TRAINER.COOP.CSC", "TRAINER.COOP.CTX_INIT", "TRAINER.COOP.PREC",
-        "TRAINER.COOP.CLASS_TOKEN_POSITION", "TRAINER.COCOOP.N_CTX", "TRAINER.MAPLE.PROMPT_DEPTH",
+        "TRAINER.COOP.PREC", "TRAINER.COOP.CLASS_TOKEN_POSITION", "TRAINER.COCOOP.N_CTX",
+        "TRAINER.MAPLE.PROMPT_DEPTH",
     ]
-    assert "--trainer ./coop.py:CoOp" in lines[0] and "--trainer ./cocoop.py" in lines[4]
-    cfg, _ = build("TRAINER.COOP.CSC", "False", "TRAINER.COOP.CLASS_TOKEN_POSITION", "end")
+    assert "--trainer ./coop.py:CoOp" in lines[1] and "--trainer ./cocoop.py" in lines[2]
+    cfg, _ = build("TRAINER.COOP.CSC", "True", "TRAINER.COOP.CTX_INIT", "a photo of a")
+    assert cfg.PEFT.CSC and cfg.PEFT.CTX_INIT == "a photo of a"
+    cfg, _ = build("TRAINER.COOP.CLASS_TOKEN_POSITION", "end")
     assert cfg.PEFT.N_CTX == 16

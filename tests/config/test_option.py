@@ -66,3 +66,11 @@ def test_yamls_bare_yes_and_no_are_words_where_they_have_aliases():
         "yes", "no", "yes", "yes", "auto"]
     with pytest.raises(ValueError, match="wants text"):
         Option("auto", "x", choices=("auto", "yes")).parse(True)
+
+
+def test_a_word_stands_for_a_number():
+    option = Option(1, "rounds", low=0, words={"auto": 0})
+    assert [option.parse(raw) for raw in ("auto", "Auto", 0, "0", "7", 7)] == [0, 0, 0, 0, 7, 7]
+    for raw in ("never", -1, 1.5):
+        with pytest.raises(ValueError):
+            option.parse(raw)

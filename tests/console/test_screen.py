@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console as RichConsole
 
 from fedvlm.console.live import LiveTable
 from fedvlm.console.log import Headline, LogFile
@@ -70,6 +71,48 @@ def test_round_line():
     assert round_line(RoundRow(1, 2.0), 3) == "round 1/3  2.0 s"
     assert "global 71.2" in round_line(row(1, [1.0], extra={"global": 71.2}), 3)
     assert "lost: 1 NaN" in round_line(row(1, [1.0, None]), 3)
+
+
+def test_round_line_says_whose_mean_it_is():
+    assert round_line(row(3, [60.0, 100.0], asked=2), 10) == (
+        "round  3/10  loss 1.234  personal 80.0 (worst 60.0, 2 clients)  0.4 s"
+    )
+    assert "(worst 60.0, 1 client)" in round_line(row(3, [60.0], asked=1), 10)
+
+
+def shown(table: LiveTable) -> str:
+    out = io.StringIO()
+    RichConsole(file=out, width=100).print(table.table(table.live.console))
+    return out.getvalue()
+
+
+def test_a_client_that_a_round_left_alone_keeps_its_last_numbers():
+    table = LiveTable(Terminal(), 3, "x")
+    table.round_finished(RoundRow(1, 0.1, clients=[
+        ClientRow(c, 7, 1.5 + c, 50.0 + c) for c in range(3)
+    ]))
+    table.round_finished(RoundRow(2, 0.1, 1.0, 61.0, 61.0, asked=1, clients=[
+        ClientRow(1, 7, 0.5, 61.0)
+    ]))
+    table.round_finished(RoundRow(3, 0.1, clients=[ClientRow(2, 7, 0.25)]))  # not evaluated
+    rows = [re.findall(r"[^\s│┃]+", line) for line in shown(table).splitlines()]
+    cells = {row[0]: row for row in rows if row and row[0].isdigit()}
+    assert cells["0"][1:4] == ["7", "1.500", "50.0"] and cells["0"][-1] == "absent"
+    assert cells["1"][1:5] == ["7", "0.500", "61.0", "+10.0"] and cells["1"][-1] == "absent"
+    assert cells["2"][1:4] == ["7", "0.250", "52.0"] and cells["2"][-1] == "trained"
+    assert table.history == {0: [50.0], 1: [51.0, 61.0], 2: [52.0]}
+
+
+def test_of_many_clients_those_of_the_round_are_shown():
+    table = LiveTable(Terminal(), 3, "x")
+    table.round_finished(RoundRow(1, 0.1, clients=[
+        ClientRow(c, 7, 1.0, float(c)) for c in range(300)
+    ]))
+    table.round_finished(RoundRow(2, 0.1, 1.0, 75.0, 50.0, asked=2, clients=[
+        ClientRow(17, 7, 1.0, 50.0), ClientRow(200, 7, 1.0, 100.0)
+    ]))
+    assert {c.cid for c in table._clients(table.row)} == {17, 200}
+    assert "mean 75.0 of 2 clients" in shown(table)
 
 
 def test_spark_scales_to_its_own_range_of_at_least_five_points():

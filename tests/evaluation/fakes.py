@@ -6,7 +6,8 @@ modulo the number of classes: shift 0 is always right where samples look like wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.federation.rounds import FedState, RoundFinished
+from fedvlm.evaluation import ClientMeter, Evaluator, panel_of, zero_shot
+from fedvlm.federation.aggregation.updates import Updates
+from fedvlm.federation.rounds import Meter, Models, RoundFinished
+from fedvlm.federation.server import Measure, Roster, Row, count_roster, only_numbers
 
 WIDTH = 6
 
@@ -61,6 +65,8 @@ class FakeModel:
 class FakeTrainer:
     """Predicts (looks + shift) mod C; counts how often it computes 'text features'."""
 
+    open_vocabulary = True
+
     def __init__(self) -> None:
         self.texts = 0
 
@@ -78,40 +84,97 @@ class FakeTrainer:
         return predict
 
 
+@dataclass(frozen=True)
+class Round:
+    """A finished round whose personal models are known (see ``finished``)."""
+
+    round: int
+    total: int
+    shifts: Mapping[int, float]
+    everyone: float
+    chunk: int
+    before: Mapping[int, float] | None
+    drawn: Sequence[int]
+    requests: list[tuple[list[int], Measure]]
+
+    def event(self, meter: Meter, roster: Roster) -> RoundFinished:
+        """Return the event as a driver with ``meter`` tells it."""
+
+        def rows(clients: Sequence[int], measure: Measure) -> list[Row]:
+            self.requests.append((list(clients), measure))
+            after = measure.finetuned or self.before is None
+            values = self.shifts if after else self.before or {}
+            return only_numbers(meter(measure, self.models(values, clients)), clients)
+
+        work = Updates(tuple(self.drawn), {}, torch.ones(len(self.drawn)), {}, {}, {})
+        return RoundFinished(
+            self.round, self.total, {}, {"shift": torch.tensor([self.everyone])}, roster, rows,
+            finetuning={} if self.before is None else {"epochs": 1.0},
+            updates=work if self.round else None,
+        )
+
+    def models(self, values: Mapping[int, float], clients: Sequence[int]) -> Models:
+        assert torch.is_grad_enabled()  # a method may fine-tune a copy here
+        order = [c for c in reversed(clients) if c in values]
+        for i in range(0, len(order), self.chunk):
+            ids = order[i : i + self.chunk]
+            assert torch.is_grad_enabled()
+            yield ids, {"shift": torch.tensor([float(values[c]) for c in ids])}
+
+
 def finished(
     round_: int, total: int, shifts: Mapping[int, float], everyone: float = 0.0, *, chunk: int = 2,
-    before: Mapping[int, float] | None = None, requests: list[list[int]] | None = None,
-) -> RoundFinished:
+    before: Mapping[int, float] | None = None, drawn: Sequence[int] | None = None,
+) -> Round:
     """Return a finished round; chunks of clients come in another order.
 
     Args:
         shifts: of each client's model; clients without one get none.
         everyone: shift of the shared model.
         before: shifts before a final fine-tuning; None where there was none.
-        requests: gets the clients of each request for personal models.
+        drawn: who worked; default: all.
     """
+    who = sorted(shifts) if drawn is None else drawn
+    return Round(round_, total, shifts, everyone, chunk, before, who, [])
 
-    def models(
-        values: Mapping[int, float], clients: Sequence[int]
-    ) -> Iterator[tuple[Sequence[int], dict[str, Tensor]]]:
-        assert torch.is_grad_enabled()  # a method may fine-tune a copy here
-        order = [c for c in reversed(clients) if c in values]
-        for i in range(0, len(order), chunk):
-            ids = order[i : i + chunk]
-            assert torch.is_grad_enabled()
-            yield ids, {"shift": torch.tensor([float(values[c]) for c in ids])}
 
-    def personal(clients: Sequence[int]) -> Iterator[tuple[Sequence[int], dict[str, Tensor]]]:
-        if requests is not None:
-            requests.append(list(clients))
-        return models(shifts, clients)
+class Judge:
+    """Both halves of an evaluation, as the job puts them together."""
 
-    return RoundFinished(
-        round_, total, FedState(round_, {}, {}), personal=personal,
-        before_finetuning=lambda clients: models(before or {}, clients),
-        shared=lambda: {"shift": torch.tensor([everyone])},
-        finetuning={} if before is None else {"epochs": 1.0},
-    )
+    def __init__(
+        self, model: Any, trainer: Any, source: FakeSource, data: Any, *, fold: bool = True,
+        batch_size: int = 256, unseen: Sequence[int] = (), keep_logits: bool = False,
+        cross: bool | None = None, **panel: Any,
+    ) -> None:
+        counted = count_roster(data.clients, torch.from_numpy(data.labels.copy()))
+        self.roster = replace(counted, unseen=tuple(unseen))
+        self.meter = ClientMeter(model, trainer, source, data, batch_size=batch_size, fold=fold)
+        self.evaluator = Evaluator(
+            model, trainer, source, data, panel_of(self.roster, **panel), batch_size=batch_size,
+            keep_logits=keep_logits, cross=cross,
+        )
+
+    def __call__(self, what: object) -> dict[str, Any] | None:
+        """Evaluate a round."""
+        event = what.event(self.meter, self.roster) if isinstance(what, Round) else what
+        return self.evaluator(event)
+
+    def validate(self, what: Round) -> float | None:
+        """Return the number that selects a round."""
+        return self.evaluator.validate(what.event(self.meter, self.roster))
+
+    def zero_shot(self, **how: Any) -> dict[str, Any]:
+        """Return the reference row."""
+        e = self.evaluator
+        return zero_shot(
+            e.model, e._batches.source, e.data, e.panel, self.meter.template,
+            batch_size=e._batches.batch_size, **how,
+        )
+
+    @property
+    def logits(self) -> dict[str, Tensor]:
+        """What both halves keep."""
+        return self.evaluator.logits | self.meter.logits
 
 
 def frozen(values: Sequence[int]) -> np.ndarray:
@@ -124,10 +187,13 @@ def frozen(values: Sequence[int]) -> np.ndarray:
 def federated(
     labels: Sequence[int], clients: Sequence[tuple[Sequence[int], Sequence[int]]],
     test: Sequence[int], new: Sequence[int] = (), new_classnames: Sequence[str] = (),
-    others: Sequence[Any] = (),
+    others: Sequence[Any] = (), val: Mapping[int, Sequence[int]] | None = None,
 ) -> Any:
     """Return a data object; ``clients`` are (train indices, test indices)."""
-    splits = [SimpleNamespace(train=frozen(a), val=frozen([]), test=frozen(b)) for a, b in clients]
+    splits = [
+        SimpleNamespace(train=frozen(a), val=frozen((val or {}).get(c, [])), test=frozen(b))
+        for c, (a, b) in enumerate(clients)
+    ]
     return SimpleNamespace(
         labels=frozen(labels), clients=splits, global_test=frozen(test), new_test=frozen(new),
         new_classnames=list(new_classnames), classnames=["a", "b", "c", "d"],

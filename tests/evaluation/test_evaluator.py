@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from fedvlm.core.errors import ConfigError, FedvlmError
-from fedvlm.evaluation import Evaluator, zero_shot
 from fedvlm.federation.rounds import RoundStarted
-from tests.evaluation.fakes import FakeModel, FakeSource, FakeTrainer, federated, finished
+from tests.evaluation.fakes import FakeModel, FakeSource, FakeTrainer, Judge, federated, finished
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -25,10 +24,10 @@ BASE_NEW = {"new": [14, 15, 16], "new_classnames": ["x", "y"]}
 RIGHT = dict.fromkeys(range(4), 0.0)
 
 
-def build(trainer: Any = None, data: Any = None, batch_size: int = 3, **kw: Any) -> Evaluator:
+def build(trainer: Any = None, data: Any = None, batch_size: int = 3, **kw: Any) -> Judge:
     data = data or federated(LABELS, CLIENTS, TEST, **BASE_NEW)
-    return Evaluator(FakeModel("abcd"), trainer or FakeTrainer(), FakeSource(LOOKS), data,
-                     batch_size=batch_size, **kw)
+    return Judge(FakeModel("abcd"), trainer or FakeTrainer(), FakeSource(LOOKS), data,
+                 batch_size=batch_size, **kw)
 
 
 def test_last_round_in_closed_form() -> None:
@@ -104,10 +103,10 @@ def test_batches_and_chunks_do_not_matter(batch_size: int, chunk: int) -> None:
 def test_text_once_per_chunk_and_class_list_and_only_plain_views() -> None:
     trainer = FakeTrainer()
     evaluator = build(trainer)
-    requests: list[list[int]] = []
-    evaluator(finished(3, 3, RIGHT, chunk=2, requests=requests))
-    assert trainer.texts == 2 * 2 + 1 and requests == [[0, 1, 2, 3]]
-    source = evaluator._batches.source
+    told = finished(3, 3, dict(enumerate([0.0, 1.0, 2.0, 3.0])), chunk=2)
+    evaluator(told)
+    assert trainer.texts == 2 * 2 + 1 and [ids for ids, _ in told.requests] == [[0, 1, 2, 3]]
+    source = evaluator.meter._batches.source
     assert all(view == 0 for _, view in source.calls)
     assert all(len(indices) <= 2 * 3 for indices, _ in source.calls)
 
@@ -168,31 +167,32 @@ def test_kept_logits_reproduce_the_numbers() -> None:
 
 def test_zero_shot_row_equals_an_unshifted_model_everywhere() -> None:
     data = federated(LABELS, CLIENTS, TEST, **BASE_NEW)
-    found = zero_shot(FakeModel("abcd"), FakeSource(LOOKS), data, batch_size=2)
+    found = build(data=data).zero_shot()
     want = build(data=data)(finished(1, 1, RIGHT))
     assert want is not None and found["round"] is None
     assert {k: v for k, v in found.items() if k != "round"} == {
         k: v for k, v in want.items() if k != "round"}
 
 
-def test_zero_shot_encodes_each_image_once() -> None:
-    source = FakeSource(LOOKS)
-    zero_shot(FakeModel("abcd"), source, federated(LABELS, CLIENTS, TEST, **BASE_NEW), batch_size=3)
-    asked = [i for indices, _ in source.calls for i in indices]
-    assert sorted(asked) == list(range(6, 17))
+def test_zero_shot_encodes_each_image_once_in_each_half() -> None:
+    """The clients' half: their own, base and new images; the other one the whole test set."""
+    judge = build()
+    judge.zero_shot()
+    asked = [i for indices, _ in judge.meter._batches.source.calls for i in indices]
+    assert sorted(asked) == sorted([*range(6, 17), *TEST])
 
 
 def test_zero_shot_without_new_classes() -> None:
-    found = zero_shot(FakeModel("abcd"), FakeSource(LOOKS), federated(LABELS, CLIENTS, TEST))
+    found = build(data=federated(LABELS, CLIENTS, TEST)).zero_shot()
     assert found["global"] == 75.0 and "new" not in found and "base_all" not in found
 
 
 FOUR = [0, 1, 2, 3]
 
 
-def tuned_evaluator() -> Evaluator:
+def tuned_evaluator() -> Judge:
     data = federated(FOUR, [([0], [0, 1]), ([1], [2, 3]), ([2], [])], FOUR)
-    return Evaluator(FakeModel("abcd"), FakeTrainer(), FakeSource(FOUR), data)
+    return Judge(FakeModel("abcd"), FakeTrainer(), FakeSource(FOUR), data)
 
 
 def test_before_and_after_a_final_fine_tuning() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,8 @@ from fedvlm.check.world import SIZES, Setup, World
 from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.core.trees import Tree, unstack
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.rounds import Federation, FedState, RoundFinished, slots_of, state_of
+from fedvlm.federation.rounds import Federation, RoundFinished, Whole, slots_of, state_of
+from fedvlm.federation.server import Measure
 from fedvlm.runs.state import load_newest_state, save_state
 
 BOTH = ("PEFT.VISUAL", "feature")
@@ -25,9 +25,9 @@ def world(epochs: int | None, *more: str) -> World:
     return World([*BOTH, *asked, *more])
 
 
-def models(fed: Federation, state: FedState, finetune: bool = True) -> dict[int, Tree]:
+def models(fed: Federation, whole: Whole, finetune: bool = True) -> dict[int, Tree]:
     found: dict[int, Tree] = {}
-    for ids, p in fed.personal(state, range(fed.plan.clients), finetune=finetune):
+    for ids, p in fed.personal(fed.adopt(whole), range(fed.plan.clients), finetune=finetune):
         found |= dict(zip(ids, unstack(p, len(ids)), strict=True))
     return found
 
@@ -40,7 +40,8 @@ def test_it_changes_the_last_evaluation_and_nothing_else(name: str, tmp_path: Pa
     fed, end = run.fed, run.states[-1]
     before = copy_fed(end)
     tuned, again = models(fed, end), models(fed, end)
-    same_fed(end, before, "the state after two fine-tunings")
+    after = fed.read(fed.adopt(end))
+    same_fed(after, before, "the state after two fine-tunings")
     same_fed(end, world(0).record(cls).states[-1], "a run without fine-tuning")
     plain = models(fed, end, finetune=False)
     save_state(tmp_path, end.round, slots_of(end), end.clients, {}, identity="t")
@@ -124,14 +125,15 @@ def test_a_number_that_is_not_finite_is_named_or_left_visible() -> None:
     assert whole == {0: True, 1: False, 2: True, 3: True}
 
 
-def test_the_event_offers_both() -> None:
+def test_the_event_measures_both() -> None:
     seen: list[RoundFinished] = []
     fed = world(1).federation(load_trainer("FedAvg"))
     fed.subscribers.append(lambda e: seen.append(e) if isinstance(e, RoundFinished) else None)
-    fed.run()
-
-    def tensor(models: Sequence[tuple[Sequence[int], Tree]]) -> torch.Tensor:
-        return models[0][1]["text.ctx"]
-
-    after, before = list(seen[-1].personal([0])), list(seen[-1].before_finetuning([0]))
-    assert not torch.equal(tensor(after), tensor(before))
+    fed.meter = lambda measure, models: [
+        {"client": ids[0], "sum": float(p["text.ctx"].sum())} for ids, p in models
+    ]
+    state = fed.run()
+    ((after,), (before,)) = (seen[-1].rows([0], Measure(finetuned=f)) for f in (True, False))
+    for row, finetune in ((after, True), (before, False)):
+        assert row["sum"] == float(models(fed, fed.read(state), finetune)[0]["text.ctx"].sum())
+    assert after != before

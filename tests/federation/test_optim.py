@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from fedvlm.core import foreach
 from fedvlm.core.errors import ConfigError
-from fedvlm.core.trees import State, stack
+from fedvlm.core.trees import State, Tree, stack
 from fedvlm.federation.optim import SGD, Adam, OptimSpec, Schedule
 
 CASES: list[tuple[Any, Any]] = [
@@ -56,6 +57,89 @@ def test_stacked_clients_with_own_rates_equal_one_by_one(ours: Any) -> None:
     for k in range(3):
         alone, _ = ours.step(stack([trees[k]]), stack([grads[k]]), {}, [rates[k]], 1)
         assert torch.equal(alone["a"][0], together["a"][k])
+
+
+# ---- lists of tensors against the loops that stood here before ----------------------------------
+def sgd_loop(rule: SGD, p: Tree, g: Tree, state: State, lr: list[float], t: int) -> Any:
+    """One tensor, and where rates differ one client, after the other."""
+    old, new, buffers = state.get("momentum", {}), {}, {}
+    for name, grad in g.items():
+        d = torch.add(grad, p[name], alpha=rule.weight_decay) if rule.weight_decay else grad
+        if rule.momentum:
+            buf = d.clone()
+            if name in old:
+                buf = torch.add(old[name] * rule.momentum, d, alpha=1 - rule.dampening)
+            buffers[name] = buf
+            d = torch.add(d, buf, alpha=rule.momentum) if rule.nesterov else buf
+        new[name] = torch.stack(
+            [torch.add(p[name][k], d[k], alpha=-rate) for k, rate in enumerate(lr)]
+        )
+    return new, ({"momentum": buffers} if rule.momentum else {})
+
+
+def adam_loop(rule: Adam, p: Tree, g: Tree, state: State, lr: list[float], t: int) -> Any:
+    """See ``sgd_loop``."""
+    b1, b2 = rule.betas
+    new, ms, vs = {}, {}, {}
+    for name, grad in g.items():
+        x = p[name]
+        if rule.decoupled and rule.weight_decay:
+            x = torch.stack([x[k] * (1 - rate * rule.weight_decay) for k, rate in enumerate(lr)])
+        elif rule.weight_decay:
+            grad = torch.add(grad, x, alpha=rule.weight_decay)
+        zero = torch.zeros_like(grad)
+        ms[name] = m = torch.lerp(state.get("m", {}).get(name, zero), grad, 1 - b1)
+        v = state.get("v", {}).get(name, zero)
+        vs[name] = v = torch.addcmul(v * b2, grad, grad, value=1 - b2)
+        below = v.sqrt() / (1 - b2**t) ** 0.5 + rule.eps
+        new[name] = torch.stack([
+            torch.addcdiv(x[k], m[k], below[k], value=-(rate / (1 - b1**t)))
+            for k, rate in enumerate(lr)
+        ])
+    return new, {"m": ms, "v": vs}
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rates", [[0.05] * 4, [0.05, 0.031, 0.05, 0.0007]])
+@pytest.mark.parametrize("rule", [ours for ours, _ in CASES])
+def test_lists_give_the_bits_of_the_loops(
+    rule: Any, rates: list[float], dtype: torch.dtype, plain: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if plain:  # a build without torch._foreach_*
+        for name in [n for n in dir(torch) if n.startswith("_foreach_")]:
+            monkeypatch.delattr(torch, name)
+    loop = sgd_loop if isinstance(rule, SGD) else adam_loop
+    generator = torch.Generator().manual_seed(3)
+    shapes = {"a": (37, 5), "b": (11,), "c": (), "late": (3, 2)}
+
+    def draw() -> Tree:
+        return {n: torch.randn(4, *s, generator=generator, dtype=dtype) for n, s in shapes.items()}
+
+    one = other = draw()
+    kept: State = {}
+    before: State = {}
+    for t in range(1, 6):
+        g = {n: v for n, v in draw().items() if n != "late" or t > 2}  # no gradient at first
+        rate = rates if t % 2 else torch.tensor(rates, dtype=torch.float64)
+        new, kept = rule.step(one, g, kept, rate, t)
+        old, before = loop(rule, other, g, before, rates, t)
+        one, other = one | new, other | old
+    for n, v in one.items():
+        assert torch.equal(v, other[n]), n
+    for slot, tree in kept.items():
+        assert all(torch.equal(v, before[slot][n]) for n, v in tree.items()), slot
+
+
+def test_length_of_a_list_tells_of_every_number() -> None:
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        for at in (0, 3, 36):
+            x = torch.ones(37)
+            x[at] = bad
+            fine, broken = foreach.norms([torch.ones(2, 2), x])
+            assert float(fine) == 2.0 and not bool(torch.isfinite(broken))
+    assert foreach.norms([]) == []
 
 
 def test_schedules() -> None:

@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
-from fedvlm.core import files
-from fedvlm.federation.plan import COUNTERS, Budget, plain_work
+from fedvlm.core import files, rng
+from fedvlm.core.errors import ConfigError
+from fedvlm.federation.plan import COUNTERS, Budget, Plan, draw_unseen, plain_work
 from tests import jobs
+from tests.trainers.toys import drive
 
 MORE = ("--rounds", "5")  # FedAvg takes 1 step per client and round here, Ditto 2
 
@@ -153,3 +156,41 @@ def test_the_budget_belongs_to_the_identity(
     assert 'config.FED.BUDGET: "steps" -> "samples"' in capsys.readouterr().err
 
 
+
+
+# ---- clients that never work --------------------------------------------------------------------
+@pytest.mark.parametrize("frac", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("first", [True, False])
+def test_unseen_clients_are_never_drawn(frac: float, first: bool) -> None:
+    unseen = draw_unseen(12, 5, 3)
+    assert len(set(unseen)) == 5 and list(unseen) == sorted(unseen)
+    assert unseen == draw_unseen(12, 5, 3) != draw_unseen(12, 5, 4)
+    plan = Plan(40, 12, frac, first_round_all=first, unseen=unseen)
+    drawn = {r: plan.sample(r) for r in range(1, 41)}
+    everybody = [c for c in range(12) if c not in unseen]
+    assert sorted({c for ids in drawn.values() for c in ids}) == everybody
+    assert drawn[1] == everybody or not (first or frac == 1)
+    assert {len(ids) for r, ids in drawn.items() if r > 1} == {max(int(frac * 7), 1)}
+    assert plan.cohort == max(int(frac * 7), 1)
+
+
+def test_without_unseen_clients_the_draw_is_as_it_was() -> None:
+    assert draw_unseen(4, 0, 1) == ()
+    drawn = Plan(9, 10, 0.3, seed=5).sample(4)
+    order = torch.randperm(10, generator=rng.stream(5, "sample", 4))
+    assert drawn == sorted(order[:3].tolist())
+
+
+def test_nobody_left_to_train() -> None:
+    with pytest.raises(ConfigError, match="UNSEEN_CLIENTS 4: of 4 clients nobody would be left"):
+        draw_unseen(4, 4, 1)
+
+
+@pytest.mark.parametrize(("trainer", "slot"), [("SCAFFOLD", "c"), ("FedDyn", "h")])
+def test_server_methods_count_the_clients_that_take_part(trainer: str, slot: str) -> None:
+    """Of one client that works nobody is away: the server's variate is that client's."""
+    keys = {"OPTIM.MOMENTUM": 0, "OPTIM.WEIGHT_DECAY": 0}
+    fed, state = drive(trainer, 2, keys=keys, sizes=(1, 1), unseen=(0,))
+    assert fed.roster.members == [1] and len(fed.roster) == 2
+    mine, theirs = (float(s[slot]["image.w"]) for s in (state.clients[1], state.server))
+    assert theirs == pytest.approx(mine) and mine != 0.0

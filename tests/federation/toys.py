@@ -15,11 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedvlm.check.compare import copy_fed
+from fedvlm.core.trees import State
 from fedvlm.federation.batches import Batch, SplitBatcher
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec
 from fedvlm.federation.plan import Plan
-from fedvlm.federation.rounds import Federation
+from fedvlm.federation.rounds import Federation, FedState, Whole
 from fedvlm.federation.trainer import Trainer
 
 A, B, ETA = (1.0, 3.0), (0.0, 4.0), 0.1
@@ -54,8 +56,42 @@ class ToySplit:
     test: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
+@dataclass
+class Seen(FedState):
+    """A state with a copy of everybody's tensors, taken when it came about."""
+
+    whole: Whole = None  # type: ignore[assignment]
+
+    @property
+    def clients(self) -> dict[int, State]:
+        return self.whole.clients
+
+
+class Watched(Federation):
+    """A federation whose states are ``Seen``."""
+
+    def seen(self, state: FedState) -> Seen:
+        return Seen(
+            state.round, state.server, state.versions, state.held, copy_fed(self.read(state))
+        )
+
+    def start(self) -> Seen:
+        return self.seen(super().start())
+
+    def round(self, state: FedState, round_: int) -> Seen:
+        return self.seen(super().round(state, round_))
+
+    def adopt(self, whole: Whole) -> Seen:
+        return self.seen(super().adopt(whole))
+
+    def _publish(self, state: FedState, total: int, **work: Any) -> None:
+        super()._publish(self.seen(state), total, **work)
+
+
 class Quadratic(Trainer):
-    """FedAvg on F_k."""
+    """FedAvg on F_k; clients keep all of their model, so that it can be looked at."""
+
+    reads_old = True
 
     def __init__(self, cfg: Any = None) -> None:
         super().__init__(cfg or SimpleNamespace(TRAINER={}))
@@ -75,7 +111,7 @@ def quadratic(
     trainer: Trainer, rounds: int, *, epochs: int = 1, lr: float = ETA,
     sizes: Sequence[int] = (1, 1), chunk: int = 8, momentum: float = 0.0, batch: int = 100,
     val: int = 0, **plan: Any,
-) -> Federation:
+) -> Watched:
     """Return a federation on the toy; client k holds ``sizes[k]`` copies of its sample.
 
     ``val`` of them are validation samples as well.
@@ -90,7 +126,7 @@ def quadratic(
         source, splits, batch, 1, 1, epochs, torch.device("cpu"), torch.float64
     )
     spec = OptimSpec("sgd", lr, momentum, 0.0)
-    return Federation(
+    return Watched(
         trainer, ToyModel(), batcher,
         Plan(rounds, len(sizes), epochs=epochs, optim=spec, **plan), engine=LocalEngine(chunk),
     )

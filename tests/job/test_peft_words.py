@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from fedvlm.config.build import build_config
@@ -9,6 +12,7 @@ from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError
 from fedvlm.job.flags import OFF, WORDS, expand, parse
 from fedvlm.models.adapt.peft import HEADS, TEXT, VISUAL, PeftSpec
+from tests import jobs
 
 
 @pytest.mark.parametrize(
@@ -45,3 +49,14 @@ def test_contradictions(words: str, said: str) -> None:
         expand(words)
     with pytest.raises(ConfigError, match=said):
         parse(["--peft", words])
+
+
+def test_a_run_with_contexts_by_class(tmp_path: Path) -> None:
+    """Its name in tables says so; unseen classes have no number, as with a linear head."""
+    words = ["--trainer", "PromptFL", "PEFT.CSC", "True", "PEFT.N_CTX", "4"]
+    assert jobs.run(tmp_path, *words, "PEFT.CTX_INIT", "a photo of a") == 0
+    said = json.loads((jobs.folder(tmp_path) / "results.json").read_text())
+    assert said["protocol"]["peft"] == "prompt+csc+'a photo of a'"
+    assert "bound to its training classes: no number for new ones" in str(said["results"])
+    assert "new" not in said["results"]["last"] and said["results"]["last"]["global"] is not None
+    assert jobs.state(tmp_path)["server|w|text.ctx"].dim() == 3

@@ -189,9 +189,15 @@ def test_restored_state_keeps_its_types(tmp_path: Path, monkeypatch: Any) -> Non
             w = {"w": {"a": torch.ones(1, dtype=torch.float64), "n": torch.ones(1).long()}}
             return type("Saved", (), {"round": 0, "server": w, "clients": {0: w}})
 
+    class Federation:
+        @staticmethod
+        def adopt(whole: Any) -> Any:
+            return whole
+
     Folder.metrics_path.write_text('{"round": 0}\n')
     model = type("Model", (), {"dtype": torch.float32, "device": torch.device("cpu")})
-    found = job_run.restore(type("Built", (), {"model": model}), Folder())  # type: ignore[arg-type]
+    built = type("Built", (), {"model": model, "federation": Federation})
+    found: Any = job_run.restore(built, Folder())  # type: ignore[arg-type]
     assert found is not None and found.clients[0]["w"]["a"].dtype is torch.float64
     assert found.server["w"]["n"].dtype is torch.int64
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -66,10 +66,12 @@ def context(backbone: Backbone, *lead: int, n_ctx: int = 5, seed: int = 1) -> Te
     return noise.to(backbone.feature_dtype).requires_grad_()
 
 
-def loss_and_grad(model: Any, ctx: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a curved loss of the text features, and its gradient for the context."""
+def loss_and_grad(
+    model: Any, ctx: Tensor, encode: Callable[[Tensor], Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return a curved loss of the text features (``encode``), and its gradient for the context."""
     gen = torch.Generator().manual_seed(2)
-    features = model.text(ctx)
+    features = (encode or model.text)(ctx)
     z = torch.randn(4, features.shape[-1], generator=gen, dtype=torch.float64).to(features)
     logits = 20 * torch.nn.functional.normalize(z, dim=-1) @ features.mT
     loss = -logits.log_softmax(-1)[..., 0].mean(-1)

@@ -22,6 +22,7 @@ from fedvlm.federation.rounds import Federation
 from fedvlm.federation.server import Roster
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.vlmodel import VLModel
+from tests.federation.toys import Watched
 from tests.models.openai_layout import from_openai
 
 NAMES = {
@@ -102,7 +103,7 @@ class StoredBatches:
     def roster(self) -> Roster:
         sizes = np.array(self.golden.meta["sizes"])
         none = np.zeros_like(sizes)
-        return Roster(sizes, none, none, np.zeros((len(sizes), 0), np.int64))
+        return Roster(sizes, none, none, np.zeros((len(sizes), 0), np.int64), none)
 
     def whole(self, clients: Sequence[int], part: str, fallback: str = "") -> Batch | None:
         raise NotImplementedError
@@ -147,7 +148,7 @@ def federation(
 
     meta = golden.meta
     spec = OptimSpec("sgd", meta["lr"], meta["momentum"], meta["weight_decay"])
-    return Federation(
+    return Watched(
         Started(fedtv_config(golden, cls, **own)), model, StoredBatches(golden),
         Plan(meta["rounds"], meta["n_clients"], optim=spec), engine=LocalEngine(chunk),
     )

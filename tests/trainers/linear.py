@@ -17,7 +17,7 @@ from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec
 from fedvlm.federation.plan import Plan
 from fedvlm.federation.rounds import Federation
-from tests.federation.toys import ToyModel, ToySource, ToySplit
+from tests.federation.toys import ToyModel, ToySource, ToySplit, Watched
 
 from .toys import config
 
@@ -67,7 +67,7 @@ def linear(
         source, splits, batch, 1, 1, epochs, torch.device("cpu"), torch.float64
     )
     model = LabelModel(classnames=tuple(map(str, range(classes))), embed_dim=x.shape[1])
-    return Federation(
+    return Watched(
         made, model, batcher,
         Plan(rounds, len(clients), epochs=epochs, optim=OptimSpec("sgd", lr, 0.0, 0.0), **plan),
         engine=LocalEngine(chunk),

@@ -19,6 +19,7 @@ from fedvlm.federation.plan import Plan
 from fedvlm.federation.rounds import Federation
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.vlmodel import VLModel
+from tests.federation.toys import Watched
 from tests.models.toys import toy
 from tests.trainers.toys import config
 
@@ -107,7 +108,7 @@ def federation(
     looks = torch.arange(proxy) % len(CLASSES)
     cls = load_trainer(trainer)
     every = {"FED.ROUNDS": rounds, "FED.CLIENTS": len(parts)} | dict(keys or {})
-    return Federation(
+    return Watched(
         cls(config(cls, options, every)), VLModel(backbone(), CLASSES), batcher,
         Plan(rounds, len(parts), epochs=epochs, optim=spec, seed=seed, **plan),
         engine=LocalEngine(chunk), proxy=OwnImages(images(looks, 13), looks) if proxy else None,

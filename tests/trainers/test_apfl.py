@@ -43,7 +43,8 @@ def placed(options: dict[str, Any], v: float, w: float) -> tuple[Any, FedState]:
     tree = {"image.w": torch.tensor(v, dtype=torch.float64)}
     clients = {c: s | {"v": tree} for c, s in state.clients.items()}
     server = {"w": {"image.w": torch.tensor(w, dtype=torch.float64)}}
-    return fed, replace(state, server=server, clients=clients)
+    everybody = dict.fromkeys(clients, 1)  # version 0 is what init_client says
+    return fed, fed.adopt(replace(state.whole, server=server, clients=clients, worked=everybody))
 
 
 def test_alpha_step_is_equation_10() -> None:
@@ -63,8 +64,26 @@ def test_alpha_decay_is_an_option() -> None:
 def test_alpha_is_clipped() -> None:
     fed, state = placed({"ALPHA": 0.5, "ALPHA_LR": 10.0}, 2.0, 0.0)
     assert alphas(fed.round(state, 1)) == [1.0, 1.0]
-    fed, state = placed({"ALPHA": 0.5, "ALPHA_LR": 10.0}, -2.0, 0.0)
+    fed, state = placed({"ALPHA": 0.5, "ALPHA_LR": 10.0, "ALPHA_MIN": 0.0}, -2.0, 0.0)
     assert alphas(fed.round(state, 1)) == [0.0, 0.0]
+
+
+def test_a_learnt_share_keeps_the_private_model_moving() -> None:
+    """At a share of 0 v has no gradient, so that it would stand still for good."""
+    ends = []
+    for least in (0.0, 0.25):
+        fed, state = placed({"ALPHA": 0.5, "ALPHA_LR": 10.0, "ALPHA_MIN": least}, -2.0, 0.0)
+        first = fed.round(state, 1)
+        second = fed.round(first, 2)
+        assert alphas(first) == [least, least]
+        ends.append([own(first, slot="v")[0], own(second, slot="v")[0]])
+    assert ends[0][0] == ends[0][1]
+    assert abs(ends[1][1] - ends[1][0]) > 1e-3
+
+
+def test_a_fixed_share_may_lie_below_the_least_learnt_one() -> None:
+    _, state = drive("APFL", 2, options={"ALPHA": 0.001, **FIXED})
+    assert alphas(state) == [0.001, 0.001]
 
 
 @pytest.mark.parametrize(("every", "moves"), [("step", True), ("round", False)])

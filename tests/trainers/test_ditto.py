@@ -89,10 +89,11 @@ def test_a_client_that_was_never_drawn_is_judged_by_what_it_receives(
 ) -> None:
     """Not by its untrained start, which is what its private model still is."""
     fed, state = drive(trainer, 1, frac=0.5, first_round_all=False, seed=SECOND)
-    (absent,) = set(state.clients) - set(state.worked)
+    (absent,) = set(state.clients) - set(state.versions)
     assert own(state, slot=slot)[absent] == 0.0 != shared(state)
     assert personal(fed, state)[absent] == shared(state)
-    (worked,) = state.worked
+    (worked,) = state.versions
     assert personal(fed, state)[worked] == own(state, slot=slot)[worked]
-    saved = state_of(state.round, slots_of(state), state.clients)
-    assert saved.worked == state.worked and personal(fed, saved) == personal(fed, state)
+    want = personal(fed, state)
+    saved = fed.adopt(state_of(state.round, slots_of(state.whole), state.clients))
+    assert saved.versions == state.versions and personal(fed, saved) == want

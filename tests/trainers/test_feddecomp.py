@@ -7,16 +7,19 @@ from typing import Any
 import pytest
 import torch
 
+from fedvlm.check.invariants import run as check
 from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree, expand
 from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.rounds import Federation
 from tests.federation.toys import quadratic
 
 from .toys import shared, toy
 
 FedDecomp = load_trainer("FedDecomp")
 BOTH = ["PEFT.VISUAL", "feature", "PEFT.WIDTH", "6"]
+LORA = ["PEFT.TEXT", "lora", "PEFT.VISUAL", "lora", "PEFT.RANK", "3", "PEFT.ALPHA", "5"]
 G, L = "image.g", "image.private.l"
 
 
@@ -75,7 +78,7 @@ def test_start_is_that_of_the_shared_parts_alone(world: World) -> None:
 
 def test_private_parts_are_small_and_used(world: World) -> None:
     run = world.record(FedDecomp, Setup(opts={"RANK": 2}))
-    own = run.states[-1].clients[0]["w"]
+    own = run.states[-1].clients[0]["w"] | run.events[-1].updates.messages()[0]
     term = own["text.ctx.private.left"] @ own["text.ctx.private.right"]
     assert torch.linalg.matrix_rank(term) == 2
     assert own["image.private.down"].shape[0] == 2
@@ -99,9 +102,66 @@ def test_linear_head_has_a_private_term() -> None:
     assert len(run.events[-1].updates) == 4
 
 
-def test_without_any_private_part_it_is_refused() -> None:
-    world = World(["PEFT.TEXT", "lora", "PEFT.VISUAL", "none", "PEFT.RANK", "2"])
-    with pytest.raises(ConfigError, match="FedDecomp has no private part"):
+def drawn(fed: Federation, k: int = 2) -> Tree:
+    """Return random values in every trainable tensor, for ``k`` clients."""
+    draw = torch.Generator().manual_seed(4)
+    return {n: 0.3 * torch.randn(k, *v.shape, generator=draw).double() for n, v in fed.p0.items()}
+
+
+def test_private_lora_adds_its_product_to_the_shared_one() -> None:
+    """W = S + BA: the features are those of one LoRA whose product is the sum of both."""
+    world = World(LORA)
+    fed = world.federation(FedDecomp, Setup(opts={"RANK": 2}))
+    p, x = drawn(fed), {"pixels": world.pixels[None, :3].repeat(2, 1, 1, 1, 1)}
+    assert {n for n in p if n.startswith("image.private.")} == {
+        n.replace("image.lora", "image.private.lora") for n in p if n.startswith("image.lora")
+    }
+    assert p["image.private.lora.0.q.A"].shape[1] == 2
+    whole: Tree = {}
+    for site in (n.removesuffix(".A") for n in p if n.endswith(".A") and ".private." not in n):
+        own = site.replace(".lora.", ".private.lora.")
+        both = p[site + ".B"] @ p[site + ".A"] + p[own + ".B"] @ p[own + ".A"]
+        eye = torch.eye(both.shape[-1]).double().expand(2, -1, -1)
+        whole |= {site + ".A": eye, site + ".B": both}
+    found = fed.trainer.predict(fed.model, p, x)
+    plain = world.federation(load_trainer("FedAvg")).trainer  # its LoRA alone, of full rank
+    wanted = plain.predict(fed.model, whole, x)
+    assert float((found - wanted).abs().max()) < 1e-10
+    bare = {n: v for n, v in p.items() if ".private." not in n}
+    assert float((found - plain.predict(fed.model, bare, x)).abs().max()) > 1e-3
+
+
+def test_private_lora_starts_without_effect_and_stays() -> None:
+    world = World(LORA)
+    run = world.record(FedDecomp, Setup(rounds=1, opts={"RANK": 2}))
+    fed, own = run.fed, run.states[-1].clients[0]["w"]
+    bare = world.federation(load_trainer("FedAvg"))
+    x, p = {"pixels": world.pixels[None, :3]}, expand(fed.p0, 1)
+    shared_only = {n: v for n, v in p.items() if n in fed.groups.shared}
+    whole = fed.trainer.predict(fed.model, p, x)
+    plain = bare.trainer.predict(bare.model, shared_only, x)
+    assert torch.allclose(whole, plain, 0, 1e-12)
+    private = [n for n in fed.p0 if ".private.lora." in n]
+    assert set(fed.groups.personal) == set(private) and len(private) == len(fed.p0) // 2
+    assert all(float((own[n] - fed.p0[n]).abs().max()) > 0 for n in private if n.endswith(".B"))
+    assert not any(".private." in n for n in run.events[0].updates.params)
+
+
+def test_private_lora_keeps_the_invariants() -> None:
+    found = check("FedDecomp", LORA)
+    assert {o.name: o.detail for o in found if o.state == "broken"} == {}
+
+
+def test_frozen_factors_are_the_shared_ones_only() -> None:
+    groups = World([*LORA, "PEFT.LORA_AVG", "freeze_a"]).federation(FedDecomp).groups
+    assert {n for n, g in groups.of.items() if g == "frozen"} == {
+        n for n in groups.of if n.endswith(".A") and ".private." not in n
+    }
+
+
+def test_a_private_rank_above_the_tower_is_refused() -> None:
+    world = World([*LORA, "TRAINER.FEDDECOMP.RANK", "17"])
+    with pytest.raises(ConfigError, match=r"TRAINER.FEDDECOMP.RANK 17 is above 16"):
         world.federation(FedDecomp)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -22,10 +24,12 @@ def at(w: float) -> tuple[Federation, FedState]:
     fed, state = drive("FedDyn", 0, epochs=150, options=HALF, keys=TWO)
     number = torch.tensor(w, dtype=torch.float64)
     state.server["w"]["image.w"] = number
-    for client, slope in ((0, 3.0), (1, -3.0)):
-        slots = state.clients[client]
-        slots["w"], slots["h"] = {"image.w": number}, {"image.w": torch.full_like(number, slope)}
-    return fed, state
+    clients = {
+        client: {"w": {"image.w": number}, "h": {"image.w": torch.full_like(number, slope)}}
+        for client, slope in ((0, 3.0), (1, -3.0))
+    }
+    whole = replace(state.whole, server=state.server)
+    return fed, fed.adopt(replace(whole, clients=clients, worked={0: 1, 1: 1}))
 
 
 def test_fixed_point_with_a_near_exact_local_solve() -> None:

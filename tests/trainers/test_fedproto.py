@@ -68,7 +68,7 @@ def test_means_are_of_the_trained_model(world: World) -> None:
 
 def test_prediction_is_the_nearest_prototype(world: World) -> None:
     run = world.trajectory(FedProto)
-    (ids, p), = run.fed.personal(run.states[-1], [0])
+    (ids, p), = run.fed.personal(run.fed.adopt(run.states[-1]), [0])
     x = {"features": world.features[None]}
     logits = run.fed.trainer.predict(run.fed.model, p, x)[0]
     z = run.fed.trainer.unit(run.fed.model, p, x)[0]
@@ -113,7 +113,7 @@ def test_first_round_has_no_pull_later_ones_do(world: World) -> None:
 
 def test_head_predicts_where_asked(world: World) -> None:
     run = world.record(FedProto, Setup(rounds=1, opts={"PREDICT": "head"}))
-    (_, p), = run.fed.personal(run.states[-1], [0])
+    (_, p), = run.fed.personal(run.fed.adopt(run.states[-1]), [0])
     x = {"features": world.features[None]}
     z = run.fed.trainer.image_features(run.fed.model, p, x)
     want = run.fed.model.logits(z, run.fed.model.text(p["text.ctx"]))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.rounds import Federation, RoundFinished
+from fedvlm.federation.rounds import Federation, FedState
 
 from .golden import Golden, federation
 
@@ -47,14 +47,14 @@ class Recorder:
             for name, value in stored.items():
                 self.see("after", state["w"][name][k], value)
 
-    def round(self, fed: Federation, event: Any) -> None:
-        if not isinstance(event, RoundFinished) or event.round == 0:
+    def round(self, fed: Federation, state: FedState) -> None:
+        if state.round == 0:
             return
-        for name, value in self.golden.tree(f"agg/{event.round - 1}").items():
-            self.see("agg", event.state.server["w"][name], value)
-        r = event.round - 1
+        for name, value in self.golden.tree(f"agg/{state.round - 1}").items():
+            self.see("agg", state.server["w"][name], value)
+        r = state.round - 1
         x = self.golden.tensor(f"test/{r}/x")
-        for ids, p in event.personal(range(self.golden.meta["n_clients"])):
+        for ids, p in fed.personal(state, range(self.golden.meta["n_clients"])):
             pixels = x.expand(len(ids), *x.shape)
             logits = fed.trainer.predict(fed.model, p, {"pixels": pixels})
             for k, client in enumerate(ids):
@@ -87,7 +87,7 @@ def replay(golden: Golden, path: str) -> Recorder:
             return value, parts
 
     fed = federation(golden, packed=packed, chunk=chunk, watched=Watched)
-    fed.subscribers.append(partial(seen.round, fed))
+    fed.savers.append(partial(seen.round, fed))
     fed.run()
     for row in golden.meta["log"]:
         ours = seen.losses[row["round"], row["client"], row["step"]]

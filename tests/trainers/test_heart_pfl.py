@@ -173,8 +173,11 @@ def test_a_client_starts_from_the_model_it_first_receives() -> None:
 def test_without_alignment_and_pull_both_models_are_plain_training() -> None:
     """From one start, over the same loss: v differs from w only by its shuffles."""
     fed = heart({"PROX": 0.0, "HDA_WEIGHT": 0.0}, rounds=1, batch=100)
-    one = fed.run().clients[0]
-    assert all(torch.allclose(one["v"][n], w, atol=1e-12) for n, w in one["w"].items())
+    events: list[Any] = []
+    fed.subscribers.append(events.append)
+    v, sent = fed.run().clients[0]["v"], events[-1].updates.messages()[0]
+    assert sent.keys() == v.keys()
+    assert all(torch.allclose(v[n], w, atol=1e-12) for n, w in sent.items())
     pulled = heart({"PROX": 5.0, "HDA_WEIGHT": 0.0}, rounds=1, batch=100, epochs=3)
     free = heart({"PROX": 0.0, "HDA_WEIGHT": 0.0}, rounds=1, batch=100, epochs=3)
     start = pulled.p0
@@ -186,10 +189,18 @@ def test_without_alignment_and_pull_both_models_are_plain_training() -> None:
     assert far(pulled) < 0.9 * far(free)
 
 
+def after_a_round(options: dict[str, Any]) -> dict[str, Tree]:
+    """Return client 0's own model and the shared one that it sent."""
+    fed, events = heart(options, rounds=1), list[Any]()
+    fed.subscribers.append(events.append)
+    state = fed.run()
+    return {"v": state.clients[0]["v"], "w": events[-1].updates.messages()[0]}
+
+
 @pytest.mark.parametrize("mode", ["proto", "global", "none"])
 def test_modes_change_the_model_that_they_name(mode: str) -> None:
-    plain = heart({"HDA_WEIGHT": 0.0}, rounds=1).run().clients[0]
-    moved = heart({"HDA_WEIGHT": 5.0, "HDA_GRAD": mode}, rounds=1).run().clients[0]
+    plain = after_a_round({"HDA_WEIGHT": 0.0})
+    moved = after_a_round({"HDA_WEIGHT": 5.0, "HDA_GRAD": mode})
     differs = {
         slot: any(not torch.equal(moved[slot][n], v) for n, v in plain[slot].items())
         for slot in ("v", "w")
@@ -200,9 +211,11 @@ def test_modes_change_the_model_that_they_name(mode: str) -> None:
 def test_stacked_is_sequential() -> None:
     one, many = (heart(chunk=c).run() for c in (1, 8))
     for c in one.clients:
-        for slot in ("w", "v"):
-            for n, v in one.clients[c][slot].items():
-                assert torch.allclose(v, many.clients[c][slot][n], atol=1e-10)
+        assert one.clients[c]["v"].keys() == one.server["w"].keys()
+        for n, v in one.clients[c]["v"].items():
+            assert torch.allclose(v, many.clients[c]["v"][n], atol=1e-10)
+    assert all(torch.allclose(v, many.server["w"][n], atol=1e-10)
+               for n, v in one.server["w"].items())
 
 
 def test_seeds() -> None:

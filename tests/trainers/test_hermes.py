@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedvlm.check.compare import same_fed
 from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.trees import Tree
@@ -57,11 +59,17 @@ def units(options: dict[str, Any], rounds: int = 4, kind: type[Trainer] = HERMES
     return quadratic(made(config(kind, own)), rounds, momentum=0.9, epochs=2, lr=1.0, val=1)
 
 
-def history(fed: Federation) -> list[RoundFinished]:
+def history(fed: Federation) -> list[Any]:
+    """Return every round's event, with the state after it as ``state``."""
     seen: list[RoundFinished] = []
+    states: list[FedState] = []
     fed.subscribers.append(lambda e: seen.append(e) if isinstance(e, RoundFinished) else None)
+    fed.savers.append(states.append)
     fed.run()
-    return seen
+    return [
+        SimpleNamespace(**vars(event), state=state)
+        for event, state in zip(seen, states, strict=True)
+    ]
 
 
 # ---- schedule and masks -----------------------------------------------------------------------
@@ -75,11 +83,11 @@ def test_schedule_and_dead_entries(overlap: str) -> None:
         for client, state in event.state.clients.items():
             gone = state["mask"]["image.adapter"] == 0
             down = fed.downloads(event.state, event.round, [client])[client]
-            for tree in (state["w"], down, sent[client]):
+            for tree in (down, sent[client]):
                 assert float(tree[DOWN][gone].abs().max()) == 0.0
                 assert float(tree[UP][:, gone].abs().max()) == 0.0
-            assert float(state["w"][DOWN][~gone].abs().min()) > 0
-            assert bool((state["w"]["text.ctx"] != 0).all())  # exempt
+            assert float(sent[client][DOWN][~gone].abs().min()) > 0
+            assert bool((sent[client]["text.ctx"] != 0).all())  # exempt
             found.append(float(state["prune"]["pruned"]))
             dead.append(int(gone.sum()))
     assert found == pytest.approx([0.2, 0.2, 0.4, 0.4, 0.5, 0.5, 0.5, 0.5], abs=1e-12)
@@ -90,7 +98,7 @@ def test_schedule_and_dead_entries(overlap: str) -> None:
 def test_rounding_of_the_cumulated_share(rank: int, dead: list[int]) -> None:
     mask, score = torch.ones(1, rank), torch.arange(float(rank), 0, -1)[None]
     for share, count in zip((0.2, 0.4, 0.5), dead, strict=True):
-        before, mask = mask, HOME.kill(mask, score, share)
+        before, mask = mask, HOME.kill(mask, score, torch.tensor([share]))
         assert int((mask == 0).sum()) == count
         assert bool((mask <= before).all())
         assert mask[0].tolist() == [1.0] * (rank - count) + [0.0] * count  # the lowest go
@@ -99,7 +107,7 @@ def test_rounding_of_the_cumulated_share(rank: int, dead: list[int]) -> None:
 def test_dead_units_stay_dead_whatever_their_score() -> None:
     mask = torch.tensor([[1.0, 0.0, 1.0, 1.0]])
     score = torch.tensor([[0.1, 9.0, 0.3, 0.2]])
-    assert HOME.kill(mask, score, 0.5).tolist() == [[0.0, 0.0, 1.0, 1.0]]
+    assert HOME.kill(mask, score, torch.tensor([0.5])).tolist() == [[0.0, 0.0, 1.0, 1.0]]
 
 
 @pytest.mark.parametrize(("warmup", "dead"), [(1, [0, 2, 4]), (2, [0, 0, 2])])
@@ -228,14 +236,15 @@ def test_every_kind_of_unit_is_pruned_in_a_run(visual: str) -> None:
     """A-row and B-column masks agree; pruned LoRA components are zero on both sides."""
     world = World(["PEFT.TEXT", "none", "PEFT.VISUAL", visual, "PEFT.WIDTH", "10"])
     setup = Setup(opts=ALWAYS, rounds=3, pixels=True, splits=world.splits[:2])
-    state = world.record(HERMES, setup).states[-1]
-    for own in state.clients.values():
-        assert own["mask"].keys() == HOME.sites(own["w"]).keys() != set()
-        for site, names in HOME.sites(own["w"]).items():
+    run = world.record(HERMES, setup)
+    for client, sent in run.events[-1].updates.messages().items():
+        own = run.states[-1].clients[client]
+        assert own["mask"].keys() == HOME.sites(sent).keys() != set()
+        for site, names in HOME.sites(sent).items():
             gone = own["mask"][site] == 0
             assert int(gone.sum()) == len(gone) // 2
             dead = [v for v in names if HOME.unit(v)[1] is not HOME.ENTRIES]
-            rows = [own["w"][n].movedim(0 if HOME.unit(n)[1] is HOME.ROWS else -1, 0)
+            rows = [sent[n].movedim(0 if HOME.unit(n)[1] is HOME.ROWS else -1, 0)
                     for n in dead]
             assert len(rows) == 2 and all(not bool(r[gone].any()) for r in rows)
             assert all(bool(r[~gone].any(-1).all()) for r in rows)
@@ -289,10 +298,11 @@ def test_final_fine_tuning_keeps_the_mask() -> None:
     keys = {"FED.FINETUNE_EPOCHS": 3}
     fed = quadratic(made(config(HERMES, ALWAYS, keys)), 3, momentum=0.9, val=1)
     state: FedState = fed.run()
-    for (c,), p in fed.personal(state, [0, 1]):
+    ((ids, p),) = fed.personal(state, [0, 1])
+    for c, down in zip(ids, p[DOWN], strict=True):
         gone = state.clients[c]["mask"]["image.adapter"] == 0
-        assert int(gone.sum()) == 5 and not bool(p[DOWN][0][gone].any())
-        assert not torch.equal(p[DOWN][0], fed.downloads(state, 3, [c])[c][DOWN])
+        assert int(gone.sum()) == 5 and not bool(down[gone].any())
+        assert not torch.equal(down, fed.downloads(state, 3, [c])[c][DOWN])
 
 
 def test_lora_factors_must_keep_their_basis() -> None:
@@ -319,3 +329,26 @@ def test_hermes_goes_on_where_a_round_draws_only_clients_without_validation_imag
 def test_hermes_says_what_it_uses_beside_training_images() -> None:
     world = World(["PEFT.TEXT", "prompt", "PEFT.VISUAL", "feature"])
     assert "validation" in world.federation(load_trainer("Hermes")).trainer.extra_data
+
+
+# ---- several clients at once --------------------------------------------------------------------
+def test_stacked_clients_decide_for_themselves() -> None:
+    """Within 1e-9 of client by client, and the same units; one of them has no images to decide."""
+    shares = [*FEATURE.splits[:2], empty(FEATURE.splits[2]), FEATURE.splits[3]]
+    own = {"ACC_MODE": "rel", "ACC_THR": 1.0, "WARMUP": 0}
+    for more in ({}, {"OVERLAP": "coverage"}):
+        alone, together = (
+            FEATURE.record(HERMES, Setup(opts=own | more, splits=shares, chunk=chunk))
+            for chunk in (1, 4)
+        )
+        same_fed(together.states[-1], alone.states[-1], "four stacked against one by one", 1e-9)
+        pruned = [float(s["prune"]["pruned"]) for s in alone.states[-1].clients.values()]
+        assert pruned[2] == 0.0 and max(pruned) > 0.0
+        for event, other in zip(together.events, alone.events, strict=True):
+            assert event.report == other.report
+
+
+def test_shares_are_cut_client_by_client() -> None:
+    mask, score = torch.ones(3, 10), torch.arange(10.0).flip(0).expand(3, 10)
+    found = HOME.kill(mask, score, torch.tensor([0.0, 0.2, 0.5]).double())
+    assert (found == 0).sum(1).tolist() == [0, 2, 5]

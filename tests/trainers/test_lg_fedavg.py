@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,12 @@ def test_warmup_is_fedavg_on_everything_then_bodies_part() -> None:
     warm = {"WARMUP_ROUNDS": 3}
     fed, _ = run(5, options=warm)
     seen: list[RoundFinished] = []
+    states: list[Any] = []
     fed.subscribers.append(lambda e: seen.append(e) if isinstance(e, RoundFinished) else None)
+    fed.savers.append(states.append)
     end = fed.run()
     _, joint = drive("FedAvg", 3, split=True)
-    after = seen[3].state
+    after = states[3]
     assert after.server["w"][L] == joint.server["w"][L]
     assert after.server["warm"][G] == joint.server["w"][G]
     assert personal(fed, after, G) == [float(joint.server["w"][G])] * 2
@@ -85,26 +88,53 @@ def test_a_client_that_rested_gets_the_warm_body_when_it_is_next_drawn() -> None
     assert drawn == {0, 1}
 
 
+def test_a_warm_up_is_stacked_by_what_clients_receive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client that has the body since round 3 and the one that gets it now do not stack."""
+    cls, seen, ends = load_trainer("LG-FedAvg"), list[tuple[int, ...]](), []
+    update = cls.client_update
+
+    def count(self: Any, ctx: Any, *args: Any) -> Any:
+        seen.append(tuple(ctx.clients))
+        return update(self, ctx, *args)
+
+    monkeypatch.setattr(cls, "client_update", count)
+    for chunk in (1, 8):
+        fed, _ = run(8, options={"WARMUP_ROUNDS": 2}, frac=0.5, first_round_all=False, chunk=chunk)
+        state = fed.run(until=3)
+        assert len(state.held) == 1
+        fed.plan = replace(fed.plan, frac=1.0)
+        seen.clear()
+        fourth = fed.round(state, 4)
+        assert sorted(seen) == [(0,), (1,)] and set(fourth.held) == {0, 1}
+        seen.clear()
+        ends.append(fed.round(fourth, 5).whole)
+        assert seen == ([(0,), (1,)] if chunk == 1 else [(0, 1)])
+        assert sorted(ids for ids, _ in fed.personal(state, [0, 1])) == [[0], [1]]
+    same_fed(*ends, "stacked against one by one")
+
+
 def test_who_was_served_is_held_by_the_server_and_survives_a_resume(tmp_path: Path) -> None:
     fed, _ = run(6, options={"WARMUP_ROUNDS": 2}, frac=0.5, first_round_all=False)
     seen: list[RoundFinished] = []
+    states: list[Any] = []
     fed.subscribers.append(lambda e: seen.append(e) if isinstance(e, RoundFinished) else None)
+    fed.savers.append(states.append)
     whole = fed.run()
-    warm = [e.state for e in seen if e.round <= 2]
-    assert all(state.held == {} for state in warm) and set(whole.server) == {"w", "warm"}
+    assert all(state.held == {} for state in states if state.round <= 2)
+    assert set(whole.server) == {"w", "warm"}
     served: set[int] = set()
-    for event in seen[3:]:
+    for event, state in zip(seen[3:], states[3:], strict=True):
         (client,) = event.bytes_down
         assert set(event.bytes_down[client]) == ({L} if client in served else {G, L})
         served.add(client)
-        assert set(event.state.held) == served
-        assert set(fed.downloads(event.state, event.round + 1, [client])[client]) == {L}
-    half = seen[3].state
-    save_state(tmp_path, 3, slots_of(half), half.clients, {}, identity="t")
+        assert set(state.held) == served
+        assert set(fed.downloads(state, event.round + 1, [client])[client]) == {L}
+    half = states[3]
+    save_state(tmp_path, 3, slots_of(half.whole), half.clients, {}, identity="t")
     saved, _ = load_newest_state(tmp_path, identity="t")
     assert saved is not None
-    rest = fed.run(state_of(saved.round, saved.server, saved.clients))
-    same_fed(rest, whole, "resumed after the first served client")
+    rest = fed.run(fed.adopt(state_of(saved.round, saved.server, saved.clients)))
+    same_fed(rest.whole, whole.whole, "resumed after the first served client")
 
 
 def test_a_client_that_was_dropped_gets_the_warm_body_again() -> None:

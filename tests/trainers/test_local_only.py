@@ -33,10 +33,10 @@ def test_nothing_is_sent_and_nothing_aggregated() -> None:
 def test_an_empty_shared_group_survives_a_resume(tmp_path: Path) -> None:
     fed, whole = drive("LocalOnly", 4, momentum=0.9)
     half = fed.run(until=2)
-    save_state(tmp_path, 2, slots_of(half), half.clients, {}, identity="t")
+    save_state(tmp_path, 2, slots_of(half.whole), half.clients, {}, identity="t")
     saved, _ = load_newest_state(tmp_path, identity="t")
     assert saved is not None
-    rest = fed.run(state_of(saved.round, saved.server, saved.clients))
+    rest = fed.run(fed.adopt(state_of(saved.round, saved.server, saved.clients)))
     for (place, a), (other, b) in zip(leaves(rest), leaves(whole), strict=True):
         assert place == other and torch.equal(a, b)
 

@@ -81,7 +81,8 @@ def test_previous_is_the_last_local_model(world: World) -> None:
             seen.append({name: b.cut(tree) for name, tree in models.items()})
             return super().contrastive_loss(model, p, b, **models)
 
-    world.federation(Watched).round(state, 2)
+    fed = world.federation(Watched)
+    fed.round(fed.adopt(state), 2)
     for name, value in state.clients[0]["w"].items():
         assert torch.equal(seen[0]["previous"][name][0], value)
         assert torch.equal(seen[0]["received"][name][0], state.server["w"][name])

@@ -55,7 +55,8 @@ def test_beta_zero_is_the_runs_rate() -> None:
 
 def test_evaluated_after_one_step_of_size_alpha() -> None:
     """b + (1 - alpha a) (w - b); not the plain rate 0.3, not w itself."""
-    fed, state = drive("Per-FedAvg", 400, options=META | {"MODE": "exact"}, lr=0.3, epochs=1)
+    fed, state = drive("Per-FedAvg", 400, options=META | {"MODE": "exact", "STEPS": 1}, lr=0.3,
+                       epochs=1)
     assert personal(fed, state) == pytest.approx([2.321053, 3.005263], abs=1e-6)
     assert own(state) != personal(fed, state)  # evaluation leaves the state alone
 
@@ -101,7 +102,7 @@ def test_batches_of_a_step_are_disjoint_and_drop_nothing(mode: str, count: int) 
     fed.batcher.source.streams["id"] = torch.arange(14).double()
     fed.engine.run(
         fed.trainer, lambda ids: fed.context(ids, 1), fed.downloads(state, 1, [0]),
-        {0: state.clients[0]},
+        fed.clients, {0: 0},
     )
     flat = [i for step in seen for batch in step for i in batch]
     assert {len(step) for step in seen} == {count}

@@ -45,7 +45,7 @@ def same(one: Tree, two: Tree) -> bool:
 
 def personal(fed: Federation, state: Any) -> dict[int, Tree]:
     found = {}
-    for ids, p in fed.personal(state, sorted(state.clients)):
+    for ids, p in fed.personal(fed.adopt(state.whole), sorted(state.clients)):
         found |= {c: {n: v[k : k + 1] for n, v in p.items()} for k, c in enumerate(ids)}
     return found
 
@@ -69,7 +69,7 @@ def test_only_the_large_model_travels() -> None:
         for c in set(state.clients) - set(sent.clients):
             assert same(before.clients[c]["w"], state.clients[c]["w"])
         assert not [n for n in state.server["w"] if n.startswith(("small", "gate"))]
-    assert all(set(s) == {"w"} and set(s["w"]) == set(fed.p0) for s in state.clients.values())
+    assert all(set(s) == {"w"} and set(s["w"]) == set(small) for s in state.clients.values())
 
 
 @pytest.mark.parametrize("options", [{"SMALL_LR": 0.0}, {"FUSION": "average"},
@@ -161,6 +161,7 @@ def test_the_gate_is_trained_at_evaluation_and_changes_nothing_else(keys: dict[s
     for c, p in first.items():
         assert same(p, again[c])
         own = state.clients[c]["w"] | state.server["w"]
+        assert own.keys() == fed.p0.keys()
         assert all(torch.equal(p[n][0], v) for n, v in own.items())
         assert float(p["gate.on"]) == 1 and bool((p["gate.spread"] > 0).all())
         assert float(p["gate.a"].abs().max()) > 0
@@ -260,6 +261,40 @@ def test_distillation_adds_a_kl_that_leaves_the_large_model_alone() -> None:
     grads = torch.autograd.grad(loss.sum(), list(p.values()), allow_unused=True)
     reached = {n for n, g in zip(p, grads, strict=True) if g is not None}
     assert reached == {n for n in p if n.startswith("small.")}
+
+
+# ---- the small tower ---------------------------------------------------------------------------
+TOWER = {"SMALL": "tower"}
+
+
+def test_the_small_tower_sees_pixels_and_stays_at_home() -> None:
+    fed = thorki(TOWER, rounds=1)
+    assert fed.trainer.streams(fed.model) == ("tokens.0", "pixels")
+    assert thorki(rounds=1).trainer.streams(fed.model) == ("tokens.0", "features")
+    events = watched(fed)
+    state = fed.run()
+    small = {n for n in fed.p0 if n.startswith("small.")}
+    assert {n.split(".")[1] for n in small} == {"conv1", "conv2", "conv3", "fc"}
+    assert set(fed.groups.personal) == small and not small & set(events[0].updates.params)
+    for n in small:
+        assert not torch.equal(state.clients[0]["w"][n], fed.p0[n])
+    p, x = personal(fed, state)[0], {"pixels": fed.batcher.source.images[:3][None]}
+    z = fed.trainer.predict(fed.model, p, x)
+    assert bool(torch.isfinite(z).all())
+    other = p | {n: torch.zeros_like(p[n]) for n in small}
+    assert float((z - fed.trainer.predict(fed.model, other, x)).abs().max()) > 1e-3
+
+
+def test_the_large_model_does_not_depend_on_the_kind_of_the_small_one() -> None:
+    ends = [thorki(o, rounds=2).run().server["w"] for o in ({}, TOWER)]
+    assert all(torch.allclose(v, ends[1][n], 0, 1e-10) for n, v in ends[0].items())
+
+
+def test_the_small_tower_stacked_is_sequential() -> None:
+    ends = [thorki(TOWER, chunk=c, rounds=1).run() for c in (1, 8)]
+    for c in ends[0].clients:
+        for n, v in ends[0].clients[c]["w"].items():
+            assert torch.allclose(v, ends[1].clients[c]["w"][n], atol=1e-10)
 
 
 def test_seeds() -> None:

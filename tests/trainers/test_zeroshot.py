@@ -21,7 +21,8 @@ def test_logits_are_the_templates() -> None:
     assert fed.p0 == {} and run.states[-1].server == {"w": {}}
     assert run.events[-1].counters.get("steps", 0) == 0
     x = {"features": world.features[None, :5].expand(3, 5, -1)}
-    for p in (fed.shared(run.states[-1]), *(p for _, p in fed.personal(run.states[-1], [0, 1]))):
+    state = fed.adopt(run.states[-1])
+    for p in (fed.shared(state), *(p for _, p in fed.personal(state, [0, 1]))):
         ours = fed.trainer.predict(fed.model, p, x)
         assert torch.equal(ours, template_predictor(fed.model)(x))
         other = fed.model.with_classes(["hen", "wolf"])

@@ -30,9 +30,13 @@ PEFT = {"TEXT": "prompt", "VISUAL": "feature", "HEAD": "text"}
 
 
 class OneNumber:
-    """F_k(w) = a_k / 2 (w - b_k)^2; ``w`` is one number on the image side."""
+    """F_k(w) = a_k / 2 (w - b_k)^2; ``w`` is one number on the image side.
+
+    Clients keep all of their model, so that it can be looked at.
+    """
 
     start = 0.0
+    reads_old = True
 
     def trainables(self, model: Any, generator: torch.Generator) -> Tree:
         return {"image.w": torch.tensor(self.start, dtype=torch.float64)}

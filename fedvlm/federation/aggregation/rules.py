@@ -10,7 +10,7 @@ by any of them, and says so in ``Trainer.aggregators``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median as middle
 from typing import Any
@@ -215,13 +215,19 @@ def moves(updates: Updates) -> Iterator[Tensor]:
         for at in range(0, sent.shape[1], width):
             piece = in_double(sent[:, at : at + width])
             if home is not None:
-                piece = piece - in_double(home.reshape(len(rows), -1)[:, at : at + width])
+                less = home.reshape(len(rows), -1)[:, at : at + width]
+                piece = piece - (less if less.device == piece.device else in_double(less))
             yield piece
 
 
 def norms(updates: Updates) -> Tensor:
     """Return the length ``[K]`` of every client's move, all tensors together, in float64."""
-    return torch.stack([torch.linalg.vector_norm(m, dim=1) for m in moves(updates)]).norm(dim=0)
+    return lengths(moves(updates))
+
+
+def lengths(pieces: Iterable[Tensor]) -> Tensor:
+    """Return the length ``[K]`` of moves in pieces ``[K, d]``."""
+    return torch.stack([torch.linalg.vector_norm(m, dim=1) for m in pieces]).norm(dim=0)
 
 
 def _by_leaf(updates: Updates, rule: Callable[[Tensor], Tensor]) -> Tree:

@@ -10,14 +10,13 @@ from statistics import median as middle
 
 import torch
 
-from fedvlm.federation.aggregation.rules import moves, norms
+from fedvlm.federation.aggregation.rules import lengths, moves
 from fedvlm.federation.aggregation.updates import Updates
 
 FAR, LEAST_SPREAD, AGAINST, FEWEST = 5.0, 0.1, -0.9, 4  # the bound of ``Telltale``
+FEW = 1 << 23  # numbers of float64 moves that are kept between two passes
 
 
-
-# ---- telltale ---------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Telltale:
     """Length and direction of the updates of a round, whatever the rule.
@@ -58,23 +57,26 @@ def telltale(updates: Updates) -> Telltale:
     """Return lengths, directions and outliers of a round's updates; they are read once."""
     if not updates.params:
         return Telltale()
-    norm, weight = norms(updates).clamp_max(sys.float_info.max), updates.weight
+    size = len(updates) * sum(v[0].numel() for v in updates.params.values())
+    kept = list(moves(updates)) if size <= FEW else None  # else they are made twice
+    norm = lengths(moves(updates) if kept is None else kept).clamp_max(sys.float_info.max)
+    weight = updates.weight
     counted = weight > 0 if bool((weight > 0).any()) else torch.ones_like(weight, dtype=torch.bool)
     share = torch.where(counted, weight.clamp_min(torch.finfo(weight.dtype).tiny), 0.0)
     measured = counted.to(norm.device) & (norm > 0)
     typical = torch.where(measured, norm, torch.nan).nanquantile(0.5)
     share = (share / share.sum()).to(norm) * torch.where(norm > typical, typical / norm, 1.0)
     inner, square = torch.zeros_like(norm), torch.zeros_like(norm[0])
-    for move in moves(updates):
+    for move in moves(updates) if kept is None else kept:
         way = share @ move
         inner, square = inner + move @ way, square + way @ way
     length = norm * square.sqrt()
     cosine = torch.where(length > 0, inner / length, 0.0).nan_to_num(0.0).clamp(-1, 1)
-    lengths, angles = torch.stack([norm, cosine]).tolist()
-    at = outlying(lengths, angles, counted.tolist())
+    sizes, angles = torch.stack([norm, cosine]).tolist()
+    at = outlying(sizes, angles, counted.tolist())
     return Telltale(
-        updates.clients, tuple(lengths), tuple(angles),
-        middle([n for n, c in zip(lengths, counted.tolist(), strict=True) if c and n] or [0.0]),
+        updates.clients, tuple(sizes), tuple(angles),
+        middle([n for n, c in zip(sizes, counted.tolist(), strict=True) if c and n] or [0.0]),
         tuple(updates.clients[k] for k in at),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from fedvlm.core.errors import DivergedError, FedvlmError
 from fedvlm.core.trees import Tree, cat, first_non_finite, in_double
 
+PIECE = 1 << 22  # numbers of float64 weights at a time
 
 @dataclass(frozen=True)
 class Updates:
@@ -78,7 +79,8 @@ def join(parts: Sequence[Updates]) -> Updates:
         FedvlmError: chunks that sent different tensors.
     """
     clients = [c for part in parts for c in part.clients]
-    order = torch.tensor(sorted(range(len(clients)), key=clients.__getitem__), dtype=torch.int64)
+    places = sorted(range(len(clients)), key=clients.__getitem__)
+    same, order = places == list(range(len(clients))), torch.tensor(places, dtype=torch.int64)
 
     def rows(trees: Sequence[Tree]) -> Tree:
         for tree in trees:
@@ -86,7 +88,7 @@ def join(parts: Sequence[Updates]) -> Updates:
                 odd = sorted(tree.keys() ^ trees[0].keys())
                 raise FedvlmError(f"clients of one round differ in what they send: {odd}")
         joined = cat(trees)
-        return {n: v[order.to(v.device)] for n, v in joined.items()}
+        return joined if same else {n: v[order.to(v.device)] for n, v in joined.items()}
 
     names = list(dict.fromkeys(n for part in parts for n in part.metrics))
     metrics = [
@@ -114,7 +116,8 @@ def weighted_sum(tensors: Tensor | Sequence[Tensor], weights: Sequence[float]) -
     first = tensors[0]
     out = torch.zeros(first.shape, dtype=torch.float64, device=in_double(first).device)
     for tensor, weight in zip(tensors, weights, strict=True):
-        out.add_(in_double(tensor), alpha=weight / total)
+        out.add_(tensor if tensor.device == out.device else in_double(tensor),
+                 alpha=weight / total)
     return out.to(first.dtype).to(first.device)
 
 
@@ -125,35 +128,94 @@ def weighted_mean(updates: Updates, weights: Sequence[float] | None = None) -> T
         DivergedError: the aggregate is not finite; the message names the tensor.
     """
     share = updates.weight.tolist() if weights is None else list(weights)
-    return require_finite({n: weighted_sum(rows, share) for n, rows in updates.params.items()})
+    out: Tree = {}
+    for names in _alike(updates.params):
+        flat = torch.cat([updates.params[n].reshape(len(updates), -1) for n in names], 1)
+        out |= _apart(weighted_sum(flat, share), names, updates.params)
+    return require_finite({n: out[n] for n in updates.params})
+
+
+def _alike(tree: Tree) -> list[list[str]]:
+    """Return the names of leaves that can lie beside each other in one row: of a type and place."""
+    groups: dict[tuple[torch.dtype, torch.device], list[str]] = {}
+    for name, v in tree.items():
+        groups.setdefault((v.dtype, v.device), []).append(name)
+    return list(groups.values())
+
+
+def _apart(row: Tensor, names: Sequence[str], like: Tree) -> Tree:
+    """Cut one row into leaves of the shapes of ``like [K, ...]``, without client axis."""
+    parts = row.split([like[n][0].numel() for n in names])
+    return {n: part.view(like[n].shape[1:]) for n, part in zip(names, parts, strict=True)}
+
+
+def weighted_apart(tree: Tree, weights: Mapping[str, Sequence[float]]) -> Tree:
+    """Return the weighted mean over the rows of each leaf ``[K, ...]`` with weights of its own.
+
+    The bits of ``weighted_sum`` leaf by leaf, with one kernel per client for all leaves.
+    """
+    out: Tree = {}
+    for names in _alike(tree):
+        flat = torch.cat([tree[n].reshape(len(tree[n]), -1) for n in names], 1)
+        parts = [[w / sum(weights[n]) for w in weights[n]] for n in names]
+        total = torch.zeros_like(in_double(flat[0]))
+        share = torch.tensor(parts, dtype=torch.float64).to(total.device).mT  # [K, leaves]
+        for at in torch.arange(len(flat)).split(max(1, PIECE // max(1, flat.shape[1]))):
+            rows = slice(int(at[0]), int(at[-1]) + 1)
+            wide = torch.cat([
+                share[rows, t : t + 1].expand(-1, tree[n][0].numel()) for t, n in enumerate(names)
+            ], 1)
+            for row, by in zip(in_double(flat[rows]), wide, strict=True):
+                total.addcmul_(row, by)
+        out |= _apart(total.to(flat.dtype).to(flat.device), names, tree)
+    return {n: out[n] for n in tree}
 
 
 def similarity_weights(
-    tensors: Tensor | Sequence[Tensor], previous: Tensor | Sequence[Tensor],
-    weights: Sequence[float], temperature: float, dtype: torch.dtype = torch.float64,
+    cosines: Sequence[float], weights: Sequence[float], temperature: float,
+    dtype: torch.dtype = torch.float64,
 ) -> list[float]:
     """Return FedTV's similarity-aware weights of one tensor, summing to 1.
 
-    c_i = cos(vec(W_i), vec(W_prev)), beta = softmax(c / temperature),
-    lambda_i = p_i beta_i / sum_j p_j beta_j with p_i = n_i / sum n. A zero vector has cosine 0.
-    Cosines are taken in float64; ``dtype`` is that of beta and p beta (float32 in the authors'
-    code, which moves the weights by about 1e-8), the normalisation is float64 again.
+    beta = softmax(c / temperature), lambda_i = p_i beta_i / sum_j p_j beta_j with p_i = n_i / sum
+    n. ``dtype`` is that of beta and p beta (float32 in the authors' code, which moves the weights
+    by about 1e-8), the normalisation is float64 again.
 
     Args:
-        previous: W_prev: what the server had, or what each client received.
+        cosines: c_i = cos(vec(W_i), vec(W_prev)).
     """
-    if isinstance(previous, Tensor):
-        bases = [in_double(previous).flatten()] * len(tensors)
-    else:
-        bases = [in_double(t).flatten() for t in previous]
-    cosines = torch.stack([
-        _cosine(in_double(t).flatten(), base) for t, base in zip(tensors, bases, strict=True)
-    ]).cpu()
     share = torch.tensor([w / sum(weights) for w in weights], dtype=dtype)
-    share = share * torch.softmax(cosines.to(dtype) / temperature, 0)
+    share = share * torch.softmax(torch.tensor(cosines, dtype=torch.float64).to(dtype)
+                                  / temperature, 0)
     values = share.tolist()
     total = sum(values)
     return [value / total for value in values]
+
+
+def cosines(updates: Updates, previous: Tree | None) -> dict[str, list[float]]:
+    """Return the cosine of every client's tensor to ``previous``, in float64; one read.
+
+    Args:
+        previous: what the server had; None: what each client received. A zero vector has cosine 0.
+    """
+    inner, norm, home = list[Tensor](), list[Tensor](), list[Tensor]()
+    for name, rows in updates.params.items():
+        x = in_double(rows.reshape(len(rows), -1))
+        if previous is None:
+            y = in_double(updates.received[name].reshape(len(rows), -1))
+            inner.append((x * y).sum(1))
+            home.append(y.norm(dim=1))
+        else:
+            y = in_double(previous[name].flatten())
+            inner.append(x @ y)
+            home.append(y.norm()[None])
+        norm.append(x.norm(dim=1))
+    if not inner:
+        return {}
+    product = torch.stack(norm) * torch.stack(home)
+    least = torch.finfo(product.dtype).tiny
+    found = torch.where(product > 0, torch.stack(inner) / product.clamp_min(least), 0.0)
+    return dict(zip(updates.params, found.tolist(), strict=True))
 
 
 def similarity_aware(
@@ -172,12 +234,11 @@ def similarity_aware(
         DivergedError: the aggregate is not finite.
     """
     sizes = updates.weight.tolist()
-    tree, used = {}, {}
-    for name, rows in updates.params.items():
-        home = updates.received[name].unbind(0) if previous is None else previous[name]
-        used[name] = similarity_weights(rows, home, sizes, temperature, dtype)
-        tree[name] = weighted_sum(rows, used[name])
-    return require_finite(tree), used
+    used = {
+        name: similarity_weights(row, sizes, temperature, dtype)
+        for name, row in cosines(updates, previous).items()
+    }
+    return require_finite(weighted_apart(updates.params, used)), used
 
 
 def require_finite(tree: Tree) -> Tree:
@@ -190,8 +251,3 @@ def require_finite(tree: Tree) -> Tree:
     if bad is not None:
         raise DivergedError(f"the aggregate of '{bad}' is not finite; lower --lr")
     return tree
-
-
-def _cosine(x: Tensor, y: Tensor) -> Tensor:
-    norm = x.norm() * y.norm()
-    return torch.where(norm > 0, (x @ y) / norm.clamp_min(torch.finfo(x.dtype).tiny), 0.0)

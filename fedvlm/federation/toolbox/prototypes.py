@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.core.trees import Tree
+from fedvlm.core.trees import Tree, in_double
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context
 
@@ -51,18 +51,18 @@ def class_means(
         params: leaves ``[K, ...]``, as they are (nothing is trained).
         classes, width: C and d.
     """
-    total = torch.zeros(ctx.k, classes, width, dtype=torch.float64)  # on the CPU: mps has none
-    count = torch.zeros(ctx.k, classes, dtype=torch.float64)
+    device, dtype = ctx.model.device, ctx.model.dtype
+    total = in_double(torch.zeros(ctx.k, classes, width, device=device))
+    count = in_double(torch.zeros(ctx.k, classes, device=device))
     with torch.no_grad():
         for batch in ctx.batches(TAG):
-            member = membership(batch, classes).cpu().double()
-            z = features(batch.cut(params), batch.x).cpu().double()
-            at = slice(len(z)) if batch.rows is None else batch.rows
+            member = in_double(membership(batch, classes))
+            z = in_double(features(batch.cut(params), batch.x))
+            at = slice(len(z)) if batch.rows is None else batch.rows.to(total.device)
             total[at] += member.mT @ z
             count[at] += member.sum(1)
-            ctx.counters["prototype_samples"] += int(batch.w.sum())
+            ctx.counters["prototype_samples"] += batch.samples
     mean = total / count.clamp_min(1)[..., None]
-    device, dtype = ctx.model.device, ctx.model.dtype
     return Prototypes(mean.to(device, dtype), count.to(device, dtype))
 
 

@@ -1,13 +1,37 @@
-"""Learned text contexts, with a leading client axis ``K`` and ``N`` prompt sets per client."""
+"""Learned text contexts and their starts: random, words, and FedTV's low-rank factors.
+
+Low-rank contexts have a leading client axis ``K`` and ``N`` prompt sets per client.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from fedvlm.core.trees import Tree
+from fedvlm.models.towers.prompts import prefix_length
+from fedvlm.models.vlmodel import VLModel
 
 INIT_STD = 0.02  # CoOp's standard deviation of a random context
+
+
+def random_context(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Return CoOp's random start ``[..., n_ctx, width]``, N(0, 0.02^2)."""
+    return torch.randn(tuple(shape), generator=generator) * INIT_STD
+
+
+def word_context(model: VLModel, text: str) -> Tensor:
+    """Return the token embeddings of a text without its marks, ``[n, text_width]``.
+
+    n is the number of its tokens, as many as it has words where each is one token.
+    """
+    ids = model.backbone.tokenize([text])
+    start, stop = prefix_length(model.backbone), int(model.backbone.token_ends(ids)[0])
+    with torch.no_grad():
+        context: Tensor = model.backbone.embed_tokens(ids)[0, start:stop]
+    return context.detach().clone().cpu()
 
 
 def low_rank_prompt(

@@ -1,11 +1,13 @@
 """The trainable set as the user's choice: ``PEFT.TEXT``, ``PEFT.VISUAL``, ``PEFT.HEAD``.
 
-Every tensor has a role by its name: ``body`` (image side) or ``head`` (text side or classifier).
-All functions work on trees with a leading client axis ``[K, ...]``.
+Every tensor has a role by its name: ``body`` (image side) or ``head`` (text side or classifier),
+and a finer one, by which optimisers tell tensors apart (``role_of``). All functions work on trees
+with a leading client axis ``[K, ...]``.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +18,11 @@ from torch import Tensor
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree
-from fedvlm.models.adapt.contexts import INIT_STD
+from fedvlm.models.adapt.contexts import random_context, word_context
 from fedvlm.models.towers.adapters import (
     TreeEdits,
     adapter_tree,
+    ln_tree,
     lora_tree,
     parse_targets,
 )
@@ -32,6 +35,14 @@ TEXT = ("none", "prompt", "lora")
 VISUAL = ("none", "feature", "lora", "adapter")
 HEADS = ("text", "linear")
 IN_TOWER = ("lora", "adapter")
+CONTEXT, ADAPTER, LORA, LINEAR, TOWER = "context", "adapter", "lora", "head", "tower"
+# The first pattern that fits a whole name gives its fine role; what fits none is the tower's own.
+FINE_ROLES = (
+    (LORA, r".*\.lora\..*"),
+    (CONTEXT, r"text\.(ctx|sigma|U|S|V)(\..*)?"),
+    (LINEAR, r"(head|small|gate)\..*"),
+    (ADAPTER, r".*adapter\..*|image\.(fusion|private)\..*"),
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,9 @@ class PeftSpec:
         head: ``text`` (text features classify; unseen classes stay defined) or ``linear``
             (rows of weights, started at the template's text features).
         n_ctx: context tokens.
+        ctx_init: words whose token embeddings a context starts as; empty: random numbers.
+        csc: a context of its own for every class; unseen classes then have none.
+        ln: train the LayerNorms of the image tower's blocks as well.
         width: hidden width of the adapters.
         rank, alpha: of LoRA; its update is scaled by alpha / rank.
         targets: layers that LoRA changes, of ``adapters.WORDS``.
@@ -62,28 +76,48 @@ class PeftSpec:
     targets: tuple[str, ...] = ("q", "v")
     blocks: int = 0
     average: str = "factors"
+    ctx_init: str = ""
+    csc: bool = False
+    ln: bool = False
 
     @classmethod
     def of(cls, cfg: Any) -> PeftSpec:
         """Read the ``PEFT`` node of a config.
 
         Raises:
-            ConfigError: nothing would be trained, a text side beside a linear head, or an unknown
-                target.
+            ConfigError: nothing would be trained, a text side beside a linear head, words or
+                contexts by class without a prompt, or an unknown target.
         """
         node = cfg.PEFT
         spec = cls(
             node.TEXT, node.VISUAL, node.HEAD, int(node.N_CTX), int(node.WIDTH), int(node.RANK),
             float(node.ALPHA), parse_targets(node.TARGETS), int(node.BLOCKS), node.LORA_AVG,
+            str(node.CTX_INIT).strip(), bool(node.CSC), bool(node.LN),
         )
-        if (spec.text, spec.visual, spec.head) == ("none", "none", "text"):
+        if (spec.text, spec.visual, spec.head, spec.ln) == ("none", "none", "text", False):
             raise ConfigError("PEFT trains nothing: set PEFT.TEXT, PEFT.VISUAL or PEFT.HEAD linear")
         if spec.text != "none" and spec.head == "linear":
             raise ConfigError(
                 f"PEFT.HEAD linear has no text side, so PEFT.TEXT {spec.text} would train "
                 "nothing: set PEFT.TEXT none (--peft head)"
             )
+        if spec.text != "prompt" and (spec.ctx_init or spec.csc):
+            key = f"CTX_INIT '{spec.ctx_init}'" if spec.ctx_init else "CSC True"
+            raise ConfigError(
+                f"PEFT.{key} is about the context of a prompt, and PEFT.TEXT {spec.text} has none: "
+                "set PEFT.TEXT prompt, or leave it out"
+            )
         return spec
+
+    @property
+    def open_vocabulary(self) -> bool:
+        """Whether classes without training images have a classifier too."""
+        return self.head == "text" and not self.csc
+
+    @property
+    def in_tower(self) -> bool:
+        """Whether something inside the image tower changes."""
+        return self.visual in IN_TOWER or self.ln
 
     @property
     def scale(self) -> float:
@@ -109,16 +143,23 @@ def role(name: str) -> str:
     return BODY if name.startswith("image.") else HEAD
 
 
+def role_of(name: str) -> str:
+    """Return a tensor's fine role: ``context``, ``adapter``, ``lora``, ``head`` or ``tower``."""
+    return next((role for role, pattern in FINE_ROLES if re.fullmatch(pattern, name)), TOWER)
+
+
 def build(spec: PeftSpec, model: VLModel, generator: torch.Generator) -> Tree:
     """Return the initial trainable tensors, without client axis.
 
-    ``text.ctx [n_ctx, text_width]`` ~ N(0, 0.02^2) (CoOp); ``image.adapter.down [width, d]``
-    uniform in +-1/sqrt(d) and ``image.adapter.up [d, width]`` zero, so that the start is the frozen
-    feature; ``head.weight [C, d]`` the template's text features, or random directions on a backbone
-    without text tower. Inside the towers: ``adapters``.
+    ``text.ctx [n_ctx, text_width]`` ~ N(0, 0.02^2) (CoOp), or the token embeddings of words;
+    ``[C, n_ctx, text_width]`` with a context of its own for every class;
+    ``image.adapter.down [width, d]`` uniform in +-1/sqrt(d) and ``image.adapter.up [d, width]``
+    zero, so that the start is the frozen feature; ``head.weight [C, d]`` the template's text
+    features, or random directions on a backbone without text tower. Inside the towers:
+    ``adapters``.
 
     Raises:
-        ConfigError: the backbone's towers or the rank do not allow it.
+        ConfigError: the backbone's towers, the rank or the number of words do not allow it.
     """
     tree: Tree = {}
     if not model.has_text and spec.head == "text":
@@ -127,17 +168,25 @@ def build(spec: PeftSpec, model: VLModel, generator: torch.Generator) -> Tree:
             "head (or head+lora, head+adapter), or a CLIP backbone"
         )
     if spec.text == "prompt":
-        shape = (spec.n_ctx, model.text_width)
-        tree["text.ctx"] = torch.randn(shape, generator=generator) * INIT_STD
+        classes = (len(model.classnames),) if spec.csc else ()
+        # Drawn in any case: what is drawn after it starts as it does without words.
+        tree["text.ctx"] = random_context((*classes, spec.n_ctx, model.text_width), generator)
+        if spec.ctx_init:
+            tree["text.ctx"] = _from_words(spec, model).expand_as(tree["text.ctx"]).clone()
     elif spec.text == "lora":
-        tree |= _in_tower(spec, "text", spec.text, text_blocks(model.backbone), generator)
+        tree |= tower_lora(spec, model, "text", generator)
     if spec.visual == "feature":
         d = model.embed_dim
         down = torch.rand(spec.width, d, generator=generator) * 2 - 1
         tree["image.adapter.down"] = down * d**-0.5
         tree["image.adapter.up"] = torch.zeros(d, spec.width)
-    elif spec.visual in IN_TOWER:
-        tree |= _in_tower(spec, "image", spec.visual, model.vision.blocks, generator)
+    elif spec.visual == "lora":
+        tree |= tower_lora(spec, model, "image", generator)
+    elif spec.visual == "adapter":
+        changed = spec.changed(model.vision.blocks, "image")
+        tree |= adapter_tree("image", changed, spec.width, generator)
+    if spec.ln:
+        tree |= ln_tree("image", spec.changed(model.vision.blocks, "image"))
     if spec.head == "linear" and model.has_text:
         tree["head.weight"] = model.anchor("template", 0).detach().clone().cpu()
     elif spec.head == "linear":
@@ -146,16 +195,37 @@ def build(spec: PeftSpec, model: VLModel, generator: torch.Generator) -> Tree:
     return tree
 
 
-def _in_tower(
-    spec: PeftSpec, tower: str, kind: str, blocks: list[FrozenBlock], generator: torch.Generator
+def _from_words(spec: PeftSpec, model: VLModel) -> Tensor:
+    words = word_context(model, spec.ctx_init)
+    if len(words) != spec.n_ctx:
+        raise ConfigError(
+            f"PEFT.CTX_INIT '{spec.ctx_init}' has {len(words)} tokens and PEFT.N_CTX is "
+            f"{spec.n_ctx}: set PEFT.N_CTX {len(words)}, or other words"
+        )
+    return words
+
+
+def tower_lora(
+    spec: PeftSpec, model: VLModel, tower: str, generator: torch.Generator, rank: int = 0,
+    key: str = "PEFT.RANK",
 ) -> Tree:
-    changed = spec.changed(blocks, tower)
-    if kind == "adapter":
-        return adapter_tree(tower, changed, spec.width, generator)
+    """Return LoRA factors for the layers ``PEFT.TARGETS`` of a tower's changed blocks.
+
+    Args:
+        tower: ``image`` or ``text``.
+        rank: 0: ``PEFT.RANK``.
+        key: what set the rank, for the message.
+
+    Raises:
+        ConfigError: a rank above the tower's width, fewer blocks than ``PEFT.BLOCKS``, or a tower
+            that LoRA does not fit.
+    """
+    blocks = model.vision.blocks if tower == "image" else text_blocks(model.backbone)
+    changed, rank = spec.changed(blocks, tower), rank or spec.rank
     least = min(min(block.shape(site)) for block in changed for site in spec.targets)
-    if spec.rank > least:
-        raise ConfigError(f"PEFT.RANK {spec.rank} is above {least}, the {tower} tower's width")
-    return lora_tree(tower, changed, spec.targets, spec.rank, generator)
+    if rank > least:
+        raise ConfigError(f"{key} {rank} is above {least}, the {tower} tower's width")
+    return lora_tree(tower, changed, spec.targets, rank, generator)
 
 
 def first_block(spec: PeftSpec, model: VLModel) -> int | None:
@@ -163,7 +233,7 @@ def first_block(spec: PeftSpec, model: VLModel) -> int | None:
 
     What enters that block is the same for all clients and rounds: the stream ``tokens.<b>``.
     """
-    if spec.visual not in IN_TOWER:
+    if not spec.in_tower:
         return None
     return spec.changed(model.vision.blocks, "image")[0].index
 
@@ -173,7 +243,7 @@ def text_features(spec: PeftSpec, model: VLModel, p: Tree) -> Tensor:
     if spec.head == "linear":
         return F.normalize(p["head.weight"], dim=-1)
     if spec.text == "prompt":
-        return model.text(p["text.ctx"])
+        return (model.text_by_class if spec.csc else model.text)(p["text.ctx"])
     if spec.text == "lora":
         changed = spec.changed(text_blocks(model.backbone), "text")
         return model.adapted_text(p, changed[0].index, spec.scale)
@@ -184,9 +254,7 @@ def text_features(spec: PeftSpec, model: VLModel, p: Tree) -> Tensor:
 
 def image_features(spec: PeftSpec, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
     """Return image features ``[K, B, d]``, not normalised."""
-    if spec.visual in IN_TOWER:
-        return image_taps(spec, model, p, x)[0]
-    z = model.image(x)
+    z = image_taps(spec, model, p, x)[0] if spec.in_tower else model.image(x)
     if spec.visual == "feature":
         hidden = F.gelu(z @ p["image.adapter.down"].mT)
         z = z + hidden @ p["image.adapter.up"].mT
@@ -198,7 +266,7 @@ def image_taps(
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """Return image features ``[K, B, d]`` and the outputs of the blocks ``taps``.
 
-    For ``PEFT.VISUAL`` lora and adapter, from tokens or pixels. A tap is ``[K, B, n, width]``, its
-    first row the class token's; taps must not lie below a stream ``tokens.<b>``.
+    For ``PEFT.VISUAL`` lora and adapter and ``PEFT.LN``, from tokens or pixels. A tap is ``[K, B,
+    n, width]``, its first row the class token's; taps must not lie below a stream ``tokens.<b>``.
     """
     return model.adapted_image(x, TreeEdits("image", p, spec.scale), taps)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedvlm.core.errors import FedvlmError
+from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.models.vlmodel import VLModel
 
 
 class SampleSource(Protocol):
@@ -33,7 +36,7 @@ class FeatureSource:
         features: ``[m, ...]`` per view, the samples that are used.
         labels: ``[n]`` int64, all samples.
         rows: ``[n]`` int64, a sample's row in ``features`` (-1: not cached here).
-        stream: what they are: ``features``, or ``tokens.<b>`` (entering block b).
+        stream: what they are: ``features``, ``patches``, or ``tokens.<b>`` (entering block b).
     """
 
     features: Tensor | Sequence[Tensor]
@@ -51,20 +54,55 @@ class FeatureSource:
         rows[indices] = torch.arange(len(indices))
         return cls(features, labels, rows, stream)
 
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """What ``fetch`` returns."""
+        return (self.stream,)
+
     def fetch(self, indices: Tensor, view: int) -> dict[str, Tensor]:
         """Return ``{stream: [len(indices), ...]}``.
 
         Raises:
+            FedvlmError: as ``locate``.
+        """
+        return {self.stream: self.take(torch.from_numpy(self.locate(indices.cpu().numpy())), view)}
+
+    def locate(self, indices: np.ndarray) -> np.ndarray:
+        """Return the rows of samples, on the host.
+
+        Raises:
             FedvlmError: a sample whose features are not here (row -1 would be another sample's).
         """
-        rows = self.rows[indices]
-        if bool((rows < 0).any()):
+        rows: np.ndarray = self.rows.numpy()[indices]
+        if (rows < 0).any():
             raise FedvlmError(
                 f"sample {int(indices[rows < 0][0])} has no cached features in this source: it "
                 "holds the samples of its own splits only"
             )
+        return rows
+
+    def take(self, rows: Tensor, view: int) -> Tensor:
+        """Return the features of ``rows [...]``, as ``locate`` gave them: ``[..., *]``."""
         table = self.features[view]
-        return {self.stream: table[rows.to(table.device)]}
+        return table[rows.to(table.device)]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tables lie."""
+        return self.features[0].device
+
+    def on(self, device: torch.device) -> FeatureSource:
+        """Return this source with its tables on ``device``, if they take at most a quarter of it.
+
+        A batch is then a gather there, and nothing waits for a copy.
+        """
+        tables = [self.features] if isinstance(self.features, Tensor) else list(self.features)
+        size = sum(t.numel() * t.element_size() for t in tables)
+        if device.type != "cuda" or size > torch.cuda.mem_get_info(device)[0] / 4:
+            return self
+        if isinstance(self.features, Tensor):
+            return replace(self, features=self.features.to(device))
+        return replace(self, features=[t.to(device) for t in tables])
 
 
 @dataclass(frozen=True)
@@ -84,3 +122,67 @@ class PixelSource:
         unique, where = torch.unique(indices.cpu(), return_inverse=True)
         images = torch.stack([self.load(int(i), view) for i in unique])
         return {"pixels": images[where]}
+
+    def on(self, device: torch.device) -> PixelSource:
+        """Return this source: there is nothing to keep anywhere."""
+        return self
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """What ``fetch`` returns."""
+        return ("pixels",)
+
+
+@dataclass(frozen=True)
+class JoinedSource:
+    """Several streams of the same samples.
+
+    Attributes:
+        parts: sources of one stream each.
+    """
+
+    parts: tuple[FeatureSource | PixelSource, ...]
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """What ``fetch`` returns."""
+        return tuple(name for part in self.parts for name in part.streams)
+
+    @property
+    def labels(self) -> Tensor:
+        """Labels ``[n]``, int64."""
+        return self.parts[0].labels
+
+    def fetch(self, indices: Tensor, view: int) -> dict[str, Tensor]:
+        """Return every stream: ``{name: [len(indices), ...]}``."""
+        return {name: v for part in self.parts for name, v in part.fetch(indices, view).items()}
+
+    def on(self, device: torch.device) -> JoinedSource:
+        """Return this source with its tables on ``device``, each where it has room."""
+        return JoinedSource(tuple(part.on(device) for part in self.parts))
+
+
+StreamSource = FeatureSource | PixelSource | JoinedSource
+
+
+def join_sources(parts: Sequence[FeatureSource | PixelSource]) -> StreamSource:
+    """Return one source of all streams; a single one is as it was."""
+    return parts[0] if len(parts) == 1 else JoinedSource(tuple(parts))
+
+
+def check_streams(streams: Sequence[str], model: VLModel) -> None:
+    """Refuse streams that nobody can serve.
+
+    Raises:
+        ConfigError: none at all, one twice, or another than ``features``, ``patches``,
+            ``tokens.<block>`` and ``pixels``; or the image tower has none such.
+    """
+    wrong = [s for s in streams if not re.fullmatch(r"features|patches|tokens\.\d+|pixels", s)]
+    if wrong or not streams or len(set(streams)) < len(streams):
+        raise ConfigError(
+            "a method's streams are features, patches, tokens.<block> and pixels, one or several, "
+            f"each once, not {tuple(streams)}"
+        )
+    for stream in streams:
+        if stream not in ("features", "pixels"):
+            model.vision.shape(stream)

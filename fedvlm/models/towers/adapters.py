@@ -1,9 +1,10 @@
-"""LoRA and bottleneck adapters inside a tower's blocks: names, first values, application, mixing.
+"""What clients change inside a tower's blocks: names, first values, application, mixing.
 
-Names: ``<tower>.lora.<block>.<q|k|v|o|fc|proj>.{A [r, in], B [out, r]}`` and
-``<tower>.adapter.<block>.<attn|mlp>.{ln,down,up}.{weight,bias}``; tower is ``image`` or ``text``.
-Both start as the frozen tower, bit for bit: B and up are zero. For several clients at once a
-low-rank update is one frozen product, then two batched ones.
+Names: ``<tower>.lora.<block>.<q|k|v|o|fc|proj>.{A [r, in], B [out, r]}`` (LoRA),
+``<tower>.adapter.<block>.<attn|mlp>.{ln,down,up}.{weight,bias}`` (bottlenecks) and
+``<tower>.ln.<block>.<1|2>.{weight,bias}`` (what is added to a LayerNorm's own); tower is ``image``
+or ``text``. All start as the frozen tower, bit for bit: B, up and ln are zero. For several clients
+at once a low-rank update is one frozen product, then two batched ones.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedvlm.core.errors import ConfigError, FedvlmError, did_you_mean
 from fedvlm.core.trees import Tree
@@ -79,6 +80,17 @@ def adapter_tree(
     return tree
 
 
+def ln_tree(tower: str, blocks: Iterable[FrozenBlock]) -> Tree:
+    """Return what is added to weight and bias of both LayerNorms of each block: zero."""
+    tree: Tree = {}
+    for block in blocks:
+        width = block.shape("o")[0]
+        for place in (1, 2):
+            name = f"{tower}.ln.{block.index}.{place}"
+            tree |= {f"{name}.weight": torch.zeros(width), f"{name}.bias": torch.zeros(width)}
+    return tree
+
+
 def _uniform(shape: tuple[int, ...], fan_in: int, gen: torch.Generator) -> Tensor:
     return (torch.rand(shape, generator=gen) * 2 - 1) * fan_in**-0.5
 
@@ -116,6 +128,15 @@ class TreeEdits:
                 "with what the client keeps (state['w'] | received)"
             )
         return lora_linear(x, weight, bias, a, b, self.scale * factor)
+
+    def norm(self, block: int, place: int, x: Tensor, norm: nn.LayerNorm) -> Tensor:
+        """Return ``r (weight + w) + bias + b``, r the normalised rows of ``x [K, B, n, width]``."""
+        frozen: Tensor = norm(x)
+        name = f"{self.tower}.ln.{block}.{place}"
+        if f"{name}.weight" not in self.p:
+            return frozen
+        w, b = (self.p[f"{name}.{part}"][:, None, None] for part in ("weight", "bias"))
+        return frozen + (F.layer_norm(x, x.shape[-1:], eps=norm.eps) * w + b)
 
     def branch(self, block: int, which: str, h: Tensor) -> Tensor:
         """Return ``h + up(gelu(down(LN(h))))``, or ``h``."""
@@ -186,3 +207,18 @@ def mix_peft(
         else:
             out[name] = torch.cat([a * own, (1 - a) * w[name]], -1)
     return out
+
+
+def add_lora(
+    p: Mapping[str, Tensor], more: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return ``p`` with the low-rank updates of ``more`` added: of rank r + r', exactly the sum.
+
+    ``[B B'] [A; A']`` is ``B A + B' A'``; both count with the scale of ``p``.
+
+    Args:
+        p, more: trees ``[..., r, in]`` (A) and ``[..., out, r]`` (B); every factor in ``more`` has
+            its like in ``p``, other names are as they are in ``p``.
+    """
+    axes = {FACTOR_A: -2, FACTOR_B: -1}
+    return {**p, **{n: torch.cat([p[n], v], axes[n[-2:]]) for n, v in more.items()}}

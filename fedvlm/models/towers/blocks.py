@@ -36,6 +36,10 @@ class Edits(Protocol):
         """Return layer ``site`` of ``x [K, ..., in]``, adapted; see ``Block.factor``."""
         ...
 
+    def norm(self, block: int, place: int, x: Tensor, norm: nn.LayerNorm) -> Tensor:
+        """Return LayerNorm ``place`` (1: before attention, 2: before MLP) of x, adapted."""
+        ...
+
     def branch(self, block: int, which: str, h: Tensor) -> Tensor:
         """Return the output ``h [K, B, n, width]`` of a branch, adapted."""
         ...
@@ -49,6 +53,11 @@ class NoEdits:
     ) -> Tensor:
         """Return the frozen layer's output."""
         return frozen_linear(x, weight, bias)
+
+    def norm(self, block: int, place: int, x: Tensor, norm: nn.LayerNorm) -> Tensor:
+        """Return the frozen LayerNorm's output."""
+        out: Tensor = norm(x)
+        return out
 
     def branch(self, block: int, which: str, h: Tensor) -> Tensor:
         """Return ``h``."""
@@ -71,7 +80,7 @@ class FrozenBlock:
     index: int
     heads: int
     layers: dict[str, Pair]
-    norms: tuple[Module, Module]
+    norms: tuple[nn.LayerNorm, nn.LayerNorm]
     scales: tuple[Module, Module]
     act: Module
     fold: float
@@ -97,7 +106,7 @@ class FrozenBlock:
             read: ``[B]`` positions; the output is then of these rows only, ``[K, B, 1, width]``
                 (nothing behind a last block needs the others).
         """
-        h = self.norms[0](x)
+        h = edits.norm(self.index, 1, x, self.norms[0])
         top, rows = (x, h) if read is None else (_rows(x, read), _rows(h, read))
         q, k, v = self._site("q", rows, edits), self._site("k", h, edits), self._site("v", h, edits)
         if mask is not None and read is not None:
@@ -106,7 +115,8 @@ class FrozenBlock:
         mixed = self._attend(q, k, v, mask)
         out = self.scales[0](self._site("o", mixed, edits))
         x = top + edits.branch(self.index, "attn", out)
-        hidden = self.act(self._site("fc", self.norms[1](x), edits))
+        normed = edits.norm(self.index, 2, x, self.norms[1])
+        hidden = self.act(self._site("fc", normed, edits))
         out = self.scales[1](self._site("proj", hidden, edits))
         return x + edits.branch(self.index, "mlp", out)
 

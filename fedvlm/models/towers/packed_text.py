@@ -2,8 +2,10 @@
 
 Exact up to rounding (``performance.md`` 2.3-2.4). With a causal tower nothing before the class name
 depends on the class: ``[SOS, ctx]`` is encoded once per prompt set, and the classes' own tokens
-follow it, each class with positions that restart behind the prefix (``PackedLayout``). Constants
-are folded (``fold``); in the last block only the rows that are read out ask questions.
+follow it, each class with positions that restart behind the prefix (``PackedLayout``). Where every
+class has a context of its own, ``[SOS]`` is all they share: contexts are part of the classes' own
+tokens. Constants are folded (``fold``); in the last block only the rows that are read out ask
+questions.
 """
 
 from __future__ import annotations
@@ -40,8 +42,9 @@ class PackedLayout:
     ``ids`` [G*T] token ids (0 in padding); ``positions`` [G*T] in the text tower; ``own_mask``
     [G, T, T], ``prefix_mask`` [n, n] and ``read_mask`` [G, 1, E, n + T] are added to attention
     scores (0 or -inf); ``read`` [G*E] rows of the EOT tokens in the sequence; ``pick`` [C] index
-    of each class in ``read``; ``prefix_ids`` [start] tokens before the ``n_ctx`` vectors;
-    ``tokens`` real tokens.
+    of each class in ``read``; ``prefix_ids`` [start] tokens before the ``n_ctx`` vectors that all
+    classes share; ``tokens`` real tokens; ``own_ctx`` [C*m] slots of the classes' own m context
+    vectors, class by class (empty where the context is shared).
     """
 
     ids: Tensor
@@ -54,6 +57,7 @@ class PackedLayout:
     prefix_ids: Tensor
     n_ctx: int
     tokens: int
+    own_ctx: Tensor
 
     @property
     def n_prefix(self) -> int:
@@ -91,13 +95,14 @@ def tight_bins(lengths: list[int], chunk: int) -> list[list[int]]:
 
 
 def make_layouts(
-    prompts: Prompts, *, max_rows: int, dtype: torch.dtype, chunk: int = CHUNK
+    prompts: Prompts, *, max_rows: int, dtype: torch.dtype, chunk: int = CHUNK, own: bool = False
 ) -> list[PackedLayout]:
     """Lay out the classes of ``prompts`` (ids [C, L]) in sequences of about ``max_rows`` at most.
 
-    Returns one layout where all fit, otherwise several, of consecutive classes.
+    Returns one layout where all fit, otherwise several, of consecutive classes. ``own``: each class
+    has a context of its own.
     """
-    first = prompts.start + prompts.n_ctx
+    first = prompts.start + (0 if own else prompts.n_ctx)
     lengths = [int(end) + 1 - first for end in prompts.ends]
     groups: list[list[int]] = []
     group: list[int] = []
@@ -108,11 +113,14 @@ def make_layouts(
             group, rows = [], first
         group.append(index)
         rows += length
-    return [_layout(prompts, classes, chunk, dtype) for classes in [*groups, group]]
+    return [_layout(prompts, classes, chunk, dtype, own) for classes in [*groups, group]]
 
 
-def _layout(prompts: Prompts, classes: list[int], chunk: int, dtype: torch.dtype) -> PackedLayout:
-    first = prompts.start + prompts.n_ctx
+def _layout(
+    prompts: Prompts, classes: list[int], chunk: int, dtype: torch.dtype, private: bool
+) -> PackedLayout:
+    n_ctx = 0 if private else prompts.n_ctx
+    first = prompts.start + n_ctx
     all_ids, ends = prompts.ids.cpu(), [int(prompts.ends[c]) for c in classes]
     lengths = [end + 1 - first for end in ends]
     groups = tight_bins(lengths, chunk)
@@ -122,6 +130,7 @@ def _layout(prompts: Prompts, classes: list[int], chunk: int, dtype: torch.dtype
     positions, owner = torch.full_like(ids, first), torch.full_like(ids, -1)
     read = torch.zeros(len(groups), reads, dtype=torch.long)
     pick = torch.zeros(len(lengths), dtype=torch.long)
+    starts = torch.zeros(len(lengths), 1, dtype=torch.long)
     for g, group in enumerate(groups):
         at = 0
         for e, i in enumerate(group):
@@ -129,6 +138,7 @@ def _layout(prompts: Prompts, classes: list[int], chunk: int, dtype: torch.dtype
             ids[g, span] = all_ids[classes[i], first : ends[i] + 1]
             positions[g, span] = torch.arange(first, ends[i] + 1)
             owner[g, span] = i
+            starts[i] = g * slots + at
             at += lengths[i]
             read[g, e] = at - 1
             pick[i] = g * reads + e
@@ -150,8 +160,9 @@ def _layout(prompts: Prompts, classes: list[int], chunk: int, dtype: torch.dtype
         read=rows.flatten().to(device),
         pick=pick.to(device),
         prefix_ids=prompts.ids[0, : prompts.start],
-        n_ctx=prompts.n_ctx,
+        n_ctx=n_ctx,
         tokens=first + sum(lengths),
+        own_ctx=(starts + torch.arange(prompts.n_ctx - n_ctx)).flatten().to(device),
     )
 
 
@@ -199,17 +210,26 @@ class PackedText:
         per_row = 16 * backbone.text_width * self.positions.element_size() * len(blocks)
         self.max_rows = max(1, max_bytes // per_row)
 
-    def layouts(self, prompts: Prompts, chunk: int = CHUNK) -> list[PackedLayout]:
-        """Lay out a class list for this tower."""
-        return make_layouts(prompts, max_rows=self.max_rows, dtype=self.dtype, chunk=chunk)
+    def layouts(
+        self, prompts: Prompts, chunk: int = CHUNK, own: bool = False
+    ) -> list[PackedLayout]:
+        """Lay out a class list for this tower; ``own``: every class has a context of its own."""
+        return make_layouts(
+            prompts, max_rows=self.max_rows, dtype=self.dtype, chunk=chunk, own=own
+        )
 
     def __call__(self, ctx: Tensor, layouts: list[PackedLayout]) -> Tensor:
-        """Text features [P, C, embed_dim], not normalised, of ``ctx`` [P, n_ctx, text_width]."""
+        """Text features [P, C, embed_dim], not normalised, of ``ctx`` [P, n_ctx, text_width].
+
+        Contexts of the classes' own are ``[P, C, n_ctx, text_width]``, with layouts made for them.
+        """
         if len(layouts) == 1 and len(ctx) * layouts[0].rows <= self.max_rows:
             return self._encode(ctx, layouts[0])
+        sizes = [len(layout.pick) for layout in layouts]
+        own = ctx.split(sizes, dim=1) if ctx.dim() == 4 else [ctx] * len(layouts)
         columns = []
-        for layout in layouts:
-            slices = ctx.split(max(1, self.max_rows // layout.rows))
+        for layout, part in zip(layouts, own, strict=True):
+            slices = part.split(max(1, self.max_rows // layout.rows))
             # Too large to keep: each piece is computed again when its gradient is asked for.
             parts = [
                 checkpoint(self._encode, s, layout, use_reentrant=False, preserve_rng_state=False)
@@ -233,6 +253,10 @@ class PackedText:
         start = self.backbone.embed_tokens(layout.prefix_ids)
         own = self.backbone.embed_tokens(layout.ids) + self.positions[layout.positions]
         start = (start + self.positions[: len(start)]).expand(sets, -1, -1)
+        if ctx.dim() == 4:
+            places = self.positions[layout.positions[layout.own_ctx]]
+            own = own.expand(sets, -1, -1).index_copy(1, layout.own_ctx, ctx.flatten(1, 2) + places)
+            return torch.cat([start, own], dim=1)
         middle = ctx + self.positions[n - layout.n_ctx : n]
         return torch.cat([start, middle, own.expand(sets, -1, -1)], dim=1)
 

@@ -86,14 +86,14 @@ def plain_text(backbone: Backbone, prompts: Prompts, ctx: Tensor) -> Tensor:
     Args:
         backbone: the frozen towers.
         prompts: ids of the C classes.
-        ctx: P prompt sets.
+        ctx: P prompt sets; [P, C, n_ctx, text_width] where every class has a context of its own.
     """
     table = backbone.embed_tokens(prompts.ids)
     sets, classes = ctx.shape[0], table.shape[0]
     stop = prompts.start + prompts.n_ctx
     head = table[:, : prompts.start].expand(sets, -1, -1, -1)
     tail = table[:, stop:].expand(sets, -1, -1, -1)
-    middle = ctx.unsqueeze(1).expand(-1, classes, -1, -1)
+    middle = ctx if ctx.dim() == 4 else ctx.unsqueeze(1).expand(-1, classes, -1, -1)
     emb = torch.cat([head, middle, tail], dim=2).flatten(0, 1)
     out = backbone.encode_embeddings(emb, prompts.eot.repeat(sets))
     return out.view(sets, classes, -1)

@@ -81,18 +81,31 @@ class TextPath:
 class ClassPrompts:
     """The prompts of one class list with ``n_ctx`` vectors, ready to be encoded.
 
+    Args:
+        path: the backbone's text side.
+        classnames: by label.
+        n_ctx: context vectors of a prompt.
+        own: every class has a context of its own.
+
     Raises:
         ConfigError: a prompt that does not fit the context length.
     """
 
-    def __init__(self, path: TextPath, classnames: Sequence[str], n_ctx: int) -> None:
+    def __init__(
+        self, path: TextPath, classnames: Sequence[str], n_ctx: int, own: bool = False
+    ) -> None:
         self.path = path
         self.prompts: Prompts = assemble(path.backbone, classnames, n_ctx)
         tower = path.tower()
-        self.layouts: list[PackedLayout] = [] if tower is None else tower.layouts(self.prompts)
+        self.layouts: list[PackedLayout] = (
+            [] if tower is None else tower.layouts(self.prompts, own=own)
+        )
 
     def encode(self, ctx: Tensor) -> Tensor:
-        """Text features [P, C, embed_dim], not normalised, of ``ctx`` [P, n_ctx, text_width]."""
+        """Text features [P, C, embed_dim], not normalised, of ``ctx`` [P, n_ctx, text_width].
+
+        Contexts of the classes' own are ``[P, C, n_ctx, text_width]``.
+        """
         tower, counters = self.path.tower(), self.path.counters
         counters["text_passes"] += 1
         if tower is None:
@@ -115,12 +128,13 @@ class ClassPrompts:
         for at in range(0, classes, step):
             cut = slice(at, at + step)
             part = replace(whole, ids=whole.ids[cut], eot=whole.eot[cut], ends=whole.ends[cut])
+            sets = ctx[:, cut] if ctx.dim() == 4 else ctx
             # Too large to keep: each piece is computed again when its gradient is asked for.
             pieces = [
                 checkpoint(
                     plain_text, backbone, part, s, use_reentrant=False, preserve_rng_state=False
                 )
-                for s in ctx.split(max(1, most // step))
+                for s in sets.split(max(1, most // step))
             ]
             columns.append(torch.cat(pieces))
         return torch.cat(columns, dim=1)

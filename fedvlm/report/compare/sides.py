@@ -16,6 +16,8 @@ from typing import Any
 
 import yaml
 
+from fedvlm.config.keys import default_schema
+from fedvlm.config.sections import read_keys
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.report.collect import Run, collect
 from fedvlm.runs import manifest
@@ -55,9 +57,11 @@ class Side:
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Everything that changes the run's numbers, as the manifest names it."""
+        """Everything that changes the run's numbers, as far as it counts today."""
         identity = self.manifest.get("identity")
-        return identity if isinstance(identity, Mapping) else {}
+        if not isinstance(identity, Mapping) or not isinstance(identity.get("config"), Mapping):
+            return identity if isinstance(identity, Mapping) else {}
+        return {**identity, "config": read_keys(identity["config"], default_schema())}
 
     @property
     def protocol(self) -> Mapping[str, Any]:

@@ -16,7 +16,8 @@ from fedvlm.report.figures.selection import Selection
 
 NAME, ORDER, OF = "convergence", 10, "both"
 CAPTION = ("Personal accuracy over rounds, round 0 the untrained start; of several seeds the mean "
-           "and a band of one standard deviation.")
+           "and a band of one standard deviation. Where clients are drawn, the rounds between show "
+           "the mean of those that worked.")
 
 parts = lines.parts
 

@@ -23,7 +23,7 @@ from fedvlm.report.tables.metrics import DEFINED, metric
 
 HEADLINE = (
     "personal", "global", "base_all", "new", "hm2", "hm3", "cm", "unseen", "unseen_personal",
-    "targets", "personal_before_ft", "personal_worst",
+    "targets", "personal_before_ft", "personal_worst", "unseen_clients",
 )
 SETTINGS = {
     "personal": "every class is some client's own",
@@ -70,6 +70,8 @@ def introduction(run: Run) -> Html:
         "shots per class": "all images" if shots == -1 else shots,
         "partition": said.get("partition"), "domain held out": said.get("held_out"),
         "images per class of the server only": said.get("server_holdout") or None,
+        "clients that never work": said.get("unseen_clients") or None,
+        "evaluated on a cohort of": said.get("cohort") or None,
         "the server trains on": said.get("proxy"),
         "targets": said.get("targets"), "backbone": _backbone(said),
         "rounds x local epochs": f"{said.get('rounds')} x {said.get('local_epochs')}",

@@ -15,7 +15,7 @@ from fedvlm.report.tables.table import Spec, Table, tables
 
 ACCURACIES = (
     "personal", "global", "base_all", "base_other", "new", "hm2", "hm3", "cm", "unseen",
-    "unseen_personal", "targets", "personal_before_ft", "personal_worst",
+    "unseen_personal", "targets", "personal_before_ft", "personal_worst", "unseen_clients",
 )
 COSTS = ("totals.bytes_up", "totals.seconds", "trainable")
 # What may differ between data sets.

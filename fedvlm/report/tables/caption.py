@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedvlm.report.tables.check import TRAINING
-from fedvlm.report.tables.facts import RunFacts
+from fedvlm.report.tables.facts import BEFORE, RunFacts
 from fedvlm.report.tables.metrics import metric
 
 DIGEST = 8  # characters of a digest shown
@@ -25,6 +25,8 @@ FACTS = (  # key -> words; in this order, and only where all runs agree
     ("subsample", "{} classes"), ("shots", "{} shots"), ("partition", "partition {}"),
     ("held_out", "domain {} held out"),
     ("server_holdout", "{} image(s) per class with the server, not with clients"),
+    ("unseen_clients", "{} client(s) that never work"),
+    ("cohort", "personal models of a cohort of {} clients"),
     ("targets", "targets {}"),
     ("views", "K = {} training view(s) per image"), ("rounds", "{} rounds"),
     ("local_epochs", "{} local epoch(s)"), ("batch_size", "batch size {}"),
@@ -103,7 +105,7 @@ def _text(entry: RunFacts, key: str, axes: Sequence[str]) -> str:
     value: Any = entry.run.method if key == "trainer" else entry.fact(key)
     if key == "shots" and value == -1:
         return "all"
-    if key == "server_holdout" and not value:
+    if key in BEFORE and not value:
         return ""
     return "" if value is None else str(value)
 

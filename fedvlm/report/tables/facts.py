@@ -13,7 +13,8 @@ METRIC = "metric"  # the axis that is no property of a run
 METHOD = ("trainer", "peft", "tag")  # what makes a method's name
 REFERENCES = {"zero-shot": "zero_shot", "untrained": "untrained"}  # flag -> section of the results
 
-BEFORE = {"server_holdout": 0}  # protocol keys that came later: what older runs did
+# Protocol keys that came later: what older runs did.
+BEFORE = {"server_holdout": 0, "unseen_clients": 0, "cohort": 0}
 
 Pair = tuple[str, str]
 

@@ -82,6 +82,10 @@ DEFINED = {m.name: m for m in (
                               "clients"),
     Metric("targets", "mean over other data sets of the shared model's accuracy, each with its own "
                       "class names"),
+    Metric("unseen_clients", "clients that never worked, personalised after the last round as new "
+                             "ones would be, each on its own test split, mean over them"),
+    Metric("unseen_clients_std", "population standard deviation of that accuracy", lower=True),
+    Metric("unseen_clients_worst", "that accuracy of the worst of them"),
     Metric("accuracy", "accuracy that the log reports last"),
     Metric("error", "error rate that the log reports last", lower=True),
     Metric("macro_f1", "macro-F1 that the log reports last"),
@@ -93,6 +97,7 @@ DEFINED = {m.name: m for m in (
            "kB", True, scale=1e-3),
     Metric("seconds_per_round", "seconds of training and aggregation, mean over rounds", "s", True,
            digits=2),
+    Metric("personal_clients", "clients behind personal, where not all are", "count", digits=0),
     _count("totals.rounds", "rounds done"),
     _count("totals.local_steps", "local steps of all clients"),
     _count("totals.samples", "training samples of all clients"),
@@ -113,7 +118,8 @@ def metric(name: str) -> Metric:
         return DEFINED[name]
     if name.startswith(ROUNDS_TO):
         target = _target(name)
-        words = f"first evaluated round with personal >= {target:g} %"
+        words = (f"first evaluated round with personal >= {target:g} % (before the last round of "
+                 "the clients that worked in it)")
         return Metric(name, words, "rounds", lower=True, digits=1)
     section, _, rest = name.partition(".")
     if section == "target":

@@ -75,8 +75,7 @@ def test_clients_in_other_phases_tell_other_numbers(chunk: int) -> None:
     fed = linear("FedAS", DATA, rounds=2, chunk=chunk)
     fed.subscribers.append(lambda e: seen.append(e) if isinstance(e, RoundFinished) else None)
     state = fed.run(until=1)
-    state.clients[1] = fed.start().clients[1]
-    del state.worked[1]
+    del state.versions[1]
     fed.round(state, 2)
     told = [seen[-1].updates.of(c) for c in (0, 1, 2)]
     assert [set(t) for t in (told[0], told[2])] == [{"loss", "align/loss"}] * 2

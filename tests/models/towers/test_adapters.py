@@ -15,7 +15,7 @@ from fedvlm.models.adapt import peft
 from fedvlm.models.adapt.peft import PeftSpec
 from fedvlm.models.towers import text
 from fedvlm.models.towers.adapters import adapter_tree, lora_linear, mix_peft, parse_targets
-from fedvlm.models.towers.blocks import FrozenBlock
+from fedvlm.models.towers.blocks import FrozenBlock, NoEdits
 from fedvlm.models.vlmodel import VLModel
 from tests.models.adapted import SITE, A, B, K, client, pixels, spec_of, start
 from tests.models.toys import NAMES, products, toy
@@ -75,6 +75,51 @@ def test_clients_are_separate_and_every_tensor_learns(visual: str) -> None:
     grads = torch.autograd.grad(model.logits(z, t)[1].square().sum(), list(p.values()))
     for grad in grads:
         assert float(grad[1].norm()) > 0 and not grad[0].any() and not grad[2].any()
+
+
+@pytest.mark.parametrize("kind", ["vit", "gelu", "custom", "siglip"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_trained_norms_are_those_of_a_tower_with_other_norms(
+    kind: str, dtype: torch.dtype
+) -> None:
+    """Client by client: a tower whose LayerNorms have these weights and biases, and no others."""
+    spec = spec_of("none", ln=True)
+    model = VLModel(toy(kind, dtype=dtype), NAMES)
+    untouched = start(spec, model)
+    p, x = start(spec, model, 0.2), pixels().to(dtype)
+    assert len(p) == 2 * 2 * len(model.vision.blocks)
+    with torch.no_grad():
+        plain = peft.image_features(spec, model, untouched, {"pixels": x})
+        frozen = model.vision.leave(model.vision.enter(x.flatten(0, 1)).unflatten(0, x.shape[:2]),
+                                    0, NoEdits())[0]
+    assert torch.equal(plain, frozen)  # bit for bit
+    found = peft.image_features(spec, model, p, {"pixels": x})
+    for k in range(K):
+        other = toy(kind, dtype=dtype)
+        with torch.no_grad():
+            for b, block in enumerate(other.model.visual.transformer.resblocks):
+                for place, norm in ((1, block.ln_1), (2, block.ln_2)):
+                    norm.weight += p[f"image.ln.{b}.{place}.weight"][k]
+                    norm.bias += p[f"image.ln.{b}.{place}.bias"][k]
+            want = other.encode_image(x[k])
+        assert float((found[k] - want).norm() / want.norm()) < (1e-12 if dtype.itemsize > 4
+                                                                else 1e-5)
+        assert float((plain[k] - want).norm() / want.norm()) > 1e-2
+
+
+def test_norms_of_clients_are_separate_and_learn_beside_other_parts() -> None:
+    model = VLModel(toy(dtype=torch.float64), NAMES)
+    for visual in ("none", "feature", "lora", "adapter"):
+        spec = spec_of(visual, ln=True)
+        p = {n: v.requires_grad_() for n, v in start(spec, model, 0.2).items()}
+        z = peft.image_features(spec, model, p, {"pixels": pixels()})
+        grads = torch.autograd.grad(z[1].square().sum(), list(p.values()))
+        for name, grad in zip(p, grads, strict=True):
+            assert float(grad[1].norm()) > 0 and not grad[0].any() and not grad[2].any(), name
+        lone = spec_of(visual, ln=True, blocks=1)
+        assert peft.first_block(lone, model) == 1
+        names = [n for n in peft.build(lone, model, torch.Generator()) if ".ln." in n]
+        assert not [n for n in names if n.startswith("image.ln.0.")]
 
 
 def test_gradients_are_those_of_central_differences() -> None:

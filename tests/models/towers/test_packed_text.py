@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedvlm.core.errors import FedvlmError
 from fedvlm.models.vlmodel import VLModel
 from tests.models.toys import CONFIGS, NAMES, context, loss_and_grad, relative, toy
 
@@ -38,6 +39,46 @@ def test_leading_axes_equal_one_by_one(packed: bool) -> None:
             torch.testing.assert_close(out[client, part], model.text(ctx[client, part]))
 
 
+@pytest.mark.parametrize("kind", PACKABLE)
+def test_equal_rows_by_class_equal_the_shared_context(kind: str) -> None:
+    backbone = toy(kind, dtype=torch.float64)
+    shared = context(backbone, 2)
+    rows = shared.detach().unsqueeze(-3).repeat(1, len(NAMES), 1, 1).requires_grad_()
+    for packed in (False, True):
+        model = VLModel(backbone, NAMES, packed=packed)
+        expected, grad = loss_and_grad(model, shared)
+        got, by_class = loss_and_grad(model, rows, model.text_by_class)
+        assert relative(model.text_by_class(rows), model.text(shared)) < 1e-12
+        assert relative(got, expected) < 1e-12
+        assert relative(by_class.sum(-3), grad) < 1e-9  # the shared one has all of their gradients
+
+
+@pytest.mark.parametrize("kind", [*PACKABLE, "siglip"])
+@pytest.mark.parametrize("rows", [0, 16])
+def test_contexts_by_class_packed_equal_plain(kind: str, rows: int) -> None:
+    """Also in several groups of classes, each piece computed twice (``rows``: the bound)."""
+    backbone = toy(kind, dtype=torch.float64)
+    plain, packed = VLModel(backbone, NAMES, packed=False), VLModel(backbone, NAMES)
+    tower = packed._text_path.tower()
+    if rows and tower is not None:
+        tower.max_rows = rows
+    ctx = context(backbone, 2, len(NAMES))
+    expected, expected_grad = loss_and_grad(plain, ctx, plain.text_by_class)
+    got, got_grad = loss_and_grad(packed, ctx, packed.text_by_class)
+    assert relative(got, expected) < 1e-12 and relative(got_grad, expected_grad) < 1e-9
+    if tower is not None:
+        assert (len(packed._prompts[5, True].layouts) > 1) is bool(rows)
+        assert packed.counters["text_tokens"] < plain.counters["text_tokens"]
+    one = VLModel(backbone, NAMES[2:3], packed=False)  # each class has its own context, in order
+    torch.testing.assert_close(packed.text_by_class(ctx)[:, 2], one.text(ctx[:, 2])[:, 0])
+
+
+def test_contexts_of_other_classes_are_refused() -> None:
+    model = VLModel(toy(), NAMES)
+    with pytest.raises(FedvlmError, match="2 class-specific contexts for 6 classes"):
+        model.text_by_class(context(model.backbone, 1, 2))
+
+
 def test_bounded_memory_gives_the_same_result() -> None:
     backbone = toy(dtype=torch.float64)
     plain, packed = VLModel(backbone, NAMES, packed=False), VLModel(backbone, NAMES)
@@ -47,7 +88,7 @@ def test_bounded_memory_gives_the_same_result() -> None:
     ctx = context(backbone, 3)
     loss, grad = loss_and_grad(packed, ctx)
     expected, expected_grad = loss_and_grad(plain, ctx)
-    assert len(packed._prompts[5].layouts) > 1
+    assert len(packed._prompts[5, False].layouts) > 1
     assert relative(loss, expected) < 1e-12 and relative(grad, expected_grad) < 1e-12
 
 

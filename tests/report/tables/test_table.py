@@ -195,6 +195,27 @@ def test_runs_with_other_images_of_the_server_are_not_mixed(tmp_path: Path):
     assert "2 image(s) per class with the server, not with clients" in alone.caption
 
 
+@pytest.mark.parametrize(("key", "words"), [
+    ("cohort", "personal models of a cohort of 5 clients"),
+    ("unseen_clients", "5 client(s) that never work"),
+])
+def test_runs_with_other_clients_behind_the_mean_are_not_mixed(
+    tmp_path: Path, key: str, words: str
+):
+    write_run(tmp_path, "Old", last={"personal": 50.0})
+    write_run(tmp_path, "A", last={"personal": 50.0}, **{key: 0})
+    found = table(tmp_path)
+    assert found.rows == ("A", "Old") and "client(s) that" not in found.caption
+    assert "cohort" not in found.caption and not any(key in note for note in found.notes)
+    write_run(tmp_path, "B", last={"personal": 50.0, "unseen_clients": 40.0}, **{key: 5})
+    with pytest.raises(ConfigError, match=rf"cannot share a table: {key} is 0 in .* and 5"):
+        table(tmp_path)
+    assert f"{key} (0, 5)" in table(tmp_path, mixed=(key,)).caption
+    both = ("personal", "unseen_clients")
+    alone = table(tmp_path, where=((key, "5"),), cols=("metric",), metrics=both)
+    assert words in alone.caption and "clients that never worked, personalised" in alone.caption
+
+
 def test_caption_names_protocol_digests_and_command(tmp_path: Path):
     write_seeds(tmp_path, "A", [50.0, 52.0])
     digest = collect([tmp_path]).runs[0].protocol["data_digest"]

@@ -1,0 +1,117 @@
+"""When a run reads a key: the keys of a run's identity are those it reads, and no others.
+
+A ``Section`` says of some keys in which configs they are read; a key in none is read always. A
+config of an older folder goes through the same sections, so that a key which no longer counts, or
+which came later and changes nothing there (``Option.neutral``), does not make it another run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from fedvlm.config.option import Schema, Value
+
+Lookup = Callable[[str], Value]  # key -> its value in a config, the default where it is left out
+
+
+@dataclass(frozen=True)
+class Section:
+    """Keys that are read in some runs only.
+
+    Attributes:
+        keys: dotted keys.
+        read: whether a config reads them.
+    """
+
+    keys: tuple[str, ...]
+    read: Callable[[Lookup], bool]
+
+
+def _if(key: str, *values: Value) -> Callable[[Lookup], bool]:
+    return lambda get: get(key) in values
+
+
+def _unless(key: str, *values: Value) -> Callable[[Lookup], bool]:
+    return lambda get: get(key) not in values
+
+
+def _peft(*kinds: str) -> Callable[[Lookup], bool]:
+    return lambda get: get("PEFT.TEXT") in kinds or get("PEFT.VISUAL") in kinds
+
+
+SKEWED = ("dirichlet", "superclass_dirichlet", "quantity", "domain_dirichlet")
+SECTIONS = (
+    Section(("DATASET.TEST_NEW",), _if("DATASET.SUBSAMPLE_CLASSES", "base")),
+    Section(("INPUT.RRCROP_SCALE",), _unless("INPUT.VIEWS", 1)),
+    Section(("FED.BETA", "FED.MIN_SIZE"), _if("FED.PARTITION", *SKEWED)),
+    Section(("FED.BETA_FINE",), _if("FED.PARTITION", "superclass_dirichlet")),
+    Section(("FED.CLASSES_PER_CLIENT",), _if("FED.PARTITION", "n_classes")),
+    Section(("FED.REPEAT_RATE", "FED.LEGACY"), _if("FED.PARTITION", "disjoint")),
+    Section(("FED.FIRST_ROUND_ALL",), lambda get: get("FED.FRAC") < 1),
+    Section(("FED.CHUNK",), _if("FED.PLAIN", False)),
+    Section(("FED.FINETUNE_TRAIN", "FED.FINETUNE_LR"), _unless("FED.FINETUNE_EPOCHS", 0)),
+    Section(("FED.TRIM",), _if("FED.AGGREGATOR", "trimmed_mean")),
+    Section(("FED.BYZANTINE",), _if("FED.AGGREGATOR", "krum", "multi_krum")),
+    Section(("FED.CLIP_NORM",), _if("FED.AGGREGATOR", "clipped_mean")),
+    Section(("FED.SAA_TEMP",), _if("FED.AGGREGATOR", "similarity")),
+    Section(("FED.SERVER_LR",), _unless("FED.SERVER_OPTIM", "none")),
+    Section(("FED.SERVER_MOMENTUM",), _if("FED.SERVER_OPTIM", "momentum")),
+    Section(
+        ("FED.SERVER_BETA1", "FED.SERVER_BETA2", "FED.SERVER_TAU"),
+        _if("FED.SERVER_OPTIM", "adam", "yogi"),
+    ),
+    Section(("PEFT.N_CTX",), _if("PEFT.TEXT", "prompt")),
+    Section(("PEFT.WIDTH",), _if("PEFT.VISUAL", "feature", "adapter")),
+    Section(("PEFT.RANK", "PEFT.ALPHA", "PEFT.TARGETS", "PEFT.LORA_AVG"), _peft("lora")),
+    Section(("PEFT.BLOCKS",), _peft("lora", "adapter")),
+    Section(
+        ("OPTIM.MOMENTUM", "OPTIM.SGD_DAMPNING", "OPTIM.SGD_NESTEROV"), _if("OPTIM.NAME", "sgd")
+    ),
+    Section(("OPTIM.ADAM_BETA1", "OPTIM.ADAM_BETA2"), _if("OPTIM.NAME", "adam", "adamw")),
+    Section(
+        ("OPTIM.CLOCK",),
+        lambda get: get("OPTIM.LR_SCHEDULER") != "constant" or get("OPTIM.WARMUP_EPOCH") > 0,
+    ),
+    Section(("OPTIM.STEPSIZE",), _if("OPTIM.LR_SCHEDULER", "single_step", "multi_step")),
+    Section(("OPTIM.GAMMA",), _if("OPTIM.LR_SCHEDULER", "single_step", "multi_step")),
+    Section(("OPTIM.WARMUP_TYPE",), lambda get: get("OPTIM.WARMUP_EPOCH") > 0),
+    Section(
+        ("OPTIM.WARMUP_CONS_LR",),
+        lambda get: get("OPTIM.WARMUP_EPOCH") > 0 and get("OPTIM.WARMUP_TYPE") == "constant",
+    ),
+    Section(
+        ("OPTIM.WARMUP_MIN_LR",),
+        lambda get: get("OPTIM.WARMUP_EPOCH") > 0 and get("OPTIM.WARMUP_TYPE") == "linear",
+    ),
+)
+
+
+def read_keys(
+    config: Mapping[str, Value], schema: Schema, sections: Collection[Section] = SECTIONS
+) -> dict[str, Value]:
+    """Return of a flat config what a run reads, without keys at the value that changes nothing.
+
+    Args:
+        config: dotted key -> value, tuples or lists; of an older folder some keys may be missing,
+            and some be there that ``schema`` does not know: those are kept.
+        schema: of all keys.
+    """
+    def get(key: str) -> Value:
+        return config[key] if key in config else schema[key].default
+
+    unread = {key for section in sections if not section.read(get) for key in section.keys}
+    return {k: v for k, v in config.items() if k not in unread and not _idle(k, v, schema)}
+
+
+def _idle(key: str, value: Value, schema: Schema) -> bool:
+    """Tell whether nothing reads a key, or it came later and stands at its neutral value."""
+    option = schema.get(key)
+    if option is None:
+        return False
+    unread = not option.used and not key.startswith("TRAINER.")  # a method's node of Dassl's name
+    return unread or (option.neutral is not None and _listed(value) == _listed(option.neutral))
+
+
+def _listed(value: Value) -> Value:
+    return list(value) if isinstance(value, tuple) else value

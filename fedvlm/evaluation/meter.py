@@ -1,0 +1,260 @@
+"""The first half of an evaluation: numbers of each client, made where its personal model is.
+
+Personal tensors and test samples come in, rows of numbers go out (``federation.server.Row``); what
+they add up to is the second half's (``evaluator``). Logits that are kept stay here, too.
+
+Clients whose personal models are equal in every number (all of FedAvg's) are one model: it is built
+once, goes over their samples side by side, and sees no sample twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedvlm.core.trees import Tree, TreeView
+from fedvlm.evaluation import metrics, scores
+from fedvlm.evaluation.scores import Batches, Predictions
+from fedvlm.federation.rounds import Models
+from fedvlm.federation.server import Measure, Row
+from fedvlm.federation.trainer import Predictor, Trainer
+from fedvlm.models.features.sources import SampleSource
+from fedvlm.models.vlmodel import VLModel
+
+UNASKED = -2  # no label, and not ``scores.BROKEN`` either; memory holds labels above it, 0 is it
+Build = Callable[[VLModel], Predictor]
+
+
+class Answers(Protocol):
+    """Predictions of the K models of a chunk."""
+
+    def own(self, samples: Sequence[np.ndarray], keep: bool = False) -> list[Predictions]:
+        """Return each model's predictions of its own samples, K arrays ``[n_k]``."""
+        ...
+
+    def all(
+        self, samples: np.ndarray, k: int, model: VLModel | None = None
+    ) -> Sequence[Predictions]:
+        """Return K predictions of the same samples; ``model``: with other classes than its own."""
+        ...
+
+
+class Stacked:
+    """K different models.
+
+    Args:
+        model: with the run's classes.
+        build: a model -> the predictor ``[K, B, ...] -> [K, B, C]``.
+    """
+
+    def __init__(self, model: VLModel, build: Build, batches: Batches) -> None:
+        self.predict, self.build, self.batches = build(model), build, batches
+
+    def own(self, samples: Sequence[np.ndarray], keep: bool = False) -> list[Predictions]:
+        """See ``Answers.own``."""
+        return self.batches.separate(self.predict, samples, keep)
+
+    def all(
+        self, samples: np.ndarray, k: int, model: VLModel | None = None
+    ) -> list[Predictions]:
+        """See ``Answers.all``."""
+        predict = self.predict if model is None else self.build(model)
+        return self.batches.shared(predict, samples, k)
+
+
+class Same:
+    """One model that K clients have; what it said of a sample is remembered.
+
+    Args:
+        model, build: as of ``Stacked``, for K = 1.
+        total: number of samples there are.
+        wide: how many clients' batches go side by side.
+    """
+
+    def __init__(
+        self, model: VLModel, build: Build, batches: Batches, total: int, wide: int = 1
+    ) -> None:
+        self.predict, self.build, self.batches, self.wide = build(model), build, batches, wide
+        self._memory = np.zeros(total, dtype=np.int64)  # zeros cost nothing before they are read
+        self._other: list[Predictions] = []  # with other classes
+
+    def at(self, samples: np.ndarray) -> Predictions:
+        """Return the predictions of ``samples [n]``; each is fetched the first time only."""
+        missing = np.unique(samples[self._memory[samples] == 0])
+        if len(missing):
+            found = self.batches.shared(self.predict, missing, 1, wide=self.wide)[0]
+            self._memory[missing] = found.labels - UNASKED
+        return Predictions(self._memory[samples] + UNASKED)
+
+    def own(self, samples: Sequence[np.ndarray], keep: bool = False) -> list[Predictions]:
+        """See ``Answers.own``; with ``keep`` the samples are gone through anew."""
+        every = np.concatenate([np.asarray(one, dtype=np.int64) for one in samples])
+        whole = (
+            self.batches.shared(self.predict, every, 1, True, wide=self.wide)[0] if keep
+            else self.at(every)
+        )
+        edges = np.cumsum([0, *map(len, samples)])
+        logits = whole.logits
+        return [
+            Predictions(
+                whole.labels[i:j], None if logits is None or i == j else logits[i:j].clone()
+            )
+            for i, j in zip(edges[:-1], edges[1:], strict=True)
+        ]
+
+    def all(
+        self, samples: np.ndarray, k: int, model: VLModel | None = None
+    ) -> list[Predictions]:
+        """See ``Answers.all``; there is one ``model`` with other classes, and one set for it."""
+        if model is None:
+            return [self.at(np.asarray(samples, dtype=np.int64))] * k
+        if not self._other:
+            self._other = self.batches.shared(self.build(model), samples, 1, wide=self.wide)
+        return self._other * k
+
+
+class ClientMeter:
+    """Measures personal models on the samples of their clients (``federation.rounds.Meter``).
+
+    Args:
+        model: sees images and prompts; ``with_classes`` gives it other classes.
+        trainer: ``predictor(model, params) -> (x -> logits [K, B, C])``. A method that is bound to
+            its training classes says ``open_vocabulary = False``: no ``new``.
+        source: test samples, ``fetch(indices, view=0)``.
+        federated: clients, test sets, labels.
+        batch_size: samples per client and batch.
+        fold: equal models are one; False is the plain path, model by model.
+
+    Attributes:
+        logits: of the newest measure that keeps logits: ``personal|<client>`` ``[n_k, C]`` with
+            true labels under ``true|personal|<client>``, and predicted labels (int64) under
+            ``labels|base_all|<client>``, ``labels|new|<client>``, ``labels|unseen|<client>``, true
+            ones of the new classes under ``true|new``. Samples in the partition's order.
+    """
+
+    def __init__(
+        self, model: VLModel, trainer: Trainer, source: SampleSource, federated: scores.Federated,
+        *, batch_size: int = 256, fold: bool = True,
+    ) -> None:
+        self.model, self.trainer, self.data, self.fold = model, trainer, federated, fold
+        self.logits: dict[str, Tensor] = {}
+        self._batches = Batches(source, batch_size, getattr(model, "device", "cpu"))
+
+    def __call__(self, measure: Measure, models: Models) -> list[Row]:
+        """Return a row for every client: see ``scores.client_row``, ``base_row``, ``new_row``."""
+        if measure.keep_logits:
+            self.logits = {}
+        new = self._new(measure) if self.trainer.open_vocabulary else None
+        rows: list[Row] = []
+        known: tuple[Tree, Same] | None = None
+        for clients, params in models:
+            answers: Answers
+            alike, as_before = self._equal(params, known[0] if known else None)
+            if alike:
+                if known is None or not as_before:
+                    known = self._same(params, len(clients))
+                answers = known[1]
+            else:
+                answers = Stacked(self.model, self._build(params), self._batches)
+            rows += self._rows(measure, clients, answers, new)
+        return rows
+
+    def template(self, measure: Measure, clients: Sequence[int]) -> list[Row]:
+        """Return the rows of the model as it comes, classified by the dataset's template prompt."""
+        same = Same(self.model, template_predictor, self._batches, len(self.data.labels))
+        return self._rows(replace(measure, keep_logits=False), clients, same, self._new(measure))
+
+    def _new(self, measure: Measure) -> VLModel | None:
+        """Return the model with the unseen classes, where they are asked for."""
+        if measure.cross and scores.has_new(self.data):
+            return self.model.with_classes(self.data.new_classnames)
+        return None
+
+    def _equal(self, params: TreeView, known: Tree | None) -> tuple[bool, bool]:
+        """Say whether the K models are one, and whether it is ``known``, by one host read."""
+        if not self.fold or not params:
+            return self.fold, known == {}
+        before = known if known is not None and known.keys() == params.keys() else None
+        place = next(iter(params.values())).device
+        flags = [torch.stack([(v == v[:1]).all().to(place) for v in params.values()]).all()]
+        if before is not None:
+            flags.append(torch.stack(
+                [(v[:1] == before[n]).all().to(place) for n, v in params.items()]
+            ).all())
+        told = torch.stack(flags).tolist()
+        return told[0], len(told) > 1 and told[1]
+
+    def _same(self, params: TreeView, k: int) -> tuple[Tree, Same]:
+        row = {name: v[:1].detach().clone() for name, v in params.items()}
+        return row, Same(self.model, self._build(row), self._batches, len(self.data.labels), k)
+
+    def _build(self, params: TreeView) -> Build:
+        def build(model: VLModel) -> Predictor:
+            with torch.no_grad():  # text features: once per model and class list
+                return self.trainer.predictor(model, dict(params))
+
+        return build
+
+    def _rows(
+        self, measure: Measure, clients: Sequence[int], answers: Answers, new: VLModel | None
+    ) -> list[Row]:
+        """Return the rows of one chunk."""
+        tests = [np.asarray(getattr(self.data.clients[c], measure.split)) for c in clients]
+        each = answers.own(tests, measure.keep_logits)
+        rows = []
+        for c, test, one in zip(clients, tests, each, strict=True):
+            rows.append(scores.client_row(c, self.data.labels[test], one))
+            if measure.keep_logits:
+                self._keep(f"personal|{c}", one)
+                self.logits[f"true|personal|{c}"] = torch.from_numpy(self.data.labels[test])
+        if measure.cross:
+            self._cross(rows, answers, new, measure.keep_logits)
+        away = scores.unseen_of(self.data) if measure.away else None
+        if away is not None:
+            true = self.data.labels[away.indices]
+            for row, one in zip(rows, answers.all(away.indices, len(rows)), strict=True):
+                row[scores.UNSEEN] = metrics.accuracy(true, one.labels)
+                if measure.keep_logits:
+                    self._keep_labels(scores.UNSEEN, row, one)
+        return rows
+
+    def _cross(
+        self, rows: Sequence[Row], answers: Answers, model: VLModel | None, keep: bool
+    ) -> None:
+        """Add accuracies on base and on new classes to the rows of a chunk."""
+        for row, one in zip(rows, answers.all(self.data.global_test, len(rows)), strict=True):
+            row |= scores.base_row(self.data, scores.whole(row, "client"), one)
+            if keep:
+                self._keep_labels("base_all", row, one)
+        if model is None:
+            return
+        for row, one in zip(rows, answers.all(self.data.new_test, len(rows), model), strict=True):
+            row |= scores.new_row(self.data, one)
+            if keep:
+                self._keep_labels("new", row, one)
+                self.logits["true|new"] = torch.from_numpy(self.data.labels[self.data.new_test])
+
+    def _keep(self, name: str, predictions: Predictions) -> None:
+        if predictions.logits is not None:
+            self.logits[name] = predictions.logits
+
+    def _keep_labels(self, what: str, row: Row, predictions: Predictions) -> None:
+        client = scores.whole(row, "client")
+        self.logits[f"labels|{what}|{client}"] = torch.from_numpy(predictions.labels.copy())
+
+
+def template_predictor(model: VLModel) -> Predictor:
+    """Return ``x -> logits [K, B, C]`` with the template prompt's text features."""
+    with torch.no_grad():
+        anchor = model.anchor("template", n_ctx=0)
+
+    def predict(x: Mapping[str, Tensor]) -> Tensor:
+        z = model.image(x)
+        return model.logits(z, anchor.expand(z.shape[0], *anchor.shape))
+
+    return predict

@@ -1,0 +1,160 @@
+"""Every batch of a fit, planned before its first step: samples, labels and padding on the device.
+
+NumPy makes the plan on the host; one copy brings it to the device, and a step takes views of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedvlm.models.features.sources import FeatureSource, SampleSource
+
+Slices = Sequence[Sequence[tuple[int, int]]]  # of one epoch's shuffle: per step, per batch
+Order = Callable[[int, int], np.ndarray]  # (client's place, local epoch) -> its shuffled samples
+
+
+class Block(NamedTuple):
+    """One batch in the plan's arrays: ``clients x width`` numbers from ``start`` on."""
+
+    start: int
+    width: int
+    counts: tuple[int, ...]
+
+    @property
+    def stop(self) -> int:
+        """Where it ends."""
+        return self.start + self.width * len(self.counts)
+
+    def of(self, values: Tensor) -> Tensor:
+        """Return the batch's own, ``[K, B]`` (a view)."""
+        return values[self.start : self.stop].view(len(self.counts), self.width)
+
+
+class PlannedStep(NamedTuple):
+    """One step: local epoch and view of each client at work, and its batches."""
+
+    epochs: tuple[int, ...]
+    views: tuple[int, ...]
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The batches of a fit.
+
+    Attributes:
+        steps: one after the other.
+        index: samples ``[n]`` int64, on the host; padding repeats a client's first one.
+        rows: where they lie in the source's tables, beside these; None: the source has no rows.
+        labels: ``[n]`` int64, on the device.
+        mask: 1 for a sample, 0 for padding, ``[n]``, on the device.
+    """
+
+    source: SampleSource
+    steps: tuple[PlannedStep, ...]
+    index: Tensor
+    rows: Tensor | None
+    labels: Tensor
+    mask: Tensor
+
+    def streams(self, block: Block, views: Sequence[int]) -> dict[str, Tensor]:
+        """Return the samples of a batch, ``{stream: [K, B, ...]}``, where the source has them."""
+        if self.rows is not None and isinstance(self.source, FeatureSource):
+            rows, take = block.of(self.rows), self.source.take
+            if len(set(views)) == 1:
+                return {self.source.stream: take(rows, views[0])}
+            each = [take(row, view) for row, view in zip(rows, views, strict=True)]
+            return {self.source.stream: torch.stack(each)}
+        index = block.of(self.index)
+        if len(set(views)) == 1:
+            flat = self.source.fetch(index.reshape(-1), views[0])
+            return {s: v.reshape(*index.shape, *v.shape[1:]) for s, v in flat.items()}
+        parts = [self.source.fetch(row, view) for row, view in zip(index, views, strict=True)]
+        return {s: torch.stack([part[s] for part in parts]) for s in parts[0]}
+
+
+def plan_steps(
+    source: SampleSource, order: Order, cuts: Sequence[Slices], epochs: int,
+    view: Callable[[int], int], device: torch.device, dtype: torch.dtype,
+) -> StepPlan:
+    """Return the plan of ``epochs`` local epochs.
+
+    Args:
+        order: a client's shuffle of an epoch.
+        cuts: per client, by falling number of steps, the slices of every epoch's shuffle.
+        view: of a local epoch.
+        dtype: of ``mask``.
+
+    Raises:
+        FedvlmError: a sample that the source does not have.
+    """
+    steps, picks, start = list[PlannedStep](), list[list[np.ndarray]](), 0
+    totals = [epochs * len(c) for c in cuts]
+    shuffled: dict[int, tuple[int, np.ndarray]] = {}
+    for t in range(max(totals, default=0)):
+        active = sum(total > t for total in totals)
+        at = tuple(t // len(cuts[k]) for k in range(active))
+        for k in range(active):
+            if shuffled.get(k, (-1, None))[0] != at[k]:
+                shuffled[k] = (at[k], order(k, at[k]))
+        blocks = []
+        slices = [cuts[k][t % len(cuts[k])] for k in range(active)]
+        for j in range(len(slices[0])):
+            picks.append([shuffled[k][1][a:b] for k, (a, b) in enumerate(s[j] for s in slices)])
+            counts = tuple(map(len, picks[-1]))
+            blocks.append(Block(start, max(counts), counts))
+            start = blocks[-1].stop
+        steps.append(PlannedStep(at, tuple(view(e) for e in at), tuple(blocks)))
+    return laid_out(source, tuple(steps), picks, device, dtype)
+
+
+def plan_whole(
+    source: SampleSource, picks: Sequence[np.ndarray], full: Sequence[bool], device: torch.device,
+    dtype: torch.dtype,
+) -> StepPlan:
+    """Return the plan of one batch of all samples given, un-augmented.
+
+    Args:
+        picks: samples per client, at least one each.
+        full: False: these are padding.
+    """
+    counts = tuple(len(p) if f else 0 for p, f in zip(picks, full, strict=True))
+    block = Block(0, max(map(len, picks)), counts)
+    step = PlannedStep((), (0,) * len(picks), (block,))
+    return laid_out(source, (step,), [list(picks)], device, dtype)
+
+
+def laid_out(
+    source: SampleSource, steps: tuple[PlannedStep, ...], picks: Sequence[Sequence[np.ndarray]],
+    device: torch.device, dtype: torch.dtype,
+) -> StepPlan:
+    """Fill the plan's arrays and bring them to the device, by one copy."""
+    blocks = [block for step in steps for block in step.blocks]
+    size = blocks[-1].stop if blocks else 0
+    index, there = np.empty(size, np.int64), np.zeros((3, size), np.int64)
+    mask = there[2]
+    for block, chosen in zip(blocks, picks, strict=True):
+        at = block.start
+        for samples, count in zip(chosen, block.counts, strict=True):
+            n, end = len(samples), at + block.width
+            index[at : at + n] = samples
+            index[at + n : end] = samples[0]
+            mask[at : at + count] = 1
+            at = end
+    there[1] = source.labels.numpy()[index]
+    rows: Tensor | None = None
+    if isinstance(source, FeatureSource):
+        there[0] = source.locate(index)
+        rows = torch.from_numpy(there[0])
+    placed = torch.from_numpy(there).to(device, non_blocking=True)
+    if isinstance(source, FeatureSource) and source.device == placed.device:
+        rows = placed[0]
+    return StepPlan(
+        source, steps, torch.from_numpy(index), rows, placed[1], placed[2].to(dtype),
+    )

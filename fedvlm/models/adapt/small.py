@@ -1,0 +1,68 @@
+"""A small personal classifier beside a large model: an MLP on features, or a tower on pixels.
+
+Logits take trees with a leading client axis ``[K, ...]``; K towers are one convolution with K
+groups.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedvlm.core.trees import Tree
+
+MLP, TOWER = "mlp", "tower"
+KINDS = (MLP, TOWER)
+WIDTHS = (3, 16, 32, 64)  # channels of the pixels and of each convolution
+SIDE, STRIDE = 3, 2
+
+
+def small_mlp(width: int, hidden: int, classes: int, generator: torch.Generator) -> Tree:
+    """Return ``small.fc1``, ``small.fc2``: weights ``[out, in]`` and biases."""
+    tree: Tree = {}
+    for i, (into, out) in enumerate(((width, hidden), (hidden, classes)), start=1):
+        tree |= _layer(f"small.fc{i}", (out, into), generator)
+    return tree
+
+
+def small_tower(classes: int, generator: torch.Generator) -> Tree:
+    """Return ``small.conv1..3`` ``[out, in, 3, 3]`` and ``small.fc`` ``[C, 64]`` with biases."""
+    tree: Tree = {}
+    for i, (into, out) in enumerate(zip(WIDTHS[:-1], WIDTHS[1:], strict=True), start=1):
+        tree |= _layer(f"small.conv{i}", (out, into, SIDE, SIDE), generator)
+    return tree | _layer("small.fc", (classes, WIDTHS[-1]), generator)
+
+
+def _layer(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tree:
+    """Return weight and bias, uniform in +-1/sqrt(fan in)."""
+    bound = prod(shape[1:]) ** -0.5
+    return {
+        f"{name}.{part}": (torch.rand(size, generator=generator) * 2 - 1) * bound
+        for part, size in (("weight", shape), ("bias", shape[:1]))
+    }
+
+
+def mlp_logits(p: Tree, z: Tensor) -> Tensor:
+    """Return ``W2 gelu(W1 LN(z))`` ``[K, B, C]`` of features ``z [K, B, d]``."""
+    h = F.layer_norm(z, z.shape[-1:]) @ p["small.fc1.weight"].mT
+    h = F.gelu(h + p["small.fc1.bias"].unsqueeze(1)) @ p["small.fc2.weight"].mT
+    return h + p["small.fc2.bias"].unsqueeze(1)
+
+
+def tower_logits(p: Tree, pixels: Tensor) -> Tensor:
+    """Return logits ``[K, B, C]`` of pixels ``[K, B, 3, H, W]``.
+
+    Three 3x3 convolutions of stride 2 with GELU, the mean over places, a linear layer.
+    """
+    k, batch = pixels.shape[:2]
+    x = pixels.transpose(0, 1).flatten(1, 2)  # [B, K * channels, H, W]
+    for i in range(1, len(WIDTHS)):
+        weight, bias = p[f"small.conv{i}.weight"], p[f"small.conv{i}.bias"]
+        x = F.gelu(F.conv2d(
+            x, weight.flatten(0, 1), bias.flatten(), stride=STRIDE, padding=SIDE // 2, groups=k
+        ))
+    h = x.mean((-2, -1)).view(batch, k, -1).transpose(0, 1)
+    return h @ p["small.fc.weight"].mT + p["small.fc.bias"].unsqueeze(1)

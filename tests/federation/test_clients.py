@@ -1,0 +1,280 @@
+"""The store of clients' states: versions, forms, what is kept and what is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedvlm.check.world import Setup, World
+from fedvlm.core.errors import FedvlmError
+from fedvlm.core.trees import State, Tree, stack_states
+from fedvlm.federation.batches import Batch
+from fedvlm.federation.clients import Clients, MemoryStore, form_of, joint_form
+from fedvlm.federation.context import Context, Upload
+from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.groups import resolve
+from fedvlm.federation.rounds import Federation
+from fedvlm.models.vlmodel import VLModel
+from tests.federation.toys import Quadratic, quadratic
+
+BOTH = ["PEFT.TEXT", "prompt", "PEFT.VISUAL", "feature", "PEFT.WIDTH", "6"]
+
+
+def row(client: int, version: int, width: int = 2) -> State:
+    """One client's state, told apart from every other's."""
+    value = torch.tensor([client * 1000.0 + version] * width, dtype=torch.float64)
+    return {"v": {"a": value, "n": torch.tensor(version)}, "empty": {}}
+
+
+def rows(ids: list[int], version: int, width: int = 2) -> State:
+    return stack_states([row(c, version, width) for c in ids])
+
+
+def number(store: MemoryStore, client: int, version: int) -> float:
+    ((_, state),) = store.get([client], [version])
+    assert list(state) == ["v", "empty"] and int(state["v"]["n"][0]) == version
+    return float(state["v"]["a"][0, 0])
+
+
+def test_rows_come_back_in_the_order_asked_for_by_form() -> None:
+    store = MemoryStore()
+    store.put(1, [4, 0, 2], rows([4, 0, 2], 1))
+    store.put(1, [3], rows([3], 1, width=5))
+    store.put(2, [0], rows([0], 2))
+    (two, small), (three, wide) = store.get([2, 0, 3, 4], [1, 2, 1, 1])
+    assert two == [2, 0, 4] and three == [3]
+    assert small["v"]["a"][:, 0].tolist() == [2001.0, 2.0, 4001.0]
+    assert wide["v"]["a"].shape == (1, 5)
+    assert small["v"]["a"].dtype == torch.float64 and small["v"]["n"].dtype == torch.int64
+    assert small["v"]["a"].is_contiguous()
+    small["v"]["a"].zero_()  # a copy
+    assert number(store, 2, 1) == 2001.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.sets(st.integers(0, 9), min_size=1), st.sampled_from("pbs")),
+                min_size=1, max_size=12))
+def test_against_a_dictionary(work: list[tuple[set[int], str]]) -> None:
+    """Puts, failed rounds and settlements in any order: every row that is due is there."""
+    store, want, accepted = MemoryStore(), dict[tuple[int, int], State](), dict[int, int]()
+    for round_, (chosen, what) in enumerate(work, 1):
+        ids = sorted(chosen)
+        store.begin({c: accepted.get(c, 0) for c in ids})
+        want = {(c, v): s for (c, v), s in want.items()
+                if c not in chosen or v <= accepted.get(c, 0)}
+        store.put(round_, ids, rows(ids, round_))
+        if what == "b":
+            continue  # the round failed: nothing of it counts
+        accepted |= dict.fromkeys(ids, round_)
+        want |= {(c, round_): row(c, round_) for c in ids}
+        if what == "s":
+            store.settle(accepted, round_)
+            want = {(c, v): s for (c, v), s in want.items() if accepted[c] == v}
+        for client, version in want:
+            assert number(store, client, version) == client * 1000.0 + version
+
+
+def test_a_version_that_is_gone_is_named() -> None:
+    store = MemoryStore()
+    store.put(1, [0, 1], rows([0, 1], 1))
+    store.put(2, [0], rows([0], 2))
+    store.put(3, [0], rows([0], 3))
+    store.begin({0: 2})
+    assert number(store, 0, 2) == 2.0 and number(store, 0, 1) == 1.0
+    with pytest.raises(FedvlmError, match="no state of client 0 from round 3"):
+        store.get([0], [3])
+    store.settle({0: 2, 1: 1}, 2)
+    assert number(store, 0, 2) == 2.0 and number(store, 1, 1) == 1001.0
+    with pytest.raises(FedvlmError, match="no state of client 0 from round 1"):
+        store.get([0], [1])
+
+
+def test_rows_are_used_again() -> None:
+    """A hundred rounds of the same ten clients fill no more room than a few."""
+    store, ids = MemoryStore(), list(range(10))
+    for round_ in range(1, 101):
+        store.put(round_, ids, rows(ids, round_))
+        store.settle(dict.fromkeys(ids, round_), round_)
+    (table,) = store._tables.values()
+    assert table.size <= 32 and len(table.free) == table.size - 10
+
+
+START = {"g": torch.zeros(2), "l": torch.ones(3), "f": torch.full((2,), 7.0)}
+GROUPS = resolve(START, [("g", "shared"), ("l", "personal"), ("f", "frozen")], "toy")
+
+
+def clients(reads_old: bool = False, asked: list[int] | None = None) -> Clients:
+    def init(client: int) -> State:
+        if asked is not None:
+            asked.append(client)
+        return {"w": START, "v": {"g": START["g"] + 1}}
+
+    return Clients(MemoryStore(), init, START, GROUPS, reads_old)
+
+
+@pytest.mark.parametrize("reads_old", [False, True])
+def test_only_what_does_not_come_anew_is_kept(reads_old: bool) -> None:
+    own = clients(reads_old)
+    names = ["g", "l", "f"] if reads_old else ["l", "f"]
+    new = {"w": {n: v.expand(2, *v.shape) * 5 for n, v in START.items()},
+           "v": {"g": torch.ones(2, 2) * 3}}
+    for ids, versions in (([0, 1], {}), ([1, 0], {0: 4, 1: 4})):
+        state = own.stacked(ids, versions)
+        assert list(state["w"]) == names and list(state["v"]) == ["g"]
+        assert torch.equal(state["w"]["f"], START["f"].expand(2, 2))  # the start's, always
+        own.put(4, [0, 1], new)
+    assert state["w"]["l"].tolist() == [[5.0] * 3] * 2
+    assert state["v"]["g"].tolist() == [[3.0] * 2] * 2
+    (table,) = own.store._tables.values()  # type: ignore[attr-defined]
+    assert set(table.leaves["w"]) == set(names) - {"f"}
+
+
+def test_a_chunk_of_new_and_old_clients() -> None:
+    asked: list[int] = []
+    own = clients(asked=asked)
+    own.put(2, [1], {"w": {"l": torch.full((1, 3), 9.0)}, "v": {"g": torch.zeros(1, 2)}})
+    state = own.stacked([0, 1, 2], {1: 2})
+    assert state["w"]["l"][:, 0].tolist() == [1.0, 9.0, 1.0]
+    assert state["v"]["g"][:, 0].tolist() == [1.0, 0.0, 1.0] and asked == [0, 2]
+    assert all(v.is_contiguous() for t in state.values() for v in t.values())
+    state["w"]["f"].zero_()
+    state["w"]["l"].zero_()  # copies: neither the start nor a row
+    alone = own.stacked([0], {})
+    alone["w"]["f"].zero_()
+    alone["w"]["l"].zero_()
+    assert START["f"].tolist() == [7.0, 7.0] and START["l"].tolist() == [1.0] * 3
+    assert own.stacked([1], {1: 2})["w"]["l"][0].tolist() == [9.0] * 3
+    own.put(3, [2], {"w": {"l": torch.zeros(1, 4)}, "v": {"g": torch.zeros(1, 2)}})
+    with pytest.raises(FedvlmError, match=r"differ in their slots or tensors \['w/l'\]"):
+        own.stacked([1, 2], {1: 2, 2: 3})
+
+
+def test_clients_that_never_work_cost_nothing() -> None:
+    asked: list[int] = []
+
+    class Counted(Quadratic):
+        def init_client(self, ctx: Context, start: Tree) -> State:
+            asked.extend(ctx.clients)
+            return super().init_client(ctx, start)
+
+    toy = quadratic(Counted(), 3, sizes=(1, 1), frac=0.5, first_round_all=False)
+    fed = Federation(toy.trainer, toy.model, toy.batcher, toy.plan)  # nobody looks at its states
+    state = fed.start()
+    assert state.versions == {} and asked == []
+    (worker,) = fed.plan.sample(1)
+    after = fed.round(state, 1)
+    assert after.versions == {worker: 1} and set(asked) == {worker}
+    rows_of = fed.clients.store._rows  # type: ignore[attr-defined]
+    assert set(rows_of) == {worker}
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "FedPer", "Ditto", "SCAFFOLD", "FedRep"])
+def test_what_is_not_kept_moves_no_bit(name: str) -> None:
+    world, cls = World(BOTH), load_trainer(name)
+    assert not cls.reads_old
+    kept = type(cls.__name__, (cls,), {"reads_old": True})
+    without, whole = (world.record(c, Setup(chunk=4)) for c in (cls, kept))
+    for ours, theirs in zip(without.events, whole.events, strict=True):
+        for sent, other in ((ours.updates.params, theirs.updates.params),
+                            (ours.updates.extras, theirs.updates.extras)):
+            assert list(sent) == list(other)
+            assert all(torch.equal(v, other[n]) for n, v in sent.items())
+    shared = set(without.fed.groups.shared)
+    for client, state in whole.states[-1].clients.items():
+        thin = without.states[-1].clients[client]
+        assert not set(thin["w"]) & shared and set(state["w"]) - set(thin["w"]) == shared != set()
+        assert all(torch.equal(v, state[s][n]) for s, t in thin.items() for n, v in t.items())
+
+
+@pytest.mark.parametrize("name", ["MOON", "FedALA", "FedAS"])
+def test_methods_that_read_their_old_model_say_so(name: str) -> None:
+    """Without the declaration they fail with the sentence; they do not train something else."""
+    cls = load_trainer(name)
+    assert cls.reads_old
+    bare = type(cls.__name__, (cls,), {"reads_old": False})
+    head = ["PEFT.TEXT", "none", "PEFT.VISUAL", "feature", "PEFT.HEAD", "linear"]
+    world = World(head if name == "FedAS" else BOTH)
+    with pytest.raises(FedvlmError, match=(
+        rf"trainer {name} reads '[\w.]+' in slot 'w' of a client's state: the shared part is not "
+        "kept between rounds, since every download brings it; declare reads_old = True"
+    )):
+        run = world.record(bare, Setup(rounds=2))
+        list(run.fed.personal(run.fed.adopt(run.states[-1]), [0]))
+
+
+@pytest.mark.parametrize("how", ["item", "cut", "loss"])
+def test_reading_what_is_not_kept_is_told_wherever_it_happens(how: str) -> None:
+    class Reads(Quadratic):
+        reads_old = False
+
+        def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+            old = state["w"]
+
+            def loss(model: VLModel, p: Tree, b: Batch) -> Tensor:
+                near = old if how == "loss" else b.cut(old)
+                return super(Reads, self).loss(model, p, b) + (p["w"] - near["w"]) ** 2
+
+            if how == "item":
+                _ = state["w"]["w"]
+            w = ctx.fit(state["w"] | received, loss).params
+            return state | {"w": w}, ctx.upload(w)
+
+    with pytest.raises(FedvlmError, match="reads 'w' in slot 'w' .* declare reads_old = True"):
+        quadratic(Reads(), 1).run()
+
+
+def test_another_missing_name_is_not_explained_away() -> None:
+    class Typo(Quadratic):
+        reads_old = False
+
+        def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
+            return {"w": state["w"]["x"]}
+
+    fed = quadratic(Typo(), 1)
+    state: Any = fed.run()
+    with pytest.raises(KeyError, match="x"):
+        list(fed.personal(state, [0]))
+
+
+def test_a_failed_round_is_forgotten() -> None:
+    """A round begun again from the state before it starts from the versions of that state."""
+    fed = quadratic(Quadratic(), 3)
+    one = fed.round(fed.start(), 1)
+    first = fed.round(one, 2).whole
+    again = fed.round(one, 2).whole
+    assert again.worked == first.worked == {0: 2, 1: 2}
+    for client, state in first.clients.items():
+        assert torch.equal(state["w"]["w"], again.clients[client]["w"]["w"])
+
+
+def test_committed_versions_are_all_that_stays() -> None:
+    fed = quadratic(Quadratic(), 3)
+    one = fed.round(fed.start(), 1)
+    two = fed.round(one, 2)
+    assert float(fed.clients.read([1], one.versions)[1]["w"]["w"]) > 0
+    fed.commit(two)
+    with pytest.raises(FedvlmError, match="no state of client 1 from round 1"):
+        fed.clients.read([1], one.versions)
+    assert fed.round(two, 3).versions == {0: 3, 1: 3}
+
+
+def test_forms_are_names_shapes_types_and_slots() -> None:
+    """Clients of another joint form are not stacked with the others; the order is none of it."""
+    a, b = torch.zeros(2), torch.zeros(3)
+
+    def form(received: Tree, state: State) -> str:
+        return joint_form(received, form_of(stack_states([state])))
+
+    one = form({"a": a, "b": b}, {"w": {"a": a}})
+    assert one == form({"b": b + 1, "a": a}, {"w": {"a": a}})
+    others = [
+        form({"a": a}, {"w": {"a": a}}), form({"a": b, "b": b}, {"w": {"a": a}}),
+        form({"a": a.double(), "b": b}, {"w": {"a": a}}),
+        form({"a": a, "b": b}, {"v": {"a": a}}), form({"a": a, "b": b}, {}),
+    ]
+    assert len({one, *others}) == 6

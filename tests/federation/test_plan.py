@@ -1,0 +1,83 @@
+"""Chunks of clients as a pure function, and the sites that they respect."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedvlm.check.compare import same_fed
+from fedvlm.core.errors import ConfigError
+from fedvlm.federation.engine import LocalEngine
+from fedvlm.federation.plan import Chunk, parse_sites, plan_chunks
+from fedvlm.federation.rounds import Federation
+from tests.trainers.small_clip import federation, shares
+
+CLIENTS = st.lists(
+    st.tuples(st.integers(1, 9), st.integers(0, 3), st.sampled_from("ab")), min_size=1, max_size=30
+)
+
+
+@given(CLIENTS, st.integers(1, 5), st.randoms())
+def test_a_chunk_is_of_one_site_and_one_form(rows: list, most: int, draw) -> None:  # type: ignore[no-untyped-def]
+    sizes, sites, forms = (dict(enumerate(column)) for column in zip(*rows, strict=True))
+
+    def plan(ids: list[int]) -> list[Chunk]:
+        return plan_chunks(ids, *([of[c] for c in ids] for of in (sizes, sites, forms)), most)
+
+    ids = list(sizes)
+    chunks = plan(ids)
+    assert sorted(c for chunk in chunks for c in chunk.clients) == ids
+    for chunk in chunks:
+        assert {(sites[c], forms[c]) for c in chunk.clients} == {(chunk.site, chunk.form)}
+        assert 0 < len(chunk.clients) <= most
+        assert list(chunk.clients) == sorted(chunk.clients, key=lambda c: (-sizes[c], c))
+    alike = {(chunk.site, chunk.form) for chunk in chunks if len(chunk.clients) < most}
+    full = [(chunk.site, chunk.form) for chunk in chunks if len(chunk.clients) < most]
+    assert len(alike) == len(full)  # at most one chunk of a kind is not full
+    draw.shuffle(ids)
+    assert plan(ids) == chunks
+
+
+def test_one_site_and_one_form_are_cut_by_falling_size() -> None:
+    chunks = plan_chunks([0, 1, 2, 3, 4], [3, 9, 3, 1, 9], [0] * 5, [""] * 5, 2)
+    assert [chunk.clients for chunk in chunks] == [(1, 4), (0, 2), (3,)]
+
+
+def test_sites_are_read() -> None:
+    assert parse_sites("0-4, 5-7", 8) == (0,) * 5 + (1,) * 3
+    assert parse_sites("3,0-1,2", 4) == (1, 1, 2, 0)
+    assert parse_sites("", 3) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("0-4,6-7", "client 5 is at no site"), ("0-4,4-7", "client 4 is at two sites"),
+        ("0-8", "range 0-8 ends after client 7"), ("0-6", "client 7 is at no site"),
+        ("4-0,5-7", "range 4-0 runs backwards"), ("0-7,x", "'x' is no range"),
+        ("0-7,", "'' is no range"),
+    ],
+)
+def test_ranges_that_do_not_hold_each_client_once_are_refused(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"FED.SITES '{text}': {said}.*every client once"):
+        parse_sites(text, 8)
+
+
+def test_one_client_is_told_of_its_site_in_the_roster_only() -> None:
+    plain = federation("FedAvg")
+    assert plain.roster.site.tolist() == [0] * len(shares())
+    at = tuple(range(len(shares())))
+    sited = Federation(
+        plain.trainer, plain.model, plain.batcher, plain.plan, engine=LocalEngine(8, at)
+    )
+    assert sited.roster.site.tolist() == list(at)
+    single = Federation(
+        plain.trainer, plain.model, plain.batcher, plain.plan, engine=LocalEngine(1)
+    )
+    ends = [sited.run(), single.run()]
+    same_fed(
+        sited.read(ends[0]), single.read(ends[1]), "sites of one client each: the sequential path"
+    )
+    chunks = [ids for ids, _ in sited.personal(ends[0], list(at))]
+    assert sorted(chunks) == [[c] for c in at]

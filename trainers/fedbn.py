@@ -1,0 +1,62 @@
+"""FedBN: normalisation layers stay with their clients, all the rest is averaged.
+
+Paper: Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization,
+    ICLR 2021.
+Equations: min_{g, l_1..l_N} mean_k F_k(g, l_k), l_k the weights and biases of client k's
+    normalisation layers; clients take E epochs of SGD on (g, l_k) jointly from the received g and
+    their own l_k; server g = mean_k g_k.
+Shared: all of PEFT but what is personal
+Personal: image.ln.*, and the LayerNorms of adapters inside the tower (image.adapter.*.ln.*)
+Frozen: both towers, the logit scale; statistics of BatchNorm layers (RN50), as everywhere.
+Defaults: PEFT.LN, a prompt and a feature adapter; the mean is uniform, as in the paper.
+Departures from the paper: CLIP's ViT has no BatchNorm. Its LayerNorms, two in a block, take that
+    place: they have no running statistics, so that weights and biases are all there is to keep.
+    What is trained is added to the frozen ones and starts at zero. PEFT.BLOCKS n takes the last n
+    blocks; the norms before and behind all blocks stay frozen.
+Departures from the authors' code: none known. A client that never trained has the frozen layers.
+Extra data: none.
+Cost: FedAvg's traffic; the image tower runs from the first trained block on (tokens are cached
+    below it), at every step.
+Command: python federated_main.py --demo --trainer FedBN
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from yacs.config import CfgNode
+
+from fedvlm.federation.groups import PERSONAL, Rule
+from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.toolbox.regularise import UNIFORM
+from fedvlm.federation.trainer import TRAINER_REGISTRY
+
+NORM = ".ln."
+
+
+@TRAINER_REGISTRY.register("FedBN")
+class FedBN(PeftTrainer):
+    """FedAvg with personal normalisation layers (see the card)."""
+
+    name = "FedBN"
+    weighting = UNIFORM
+
+    def __init__(self, cfg: CfgNode) -> None:
+        """Read what is trained.
+
+        Raises:
+            ConfigError: no LayerNorm is trained: it would be FedAvg.
+        """
+        super().__init__(cfg)
+        self.require(
+            self.spec.ln,
+            "FedBN keeps trained LayerNorms with their clients, and without PEFT.LN none is "
+            "trained: set PEFT.LN True, or take FedAvg",
+        )
+
+    def rules(self, names: Sequence[str]) -> Sequence[Rule]:
+        """Return personal for normalisation layers, ``PEFT``'s rules for the others."""
+        return [
+            (rule, PERSONAL if NORM in name else group)
+            for name, (rule, group) in zip(names, super().rules(names), strict=True)
+        ]
