@@ -230,7 +230,8 @@ class DasslTrainer(ModuleTrainer):
         def body(slots: State, batches: tuple[Batch, ...], at: context.Step) -> State:
             nonlocal steps
             batch, out = batches[0], list[Learned]()
-            rate = float(torch.as_tensor(context.rates(ctx, at)).flatten()[0])
+            rates = torch.as_tensor(context.rates(ctx, at), dtype=torch.float64)
+            rate = float(rates.flatten()[0])
             rules = {s: {n: v[0][None] for n, v in t.items()} for s, t in slots.items() if s != "p"}
             step = Step(rule, rules, rate, steps)
             epoch = at.epochs[0]
