@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from yacs.config import CfgNode
 
+from fedvlm.compat.files import load_trainer
 from fedvlm.config.build import flat
 from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError
@@ -18,7 +19,6 @@ from fedvlm.evaluation import ClientMeter
 from fedvlm.federation.aggregation.rules import AUTO, AggregateSpec
 from fedvlm.federation.aggregation.server_optim import NONE, ServerOptimSpec
 from fedvlm.federation.batches import SplitBatcher
-from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec, Schedule
 from fedvlm.federation.peft_trainer import PeftTrainer

@@ -27,7 +27,7 @@ from fedvlm.federation.clients import on
 from fedvlm.federation.rounds import FedState, state_of
 from fedvlm.job.build import Built, build
 from fedvlm.job.describe import header, partition_name, peft_choice, run_path
-from fedvlm.job.dry import dry_run
+from fedvlm.job.dry import built_only, dry_run, evaluation_only
 from fedvlm.job.identity import present
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import Recorder
@@ -58,6 +58,10 @@ def run_job(
     with _threads(cfg):
         if args.dry_run:
             return dry_run(cfg)
+        if getattr(args, "eval_only", False):
+            return evaluation_only(cfg, origins, args, inputs)
+        if getattr(args, "no_train", False):
+            return built_only(cfg, inputs)
         finished = _run(cfg, origins, sinks, inputs)
     args.finished = [*getattr(args, "finished", []), finished]
     return 0
@@ -209,6 +213,6 @@ def _check_resume(cfg: CfgNode, folder: RunFolder) -> None:
 
 def report_seeds(args: Namespace) -> int:
     """Print mean and standard deviation over the seeds just run; 0 always."""
-    if not args.dry_run:
+    if getattr(args, "finished", []):
         say(*seed_table(args.finished))
     return 0

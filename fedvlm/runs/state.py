@@ -123,16 +123,23 @@ def settle(folder: Path, newest: int, identity: str) -> None:
         Records(folder / kind, identity).sweep(names)
 
 
-def load_newest_state(folder: Path, *, identity: str) -> tuple[SavedState | None, list[str]]:
+def load_newest_state(
+    folder: Path, *, identity: str, only: int | None = None
+) -> tuple[SavedState | None, list[str]]:
     """Return the newest valid state in ``folder`` (or None), and a note per state passed over.
 
     A state counts only as a whole: JSON seal, format, identity, file hash and the full set of
     tensors are checked; truncated, zero-byte, bit-flipped and foreign files are passed over.
+
+    Args:
+        only: the round that is wanted; None: the newest.
     """
     notes: list[str] = []
     if not folder.is_dir():
         return None, notes
     for number in sorted(_rounds_on_disk(folder) | _rounds_in_index(folder, notes), reverse=True):
+        if only not in (None, number):
+            continue
         try:
             state = _read(folder, number, identity)
         except Damaged as error:
