@@ -27,7 +27,8 @@ from fedvlm.core import files
 from fedvlm.core.errors import DataError
 from fedvlm.federation.clients import ClientStore, DiskStore, MemoryStore
 from fedvlm.runs import manifest, records
-from fedvlm.runs.folder import RunFolder, RunPath, read_results
+from fedvlm.runs.folder import RunFolder, RunPath, identity_digest, read_results
+from fedvlm.runs.state import load_newest_state
 
 PARTS = RunPath("personal", "toy", 1, "Toy", "none", "iid", 1, 1)
 ROUNDS, CLIENTS = 5, 4
@@ -175,7 +176,9 @@ def test_every_write_point_stopped_by_an_exception(
         with pytest.raises(Stop):
             toy_run(root, *kind)
         files.on_write_point = None
-        toy_run(root, *kind)
+        me = identity_digest({"rounds": ROUNDS})
+        assert load_newest_state(root / PARTS.relative() / "state", identity=me)[1] == []
+        toy_run(root, *kind)  # from the newest checkpoint, not from the beginning
         assert outcome(root) == want, points[number]
 
 
