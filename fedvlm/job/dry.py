@@ -15,17 +15,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from yacs.config import CfgNode
 
 from fedvlm.config.build import flat
 from fedvlm.console.log import Headline, LogFile
 from fedvlm.console.screen import Console, progress
 from fedvlm.core.errors import ConfigError
-from fedvlm.core.trees import State, Tree, numel, pick
+from fedvlm.core.trees import Tree, numel, pick
 from fedvlm.evaluation import Evaluator
 from fedvlm.federation.batches import Batch, SplitBatcher, Step, step_slices
-from fedvlm.federation.rounds import FedState, Models, RoundFinished, Whole, state_of
+from fedvlm.federation.clients import on
+from fedvlm.federation.rounds import FedState, Models, RoundFinished, state_of
 from fedvlm.federation.server import Held, Measure, Roster, Row, only_numbers
 from fedvlm.job.build import Built, build
 from fedvlm.job.describe import header, peft_choice, run_path
@@ -34,7 +34,7 @@ from fedvlm.job.record import make_evaluator
 from fedvlm.job.results import summary
 from fedvlm.job.sources import images_to_encode
 from fedvlm.runs.identity import read_manifest
-from fedvlm.runs.state import load_newest_state
+from fedvlm.runs.state import SavedState, load_newest_state, open_records
 
 
 @dataclass(frozen=True)
@@ -130,12 +130,11 @@ def evaluation_only(
     built = build(cfg, progress, inputs=inputs)
     federation = built.federation
     same = saved is None or manifest.get("facts", {}).get("data_digest") == built.data.digest
-    if saved is not None:
-        _check_tensors(built, federation.trainer.shared(saved.server), args.model_dir)
-        saved.server = moved(saved.server, built.model.device)
-        state = federation.adopt(saved) if same else FedState(saved.round, saved.server)
-    else:
+    if saved is None:
         state = federation.start()
+    else:
+        _check_tensors(built, federation.trainer.shared(saved.server), args.model_dir)
+        state = _adopted(built, saved, args.model_dir, str(manifest["identity_digest"]), same)
     console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
     choice = peft_choice(cfg, origins)
     place = run_path(cfg, built.data.name, federation.trainer.name + choice).relative()
@@ -184,7 +183,24 @@ def built_only(cfg: CfgNode, inputs: Inputs | None = None) -> int:
     return 0
 
 
-def _trained(folder: str, epoch: str) -> tuple[dict[str, Any], Whole | None]:
+def _adopted(built: Built, saved: SavedState, folder: str, identity: str, same: bool) -> FedState:
+    """Return a saved state; without what is the clients' own where the images are others."""
+    federation, device = built.federation, built.model.device
+    server = on(device, saved.server)
+    if saved.records is None:
+        whole = state_of(
+            saved.round, server, {c: on(device, s) for c, s in saved.clients.items()}
+        )
+        return federation.adopt(whole) if same else FedState(saved.round, whole.server)
+    if not same:
+        return FedState(saved.round, server)
+    records = open_records(Path(folder).expanduser() / "state", identity)
+    for kind, named in saved.records.items():
+        records[kind].load(named)
+    return federation.load(saved.round, server, records)
+
+
+def _trained(folder: str, epoch: str) -> tuple[dict[str, Any], SavedState | None]:
     """Return the manifest and the state of a run folder; None for the untrained start."""
     if not folder:
         if epoch:
@@ -209,12 +225,7 @@ def _trained(folder: str, epoch: str) -> tuple[dict[str, Any], Whole | None]:
             f"--model-dir {folder}{f' --load-epoch {epoch}' if epoch else ''}: "
             f"{'; '.join(notes) or 'that round is not kept'}; {hint} (a run keeps its last two)"
         )
-    return manifest, state_of(saved.round, saved.server, saved.clients)
-
-
-def moved(state: State, device: torch.device) -> State:
-    """Return a state's tensors on a device."""
-    return {s: {n: v.to(device) for n, v in tree.items()} for s, tree in state.items()}
+    return manifest, saved
 
 
 def _check_tensors(built: Built, shared: Tree, folder: str) -> None:

@@ -127,7 +127,7 @@ class RunFolder:
     @cached_property
     def records(self) -> dict[str, Records]:
         """Clients' rows on disk, by kind."""
-        return {kind: Records(self.state_dir / kind, self.digest) for kind in state.KINDS}
+        return state.open_records(self.state_dir, self.digest)
 
     # ---- what is written --------------------------------------------------------------------
     def write_config(self, resolved: Mapping[str, Any], origins: Mapping[str, str]) -> None:

@@ -59,6 +59,11 @@ class SavedState:
     records: dict[str, list[list[str]]] | None = None
 
 
+def open_records(folder: Path, identity: str) -> dict[str, Records]:
+    """Return the records in ``state/`` by kind, nothing of them read yet."""
+    return {kind: Records(folder / kind, identity) for kind in KINDS}
+
+
 def save_state(
     folder: Path,
     round: int,

@@ -42,6 +42,18 @@ def test_evaluation_only_is_the_runs_own_number(trained: Path, tmp_path: Path) -
     assert accuracy(tmp_path, "base") != [f"* accuracy: {last['personal']:.1f}%"]
 
 
+@pytest.mark.parametrize("trainer", ["Ditto", "LocalOnly"])
+def test_evaluation_only_has_the_clients_own_tensors(tmp_path: Path, trainer: str) -> None:
+    """They lie in records of their own; without them every client would be a new one."""
+    words = ("--trainer", trainer, "--finetune-epochs", "0")
+    assert run(tmp_path, *words) == 0
+    model = ("--eval-only", "--model-dir", str(folder(tmp_path)))
+    assert run(tmp_path / "again", *words, *model) == 0
+    last, start = (results(tmp_path)[row]["personal"] for row in ("last", "untrained"))
+    assert last != start
+    assert accuracy(tmp_path / "again", "base") == [f"* accuracy: {last:.1f}%"]
+
+
 def test_evaluation_only_on_new_classes(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
