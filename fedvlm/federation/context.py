@@ -141,7 +141,7 @@ class Context:
     kept: State | None = None
     _whole: Batcher | None = field(default=None, repr=False)
     _means: Means | None = field(default=None, repr=False)
-    _rates: dict[tuple[int, ...], Rate] = field(default_factory=dict, repr=False)
+    _rates: dict[tuple[int, ...], Rate] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def batcher(self) -> Batcher:

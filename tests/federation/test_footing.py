@@ -1,4 +1,4 @@
-"""Equal footing: local steps, epochs per client, kept optimisers, early stop, the clock of phases."""
+"""Local steps, epochs per client, kept optimisers, early stop, and the clock of phases."""
 
 from __future__ import annotations
 
@@ -166,7 +166,8 @@ def test_a_client_goes_on_with_its_own_optimiser(spec: OptimSpec, chunk: int) ->
         for _ in range(steps):
             w.grad = (a * (w - b)).detach()
             rule.step()
-        assert float(state.clients[k]["w"]["w"]) == pytest.approx(float(w.detach()), rel=1e-13, abs=1e-15)
+        found = float(state.clients[k]["w"]["w"])
+        assert found == pytest.approx(float(w.detach()), rel=1e-13, abs=1e-15)
         assert float(state.clients[k][f"{KEPT}w/{COUNT}"][COUNT]) == steps
 
 
