@@ -95,3 +95,75 @@ class Wants(Trainer):
 
     def image_features(self, model: Any, params: Tree, x: Mapping[str, Tensor]) -> Tensor:
         return x["features"]
+
+
+class TwoStreams(BlockPrompts):
+    """The prompted feature beside the frozen one; both from caches."""
+
+    name = "TwoStreams"
+
+    def streams(self, model: VLModel) -> tuple[str, ...]:
+        return (*super().streams(model), "features")
+
+    def image_features(self, model: VLModel, params: Tree, x: Mapping[str, Tensor]) -> Tensor:
+        return super().image_features(model, params, x) + self.frozen(model, x)
+
+    def frozen(self, model: VLModel, x: Mapping[str, Tensor]) -> Tensor:
+        return model.image(x)
+
+
+class HalfFeatures(TwoStreams):
+    """Takes the second stream for something else than it is."""
+
+    name = "HalfFeatures"
+
+    def frozen(self, model: VLModel, x: Mapping[str, Tensor]) -> Tensor:
+        return model.image(x) * (0.5 if "features" in x else 1.0)
+
+
+class Patches(Trainer):
+    """Attends to patch features with a query of its own."""
+
+    name = "Patches"
+
+    def streams(self, model: VLModel) -> tuple[str, ...]:
+        return ("patches",)
+
+    def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
+        return {"image.query": torch.randn(model.embed_dim, generator=generator) * 0.02}
+
+    def text_features(self, model: VLModel, params: Tree) -> Tensor:
+        return model.anchor("template", 0).expand(len(params["image.query"]), -1, -1)
+
+    def image_features(self, model: VLModel, params: Tree, x: Mapping[str, Tensor]) -> Tensor:
+        rows = self.rows(model, x)  # [K, B, M, d]
+        share = (rows @ params["image.query"][:, None, :, None]).softmax(2)
+        return (share * rows).sum(2)
+
+    def rows(self, model: VLModel, x: Mapping[str, Tensor]) -> Tensor:
+        return model.patches(x)
+
+
+class LastPatches(Patches):
+    """On the cached path it leaves the first patch out."""
+
+    name = "LastPatches"
+
+    def rows(self, model: VLModel, x: Mapping[str, Tensor]) -> Tensor:
+        rows = super().rows(model, x)
+        return rows[:, :, 1:] if "patches" in x else rows
+
+
+class AllStreams(Patches):
+    """Tokens, features, patches and pixels at once."""
+
+    name = "AllStreams"
+    options = {"ENTER": ENTER}
+
+    def streams(self, model: VLModel) -> tuple[str, ...]:
+        return ("pixels", f"tokens.{self.cfg.ENTER}", "patches", "features")
+
+    def image_features(self, model: VLModel, params: Tree, x: Mapping[str, Tensor]) -> Tensor:
+        late, _ = model.adapted_image(x, NoEdits())
+        bright = x["pixels"].to(late).mean((-1, -2, -3))[..., None]
+        return super().image_features(model, params, x) + late + bright * model.image(x)

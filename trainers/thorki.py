@@ -25,8 +25,8 @@ Departures from the paper: not known (its text was not available). S is an MLP o
 Departures from the authors' code: not known (it was not available).
 Extra data: none; the adaptation set is the client's own and nothing else trains on it. A client
     whose classes have one image each has none: its models are averaged.
-Cost: G's traffic only; S and the gate stay. One pass of the frozen tower more where G changes it;
-    SMALL tower reads pixels, so that images are decoded at every step.
+Cost: G's traffic only; S and the gate stay. The MLP's features are cached; SMALL tower reads
+    pixels, so that images are decoded at every step.
 Command: python federated_main.py --demo --trainer Thorki
 """
 
@@ -108,8 +108,9 @@ class Thorki(PeftTrainer):
         return large | small_mlp(model.embed_dim, int(self.cfg.SMALL_HIDDEN), classes, generator)
 
     def streams(self, model: VLModel) -> tuple[str, ...]:
-        """Return what G starts from; pixels, from which G starts too, where S is a tower."""
-        return ("pixels",) if self.cfg.SMALL == TOWER else super().streams(model)
+        """Return what G starts from, and what S reads: the frozen image feature, or pixels."""
+        own = "pixels" if self.cfg.SMALL == TOWER else "features"
+        return tuple(dict.fromkeys([*super().streams(model), own]))
 
     def rules(self, names: Sequence[str]) -> Sequence[Rule]:
         """Return ``PEFT``'s rules, and ``small.*`` as personal."""
@@ -140,6 +141,10 @@ class Thorki(PeftTrainer):
             return torch.where(on, mix_logits(self.cfg.FUSION, p, z_g, z_s), (z_g + z_s) / 2)
 
         return fused
+
+    def forms(self) -> dict[str, str]:
+        """Return the kind of the gate."""
+        return {"gate": self.cfg.FUSION}
 
     def small_loss(self, model: VLModel, p: Tree, b: Batch) -> Tensor:
         """Return S's loss ``[K]``."""

@@ -15,8 +15,8 @@ from pathlib import Path
 from fedvlm.check import messages, training
 from fedvlm.check.compare import Broken
 from fedvlm.check.world import World
+from fedvlm.compat.files import load_trainer
 from fedvlm.core.errors import FedvlmError, failure_text
-from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.trainer import Trainer
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -94,6 +94,8 @@ INVARIANTS: dict[str, Invariant] = {
                      (training.g13_fast_paths,)),
     "G14": Invariant("a number that is not finite is named (client, round) and handled by policy",
                      (training.g14_non_finite,)),
+    "G15": Invariant("a client's work is pure: done twice it gives the same bits",
+                     (training.g15_pure,)),
 }
 
 

@@ -21,14 +21,14 @@ from fedvlm.check.compare import (
     same_state,
     same_tree,
 )
+from fedvlm.check.disk import read_state, write_state
 from fedvlm.check.messages import CLOSE, EXACT, Method, sent_in, work
 from fedvlm.check.world import EPOCHS, RESNET, SIZES, Setup, Trajectory, World
 from fedvlm.core.errors import ConfigError, DivergedError
-from fedvlm.core.trees import State, Tree, clone, first_non_finite
+from fedvlm.core.trees import State, Tree, clone, first_non_finite, stack
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.groups import FROZEN
-from fedvlm.federation.rounds import FedState, Whole, slots_of, state_of
-from fedvlm.runs.state import load_newest_state, save_state
+from fedvlm.federation.rounds import FedState, Whole
 
 
 def g4_no_rate(world: World, trainer: Method) -> None:
@@ -91,12 +91,10 @@ def g8_resume(world: World, trainer: Method) -> None:
     whole = world.trajectory(trainer)
     state = whole.states[1]
     with tempfile.TemporaryDirectory() as name:
-        slots = slots_of(state)
-        save_state(Path(name), 1, slots, state.clients, {}, identity="check")
-        saved, notes = load_newest_state(Path(name), identity="check")
-    if saved is None:
-        raise Broken(f"the state after round 1 cannot be read back: {'; '.join(notes)}")
-    start = state_of(saved.round, saved.server, saved.clients)
+        fed = world.federation(trainer)
+        write_state(Path(name), fed, fed.adopt(copy_fed(state)))
+        fed = world.federation(trainer)
+        start = fed.read(read_state(Path(name), fed))
     same_fed(start, state, "read back from disk")
     rest = world.record(trainer, start=start)
     same_fed(rest.states[-1], whole.states[-1], "resumed after round 1")
@@ -216,7 +214,7 @@ def prove(world: World, trainer: Method) -> None:
         Broken: names the stream, the tensor and the block.
     """
     fed = world.federation(trainer)
-    cached = world.source(Setup(), fed.model, fed.trainer.streams(fed.model)[0])
+    cached = world.source(Setup(), fed.model, *fed.trainer.streams(fed.model))
     images = torch.as_tensor(world.splits[0].train[:2])
     try:
         fed.prove_streams(cached, world.source(Setup(), fed.model, "pixels"), images)
@@ -247,3 +245,34 @@ def g14_non_finite(world: World, trainer: Method) -> None:
             for slot, tree in state.items():
                 name = first_non_finite(tree)
                 demand(name is None, f"policy drop: {who}, slot '{slot}', '{name}' is not finite")
+
+
+def g15_pure(world: World, trainer: Method) -> None:
+    """Client work and personal models done twice from equal inputs are equal in every bit.
+
+    Work is done again where a number is not finite, to find out whose: what draws from a generator
+    of its own, or keeps something aside, would then find something else.
+    """
+    fed = world.federation(trainer, Setup(chunk=len(world.splits)))
+    state = fed.adopt(copy_fed(world.trajectory(trainer).states[1]))
+    ids = list(range(fed.plan.clients))
+    if not fed.trainer.batched:
+        ids = ids[:1]
+
+    def once() -> tuple[State, Tree, Tree, Tree]:
+        given = fed.downloads(state, 2, ids)
+        kept, received = fed.clients.stacked(ids, state.versions), stack([given[c] for c in ids])
+        ctx = fed.context(ids, 2, state.versions)
+        new, upload = fed.trainer.client_update(ctx, kept, received)
+        again = fed.clients.stacked(ids, state.versions), stack([given[c] for c in ids])
+        models = fed.trainer.personalize(fed.context(ids, 1, state.versions), *again)
+        return new, upload.params | upload.extras, ctx.logs | {"weight": upload.weight}, models
+
+    first, second = once(), once()
+    same_state(second[0], first[0], "done twice: the clients' new state", EXACT)
+    for what, one, other in zip(
+        ("the upload", "numbers", "personal models"), second[1:], first[1:], strict=True
+    ):
+        finite = {n: v.nan_to_num() if v.is_floating_point() else v for n, v in other.items()}
+        ours = {n: v.nan_to_num() if v.is_floating_point() else v for n, v in one.items()}
+        same_tree(ours, finite, f"done twice: {what}", EXACT)

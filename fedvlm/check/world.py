@@ -28,9 +28,14 @@ from fedvlm.federation.plan import Plan
 from fedvlm.federation.rounds import Event, Federation, RoundFinished, Whole
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.backbone import Backbone
-from fedvlm.models.features.sources import FeatureSource, PixelSource, SampleSource
+from fedvlm.models.features.sources import (
+    FeatureSource,
+    PixelSource,
+    StreamSource,
+    check_streams,
+    join_sources,
+)
 from fedvlm.models.load.openclip import build_model, finish
-from fedvlm.models.towers.vision import PREFIX
 from fedvlm.models.vlmodel import VLModel
 
 BASE, NEW = ("ox", "bear", "cat", "mouse"), ("hen", "wolf")
@@ -183,7 +188,9 @@ class World:
         """
         schema = default_schema()
         if trainer.name:
-            schema = declare(schema, f"TRAINER.{trainer.name.upper()}", trainer.options)
+            schema = declare(
+                schema | dict(trainer.foreign), f"TRAINER.{trainer.name.upper()}", trainer.options
+            )
         yaml = self.yaml
         if yaml is None and trainer.name:
             yaml = lookup(trainer.name, "trainers")
@@ -207,9 +214,10 @@ class World:
         cfg = self.config(trainer, s.opts, len(splits))
         momentum = s.momentum if cfg.OPTIM.MOMENTUM else 0.0  # a YAML may ask for plain SGD
         method, model = trainer(cfg), self.model(s.packed)
-        stream = "pixels" if s.pixels else method.streams(model)[0]
+        check_streams(method.streams(model), model)
+        streams = ("pixels",) if s.pixels else method.streams(model)
         batcher = SplitBatcher(
-            self.source(s, model, stream), splits, s.batch, s.seed, 1, EPOCHS,
+            self.source(s, model, *streams), splits, s.batch, s.seed, 1, EPOCHS,
             torch.device("cpu"), torch.float64,
         )
         schedule = Schedule(s.lr, "cosine", s.rounds * EPOCHS) if s.cosine else Schedule(s.lr)
@@ -223,14 +231,17 @@ class World:
             proxy=self.proxy,
         )
 
-    def source(self, setup: Setup, model: VLModel, stream: str) -> SampleSource:
-        """Return the world's images as ``features``, ``tokens.<block>`` (a bank) or ``pixels``."""
+    def source(self, setup: Setup, model: VLModel, *streams: str) -> StreamSource:
+        """Return the world's images: ``features``, ``tokens.<block>``, ``patches``, ``pixels``."""
+        return join_sources([self._stream(setup, model, stream) for stream in streams])
+
+    def _stream(self, setup: Setup, model: VLModel, stream: str) -> FeatureSource | PixelSource:
         values = self.pixels.clone()
         if stream == "features":
             values = self.features.clone()
-        elif stream.startswith(PREFIX):
+        elif stream != "pixels":
             with torch.no_grad():
-                values = model.vision.enter(values, int(stream.removeprefix(PREFIX)))
+                values = model.vision.compute(values, stream)
         for client in setup.poisoned:
             values[torch.as_tensor(self.splits[client].train)] = torch.nan
         if stream == "pixels":

@@ -8,6 +8,7 @@ name the file and line it came from, and every value can name its origin.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from yacs.config import CfgNode
@@ -18,6 +19,7 @@ from fedvlm.config.read import Assignment, read_yaml
 from fedvlm.core.errors import ConfigError, did_you_mean
 
 DEFAULT = "default"
+COOP_N_CTX = "TRAINER.COOP.N_CTX"
 
 
 def build_config(
@@ -28,6 +30,7 @@ def build_config(
     schema: Schema,
     *,
     extra_yamls: Sequence[Path] = (),
+    dataset_keys: Mapping[str, Value] | None = None,
     flag_names: Mapping[str, str] | None = None,
 ) -> tuple[CfgNode, dict[str, str]]:
     """Merge all layers into one frozen config.
@@ -38,6 +41,7 @@ def build_config(
         opts: ``["OPTIM.LR", "0.1", ...]``, CoOp's trailing pairs.
         schema: every key there is, the trainer's own included.
         extra_yamls: more files, between trainer YAML and flags.
+        dataset_keys: what a folder of images says of itself, in the place of the dataset YAML.
         flag_names: config key to the flag's spelling, for messages and origins.
 
     Returns:
@@ -48,6 +52,7 @@ def build_config(
     """
     merge = _Merge(schema)
     dataset = merge.yaml(dataset_yaml)
+    dataset += [Assignment(k, v, "the folder of images") for k, v in (dataset_keys or {}).items()]
     trainer = merge.yaml(trainer_yaml)
     merge.mistakes += _swapped(dataset_yaml, dataset, trainer_yaml, trainer)
     layers = [dataset, trainer, *(merge.yaml(path) for path in extra_yamls)]
@@ -115,6 +120,9 @@ class _Merge:
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
         self.aliases = {k: a for k, a in family_aliases().items() if k not in schema}
+        own = [k for k in schema if k.startswith("TRAINER.") and k.endswith(".N_CTX")]
+        if own and COOP_N_CTX in self.aliases:  # a method with a context of its own
+            self.aliases[COOP_N_CTX] = replace(self.aliases[COOP_N_CTX], target=own[0])
         self.refused = {k: why for k, why in refused_keys().items() if k not in schema}
         keys = {*schema, *self.aliases, *self.refused}
         self.inner = nodes(schema | dict.fromkeys(keys, next(iter(schema.values()))))
@@ -162,7 +170,7 @@ class _Merge:
         """Return our key, its value and its origin; None where the entry sets nothing."""
         key, where = entry.key, entry.where
         if key in self.refused:
-            if entry.value not in (False, "False", "false"):
+            if key.startswith("TRAINER.") or entry.value not in (False, "False", "false"):
                 self.mistakes.append(f"{where}: {key} {self.refused[key]}")
             return None
         alias = self.aliases.get(key)

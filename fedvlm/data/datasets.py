@@ -13,20 +13,24 @@ from pathlib import Path
 
 from yacs.config import CfgNode
 
-from fedvlm.core.cache import builtin_root
+from fedvlm.core.cache import builtin_root, cache_dir
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
 from fedvlm.core.registry import Registry
 from fedvlm.data.catalog import CATALOG, DatasetInfo, compare, dataset_info
-from fedvlm.data.datum import PARTS, DatasetBase
+from fedvlm.data.datum import PARTS, DatasetBase, untestable
 from fedvlm.data.formats.cifar import read_cifar
+from fedvlm.data.formats.class_names import read_class_names
 from fedvlm.data.formats.coop_split import read_split
-from fedvlm.data.formats.csv import read_csv
 from fedvlm.data.formats.folders import Names, read_domains, read_folders
+from fedvlm.data.formats.parts import Cut
+from fedvlm.data.formats.table import read_table
+from fedvlm.data.formats.tiny_imagenet import read_tiny_imagenet
 from fedvlm.data.layouts import prepared_layouts, prepared_name, read_layouts
 from fedvlm.data.locate import explain_refusals, find, find_root, listing
 
 DATASET_REGISTRY: Registry[Callable[[CfgNode], DatasetBase]] = Registry("dataset")
-FORMATS = ("coop", "csv", "folders", "domains", "cifar")
+TABLES = ("csv", "jsonl", "parquet")
+FORMATS = ("coop", *TABLES, "folders", "domains", "cifar", "tiny_imagenet")
 _HINT = "; or set DATASET.FORMAT (folders, csv, ...) to read a copy of another shape"
 DEFAULT_TEMPLATE = "a photo of a {}."
 
@@ -69,7 +73,29 @@ def load_for_training(cfg: CfgNode) -> DatasetBase:
             f"{data.name} has test images only and cannot be trained on: train on another set, "
             f"such as ImageNet, and name {data.name} in TEST.TARGETS"
         )
+    refuse_untestable(data)
     return data
+
+
+def refuse_untestable(data: DatasetBase) -> None:
+    """Refuse a set that says little of what is trained.
+
+    Raises:
+        DataError: most classes have no test image; says what may have been misread.
+    """
+    bare = untestable(data.parts)
+    if not bare:
+        return
+    strange = sorted({d.classname for d in data.test} - {d.classname for d in data.train_x})
+    also = ""
+    if strange:
+        also = (f"; '{strange[0]}' has test images only: if these have no labels, leave their "
+                "folder out with DATASET.LEAVE_OUT")
+    raise DataError(
+        f"{data.name}: {len(bare)} of {len({d.label for d in data.train_x})} trained classes have "
+        f"no test image (first: {', '.join(bare[:3])}){also}; give every class test images, or "
+        "take the test part away and let DATASET.TEST_SHARE 0.3 draw them from train"
+    )
 
 
 def templates(cfg: CfgNode) -> list[str]:
@@ -135,19 +161,31 @@ def read_by_config(cfg: CfgNode, root: Path) -> DatasetBase:
     if info is None:
         folder = find(root, node.DIR, what)
         form = _format(cfg, _form_of(node.SPLIT_FILE))
-        return _read(name, folder, form, node.IMAGE_DIR, node.SPLIT_FILE, Names({}), "")
+        drop = tuple(node.get("LEAVE_OUT", ()))
+        names = Names(_names_of(cfg, folder), drop)
+        return _read(name, folder, form, node.IMAGE_DIR, node.SPLIT_FILE, names, "", cfg)
     folder = find(root, node.DIR or info.folder, what, source=info.source)
     form = _format(cfg, _form_of(node.SPLIT_FILE) if node.SPLIT_FILE else info.form)
     split_file = node.SPLIT_FILE or (info.split_file if form == "coop" else "")
-    names = Names(info.renames, info.drop)
+    renames = info.renames | _names_of(cfg, folder)
+    names = Names(renames, (*info.drop, *node.get("LEAVE_OUT", ())))
     image_dir = node.IMAGE_DIR or info.image_dir
-    return _read(name, folder, form, image_dir, split_file, names, info.source)
+    return _read(name, folder, form, image_dir, split_file, names, info.source, cfg)
+
+
+def _names_of(cfg: CfgNode, folder: Path) -> dict[str, str]:
+    """Return the class names of DATASET.NAMES_FILE by folder or label; none without one."""
+    file = cfg.DATASET.get("NAMES_FILE", "")
+    if not file:
+        return {}
+    return read_class_names(find(folder, file, "DATASET.NAMES_FILE", file=True))
 
 
 def _form_of(split_file: str) -> str:
     """Return the format that a config without DATASET.FORMAT means."""
-    if split_file.lower().endswith(".csv"):
-        return "csv"
+    for form in TABLES:
+        if split_file.lower().endswith(f".{form}"):
+            return form
     return "coop" if split_file else "folders"
 
 
@@ -175,12 +213,13 @@ def _format(cfg: CfgNode, default: str) -> str:
             f"{cfg.DATASET.NAME}: DATASET.IMAGE_DIR alone does not say how this copy is laid out; "
             f"leave it empty, or set DATASET.FORMAT too ({', '.join(FORMATS)})"
         )
-    if fold(form) not in FORMATS:
+    known = {fold(name): name for name in FORMATS}
+    if fold(form) not in known:
         raise ConfigError(
             f"unknown DATASET.FORMAT '{form}'{did_you_mean(form, FORMATS)} "
             f"(known: {', '.join(FORMATS)})"
         )
-    return fold(form)
+    return known[fold(form)]
 
 
 def _read(
@@ -191,35 +230,58 @@ def _read(
     split_file: str,
     names: Names,
     source: str,
+    cfg: CfgNode,
 ) -> DatasetBase:
-    if form in ("coop", "csv"):
+    cut = Cut(float(cfg.DATASET.get("TEST_SHARE", 0.0)), int(cfg.DATA_SEED))
+    if form in TABLES:
+        what = f"the image folder of {name} (DATASET.IMAGE_DIR)"
+        tables = _split_files(name, folder, form, split_file, source)
+        images = find(folder, image_dir, what, source=source)
+        return read_table(tables, images, names, cut, cache_dir(cfg) / "fedvlm" / "unpacked")
+    if form == "coop":
         return _read_split(name, folder, form, image_dir, split_file, source)
     if form == "cifar":
         return read_cifar(folder)
+    if form == "tiny_imagenet":
+        return read_tiny_imagenet(folder)
     images = find(folder, image_dir, f"the image folder of {name} (DATASET.IMAGE_DIR)")
-    reader = read_domains if form == "domains" else read_folders
-    return reader(images, names)
+    if form == "domains":
+        return read_domains(images, names, cut=cut)
+    return read_folders(images, names, cut)
+
+
+def _split_files(
+    name: str, folder: Path, form: str, split_file: str, source: str
+) -> list[Path]:
+    """Return the files that DATASET.SPLIT_FILE names, ``a,b`` for several tables.
+
+    Raises:
+        ConfigError: none is named.
+        DataError: one is missing.
+    """
+    if not split_file:
+        raise ConfigError(f"{name}: DATASET.FORMAT {form} needs DATASET.SPLIT_FILE")
+    words = split_file.split(",") if form in TABLES else [split_file]
+    paths = []
+    for word in (w.strip() for w in words):
+        if not (folder / word).is_file():
+            content = ", ".join(listing(folder)[:8]) or "nothing"
+            where = f"; get it from {source}" if source else ""
+            raise DataError(
+                f"{name}: the split file {folder / word} (DATASET.SPLIT_FILE) is missing and "
+                f"none is invented; found there: {content}{where}, or set DATASET.FORMAT folders "
+                "to use the image tree with a split of this project's own"
+            )
+        paths.append(find(folder, word, f"the split file of {name}", file=True))
+    return paths
 
 
 def _read_split(
     name: str, folder: Path, form: str, image_dir: str, split_file: str, source: str
 ) -> DatasetBase:
-    if not split_file:
-        raise ConfigError(f"{name}: DATASET.FORMAT {form} needs DATASET.SPLIT_FILE")
-    if not (folder / split_file).is_file():
-        content = ", ".join(listing(folder)[:8]) or "nothing"
-        where = f"; get it from {source}" if source else ""
-        raise DataError(
-            f"{name}: the split file {folder / split_file} (DATASET.SPLIT_FILE) is missing and "
-            f"none is invented; found there: {content}{where}, or set DATASET.FORMAT folders to "
-            "use the image tree with a split of this project's own"
-        )
-    path = find(folder, split_file, f"the split file of {name}", file=True)
+    (path,) = _split_files(name, folder, form, split_file, source)
     what = f"the image folder of {name} (DATASET.IMAGE_DIR)"
-    images = find(folder, image_dir, what, source=source)
-    if form == "csv":
-        return read_csv(path, images)
-    data = read_split(path, images)
+    data = read_split(path, find(folder, image_dir, what, source=source))
     if path.name == prepared_name(name):
         data.notes.append(f"{name}: not the published split ({path.name})")
     return data

@@ -14,6 +14,7 @@ from fedvlm.core.errors import DataError
 
 IntArray = NDArray[np.int64]
 PARTS = ("train", "val", "test")
+_MOST = 0.5  # of the classes: where more of them have no test image there is no test
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,14 @@ def labels_of(items: Sequence[Datum]) -> IntArray:
 def domains_of(items: Sequence[Datum]) -> IntArray:
     """Return the domain numbers ``[n]`` of a list."""
     return np.fromiter((d.domain for d in items), dtype=np.int64, count=len(items))
+
+
+def untestable(parts: Mapping[str, Sequence[Datum]]) -> list[str]:
+    """Return the names of the trained classes without a test image, where these are most."""
+    trained = {d.label: d.classname for d in parts["train"]}
+    tested = {d.label for d in parts["test"]}
+    bare = [name for label, name in sorted(trained.items()) if label not in tested]
+    return bare if tested and len(bare) > _MOST * len(trained) else []
 
 
 def _label_names(items: Sequence[Datum], where: str) -> dict[int, str]:

@@ -6,6 +6,7 @@ changes nothing: no split is made, no image is rendered, no file of the user's i
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,6 +32,7 @@ from fedvlm.data.doctor_checks import (
     PARTLY,
     PREPARED,
     READY,
+    UNKNOWN,
     Checkup,
     Finding,
     ImageCheck,
@@ -43,7 +45,8 @@ from fedvlm.data.get.annotations import READERS
 from fedvlm.data.get.offers import offer_of
 from fedvlm.data.image_records import records_of
 from fedvlm.data.layouts import Layout, choose, layouts_of, nearest, prepared_layouts
-from fedvlm.data.locate import find_root
+from fedvlm.data.locate import find_root, subfolders
+from fedvlm.data.own.shape import look
 
 _FIRST = 5  # wrong rows that get a sentence each
 
@@ -75,6 +78,29 @@ def examine(
     except (FedvlmError, OSError) as error:  # a folder that may not be read, a DIR that leads out
         name = info.name if info else cfg.DATASET.NAME
         return Checkup(name, BROKEN, findings=[Finding("reading", str(error))])
+
+
+def examine_unknown(root: Path) -> list[Checkup]:
+    """Return a checkup of each folder below the root that is none of a known set.
+
+    Names are read only: what the folder is, and how it is used.
+    """
+    layouts = [layout for info in CATALOG.values() for layout in layouts_of(info)]
+    known = {place.split("/")[0] for layout in layouts
+             for place in ([layout.folder] if layout.folder else layout.needs)}
+    checks = []
+    for name in subfolders(root):
+        if name in known:
+            continue
+        get = f"fedvlm data add {shlex.quote(str(root / name))}"
+        check = Checkup(name, UNKNOWN, folder=name, get=get)
+        try:
+            check.layout = look(root / name).what
+        except (FedvlmError, OSError) as error:
+            check.get = ""
+            check.findings.append(Finding("unknown_folder", str(error), broken=False))
+        checks.append(check)
+    return checks
 
 
 def _by_layout(

@@ -198,6 +198,23 @@ class Selection:
         elif self.test_new and self.data.test and not len(self.new_test):
             self.notes.append(f"{self.data.name}: there are no new test images")
 
+    def rehearse(self, shots: ShotList | None = None) -> None:
+        """Deal once as if every image decoded, so that what cannot work is refused at once.
+
+        Looking at the images of a large set takes minutes, and then encoding them more.
+
+        Raises:
+            ConfigError: the images do not reach all clients.
+        """
+        if draws_per_client(self.spec):
+            shots_per_client(self.pool, self.spec)
+            return
+        if shots is not None:
+            positions = shots.of_run(self.pool)
+        else:
+            positions = candidates(self.full, self.pool, self.spec)
+        make_partition(self.pool.select(positions | {"test": self.test}), self.spec)
+
     def partition(self, shots: ShotList | None = None) -> Partition:
         """Draw shots (or take those of a file), leave out what does not decode, deal.
 

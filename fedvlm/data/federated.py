@@ -64,6 +64,7 @@ class FederatedData:
         records: known content keys, for ``ImageLoader``.
         others: more test sets of the global model: the domain left out, targets of transfer.
         server: indices of the images that no client gets (``DATASET.SERVER_HOLDOUT``).
+        available: training images of the run's classes and domains, before any shots.
     """
 
     name: str
@@ -84,6 +85,7 @@ class FederatedData:
     records: ImageRecords = field(repr=False)
     others: list[OtherTest] = field(default_factory=list)
     server: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    available: int = 0
 
     def index_file(self) -> dict[str, Any]:
         """Return the index file's content: paths per client and part, spec, and hash."""
@@ -146,6 +148,8 @@ def build_federation(cfg: CfgNode, progress: Progress | None = None) -> Federate
         selection.hold_out(positions=holdout_from(content, data.parts, index))
     else:
         selection.hold_out(shots)
+    if content is None:
+        selection.rehearse(shots)
     targets = load_targets(cfg, data.name)
     records = records_of(data.all(), cfg)
     records.progress = progress
@@ -216,6 +220,7 @@ def _assemble(
         records=selection.records,
         others=others,
         server=server,
+        available=int((selection.pool.labels["train"] >= 0).sum()),
     )
 
 

@@ -46,7 +46,7 @@ class Layout:
         name: said in notes and by the doctor: ``CoOp split file``, ``FedBN pickles``.
         folder: below the root; ``DATASET.DIR`` replaces it.
         needs: files and folders that must be there, below ``folder`` or as absolute paths; what
-            ends in ``/`` must be a folder.
+            ends in ``/`` must be a folder, what begins with ``!`` must not be there.
         read: (folder, info) -> lists; it opens no image.
         published: False where the split is not the published one; results carry it.
     """
@@ -68,14 +68,18 @@ class Layout:
         place = self.place(root, folder)
         if not place.is_dir():
             return [place.relative_to(root).as_posix()]
-        absent = [place / need for need in self.needs if not _is_there(place, need)]
-        return [
-            (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
-            for path in absent
-        ]
+        lacks = []
+        for need in self.needs:
+            if not _is_there(place, need):
+                path = place / need.removeprefix("!")
+                name = (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
+                lacks.append(f"a tree without {name}" if need.startswith("!") else name)
+        return lacks
 
 
 def _is_there(place: Path, need: str) -> bool:
+    if need.startswith("!"):
+        return not (place / need[1:]).exists()
     return (place / need).is_dir() if need.endswith("/") else (place / need).exists()
 
 
@@ -239,6 +243,9 @@ def _folders(folder: Path, info: DatasetInfo) -> DatasetBase:
 
 
 _HOME = ("Art", "Clipart", "Product", "Real World")
+# FedBN's ten of DomainNet's 345 classes.
+_TEN = ("bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill",
+        "wine_glass", "zebra")  # fmt: skip
 _TITLED = ("Art", "Clipart", "Product", "Real_World")
 
 
@@ -262,10 +269,19 @@ def _domain_pickles(
     return Layout(name, folder, needs, partial(read_pickles, folders=folders))
 
 
-def _tree(set_name: str, name: str, folder: str, folders: tuple[str, ...] = ()) -> Layout:
-    """Return the layout of an image tree; ``folders`` are the domains as its folders spell them."""
-    needs = folders or tuple(CATALOG[set_name].domains)
-    read = partial(read_domain_tree, folders=folders)
+def _tree(
+    set_name: str, name: str, folder: str, folders: tuple[str, ...] = (),
+    classes: tuple[str, ...] = (), absent: str = "",
+) -> Layout:
+    """Return the layout of an image tree.
+
+    Args:
+        folders: the domains as its folders spell them.
+        classes: those of the set, where the tree may hold more.
+        absent: a file that is there where the tree belongs to another set.
+    """
+    needs = (*(folders or tuple(CATALOG[set_name].domains)), *([f"!{absent}"] if absent else []))
+    read = partial(read_domain_tree, folders=folders, classes=classes)
     return Layout(name, folder, needs, read, published=False)
 
 
@@ -284,10 +300,15 @@ _FOLDS = {"train": "splits/{}_train_kfold.txt", "test": "splits/{}_crossval_kfol
 _LABELS = {"train": "label/{}_train_kfold.txt", "test": "label/{}_test_kfold.txt"}
 
 DOMAIN_LAYOUTS: dict[str, tuple[Layout, ...]] = {
-    "DomainNet": (_domain_pickles("DomainNet", "FedBN pickles", "DomainNet"),),
+    "DomainNet": (
+        _domain_pickles("DomainNet", "FedBN pickles", "DomainNet"),
+        _tree("DomainNet", "domain tree", "DomainNet", (), _TEN, "clipart_train.txt"),
+    ),
     "DomainNetFull": (
         _lists("DomainNetFull", "DomainNet lists", "DomainNet", _FULL),
         _lists("DomainNetFull", "Dassl lists", "domainnet", _SPLITS),
+        _tree("DomainNetFull", "domain tree", "domainnet"),
+        _tree("DomainNetFull", "DomainBed domain tree", "domain_net"),
     ),
     "OfficeCaltech10": (
         _domain_pickles("OfficeCaltech10", "FedBN pickles", "office_caltech_10"),
@@ -297,12 +318,17 @@ DOMAIN_LAYOUTS: dict[str, tuple[Layout, ...]] = {
         _lists("PACS", "Dassl folds (crossval is the test list)", "pacs", _FOLDS, "images", 1),
         _lists("PACS", "FedPHA folds", "PACS", _LABELS, "raw_images", 1),
         _domain_pickles("PACS", "FLORA pickles", "PACS"),
+        _tree("PACS", "DomainBed domain tree", "PACS"),
+        _tree("PACS", "domain tree", "pacs"),
+        _tree("PACS", "domain tree as published", "PACS/kfold"),
     ),
     "OfficeHome": (
         _domain_pickles("OfficeHome", "FedTV pickles", "OfficeHome", _HOME),
         _home_generalisation(),
         _tree("OfficeHome", "Dassl domain tree", "office_home"),
         _tree("OfficeHome", "FedPHA domain tree", "office_home", _TITLED),
+        _tree("OfficeHome", "DomainBed domain tree", "office_home", _HOME),
+        _tree("OfficeHome", "domain tree as published", "OfficeHomeDataset_10072016", _HOME),
     ),
     "Office31": (
         _tree("Office31", "FedPHA domain tree", "OFFICE31"),

@@ -28,7 +28,7 @@ classifier.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,14 +39,16 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.stats import mean
 from fedvlm.core.trees import Tree
 from fedvlm.evaluation import scores
-from fedvlm.evaluation.meter import Same
+from fedvlm.evaluation.meter import template_predictor
 from fedvlm.evaluation.panel import Panel
 from fedvlm.evaluation.scores import Batches, Predictions
 from fedvlm.federation.rounds import RoundFinished
-from fedvlm.federation.server import Measure, Row
+from fedvlm.federation.server import Measure, Row, only_numbers
 from fedvlm.federation.trainer import Predictor, Trainer
 from fedvlm.models.features.sources import SampleSource
 from fedvlm.models.vlmodel import VLModel
+
+Ask = Callable[[Measure, Sequence[int]], Iterable[Row]]
 
 
 class Evaluator:
@@ -187,63 +189,37 @@ def _before(event: RoundFinished, rows: Sequence[Row]) -> float | None:
 
 
 def zero_shot(
-    model: VLModel, source: SampleSource, federated: scores.Federated, panel: Panel | None = None,
-    *, batch_size: int = 256, cross: bool | None = None,
+    model: VLModel, source: SampleSource, tests: scores.TestSets, panel: Panel, ask: Ask, *,
+    batch_size: int = 256, cross: bool | None = None,
 ) -> dict[str, Any]:
     """Return the numbers of the model as it comes, named as in ``Evaluator.evaluate``.
 
     One model for all clients: ``personal`` is it on each client's test split, ``base_all`` and
     ``new`` are the same for everyone, and so is ``unseen``. A target's images have its own template
-    prompt. Each test image is encoded once.
+    prompt.
 
     Args:
         model: ``anchor("template", 0)`` ``[C, d]`` is the classifier.
-        source, batch_size, cross: as for ``Evaluator``.
-        federated: clients, test sets, labels.
-        panel: whose test splits; default: all clients'.
+        source, tests, panel, batch_size, cross: as for ``Evaluator``.
+        ask: the clients' half: ``ClientMeter.template``.
     """
     batches = Batches(source, batch_size, getattr(model, "device", "cpu"))
-    same = Same(model, template_predictor, batches, len(federated.labels))
-    everyone = Panel(range(len(federated.clients)), len(federated.clients))
-    asked = panel or everyone
-    clients = [*asked.clients, *asked.unseen]
-    tests = [np.asarray(federated.clients[c].test, dtype=np.int64) for c in clients]
-    every = [np.asarray(federated.global_test, dtype=np.int64), *tests]
-    same.at(np.unique(np.concatenate(every)))
-    lines = [
-        scores.client_row(c, federated.labels[test], one)
-        for c, test, one in zip(clients, tests, same.own(tests), strict=True)
-    ]
-    rows, unseen = lines[: len(asked.clients)], lines[len(asked.clients) :]
-    base = same.at(every[0])
-    if scores.has_new(federated) if cross is None else cross:
-        new: Row = {}
-        if scores.has_new(federated):
-            other = model.with_classes(federated.new_classnames)
-            new = scores.new_row(federated, same.all(federated.new_test, 1, other)[0])
-        for row in rows:
-            row |= scores.base_row(federated, scores.whole(row, "client"), base) | new
-    beside = scores.other_scores(federated, scores.other_predictions(
-        federated, batches, model, template_predictor, same.predict, targets=True
-    ))
-    if scores.UNSEEN in beside:
-        for row in rows:
-            row[scores.UNSEEN] = beside[scores.UNSEEN]
+    wide = Measure(
+        cross=scores.has_new(tests) if cross is None else cross,
+        away=scores.unseen_of(tests) is not None,
+    )
+    rows = only_numbers(ask(wide, panel.clients), panel.clients)
+    predict = template_predictor(model)
+    base = batches.shared(predict, tests.global_test, 1)[0]
+    beside = scores.other_predictions(
+        tests, batches, model, template_predictor, predict, targets=True
+    )
     result: dict[str, Any] = {"round": None} | scores.personal_scores(rows)
-    result |= scores.global_scores(federated, base) | beside
+    if panel.is_cohort:
+        result["personal_clients"] = len(rows)
+    result |= scores.global_scores(tests, base) | scores.other_scores(tests, beside)
     result |= scores.cross_scores(rows, result["personal"])
-    result |= scores.unseen_client_scores(unseen) if unseen else {}
+    if panel.unseen:
+        unseen = only_numbers(ask(Measure(), panel.unseen), panel.unseen)
+        result |= scores.unseen_client_scores(unseen)
     return result | {"clients": rows, "notes": scores.notes(rows)}
-
-
-def template_predictor(model: VLModel) -> Predictor:
-    """Return ``x -> logits [K, B, C]`` with the template prompt's text features."""
-    with torch.no_grad():
-        anchor = model.anchor("template", n_ctx=0)
-
-    def predict(x: Mapping[str, Tensor]) -> Tensor:
-        z = model.image(x)
-        logits: Tensor = model.logits(z, anchor.expand(z.shape[0], *anchor.shape))
-        return logits
-
-    return predict

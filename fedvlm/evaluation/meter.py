@@ -9,7 +9,8 @@ once, goes over their samples side by side, and sees no sample twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -25,7 +26,7 @@ from fedvlm.federation.trainer import Predictor, Trainer
 from fedvlm.models.features.sources import SampleSource
 from fedvlm.models.vlmodel import VLModel
 
-UNASKED = -2  # no label, and not ``scores.BROKEN`` either
+UNASKED = -2  # no label, and not ``scores.BROKEN`` either; memory holds labels above it, 0 is it
 Build = Callable[[VLModel], Predictor]
 
 
@@ -79,16 +80,16 @@ class Same:
         self, model: VLModel, build: Build, batches: Batches, total: int, wide: int = 1
     ) -> None:
         self.predict, self.build, self.batches, self.wide = build(model), build, batches, wide
-        self._labels = np.full(total, UNASKED, dtype=np.int64)
+        self._memory = np.zeros(total, dtype=np.int64)  # zeros cost nothing before they are read
         self._other: list[Predictions] = []  # with other classes
 
     def at(self, samples: np.ndarray) -> Predictions:
         """Return the predictions of ``samples [n]``; each is fetched the first time only."""
-        missing = samples[self._labels[samples] == UNASKED]
+        missing = np.unique(samples[self._memory[samples] == 0])
         if len(missing):
             found = self.batches.shared(self.predict, missing, 1, wide=self.wide)[0]
-            self._labels[missing] = found.labels
-        return Predictions(self._labels[samples])
+            self._memory[missing] = found.labels - UNASKED
+        return Predictions(self._memory[samples] + UNASKED)
 
     def own(self, samples: Sequence[np.ndarray], keep: bool = False) -> list[Predictions]:
         """See ``Answers.own``; with ``keep`` the samples are gone through anew."""
@@ -148,9 +149,7 @@ class ClientMeter:
         """Return a row for every client: see ``scores.client_row``, ``base_row``, ``new_row``."""
         if measure.keep_logits:
             self.logits = {}
-        new = None
-        if measure.cross and scores.has_new(self.data) and self.trainer.open_vocabulary:
-            new = self.model.with_classes(self.data.new_classnames)
+        new = self._new(measure) if self.trainer.open_vocabulary else None
         rows: list[Row] = []
         known: tuple[Tree, Same] | None = None
         for clients, params in models:
@@ -164,6 +163,17 @@ class ClientMeter:
                 answers = Stacked(self.model, self._build(params), self._batches)
             rows += self._rows(measure, clients, answers, new)
         return rows
+
+    def template(self, measure: Measure, clients: Sequence[int]) -> list[Row]:
+        """Return the rows of the model as it comes, classified by the dataset's template prompt."""
+        same = Same(self.model, template_predictor, self._batches, len(self.data.labels))
+        return self._rows(replace(measure, keep_logits=False), clients, same, self._new(measure))
+
+    def _new(self, measure: Measure) -> VLModel | None:
+        """Return the model with the unseen classes, where they are asked for."""
+        if measure.cross and scores.has_new(self.data):
+            return self.model.with_classes(self.data.new_classnames)
+        return None
 
     def _equal(self, params: TreeView, known: Tree | None) -> tuple[bool, bool]:
         """Say whether the K models are one, and whether it is ``known``, by one host read."""
@@ -236,3 +246,15 @@ class ClientMeter:
     def _keep_labels(self, what: str, row: Row, predictions: Predictions) -> None:
         client = scores.whole(row, "client")
         self.logits[f"labels|{what}|{client}"] = torch.from_numpy(predictions.labels.copy())
+
+
+def template_predictor(model: VLModel) -> Predictor:
+    """Return ``x -> logits [K, B, C]`` with the template prompt's text features."""
+    with torch.no_grad():
+        anchor = model.anchor("template", n_ctx=0)
+
+    def predict(x: Mapping[str, Tensor]) -> Tensor:
+        z = model.image(x)
+        return model.logits(z, anchor.expand(z.shape[0], *anchor.shape))
+
+    return predict

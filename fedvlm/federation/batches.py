@@ -8,7 +8,7 @@ numbers from both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Protocol, overload
@@ -388,7 +388,7 @@ def prove_streams(
     trainer: Learner, model: VLModel, start: Tree, received: Tree, cached: SampleSource,
     pixels: SampleSource, indices: Tensor, seed: int,
 ) -> Proof:
-    """Compare logits and gradients of two images through a cached stream and through pixels.
+    """Compare logits and gradients of two images through cached streams and through pixels.
 
     For two clients with different random values in every trainable tensor: at the start LoRA is
     zero and hides a wrong block, and equal clients hide that they mix.
@@ -414,7 +414,24 @@ def prove_streams(
         proofs.append(compare(run, x, plain, model.backbone.dtype))
         if proofs[-1].holds:
             return proofs[-1]
-    return proofs[0]
+    params = expand(received, 2) | random_values(start, seed)
+    run = partial(_answers, trainer, model, params, list(start), y)
+    return _blame(proofs[0], lambda some: compare(run, some, plain, model.backbone.dtype), x, plain)
+
+
+def _blame(
+    proof: Proof, retry: Callable[[Mapping[str, Tensor]], Proof], x: Mapping[str, Tensor],
+    plain: Mapping[str, Tensor],
+) -> Proof:
+    """Return the proof under the stream whose absence mends it; of several as it is."""
+    guilty = []
+    for stream in x if len(x) > 1 else ():
+        try:
+            others = {name: v for name, v in x.items() if name != stream}
+            guilty += [stream] if retry({**others, **plain}).holds else []
+        except FedvlmError:  # the method cannot do without it
+            continue
+    return replace(proof, stream=guilty[0]) if len(guilty) == 1 else proof
 
 
 def random_values(start: Tree, seed: int, draw: int = 0) -> Tree:
@@ -469,7 +486,7 @@ def _chunk_answers(
     except Exception as error:
         raise ConfigError(
             f"trainer {trainer.name or type(trainer).__name__} fails on the stream "
-            f"{next(iter(batch.x))} before round 1: {failure_text(error)} (its loss and "
+            f"{', '.join(batch.x)} before round 1: {failure_text(error)} (its loss and "
             "prediction must hold for the stream that it declares and for pixels; --debug shows "
             "the traceback)"
         ) from error

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedvlm.core import rng
@@ -25,7 +24,14 @@ from fedvlm.federation.aggregation.server_optim import NONE, SLOTS
 from fedvlm.federation.aggregation.telltale import Telltale, outlier_sentence, telltale
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batcher, prove_streams
-from fedvlm.federation.clients import Clients, ClientStore, MemoryStore
+from fedvlm.federation.clients import (
+    Clients,
+    ClientStore,
+    DiskStore,
+    MemoryStore,
+    RecordLog,
+    on,
+)
 from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context
 from fedvlm.federation.engine import Engine, LocalEngine
 from fedvlm.federation.groups import Finetune, resolve
@@ -84,30 +90,21 @@ class Whole:
     worked: dict[int, int] = field(default_factory=dict)
 
 
-HELD, WORKED = "held/", "worked"
-
-
-def slots_of(state: Whole) -> State:
-    """Return the server's slots as they are saved: with what it holds and knows of clients.
-
-    ``held/<client>/<slot>`` is what it keeps for a client, ``worked`` the last round of each.
-    """
-    slots = dict(state.server)
-    for client, held in state.held.items():
-        slots |= {f"{HELD}{client}/{slot}": tree for slot, tree in held.items()}
-    if state.worked:
-        ids, rounds = zip(*sorted(state.worked.items()), strict=True)
-        slots[WORKED] = {"client": torch.tensor(ids), "round": torch.tensor(rounds)}
-    return slots
+CLIENTS, HELD, WORKED = "clients", "held", "worked"
+Logs = Mapping[str, RecordLog[Any]]  # CLIENTS, HELD -> records
 
 
 def state_of(round_: int, slots: State, clients: dict[int, State]) -> Whole:
-    """Undo ``slots_of``; in states saved before ``worked`` was, everybody has worked."""
+    """Return a state of format 1 (``runs.state``), where the server's slots tell of clients, too.
+
+    ``held/<client>/<slot>`` is what the server keeps for a client, ``worked`` the last round of
+    each; in states saved before that was, everybody has worked.
+    """
     server: State = {}
     held: dict[int, State] = {}
     for slot, tree in slots.items():
-        if slot.startswith(HELD):
-            client, _, name = slot.removeprefix(HELD).partition("/")
+        if slot.startswith(f"{HELD}/"):
+            client, _, name = slot.removeprefix(f"{HELD}/").partition("/")
             held.setdefault(int(client), {})[name] = tree
         elif slot != WORKED:
             server[slot] = tree
@@ -354,15 +351,37 @@ class Federation:
             whole.round, whole.server, dict(whole.worked), held.commit(whole.round)
         )
 
-    def commit(self, state: FedState, floor: int | None = None) -> None:
-        """Forget clients' states that a run which goes on from ``state`` never reads again.
+    def commit(self, state: FedState) -> None:
+        """Forget clients' states that a run which goes on from ``state`` never reads again."""
+        self.clients.store.settle(state.versions)
+        self.held.settle(state.held)
 
-        Args:
-            floor: the oldest round from which the run may go on; default: that of ``state``.
+    def save(self, state: FedState, logs: Logs) -> dict[str, list[list[str]]]:
+        """Write rows that no record has yet; return the records that a checkpoint has to name.
+
+        The server's slots (``state.server``) are all that is left to save then.
         """
-        oldest = state.round if floor is None else floor
-        self.clients.store.settle(state.versions, oldest)
-        self.held.settle(state.held, oldest)
+        stores = {CLIENTS: (self.clients.store, state.versions), HELD: (self.held, state.held)}
+        return {
+            kind: logs[kind].accept(state.round, *store) for kind, store in stores.items()
+        }
+
+    def keep_on_disk(self, logs: Logs) -> None:
+        """Read clients' rows from records, from now on, instead of keeping them in memory."""
+        device = self.model.device
+        self.clients.store = DiskStore(logs[CLIENTS], device)
+        self.held = DiskStore(logs[HELD], device)
+
+    def load(self, round_: int, server: State, logs: Logs) -> FedState:
+        """Return the state of a checkpoint whose records ``logs`` hold."""
+        device = self.model.device
+        for kind, store in ((CLIENTS, self.clients.store), (HELD, self.held)):
+            if not isinstance(store, DiskStore):
+                for version, ids, rows in logs[kind].live():
+                    store.put(version, ids, on(device, rows))
+        return FedState(
+            round_, on(device, server), logs[CLIENTS].versions(), logs[HELD].versions()
+        )
 
     def run(self, state: FedState | None = None, until: int | None = None) -> FedState:
         """Run rounds until ``until`` (default: all) from ``state`` (default: the start).
@@ -400,6 +419,7 @@ class Federation:
             self.trainer, lambda ids: self.context(ids, round_, state.versions), downloads,
             self.clients, {c: state.versions.get(c, 0) for c in chosen},
         )
+        self.clients.store.seal(round_)
         if _versions(state.server) != versions:
             raise FedvlmError(
                 f"trainer {self.trainer.name} changed server tensors during client work"

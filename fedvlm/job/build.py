@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from yacs.config import CfgNode
 
+from fedvlm.compat.files import load_trainer
 from fedvlm.config.build import flat
 from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError
@@ -18,7 +19,6 @@ from fedvlm.evaluation import ClientMeter
 from fedvlm.federation.aggregation.rules import AUTO, AggregateSpec
 from fedvlm.federation.aggregation.server_optim import NONE, ServerOptimSpec
 from fedvlm.federation.batches import SplitBatcher
-from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec, Schedule
 from fedvlm.federation.peft_trainer import PeftTrainer
@@ -28,15 +28,15 @@ from fedvlm.federation.trainer import Trainer
 from fedvlm.job.identity import run_identity
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.sources import (
+    first_block,
     image_sources,
     pixel_sources,
     prove,
     server_images,
-    token_block,
     train_images,
 )
 from fedvlm.models.backbone import Backbone
-from fedvlm.models.features.sources import SampleSource
+from fedvlm.models.features.sources import SampleSource, StreamSource
 from fedvlm.models.vlmodel import VLModel
 
 CHUNK_BYTES = 2 << 30  # activations of one chunk of clients; a constant, so that bits do not move
@@ -155,7 +155,7 @@ def chunk_of(cfg: CfgNode, model: VLModel, trainer: Trainer) -> int:
     tokens = packed if backbone.causal else 2 * len(model.classnames) * backbone.context_length
     blocks = len(backbone.text_blocks)
     per_client = 16 * model.text_width * 4 * 2 * tokens * blocks
-    block = token_block(trainer.streams(model))
+    block = first_block(trainer.streams(model))
     if block is not None:  # the adapted blocks' activations of a batch of images
         tower, batch = model.vision, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE)
         rows = batch * tower.tokens * (len(tower.blocks) - block)
@@ -200,14 +200,14 @@ def build(
         crop_scale=tuple(cfg.INPUT.RRCROP_SCALE), records=data.records,
     )
     labels = torch.from_numpy(data.labels.copy())
-    train: SampleSource
-    test: SampleSource
-    train, test = pixel_sources(loader, labels)
+    train: StreamSource
+    test: StreamSource
+    pixel_source, test = pixel_sources(loader, labels)
     plan, chunk = make_plan(cfg), chunk_of(cfg, model, trainer)
     sites = parse_sites(cfg.FED.SITES, plan.clients)
     batcher = SplitBatcher(
-        train, data.clients, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), int(cfg.SEED), loader.views,
-        plan.epochs, model.device, model.dtype, plain=test,
+        pixel_source, data.clients, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), int(cfg.SEED),
+        loader.views, plan.epochs, model.device, model.dtype, plain=test,
     )
     proxy, proxy_notes = server_images(
         trainer.proxy_source, cfg, data, loader, progress, plan.unseen
@@ -218,9 +218,10 @@ def build(
         budget=make_budget(cfg, plan, batcher), proxy=proxy,
     )
     if not (pixels or cfg.FED.PLAIN):
-        train, test = image_sources(cfg, data, model, loader, labels, trainer, progress)
+        cached = image_sources(cfg, data, model, loader, labels, trainer, progress)
+        train, test = (source.on(device) for source in cached)
         federation.batcher = replace(batcher, source=train, plain=test)
-        prove(cfg, federation, train, batcher.source, train_images(data))
+        prove(cfg, federation, train, pixel_source, train_images(data))
     federation.meter = meter = ClientMeter(
         model, trainer, test, data, batch_size=int(cfg.DATALOADER.TEST.BATCH_SIZE),
         fold=not cfg.FED.PLAIN,

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 
 from yacs.config import CfgNode
 
+from fedvlm.compat.files import load_trainer
 from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import numel
+from fedvlm.data.federated import FederatedData
 from fedvlm.data.partition.index_file import read_index_file
-from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.job.build import Built
 from fedvlm.job.flags import words_of
 from fedvlm.runs.identity import RunPath
 
 _HASH = 8  # digits of an index file's hash
+_LISTED = 20  # clients whose number of images is listed
 
 
 def partition_name(cfg: CfgNode) -> str:
@@ -68,13 +71,23 @@ def header(built: Built) -> dict[str, object]:
         "method": cfg.TRAINER.NAME,
         "dataset": f"{cfg.DATASET.NAME}, {len(built.data.classnames)} classes "
                    f"({cfg.DATASET.SUBSAMPLE_CLASSES}), shots {cfg.DATASET.NUM_SHOTS}",
-        "clients": f"{len(roster)}, {partition_name(cfg)}, {roster.train.min()} to "
-                   f"{roster.train.max()} training images each{unseen}",
+        "clients": f"{len(roster)}, {partition_name(cfg)}{unseen}",
+        "images": images_line(built.data),
         "backbone": f"{cfg.MODEL.BACKBONE.NAME} on {built.model.device.type}, {cfg.MODEL.PREC}",
         "trainable": f"{count:,} of {frozen + count:,} ({100 * count / (frozen + count):.2f} %), "
                      f"{shared} tensors shared, {personal} personal",
         "seeds": f"model {cfg.SEED}, data {cfg.DATA_SEED}",
     }
+
+
+def images_line(data: FederatedData) -> str:
+    """Return how many training images each client gets, and how many of the set's that is."""
+    sizes = [len(client.train) for client in data.clients]
+    used = len({int(i) for client in data.clients for i in client.train})
+    each = ", ".join(map(str, sizes))
+    if len(sizes) > _LISTED:
+        each = f"{min(sizes)} to {max(sizes)}, median {statistics.median(sizes):g}"
+    return f"{used:,} of {data.available:,} training images; by client: {each}"
 
 
 def setting(cfg: CfgNode) -> str:

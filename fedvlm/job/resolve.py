@@ -10,17 +10,21 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from fedvlm.config.build import build_config, unused_keys, yaml_keys
+from fedvlm.config.build import DEFAULT, build_config, unused_keys, yaml_keys
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Schema, declare
 from fedvlm.config.read import config_names, find_config, lookup
-from fedvlm.core.errors import ConfigError, did_you_mean
-from fedvlm.data.catalog import canonical_domain
+from fedvlm.config.sections import SKEWED
+from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
+from fedvlm.data.catalog import canonical_domain, dataset_info
+from fedvlm.data.datasets import load_dataset
+from fedvlm.data.own.add import OwnSet, understand
 from fedvlm.federation.cards import trainer_files
 from fedvlm.job.flags import FLAGS
 from fedvlm.job.kinds import dataset_config, dataset_of, method_of
 
 LoadTrainer = Callable[[str], Any]
+COOP, PROMPTFL = "coop", "PromptFL"  # a word of CoOp's world, and its method here
 _DEPTH = 7  # of a run folder below OUTPUT_DIR
 _OWN = "TRAINER.*."  # flags that mean the chosen trainer's own node
 
@@ -52,25 +56,35 @@ def resolve(args: Namespace, load_trainer: LoadTrainer | None = None) -> Jobs:
     Raises:
         ConfigError: anything that is wrong with flags or files, one line per mistake.
     """
-    dataset, demo = _dataset_yaml(args), _demo_yaml(args)
+    dataset, demo, own = _dataset_yaml(args), _demo_yaml(args), _own_set(args)
     file = find_config(args.trainer_config_file, "trainers") if args.trainer_config_file else None
     spec = _trainer_spec(args, (demo, file, dataset))
+    if fold(spec) == COOP or (file and not args.trainer and _is_coops(file, args)):
+        spec = PROMPTFL
     trainer = (load_trainer or _load)(spec)
     node = f"TRAINER.{trainer.name.upper()}"
-    schema = declare(default_schema(), node, trainer.options)
+    foreign = dict(getattr(trainer, "foreign", {}))  # keys of other nodes that its file reads
+    schema = declare(default_schema() | foreign, node, trainer.options)
     flags, names, notes = _own_flags(args, node, trainer.name, schema)
+    notes += [own.sentence, *own.decided] if own else []
+    if COOP in (fold(args.trainer), fold(file.parent.name) if file else "") and spec == PROMPTFL:
+        notes.append("CoOp over clients is PromptFL: its context, averaged (the authors' own file: "
+                     "--trainer ./coop.py:CoOp)")
     trainer_yaml = file or lookup(trainer.name, "trainers")
     name = spec if _is_path(spec) else trainer.name
     jobs = []
     for seed_flags in _seeds(args, flags):
         cfg, origins = build_config(
             dataset, trainer_yaml, seed_flags, args.opts, schema,
-            extra_yamls=[demo] if demo else [],
+            extra_yamls=[demo] if demo else [], dataset_keys=own.keys if own else None,
             flag_names={"SEED": "--seeds", "DATA_SEED": "--seeds"} | names,
         )  # fmt: skip
         cfg.defrost()
         cfg.TRAINER.NAME = name  # one spelling, so that one method has one run folder
-        cfg.FED.HELD_OUT_DOMAIN = canonical_domain(cfg.DATASET.NAME, cfg.FED.HELD_OUT_DOMAIN)
+        cfg.FED.HELD_OUT_DOMAIN = canonical_domain(cfg.DATASET.NAME, target_domain(cfg))
+        check_domains(cfg)
+        cfg.DATASET.SOURCE_DOMAINS = cfg.DATASET.TARGET_DOMAINS = ()  # said by the held-out one
+        notes += [n for n in _follow(cfg, origins) if n not in notes]
         cfg.freeze()
         jobs.append(Job(cfg, origins))
     if not jobs[0].cfg.DATASET.NAME.strip():
@@ -82,12 +96,62 @@ def resolve(args: Namespace, load_trainer: LoadTrainer | None = None) -> Jobs:
     return Jobs(tuple(jobs), schema, tuple(notes))
 
 
+def _is_coops(file: Path, args: Namespace) -> bool:
+    """Tell whether a config that names no method stands in CoOp's folder (``CoOp/rn50.yaml``)."""
+    named = yaml_keys(file, default_schema()).get("TRAINER.NAME")
+    return not named and fold(file.resolve().parent.name) == COOP and (
+        "TRAINER.NAME" not in args.opts[::2])
+
+
+def target_domain(cfg: CfgNode) -> str:
+    """Return the domain to leave out: ``FED.HELD_OUT_DOMAIN``, or Dassl's target.
+
+    Raises:
+        ConfigError: several targets, or another one than the held-out domain.
+    """
+    targets, out = cfg.DATASET.TARGET_DOMAINS, str(cfg.FED.HELD_OUT_DOMAIN)
+    if len(targets) > 1:
+        raise ConfigError(
+            f"--target-domains {' '.join(targets)}: one domain is left out at a time; run once for "
+            "each"
+        )
+    if targets and out and fold(out) != fold(targets[0]):
+        raise ConfigError(
+            f"--target-domains {targets[0]} and FED.HELD_OUT_DOMAIN {out} are two domains; keep one"
+        )
+    return str(targets[0]) if targets else out
+
+
+def check_domains(cfg: CfgNode) -> None:
+    """Refuse ``DATASET.SOURCE_DOMAINS`` unless it says what is so anyway.
+
+    Raises:
+        ConfigError: it names other domains than all but the one left out.
+    """
+    asked, out = cfg.DATASET.SOURCE_DOMAINS, cfg.FED.HELD_OUT_DOMAIN
+    if not asked:
+        return
+    info = dataset_info(cfg.DATASET.NAME)
+    names = list(info.domains) if info else []
+    if not names:
+        raise ConfigError(
+            f"--source-domains: the domains of {cfg.DATASET.NAME} are not known before it is read; "
+            "give --target-domains alone, the rest are sources"
+        )
+    rest = [n for n in names if fold(n) != fold(out)]
+    if sorted(map(fold, asked)) != sorted(map(fold, rest)):
+        raise ConfigError(
+            f"--source-domains {' '.join(asked)}: clients hold all domains but the one left out, "
+            f"here {', '.join(rest)}; drop the flag, or name the missing one with --target-domains"
+        )
+
+
 def _load(spec: str) -> Any:
     dataset = "" if _is_path(spec) or method_of(spec) else dataset_of(spec)
     if dataset:
         raise ConfigError(f"unknown trainer '{spec}', it is a data set: --dataset {dataset}; "
                           f"methods are {', '.join(trainer_files())}")
-    from fedvlm.federation.discovery import load_trainer  # start-up: PyTorch, 2 s
+    from fedvlm.compat.files import load_trainer  # start-up: PyTorch, 2 s
 
     return load_trainer(spec)
 
@@ -100,6 +164,8 @@ def _dataset_yaml(args: Namespace) -> Path | None:
     words = [w for w in (args.dataset, args.dataset_config_file) if w]
     if len(words) > 1:
         raise ConfigError("give --dataset or --dataset-config-file, not both")
+    if args.images:
+        return None
     if words and args.demo:
         raise ConfigError("--demo brings its own dataset; drop --demo or the dataset flag")
     if words:
@@ -107,6 +173,65 @@ def _dataset_yaml(args: Namespace) -> Path | None:
     if not args.demo and "DATASET.NAME" not in args.opts[::2]:
         raise ConfigError(_no_dataset())
     return None
+
+
+def _own_set(args: Namespace) -> OwnSet | None:
+    """Return what is to be read of the folder that ``--images`` names; None without it.
+
+    Raises:
+        ConfigError: another flag names the data set too.
+        DataError: the folder is none of images; says what it lacks.
+    """
+    if not args.images:
+        return None
+    given = args.flags | dict(zip(args.opts[::2], args.opts[1::2], strict=False))
+    others = [flag for flag, word in (
+        ("--dataset", args.dataset), ("--dataset-config-file", args.dataset_config_file),
+        ("--demo", args.demo), ("--root", "DATASET.ROOT" in given),
+    ) if word]
+    if others:
+        raise ConfigError(f"--images says which images to read: drop {others[0]}")
+    keys = {k: v for k, v in given.items()
+            if k.startswith("DATASET.") or k in ("DATA_SEED", "CACHE_DIR")}
+    return understand(Path(args.images), keys)
+
+
+def _follow(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
+    """Set what follows from other settings where nobody said it; return notes.
+
+    Under the kinds that cut each class among all clients, all training images are used. With one
+    domain held out the clients are those of the other domains.
+    """
+    notes, fed = [], cfg.FED
+    if fed.HELD_OUT_DOMAIN and origins["FED.PARTITION"] == DEFAULT:
+        fed.PARTITION, origins["FED.PARTITION"] = "domain", "as FED.HELD_OUT_DOMAIN is set"
+        notes.append("FED.HELD_OUT_DOMAIN: the clients are the other domains' (FED.PARTITION "
+                     "domain)")
+    by_user = origins["FED.CLIENTS"].startswith("flag") or origins["FED.CLIENTS"].startswith("opts")
+    if fed.HELD_OUT_DOMAIN and fed.PARTITION.startswith("domain") and not by_user:
+        number = _number_of_domains(cfg)
+        if number > 1 and fed.CLIENTS % (number - 1):
+            each = 1 if fed.CLIENTS % number else fed.CLIENTS // number
+            fed.CLIENTS = each * (number - 1)
+            origins["FED.CLIENTS"] = "as FED.HELD_OUT_DOMAIN is set"
+            notes.append(f"FED.CLIENTS {fed.CLIENTS}: {each} for each of the {number - 1} domains "
+                         f"beside '{fed.HELD_OUT_DOMAIN}'")
+    drawn = fed.INDEX_FILE or cfg.DATASET.FEWSHOT_FILE
+    if fed.PARTITION in SKEWED and origins["DATASET.NUM_SHOTS"] == DEFAULT and not drawn:
+        cfg.DATASET.NUM_SHOTS = -1
+        origins["DATASET.NUM_SHOTS"] = f"as FED.PARTITION is {fed.PARTITION}"
+    return notes
+
+
+def _number_of_domains(cfg: CfgNode) -> int:
+    """Return how many domains a set has; 0 where it cannot be read, which the run then says."""
+    info = dataset_info(cfg.DATASET.NAME)
+    if info is not None and info.domains:
+        return len(info.domains)
+    try:
+        return len(load_dataset(cfg).domain_names)
+    except (ConfigError, DataError):
+        return 0
 
 
 def _dataset_file(word: str) -> Path:
@@ -125,8 +250,8 @@ def _dataset_file(word: str) -> Path:
 def _no_dataset() -> str:
     known = ", ".join(config_names("datasets")) or "no configs/datasets folder found"
     return (
-        "no dataset given: add --root DATA/ and --dataset NAME, or --dataset-config-file FILE, "
-        f"or try --demo (known: {known})"
+        "no dataset given: add --root DATA/ and --dataset NAME, or --images FOLDER of your own, or "
+        f"--dataset-config-file FILE, or try --demo (known: {known})"
     )
 
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,82 +25,102 @@ from fedvlm.federation.rounds import Federation
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.features.bank import bank_bytes, empty_bank, fill_bank, has_room
+from fedvlm.models.features.code import package_text, trainer_text
 from fedvlm.models.features.decode import Throughput
 from fedvlm.models.features.encode import cached_features
-from fedvlm.models.features.proof import FOLDER, keep_proof, read_proof
-from fedvlm.models.features.sources import FeatureSource, PixelSource, SampleSource
+from fedvlm.models.features.proof import FOLDER, JOINT, keep_proof, read_proof
+from fedvlm.models.features.sources import (
+    FeatureSource,
+    PixelSource,
+    StreamSource,
+    check_streams,
+    join_sources,
+)
 from fedvlm.models.features.store import default_dir
-from fedvlm.models.towers.vision import stream_name
+from fedvlm.models.towers.vision import PATCHES, PREFIX
 from fedvlm.models.vlmodel import VLModel
 from fedvlm.runs.identity import identity_plain
 
 HOLDOUT, CLIENTS = "holdout", "clients"  # sources of server images
 DIGITS = 8  # of a digest in a note
-PACKAGE = Path(__file__).resolve().parents[1]
 Encode = Callable[[Sequence[int], "int | None"], Tensor]
 
 
-def token_block(streams: Sequence[str]) -> int | None:
-    """Return the block of the image tower whose entering tokens a method reads.
-
-    None: features, or pixels.
-
-    Raises:
-        ConfigError: a stream that there is no cache for.
-    """
-    if tuple(streams) in (("features",), ("pixels",)):
-        return None
-    kind, _, block = streams[0].partition(".")
-    if len(streams) != 1 or kind != "tokens" or not block.isdecimal():
-        raise ConfigError(
-            "a method's streams are ('features',), ('tokens.<block>',) or ('pixels',), not "
-            f"{tuple(streams)}"
-        )
-    return int(block)
+def first_block(streams: Sequence[str]) -> int | None:
+    """Return the lowest block whose entering tokens are among ``streams``; None without any."""
+    blocks = [int(s.removeprefix(PREFIX)) for s in streams if s.startswith(PREFIX)]
+    return min(blocks, default=None)
 
 
 def image_sources(
     cfg: CfgNode, data: FederatedData, model: VLModel, loader: ImageLoader, labels: Tensor,
-    trainer: Any, progress: Progress | None,
-) -> tuple[SampleSource, SampleSource]:
+    trainer: Trainer, progress: Progress | None,
+) -> tuple[StreamSource, StreamSource]:
     """Return (training views, test view) of what the trainer needs, what is frozen done once.
 
-    Image features; where the method changes blocks of the image tower (``token_block``), the
-    activations that enter the first of them; pixels where those have no room.
+    Every stream that it declares: image features from the store, activations inside the tower and
+    patch features for this run; pixels instead of those where they have no room.
     """
-    block = token_block(trainer.streams(model))
-    if trainer.streams(model) == ("pixels",):
-        return pixel_sources(loader, labels)
-    spent = Throughput()
-    if block is None:
-        sources = _sources(data, loader, labels, "features", lambda indices, view: features_of(
-            cfg, model.backbone, loader, indices, view, progress, spent, model.notes
-        ))
-        model.notes.append(spent.sentence())
-        return sources
+    streams = list(trainer.streams(model))
+    check_streams(streams, model)
+    inside = [s for s in streams if s not in ("features", "pixels")]
     folder = store_dir(cfg) or default_dir()
     images = images_to_encode(data, loader.views)
-    if not has_room(model.vision, images, folder):
-        size = bank_bytes(model.vision, images) / 2**30
+    if inside and not has_room(model.vision, images, folder, *inside):
+        size = bank_bytes(model.vision, images, *inside) / 2**30
         model.notes.append(
             f"{size:.0f} GiB of activations have no room in {folder}: images go through the whole "
             "tower at every step (slower); point CACHE_DIR to a larger disk"
         )
-        return pixel_sources(loader, labels)
+        streams = list(dict.fromkeys("pixels" if s in inside else s for s in streams))
+    pairs: list[tuple[FeatureSource | PixelSource, FeatureSource | PixelSource]] = []
+    for stream in streams:
+        spent = Throughput()
+        if stream == "pixels":
+            pairs.append(pixel_sources(loader, labels))
+            continue
+        if stream == "features":
+            encode: Encode = partial(_features, cfg, model, loader, progress, spent)
+        else:
+            encode = partial(_activations, cfg, model, loader, progress, spent, stream, folder)
+        pairs.append(_sources(data, loader, labels, stream, encode))
+        model.notes.append(spent.sentence(_said(stream)))
+    train, test = map(list, zip(*pairs, strict=True))
+    if streams == [PATCHES]:  # zero-shot CLIP, the reference of every run, reads image features
+        every = _every(data)
+        features = _features(cfg, model, loader, progress, Throughput(), every, None)
+        test.append(FeatureSource.of(features[None], torch.tensor(every), labels))
+    return join_sources(train), join_sources(test)
 
-    def encode(indices: Sequence[int], view: int | None) -> Tensor:
-        out = empty_bank(model.vision, len(indices), folder)
-        with _reading(loader, spent):
-            fill_bank(
-                model.vision, block, out, lambda i: loader.load(indices[i], view),
-                _named(progress, loader, view),
-                workers=int(cfg.DATALOADER.NUM_WORKERS), spent=spent,
-            )
-        return out
 
-    sources = _sources(data, loader, labels, stream_name(block), encode)
-    model.notes.append(spent.sentence(f"activations entering block {block}"))
-    return sources
+def _said(stream: str) -> str:
+    """Return what a stream is called in a note."""
+    if stream.startswith(PREFIX):
+        return f"activations entering block {stream.removeprefix(PREFIX)}"
+    return "patch features" if stream == PATCHES else "image features"
+
+
+def _features(
+    cfg: CfgNode, model: VLModel, loader: ImageLoader, progress: Progress | None,
+    spent: Throughput, indices: Sequence[int], view: int | None,
+) -> Tensor:
+    return features_of(
+        cfg, model.backbone, loader, indices, view, progress, spent, model.notes
+    )
+
+
+def _activations(
+    cfg: CfgNode, model: VLModel, loader: ImageLoader, progress: Progress | None,
+    spent: Throughput, stream: str, folder: Path, indices: Sequence[int], view: int | None,
+) -> Tensor:
+    out = empty_bank(model.vision, len(indices), folder, stream)
+    with _reading(loader, spent):
+        fill_bank(
+            model.vision, stream, out, lambda i: loader.load(indices[i], view),
+            _named(progress, loader, view),
+            workers=int(cfg.DATALOADER.NUM_WORKERS), spent=spent,
+        )
+    return out
 
 
 def pixel_sources(loader: ImageLoader, labels: Tensor) -> tuple[PixelSource, PixelSource]:
@@ -192,10 +208,10 @@ def features_of(
 
 
 def prove(
-    cfg: CfgNode, federation: Federation, cached: SampleSource, pixels: SampleSource,
+    cfg: CfgNode, federation: Federation, cached: StreamSource, pixels: StreamSource,
     train: Sequence[int],
 ) -> None:
-    """Refuse a method whose cached stream gives other numbers than pixels do.
+    """Refuse a method whose cached streams give other numbers than pixels do.
 
     Two images are compared (``Federation.prove_streams``; drawn ones where features suffice). A
     proof that held for the same method, backbone and code is read from beside the feature store.
@@ -207,15 +223,15 @@ def prove(
         ConfigError: they differ, or the method fails on one of them.
     """
     trainer, model = federation.trainer, federation.model
-    streams = trainer.streams(model)
-    if isinstance(cached, PixelSource) or not train:
+    streams = cached.streams
+    if streams == pixels.streams or not train:
         return
     key = proof_key(cfg, trainer, model, streams)
     path = (store_dir(cfg) or default_dir()) / FOLDER / f"{key}.json"
-    if key and read_proof(path, key, streams[0]) is not None:
+    if key and read_proof(path, key, JOINT.join(streams)) is not None:
         return
     pair = torch.tensor([train[0], train[-1]])
-    if streams[0] == "features":  # what the store holds is proved by content: no image is opened
+    if streams == ("features",):  # what the store holds is proved by content: no image is opened
         cached, pixels, pair = _drawn_pair(model, cached.labels[pair])
     proof = federation.prove_streams(cached, pixels, pair)
     if key:
@@ -223,7 +239,7 @@ def prove(
         keep_proof(path, key, proof, about)
 
 
-def _drawn_pair(model: VLModel, labels: Tensor) -> tuple[SampleSource, SampleSource, Tensor]:
+def _drawn_pair(model: VLModel, labels: Tensor) -> tuple[FeatureSource, PixelSource, Tensor]:
     """Return two random images as features and as pixels, with their positions."""
     side, backbone = model.backbone.image_size, model.backbone
     images = torch.randn(2, 3, side, side, generator=rng.stream(0, "stream-proof-pixels"))
@@ -251,55 +267,6 @@ def proof_key(
         type(trainer).__qualname__, text, package_text(), backbone.digest,
         backbone.transform_spec.digest, backbone.numerics, list(streams), identity_plain(config),
     ], sort_keys=True).encode()).hexdigest()
-
-
-def trainer_text(trainer: type) -> str:
-    """Return a digest of a method's source: its classes' files and what they import beside them.
-
-    A class without a file counts by its own text; empty where there is none either.
-    """
-    own = {
-        f for c in trainer.__mro__ if (f := _file(sys.modules.get(c.__module__))) and not _ours(f)
-    }
-    files = set(own)
-    waiting = [m for m in sys.modules.values() if _file(m) in own]
-    while waiting:
-        for value in list(vars(waiting.pop()).values()):
-            module = value if inspect.ismodule(value) else sys.modules.get(
-                str(getattr(value, "__module__", ""))
-            )
-            file = _file(module)
-            near = file is not None and any(file.is_relative_to(f.parent) for f in own)
-            if near and module and file and file not in files and not _ours(file):
-                files.add(file)
-                waiting.append(module)
-    texts = [(f.name, hashlib.sha256(f.read_bytes()).hexdigest()) for f in files]
-    if not own:
-        try:
-            texts = [("", inspect.getsource(trainer))]
-        except (OSError, TypeError):
-            return ""
-    return hashlib.sha256(json.dumps(sorted(texts)).encode()).hexdigest()
-
-
-def _file(module: ModuleType | None) -> Path | None:
-    name = getattr(module, "__file__", None)
-    path = Path(name) if name else None
-    return path if path is not None and path.is_file() else None
-
-
-def _ours(file: Path) -> bool:
-    return file.is_relative_to(PACKAGE)
-
-
-@lru_cache(maxsize=1)
-def package_text() -> str:
-    """Return a digest of the code of ``fedvlm/models`` and ``fedvlm/federation``."""
-    digest = hashlib.sha256()
-    for room in ("models", "federation"):
-        for file in sorted((PACKAGE / room).rglob("*.py")):
-            digest.update(str(file.relative_to(PACKAGE)).encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()
 
 
 def store_dir(cfg: CfgNode) -> Path | None:

@@ -16,7 +16,7 @@ from fedvlm.models.towers.blocks import Edits, NoEdits
 from fedvlm.models.towers.prompts import PLACEHOLDER, clean_name, encode_texts
 from fedvlm.models.towers.text import TextTower
 from fedvlm.models.towers.text_path import ClassPrompts, TextPath
-from fedvlm.models.towers.vision import PREFIX, VisionTower, pick_stream
+from fedvlm.models.towers.vision import PATCHES, PREFIX, VisionTower, pick_stream
 
 ANCHORS = ("literal", "template")
 Family = tuple[tuple[str, ...], tuple[str, ...]]  # class names, templates
@@ -82,14 +82,15 @@ class VLModel:
 
         Args:
             x: ``features`` [K, B, embed_dim] (used as they are), ``tokens.<b>`` [K, B, n, width]
-                (they go on from block b) or ``pixels`` [K, B, 3, H, W].
+                (they go on from block b) or ``pixels`` [K, B, 3, H, W]; the first of these that
+                is there.
         """
         if "features" in x:
             return x["features"].to(self.device, self.dtype)
         if any(name.startswith(PREFIX) for name in x):
             with torch.no_grad():
                 return self.adapted_image(x, NoEdits())[0]
-        pixels = x["pixels"]
+        pixels = x[pick_stream(x)[0]]
         clients, batch = pixels.shape[:2]
         with torch.no_grad():
             parts = [
@@ -98,6 +99,31 @@ class VLModel:
             ]
         self.counters["image_forwards"] += clients * batch
         return torch.cat(parts).view(clients, batch, -1)
+
+    def patches(self, x: Mapping[str, Tensor]) -> Tensor:
+        """Patch features [K, B, M, embed_dim] of the frozen tower, projected, not normalised.
+
+        Args:
+            x: ``patches`` (used as they are), or ``tokens.<b>`` or ``pixels`` as for ``image``.
+
+        Raises:
+            ConfigError: the backbone has no ViT image tower with patch features.
+        """
+        if PATCHES in x:
+            return x[PATCHES].to(self.device, self.dtype)
+        tower, (name, start) = self.vision, pick_stream(x)
+        rows = x[name].to(self.device, self.dtype)
+        clients, batch = rows.shape[:2]
+        with torch.no_grad():
+            if start < 0:
+                parts = rows.flatten(0, 1).split(self.image_chunk)
+                rows = torch.cat([tower.enter(part) for part in parts])
+            out = [
+                tower.patches(part[None], max(start, 0))[0]
+                for part in rows.reshape(-1, *rows.shape[-2:]).split(self.image_chunk)
+            ]
+        self.counters["image_forwards"] += clients * batch
+        return torch.cat(out).unflatten(0, (clients, batch))
 
     @property
     def vision(self) -> VisionTower:

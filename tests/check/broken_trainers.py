@@ -367,6 +367,19 @@ class SpreadsNaN(Good):
         return value + 0 * value.sum()
 
 
+class DrawsItself(Good):
+    """G15: a generator kept aside, which goes on from wherever it stands."""
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__(cfg)
+        self.own = torch.Generator().manual_seed(1)
+
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+        w = {n: v + torch.rand(v.shape, generator=self.own, dtype=v.dtype)
+             for n, v in (state["w"] | received).items()}
+        return state | {"w": w}, ctx.upload(w)
+
+
 # (trainer, invariant that must catch it, what its sentence must say)
 BROKEN = [
     (SendsPersonalTensor, "G1", r"upload of client \d: 'prototype' holds .*'image\.shift'"),
@@ -405,5 +418,6 @@ BROKEN = [
     (MixesClients, "G13", r"four clients stacked"),
     (WantsFeatures, "G13", r"pixels instead of cached features"),
     (HidesNaN, "G14", r"without a word"),
+    (DrawsItself, "G15", r"done twice: the clients' new state, slot 'w'"),
     (SpreadsNaN, "G14", r"the stop does not name|left out clients \[0, 1, 2, 3\]"),
 ]

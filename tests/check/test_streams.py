@@ -11,9 +11,19 @@ from fedvlm.check.invariants import INVARIANTS, run
 from fedvlm.check.world import Setup, World
 from fedvlm.cli.verbs import verbs
 from fedvlm.core.errors import ConfigError
+from fedvlm.federation.trainer import Trainer
 from fedvlm.models.features.sources import FeatureSource
 
-from ..block_prompts import BlockPrompts, FirstClients, LateLora
+from ..block_prompts import (
+    AllStreams,
+    BlockPrompts,
+    FirstClients,
+    HalfFeatures,
+    LastPatches,
+    LateLora,
+    Patches,
+    TwoStreams,
+)
 
 ENTER = "TRAINER.BLOCKPROMPTS.ENTER"
 
@@ -35,6 +45,21 @@ def test_late_lora_and_mixed_clients_are_broken() -> None:
         INVARIANTS["G13"](World(opts), LateLora)
     with pytest.raises(Broken, match="tokens.0 gives other numbers"):
         INVARIANTS["G13"](World(), FirstClients)
+
+
+@pytest.mark.parametrize("trainer", [TwoStreams, Patches, AllStreams])
+def test_several_streams_and_patches_pass(trainer: type[Trainer]) -> None:
+    assert {v.name: v.detail for v in run(trainer) if v.state != "ok"} == {}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "stream"), [(HalfFeatures, "features"), (LastPatches, "patches")]
+)
+def test_a_wrong_second_stream_and_wrong_patches_are_broken(
+    trainer: type[Trainer], stream: str
+) -> None:
+    with pytest.raises(Broken, match=f"stream {stream} gives other numbers than pixels"):
+        INVARIANTS["G13"](World(), trainer)
 
 
 def test_the_world_has_a_real_bank() -> None:

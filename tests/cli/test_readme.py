@@ -19,6 +19,7 @@ from fedvlm.federation.cards import trainer_files
 from fedvlm.job.flags import by_name, parse
 from fedvlm.job.resolve import resolve
 from tests import jobs
+from tests.data.miniatures.own import write_tree
 from tests.data.miniatures.published import tree_of
 from tests.jobs import REPOSITORY
 
@@ -190,6 +191,7 @@ def test_what_is_said_of_data(
     commands = verbs(*DATA)
     assert {shlex.split(c)[3] for c in commands} == set(DATA)
     tree_of("DescribableTextures", tmp_path / "DATA", without=("split",))
+    write_tree(tmp_path / "photos", [""], ["cat", "dog"], 4)
     monkeypatch.chdir(tmp_path)
     for command in commands:
         words = shlex.split(command)[3:]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.data.datasets import DATASET_REGISTRY, load_dataset, templates
+from fedvlm.data.datasets import DATASET_REGISTRY, load_dataset, load_for_training, templates
 from fedvlm.data.datum import DatasetBase, Datum
 from tests.data.miniatures.own import config, own_split, shared, write_split, write_tree
 
@@ -106,3 +107,18 @@ def test_real_sets(tmp_path: Path, name: str, folder: str, sizes: list[int]) -> 
         assert data.classnames[:3] == ["airplane", "automobile", "bird"]
     if name == "Cifar100":
         assert (data.classnames[0], data.classnames[99]) == ("apple", "worm")
+
+
+def test_most_classes_without_a_test_image_are_refused_for_training(tmp_path: Path) -> None:
+    """Half of them may lack one; a set that is only looked at is read."""
+    split = write_split(tmp_path / "mine", list("abcd"), {"train": 2, "test": 1})
+    for bare, fine in (({0, 1}, True), ({0, 1, 2}, False)):
+        left = split | {"test": [row for row in split["test"] if row[1] not in bare]}
+        (tmp_path / "mine" / "split.json").write_text(json.dumps(left))
+        cfg = own_split(tmp_path, tmp_path / "cache")
+        assert load_dataset(cfg).num_classes == 4
+        if fine:
+            assert load_for_training(cfg).num_classes == 4
+            continue
+        with pytest.raises(DataError, match="3 of 4 trained classes have no test image .first: a"):
+            load_for_training(cfg)

@@ -259,3 +259,21 @@ def test_a_class_without_training_images_is_named(tmp_path: Path) -> None:
         build_federation(config(tmp_path, tmp_path / "cache", **keys))
     data = build_federation(config(tmp_path, tmp_path / "cache", FED__PARTITION="iid", **keys))
     assert "1 class(es) have no training image: b" in data.notes
+
+
+def test_what_cannot_be_dealt_is_refused_before_an_image_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening the images of a large set takes minutes; a partition needs the labels only."""
+    opened: list[str] = []
+    monkeypatch.setattr(
+        "fedvlm.data.draw.find_broken", lambda lists, _: (opened.append("yes"), ({}, []))[1]
+    )
+    write_split(tmp_path / "mine", ["a", "b"], {"train": 4, "test": 2})
+    for kind, clients in (("dirichlet", 9), ("iid", 9), ("quantity", 9)):
+        keys = {"FED__PARTITION": kind, "FED__CLIENTS": clients}
+        with pytest.raises(ConfigError, match="FED.CLIENTS"):
+            build_federation(own_split(tmp_path, tmp_path / "cache", **keys))
+        assert not opened, kind
+    build_federation(own_split(tmp_path, tmp_path / "cache"))
+    assert opened

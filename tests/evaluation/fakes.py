@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.evaluation import ClientMeter, Evaluator, panel_of
+from fedvlm.evaluation import ClientMeter, Evaluator, panel_of, zero_shot
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.rounds import Meter, Models, RoundFinished
 from fedvlm.federation.server import Measure, Roster, Row, count_roster, only_numbers
@@ -162,6 +162,14 @@ class Judge:
     def validate(self, what: Round) -> float | None:
         """Return the number that selects a round."""
         return self.evaluator.validate(what.event(self.meter, self.roster))
+
+    def zero_shot(self, **how: Any) -> dict[str, Any]:
+        """Return the reference row."""
+        e = self.evaluator
+        return zero_shot(
+            e.model, e._batches.source, e.data, e.panel, self.meter.template,
+            batch_size=e._batches.batch_size, **how,
+        )
 
     @property
     def logits(self) -> dict[str, Tensor]:

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from fedvlm.core.errors import ConfigError, FedvlmError
-from fedvlm.evaluation import zero_shot
 from fedvlm.federation.rounds import RoundStarted
 from tests.evaluation.fakes import FakeModel, FakeSource, FakeTrainer, Judge, federated, finished
 
@@ -168,22 +167,23 @@ def test_kept_logits_reproduce_the_numbers() -> None:
 
 def test_zero_shot_row_equals_an_unshifted_model_everywhere() -> None:
     data = federated(LABELS, CLIENTS, TEST, **BASE_NEW)
-    found = zero_shot(FakeModel("abcd"), FakeSource(LOOKS), data, batch_size=2)
+    found = build(data=data).zero_shot()
     want = build(data=data)(finished(1, 1, RIGHT))
     assert want is not None and found["round"] is None
     assert {k: v for k, v in found.items() if k != "round"} == {
         k: v for k, v in want.items() if k != "round"}
 
 
-def test_zero_shot_encodes_each_image_once() -> None:
-    source = FakeSource(LOOKS)
-    zero_shot(FakeModel("abcd"), source, federated(LABELS, CLIENTS, TEST, **BASE_NEW), batch_size=3)
-    asked = [i for indices, _ in source.calls for i in indices]
-    assert sorted(asked) == list(range(6, 17))
+def test_zero_shot_encodes_each_image_once_in_each_half() -> None:
+    """The clients' half: their own, base and new images; the other one the whole test set."""
+    judge = build()
+    judge.zero_shot()
+    asked = [i for indices, _ in judge.meter._batches.source.calls for i in indices]
+    assert sorted(asked) == sorted([*range(6, 17), *TEST])
 
 
 def test_zero_shot_without_new_classes() -> None:
-    found = zero_shot(FakeModel("abcd"), FakeSource(LOOKS), federated(LABELS, CLIENTS, TEST))
+    found = build(data=federated(LABELS, CLIENTS, TEST)).zero_shot()
     assert found["global"] == 75.0 and "new" not in found and "base_all" not in found
 
 

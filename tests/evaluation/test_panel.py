@@ -103,6 +103,14 @@ def test_unseen_clients_have_numbers_of_their_own() -> None:
         assert result["personal"] == 50.0 and "personal_clients" not in result
 
 
+def test_the_reference_row_is_of_the_same_clients() -> None:
+    found = judge(cohort=1, data_seed=1, unseen=[1, 2]).zero_shot()
+    assert [row["client"] for row in found["clients"]] in ([0], [3])
+    assert found["personal_clients"] == 1 and found["personal"] == found["unseen_clients"] == 100.0
+    assert [row["client"] for row in found["unseen_clients_rows"]] == [1, 2]
+    assert [row["client"] for row in judge().zero_shot()["clients"]] == FOUR
+
+
 def test_rounds() -> None:
     panel = Panel(FOUR, 4, every=2)
     assert [r for r in range(6) if panel.due(r, 5)] == [0, 2, 4, 5]

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from fedvlm.evaluation import zero_shot
 from tests.evaluation.fakes import (
     FakeModel,
     FakeSource,
@@ -110,13 +109,14 @@ def test_a_method_bound_to_its_classes_gets_the_domain_and_no_targets() -> None:
 
 def test_zero_shot_row_equals_an_unshifted_model() -> None:
     want = evaluated(build(AWAY, BIRDS, CARS), finished(1, 1, RIGHT))
-    source = FakeSource(LOOKS)
-    found = zero_shot(FakeModel("abcd"), source, data(AWAY, BIRDS, CARS), batch_size=2)
+    judge = build(AWAY, BIRDS, CARS)
+    found = judge.zero_shot()
     assert {k: v for k, v in found.items() if k != "round"} == {
         k: v for k, v in want.items() if k != "round"}
     assert (found["target.Birds"], found["target.Cars"], found["targets"]) == (100.0, 50.0, 75.0)
-    asked = [i for indices, _ in source.calls for i in indices]
-    assert sorted(asked) == list(range(13))  # each image once
+    asked = [i for indices, _ in judge.meter._batches.source.calls for i in indices]
+    # each image once in each half: the clients' own and the domain; those, and the targets'
+    assert sorted(asked) == sorted([*range(8), *range(13)])
 
 
 def test_without_others_nothing_changes() -> None:

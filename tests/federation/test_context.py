@@ -13,8 +13,9 @@ from torch import Tensor
 from fedvlm.core.errors import DivergedError, FedvlmError
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.batches import Batch, Step
-from fedvlm.federation.context import Context, descend, optimise
+from fedvlm.federation.context import Context, descend, optimise, rates
 from fedvlm.federation.local.ledger import Means
+from fedvlm.federation.optim import Schedule
 from fedvlm.federation.toolbox.regularise import pulled
 from tests.federation.toys import Quadratic, ToySource, quadratic
 
@@ -290,3 +291,98 @@ def test_a_loop_within_a_loop_keeps_its_own_means() -> None:
     assert ctx.logs["loss"].tolist() == [2.0, 6.0]  # a / 2 (2 - b)^2 at every outer step
     assert ctx.logs["inner/loss"].tolist() != [2.0, 6.0]
     assert ctx._means is None
+
+
+# ---- gradients of single samples ----------------------------------------------------------------
+def samples(sizes: tuple[int, ...] = (5, 3, 2)) -> tuple[Any, Batch]:
+    """A context and the batch of all samples; sample i has b = i."""
+    fed = quadratic(Quadratic(), 1, sizes=sizes)
+    fed.batcher.source.streams["b"] = torch.arange(float(sum(sizes))).double()
+    ctx = fed.context(list(range(len(sizes))), 1)
+    return ctx, next(ctx.batches("w"))
+
+
+@pytest.mark.parametrize("most", [0, 1, 6, 7, 100])
+def test_gradients_of_single_samples_have_a_closed_form(most: int) -> None:
+    """g_ij = a_i (w_i - b_ij), l_ij = a_i / 2 (w_i - b_ij)^2; a is 1, 3, 1."""
+    ctx, batch = samples()
+    w = torch.tensor([0.5, -1.0, 2.0]).double()
+    losses, grads = ctx.grad_each({"w": w}, Quadratic().loss, batch, most=most)
+    gap = w[:, None] - batch.x["b"]
+    a = torch.tensor([1.0, 3.0, 1.0]).double()[:, None]
+    assert losses.shape == (3, 5) and grads["w"].shape == (3, 5)
+    assert torch.equal(grads["w"], torch.where(batch.w > 0, a * gap, 0.0))
+    assert torch.equal(losses, torch.where(batch.w > 0, a / 2 * gap**2, 0.0))
+    assert ctx.counters["gradient_samples"] == 10
+
+
+@pytest.mark.parametrize("most", [0, 9])
+def test_gradients_of_single_samples_equal_one_by_one(most: int) -> None:
+    ctx, batch = samples()
+    generator = torch.Generator().manual_seed(2)
+    p = {n: torch.randn(3, 2, generator=generator).double() for n in ("w", "v", "idle")}
+    shift = torch.tensor([[1.0], [2.0], [4.0]]).double()
+
+    def loss(model: Any, q: Tree, b: Batch) -> Tensor:
+        z = (q["w"] * q["v"].tanh() + b.cut(shift)).sum(1)[:, None] - b.x["b"]
+        return (z.sin() * b.w).sum(1) / b.w.sum(1)
+
+    losses, grads = ctx.grad_each(p, loss, batch, ["w", "v", "idle"], most=most)
+    assert set(grads) == {"w", "v"}  # nothing depends on the other
+    for k, n in enumerate((5, 3, 2)):
+        for j in range(n):
+            one = replace(batch, x={s: v[k : k + 1, j : j + 1] for s, v in batch.x.items()},
+                          y=batch.y[k : k + 1, j : j + 1], w=batch.w[k : k + 1, j : j + 1],
+                          rows=torch.tensor([k]), counts=(1,))
+            own = ctx.grad({m: v[k : k + 1] for m, v in p.items()}, loss, one, ["w", "v"])
+            assert torch.allclose(losses[k, j], own.value[0], rtol=1e-14, atol=0)
+            for name, g in own.grads.items():
+                assert torch.allclose(grads[name][k, j], g[0], rtol=1e-13, atol=1e-15)
+        for name in grads:
+            assert not bool(grads[name][k, n:].any())
+
+
+def test_a_single_sample_that_is_not_finite_is_told_of_its_client() -> None:
+    ctx, batch = samples()
+
+    def bad(model: Any, q: Tree, b: Batch) -> Tensor:
+        return q["w"] * torch.where(b.x["b"][:, 0] == 6, torch.nan, 1.0)
+
+    with pytest.raises(DivergedError, match="client 1: loss of a sample"):
+        ctx.grad_each({"w": torch.ones(3).double()}, bad, batch, what="a sample")
+
+
+def test_single_samples_enter_the_means_of_a_loop() -> None:
+    ctx, _ = samples()
+    start = {"p": {"w": torch.tensor([0.5, -1.0, 2.0]).double()}}
+
+    def body(slots: State, batches: tuple[Batch, ...], step: Step) -> State:
+        ctx.grad(slots["p"], Quadratic().loss, batches[0])
+        ctx.grad_each(slots["p"], Quadratic().loss, batches[0], log="each/")
+        ctx.grad_each(slots["p"], Quadratic().loss, batches[0], log=None)
+        return slots
+
+    ctx.loop(start, body)
+    assert torch.allclose(ctx.logs["each/loss"], ctx.logs["loss"], rtol=1e-14)
+    assert set(ctx.logs) == {"loss", "each/loss"}
+
+
+# ---- the face of a context ----------------------------------------------------------------------
+def test_a_context_of_some_clients_is_theirs() -> None:
+    ctx = replace(uneven().context([0, 1, 2], 1), newcomers=(True, False, True))
+    some = ctx.only([0, 2])
+    assert list(some.clients) == [0, 2] and some.sizes.tolist() == [8, 6]
+    assert some.fresh.tolist() == [True, True]
+    some.counters["own"] += 1
+    assert ctx.counters["own"] == 1  # what is counted belongs to the chunk
+    assert ctx.only([1]).fresh.tolist() == [False]
+
+
+def test_rates_are_a_number_where_clients_agree() -> None:
+    ctx = quadratic(Quadratic(), 4, epochs=2, sizes=(4, 1), batch=1, schedule=Schedule(
+        0.1, "cosine", 8)).context([0, 1], 1)
+    first = Step(2, 1, (0, 0), 2, ())
+    assert rates(ctx, first) == ctx.schedule(0)
+    both = rates(ctx, Step(2, 2, (0, 1), 2, ()))
+    assert isinstance(both, Tensor) and both.tolist() == [ctx.schedule(0), ctx.schedule(1)]
+    assert rates(ctx, Step(2, 2, (0, 1), 2, ())) is both

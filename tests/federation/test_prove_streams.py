@@ -14,7 +14,17 @@ from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.features.proof import Proof
 
-from ..block_prompts import BlockPrompts, FirstClients, LateLora, Wants
+from ..block_prompts import (
+    AllStreams,
+    BlockPrompts,
+    FirstClients,
+    HalfFeatures,
+    LastPatches,
+    LateLora,
+    Patches,
+    TwoStreams,
+    Wants,
+)
 
 LORA = ("PEFT.TEXT", "none", "PEFT.VISUAL", "lora")
 
@@ -22,7 +32,7 @@ LORA = ("PEFT.TEXT", "none", "PEFT.VISUAL", "lora")
 def proof_of(trainer: type[Trainer], *opts: str) -> Proof:
     world = World(opts)
     fed = world.federation(trainer)
-    cached = world.source(Setup(), fed.model, fed.trainer.streams(fed.model)[0])
+    cached = world.source(Setup(), fed.model, *fed.trainer.streams(fed.model))
     pixels = world.source(Setup(), fed.model, "pixels")
     before = dict(fed.model.counters), global_generators()
     proof = fed.prove_streams(cached, pixels, torch.tensor([0, 1]))
@@ -125,3 +135,31 @@ def test_a_backbone_that_is_touched_is_told() -> None:
 
     with pytest.raises(FedvlmError, match="backbone changed while the streams were compared"):
         proof_of(Touches)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "streams"),
+    [(TwoStreams, "tokens.0, features"), (Patches, "patches"),
+     (AllStreams, "pixels, tokens.0, patches, features")],
+)  # fmt: skip
+def test_several_streams_hold_together(trainer: type[Trainer], streams: str) -> None:
+    proof = proof_of(trainer)
+    assert proof.holds and proof.stream == streams and max(proof.differences.values()) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("trainer", "opts", "said"),
+    [
+        (TwoStreams, ("TRAINER.TWOSTREAMS.ENTER", "1"),
+         r"stream tokens\.1 gives other .*'image\.prompt\..*at or below block 0$"),
+        (HalfFeatures, (), r"stream features gives other numbers than pixels: [^:]*$"),
+        (HalfFeatures, ("TRAINER.HALFFEATURES.ENTER", "1"),
+         r"streams tokens\.1, features give other .*at or below block 0$"),
+        (LastPatches, (), r"stream patches gives other numbers than pixels: "),
+    ],
+)  # fmt: skip
+def test_the_stream_that_is_wrong_is_named(
+    trainer: type[Trainer], opts: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        proof_of(trainer, *opts)

@@ -143,7 +143,7 @@ def test_an_event_holds_no_tensor_of_a_client(tmp_path: Path, trainer: str) -> N
     federation.subscribers.append(
         lambda e: events.append(e) if isinstance(e, RoundFinished) else None
     )
-    federation.savers.append(states.append)
+    federation.savers.append(lambda state: states.append(federation.read(state)))
     federation.run()
     compared = 0
     for event, state in zip(events[1:], states[1:], strict=True):
@@ -228,7 +228,7 @@ def test_the_model_of_an_unseen_client_is_that_of_a_client_that_begins(tmp_path:
     (client,) = federation.roster.unseen
     state = federation.run()
     ctx = federation.context([client], state.round)
-    assert bool(ctx.fresh.all()) and client not in state.worked
+    assert bool(ctx.fresh.all()) and client not in state.versions
     received = stack([federation.downloads(state, state.round, [client])[client]])
     begins = stack_states([federation.trainer.init_client(ctx, federation.p0)])
     want = federation.trainer.finetune(ctx, begins, received, federation.finetuning)

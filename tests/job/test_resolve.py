@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from fedvlm.config.keys import PARTITIONS
+from fedvlm.config.sections import SKEWED
 from fedvlm.core.errors import ConfigError
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve
@@ -93,3 +95,55 @@ def test_trainer_name_is_canonical_and_opts_beat_flag(house: Path):
 
 def test_unused_keys_are_said(house: Path):
     assert "TRAIN.PRINT_FREQ" in jobs("--dataset oxford_pets TRAIN.PRINT_FREQ 3").notes[0]
+
+
+@pytest.mark.parametrize("kind", SKEWED)
+def test_all_images_where_clients_share_each_class(house: Path, kind: str):
+    (house / "configs/datasets/dtd.yaml").write_text("DATASET: {NAME: DescribableTextures}\n")
+
+    def shots(line: str) -> tuple[int, str]:
+        (job,) = jobs(f"{line} --partition {kind}").jobs
+        return job.cfg.DATASET.NUM_SHOTS, job.origins["DATASET.NUM_SHOTS"]
+
+    assert shots("--dataset dtd") == (-1, f"as FED.PARTITION is {kind}")
+    assert shots("--dataset dtd --shots 16") == (16, "flag --shots")
+    assert shots("--dataset dtd DATASET.NUM_SHOTS 16") == (16, "opts")
+    assert shots("--dataset oxford_pets") == (8, "configs/datasets/oxford_pets.yaml")
+    assert shots("--dataset dtd FED.INDEX_FILE x.json") == (16, "default")
+    assert shots("--dataset dtd DATASET.FEWSHOT_FILE x.json") == (16, "default")
+
+
+@pytest.mark.parametrize("kind", sorted(set(PARTITIONS) - set(SKEWED)))
+def test_k_shots_where_clients_have_their_own(house: Path, kind: str):
+    (job,) = jobs(f"DATASET.NAME DescribableTextures --partition {kind}").jobs
+    assert job.cfg.DATASET.NUM_SHOTS == 16
+
+
+@pytest.mark.parametrize(("line", "partition", "clients"), [
+    ("", "domain", 3), ("--num-users 6", "domain", 6), ("FED.CLIENTS 4", "domain", 4),
+    ("--partition iid", "iid", 4), ("--partition domain_dirichlet", "domain_dirichlet", 3),
+])  # fmt: skip
+def test_clients_follow_the_domains_that_are_left(
+    house: Path, line: str, partition: str, clients: int
+):
+    (house / "configs/datasets/pacs.yaml").write_text(
+        "DATASET: {NAME: PACS}\nFED: {PARTITION: domain, CLIENTS: 4}\n"
+    )
+    plan = jobs(f"--dataset pacs --held-out photo {line}")
+    fed = plan.jobs[0].cfg.FED
+    got = (fed.PARTITION, fed.CLIENTS)
+    assert got == (partition, clients)
+    said = [n for n in plan.notes if "FED.CLIENTS 3: 1 for each of the 3 domains beside" in n]
+    assert len(said) == (clients == 3)
+    assert jobs("--dataset pacs").jobs[0].cfg.FED.CLIENTS == 4
+
+
+def test_what_works_as_it_stands_is_left(house: Path):
+    """Twelve clients go into four domains and into three."""
+    (house / "configs/datasets/pacs.yaml").write_text(
+        "DATASET: {NAME: PACS}\nFED: {PARTITION: domain, CLIENTS: 12}\n"
+    )
+    assert jobs("--dataset pacs --held-out photo").jobs[0].cfg.FED.CLIENTS == 12
+    (job,) = jobs("DATASET.NAME PACS --held-out photo").jobs
+    assert (job.cfg.FED.PARTITION, job.cfg.FED.CLIENTS) == ("domain", 3)
+    assert job.origins["FED.PARTITION"] == "as FED.HELD_OUT_DOMAIN is set"

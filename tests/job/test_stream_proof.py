@@ -60,6 +60,37 @@ def test_the_right_block_runs_and_wrong_ones_are_refused(
     assert not list((tmp_path / "out").rglob("metrics.jsonl"))
 
 
+def test_several_streams_run_and_wrong_ones_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = built(tmp_path, f"{METHODS}:TwoStreams").federation.batcher.source
+    assert source.streams == ("tokens.0", "features")
+    assert built(tmp_path, f"{METHODS}:AllStreams").test.streams == (
+        "pixels", "tokens.0", "patches", "features"
+    )
+    assert len(proofs(tmp_path)) == 2
+    for name, said in (
+        ("HalfFeatures", "stream features gives other"), ("LastPatches", "stream patches gives"),
+    ):
+        with pytest.raises(ConfigError, match=f"trainer {name}: {said}"):
+            built(tmp_path, f"{METHODS}:{name}")
+    with pytest.raises(ConfigError, match=r"stream tokens\.1 gives .*at or below block 0"):
+        built(tmp_path, f"{METHODS}:TwoStreams", "TRAINER.TWOSTREAMS.ENTER", "1")
+    cache = ("--opts", "CACHE_DIR", str(tmp_path / "cache"))
+    assert jobs.run(tmp_path / "out", "--trainer", f"{METHODS}:Patches", *cache) == 0
+    assert "patch features: " in capsys.readouterr().out
+
+
+def test_without_room_pixels_take_the_place_of_activations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedvlm.job.sources.has_room", lambda *_: False)
+    run = built(tmp_path, f"{METHODS}:TwoStreams")
+    assert run.federation.batcher.source.streams == ("pixels", "features")
+    assert any("have no room" in note for note in run.notes)
+    assert len(proofs(tmp_path)) == 1
+
+
 def test_zero_lora_hides_no_wrong_block(tmp_path: Path) -> None:
     opts = ("PEFT.TEXT", "none", "PEFT.VISUAL", "lora", "TRAINER.LATELORA.ENTER")
     built(tmp_path, f"{METHODS}:LateLora", *opts, "0")

@@ -124,3 +124,40 @@ def test_layers_counts_from_the_output(layers: int, names: set[str]) -> None:
     state = run.states[-1].clients[0]
     assert set(state["mix"]) == names
     assert any(bool((v < 1).any()) for v in state["mix"].values())
+
+
+# ---- several clients at once --------------------------------------------------------------------
+def stopping(chunk: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[Any]]:
+    """Three clients of 9, 6 and 3 samples whose losses are steady after unlike numbers of passes.
+
+    Each client of the first round moves by itself; in the second all have something to choose.
+    """
+    monkeypatch.setattr("tests.federation.toys.A", (1.0, 3.0, 0.4))
+    monkeypatch.setattr("tests.federation.toys.B", (0.0, 4.0, 2.0))
+    made = toy("FedALA", options={"MIX_LR": 0.02, "STEADY": 0.02, "SHARE": 0.6, "MAX_EPOCHS": 40})
+    fed = quadratic(made, 3, sizes=(9, 6, 3), batch=2, chunk=chunk)
+    seen: list[Any] = []
+    fed.subscribers.append(seen.append)
+    return fed.run(), [e for e in seen if hasattr(e, "counters")][1:]
+
+
+def test_stacked_clients_stop_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within 1e-12 of client by client, and with as many steps: nobody waits, nobody goes on."""
+    alone, one = stopping(1, monkeypatch)
+    together, all_ = stopping(3, monkeypatch)
+    spent = [e.counters.get("mix_steps", 0) for e in one]
+    assert spent == [e.counters.get("mix_steps", 0) for e in all_]
+    assert spent[1] not in (0, 40 * (3 + 2 + 2)) and spent[2] == 3 + 2 + 2
+    for slot, name in (("w", "image.w"), ("mix", "image.w"), ("ala", "learned")):
+        assert own(together, name, slot) == pytest.approx(own(alone, name, slot), abs=1e-12)
+    assert len(set(own(alone, slot="mix"))) == 3
+
+
+def test_counters_and_passes_are_each_clients_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    for chunk in (1, 3):
+        _, events = stopping(chunk, monkeypatch)
+        counts.append([
+            (e.counters.get("mix_steps", 0), e.counters["gradient_samples"]) for e in events
+        ])
+    assert counts[0] == counts[1]

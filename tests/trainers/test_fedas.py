@@ -286,3 +286,20 @@ def test_both_sides_are_needed() -> None:
         World(
             ["PEFT.VISUAL", "feature", "PEFT.TEXT", "none", "PEFT.HEAD", "text"]
         ).federation(FedAS)
+
+
+def test_stacked_clients_have_the_traces_of_one_by_one() -> None:
+    """Clients of 5, 3 and 1 samples in pieces of two: within 1e-12, whoever else is there."""
+    weights = []
+    for chunk in (1, 3):
+        seen: list[Any] = []
+        fed = linear("FedAS", DATA, rounds=2, lr=0.5, batch=4, chunk=chunk,
+                     options={"FIM_BATCH": 2})
+        fed.subscribers.append(seen.append)
+        fed.run()
+        rounds = [e for e in seen if getattr(e, "updates", None) is not None]
+        weights.append([e.updates.weight.tolist() for e in rounds])
+        spent = [e.counters["gradient_samples"] for e in rounds]
+        assert spent == [2 * 9, 3 * 9]  # the fit and the trace; alignment from round 2 on
+    for ours, theirs in zip(*weights, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-12) and len(set(ours)) == 3

@@ -95,14 +95,11 @@ def sources(fed: Federation, state: Any, round_: int, client: int) -> list[int]:
     names = fed.groups.shared
     count = len(down) // len(names) - 1
     assert set(down) == {*names, *(f"fomo.{i}.{n}" for i in range(count) for n in names)}
-    found = []
-    for i in range(count):
-        like = [c for c, s in state.clients.items()
-                if all(torch.equal(s["w"][n], down[f"fomo.{i}.{n}"]) for n in names)]
-        found += like
-    if client in state.worked:
-        assert all(torch.equal(state.clients[client]["w"][n], down[n]) for n in names)
-    return found
+    own_models = fed.downloads(state, round_, sorted(state.versions))
+    return [
+        c for i in range(count) for c, one in own_models.items()
+        if all(torch.equal(one[n], down[f"fomo.{i}.{n}"]) for n in names)
+    ]
 
 
 def test_others_are_drawn_without_oneself(world: World) -> None:
@@ -128,9 +125,9 @@ def test_newcomers_start_from_the_mean_and_receive_as_many(world: World) -> None
     fed.plan = type(fed.plan)(**(vars(fed.plan) | {"frac": 0.5, "first_round_all": False}))
     state = fed.round(state, 1)
     (new, *_), (old, *_) = (
-        [c for c in range(4) if (c in state.worked) is known] for known in (False, True)
+        [c for c in range(4) if (c in state.versions) is known] for known in (False, True)
     )
-    assert len(state.worked) == 2
+    assert len(state.versions) == 2
     assert len(sources(fed, state, 2, new)) == len(sources(fed, state, 2, old)) == 1
     down = fed.downloads(state, 2, [new])[new]
     assert all(torch.equal(down[n], state.server["w"][n]) for n in fed.groups.shared)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedvlm.check.compare import same_fed
 from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.trees import Tree
@@ -328,3 +329,26 @@ def test_hermes_goes_on_where_a_round_draws_only_clients_without_validation_imag
 def test_hermes_says_what_it_uses_beside_training_images() -> None:
     world = World(["PEFT.TEXT", "prompt", "PEFT.VISUAL", "feature"])
     assert "validation" in world.federation(load_trainer("Hermes")).trainer.extra_data
+
+
+# ---- several clients at once --------------------------------------------------------------------
+def test_stacked_clients_decide_for_themselves() -> None:
+    """Within 1e-9 of client by client, and the same units; one of them has no images to decide."""
+    shares = [*FEATURE.splits[:2], empty(FEATURE.splits[2]), FEATURE.splits[3]]
+    own = {"ACC_MODE": "rel", "ACC_THR": 1.0, "WARMUP": 0}
+    for more in ({}, {"OVERLAP": "coverage"}):
+        alone, together = (
+            FEATURE.record(HERMES, Setup(opts=own | more, splits=shares, chunk=chunk))
+            for chunk in (1, 4)
+        )
+        same_fed(together.states[-1], alone.states[-1], "four stacked against one by one", 1e-9)
+        pruned = [float(s["prune"]["pruned"]) for s in alone.states[-1].clients.values()]
+        assert pruned[2] == 0.0 and max(pruned) > 0.0
+        for event, other in zip(together.events, alone.events, strict=True):
+            assert event.report == other.report
+
+
+def test_shares_are_cut_client_by_client() -> None:
+    mask, score = torch.ones(3, 10), torch.arange(10.0).flip(0).expand(3, 10)
+    found = HOME.kill(mask, score, torch.tensor([0.0, 0.2, 0.5]).double())
+    assert (found == 0).sum(1).tolist() == [0, 2, 5]

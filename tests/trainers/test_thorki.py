@@ -269,8 +269,8 @@ TOWER = {"SMALL": "tower"}
 
 def test_the_small_tower_sees_pixels_and_stays_at_home() -> None:
     fed = thorki(TOWER, rounds=1)
-    assert fed.trainer.streams(fed.model) == ("pixels",)
-    assert thorki(rounds=1).trainer.streams(fed.model) == ("tokens.0",)
+    assert fed.trainer.streams(fed.model) == ("tokens.0", "pixels")
+    assert thorki(rounds=1).trainer.streams(fed.model) == ("tokens.0", "features")
     events = watched(fed)
     state = fed.run()
     small = {n for n in fed.p0 if n.startswith("small.")}

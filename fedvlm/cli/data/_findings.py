@@ -23,13 +23,14 @@ from fedvlm.data.doctor_checks import (
     PARTLY,
     PREPARED,
     READY,
+    UNKNOWN,
     Checkup,
 )
 
-_STATES = (READY, PREPARED, BUILT_IN, BROKEN, PARTLY, ABSENT)
+_STATES = (READY, PREPARED, BUILT_IN, BROKEN, PARTLY, UNKNOWN, ABSENT)
 _DROPPED = ("published", "layout", "remarks")  # in this order, where they do not fit
 _STYLES = {"ready": "green", "prepared": "green", "built in": "green", "broken": "bold red",
-           "partly": "yellow", "absent": "dim"}  # fmt: skip
+           "partly": "yellow", "unknown": "yellow", "absent": "dim"}  # fmt: skip
 _GAP, _INDENT = 2, 4
 
 
@@ -98,7 +99,7 @@ def exit_code(checks: Sequence[Checkup], named: bool) -> int:
         named: the user asked for these sets, so that none may be absent.
     """
     states = {check.state for check in checks}
-    fine = states <= {READY, PREPARED, BUILT_IN, *(() if named else (ABSENT,))}
+    fine = states <= {READY, PREPARED, BUILT_IN, UNKNOWN, *(() if named else (ABSENT,))}
     some_ready = named or bool(states & {READY, PREPARED})
     return 0 if fine and some_ready else DataError.exit_code
 
@@ -132,6 +133,8 @@ def show_checks(checks: Sequence[Checkup], root: str, sample: int | None) -> Non
         lines += [f"{check.name}: problem: {finding.text}" for finding in check.problems]
         if check.get and check.state == PARTLY:
             lines.append(f"{check.name}: get it: {check.get}")
+        if check.get and check.state == UNKNOWN:
+            lines.append(f"{check.name}: no known set; to use it: {check.get}")
         lines += [f"{check.name}: note: {finding.text}" for finding in check.remarks]
     if lines:
         show_lines(["", *lines])
@@ -165,7 +168,7 @@ def _row(check: Checkup) -> dict[str, object]:
     return {
         "set": check.name,
         "state": check.state,
-        "layout": check.layout,
+        "layout": check.layout or "-",
         "classes": classes if same or not sizes else f"{classes} of {check.published_classes}",
         "train/val/test": "/".join(str(sizes[p]) for p in PARTS) if sizes else "-",
         "published": "/".join(str(published[p]) for p in PARTS) if sized else "-",

@@ -1,5 +1,6 @@
-"""List, download or prepare data sets. A run does none of these.
+"""List, add, download or prepare data sets. A run does none of these.
 
+add: understand a folder of images (or a table of them) and write its dataset YAML.
 list: the known sets, their sizes, terms, and whether they can be downloaded.
 download: fetch a set, verify and unpack it.
 prepare: make a split where the published one is absent; it goes into the cache, or beside the
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from yacs.config import CfgNode
 
+from fedvlm.cli.data._add import add_folder
 from fedvlm.cli.verbs import verbs
 from fedvlm.console.parser import Parser
 from fedvlm.console.rows import table_lines
@@ -31,14 +33,17 @@ from fedvlm.data.layouts import prepared_in_cache, prepared_name
 from fedvlm.data.locate import find_root
 
 EXAMPLES = (
+    "fedvlm data add photos/",
+    "fedvlm data add birds.csv --name Birds --to my_sets/birds.yaml",
     "fedvlm data list",
     "fedvlm data download eurosat --root DATA/",
     "fedvlm data prepare eurosat --root DATA/",
     "fedvlm data prepare MySet --root DATA/ --dir my_set --into-dataset  # own images",
 )
-ALSO = ("dataset", "datasets", "download", "prepare", "fetch", "get")
+ALSO = ("dataset", "datasets", "add", "download", "prepare", "fetch", "get")
 READS = {  # command -> the flags that it reads
     "list": (),
+    "add": ("name", "to", "leave_out", "cache_dir"),
     "download": ("root", "url_base"),
     "prepare": ("root", "dir", "image_dir", "seed", "into_dataset", "cache_dir"),
 }
@@ -48,14 +53,18 @@ def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     add = parser.add_argument
     add("command", nargs="?", default="", choices=list(READS), help="what to do")
-    add("dataset", nargs="?", default="", metavar="NAME", help="a set (fedvlm data list names all)")
+    add("dataset", nargs="?", default="", metavar="NAME",
+        help="a set (fedvlm data list names all); add: a folder of images or a table")
     add("--root", default="", metavar="DATA/", help="folder that holds the datasets")
     add("--url-base", default="", metavar="URL", help="download: a mirror, http:// or https://")
     add("--seed", type=int, default=0, metavar="N", help="prepare: of the cut (0)")
     add("--into-dataset", action="store_true", help="prepare: write beside the images")
     add("--dir", default="", metavar="FOLDER", help="prepare: an own set's folder below --root")
     add("--image-dir", default="", metavar="FOLDER", help="prepare: where its images are")
-    add("--cache-dir", default="", metavar="FOLDER", help="prepare: another cache")
+    add("--cache-dir", default="", metavar="FOLDER", help="prepare, add: another cache")
+    add("--name", default="", metavar="NAME", help="add: of the set, else the folder's")
+    add("--to", default="", metavar="FILE.yaml", help="add: where to write, else NAME.yaml here")
+    add("--leave-out", default="", metavar="A,B", help="add: folders that are not read")
     parser.checks.append(_mistakes)
 
 
@@ -67,13 +76,15 @@ def _mistakes(args: Namespace) -> list[str]:
     mistakes = [f"{args.command} does not read {flag}" for flag in idle]
     if args.command == "list" and args.dataset:
         mistakes.append(f"unknown word '{args.dataset}'; list names all sets")
-    if args.command != "list" and not args.dataset:
+    if args.command == "add" and not args.dataset:
+        mistakes.append("add wants a folder of images: fedvlm data add FOLDER")
+    elif args.command != "list" and not args.dataset:
         mistakes.append(f"{args.command} wants a set: fedvlm data {args.command} NAME --root DATA/")
     return mistakes
 
 
 def main(args: Namespace) -> int:
-    """Do ``data prepare``, ``data download`` or ``data list``; return the exit code.
+    """Do ``data add``, ``data prepare``, ``data download`` or ``data list``; return the exit code.
 
     Raises:
         ConfigError: unknown set.
@@ -82,7 +93,8 @@ def main(args: Namespace) -> int:
     if not args.command:
         say(*verbs()["data"].parser().format_help().splitlines())
         return 0
-    return {"list": _list, "download": _download, "prepare": _prepare}[args.command](args)
+    commands = {"list": _list, "add": add_folder, "download": _download, "prepare": _prepare}
+    return commands[args.command](args)
 
 
 def _prepare(args: Namespace) -> int:

@@ -1,6 +1,7 @@
 """What is below --root, what is missing, what is wrong.
 
-States: ready, prepared (a split of fedvlm data prepare), built in, broken, partly, absent. Some
+States: ready, prepared (a split of fedvlm data prepare), built in, broken, partly, absent, unknown
+(a folder that is no known set's; fedvlm data add makes it one). Some
 images of each set are decoded, with --full all of them (then the bytes of all are compared too);
 what was read is kept for the next time.
 
@@ -64,7 +65,7 @@ def main(args: Namespace) -> int:
         DataError: the root is not a folder.
     """
     from fedvlm.cli.data import _findings as findings  # start-up: PyTorch, 2 s
-    from fedvlm.data.doctor import examine  # start-up: PyTorch
+    from fedvlm.data.doctor import examine, examine_unknown  # start-up: PyTorch
 
     sample = None if args.full else _SAMPLE if args.sample is None else args.sample
     root = find_root(args.root)
@@ -74,6 +75,8 @@ def main(args: Namespace) -> int:
         for at, cfg in enumerate(configs, 1):
             progress(f"{cfg.DATASET.NAME} ({at} of {len(configs)})")
             checks.append(examine(cfg, sample, progress))
+        if not (args.names or args.dataset_config_file):
+            checks += examine_unknown(root)
     finally:
         progress.clear()
     code = findings.exit_code(checks, bool(args.names or args.dataset_config_file))

@@ -29,6 +29,7 @@ from fedvlm.data.catalog import DatasetInfo
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.formats.folders import Names, class_folders, image_files, read_domains
 from fedvlm.data.formats.pickles import loads_restricted
+from fedvlm.data.locate import subfolders
 
 _BROKEN = {"PACS": "sketch/dog/n02103406_4068-1.png"}  # published, but it cannot be read
 _DIGITS = 6  # of a label
@@ -207,19 +208,27 @@ def _two_lists(content: Any, path: Path) -> list[tuple[str, str | int]]:
 
 
 def read_domain_tree(
-    folder: Path, info: DatasetInfo, *, folders: tuple[str, ...] = ()
+    folder: Path, info: DatasetInfo, *, folders: tuple[str, ...] = (),
+    classes: tuple[str, ...] = (),
 ) -> DatasetBase:
     """Read ``<domain>/<class>/file``, cut 50/20/30 by this project; the catalog names the domains.
 
     Args:
         folders: the domains' folders in the catalog's order; others are left aside.
+        classes: the set's, where the tree may hold more; empty for all that are there.
 
     Raises:
         DataError: an empty class folder, or a domain without classes.
     """
-    names = Names(info.renames, info.drop)
-    data = read_domains(folder, names, folders or tuple(info.domains))
+    places, notes = folders or tuple(info.domains), []
+    there = {name for place in places for name in subfolders(folder / place)} if classes else set()
+    others = sorted(there - set(classes))
+    if others:
+        notes.append(f"{info.name}: {len(others)} class folders that the set does not have were "
+                     "left out")
+    data = read_domains(folder, Names(info.renames, (*info.drop, *others)), places)
     data.domain_names = list(info.domains)
+    data.notes[:0] = notes
     return data
 
 

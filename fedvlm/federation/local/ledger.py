@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core import foreach
-from fedvlm.core.trees import Tree, in_double
+from fedvlm.core.trees import Tree, in_double, largest
 
 FOLD = 4096  # tensors that are kept apart at most
 
@@ -40,7 +40,7 @@ class Flags:
 
     def total(self) -> Tensor:
         """Return one number, 0-d: not finite if one of them is not."""
-        return torch.cat(self._kept).abs().amax() if self._kept else torch.zeros(())
+        return largest(self._kept) if self._kept else torch.zeros(())
 
 
 @dataclass
@@ -79,6 +79,11 @@ class Means:
 
         Sums run in float64, step by step.
         """
+        if len(self._runs) == 1 and self._runs[0].k == self._k and not self._runs[0].ordered:
+            (run,) = self._runs  # clients of one size: no row ends before another
+            new = in_double(torch.cat(run.values)).view(-1, len(run.names), run.k)
+            last = new[0] if len(new) == 1 else new.cumsum(0)[-1]
+            return dict(zip(run.names, (last / len(new)).unbind(), strict=True))
         groups: dict[tuple[tuple[str, ...], bool], _Sums] = {}
         for run in self._runs:
             new = in_double(torch.cat(run.values)).view(-1, len(run.names), run.k)

@@ -51,7 +51,7 @@ class StepPlan:
     Attributes:
         steps: one after the other.
         index: samples ``[n]`` int64, on the host; padding repeats a client's first one.
-        rows: where they lie in the source's tables, on the device; None: the source has no rows.
+        rows: where they lie in the source's tables, beside these; None: the source has no rows.
         labels: ``[n]`` int64, on the device.
         mask: 1 for a sample, 0 for padding, ``[n]``, on the device.
     """
@@ -137,7 +137,8 @@ def laid_out(
     """Fill the plan's arrays and bring them to the device, by one copy."""
     blocks = [block for step in steps for block in step.blocks]
     size = blocks[-1].stop if blocks else 0
-    index, mask = np.empty(size, np.int64), np.zeros(size, np.int64)
+    index, there = np.empty(size, np.int64), np.zeros((3, size), np.int64)
+    mask = there[2]
     for block, chosen in zip(blocks, picks, strict=True):
         at = block.start
         for samples, count in zip(chosen, block.counts, strict=True):
@@ -146,10 +147,14 @@ def laid_out(
             index[at + n : end] = samples[0]
             mask[at : at + count] = 1
             at = end
-    labels = source.labels.numpy()[index]
-    located = source.locate(index) if isinstance(source, FeatureSource) else index
-    there = torch.from_numpy(np.stack([located, labels, mask])).to(device, non_blocking=True)
+    there[1] = source.labels.numpy()[index]
+    rows: Tensor | None = None
+    if isinstance(source, FeatureSource):
+        there[0] = source.locate(index)
+        rows = torch.from_numpy(there[0])
+    placed = torch.from_numpy(there).to(device, non_blocking=True)
+    if isinstance(source, FeatureSource) and source.device == placed.device:
+        rows = placed[0]
     return StepPlan(
-        source, steps, torch.from_numpy(index),
-        there[0] if isinstance(source, FeatureSource) else None, there[1], there[2].to(dtype),
+        source, steps, torch.from_numpy(index), rows, placed[1], placed[2].to(dtype),
     )

@@ -1,4 +1,4 @@
-"""Activations that enter a block of the image tower, computed once per run.
+"""Activations that enter a block of the image tower, or patch features, computed once per run.
 
 Kept in memory, or in an unnamed file mapped into memory where they are many; nothing outlives the
 run. Batches have a fixed size, as in ``encode``, so that a resumed run sees the same bits.
@@ -6,6 +6,7 @@ run. Batches have a fixed size, as in ``encode``, so that a resumed run sees the
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 from pathlib import Path
@@ -21,22 +22,23 @@ from fedvlm.models.towers.vision import VisionTower
 IN_MEMORY = 2 << 30  # bytes; more lies in a file
 
 
-def bank_bytes(tower: VisionTower, images: int) -> int:
-    """Return how many bytes the activations of ``images`` images take."""
-    return images * tower.tokens * tower.width * tower.backbone.feature_dtype.itemsize
+def bank_bytes(tower: VisionTower, images: int, *streams: str) -> int:
+    """Return how many bytes the ``streams`` of ``images`` images take."""
+    size = tower.backbone.feature_dtype.itemsize
+    return images * size * sum(math.prod(tower.shape(stream)) for stream in streams)
 
 
-def has_room(tower: VisionTower, images: int, folder: Path) -> bool:
+def has_room(tower: VisionTower, images: int, folder: Path, *streams: str) -> bool:
     """Tell whether they fit in memory, or in half of the free space below ``folder``."""
-    wanted = bank_bytes(tower, images)
+    wanted = bank_bytes(tower, images, *streams)
     folder.mkdir(parents=True, exist_ok=True)
     return wanted <= IN_MEMORY or wanted <= shutil.disk_usage(folder).free // 2
 
 
-def empty_bank(tower: VisionTower, images: int, folder: Path) -> Tensor:
+def empty_bank(tower: VisionTower, images: int, folder: Path, stream: str) -> Tensor:
     """Return room for ``[images, n, width]``, in memory or in a file that has no name."""
-    shape, dtype = (images, tower.tokens, tower.width), tower.backbone.feature_dtype
-    if bank_bytes(tower, images) <= IN_MEMORY:
+    shape, dtype = (images, *tower.shape(stream)), tower.backbone.feature_dtype
+    if bank_bytes(tower, images, stream) <= IN_MEMORY:
         return torch.empty(shape, dtype=dtype)
     with tempfile.NamedTemporaryFile(dir=folder, prefix="tokens-") as file:
         count = shape[0] * shape[1] * shape[2]
@@ -45,14 +47,14 @@ def empty_bank(tower: VisionTower, images: int, folder: Path) -> Tensor:
 
 
 def fill_bank(
-    tower: VisionTower, block: int, out: Tensor, load: Load, progress: Progress | None = None,
+    tower: VisionTower, stream: str, out: Tensor, load: Load, progress: Progress | None = None,
     *, workers: int = 0, spent: Throughput | None = None,
 ) -> None:  # fmt: skip
-    """Write the activations entering ``block`` of every image to ``out [m, n, width]``.
+    """Write a stream of every image to ``out [m, n, width]``.
 
     Args:
         tower: the frozen image tower.
-        block: the block they enter.
+        stream: ``tokens.<b>`` or ``patches``.
         out: see ``empty_bank``.
         load: position -> pixels ``[3, H, W]``; called from threads.
         progress: told how many images are done.
@@ -64,7 +66,7 @@ def fill_bank(
         for span, pixels in decoded(range(len(out)), load, size, spent, workers):
             with spent.clock("encoding"):
                 filler = pixels[:1].expand(size - len(pixels), -1, -1, -1)
-                rows = tower.enter(torch.cat([pixels, filler]), block)
+                rows = tower.compute(torch.cat([pixels, filler]), stream)
                 values = rows[: len(span)].to(out.device)
             with spent.clock("storing"):
                 out[span[0] : span[0] + len(span)] = values

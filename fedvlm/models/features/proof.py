@@ -25,7 +25,7 @@ from fedvlm.models.towers.vision import PREFIX
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 5e-2}
 FLOOR = 1e-2  # a gradient that is zero but for rounding counts as this share of the largest one
 FOLDER = "proofs"
-LOGITS = "logits"
+LOGITS, JOINT = "logits", ", "
 Answers = tuple[Tensor, Tree]  # logits, and gradients by name
 
 
@@ -34,7 +34,8 @@ class Proof:
     """What came of a comparison.
 
     Attributes:
-        stream: what was compared with pixels: ``features``, ``tokens.<b>``.
+        stream: what was compared with pixels: ``features``, ``tokens.<b>``, several joined by
+            commas; where they differ, the one that is to blame, if it is one.
         tolerance: the largest difference that is rounding.
         differences: of the logits and each gradient, relative to the largest number in it.
     """
@@ -58,12 +59,14 @@ class Proof:
         name = self.worst
         what = name if name == LOGITS else f"gradient of '{name}'"
         text = (
-            f"stream {self.stream} gives other numbers than pixels: {what} differs by "
-            f"{self.differences[name]:.1e} (allowed {self.tolerance:.0e})"
+            f"{'streams' if JOINT in self.stream else 'stream'} {self.stream} "
+            f"{'give' if JOINT in self.stream else 'gives'} other numbers than pixels: {what} "
+            f"differs by {self.differences[name]:.1e} (allowed {self.tolerance:.0e})"
         )
-        if not self.stream.startswith(PREFIX):
+        blocks = [s.removeprefix(PREFIX) for s in self.stream.split(JOINT) if s.startswith(PREFIX)]
+        if not blocks:
             return text
-        entered = int(self.stream.removeprefix(PREFIX))
+        entered = max(map(int, blocks))
         wrong = [n for n, value in self.differences.items() if value > self.tolerance]
         below = [b for n in wrong for b in blocks_of(n) if b < entered]
         return f"{text}: the cache must enter at or below block {min(below)}" if below else text
@@ -78,11 +81,11 @@ def compare(
     run: Callable[[Mapping[str, Tensor]], Answers], cached: Mapping[str, Tensor],
     pixels: Mapping[str, Tensor], dtype: torch.dtype,
 ) -> Proof:
-    """Compare what ``run`` makes of a cached stream and of pixels.
+    """Compare what ``run`` makes of cached streams, all at once, and of pixels.
 
     Args:
         run: streams ``[K, B, ...]`` -> logits ``[K, B, C]`` and gradients of the loss by name.
-        cached: one stream of images.
+        cached: the streams of images.
         pixels: the same images.
         dtype: what the towers compute in; it decides what is rounding.
     """
@@ -96,7 +99,7 @@ def compare(
         differences[name] = _difference(
             slopes.get(name, zero), wanted.get(name, zero), FLOOR * top
         )
-    return Proof(next(iter(cached)), TOLERANCES[dtype], differences)
+    return Proof(JOINT.join(cached), TOLERANCES[dtype], differences)
 
 
 def _size(value: Tensor) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -10,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedvlm.core.errors import FedvlmError
+from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.models.vlmodel import VLModel
 
 
 class SampleSource(Protocol):
@@ -34,7 +36,7 @@ class FeatureSource:
         features: ``[m, ...]`` per view, the samples that are used.
         labels: ``[n]`` int64, all samples.
         rows: ``[n]`` int64, a sample's row in ``features`` (-1: not cached here).
-        stream: what they are: ``features``, or ``tokens.<b>`` (entering block b).
+        stream: what they are: ``features``, ``patches``, or ``tokens.<b>`` (entering block b).
     """
 
     features: Tensor | Sequence[Tensor]
@@ -51,6 +53,11 @@ class FeatureSource:
         rows = torch.full((len(labels),), -1, dtype=torch.int64)
         rows[indices] = torch.arange(len(indices))
         return cls(features, labels, rows, stream)
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """What ``fetch`` returns."""
+        return (self.stream,)
 
     def fetch(self, indices: Tensor, view: int) -> dict[str, Tensor]:
         """Return ``{stream: [len(indices), ...]}``.
@@ -77,7 +84,12 @@ class FeatureSource:
     def take(self, rows: Tensor, view: int) -> Tensor:
         """Return the features of ``rows [...]``, as ``locate`` gave them: ``[..., *]``."""
         table = self.features[view]
-        return table[rows.to(table.device)]
+        return table[rows.to(table.device, non_blocking=True)]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tables lie."""
+        return self.features[0].device
 
     def on(self, device: torch.device) -> FeatureSource:
         """Return this source with its tables on ``device``, if they take at most a quarter of it.
@@ -110,3 +122,67 @@ class PixelSource:
         unique, where = torch.unique(indices.cpu(), return_inverse=True)
         images = torch.stack([self.load(int(i), view) for i in unique])
         return {"pixels": images[where]}
+
+    def on(self, device: torch.device) -> PixelSource:
+        """Return this source: there is nothing to keep anywhere."""
+        return self
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """What ``fetch`` returns."""
+        return ("pixels",)
+
+
+@dataclass(frozen=True)
+class JoinedSource:
+    """Several streams of the same samples.
+
+    Attributes:
+        parts: sources of one stream each.
+    """
+
+    parts: tuple[FeatureSource | PixelSource, ...]
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """What ``fetch`` returns."""
+        return tuple(name for part in self.parts for name in part.streams)
+
+    @property
+    def labels(self) -> Tensor:
+        """Labels ``[n]``, int64."""
+        return self.parts[0].labels
+
+    def fetch(self, indices: Tensor, view: int) -> dict[str, Tensor]:
+        """Return every stream: ``{name: [len(indices), ...]}``."""
+        return {name: v for part in self.parts for name, v in part.fetch(indices, view).items()}
+
+    def on(self, device: torch.device) -> JoinedSource:
+        """Return this source with its tables on ``device``, each where it has room."""
+        return JoinedSource(tuple(part.on(device) for part in self.parts))
+
+
+StreamSource = FeatureSource | PixelSource | JoinedSource
+
+
+def join_sources(parts: Sequence[FeatureSource | PixelSource]) -> StreamSource:
+    """Return one source of all streams; a single one is as it was."""
+    return parts[0] if len(parts) == 1 else JoinedSource(tuple(parts))
+
+
+def check_streams(streams: Sequence[str], model: VLModel) -> None:
+    """Refuse streams that nobody can serve.
+
+    Raises:
+        ConfigError: none at all, one twice, or another than ``features``, ``patches``,
+            ``tokens.<block>`` and ``pixels``; or the image tower has none such.
+    """
+    wrong = [s for s in streams if not re.fullmatch(r"features|patches|tokens\.\d+|pixels", s)]
+    if wrong or not streams or len(set(streams)) < len(streams):
+        raise ConfigError(
+            "a method's streams are features, patches, tokens.<block> and pixels, one or several, "
+            f"each once, not {tuple(streams)}"
+        )
+    for stream in streams:
+        if stream not in ("features", "pixels"):
+            model.vision.shape(stream)

@@ -18,6 +18,7 @@ from fedvlm.models.towers.blocks import Edits, FrozenBlock, NoEdits, Unreadable,
 from fedvlm.models.towers.clip import is_image_tower
 
 PREFIX = "tokens."
+PATCHES = "patches"
 
 
 def stream_name(block: int) -> str:
@@ -43,8 +44,9 @@ class VisionTower:
             self.blocks: list[FrozenBlock] = read_blocks(visual.transformer.resblocks)
         except Unreadable as reason:
             raise ConfigError(
-                f"PEFT.VISUAL lora and adapter and PEFT.LN need a ViT image tower; {backbone.name} "
-                f"has none ({reason}): use --backbone ViT-B/16, or PEFT.VISUAL feature without LN"
+                "PEFT.VISUAL lora and adapter, PEFT.LN, tokens and patches need a ViT image tower; "
+                f"{backbone.name} has none ({reason}): use --backbone ViT-B/16, or PEFT.VISUAL "
+                "feature without LN"
             ) from reason
         self.visual = visual
         # Only the class token is read out: behind the last block no other row is needed.
@@ -71,6 +73,45 @@ class VisionTower:
         for one in self.blocks[:block]:
             x = one(x, NoEdits())
         return x.squeeze(0)
+
+    @property
+    def patch_shape(self) -> tuple[int, int]:
+        """Patches of an image, and the width of a patch feature.
+
+        Raises:
+            ConfigError: the tower pools by attention and has no such rows.
+        """
+        if self.visual.attn_pool is not None:
+            raise ConfigError(
+                f"{self.backbone.name} pools its patches by attention: there are no patch features"
+            )
+        proj = self.visual.proj
+        return self.tokens - 1, self.width if proj is None else int(proj.shape[1])
+
+    def patches(self, x: Tensor, start: int) -> Tensor:
+        """Return patch features ``[K, B, M, d]`` of activations that enter block ``start``.
+
+        Every patch row of the last block goes through the norm and the projection that the class
+        token goes through, so that a patch feature compares with a text feature.
+
+        Raises:
+            ConfigError: the tower has none (see ``patch_shape``).
+        """
+        count, _ = self.patch_shape
+        for one in self.blocks[start:]:
+            x = one(x, NoEdits())
+        rows = self.visual.ln_post(x[..., -count:, :])
+        return rows if self.visual.proj is None else rows @ self.visual.proj
+
+    def compute(self, pixels: Tensor, stream: str) -> Tensor:
+        """Return a stream, ``tokens.<b>`` or ``patches``, of pixels ``[B, 3, H, W]``."""
+        if stream == PATCHES:
+            return self.patches(self.enter(pixels)[None], 0)[0]
+        return self.enter(pixels, int(stream.removeprefix(PREFIX)))
+
+    def shape(self, stream: str) -> tuple[int, int]:
+        """Return rows and width of what ``compute`` returns for one image."""
+        return self.patch_shape if stream == PATCHES else (self.tokens, self.width)
 
     def leave(
         self, x: Tensor, start: int, edits: Edits, taps: Sequence[int] = ()
@@ -111,5 +152,5 @@ def pick_stream(x: Mapping[str, Tensor]) -> tuple[str, int]:
     if "pixels" in x:
         return "pixels", -1
     raise FedvlmError(
-        f"adapters inside the image tower need pixels or tokens; the batch has {', '.join(x)}"
+        f"the image tower needs pixels or tokens to start from; the batch has {', '.join(x)}"
     )

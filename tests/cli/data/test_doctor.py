@@ -199,3 +199,40 @@ def test_the_shared_sets_are_ready(capsys: pytest.CaptureFixture[str]) -> None:
               if any(r["check"] == "published" for r in row["remarks"])}
     assert subset == {"DescribableTextures", "EuroSAT", "Cifar10", "Cifar100"}
     assert sets["Caltech101"]["images"] == 8242 and sets["Caltech101"]["looked"] == 8
+
+
+def test_unknown_folders_are_named_with_what_they_are(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_images(root / "my photos" / "train")
+    (root / "papers").mkdir()
+    (root / "papers" / "a.pdf").write_text("x")
+    assert doctor(root) == 0
+    out = capsys.readouterr().out
+    rows = [line.split("  ") for line in out.splitlines() if " unknown " in line]
+    assert [row[0] for row in rows] == ["my photos", "papers"]
+    assert "a train folder only" in next(line for line in out.splitlines() if "my photos " in line)
+    assert f"my photos: no known set; to use it: fedvlm data add '{root / 'my photos'}'" in out
+    assert "papers: note: " in out and "holds no image" in out
+    assert "2 unknown" in out
+    assert doctor(root, "--json") == 0
+    sets = {row["name"]: row for row in json.loads(capsys.readouterr().out)["sets"]}
+    assert sets["my photos"]["state"] == "unknown" and sets["papers"]["get"] == ""
+    assert doctor(root, "eurosat") == 0  # who names a set asks for no other
+    assert "no known set" not in capsys.readouterr().out
+
+
+def test_unlabelled_images_read_as_a_class_are_a_problem(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_images(root / "my_set" / "train")
+    rows = [f"train/{p.parent.name}/{p.name},{p.parent.name},train"
+            for p in (root / "my_set" / "train").glob("*/*.png")]
+    write_images(root / "my_set" / "test")
+    rows += [f"test/{p.parent.name}/{p.name},images,test"
+             for p in (root / "my_set" / "test").glob("*/*.png")]
+    (root / "my_set" / "t.csv").write_text("\n".join(["path,classname,split", *rows]))
+    file = tmp_path / "mine.yaml"
+    file.write_text("DATASET: {NAME: MySet, DIR: my_set, SPLIT_FILE: t.csv}\n")
+    assert doctor(root, "--dataset-config-file", str(file)) == 3
+    assert "MySet: problem: 3 classes without a test image" in capsys.readouterr().out

@@ -43,7 +43,11 @@ def write_domain_set(name: str, layout: str, root: Path) -> Path:
     if layout in makers:
         makers[layout](name, folder)
         return folder
-    spelled = _TITLED if (name, layout) == ("OfficeHome", "FedPHA domain tree") else {}
+    homes = {
+        "FedPHA domain tree": _TITLED, "DomainBed domain tree": _HOME,
+        "domain tree as published": _HOME,
+    }  # fmt: skip
+    spelled = homes.get(layout, {}) if name == "OfficeHome" else {}
     for domain in CATALOG[name].domains:
         _keys(name, folder, spelled.get(domain, domain))
     return folder

@@ -16,8 +16,10 @@ from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.core.trees import in_double
 from fedvlm.federation.aggregation.updates import (
     Updates,
+    cosines,
     join,
     similarity_aware,
+    weighted_apart,
     weighted_mean,
     weighted_sum,
 )
@@ -132,3 +134,43 @@ def test_float64_happens_on_the_cpu_for_devices_without_it(monkeypatch: Any) -> 
     monkeypatch.setattr(Tensor, "double", checked)
     monkeypatch.setattr(Tensor, "device", Apple())
     assert in_double(source).dtype is torch.float64
+
+
+# ---- rows beside each other ---------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_leaves_in_one_row_have_the_bits_of_leaf_by_leaf(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = torch.Generator().manual_seed(4)
+    shapes = {"a": (37, 5), "b": (), "c": (11,), "d": (1, 513)}
+    tree = {n: torch.randn(9, *s, generator=draw).to(dtype) for n, s in shapes.items()}
+    tree["half"] = torch.randn(9, 3, generator=draw).to(torch.bfloat16)
+    weight = torch.rand(9, generator=draw).double()
+    updates = Updates(tuple(range(9)), tree, weight)
+    own = {n: torch.rand(9, generator=draw).double().tolist() for n in tree}
+    plain, apart = weighted_mean(updates), weighted_apart(tree, own)
+    monkeypatch.setattr("fedvlm.federation.aggregation.updates.PIECE", 1000)
+    pieces = weighted_apart(tree, own)
+    assert list(plain) == list(apart) == list(tree)
+    for name, rows in tree.items():
+        assert torch.equal(plain[name], weighted_sum(rows, weight.tolist())), name
+        assert torch.equal(apart[name], weighted_sum(rows, own[name])), name
+        assert torch.equal(apart[name], pieces[name])
+
+
+def test_cosines_of_all_clients_are_those_of_each() -> None:
+    draw = torch.Generator().manual_seed(5)
+    tree = {"a": torch.randn(6, 7, 3, generator=draw), "b": torch.randn(6, generator=draw)}
+    old = {"a": torch.randn(7, 3, generator=draw), "b": torch.zeros(())}
+    updates = Updates(tuple(range(6)), tree, torch.ones(6), received={
+        n: torch.randn(v.shape, generator=draw) for n, v in tree.items()
+    })
+    for previous in (old, None):
+        found = cosines(updates, previous)
+        for name, rows in tree.items():
+            for k, row in enumerate(rows):
+                home = updates.received[name][k] if previous is None else previous[name]
+                x, y = row.double().flatten(), home.double().flatten()
+                norm = float(x.norm() * y.norm())
+                want = float(x @ y) / norm if norm else 0.0
+                assert found[name][k] == pytest.approx(want, rel=1e-13, abs=1e-15)

@@ -12,7 +12,7 @@ from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data.datasets import load_dataset
 from fedvlm.data.datum import DatasetBase
 from fedvlm.data.federated import build_federation
-from fedvlm.data.formats.csv import read_csv
+from fedvlm.data.formats.table import read_table
 from tests.data.miniatures.own import config, write_tree
 
 GOOD = """path,classname,split
@@ -93,7 +93,7 @@ HEAD = "path,label,classname,split"
     [
         ("", "the first line must name the columns path and classname"),
         ("path;classname\na;b\n", "separated by commas"),
-        ("image,classname\na,b\n", "must name the columns path"),
+        ("picture,classname\na,b\n", "must name the columns path"),
         ("path,split\na,train\n", "must name the columns path and classname"),
         ("path,classname,splt\na,b,train\n", "unknown column 'splt'; did you mean 'split'"),
         ("path,classname,path\n", "the column 'path' is there twice"),
@@ -106,7 +106,7 @@ HEAD = "path,label,classname,split"
         (GOOD + "C:\\c.png,cat,train\n", "line 7: .* must be a relative path without '..'"),
         (GOOD + "a//./1.png,cat,test\n", "line 7: 'a/1.png' is also on line 3"),
         (GOOD + "c.png,cat,tset\n", "line 7: unknown split 'tset'; did you mean 'test'"),
-        (GOOD.replace("test", "val"), "no line has split 'test'"),
+        ("path,classname,split\na,b,train\n", "no line has split 'test'.*TEST_SHARE 0.3"),
         (GOOD.replace("train", "val"), "no line has split 'train'"),
         (f"{HEAD}\na,-1,x,train\nb,0,y,test\n", "line 2: the label must be a whole number.*'-1'"),
         (f"{HEAD}\na,0,x,train\nb,1.5,y,test\n", "line 3: the label must be a whole number"),
@@ -172,7 +172,7 @@ def test_any_text_is_a_table_or_an_error(tmp_path_factory: pytest.TempPathFactor
     path = tmp_path_factory.mktemp("csv") / "t.csv"
     path.write_text("path,classname\n" + text if header else text, encoding="utf-8", newline="")
     try:
-        tree = read_csv(path, path.parent)
+        tree = read_table([path], path.parent)
     except DataError as error:
         assert "\n" not in str(error).replace(str(path), "")
         return

@@ -1,0 +1,59 @@
+"""``fedvlm data add``: a folder of images becomes a dataset YAML; what was understood is said."""
+
+from __future__ import annotations
+
+import shlex
+from argparse import Namespace
+from pathlib import Path
+
+from fedvlm.config.read import check_suffix
+from fedvlm.console.screen import say
+from fedvlm.core import files
+from fedvlm.core.errors import ConfigError
+from fedvlm.data.own.add import LEAVE_OUT, NAME, OwnSet, understand, yaml_text
+
+
+def add_folder(args: Namespace) -> int:
+    """Understand the folder, write its YAML, say both; return the exit code.
+
+    Raises:
+        ConfigError: the YAML's place holds another file.
+        DataError: the folder cannot be read as a data set; says how to mend it.
+    """
+    given = {NAME: args.name, LEAVE_OUT: args.leave_out, "CACHE_DIR": args.cache_dir}
+    own = understand(Path(args.dataset), {key: value for key, value in given.items() if value})
+    place = _place(own, args.to)
+    there = _write(place, yaml_text(own))
+    say(own.sentence, *(f"note: {note}" for note in own.notes),
+        f"{'there already' if there else 'wrote'} {place}",
+        f"train on it: fedvlm run --dataset-config-file {shlex.quote(str(place))} --trainer FedTV",
+        f"look at all its images: fedvlm doctor --root {shlex.quote(str(own.keys['DATASET.ROOT']))}"
+        f" --dataset-config-file {shlex.quote(str(place))} --full")
+    return 0
+
+
+def _place(own: OwnSet, to: str) -> Path:
+    path = Path(to).expanduser() if to else Path(f"{own.keys[NAME]}.yaml")
+    path = path / f"{own.keys[NAME]}.yaml" if path.is_dir() else path
+    check_suffix(path)
+    return path
+
+
+def _write(place: Path, text: str) -> bool:
+    """Write the YAML unless the same is there; return whether it was.
+
+    Raises:
+        ConfigError: another file is there, or the folder cannot be written.
+    """
+    if place.exists():
+        if not place.is_file() or place.read_text(encoding="utf-8", errors="replace") != text:
+            raise ConfigError(f"{place} is there with other content and is not overwritten: give "
+                              "another with --to FILE.yaml, or remove it first")
+        return True
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        files.write_text(place, text)
+    except OSError as error:
+        raise ConfigError(f"cannot write {place}: {error.strerror}; give another place with --to "
+                          "FILE.yaml") from error
+    return False

@@ -1,0 +1,114 @@
+"""Class names from a file, for sets whose folders or labels are codes.
+
+Read are ``code<tab or blank>name`` a line (``words.txt``, ``classnames.txt``), one name a line (for
+numbers from 0), and JSON: ``{"code": "name"}``, a list of names, or ImageNet's class index
+``{"0": ["n01440764", "tench"]}``. Of WordNet's synonyms the first is taken. A name that two codes
+share gets the number of its turn behind it, in the order of the codes, as in ImageNet's list.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedvlm.core.errors import DataError, did_you_mean
+from fedvlm.data.formats.coop_split import read_json
+from fedvlm.data.locate import read_lines
+
+_CODE = re.compile(r"[A-Za-z]{0,2}[-_]?\d+|(class|cls|label|id)[-_]?\d+", re.IGNORECASE)
+
+
+def read_class_names(path: Path, codes: Sequence[str] = ()) -> dict[str, str]:
+    """Return name by code; where ``codes`` are given, of these.
+
+    Args:
+        codes: the set's folders or labels, each of which must have a name.
+
+    Raises:
+        DataError: the file cannot be read, or lacks one of ``codes``.
+    """
+    names = _of_json(path) if path.suffix.lower() == ".json" else _of_lines(path, codes)
+    if codes:
+        absent = [code for code in codes if code not in names]
+        if absent:
+            raise DataError(
+                f"{path} has no name for {len(absent)} of {len(codes)} classes (first: "
+                f"'{absent[0]}'{did_you_mean(absent[0], names)})"
+            )
+        names = {code: names[code] for code in codes}
+    return _distinct(names)
+
+
+def knows(path: Path, codes: Sequence[str]) -> bool:
+    """Return whether a file names all of these codes."""
+    try:
+        return bool(codes) and set(codes) <= set(read_class_names(path))
+    except DataError:
+        return False
+
+
+def _of_lines(path: Path, codes: Sequence[str]) -> dict[str, str]:
+    lines = [text for _, text in read_lines(path)]
+    if not lines:
+        raise DataError(f"{path} is empty; a line is '<folder> <class name>'")
+    pairs = [_pair(line) for line in lines]
+    listed = set(codes) & {code for code, name in pairs if name}
+    if listed or all(name and is_code(code) for code, name in pairs):
+        return {code: _first(name) if "\t" in line else name
+                for line, (code, name) in zip(lines, pairs, strict=True)}
+    return {str(number): name for number, name in enumerate(lines)}
+
+
+def _pair(line: str) -> tuple[str, str]:
+    for separator in ("\t", ":", ",", None):
+        if separator is None or separator in line:
+            code, name = (*line.split(separator, 1), "")[:2]
+            return code.strip(), name.strip()
+    raise AssertionError
+
+
+def is_code(word: str) -> bool:
+    """Return whether a name says nothing to a text tower: ``n01440764``, ``0``, ``c12``."""
+    return bool(_CODE.fullmatch(word))
+
+
+def _first(name: str) -> str:
+    return name.split(",")[0].strip()
+
+
+def _of_json(path: Path) -> dict[str, str]:
+    content = read_json(path)
+    if isinstance(content, list):
+        content = {str(number): name for number, name in enumerate(content)}
+    if not isinstance(content, dict) or not content:
+        raise DataError(f'{path}: class names in JSON are {{"folder": "name"}} or a list of names')
+    names: dict[str, str] = {}
+    for code, value in content.items():
+        pair = _json_pair(code, value)
+        if pair is None:
+            raise DataError(f"{path}: '{code}' has no class name, but {str(value)[:40]!r}")
+        names[pair[0]] = pair[1]
+    if all(type(v) is int for v in content.values()):  # {"name": 0}, the other way round
+        return {str(number): code for code, number in content.items()}
+    return names
+
+
+def _json_pair(code: str, value: Any) -> tuple[str, str] | None:
+    if isinstance(value, str) and value.strip():
+        return code, value.strip()
+    if isinstance(value, list) and len(value) == 2 and all(isinstance(v, str) for v in value):
+        return value[0], value[1]
+    return (code, code) if type(value) is int else None
+
+
+def _distinct(names: Mapping[str, str]) -> dict[str, str]:
+    times: Counter[str] = Counter()
+    distinct = {}
+    for code in sorted(names):
+        name = names[code]
+        times[name] += 1
+        distinct[code] = name if times[name] == 1 else f"{name} ({times[name]})"
+    return distinct

@@ -1,0 +1,125 @@
+"""From a folder to a data set: understood, read once; its config keys and its YAML."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedvlm.config.build import build_config
+from fedvlm.config.keys import default_schema
+from fedvlm.config.option import Value
+from fedvlm.core.errors import DataError
+from fedvlm.data.datasets import DEFAULT_TEMPLATE, load_for_training
+from fedvlm.data.datum import PARTS, DatasetBase
+from fedvlm.data.own.place import Keys
+from fedvlm.data.own.shape import look
+
+FORMAT, LEAVE_OUT, NAME = "DATASET.FORMAT", "DATASET.LEAVE_OUT", "DATASET.NAME"
+_OF_READING = (
+    NAME, FORMAT, LEAVE_OUT, "DATASET.IMAGE_DIR", "DATASET.SPLIT_FILE", "DATASET.NAMES_FILE",
+    "DATASET.TEST_SHARE", "DATASET.TEMPLATE",
+)  # fmt: skip
+USUAL_CLIENTS, SMALLEST = 10, 4  # of default_schema; fewer classes are not dealt as classes
+
+
+@dataclass(frozen=True)
+class OwnSet:
+    """A folder, understood and read.
+
+    Attributes:
+        what: its shape, in a few words.
+        keys: the config keys that read it, and how clients share it if nobody says otherwise.
+        data: its lists, checked.
+        decided: what was decided, in sentences.
+        notes: that, and what the reader says, which a run says itself.
+    """
+
+    what: str
+    keys: Keys
+    data: DatasetBase
+    decided: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def sentence(self) -> str:
+        """What was understood, in one sentence."""
+        data = self.data
+        sizes = "/".join(f"{len(data.parts[part]):,}" for part in PARTS)
+        domains = f"{len(data.domain_names)} domains ({_first(data.domain_names)}), "
+        return (f"{self.keys[NAME]}: {self.what}: {domains if data.domain_names else ''}"
+                f"{data.num_classes} classes ({_first(data.classnames)}), {sizes} images in "
+                f"{'/'.join(PARTS)}")
+
+
+def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
+    """Look at a folder and read its lists; no image is opened.
+
+    Args:
+        given: what the user says of it, which goes before what was understood: config keys.
+
+    Raises:
+        DataError: it cannot be read as a data set; says how to mend it.
+        ConfigError: ``given`` is wrong.
+    """
+    given = dict(given or {})
+    shape = look(path, _words(given.get(LEAVE_OUT, ())), known=FORMAT not in given)
+    keys: Keys = {} if shape.known else {"DATASET.TEMPLATE": DEFAULT_TEMPLATE}
+    keys |= shape.keys | {key: given[key] for key in _OF_READING if key in given}
+    cfg, _ = build_config(None, None, keys | given, [], default_schema())
+    data = load_for_training(cfg)
+    sharing, notes = _sharing(data) if data.domain_names or not shape.known else ({}, [])
+    said = [note.removeprefix(f"{data.name}: ") for note in (*shape.notes, *data.notes, *notes)]
+    decided = (*shape.notes, *notes)
+    return OwnSet(shape.what, keys | sharing, data, decided, tuple(dict.fromkeys(said)))
+
+
+def _words(value: Value) -> Sequence[str]:
+    if isinstance(value, str):
+        words = (word.strip(" '\"") for word in value.strip("()[]").split(","))
+        return [word for word in words if word]
+    return [str(word) for word in value]
+
+
+def _sharing(data: DatasetBase) -> tuple[Keys, list[str]]:
+    """Return how clients share the set by default, where ten clients of disjoint classes cannot."""
+    if data.domain_names:
+        number = len(data.domain_names)
+        return ({"FED.PARTITION": "domain", "FED.CLIENTS": number},
+                [f"one client per domain: FED.PARTITION domain, FED.CLIENTS {number}"])
+    if data.num_classes >= 2 * USUAL_CLIENTS:
+        return {}, []
+    if data.num_classes >= SMALLEST:
+        number = data.num_classes // 2
+        return ({"FED.CLIENTS": number},
+                [f"{data.num_classes} classes are few: FED.CLIENTS {number}, with two classes or "
+                 "three each"])
+    if data.num_classes < 2:
+        raise DataError(f"{data.name}: there is one class only, {data.classnames[0]}; a "
+                        "classifier needs two")
+    return ({"FED.PARTITION": "iid", "FED.CLIENTS": 2},
+            [f"{data.num_classes} classes cannot be dealt to clients as classes: FED.PARTITION "
+             "iid, FED.CLIENTS 2"])
+
+
+def yaml_text(own: OwnSet) -> str:
+    """Return the set's YAML: what was understood in comments, then the keys."""
+    lines = [f"# {line}" for line in (own.sentence, *own.notes)]
+    lines.append("# Written by fedvlm data add; change what you like. --root moves ROOT.")
+    for node in ("DATASET", "FED"):
+        rows = {k.partition(".")[2]: v for k, v in own.keys.items() if k.startswith(f"{node}.")}
+        if rows:
+            lines.append(f"{node}:")
+            lines += [f"  {key}: {_yaml(key, value)}" for key, value in rows.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _yaml(key: str, value: Value) -> str:
+    if f"DATASET.{key}" == LEAVE_OUT:
+        return json.dumps(list(_words(value)), ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False)  # JSON is YAML
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -1,0 +1,72 @@
+"""A folder on the way to a set's images, and what was understood of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedvlm.data.formats.folders import SUFFIXES
+from fedvlm.data.formats.table_files import TABLES
+from fedvlm.data.locate import folder_contents
+
+Keys = dict[str, str | float | int]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What was understood of a folder.
+
+    Attributes:
+        what: in a few words: ``class folders``, ``a domain tree``.
+        keys: config keys that read it.
+        notes: sentences on what was decided.
+        known: name of the set of the catalog that it is; empty for an own set.
+    """
+
+    what: str
+    keys: Keys
+    notes: tuple[str, ...] = ()
+    known: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder on the way to the images.
+
+    Attributes:
+        top: the folder that the user named; paths of keys are relative to it.
+        here: the folder that holds the structure.
+        pictures: its folders that hold images, at any depth, sorted.
+        flat: whether images lie in it directly.
+        tables: its files that may be tables, sorted.
+    """
+
+    top: Path
+    here: Path
+    pictures: tuple[str, ...]
+    flat: bool
+    tables: tuple[str, ...]
+
+    def below(self, path: Path) -> str:
+        """Return a path as keys have it."""
+        text = path.relative_to(self.top).as_posix()
+        return "" if text == "." else text
+
+
+def holds_images(folder: Path) -> bool:
+    """Return whether an image lies below a folder; ends at the first."""
+    for _, folders, names in os.walk(folder):
+        folders[:] = sorted(f for f in folders if not f.startswith("."))
+        if any(n.lower().endswith(SUFFIXES) and not n.startswith(".") for n in names):
+            return True
+    return False
+
+
+def place_of(top: Path, here: Path, leave_out: Sequence[str]) -> Place:
+    folders, files = folder_contents(here)
+    pictures = [f for f in folders - set(leave_out) if holds_images(here / f)]
+    flat = any(f.lower().endswith(SUFFIXES) for f in files)
+    tables = [f for f in files if f.lower().endswith(TABLES)]
+    return Place(top, here, tuple(sorted(pictures)), flat, tuple(sorted(tables)))

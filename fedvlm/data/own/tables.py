@@ -1,0 +1,146 @@
+"""Which tables of a folder say its images and labels, and where their paths start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedvlm.core.errors import DataError
+from fedvlm.data.datum import PARTS
+from fedvlm.data.formats.class_names import knows
+from fedvlm.data.formats.folders import SUFFIXES
+from fedvlm.data.formats.parts import PART_NAMES, USUAL_SHARE
+from fedvlm.data.formats.table import METADATA, glance, part_of
+from fedvlm.data.formats.table_files import TABLES
+from fedvlm.data.locate import listing
+from fedvlm.data.own.place import Keys, Place, Shape
+
+_IMAGE_FOLDERS = ("images", "image", "imgs", "img", "jpg", "data", "train")
+_NAMES = (
+    "words.txt", "classnames.txt", "class_names.txt", "classes.txt", "names.txt", "labels.txt",
+)  # fmt: skip
+_LARGEST = 20_000_000  # bytes of a JSON file that may hold class names or a split
+
+
+def metadata_of(place: Place) -> tuple[Path, ...]:
+    """Return Hugging Face's ``metadata`` files: in the folder, or in its parts."""
+    def inside(folder: Path) -> list[Path]:
+        return [folder / f for f in listing(folder)
+                if Path(f).stem.lower() == METADATA and f.lower().endswith(TABLES)]
+
+    own = inside(place.here)
+    if own:
+        return tuple(own[:1])
+    parts = [p for p in place.pictures if p.lower() in PART_NAMES]
+    return tuple(file for part in parts for file in inside(place.here / part))
+
+
+def own_tables(place: Place) -> tuple[Path, ...]:
+    """Return the tables to read: the only one, or those of the parts.
+
+    Raises:
+        DataError: several, and their names say no part.
+    """
+    paths = [place.here / file for file in place.tables]
+    if len(paths) == 1:
+        return tuple(paths)
+    by_part = [path for path in paths if part_of(path, place.here)]
+    if any(part_of(path, place.here) == "train" for path in by_part):
+        return tuple(by_part)
+    raise DataError(f"{place.here} holds several tables ({', '.join(place.tables[:5])}): give the "
+                    "one to read instead of the folder")
+
+
+def in_parquet(place: Place) -> Shape:
+    """Return a folder without images whose parquet files hold them, as the Hub gives them.
+
+    Raises:
+        DataError: there is none either.
+    """
+    paths = sorted(path for pattern in ("*.parquet", "*/*.parquet")
+                   for path in place.here.glob(pattern) if not path.name.startswith("."))
+    if not paths:
+        content = ", ".join(listing(place.here)[:8]) or "nothing"
+        raise DataError(f"{place.here} holds no image ({', '.join(SUFFIXES)}) and no table of "
+                        f"images (found: {content})")
+    return in_tables(place, paths)
+
+
+def in_tables(place: Place, paths: Sequence[Path]) -> Shape:
+    """Return a set in tables; the folder of the images is where the first line's image is.
+
+    Raises:
+        DataError: tables of several kinds, or images that are not there.
+    """
+    forms = sorted({path.suffix.lower() for path in paths})
+    if len(forms) > 1:
+        raise DataError(f"{place.here} holds tables of several kinds ({', '.join(forms)}): give "
+                        "the one to read instead of the folder")
+    paths, notes = _labelled(place, paths)
+    order = {part: number for number, part in enumerate(PARTS)}
+    paths.sort(key=lambda path: order.get(part_of(path, place.here), -1))  # stable
+    first = glance(paths[0])
+    images = _images_of(place, paths[0], first.first)
+    form = {".ndjson": "jsonl"}.get(forms[0], forms[0].removeprefix("."))
+    files = ",".join(place.below(path) for path in paths)
+    keys: Keys = {"DATASET.FORMAT": form, "DATASET.SPLIT_FILE": files}
+    if images:
+        keys["DATASET.IMAGE_DIR"] = images
+    if first.numbers:
+        names, more = names_file(place, first.numbers)
+        keys, notes = keys | names, [*notes, *more]
+    if len(paths) > 1 and {part_of(path, place.top / images) for path in paths} == {"train"}:
+        keys["DATASET.TEST_SHARE"] = USUAL_SHARE
+    what = f"a table, {files}" if len(paths) < 4 else f"{len(paths)} tables, {files[:40]}..."
+    return Shape(what, keys, tuple(notes))
+
+
+def _labelled(place: Place, paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """Return the tables that have labels, and a note on a test table that has none."""
+    kept, notes = [], []
+    for path in paths:
+        bare = len(paths) > 1 and part_of(path, place.here) == "test"
+        if bare and path.stem.lower() != METADATA and not glance(path).labelled:
+            notes.append(f"{path.name} was left out: no column names a class")
+        else:
+            kept.append(path)
+    return kept, notes
+
+
+def _images_of(place: Place, path: Path, first: str) -> str:
+    """Return the folder that the tables' paths start at, below the top.
+
+    Raises:
+        DataError: the first image is in none of the likely ones.
+    """
+    if not first:
+        return place.below(place.here)
+    if path.stem.lower() == METADATA:
+        if (path.parent / first).is_file():
+            return place.below(place.here)
+    else:
+        for base in dict.fromkeys((place.here, place.top)):
+            for name in dict.fromkeys(("", *_IMAGE_FOLDERS, *place.pictures)):
+                if (base / name / first).is_file():
+                    return place.below(base / name)
+    raise DataError(f"{path} names {first}, which is not there; paths of a table start at its "
+                    "folder, or at a folder of images beside it")
+
+
+def names_file(place: Place, codes: Sequence[str]) -> tuple[Keys, list[str]]:
+    """Return the file that names the classes, where there is one, and what to say of it."""
+    for folder in dict.fromkeys((place.here, place.here.parent, place.top)):
+        if not folder.is_relative_to(place.top):
+            continue
+        files = [file for file in _NAMES if (folder / file).is_file()]
+        files += [file for file in listing(folder) if file.lower().endswith(".json")]
+        for file in files:
+            if not too_large(folder / file) and knows(folder / file, codes):
+                below = place.below(folder / file)
+                return {"DATASET.NAMES_FILE": below}, [f"class names from {below}"]
+    return {}, []
+
+
+def too_large(file: Path) -> bool:
+    """Return whether a file is none that holds names or a split."""
+    return not file.is_file() or file.stat().st_size > _LARGEST

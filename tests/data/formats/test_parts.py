@@ -1,0 +1,53 @@
+"""Where test images come from when a set has none: val, or a share of train by DATA_SEED."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedvlm.core.errors import DataError
+from fedvlm.data.datum import Datum
+from fedvlm.data.formats.parts import Cut, complete, draw_test
+
+
+def items(sizes: list[int], domain: int = 0) -> list[Datum]:
+    return [Datum(f"/{c}/{n}", c, domain, f"c{c}", f"{domain}/{c}/{n}")
+            for c, size in enumerate(sizes) for n in range(size)]
+
+
+def test_val_is_the_test_list_where_there_is_none() -> None:
+    train, val = items([2, 2]), items([1, 1], 1)
+    lists, notes = complete({"train": train, "val": val, "test": []}, Cut(), "x")
+    assert lists == {"train": train, "val": [], "test": val}
+    assert notes == ["the set has no test part: val is the test list, and there is no validation"]
+    lists, notes = complete({"train": train, "val": val, "test": val}, Cut(), "x")
+    assert lists["val"] == lists["test"] == val and notes == []
+
+
+def test_train_alone_wants_a_share_that_is_said() -> None:
+    parts = {"train": items([4, 4]), "val": [], "test": []}
+    with pytest.raises(DataError, match="x has train but no 'test'.*TEST_SHARE 0.3"):
+        complete(parts, Cut(), "x")
+    lists, notes = complete(parts, Cut(0.25, 7), "x", "photo")
+    assert (len(lists["train"]), len(lists["test"])) == (6, 2)
+    assert notes[0].startswith("domain 'photo' has training images only: 0.25 of each class")
+    assert "DATA_SEED 7" in notes[0]
+    with pytest.raises(DataError, match="no training images"):
+        complete({"train": [], "val": [], "test": items([1])}, Cut(), "x")
+    _, notes = complete(parts | {"test": items([1])}, Cut(0.5), "x")
+    assert notes == ["the set: DATASET.TEST_SHARE is not used: there are test images"]
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.floats(0.01, 0.99),
+       st.integers(0, 5), st.randoms())
+def test_every_class_gives_its_share(sizes: list[int], share: float, seed: int, rng) -> None:
+    data = items(sizes)
+    train, test = draw_test(data, Cut(share, seed))
+    assert sorted(d.key for d in [*train, *test]) == sorted(d.key for d in data)
+    for label, size in enumerate(sizes):
+        number = sum(d.label == label for d in test)
+        assert number == (min(max(round(share * size), 1), size - 1) if size > 1 else 0)
+    mixed = rng.sample(data, len(data))
+    again = draw_test(mixed, Cut(share, seed))[1]
+    assert {d.key for d in again} == {d.key for d in test}  # the order of a list moves nothing

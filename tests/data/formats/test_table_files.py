@@ -1,0 +1,79 @@
+"""JSON lines and parquet: the same table, other mistakes."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+from pathlib import Path
+
+import pytest
+
+from fedvlm.core.errors import DataError
+from fedvlm.data.formats.table import glance, part_of, read_table
+from fedvlm.data.formats.table_files import read_lines_of
+from tests.data.miniatures import shapes
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"path": "a.png", "label": "x"}\n[1]', "line 2: a line is an object"),
+        ('{"path": "a.png"\n', "line 1: not JSON"),
+        ('{"path": "a.png", "label": "x"}\n{"path": "b.png"}', "line 2: the cell 'label' is empty"),
+        ('{"path": ["a"], "label": "x"}', "line 1: the cell 'path' is empty"),
+        ('{"path": "../a.png", "label": "x"}', "line 1: .* without '..'"),
+        ("", "the first line must name the columns"),
+        ('{"image": "a.png", "path": "b.png", "label": "x"}\n{"path": "b.png", "image": "c", '
+         '"label": "y"}', "'b.png' is also on line 1"),
+        ("[" * 100_000, "line 1: not JSON"),
+    ],
+)
+def test_bad_json_lines(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text(text)
+    with pytest.raises(DataError, match=says) as caught:
+        read_table([tmp_path / "t.jsonl"], tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_parquet_without_pyarrow_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
+
+    def absent(name: str, *more: object) -> object:
+        if name.startswith("pyarrow"):
+            raise ImportError(name)
+        return builtins.__import__(name)
+
+    monkeypatch.setattr(importlib, "import_module", absent)
+    with pytest.raises(DataError, match=r"reading parquet needs pyarrow: pip install 'fedvlm\[par"):
+        read_lines_of(tmp_path / "t.parquet")
+
+
+def test_parquet_that_is_none(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    (tmp_path / "t.parquet").write_bytes(b"PAR1 and nothing")
+    with pytest.raises(DataError, match="t.parquet is not a parquet file"):
+        read_lines_of(tmp_path / "t.parquet")
+
+
+def test_images_of_parquet_are_unpacked_once_and_a_glance_unpacks_none(tmp_path: Path) -> None:
+    shapes.parquet(tmp_path / "set")
+    path = tmp_path / "set" / "data" / "train-00000-of-00001.parquet"
+    assert glance(path).first == "" and not (tmp_path / "out").exists()
+    data = read_table([path], tmp_path / "set", unpacked=tmp_path / "out")
+    files = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*.png")}
+    assert len(files) == 12 and {d.impath for d in data.all()} == set(map(str, files))
+    assert not list((tmp_path / "out").rglob("*.png.*"))
+    read_table([path], tmp_path / "set", unpacked=tmp_path / "out")
+    assert {p: p.stat().st_mtime_ns for p in files} == files
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [("train.csv", "train"), ("data/validation-00000-of-00001.parquet", "val"),
+     ("test/metadata.csv", "test"), ("labels.csv", ""), ("my_train.csv", ""),
+     ("training-set.jsonl", "train"), ("x/labels.csv", "")],
+)
+def test_the_part_that_a_name_says(name: str, part: str, tmp_path: Path) -> None:
+    assert part_of(tmp_path / name, tmp_path) == part
