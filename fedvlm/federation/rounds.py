@@ -220,6 +220,7 @@ class Federation:
             MemoryStore() if store is None else store,
             lambda c: trainer.init_client(self.context([c]), self.p0),
             self.p0, self.groups, trainer.reads_old,
+            alike=type(trainer).init_client is Trainer.init_client,
         )
         self.held: ClientStore = MemoryStore() if held is None else held
         finetune: Finetune = trainer.own_finetune().configure(trainer.root)

@@ -233,6 +233,14 @@ class Trainer:
         """
         return ("features",)
 
+    def prompt_sets(self, batch_size: int) -> int:
+        """Return the prompt sets that a client's step sends through the text tower.
+
+        It sizes the chunk of clients that are computed at once: 0 for a method that trains on
+        image features alone, one for each image for prompts that depend on it.
+        """
+        return 1
+
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return the initial trainable tensors (no client axis), equal for all clients."""
         raise ConfigError(
