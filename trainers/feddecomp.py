@@ -7,7 +7,8 @@ Equations: W_k = S + B_k A_k; per round first B_k, A_k for PRIVATE_EPOCHS with S
 Shared: all of PEFT
 Personal: *.private.*
 Frozen: both towers, the logit scale.
-Defaults: RANK 4, PRIVATE_EPOCHS 1; a prompt and a feature adapter.
+Defaults: RANK 4, PRIVATE_EPOCHS 1; a prompt and a feature adapter. The shared part's epochs go on
+    with the schedule's clock and the views where the private ones ended.
 Departures from the paper: the towers are frozen, so S is what PEFT trains. LoRA (PEFT.VISUAL lora,
     PEFT.TEXT lora) gets a private LoRA of rank RANK in the same layers, the paper's own W = S + BA
     with the frozen layer in S, both scaled by PEFT.ALPHA / PEFT.RANK; a prompt or a linear head

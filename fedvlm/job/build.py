@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -132,8 +132,22 @@ def make_plan(cfg: CfgNode) -> Plan:
         cfg.FED.NONFINITE, int(cfg.SEED), spec, schedule, per_round, cfg.FED.WEIGHTING,
         aggregator, server_optim,
         draw_unseen(int(f.CLIENTS), int(f.UNSEEN_CLIENTS), int(cfg.DATA_SEED)),
-        int(f.LOCAL_STEPS), tuple(int(n) for n in f.EPOCHS_RANGE), int(f.EARLY_STOP),
+        int(f.LOCAL_STEPS), span_of(f.EPOCHS_RANGE), int(f.EARLY_STOP),
     )
+
+
+def span_of(value: Sequence[object]) -> tuple[int, ...]:
+    """Return ``FED.EPOCHS_RANGE`` as numbers; ``1,4`` on the command line comes as words.
+
+    Raises:
+        ConfigError: they are no whole numbers.
+    """
+    words = [str(n).strip() for n in value]
+    if not all(word.isdecimal() for word in words):
+        raise ConfigError(
+            f"FED.EPOCHS_RANGE {tuple(value)}: wants two whole numbers of epochs, such as (1, 4)"
+        )
+    return tuple(map(int, words))
 
 
 def roles_of(cfg: CfgNode) -> dict[str, RoleSpec]:
