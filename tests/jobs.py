@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 
 from fedvlm.cli.main import main
+from fedvlm.runs.records import Records
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SMALL = ("--demo", "--shots", "2", "--rounds", "2", "--num-users", "2", "--local-epochs", "1")
@@ -44,8 +45,18 @@ def folder(output: Path) -> Path:
 
 
 def state(output: Path) -> dict[str, torch.Tensor]:
+    """The newest state: the server's tensors, and every client's with its version."""
     newest = sorted(folder(output).glob("state/round_*.safetensors"))[-1]
-    return safetensors.torch.load_file(newest)
+    found = safetensors.torch.load_file(newest)
+    told = json.loads(newest.with_suffix(".json").read_text())
+    for kind, named in told["records"].items():
+        log = Records(newest.parent / kind, told["identity"])
+        log.load(named)
+        for version, ids, rows in log.live():
+            for k, client in enumerate(ids):
+                found |= {f"{kind}|{client}|{version}|{slot}|{name}": v[k]
+                          for slot, tree in rows.items() for name, v in tree.items()}
+    return found
 
 
 def records(output: Path) -> list[dict[str, Any]]:

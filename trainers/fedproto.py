@@ -76,6 +76,10 @@ class FedProto(PeftTrainer):
             return super().predictor(model, p)
         return lambda x: -square_distance(self.unit(model, p, x), p[MEAN])
 
+    def forms(self) -> dict[str, str]:
+        """Return what classifies."""
+        return {"score": "distance" if self.cfg.PREDICT == "prototype" else "cosine"}
+
     def loss(self, model: VLModel, p: Tree, b: Batch) -> Tensor:
         """Return the cross-entropy of the client's own head, ``[K]``."""
         z = self.image_features(model, p, b.x)

@@ -135,6 +135,10 @@ class FedTV(Trainer):
         """See ``vision``."""
         return self.vision(model, p, x)[0]
 
+    def forms(self) -> dict[str, str]:
+        """Return how adapters and fusion are applied."""
+        return {"view": self.mode["ADAPTER"], "scores": self.mode["SCORES"]}
+
     def loss(self, model: VLModel, p: Tree, b: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss ``[K]`` and its parts, named as in the authors' log."""
         both = model.text(torch.stack([personal_prompt(p), p["text.sigma"]], 1))

@@ -142,6 +142,10 @@ class Thorki(PeftTrainer):
 
         return fused
 
+    def forms(self) -> dict[str, str]:
+        """Return the kind of the gate."""
+        return {"gate": self.cfg.FUSION}
+
     def small_loss(self, model: VLModel, p: Tree, b: Batch) -> Tensor:
         """Return S's loss ``[K]``."""
         z = self.small(model, p, b.x)

@@ -15,8 +15,8 @@ from pathlib import Path
 from fedvlm.check import messages, training
 from fedvlm.check.compare import Broken
 from fedvlm.check.world import World
+from fedvlm.compat.files import load_trainer
 from fedvlm.core.errors import FedvlmError, failure_text
-from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.trainer import Trainer
 
 PACKAGE = Path(__file__).resolve().parents[1]

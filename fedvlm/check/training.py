@@ -21,14 +21,14 @@ from fedvlm.check.compare import (
     same_state,
     same_tree,
 )
+from fedvlm.check.disk import read_state, write_state
 from fedvlm.check.messages import CLOSE, EXACT, Method, sent_in, work
 from fedvlm.check.world import EPOCHS, RESNET, SIZES, Setup, Trajectory, World
 from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.core.trees import State, Tree, clone, first_non_finite, stack
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.groups import FROZEN, SERVER
-from fedvlm.federation.rounds import FedState, Whole, slots_of, state_of
-from fedvlm.runs.state import load_newest_state, save_state
+from fedvlm.federation.rounds import FedState, Whole
 
 
 def g4_no_rate(world: World, trainer: Method) -> None:
@@ -94,12 +94,10 @@ def g8_resume(world: World, trainer: Method) -> None:
     whole = world.trajectory(trainer)
     state = whole.states[1]
     with tempfile.TemporaryDirectory() as name:
-        slots = slots_of(state)
-        save_state(Path(name), 1, slots, state.clients, {}, identity="check")
-        saved, notes = load_newest_state(Path(name), identity="check")
-    if saved is None:
-        raise Broken(f"the state after round 1 cannot be read back: {'; '.join(notes)}")
-    start = state_of(saved.round, saved.server, saved.clients)
+        fed = world.federation(trainer)
+        write_state(Path(name), fed, fed.adopt(copy_fed(state)))
+        fed = world.federation(trainer)
+        start = fed.read(read_state(Path(name), fed))
     same_fed(start, state, "read back from disk")
     rest = world.record(trainer, start=start)
     same_fed(rest.states[-1], whole.states[-1], "resumed after round 1")

@@ -188,7 +188,9 @@ class World:
         """
         schema = default_schema()
         if trainer.name:
-            schema = declare(schema, f"TRAINER.{trainer.name.upper()}", trainer.options)
+            schema = declare(
+                schema | dict(trainer.foreign), f"TRAINER.{trainer.name.upper()}", trainer.options
+            )
         yaml = self.yaml
         if yaml is None and trainer.name:
             yaml = lookup(trainer.name, "trainers")

@@ -8,6 +8,7 @@ name the file and line it came from, and every value can name its origin.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from yacs.config import CfgNode
@@ -18,6 +19,7 @@ from fedvlm.config.read import Assignment, read_yaml
 from fedvlm.core.errors import ConfigError, did_you_mean
 
 DEFAULT = "default"
+COOP_N_CTX = "TRAINER.COOP.N_CTX"
 
 
 def build_config(
@@ -118,6 +120,9 @@ class _Merge:
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
         self.aliases = {k: a for k, a in family_aliases().items() if k not in schema}
+        own = [k for k in schema if k.startswith("TRAINER.") and k.endswith(".N_CTX")]
+        if own and COOP_N_CTX in self.aliases:  # a method with a context of its own
+            self.aliases[COOP_N_CTX] = replace(self.aliases[COOP_N_CTX], target=own[0])
         self.refused = {k: why for k, why in refused_keys().items() if k not in schema}
         keys = {*schema, *self.aliases, *self.refused}
         self.inner = nodes(schema | dict.fromkeys(keys, next(iter(schema.values()))))
@@ -165,7 +170,7 @@ class _Merge:
         """Return our key, its value and its origin; None where the entry sets nothing."""
         key, where = entry.key, entry.where
         if key in self.refused:
-            if entry.value not in (False, "False", "false"):
+            if key.startswith("TRAINER.") or entry.value not in (False, "False", "false"):
                 self.mistakes.append(f"{where}: {key} {self.refused[key]}")
             return None
         alias = self.aliases.get(key)

@@ -24,7 +24,7 @@ _TREE: dict[str, dict[str, Any]] = {
         "RGS_P": 0.2, "GB_P": 0.5, "GB_K": 21,
     },
     "DATASET": {
-        "SOURCE_DOMAINS": (), "TARGET_DOMAINS": (), "NUM_LABELED": -1, "VAL_PERCENT": 0.1,
+        "NUM_LABELED": -1, "VAL_PERCENT": 0.1,
         "STL10_FOLD": -1, "CIFAR_C_TYPE": "", "CIFAR_C_LEVEL": 1, "ALL_AS_UNLABELED": False,
         "USER_PROMPT_LENGTHS": (),
     },
@@ -87,9 +87,22 @@ _TRAINERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+# Nodes of methods that are not Dassl's own: no key of theirs is passed over in silence.
+FAMILY = ("COOP", "COCOOP", "MAPLE", "PROMPTSRC", "IVLP")
+
+
+def family_options() -> dict[str, Any]:
+    """Return the default of every key of the CoOp family's trainer nodes."""
+    return {
+        f"TRAINER.{name}.{key}": default
+        for name in FAMILY for key, default in _TRAINERS[name].items()
+    }
+
+
 def dassl_options() -> Schema:
-    """Return an ``Option`` for every key of Dassl and CoOp that ``keys`` does not define."""
-    tree = _TREE | {f"TRAINER.{name}": keys for name, keys in _TRAINERS.items()}
+    """Return an ``Option`` for every key of Dassl that ``keys`` does not define."""
+    nodes = {f"TRAINER.{n}": keys for n, keys in _TRAINERS.items() if n not in FAMILY}
+    tree = _TREE | nodes
     return {
         f"{node}.{key}" if node else key: Option(default, _UNUSED, used=False)
         for node, keys in tree.items()

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fedvlm.config.dassl import dassl_options
-from fedvlm.config.option import Option, Schema, Value
+from fedvlm.config.dassl import dassl_options, family_options
+from fedvlm.config.option import Option, Schema, Value, short_repr
 
 PARTITIONS = (
     "iid", "disjoint", "n_classes", "dirichlet", "superclass_dirichlet", "quantity", "domain",
@@ -114,6 +114,10 @@ def _dataset() -> Schema:
         "DATASET.FEWSHOT_FILE": Option(
             "", "CoOp's few-shot pickle or a JSON list below DIR, instead of drawing the shots"
         ),
+        "DATASET.SOURCE_DOMAINS": Option(
+            (), "Dassl's: all domains but the one left out (FED.HELD_OUT_DOMAIN), or nothing"
+        ),
+        "DATASET.TARGET_DOMAINS": Option((), "Dassl's: the domain for FED.HELD_OUT_DOMAIN"),
         "DATASET.SUBSAMPLE_CLASSES": Option(
             "all",
             "classes that the clients hold (FedTV's code: base)",
@@ -165,6 +169,12 @@ def _partition() -> Schema:
         ),
         "FED.REPEAT_RATE": Option(
             0.0, "share of classes that all disjoint clients hold", low=0, high=1
+        ),
+        "FED.PERSONAL": Option(
+            "",
+            "tensors that stay with each client, as a regular expression of whole names; for "
+            "methods that share everything (modules of your own, files of the CoOp family)",
+            neutral="",
         ),
         "FED.INDEX_FILE": Option("", "index file with a split to use instead of drawing one"),
         "FED.LEGACY": Option(False, "the family's own class map (random.seed(2023))"),
@@ -224,6 +234,10 @@ def _federation() -> Schema:
 
 def _aggregation() -> Schema:
     return {
+        "FED.STORE": Option(
+            "auto", "where clients' states lie: in memory, or on disk in the run folder; moves no "
+            "bit (auto: memory up to 4 GiB)", choices=("auto", "memory", "disk"),
+        ),
         "FED.WEIGHTING": Option(
             "auto",
             "weight of a client in the average: its training samples, the same for all, or as "
@@ -431,7 +445,7 @@ def family_aliases() -> dict[str, Alias]:
     text, flag = Option("", "name"), Option(False, "switch")
     models = {"last_step": "last", "best_val": "val"}
     final_model = Option("last_step", "model tested at the end", choices=tuple(models))
-    return {
+    return _coop_aliases() | {
         "DATASET.USERS": Alias(number, "FED.CLIENTS"),
         "DATASET.PARTITION": Alias(text, "FED.PARTITION"),
         "DATASET.BETA": Alias(share, "FED.BETA"),
@@ -445,9 +459,51 @@ def family_aliases() -> dict[str, Alias]:
     }
 
 
+def _coop_aliases() -> dict[str, Alias]:
+    """Return CoOp's own options as ours; what has none may only be as it is."""
+    def only(value: Value, why: str) -> Callable[[Value], Value]:
+        def check(given: Value) -> Value:
+            if given != value:
+                raise ValueError(f"{short_repr(given)}: {why}")
+            return None
+
+        return check
+
+    file = "the authors' file has it: --trainer ./coop.py:CoOp"
+    node = "TRAINER.COOP."
+    return {
+        node + "N_CTX": Alias(Option(16, "context tokens", low=1), "PEFT.N_CTX"),
+        node + "CSC": Alias(Option(False, "switch"), "PEFT.CSC"),
+        node + "CTX_INIT": Alias(Option("", "words"), "PEFT.CTX_INIT"),
+        node + "CLASS_TOKEN_POSITION": Alias(
+            Option("end", "position"), "PEFT.N_CTX", only("end", f"the class name ends it; {file}")
+        ),
+        node + "PREC": Alias(
+            Option("fp16", "precision"), "MODEL.PREC", _precision
+        ),
+    }
+
+
+def _precision(given: Value) -> Value:
+    """Return our precision for CoOp's."""
+    if given not in ("fp32", "fp16", "amp"):
+        raise ValueError(f"wants fp32, fp16 or amp, got {short_repr(given)}")
+    if given != "fp32":
+        raise ValueError(
+            f"{given}: trained tensors stay fp32 here; MODEL.PREC bf16 has low-precision towers"
+        )
+    return given
+
+
 def refused_keys() -> dict[str, str]:
     """Return foreign switches that may only be off, and what to say when they are on."""
-    return {
+    whose = {"COCOOP": "CoCoOp", "MAPLE": "MaPLe", "PROMPTSRC": "PromptSRC", "IVLP": "IVLP"}
+    family = {
+        key: f"is {whose[key.split('.')[1]]}'s, which is no method of fedvlm: give the authors' "
+             f"file, --trainer ./{whose[key.split('.')[1]].lower()}.py"
+        for key in family_options() if key.split(".")[1] in whose
+    }
+    return family | {
         "DATASET.IMBALANCE_TRAIN": "is not supported; FED.PARTITION dirichlet gives unequal shares",
         "DATASET.SPLIT_CLIENT": "is not supported; FED.PARTITION domain gives clients per domain",
     }

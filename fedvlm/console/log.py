@@ -70,8 +70,11 @@ class LogFile:
         """Write the final table."""
         self._write(table_lines(rows))
 
-    def finish(self, headline: Headline | None = None) -> None:
+    def finish(self, headline: Headline | None = None, trained: bool = True) -> None:
         """Write Dassl's closing block; without a headline (stopped early) nothing.
+
+        Args:
+            trained: False for an evaluation alone, which Dassl's log does not call training.
 
         Raises:
             FedvlmError: the headline is not a number, so a parser would read nonsense.
@@ -81,7 +84,7 @@ class LogFile:
         if not (math.isfinite(headline.accuracy) and math.isfinite(headline.macro_f1)):
             raise FedvlmError(f"{self.path}: the headline accuracy is not a number")
         block = [
-            "Finish training",
+            *(["Finish training"] if trained else []),
             "=> result",
             f"* total: {headline.total:,}",
             f"* correct: {headline.correct:,}",

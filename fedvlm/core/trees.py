@@ -121,11 +121,20 @@ def nbytes(tree: Tree) -> dict[str, int]:
     return {name: v.numel() * v.element_size() for name, v in tree.items()}
 
 
+def largest(values: Sequence[Tensor]) -> Tensor:
+    """Return the largest magnitude, 0-d: not finite if a number is not.
+
+    On the CPU where they lie on several devices (Apple's mps has no float64).
+    """
+    if len({v.device for v in values}) > 1:
+        values = [v.cpu() for v in values]
+    return torch.cat([v.reshape(-1) for v in values]).abs().amax()
+
+
 def first_non_finite(tree: Tree) -> str | None:
     """Return the name of the first leaf with a NaN or an infinity, or None; one read if none."""
     leaves = {n: v for n, v in tree.items() if v.is_floating_point()}
-    lengths = [length.reshape(1) for length in foreach.norms(list(leaves.values()))]
-    if not lengths or math.isfinite(float(torch.cat(lengths).abs().amax())):
+    if not leaves or math.isfinite(float(largest(foreach.norms(list(leaves.values()))))):
         return None
     return next((n for n, v in leaves.items() if not bool(torch.isfinite(v).all())), None)
 

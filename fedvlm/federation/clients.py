@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -25,6 +25,8 @@ from fedvlm.federation.groups import FROZEN, SERVER, SHARED, Groups
 
 W = "w"  # the slot of a client's model
 FEW = 8  # rows of a new table
+ANYBODY = -1  # no client: whose untrained state is everybody's
+P = TypeVar("P")
 Form = tuple[tuple[str, tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]], ...]
 
 
@@ -57,13 +59,51 @@ class ClientStore(Protocol):
         """Forget versions newer than ``accepted``, of these clients: a round that did not count."""
         ...
 
-    def settle(self, accepted: Mapping[int, int], floor: int) -> None:
-        """Forget what nobody needs any more; ``accepted`` stays, and what counted at ``floor``.
+    def seal(self, round_: int) -> None:
+        """Hear that everybody of ``round_`` is in: nothing more is put in that round."""
+        ...
 
-        Args:
-            accepted: the version of every client that has one.
-            floor: the oldest round from which the run may go on.
+    def settle(self, accepted: Mapping[int, int]) -> None:
+        """Forget what nobody asks for any more: all but ``accepted``, the version of every client.
+
+        What lies in the records of a checkpoint stays there until that checkpoint goes.
         """
+        ...
+
+
+class RecordLog(Protocol[P]):
+    """Sealed records of rows, and which of them count (``runs.records.Records``)."""
+
+    def write(
+        self, name: str, groups: Sequence[tuple[Sequence[int], Sequence[int], State]]
+    ) -> None:
+        """Write (clients, versions, rows) as one record."""
+        ...
+
+    def find(self, client: int, version: int) -> P | None:
+        """Return where a row lies."""
+        ...
+
+    def read(self, places: Sequence[P]) -> State:
+        """Return rows of one form ``[K, ...]``, on the CPU."""
+        ...
+
+    def forget(self, client: int, version: int) -> None:
+        """Forget what is newer than ``version`` and in no checkpoint."""
+        ...
+
+    def accept(
+        self, round_: int, rows: ClientStore, versions: Mapping[int, int]
+    ) -> list[list[str]]:
+        """Write what no record has, and return the records that a checkpoint has to name."""
+        ...
+
+    def versions(self) -> dict[int, int]:
+        """Return the version of every client that has a row that counts."""
+        ...
+
+    def live(self) -> Iterator[tuple[int, list[int], State]]:
+        """Yield (version, clients, their rows): all that counts."""
         ...
 
 
@@ -155,10 +195,7 @@ class MemoryStore:
     def _row(self, client: int, version: int) -> tuple[Form, int]:
         place = self._rows.get(client, {}).get(version)
         if place is None:
-            raise FedvlmError(
-                f"the store has no state of client {client} from round {version}: it was settled, "
-                "or a later round was begun from another state"
-            )
+            raise missing(client, version)
         return place
 
     def form(self, client: int, version: int) -> Form:
@@ -185,8 +222,11 @@ class MemoryStore:
             for newer in [v for v in self._rows.get(client, {}) if v > version]:
                 self._forget(client, newer)
 
-    def settle(self, accepted: Mapping[int, int], floor: int) -> None:
-        """See ``ClientStore.settle``; ``floor`` is for stores that outlive the process."""
+    def seal(self, round_: int) -> None:
+        """See ``ClientStore.seal``."""
+
+    def settle(self, accepted: Mapping[int, int]) -> None:
+        """See ``ClientStore.settle``."""
         for client in self._several:
             for other in [v for v in self._rows[client] if v != accepted.get(client)]:
                 self._forget(client, other)
@@ -199,6 +239,104 @@ class MemoryStore:
             self._tables[form].free.append(row)
 
 
+class DiskStore:
+    """Rows are read from the records of a log; in memory is only where they lie.
+
+    The rows of a round wait in memory until all are in; then they are one record.
+    """
+
+    def __init__(self, log: RecordLog[Any], device: torch.device) -> None:
+        self._log, self._device = log, device
+        self._open, self._ids = MemoryStore(), dict[int, int]()  # of this round: client -> version
+        self._forms: dict[tuple[str, int], Form] = {}  # of a record's groups
+
+    def get(
+        self, ids: Sequence[int], versions: Sequence[int]
+    ) -> list[tuple[list[int], State]]:
+        """See ``ClientStore.get``."""
+        here = [c for c, v in zip(ids, versions, strict=True) if self._ids.get(c) == v]
+        groups = self._open.get(here, [self._ids[c] for c in here])
+        places: dict[tuple[str, int], tuple[list[int], list[Any]]] = {}
+        for client, version in zip(ids, versions, strict=True):
+            if self._ids.get(client) == version:
+                continue
+            place = self._log.find(client, version)
+            if place is None:
+                raise missing(client, version)
+            clients, rows = places.setdefault((place.record, place.group), ([], []))
+            clients.append(client)
+            rows.append(place)
+        alike: dict[Form, tuple[list[int], list[State]]] = {form_of(s): (c, [s]) for c, s in groups}
+        for clients, rows in places.values():
+            state = on(self._device, self._log.read(rows))
+            known, states = alike.setdefault(form_of(state), ([], []))
+            known += clients
+            states.append(state)
+        return [_in_order(ids, *group) for group in alike.values()]
+
+    def form(self, client: int, version: int) -> Form:
+        """See ``ClientStore.form``; the rows of a record's group have one."""
+        if self._ids.get(client) == version:
+            return self._open.form(client, version)
+        place = self._log.find(client, version)
+        if place is None:
+            raise missing(client, version)
+        key = place.record, place.group
+        if key not in self._forms:
+            self._forms[key] = form_of(self._log.read([place]))
+        return self._forms[key]
+
+    def put(self, round_: int, ids: Sequence[int], state: State) -> None:
+        """See ``ClientStore.put``."""
+        self._open.put(round_, ids, state)
+        self._ids |= dict.fromkeys(ids, round_)
+
+    def begin(self, accepted: Mapping[int, int]) -> None:
+        """See ``ClientStore.begin``."""
+        for client, version in accepted.items():
+            self._log.forget(client, version)
+            if self._ids.get(client, version) > version:
+                del self._ids[client]
+
+    def seal(self, round_: int) -> None:
+        """See ``ClientStore.seal``: write the round's record."""
+        if self._ids:
+            ids = sorted(self._ids)
+            self._log.write(f"r{round_:06d}", [
+                (clients, [self._ids[c] for c in clients], state)
+                for clients, state in self._open.get(ids, [self._ids[c] for c in ids])
+            ])
+        self._open, self._ids = MemoryStore(), {}
+
+    def settle(self, accepted: Mapping[int, int]) -> None:
+        """See ``ClientStore.settle``: the log keeps what a checkpoint names."""
+
+
+def missing(client: int, version: int) -> FedvlmError:
+    """Return the error of a row that a store does not have."""
+    return FedvlmError(
+        f"the store has no state of client {client} from round {version}: it was settled, "
+        "or a later round was begun from another state"
+    )
+
+
+def on(device: torch.device, state: State) -> State:
+    """Return ``state`` with its tensors on ``device``; types stay."""
+    return {s: {n: v.to(device) for n, v in tree.items()} for s, tree in state.items()}
+
+
+def _in_order(
+    ids: Sequence[int], clients: Sequence[int], states: Sequence[State]
+) -> tuple[list[int], State]:
+    """Join rows of one form in the order of ``ids``."""
+    state = {slot: cat([s[slot] for s in states]) for slot in states[0]}
+    at = {c: k for k, c in enumerate(clients)}
+    wanted = [c for c in ids if c in at]
+    rows = torch.tensor([at[c] for c in wanted], dtype=torch.int64)
+    return wanted, {s: {n: v.index_select(0, rows.to(v.device)) for n, v in t.items()}
+                    for s, t in state.items()}
+
+
 class Clients:
     """Clients' states as engines and evaluation ask for them.
 
@@ -207,13 +345,14 @@ class Clients:
         init: ``init_client`` of one client (no client axis); asked whenever it is needed.
         start: the untrained tensors.
         reads_old: the method reads the shared part of its last round's ``w``.
+        alike: ``init`` says the same of every client, so one answer stands for all.
     """
 
     def __init__(
         self, store: ClientStore, init: Callable[[int], State], start: Tree, groups: Groups,
-        reads_old: bool = False,
+        reads_old: bool = False, alike: bool = False,
     ) -> None:
-        self.store, self._init, self._start = store, init, start
+        self.store, self._init, self._start, self._alike = store, init, start, alike
         self._frozen = {n: start[n] for n in groups.names(FROZEN)}
         self._lost = set(groups.names(FROZEN, SERVER, *([] if reads_old else [SHARED])))
         self._shared, self._server = set(groups.names(SHARED)) & self._lost, set(groups.server)
@@ -236,12 +375,9 @@ class Clients:
         states = [state for _, state in parts]
         for other in states[1:]:
             _same_form(states[0], other)
-        state = {slot: cat([s[slot] for s in states]) for slot in states[0]}
-        at = {c: k for k, c in enumerate(c for clients, _ in parts for c in clients)}
-        if [at[c] for c in ids] != list(range(len(ids))):
-            rows = torch.tensor([at[c] for c in ids], dtype=torch.int64)
-            state = {s: {n: v.index_select(0, rows.to(v.device)) for n, v in t.items()}
-                     for s, t in state.items()}
+        found = [c for clients, _ in parts for c in clients]
+        alone = len(states) == 1 and found == list(ids)
+        state = states[0] if alone else _in_order(ids, found, states)[1]
         return self._filled(state, len(ids))
 
     def forms(
@@ -259,9 +395,10 @@ class Clients:
         return out
 
     def _untrained_form(self, client: int) -> Form:
-        if client not in self._first:
-            self._first[client] = form_of(stack_states([self._kept(self._init(client))]))
-        return self._first[client]
+        who = ANYBODY if self._alike else client
+        if who not in self._first:
+            self._first[who] = form_of(stack_states([self._kept(self._init(client))]))
+        return self._first[who]
 
     def put(self, round_: int, ids: Sequence[int], state: State) -> None:
         """Keep what clients do not get anew of their new states ``[K, ...]``."""
@@ -300,7 +437,7 @@ class Clients:
 
     def _untrained(self, ids: Sequence[int]) -> State:
         """Return what ``init_client`` says; leaves that are the start's are copied at once."""
-        states = [self._kept(self._init(c)) for c in ids]
+        states = [self._kept(self._init(c)) for c in (ids[:1] if self._alike else ids)]
         if len(ids) == 1 or not all(_same_leaves(states[0], s) for s in states[1:]):
             return stack_states(states)
         return {s: _copies(t, len(ids)) for s, t in states[0].items()}

@@ -103,7 +103,7 @@ class Context:
     failed: dict[int, str] = field(default_factory=dict)
     flags: Flags | None = None
     _means: Means | None = field(default=None, repr=False)
-    _rates: dict[tuple[int, ...], Rate] = field(default_factory=dict, repr=False)
+    _rates: dict[tuple[int, ...], Rate] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def batcher(self) -> Batcher:

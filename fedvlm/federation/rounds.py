@@ -25,7 +25,14 @@ from fedvlm.federation.aggregation.server_optim import NONE, SLOTS
 from fedvlm.federation.aggregation.telltale import Telltale, outlier_sentence, telltale
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batcher, prove_streams
-from fedvlm.federation.clients import Clients, ClientStore, MemoryStore
+from fedvlm.federation.clients import (
+    Clients,
+    ClientStore,
+    DiskStore,
+    MemoryStore,
+    RecordLog,
+    on,
+)
 from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context
 from fedvlm.federation.engine import Engine, LocalEngine, laid
 from fedvlm.federation.groups import SERVER, SHARED, Finetune, resolve
@@ -86,30 +93,21 @@ class Whole:
     worked: dict[int, int] = field(default_factory=dict)
 
 
-HELD, WORKED = "held/", "worked"
-
-
-def slots_of(state: Whole) -> State:
-    """Return the server's slots as they are saved: with what it holds and knows of clients.
-
-    ``held/<client>/<slot>`` is what it keeps for a client, ``worked`` the last round of each.
-    """
-    slots = dict(state.server)
-    for client, held in state.held.items():
-        slots |= {f"{HELD}{client}/{slot}": tree for slot, tree in held.items()}
-    if state.worked:
-        ids, rounds = zip(*sorted(state.worked.items()), strict=True)
-        slots[WORKED] = {"client": torch.tensor(ids), "round": torch.tensor(rounds)}
-    return slots
+CLIENTS, HELD, WORKED = "clients", "held", "worked"
+Logs = Mapping[str, RecordLog[Any]]  # CLIENTS, HELD -> records
 
 
 def state_of(round_: int, slots: State, clients: dict[int, State]) -> Whole:
-    """Undo ``slots_of``; in states saved before ``worked`` was, everybody has worked."""
+    """Return a state of format 1 (``runs.state``), where the server's slots tell of clients, too.
+
+    ``held/<client>/<slot>`` is what the server keeps for a client, ``worked`` the last round of
+    each; in states saved before that was, everybody has worked.
+    """
     server: State = {}
     held: dict[int, State] = {}
     for slot, tree in slots.items():
-        if slot.startswith(HELD):
-            client, _, name = slot.removeprefix(HELD).partition("/")
+        if slot.startswith(f"{HELD}/"):
+            client, _, name = slot.removeprefix(f"{HELD}/").partition("/")
             held.setdefault(int(client), {})[name] = tree
         elif slot != WORKED:
             server[slot] = tree
@@ -225,6 +223,7 @@ class Federation:
             MemoryStore() if store is None else store,
             lambda c: trainer.init_client(self.context([c]), self.p0),
             self.p0, self.groups, trainer.reads_old,
+            alike=type(trainer).init_client is Trainer.init_client,
         )
         self.held: ClientStore = MemoryStore() if held is None else held
         finetune: Finetune = trainer.own_finetune().configure(trainer.root)
@@ -275,14 +274,14 @@ class Federation:
         ctx = self.server_context(round_, Held(self.held, state.held))
         names = self.groups.server
         whole = pick(self.trainer.shared(state.server), names) if names else {}
-        out, moved = Downloads(), state.server.get(MOVED, {})
+        out, moved = Downloads(), {n: int(v) for n, v in state.server.get(MOVED, {}).items()}
         for client in clients:
             if not 0 <= client < self.plan.clients:
                 raise FedvlmError(f"there is no client {client} of {self.plan.clients}")
             out[client] = tree = self.trainer.download(ctx, state.server, client)
             self._check_download(client, tree, whole)
             last = state.versions.get(client, 0)  # in that round it received all
-            known = {n for n in whole if last and int(moved[n]) < last}
+            known = {n for n in whole if last and moved[n] < last}
             out.sizes[client] = {n: b for n, b in ctx.sizes(tree).items() if n not in known}
         return out
 
@@ -391,15 +390,37 @@ class Federation:
             whole.round, whole.server, dict(whole.worked), held.commit(whole.round)
         )
 
-    def commit(self, state: FedState, floor: int | None = None) -> None:
-        """Forget clients' states that a run which goes on from ``state`` never reads again.
+    def commit(self, state: FedState) -> None:
+        """Forget clients' states that a run which goes on from ``state`` never reads again."""
+        self.clients.store.settle(state.versions)
+        self.held.settle(state.held)
 
-        Args:
-            floor: the oldest round from which the run may go on; default: that of ``state``.
+    def save(self, state: FedState, logs: Logs) -> dict[str, list[list[str]]]:
+        """Write rows that no record has yet; return the records that a checkpoint has to name.
+
+        The server's slots (``state.server``) are all that is left to save then.
         """
-        oldest = state.round if floor is None else floor
-        self.clients.store.settle(state.versions, oldest)
-        self.held.settle(state.held, oldest)
+        stores = {CLIENTS: (self.clients.store, state.versions), HELD: (self.held, state.held)}
+        return {
+            kind: logs[kind].accept(state.round, *store) for kind, store in stores.items()
+        }
+
+    def keep_on_disk(self, logs: Logs) -> None:
+        """Read clients' rows from records, from now on, instead of keeping them in memory."""
+        device = self.model.device
+        self.clients.store = DiskStore(logs[CLIENTS], device)
+        self.held = DiskStore(logs[HELD], device)
+
+    def load(self, round_: int, server: State, logs: Logs) -> FedState:
+        """Return the state of a checkpoint whose records ``logs`` hold."""
+        device = self.model.device
+        for kind, store in ((CLIENTS, self.clients.store), (HELD, self.held)):
+            if not isinstance(store, DiskStore):
+                for version, ids, rows in logs[kind].live():
+                    store.put(version, ids, on(device, rows))
+        return FedState(
+            round_, on(device, server), logs[CLIENTS].versions(), logs[HELD].versions()
+        )
 
     def run(self, state: FedState | None = None, until: int | None = None) -> FedState:
         """Run rounds until ``until`` (default: all) from ``state`` (default: the start).
@@ -437,6 +458,7 @@ class Federation:
             self.trainer, lambda ids: self.context(ids, round_, state.versions), downloads,
             self.clients, {c: state.versions.get(c, 0) for c in chosen},
         )
+        self.clients.store.seal(round_)
         if _versions(state.server) != versions:
             raise FedvlmError(
                 f"trainer {self.trainer.name} changed server tensors during client work"

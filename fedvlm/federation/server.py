@@ -160,6 +160,7 @@ class Held:
         self.store.begin({c: self.versions.get(c, -1) for c in self._new})
         for ids in alike.values():
             self.store.put(round_, ids, stack_states([self._new[c] for c in ids]))
+        self.store.seal(round_)
         self.versions |= dict.fromkeys(self._new, round_)
         self._new = {}
         return dict(self.versions)

@@ -20,12 +20,12 @@ from yacs.config import CfgNode
 from fedvlm.config.option import Option
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.registry import Registry
-from fedvlm.core.trees import State, Tree
+from fedvlm.core.trees import State, Tree, matching
 from fedvlm.federation.aggregation.rules import EVERY, combine
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import SAMPLES, Context, Upload
-from fedvlm.federation.groups import SERVER, SHARED, TAG, Finetune, Rule
+from fedvlm.federation.groups import PERSONAL, SERVER, SHARED, TAG, Finetune, Rule
 from fedvlm.federation.server import Proxy, ServerContext
 from fedvlm.models.vlmodel import VLModel
 
@@ -45,6 +45,7 @@ class Trainer:
         name: key of the config node ``TRAINER.<NAME>``, the registry and the run's folder.
         title: shown beside numbers; empty: the name.
         options: what the method adds to the config as ``TRAINER.<NAME>.*``.
+        foreign: keys of other nodes that it reads, by their full names.
         groups: rules that give every trainable tensor its group; None: all are shared.
         extras_up: full-match patterns of what an upload may carry beside the shared group.
         extras_down: of what a download may carry beside it.
@@ -66,6 +67,7 @@ class Trainer:
 
     name: ClassVar[str] = ""
     options: ClassVar[Mapping[str, Option]] = {}
+    foreign: ClassVar[Mapping[str, Option]] = {}
     groups: Sequence[Rule] | None = None
     extras_up: Sequence[str] = ()
     extras_down: Sequence[str] = ()
@@ -106,6 +108,11 @@ class Trainer:
         """Keep the config; ``self.cfg`` is the method's own node, ``self.root`` the whole tree."""
         self.root = cfg
         self.cfg: Any = cfg.TRAINER.get(self.name.upper()) if self.name else None
+        own = self.groups is not None or type(self).rules is not Trainer.rules
+        self.require(
+            not (own and self._personal()), f"FED.PERSONAL '{self._personal()}': {self.name} says "
+            "itself which of its tensors are personal; drop it"
+        )
 
     def seal(self) -> None:
         """Let nothing be kept on this object from now on; the driver calls it before round 0."""
@@ -175,10 +182,28 @@ class Trainer:
         """
 
     def rules(self, names: Sequence[str]) -> Sequence[Rule]:
-        """Return the group rules for the tensors called ``names``; by default ``groups``."""
-        if self.groups is None:
-            return [(re.escape(name), SHARED) for name in names]
-        return self.groups
+        """Return the group rules for the tensors called ``names``; by default ``groups``.
+
+        Without any, all are shared but those that ``FED.PERSONAL`` matches.
+
+        Raises:
+            ConfigError: it is no regular expression, or matches nothing.
+        """
+        if self.groups is not None:
+            return self.groups
+        try:
+            personal = set(matching(names, [self._personal()]))
+        except re.error as error:
+            raise ConfigError(f"FED.PERSONAL '{self._personal()}': {error}") from None
+        self.require(
+            bool(personal) or not self._personal(),
+            f"FED.PERSONAL '{self._personal()}' matches none of the trained tensors in full "
+            f"({', '.join(names)})",
+        )
+        return [(re.escape(name), PERSONAL if name in personal else SHARED) for name in names]
+
+    def _personal(self) -> str:
+        return str(getattr(getattr(self.root, "FED", None), "PERSONAL", ""))
 
     def require(self, holds: bool, sentence: str) -> None:
         """Refuse a setting of the method's own options.
@@ -197,6 +222,14 @@ class Trainer:
         ``pixels``; ``model.image``, ``patches`` and ``adapted_image`` take what is there.
         """
         return ("features",)
+
+    def prompt_sets(self, batch_size: int) -> int:
+        """Return the prompt sets that a client's step sends through the text tower.
+
+        It sizes the chunk of clients that are computed at once: 0 for a method that trains on
+        image features alone, one for each image for prompts that depend on it.
+        """
+        return 1
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return the initial trainable tensors (no client axis), equal for all clients."""
@@ -221,6 +254,10 @@ class Trainer:
     def predict(self, model: VLModel, params: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return logits ``[K, B, C]``."""
         return self.predictor(model, params)(x)
+
+    def forms(self) -> Mapping[str, str]:
+        """Return how tensors are applied where names leave it open (``export.recipe.FORMS``)."""
+        return {}
 
     def loss(
         self, model: VLModel, params: Tree, batch: Batch

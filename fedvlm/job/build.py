@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from yacs.config import CfgNode
 
+from fedvlm.compat.files import load_trainer
 from fedvlm.config.build import flat
 from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError
@@ -18,7 +19,6 @@ from fedvlm.evaluation import ClientMeter
 from fedvlm.federation.aggregation.rules import AUTO, AggregateSpec
 from fedvlm.federation.aggregation.server_optim import NONE, ServerOptimSpec
 from fedvlm.federation.batches import SplitBatcher
-from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec, Schedule
 from fedvlm.federation.peft_trainer import PeftTrainer
@@ -40,7 +40,7 @@ from fedvlm.models.features.sources import SampleSource, StreamSource
 from fedvlm.models.vlmodel import VLModel
 
 CHUNK_BYTES = 2 << 30  # activations of one chunk of clients; a constant, so that bits do not move
-MAX_CHUNK = 16
+MAX_CHUNK, FEATURES_CHUNK = 16, 64  # the second where a step is a few small products
 
 
 @dataclass
@@ -147,6 +147,8 @@ def chunk_of(cfg: CfgNode, model: VLModel, trainer: Trainer) -> int:
         return 1
     if cfg.FED.CHUNK:
         return int(cfg.FED.CHUNK)
+    batch = int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE)
+    sets = trainer.prompt_sets(batch)
     # Tokens of two prompt sets, roughly: packed, or one full-length text per class.
     packed = 24 + 6 * len(model.classnames)
     if cfg.PEFT.CSC:  # every class brings a context of its own
@@ -154,13 +156,15 @@ def chunk_of(cfg: CfgNode, model: VLModel, trainer: Trainer) -> int:
     backbone = model.backbone
     tokens = packed if backbone.causal else 2 * len(model.classnames) * backbone.context_length
     blocks = len(backbone.text_blocks)
-    per_client = 16 * model.text_width * 4 * 2 * tokens * blocks
+    # Two sets at least: a step and the images' side of it.
+    per_client = 16 * model.text_width * 4 * max(2, sets) * tokens * blocks if sets else 0
     block = first_block(trainer.streams(model))
     if block is not None:  # the adapted blocks' activations of a batch of images
-        tower, batch = model.vision, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE)
+        tower = model.vision
         rows = batch * tower.tokens * (len(tower.blocks) - block)
         per_client += 24 * tower.width * 4 * rows
-    return max(1, min(MAX_CHUNK, CHUNK_BYTES // max(1, per_client)))
+    most = MAX_CHUNK if sets or block is not None else FEATURES_CHUNK
+    return max(1, min(most, CHUNK_BYTES // max(1, per_client)))
 
 
 def build(

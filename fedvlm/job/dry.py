@@ -1,22 +1,41 @@
-"""``--dry-run``: build everything, one batch of one client, one aggregation; then stop."""
+"""Jobs that train nothing: ``--dry-run``, and CoOp's ``--eval-only`` and ``--no-train``.
+
+A dry run builds everything and does one batch of one client and one aggregation. An evaluation
+takes the trained tensors of another run's folder, on this command's data (``--subsample-classes
+new``, another set), as CoOp's ``--eval-only --model-dir DIR --load-epoch N`` does.
+"""
 
 from __future__ import annotations
 
 import resource
 import time
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from yacs.config import CfgNode
 
-from fedvlm.console.screen import Console
-from fedvlm.core.trees import numel, pick
+from fedvlm.config.build import flat
+from fedvlm.console.log import Headline, LogFile
+from fedvlm.console.screen import Console, progress
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.trees import Tree, numel, pick
+from fedvlm.evaluation import Evaluator
 from fedvlm.federation.aggregation.updates import join
 from fedvlm.federation.batches import Batch, SplitBatcher, Step, step_slices
-from fedvlm.federation.server import Held, Roster
-from fedvlm.job.build import build
-from fedvlm.job.describe import header
+from fedvlm.federation.clients import on
+from fedvlm.federation.rounds import FedState, Models, RoundFinished, state_of
+from fedvlm.federation.server import Held, Measure, Roster, Row, only_numbers
+from fedvlm.job.build import Built, build
+from fedvlm.job.describe import header, peft_choice, run_path
+from fedvlm.job.inputs import Inputs
+from fedvlm.job.record import make_evaluator
+from fedvlm.job.results import summary
 from fedvlm.job.sources import images_to_encode
+from fedvlm.runs.identity import read_manifest
+from fedvlm.runs.state import SavedState, load_newest_state, open_records
 
 
 @dataclass(frozen=True)
@@ -94,3 +113,152 @@ def dry_run(cfg: CfgNode) -> int:
     )
     console.notes([*built.notes, "dry run: nothing was written"])
     return 0
+
+
+def evaluation_only(
+    cfg: CfgNode, origins: dict[str, str], args: Namespace, inputs: Inputs | None = None
+) -> int:
+    """Evaluate the tensors that ``--model-dir`` holds, and write ``log.txt`` with Dassl's ending.
+
+    On the data that they were trained on (the same split), the clients' own models are evaluated
+    too and the headline is theirs; on other data it is the global model's on all test images.
+
+    Args:
+        args: ``model_dir``, ``load_epoch``.
+
+    Raises:
+        ConfigError: no run folder, no such round, or a run that trained other tensors.
+    """
+    manifest, saved = _trained(args.model_dir, args.load_epoch)
+    built = build(cfg, progress, inputs=inputs)
+    federation = built.federation
+    same = saved is None or manifest.get("facts", {}).get("data_digest") == built.data.digest
+    if saved is None:
+        state = federation.start()
+    else:
+        _check_tensors(built, federation.trainer.shared(saved.server), args.model_dir)
+        state = _adopted(built, saved, args.model_dir, str(manifest["identity_digest"]), same)
+    console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
+    choice = peft_choice(cfg, origins)
+    place = run_path(cfg, built.data.name, federation.trainer.name + choice).relative()
+    classes = cfg.DATASET.SUBSAMPLE_CLASSES  # base and new share the place of their runs
+    folder = Path(cfg.OUTPUT_DIR).expanduser() / "evaluation" / classes / place
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "log.txt").unlink(missing_ok=True)
+    log = LogFile(folder / "log.txt", int(cfg.FED.ROUNDS))
+    lines = header(built) | {
+        "evaluated": f"{args.model_dir}, round {state.round}" if saved else "the untrained start"
+    }
+    console.header(lines)
+    log.header(lines, [f"{key}: {value}" for key, value in flat(cfg).items()])
+    numbers = _evaluated(built, state, same)
+    whose = "personal" if same else "global"
+    table = [{"": f"{federation.trainer.name}, round {state.round}"} | {
+        k: v for k, v in summary(numbers).items() if same or not k.startswith("personal")
+    }]
+    notes = [
+        *built.notes,
+        f"evaluation only, nothing was trained; the headline is the {whose} accuracy"
+        + ("" if same else ", since these are other images than those it was trained on"),
+    ]
+    for screen in (console, log):
+        screen.notes(notes)
+        screen.result(table)
+    n = len(built.data.global_test)
+    f1 = numbers["personal_macro_f1" if same else "global_macro_f1"]
+    correct = round(n * numbers["global"] / 100)
+    if same:
+        n = sum(c["n"] for c in numbers["clients"])
+        correct = sum(c["correct"] for c in numbers["clients"])
+    log.finish(Headline(n, correct, numbers[whose], f1), trained=False)
+    console.notes([f"log: {folder / 'log.txt'}"])
+    console.finish()
+    return 0
+
+
+def built_only(cfg: CfgNode, inputs: Inputs | None = None) -> int:
+    """Build everything (data, towers, features, trainer) and say so: ``--no-train``."""
+    built = build(cfg, progress, inputs=inputs)
+    console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
+    console.header(header(built))
+    console.notes([*built.notes, "--no-train: everything is built, nothing was trained or written"])
+    console.finish()
+    return 0
+
+
+def _adopted(built: Built, saved: SavedState, folder: str, identity: str, same: bool) -> FedState:
+    """Return a saved state; without what is the clients' own where the images are others."""
+    federation, device = built.federation, built.model.device
+    server = on(device, saved.server)
+    if saved.records is None:
+        whole = state_of(
+            saved.round, server, {c: on(device, s) for c, s in saved.clients.items()}
+        )
+        return federation.adopt(whole) if same else FedState(saved.round, whole.server)
+    if not same:
+        return FedState(saved.round, server)
+    records = open_records(Path(folder).expanduser() / "state", identity)
+    for kind, named in saved.records.items():
+        records[kind].load(named)
+    return federation.load(saved.round, server, records)
+
+
+def _trained(folder: str, epoch: str) -> tuple[dict[str, Any], SavedState | None]:
+    """Return the manifest and the state of a run folder; None for the untrained start."""
+    if not folder:
+        if epoch:
+            raise ConfigError(f"--load-epoch {epoch} needs --model-dir DIR, the run folder")
+        return {}, None
+    path = Path(folder).expanduser()
+    if not (path / "manifest.json").is_file():
+        raise ConfigError(
+            f"--model-dir {folder}: no run folder (it has no manifest.json); give the folder that "
+            "a run's last line names"
+        )
+    if epoch and not (epoch.isascii() and epoch.isdigit()):
+        raise ConfigError(f"--load-epoch wants a whole number, a round; got '{epoch}'")
+    manifest = read_manifest(path) or {}
+    identity = str(manifest.get("identity_digest", ""))
+    only = int(epoch) if epoch else None
+    saved, notes = load_newest_state(path / "state", identity=identity, only=only)
+    if saved is None:
+        newest, _ = load_newest_state(path / "state", identity=identity)
+        hint = f"the newest is round {newest.round}" if newest else "it holds no valid state"
+        raise ConfigError(
+            f"--model-dir {folder}{f' --load-epoch {epoch}' if epoch else ''}: "
+            f"{'; '.join(notes) or 'that round is not kept'}; {hint} (a run keeps its last two)"
+        )
+    return manifest, saved
+
+
+def _check_tensors(built: Built, shared: Tree, folder: str) -> None:
+    """Refuse tensors of another method, backbone or class list (``ConfigError``)."""
+    groups, start = built.federation.groups, built.federation.p0
+    for name in sorted({*groups.shared, *shared}):
+        here, there = (t[name].shape if name in t else None for t in (start, shared))
+        if here != there or name not in groups.shared:
+            sizes = [list(v) if v is not None else "none" for v in (there, here)]
+            raise ConfigError(
+                f"--model-dir {folder}: '{name}' has shape {sizes[0]} there and {sizes[1]} in "
+                "this command's run; give the flags of that run (its config.yaml has them)"
+            )
+
+
+def _evaluated(built: Built, state: FedState, same: bool) -> dict[str, Any]:
+    """Return the metrics of a state on the run's test sets."""
+    federation = built.federation
+    shared = federation.shared(state)
+
+    def everybody(clients: Sequence[int]) -> Models:
+        for client in clients:  # nobody was trained on these images: all have the global model
+            yield [client], shared
+
+    def rows(clients: Sequence[int], measure: Measure) -> list[Row]:
+        if same:
+            return federation.rows(state, clients, replace(measure, finetuned=False))
+        return only_numbers(built.meter(measure, everybody(clients)), clients)
+
+    evaluator: Evaluator = make_evaluator(built)
+    return evaluator.evaluate(RoundFinished(
+        state.round, state.round, state.server, shared, federation.roster, rows
+    ))

@@ -45,7 +45,7 @@ class Flag:
         key: config key it sets; ``TRAINER.*.KEY`` is the chosen trainer's own.
         dest: attribute of the namespace, for flags that are no config key.
         kind: ``value`` (one word), ``switch`` (on, or an explicit true/false), ``many`` (whole
-            numbers), ``opts`` (KEY VALUE pairs).
+            numbers), ``names`` (words of one key), ``opts`` (KEY VALUE pairs).
         metavar: how the value is shown.
         idle_note: what to say where the chosen trainer lacks the key and the published code does
             nothing with the flag either; without it the flag is an error there.
@@ -133,6 +133,17 @@ FLAGS: tuple[Flag, ...] = (
          kind="switch"),
     Flag(("--help", "-h"), "this page", _RUN, dest="help", kind="switch"),
     Flag(("--version",), "the version of fedvlm", dest="version", kind="switch"),
+    # CoOp's and Dassl's habits
+    Flag(("--eval-only",), "evaluate --model-dir (without one: the untrained start), train nothing",
+         dest="eval_only", kind="switch"),
+    _v("", "", "--model-dir", "run folder whose trained tensors --eval-only evaluates", "DIR",
+       dest="model_dir"),
+    _v("", "", "--load-epoch", "its round, the newest by default", "N", dest="load_epoch"),
+    Flag(("--no-train",), "build everything, then stop", dest="no_train", kind="switch"),
+    Flag(("--source-domains",), "all domains but the target, or nothing",
+         key="DATASET.SOURCE_DOMAINS", kind="names", metavar="NAME"),
+    Flag(("--target-domains",), "the domain to leave out (--held-out-domain)",
+         key="DATASET.TARGET_DOMAINS", kind="names", metavar="NAME"),
     # spellings of the CoOp family whose meaning is exact
     Flag(("--iid",), "True is --partition iid", key="DATASET.IID", kind="switch"),
     Flag(("--useall",), "True is --shots -1", key="DATASET.USEALL", kind="switch"),
@@ -152,10 +163,6 @@ FLAGS: tuple[Flag, ...] = (
 )  # fmt: skip
 
 REFUSED: dict[str, str] = {
-    "--eval-only": "is not needed: every run evaluates itself at its end",
-    "--no-train": "is not needed: --rounds sets the training, reference rows need none",
-    "--load-epoch": "is not needed: a run resumes from its newest valid state by itself",
-    "--model-dir": "is not known here; --resume DIR goes on with a run folder",
     "--model": "is not known here; choose the method with --trainer NAME",
     "--logdir": "is not known here; --output-dir DIR holds all runs",
     "--imbalance-train": "is not supported; --partition dirichlet gives unequal shares",
@@ -283,6 +290,9 @@ def _add(group: Any, flag: Flag, name: str, text: str) -> argparse.Action:
     if flag.kind in ("many", "opts"):
         more |= {"nargs": "+", "metavar": (flag.metavar, flag.metavar), "default": []}
         return group.add_argument(name, action=_Numbers if flag.kind == "many" else Loose, **more)
+    if flag.kind == "names":
+        more |= {"nargs": "+", "metavar": (flag.metavar, flag.metavar)}
+        return group.add_argument(name, action=_Names, **more)
     action = _Key if flag.key else _Peft if flag.dest == "peft" else "store"
     more = {"metavar": flag.metavar, "default": ""} | more
     return group.add_argument(name, action=action, **more)
@@ -296,6 +306,17 @@ class _Key(argparse.Action):
         option: str | None = None,
     ) -> None:
         namespace.flags[self.dest] = values
+        namespace.flag_names[self.dest] = option
+
+
+class _Names(argparse.Action):
+    """Several words for one config key: ``a b`` or ``a,b``."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Namespace, values: Any,
+        option: str | None = None,
+    ) -> None:
+        namespace.flags[self.dest] = ",".join(values)
         namespace.flag_names[self.dest] = option
 
 

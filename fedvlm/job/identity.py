@@ -9,20 +9,20 @@ from typing import Any
 
 from yacs.config import CfgNode
 
+from fedvlm.compat.files import load_trainer
 from fedvlm.config.build import flat
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import declare
 from fedvlm.config.sections import read_keys
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.images import ImageLoader
-from fedvlm.federation.discovery import load_trainer
 from fedvlm.models.backbone import Backbone
 
 # Keys that move no number: where things lie, how much is said. All others make the identity.
 WHERE = (
     "OUTPUT_DIR", "RESUME", "CACHE_DIR", "TAG", "DATASET.ROOT", "VERBOSE", "USE_CUDA", "VERSION",
     "DATALOADER.NUM_WORKERS", "TRAIN.PRINT_FREQ", "TRAIN.CHECKPOINT_FREQ", "TEST.KEEP_LOGITS",
-    "TEST.EVAL_EVERY", "DEVICE", "SINKS",
+    "TEST.EVAL_EVERY", "DEVICE", "SINKS", "FED.STORE",
     "FED.INDEX_FILE", "DATASET.FEWSHOT_FILE",  # the data digest stands for what they say
 )
 
@@ -52,16 +52,20 @@ def run_identity(
         identity["proxy"] = proxy
     if ".py" in cfg.TRAINER.NAME:
         file = Path(cfg.TRAINER.NAME.partition(":")[0]).expanduser()
-        identity["trainer"] = hashlib.sha256(file.read_bytes()).hexdigest()
+        files = getattr(load_trainer(cfg.TRAINER.NAME), "sources", [file])
+        text = b"".join(path.read_bytes() for path in files)
+        identity["trainer"] = hashlib.sha256(text).hexdigest()
     return identity
 
 
 def identity_config(cfg: CfgNode) -> dict[str, Any]:
     """Return the config keys of a run's identity: all that it reads and that may move a number."""
-    node = f"TRAINER.{load_trainer(cfg.TRAINER.NAME).name.upper()}"
+    trainer = load_trainer(cfg.TRAINER.NAME)
+    node = f"TRAINER.{trainer.name.upper()}"
     config = {
         k: v for k, v in flat(cfg).items()
         if not k.startswith("TRAINER.") or k == "TRAINER.NAME" or k.startswith(f"{node}.")
+        or k in trainer.foreign
     }
     return present_config(cfg.TRAINER.NAME, config)
 
@@ -73,7 +77,8 @@ def present_config(trainer: str, config: Mapping[str, Any]) -> dict[str, Any]:
         trainer: ``TRAINER.NAME`` of the run that asks.
     """
     cls = load_trainer(trainer)
-    schema = declare(default_schema(), f"TRAINER.{cls.name.upper()}", cls.options)
+    known = default_schema() | dict(cls.foreign)
+    schema = declare(known, f"TRAINER.{cls.name.upper()}", cls.options)
     return {k: v for k, v in read_keys(config, schema).items() if k not in WHERE}
 
 

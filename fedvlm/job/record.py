@@ -10,7 +10,7 @@ from fedvlm.core.stats import mean
 from fedvlm.evaluation import Evaluator, Panel, auto_interval, panel_of
 from fedvlm.evaluation.scores import DOMAIN
 from fedvlm.federation.aggregation.telltale import outlier_sentence
-from fedvlm.federation.rounds import Event, FedState, RoundFinished, RoundStarted, slots_of
+from fedvlm.federation.rounds import Event, FedState, RoundFinished, RoundStarted
 from fedvlm.job.build import Built
 from fedvlm.job.similarity import has_similarity, similarity
 from fedvlm.runs.folder import RunFolder
@@ -96,16 +96,29 @@ class Recorder:
         self._show.append((round_row(event, metrics), said))
 
     def save(self, state: FedState) -> None:
-        """Save the state that a resumed run goes on from, then show its round."""
-        federation = self.built.federation
-        whole = federation.read(state, sorted(state.versions))
-        self.folder.save_state(whole.round, slots_of(whole), whole.clients)
-        federation.commit(state)
+        """Save the state that a resumed run goes on from where that is due, then show its round."""
+        ends = state.round >= self.built.federation.last_round
+        if ends or state.round % max(int(self.built.cfg.TRAIN.CHECKPOINT_FREQ), 1) == 0:
+            self._checkpoint(state)
         while self._show:
             row, said = self._show.pop(0)
             for screen in self.screens:
                 screen.round_finished(row)
                 screen.notes(said)
+
+    def _checkpoint(self, state: FedState) -> None:
+        """Save fine-tuned models, clients' rows and the server, in this order.
+
+        The server comes last: a kill before it repeats the rounds since the checkpoint before.
+        """
+        federation = self.built.federation
+        if federation.finetunes(state):
+            ids = range(federation.plan.clients)
+            for number, (clients, models) in enumerate(federation.personal(state, ids)):
+                self.folder.save_models(number, clients, models)
+        records = federation.save(state, self.folder.records)
+        self.folder.save_state(state.round, state.server, records)
+        federation.commit(state)
 
 
 def round_row(event: RoundFinished, metrics: Mapping[str, Any] | None) -> RoundRow:

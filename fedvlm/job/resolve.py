@@ -15,7 +15,7 @@ from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Schema, declare
 from fedvlm.config.read import config_names, find_config, lookup
 from fedvlm.config.sections import SKEWED
-from fedvlm.core.errors import ConfigError, DataError, did_you_mean
+from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
 from fedvlm.data.catalog import canonical_domain, dataset_info
 from fedvlm.data.datasets import load_dataset
 from fedvlm.data.own.add import OwnSet, understand
@@ -24,6 +24,7 @@ from fedvlm.job.flags import FLAGS
 from fedvlm.job.kinds import dataset_config, dataset_of, method_of
 
 LoadTrainer = Callable[[str], Any]
+COOP, PROMPTFL = "coop", "PromptFL"  # a word of CoOp's world, and its method here
 _DEPTH = 7  # of a run folder below OUTPUT_DIR
 _OWN = "TRAINER.*."  # flags that mean the chosen trainer's own node
 
@@ -58,11 +59,17 @@ def resolve(args: Namespace, load_trainer: LoadTrainer | None = None) -> Jobs:
     dataset, demo, own = _dataset_yaml(args), _demo_yaml(args), _own_set(args)
     file = find_config(args.trainer_config_file, "trainers") if args.trainer_config_file else None
     spec = _trainer_spec(args, (demo, file, dataset))
+    if fold(spec) == COOP or (file and not args.trainer and _is_coops(file, args)):
+        spec = PROMPTFL
     trainer = (load_trainer or _load)(spec)
     node = f"TRAINER.{trainer.name.upper()}"
-    schema = declare(default_schema(), node, trainer.options)
+    foreign = dict(getattr(trainer, "foreign", {}))  # keys of other nodes that its file reads
+    schema = declare(default_schema() | foreign, node, trainer.options)
     flags, names, notes = _own_flags(args, node, trainer.name, schema)
     notes += [own.sentence, *own.decided] if own else []
+    if COOP in (fold(args.trainer), fold(file.parent.name) if file else "") and spec == PROMPTFL:
+        notes.append("CoOp over clients is PromptFL: its context, averaged (the authors' own file: "
+                     "--trainer ./coop.py:CoOp)")
     trainer_yaml = file or lookup(trainer.name, "trainers")
     name = spec if _is_path(spec) else trainer.name
     jobs = []
@@ -74,7 +81,9 @@ def resolve(args: Namespace, load_trainer: LoadTrainer | None = None) -> Jobs:
         )  # fmt: skip
         cfg.defrost()
         cfg.TRAINER.NAME = name  # one spelling, so that one method has one run folder
-        cfg.FED.HELD_OUT_DOMAIN = canonical_domain(cfg.DATASET.NAME, cfg.FED.HELD_OUT_DOMAIN)
+        cfg.FED.HELD_OUT_DOMAIN = canonical_domain(cfg.DATASET.NAME, target_domain(cfg))
+        check_domains(cfg)
+        cfg.DATASET.SOURCE_DOMAINS = cfg.DATASET.TARGET_DOMAINS = ()  # said by the held-out one
         notes += [n for n in _follow(cfg, origins) if n not in notes]
         cfg.freeze()
         jobs.append(Job(cfg, origins))
@@ -87,12 +96,62 @@ def resolve(args: Namespace, load_trainer: LoadTrainer | None = None) -> Jobs:
     return Jobs(tuple(jobs), schema, tuple(notes))
 
 
+def _is_coops(file: Path, args: Namespace) -> bool:
+    """Tell whether a config that names no method stands in CoOp's folder (``CoOp/rn50.yaml``)."""
+    named = yaml_keys(file, default_schema()).get("TRAINER.NAME")
+    return not named and fold(file.resolve().parent.name) == COOP and (
+        "TRAINER.NAME" not in args.opts[::2])
+
+
+def target_domain(cfg: CfgNode) -> str:
+    """Return the domain to leave out: ``FED.HELD_OUT_DOMAIN``, or Dassl's target.
+
+    Raises:
+        ConfigError: several targets, or another one than the held-out domain.
+    """
+    targets, out = cfg.DATASET.TARGET_DOMAINS, str(cfg.FED.HELD_OUT_DOMAIN)
+    if len(targets) > 1:
+        raise ConfigError(
+            f"--target-domains {' '.join(targets)}: one domain is left out at a time; run once for "
+            "each"
+        )
+    if targets and out and fold(out) != fold(targets[0]):
+        raise ConfigError(
+            f"--target-domains {targets[0]} and FED.HELD_OUT_DOMAIN {out} are two domains; keep one"
+        )
+    return str(targets[0]) if targets else out
+
+
+def check_domains(cfg: CfgNode) -> None:
+    """Refuse ``DATASET.SOURCE_DOMAINS`` unless it says what is so anyway.
+
+    Raises:
+        ConfigError: it names other domains than all but the one left out.
+    """
+    asked, out = cfg.DATASET.SOURCE_DOMAINS, cfg.FED.HELD_OUT_DOMAIN
+    if not asked:
+        return
+    info = dataset_info(cfg.DATASET.NAME)
+    names = list(info.domains) if info else []
+    if not names:
+        raise ConfigError(
+            f"--source-domains: the domains of {cfg.DATASET.NAME} are not known before it is read; "
+            "give --target-domains alone, the rest are sources"
+        )
+    rest = [n for n in names if fold(n) != fold(out)]
+    if sorted(map(fold, asked)) != sorted(map(fold, rest)):
+        raise ConfigError(
+            f"--source-domains {' '.join(asked)}: clients hold all domains but the one left out, "
+            f"here {', '.join(rest)}; drop the flag, or name the missing one with --target-domains"
+        )
+
+
 def _load(spec: str) -> Any:
     dataset = "" if _is_path(spec) or method_of(spec) else dataset_of(spec)
     if dataset:
         raise ConfigError(f"unknown trainer '{spec}', it is a data set: --dataset {dataset}; "
                           f"methods are {', '.join(trainer_files())}")
-    from fedvlm.federation.discovery import load_trainer  # start-up: PyTorch, 2 s
+    from fedvlm.compat.files import load_trainer  # start-up: PyTorch, 2 s
 
     return load_trainer(spec)
 

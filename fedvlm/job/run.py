@@ -7,7 +7,7 @@ import gc
 import os
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,14 @@ from fedvlm.console.log import LogFile
 from fedvlm.console.screen import Console, progress, say
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.threads import usual_threads
+from fedvlm.core.trees import nbytes
 from fedvlm.data.partition.counts import partition_csv
 from fedvlm.evaluation import zero_shot
+from fedvlm.federation.clients import on
 from fedvlm.federation.rounds import FedState, state_of
 from fedvlm.job.build import Built, build
 from fedvlm.job.describe import header, partition_name, peft_choice, run_path
-from fedvlm.job.dry import dry_run
+from fedvlm.job.dry import built_only, dry_run, evaluation_only
 from fedvlm.job.identity import present
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import Recorder
@@ -35,6 +37,8 @@ from fedvlm.job.sinks import Sinks
 from fedvlm.runs.folder import RunFolder
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.state import clear_states
+
+MEMORY_BYTES = 4 << 30  # of clients' states; above it FED.STORE auto keeps them on disk
 
 
 def run_job(
@@ -54,6 +58,10 @@ def run_job(
     with _threads(cfg):
         if args.dry_run:
             return dry_run(cfg)
+        if getattr(args, "eval_only", False):
+            return evaluation_only(cfg, origins, args, inputs)
+        if getattr(args, "no_train", False):
+            return built_only(cfg, inputs)
         finished = _run(cfg, origins, sinks, inputs)
     args.finished = [*getattr(args, "finished", []), finished]
     return 0
@@ -123,7 +131,11 @@ def _train(
     )
     log = LogFile(folder.log_path, int(cfg.FED.ROUNDS))
     screens = (console, log)
+    if on_disk(built):
+        built.federation.keep_on_disk(folder.records)
     state = restore(built, folder)
+    if not (folder.path / "models" / "start.safetensors").exists():
+        folder.save_model("start", built.federation.p0)
     lines = header(built)
     console.header(lines)
     log.header(lines, [f"{key}: {value}" for key, value in flat(cfg).items()])
@@ -169,19 +181,25 @@ def restore(built: Built, folder: RunFolder) -> FedState | None:
             "again from the beginning"
         )
         return None
-    device = built.model.device
-
-    def moved(state: Mapping[str, Any]) -> dict[str, Any]:  # types stay: a float64 slot is exact
-        return {
-            slot: {name: v.to(device) for name, v in tree.items()}
-            for slot, tree in state.items()
-        }
-
     for record in records[1:]:
         built.federation.budget.record(record["round"], record["counters"])
     folder.notes.append(f"going on after round {saved.round}")
-    clients = {c: moved(s) for c, s in saved.clients.items()}
-    return built.federation.adopt(state_of(saved.round, moved(saved.server), clients))
+    if saved.records is not None:
+        return built.federation.load(saved.round, saved.server, folder.records)
+    device = built.model.device
+    clients = {c: on(device, s) for c, s in saved.clients.items()}
+    whole = state_of(saved.round, on(device, saved.server), clients)
+    return built.federation.adopt(whole)
+
+
+def on_disk(built: Built) -> bool:
+    """Say whether clients' rows are read from disk: ``FED.STORE``, ``auto`` by their size."""
+    choice, federation = built.cfg.FED.STORE, built.federation
+    if choice == "auto":
+        row = federation.clients.stacked([0], {})
+        size = sum(sum(nbytes(tree).values()) for tree in row.values())
+        return size * federation.plan.clients > MEMORY_BYTES
+    return bool(choice == "disk")
 
 
 def _check_resume(cfg: CfgNode, folder: RunFolder) -> None:
@@ -195,6 +213,6 @@ def _check_resume(cfg: CfgNode, folder: RunFolder) -> None:
 
 def report_seeds(args: Namespace) -> int:
     """Print mean and standard deviation over the seeds just run; 0 always."""
-    if not args.dry_run:
+    if getattr(args, "finished", []):
         say(*seed_table(args.finished))
     return 0

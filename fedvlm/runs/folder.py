@@ -5,6 +5,8 @@ holds ``manifest.json`` (written first: identity, sessions), ``config.yaml``, ``
 ``log.txt``, ``metrics.jsonl``, ``state/``, ``results.json`` (written last: a run is finished
 because it is there) and ``RUNNING`` while a process works on it.
 
+``models/`` has the untrained tensors and, where there was a final fine-tuning, what came of it.
+
 Per round, append metrics first and save the state after: a kill in between repeats the round, and
 ``restore`` drops the lines that will be written again.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -37,6 +40,8 @@ from fedvlm.runs.identity import (
     refuse_other,
     shorten,
 )
+from fedvlm.runs.records import Records
+from fedvlm.runs.seal import storable
 from fedvlm.runs.state import SavedState
 
 
@@ -119,6 +124,11 @@ class RunFolder:
         """Written last."""
         return self.path / "results.json"
 
+    @cached_property
+    def records(self) -> dict[str, Records]:
+        """Clients' rows on disk, by kind."""
+        return state.open_records(self.state_dir, self.digest)
+
     # ---- what is written --------------------------------------------------------------------
     def write_config(self, resolved: Mapping[str, Any], origins: Mapping[str, str]) -> None:
         """Write ``config.yaml``: the resolved config, each value's origin as a comment."""
@@ -146,13 +156,35 @@ class RunFolder:
         self.notes += metrics.truncate_metrics(self._writable("metrics.jsonl"), after_round)
 
     def save_state(
-        self, round: int, server: state.StateView, clients: Mapping[int, state.StateView],
+        self, round: int, server: state.StateView,
+        records: Mapping[str, Sequence[Sequence[str]]] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write the state after ``round``; see ``runs.state``."""
+        """Write the state after ``round``, which names ``records``; see ``runs.state``."""
         state.save_state(
-            self._writable("state"), round, server, clients, extra or {}, identity=self.digest
+            self._writable("state"), round, server, records or {}, extra or {},
+            identity=self.digest,
         )
+
+    def save_model(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Write ``models/<name>.safetensors``: tensors by their own names."""
+        self._models()
+        self.save_tensors(f"models/{name}", tensors)
+
+    def save_models(self, number: int, clients: Sequence[int], models: state.TreeView) -> None:
+        """Write models ``[K, ...]`` of ``clients`` as ``models/personal<number>``, a record.
+
+        ``runs.records.read_models`` reads all of them.
+        """
+        record = Records(self._models(), self.digest)
+        versions = [0] * len(clients)
+        record.write(f"personal{number:06d}", [(clients, versions, {"w": dict(models)})])
+
+    def _models(self) -> Path:
+        folder = self._writable("models")
+        with files.explain_errors(folder):
+            folder.mkdir(exist_ok=True)
+        return folder
 
     def load_newest_state(self) -> SavedState | None:
         """Return the newest valid state, or None; what was passed over is told in ``notes``."""
@@ -164,7 +196,9 @@ class RunFolder:
         """Return the state to go on from (None: the beginning) and cut the metrics to fit it."""
         newest = self.load_newest_state()
         if newest is not None:
-            state.settle(self._writable("state"), newest.round)
+            state.settle(self._writable("state"), newest.round, self.digest)
+            for kind, named in (newest.records or {}).items():
+                self.records[kind].load(named)
         self.truncate_metrics(newest.round if newest is not None else -1)
         self._manifest["sessions"][-1]["from_round"] = newest.round if newest is not None else None
         self._write_manifest()
@@ -173,7 +207,7 @@ class RunFolder:
     def save_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> Path:
         """Write ``<name>.safetensors`` (kept logits, exported models) and return its path."""
         path = self._writable(f"{name}.safetensors")
-        files.write_bytes(path, safetensors.torch.save(state.storable(tensors)))
+        files.write_bytes(path, safetensors.torch.save(storable(tensors)))
         return path
 
     def write_results(
@@ -275,7 +309,10 @@ class RunFolder:
         files.write_json(self.path / "manifest.json", record)
         with files.explain_errors(self.state_dir):
             self.state_dir.mkdir(exist_ok=True)
-        files.remove_leftovers(self.state_dir)
+        for folder in (self.state_dir, self.path / "models"):
+            files.remove_leftovers(folder)
+        for kind in state.KINDS:
+            files.remove_leftovers(self.state_dir / kind)
         if not resume:
             state.clear_states(self.state_dir)
             self.notes += metrics.truncate_metrics(self.metrics_path, -1)

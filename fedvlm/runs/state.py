@@ -1,59 +1,74 @@
-"""Training state on disk: safetensors + JSON per round, index last, the newest valid one wins.
+"""The server's checkpoints: safetensors + JSON per round, index last, the newest valid one wins.
 
-A state is slots of trees, for the server and for each client; this file knows nothing of what the
-tensors mean. ``round_0003.safetensors`` holds them under ``server|<slot>|<name>`` and
-``client|<id>|<slot>|<name>``; ``round_0003.json`` holds what the tensors cannot: the order of slots
-and names (empty ones too), the hash of the tensor file, the run's identity, and a seal over itself.
-No pickle is ever read or written.
+A state is slots of trees; this file knows nothing of what the tensors mean.
+``round_0003.safetensors`` holds the server's under ``server|<slot>|<name>``; ``round_0003.json``
+holds what the tensors cannot: the order of slots and names (empty ones too), the hash of the tensor
+file, the records of clients' rows (``runs.records``) with their hashes, the run's identity, and a
+seal over itself. Writing that JSON commits the round. No pickle is ever read or written.
 
-A state is built in memory before it is written (twice its size at the peak). Room for states larger
-than memory: ``layout["clients"]`` would name a file per client beside the slots, under a new
-``FORMAT``; nothing else changes, and an older program passes such a state over by its version.
+Format 1 had all clients' tensors beside the server's (``client|<id>|<slot>|<name>``); it is read.
 """
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import safetensors.torch
 from torch import Tensor
 
 from fedvlm.core import files
 from fedvlm.core.trees import TreeView
+from fedvlm.runs.records import Records, check_records
+from fedvlm.runs.seal import (
+    Damaged,
+    read_bytes,
+    read_tensors,
+    sealed,
+    sha256,
+    storable,
+    unsealed,
+)
 
 StateView = Mapping[str, TreeView]  # a state that is read only
 
-FORMAT = 1
+FORMAT, OLD = 2, 1
+KINDS = ("clients", "held")  # folders of records: what clients keep, what the server keeps of them
 KEEP = 2  # states kept on disk: the newest, and the one before it in case the newest is damaged
 _NAME = re.compile(r"round_(\d{4,})\.(json|safetensors)")
 
 
 @dataclass(frozen=True)
 class SavedState:
-    """One state as read back: tensors on the CPU, dtypes, order and empty trees as saved."""
+    """One state as read back: tensors on the CPU, dtypes, order and empty trees as saved.
+
+    Attributes:
+        clients: everybody's, in format 1 only.
+        records: kind -> the records that count, ``[[name, hash], ...]``; none in format 1.
+    """
 
     round: int
     server: dict[str, dict[str, Tensor]]
-    clients: dict[int, dict[str, dict[str, Tensor]]]
+    clients: dict[int, dict[str, dict[str, Tensor]]] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
+    records: dict[str, list[list[str]]] | None = None
 
 
-class _Invalid(Exception):
-    """Why a state is passed over."""
+def open_records(folder: Path, identity: str) -> dict[str, Records]:
+    """Return the records in ``state/`` by kind, nothing of them read yet."""
+    return {kind: Records(folder / kind, identity) for kind in KINDS}
 
 
 def save_state(
     folder: Path,
     round: int,
     server: StateView,
-    clients: Mapping[int, StateView],
+    records: Mapping[str, Sequence[Sequence[str]]],
     extra: Mapping[str, Any],
     *,
     identity: str,
@@ -62,6 +77,7 @@ def save_state(
 
     Args:
         folder: the run's ``state/``; it must exist.
+        records: kind -> the records that count (``runs.records.Records.accept``); on disk already.
         extra: JSON values kept beside the tensors (infinities and NaN come back as such).
         identity: digest of the run, see ``runs.identity_digest``.
 
@@ -70,22 +86,29 @@ def save_state(
         ValueError: a slot's name holds ``|``, or ``extra`` has no exact JSON form.
     """
     _check_exact(extra, "extra")
-    keys, layout = _flatten(server, clients)
+    keys: dict[str, Tensor] = {}
+    for slot, tree in server.items():
+        if "|" in slot:
+            raise ValueError(f"slot '{slot}' of the server holds '|', which separates key parts")
+        keys.update({f"server|{slot}|{name}": v for name, v in tree.items()})
     data = safetensors.torch.save(storable(keys))
     stem = f"round_{round:04d}"
     record = {
-        "format": FORMAT, "identity": identity, "round": round, "sha256": _sha(data),
-        "bytes": len(data), "layout": layout, "extra": dict(extra),
+        "format": FORMAT, "identity": identity, "round": round, "sha256": sha256(data),
+        "bytes": len(data), "layout": {slot: list(tree) for slot, tree in server.items()},
+        "records": {kind: [list(pair) for pair in named] for kind, named in records.items()},
+        "extra": dict(extra),
     }
     files.write_bytes(folder / f"{stem}.safetensors", data)
-    files.write_text(folder / f"{stem}.json", _sealed(record))
-    settle(folder, round)
+    files.write_text(folder / f"{stem}.json", sealed(record))
+    settle(folder, round, identity)
 
 
-def settle(folder: Path, newest: int) -> None:
-    """Make the index name the last states up to round ``newest`` and drop those before.
+def settle(folder: Path, newest: int, identity: str) -> None:
+    """Make the index name the last states up to round ``newest`` and drop all others.
 
-    The end of ``save_state``, and of a resume: a kill may have come between state and index.
+    The end of ``save_state``, and of a resume: a kill may have come between state and index, or
+    left records that no state names.
 
     Raises:
         DataError: as ``save_state``.
@@ -94,22 +117,37 @@ def settle(folder: Path, newest: int) -> None:
     index = {"format": FORMAT, "states": [f"round_{r:04d}" for r in rounds]}
     if _read_index(folder) != index:
         files.write_json(folder / "index.json", index)
-    _prune(folder, rounds[0])
+    _prune(folder, set(rounds))
+    named: dict[str, set[str]] = {kind: set() for kind in KINDS}
+    for number in rounds:
+        with contextlib.suppress(Damaged):  # one that does not count needs no record
+            record = _record(folder / f"round_{number:04d}.json", number, identity)
+            for kind, pairs in record.get("records", {}).items():
+                named[kind] |= {name for name, _ in pairs}
+    for kind, names in named.items():
+        Records(folder / kind, identity).sweep(names)
 
 
-def load_newest_state(folder: Path, *, identity: str) -> tuple[SavedState | None, list[str]]:
+def load_newest_state(
+    folder: Path, *, identity: str, only: int | None = None
+) -> tuple[SavedState | None, list[str]]:
     """Return the newest valid state in ``folder`` (or None), and a note per state passed over.
 
     A state counts only as a whole: JSON seal, format, identity, file hash and the full set of
     tensors are checked; truncated, zero-byte, bit-flipped and foreign files are passed over.
+
+    Args:
+        only: the round that is wanted; None: the newest.
     """
     notes: list[str] = []
     if not folder.is_dir():
         return None, notes
     for number in sorted(_rounds_on_disk(folder) | _rounds_in_index(folder, notes), reverse=True):
+        if only not in (None, number):
+            continue
         try:
             state = _read(folder, number, identity)
-        except _Invalid as error:
+        except Damaged as error:
             notes.append(f"state of round {number} passed over: {error}")
             continue
         return state, notes
@@ -121,101 +159,62 @@ def load_newest_state(folder: Path, *, identity: str) -> tuple[SavedState | None
 
 
 def clear_states(folder: Path) -> None:
-    """Delete every state and the index in ``folder``."""
+    """Delete every state, every record and the index in ``folder``."""
     with files.explain_errors(folder):
         (folder / "index.json").unlink(missing_ok=True)
-    _prune(folder, None)
-
-
-def _flatten(
-    server: StateView, clients: Mapping[int, StateView]
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return tensors by key, and the layout: each distinct form of a state once."""
-    keys: dict[str, Tensor] = {}
-    forms: list[dict[str, list[str]]] = []
-    places: dict[str, int] = {}
-
-    def add(prefix: str, state: StateView) -> int:
-        form = {slot: list(tree) for slot, tree in state.items()}
-        for slot, tree in state.items():
-            if "|" in slot:
-                raise ValueError(f"slot '{slot}' of {prefix} holds '|', which separates key parts")
-            keys.update({f"{prefix}|{slot}|{name}": t for name, t in tree.items()})
-        place = places.setdefault(json.dumps(form), len(forms))
-        if place == len(forms):
-            forms.append(form)
-        return place
-
-    layout: dict[str, Any] = {"server": add("server", server), "clients": {}}
-    for client, state in clients.items():
-        layout["clients"][str(int(client))] = add(f"client|{int(client)}", state)
-    return keys, layout | {"forms": forms}
-
-
-def storable(keys: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors on the CPU and contiguous; those that share memory are copied apart."""
-    seen: set[int] = set()
-    out: dict[str, Tensor] = {}
-    for key, tensor in keys.items():
-        plain = tensor.detach().to("cpu").contiguous()
-        storage = plain.untyped_storage().data_ptr()
-        out[key] = plain.clone() if storage in seen else plain
-        seen.add(storage)
-    return out
+    _prune(folder, set())
+    for kind in KINDS:
+        Records(folder / kind, "").sweep(())
 
 
 def _read(folder: Path, number: int, identity: str) -> SavedState:
     stem = f"round_{number:04d}"
     record = _record(folder / f"{stem}.json", number, identity)
-    path = folder / f"{stem}.safetensors"
-    data = _bytes(path)
-    if len(data) != record["bytes"]:
-        raise _Invalid(f"{path.name} has {len(data)} bytes instead of {record['bytes']}")
-    if _sha(data) != record["sha256"]:
-        raise _Invalid(f"{path.name} is damaged (its hash is not the recorded one)")
-    try:
-        tensors = safetensors.torch.load(data)
-    except (safetensors.SafetensorError, ValueError, KeyError) as error:
-        raise _Invalid(f"{path.name} is not a safetensors file ({error})") from error
-    return _unflatten(record, tensors)
+    tensors = read_tensors(folder / f"{stem}.safetensors", record)
+    if record["format"] == OLD:
+        return _unflatten(record, tensors)
+    for kind, named in record["records"].items():
+        check_records(folder / kind, named, identity)
+    server = _slots("server", record["layout"], tensors)
+    _all_used(tensors, server)
+    return SavedState(record["round"], server, {}, record["extra"], record["records"])
 
 
 def _record(path: Path, number: int, identity: str) -> dict[str, Any]:
-    try:
-        record = json.loads(_bytes(path))
-        seal = record.pop("seal")
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise _Invalid(f"{path.name} is not readable") from error
-    if record.get("format") != FORMAT:
-        raise _Invalid(f"{path.name} has format {record.get('format')}, not {FORMAT}")
-    if seal != _sha(_canonical(record)):
-        raise _Invalid(f"{path.name} is damaged (its seal does not fit)")
-    if record.get("identity") != identity:
-        raise _Invalid(f"{path.name} belongs to another run")
+    record = unsealed(path, read_bytes(path), (FORMAT, OLD), identity)
     if record.get("round") != number:
-        raise _Invalid(f"{path.name} is the state of round {record.get('round')}")
-    return dict(record)
+        raise Damaged(f"{path.name} is the state of round {record.get('round')}")
+    return record
 
 
 def _unflatten(record: dict[str, Any], tensors: dict[str, Tensor]) -> SavedState:
-    layout, used = record["layout"], 0
-
-    def take(prefix: str, place: int) -> dict[str, dict[str, Tensor]]:
-        nonlocal used
-        state: dict[str, dict[str, Tensor]] = {}
-        for slot, names in layout["forms"][place].items():
-            try:
-                state[slot] = {name: tensors[f"{prefix}|{slot}|{name}"] for name in names}
-            except KeyError as error:
-                raise _Invalid(f"tensor {error} is missing") from error
-            used += len(names)
-        return state
-
-    server = take("server", layout["server"])
-    clients = {int(c): take(f"client|{c}", place) for c, place in layout["clients"].items()}
-    if used != len(tensors):
-        raise _Invalid(f"{len(tensors) - used} tensors more than the layout names")
+    """Return a state of format 1."""
+    layout = record["layout"]
+    server = _slots("server", layout["forms"][layout["server"]], tensors)
+    clients = {
+        int(c): _slots(f"client|{c}", layout["forms"][place], tensors)
+        for c, place in layout["clients"].items()
+    }
+    _all_used(tensors, server, *clients.values())
     return SavedState(record["round"], server, clients, record["extra"])
+
+
+def _slots(
+    prefix: str, form: Mapping[str, Sequence[str]], tensors: Mapping[str, Tensor]
+) -> dict[str, dict[str, Tensor]]:
+    try:
+        return {
+            slot: {name: tensors[f"{prefix}|{slot}|{name}"] for name in names}
+            for slot, names in form.items()
+        }
+    except KeyError as error:
+        raise Damaged(f"tensor {error} is missing") from error
+
+
+def _all_used(tensors: Mapping[str, Tensor], *states: StateView) -> None:
+    more = len(tensors) - sum(len(tree) for state in states for tree in state.values())
+    if more:
+        raise Damaged(f"{more} tensors more than the layout names")
 
 
 def _rounds_on_disk(folder: Path) -> set[int]:
@@ -243,22 +242,13 @@ def _read_index(folder: Path) -> Any:
         return None
 
 
-def _prune(folder: Path, first: int | None) -> None:
-    """Delete states before round ``first`` (None: all); other files are left alone."""
+def _prune(folder: Path, keep: set[int]) -> None:
+    """Delete the states of all rounds but ``keep``; other files are left alone."""
     with files.explain_errors(folder):
         for path in folder.iterdir():
             match = _NAME.fullmatch(path.name)
-            if match and (first is None or int(match[1]) < first):
+            if match and int(match[1]) not in keep:
                 path.unlink(missing_ok=True)
-
-
-def _sealed(record: dict[str, Any]) -> str:
-    seal = _sha(_canonical(record))
-    return json.dumps(record | {"seal": seal}, indent=1) + "\n"
-
-
-def _canonical(record: dict[str, Any]) -> bytes:
-    return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _check_exact(value: Any, place: str) -> None:
@@ -273,16 +263,3 @@ def _check_exact(value: Any, place: str) -> None:
             _check_exact(item, f"{place}.{i}")
     elif value is not None and type(value) not in (bool, int, float, str):
         raise ValueError(f"{place} is a {type(value).__name__}: JSON does not keep that exactly")
-
-
-def _sha(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError as error:
-        raise _Invalid(f"{path.name} is missing") from error
-    except OSError as error:
-        raise _Invalid(f"{path.name} cannot be read ({error.strerror})") from error

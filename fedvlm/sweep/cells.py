@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedvlm.compat.files import load_trainer
 from fedvlm.config.build import flat
 from fedvlm.core.errors import ConfigError, DataError, FedvlmError
 from fedvlm.data.datasets import load_for_training
@@ -20,7 +21,6 @@ from fedvlm.data.draw import Selection, spec_of
 from fedvlm.data.partition.kinds import check_fits
 from fedvlm.data.targets import load_targets
 from fedvlm.federation.cards import trainer_files
-from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.build import check_model, pick_device
 from fedvlm.job.describe import peft_choice, run_path
 from fedvlm.job.flags import parse

@@ -14,8 +14,7 @@ def test_dassl_keys_are_all_there():
         "VERSION", "OUTPUT_DIR", "RESUME", "SEED", "VERBOSE", "INPUT.SIZE", "INPUT.GB_K",
         "DATASET.CIFAR_C_LEVEL", "DATALOADER.TRAIN_U.SAME_AS_X", "MODEL.HEAD.DROPOUT",
         "OPTIM.RMSPROP_ALPHA", "OPTIM.WARMUP_RECOUNT", "TRAIN.PRINT_FREQ",
-        "TEST.PER_CLASS_RESULT", "TRAINER.FIXMATCH.WEIGHT_U", "TRAINER.COOP.CSC",
-        "TRAINER.MAPLE.PROMPT_DEPTH", "TRAINER.PROMPTSRC.GPA_STD", "DATASET.SUBSAMPLE_CLASSES",
+        "TEST.PER_CLASS_RESULT", "TRAINER.FIXMATCH.WEIGHT_U", "DATASET.SUBSAMPLE_CLASSES",
     ]  # fmt: skip
     assert [k for k in keys if k not in SCHEMA] == []
     assert "USE_CUDA" in family_aliases()
@@ -61,3 +60,23 @@ def test_switches_without_equivalent_may_only_be_off():
     build("DATASET.SPLIT_CLIENT", "False")
     (line,) = mistakes("DATASET.SPLIT_CLIENT", "True")
     assert "not supported" in line
+
+
+def test_coops_own_options_set_ours_or_are_refused():
+    cfg, origins = build("TRAINER.COOP.N_CTX", "4", "TRAINER.COOP.PREC", "fp32")
+    assert cfg.PEFT.N_CTX == 4 and cfg.MODEL.PREC == "fp32"
+    assert origins["PEFT.N_CTX"] == "opts, as TRAINER.COOP.N_CTX"
+    lines = mistakes(
+        "TRAINER.COOP.PREC", "fp16",
+        "TRAINER.COOP.CLASS_TOKEN_POSITION", "middle", "TRAINER.COCOOP.N_CTX", "4",
+        "TRAINER.MAPLE.PROMPT_DEPTH", "9",
+    )
+    assert [line.split()[1] for line in lines] == [
+        "TRAINER.COOP.PREC", "TRAINER.COOP.CLASS_TOKEN_POSITION", "TRAINER.COCOOP.N_CTX",
+        "TRAINER.MAPLE.PROMPT_DEPTH",
+    ]
+    assert "--trainer ./coop.py:CoOp" in lines[1] and "--trainer ./cocoop.py" in lines[2]
+    cfg, _ = build("TRAINER.COOP.CSC", "True", "TRAINER.COOP.CTX_INIT", "a photo of a")
+    assert cfg.PEFT.CSC and cfg.PEFT.CTX_INIT == "a photo of a"
+    cfg, _ = build("TRAINER.COOP.CLASS_TOKEN_POSITION", "end")
+    assert cfg.PEFT.N_CTX == 16

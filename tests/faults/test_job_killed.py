@@ -65,6 +65,69 @@ def test_stopped_at_a_write_point_and_resumed(
     jobs.same(whole[0], tmp_path)
 
 
+LONGER = (  # clients keep a body, the server keeps for each whether it was served
+    "--trainer", "LG-FedAvg", "--rounds", "5", "--num-users", "4",
+    "TRAINER.LG-FEDAVG.WARMUP_ROUNDS", "1", "FED.FRAC", "0.5",
+)
+WAYS = {
+    "every third": ("TRAIN.CHECKPOINT_FREQ", "3"), "on disk": ("FED.STORE", "disk"),
+    "both": ("TRAIN.CHECKPOINT_FREQ", "3", "FED.STORE", "disk"),
+}
+
+
+@pytest.fixture(scope="module")
+def longer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run of five rounds in which half of the clients work."""
+    output = tmp_path_factory.mktemp("longer")
+    assert jobs.run(output, *LONGER, "FED.STORE", "memory") == 0
+    kinds = {name.partition("|")[0] for name in jobs.state(output)}
+    assert kinds == {"server", "clients", "held"}
+    return output
+
+
+def points_of(output: Path, *words: str) -> int:
+    seen: list[str] = []
+    files.on_write_point = seen.append
+    assert jobs.run(output, *words) == 0
+    files.on_write_point = None
+    return len(seen)
+
+
+def stopped_and_resumed(longer: Path, output: Path, point: int, *words: str) -> None:
+    stop_at(point)
+    with pytest.raises(Stop):
+        jobs.run(output, *words)
+    files.on_write_point = None
+    assert jobs.run(output, *words) == 0
+    jobs.same(longer, output)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_where_rows_lie_and_how_often_they_are_saved_moves_no_bit(
+    longer: Path, tmp_path: Path, way: str
+) -> None:
+    """Neither in one go nor with stops on the way; the way may change on the way."""
+    words = (*LONGER, *WAYS[way])
+    count = points_of(tmp_path / "whole", *words)
+    jobs.same(longer, tmp_path / "whole")
+    for point in (count // 2, count * 3 // 4):
+        stopped_and_resumed(longer, tmp_path / str(point), point, *words)
+    stop_at(count * 3 // 4)
+    with pytest.raises(Stop):
+        jobs.run(tmp_path / "changed", *words)
+    files.on_write_point = None
+    assert jobs.run(tmp_path / "changed", *LONGER) == 0
+    jobs.same(longer, tmp_path / "changed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_stopped_at_every_write_point_each_way(longer: Path, tmp_path: Path, way: str) -> None:
+    words = (*LONGER, *WAYS[way])
+    for point in range(points_of(tmp_path / "whole", *words)):
+        stopped_and_resumed(longer, tmp_path / str(point), point, *words)
+
+
 @pytest.mark.slow
 def test_stopped_at_every_write_point(whole: tuple[Path, int], tmp_path: Path) -> None:
     for point in range(whole[1]):

@@ -1,12 +1,14 @@
 """Stopped at every write point, a run that is started again ends with the same bits.
 
-The run is a toy (one tensor per slot, each round a function of the round before), so that what is
-tested is the order of the writes. The stop is an exception, and a real ``SIGKILL`` of a forked
-process.
+The run is a toy (one tensor per slot, each round a function of the round before, two of four
+clients at work), so that what is tested is the order of the writes. The stop is an exception, and a
+real ``SIGKILL`` of a forked process; clients' rows are in memory or on disk, checkpoints come every
+round or every third, and records are packed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -23,11 +25,14 @@ import torch
 
 from fedvlm.core import files
 from fedvlm.core.errors import DataError
-from fedvlm.runs import manifest
-from fedvlm.runs.folder import RunFolder, RunPath, read_results
+from fedvlm.federation.clients import ClientStore, DiskStore, MemoryStore
+from fedvlm.runs import manifest, records
+from fedvlm.runs.folder import RunFolder, RunPath, identity_digest, read_results
+from fedvlm.runs.state import load_newest_state
 
 PARTS = RunPath("personal", "toy", 1, "Toy", "none", "iid", 1, 1)
-ROUNDS = 3
+ROUNDS, CLIENTS = 5, 4
+KINDS = [(freq, disk) for freq in (1, 3) for disk in (False, True)]
 
 
 class Stop(BaseException):
@@ -48,28 +53,52 @@ def step(tensor: torch.Tensor, round_: int) -> torch.Tensor:
     return torch.sin(tensor * 1.7 + round_)
 
 
-def toy_run(root: Path) -> dict[str, Any]:
-    """Run to the end from wherever the folder stands; return the results."""
+def toy_run(root: Path, freq: int = 1, disk: bool = False) -> dict[str, Any]:
+    """Run to the end from wherever the folder stands; return the results.
+
+    Args:
+        freq: rounds from checkpoint to checkpoint.
+        disk: clients' rows are read from records.
+    """
     with RunFolder.create(root, PARTS, {"rounds": ROUNDS}, argv=["toy"]) as run:
         if run.finished is not None:
             return run.finished["results"]
-        state = run.restore()
-        if state is None:
-            at, w = 0, torch.linspace(0, 1, 5)
-            clients = {c: {"v": {"x": w + c}} for c in range(2)}
+        log = run.records["clients"]
+        store = DiskStore(log, torch.device("cpu")) if disk else MemoryStore()
+        saved = run.restore()
+        if saved is None:
+            at, w, versions = 0, torch.linspace(0, 1, 5), dict[int, int]()
             run.write_config({"ROUNDS": ROUNDS}, {})
             run.append_metrics({"round": 0, "sum": float(w.sum())})
-            run.save_state(0, {"w": {"x": w}}, clients)
+            run.save_state(0, {"w": {"x": w}}, {"clients": log.accept(0, store, {})})
         else:
-            at, w, clients = state.round, state.server["w"]["x"], state.clients
+            at, w, versions = saved.round, saved.server["w"]["x"], log.versions()
+            for version, ids, rows in () if disk else log.live():
+                store.put(version, ids, rows)
         for r in range(at + 1, ROUNDS + 1):
+            ids = sorted({r % CLIENTS, (r * r + 1) % CLIENTS})
+            store.begin({c: versions.get(c, 0) for c in ids})
+            store.put(r, ids, {"v": {"x": step(rows_of(store, ids, versions), r)}})
+            store.seal(r)
+            versions |= dict.fromkeys(ids, r)
             w = step(w, r)
-            clients = {c: {"v": {"x": step(s["v"]["x"], r)}} for c, s in clients.items()}
             run.append_metrics({"round": r, "sum": float(w.sum())})
-            run.save_state(r, {"w": {"x": w}}, clients, {"best": float(w.max())})
-        return run.write_results({}, {}, {"w": w.tolist(),
-                                          "v": [s["v"]["x"].tolist() for s in clients.values()]}
-                                 )["results"]
+            if r % freq == 0 or r == ROUNDS:
+                named = {"clients": log.accept(r, store, versions)}
+                run.save_state(r, {"w": {"x": w}}, named, {"best": float(w.max())})
+                store.settle(versions)
+        v = rows_of(store, list(range(CLIENTS)), versions)
+        return run.write_results({}, {}, {"w": w.tolist(), "v": v.tolist()})["results"]
+
+
+def rows_of(store: ClientStore, ids: list[int], versions: dict[int, int]) -> torch.Tensor:
+    """Return the clients' rows ``[K, 5]``; a client that never worked has its own start."""
+    out = torch.linspace(0, 1, 5).repeat(len(ids), 1) + torch.tensor(ids)[:, None]
+    known = [c for c in ids if c in versions]
+    for found, state in store.get(known, [versions[c] for c in known]):
+        for c, row in zip(found, state["v"]["x"], strict=True):
+            out[ids.index(c)] = row
+    return out
 
 
 def outcome(root: Path) -> dict[str, Any]:
@@ -81,15 +110,17 @@ def outcome(root: Path) -> dict[str, Any]:
     return {
         "results": record["results"],
         "metrics": (folder / "metrics.jsonl").read_text(),
-        "state": {p.name: p.read_bytes() for p in sorted(state.iterdir())},
+        "state": {
+            str(p.relative_to(state)): p.read_bytes() for p in sorted(state.rglob("*.*"))
+        },
         "files": sorted(p.name for p in folder.iterdir()),
     }
 
 
-def write_points(root: Path) -> list[str]:
+def write_points(root: Path, *kind: Any) -> list[str]:
     seen: list[str] = []
     files.on_write_point = seen.append
-    toy_run(root)
+    toy_run(root, *kind)
     files.on_write_point = None
     return seen
 
@@ -109,50 +140,95 @@ def raise_stop() -> None:
     raise Stop
 
 
-def in_child(root: Path, number: int) -> int:
+def in_child(root: Path, number: int, *kind: Any) -> int:
     """Run in a forked process that is killed at a write point; return its wait status."""
     pid = os.fork()
     if pid == 0:
         try:
             stop_at(number, lambda: os.kill(os.getpid(), signal.SIGKILL))
-            toy_run(root)
+            toy_run(root, *kind)
         finally:
             os._exit(7)
     return os.waitpid(pid, 0)[1]
 
 
-def test_every_write_point_stopped_by_an_exception(tmp_path: Path) -> None:
-    points = write_points(tmp_path / "whole")
+@pytest.fixture(
+    params=[pytest.param(64, marks=pytest.mark.slow), 2], ids=["no packs", "packs"]
+)
+def most(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many records a checkpoint may name."""
+    monkeypatch.setattr(records, "MOST", request.param)
+    return int(request.param)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_write_point_stopped_by_an_exception(
+    tmp_path: Path, kind: tuple[int, bool], most: int
+) -> None:
+    points = write_points(tmp_path / "whole", *kind)
     want = outcome(tmp_path / "whole")
     assert len(points) > 60 and len({p.split()[1] for p in points}) >= 12
+    packed = any(p.split()[1].startswith("p0") for p in points)
+    assert packed == (most == 2 and kind != (3, False))  # that has two records in all
     for number in range(len(points)):
         root = tmp_path / str(number)
         stop_at(number, raise_stop)
         with pytest.raises(Stop):
-            toy_run(root)
+            toy_run(root, *kind)
         files.on_write_point = None
-        toy_run(root)
+        me = identity_digest({"rounds": ROUNDS})
+        assert load_newest_state(root / PARTS.relative() / "state", identity=me)[1] == []
+        toy_run(root, *kind)  # from the newest checkpoint, not from the beginning
         assert outcome(root) == want, points[number]
 
 
-def test_every_write_point_really_killed(tmp_path: Path) -> None:
-    points = write_points(tmp_path / "whole")
+def test_rows_in_memory_and_on_disk_and_any_frequency_give_the_same_results(
+    tmp_path: Path, most: int
+) -> None:
+    found = []
+    for kind in KINDS:
+        toy_run(tmp_path / str(kind), *kind)
+        told = outcome(tmp_path / str(kind))
+        found.append((told["results"], told["metrics"]))
+    assert all(one == found[0] for one in found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_may_change_where_rows_lie_when_it_goes_on(
+    tmp_path: Path, kind: tuple[int, bool]
+) -> None:
+    write_points(tmp_path / "whole", *kind)
+    want = outcome(tmp_path / "whole")["results"]
+    for number in range(0, 100, 7):
+        root = tmp_path / str(number)
+        stop_at(number, raise_stop)
+        with contextlib.suppress(Stop):
+            toy_run(root, *kind)
+        files.on_write_point = None
+        toy_run(root, kind[0], not kind[1])
+        assert outcome(root)["results"] == want, number
+
+
+@pytest.mark.parametrize("kind", [(1, False), pytest.param((3, True), marks=pytest.mark.slow)])
+def test_every_write_point_really_killed(tmp_path: Path, kind: tuple[int, bool]) -> None:
+    points = write_points(tmp_path / "whole", *kind)
     want = outcome(tmp_path / "whole")
     for number in range(len(points)):
         root = tmp_path / str(number)
-        status = in_child(root, number)
+        status = in_child(root, number, *kind)
         if os.WIFEXITED(status):
             pytest.fail(f"point {number} ({points[number]}) was not reached")
         assert os.WTERMSIG(status) == signal.SIGKILL
-        toy_run(root)
+        toy_run(root, *kind)
         assert outcome(root) == want, points[number]
 
 
-def test_killed_again_and_again(tmp_path: Path) -> None:
-    write_points(tmp_path / "whole")
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_again_and_again(tmp_path: Path, kind: tuple[int, bool], most: int) -> None:
+    write_points(tmp_path / "whole", *kind)
     for number in (9, 25, 22, 20, 24, 21, 19, 23):  # each gets a little further, or not at all
-        assert os.WIFSIGNALED(in_child(tmp_path / "run", number))
-    toy_run(tmp_path / "run")
+        assert os.WIFSIGNALED(in_child(tmp_path / "run", number, *kind))
+    toy_run(tmp_path / "run", *kind)
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
@@ -200,14 +276,14 @@ def test_a_failing_disk_at_every_write_point(tmp_path: Path, name: str, word: st
 def test_previous_state_survives_a_disk_that_fills_up(tmp_path: Path) -> None:
     """A real limit of the system (file size), not a simulated one."""
     with RunFolder.create(tmp_path, PARTS, {"a": 1}) as run:
-        run.save_state(1, {"w": {"x": torch.ones(8)}}, {})
+        run.save_state(1, {"w": {"x": torch.ones(8)}})
         run.append_metrics({"round": 1})
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
         try:
             with pytest.raises(DataError, match="file too large"):
-                run.save_state(2, {"w": {"x": torch.ones(8192)}}, {})
+                run.save_state(2, {"w": {"x": torch.ones(8192)}})
             with pytest.raises(DataError, match="file too large"):
                 run.append_metrics({"round": 2, "blob": "x" * 8192})
         finally:

@@ -73,7 +73,7 @@ def test_against_a_dictionary(work: list[tuple[set[int], str]]) -> None:
         accepted |= dict.fromkeys(ids, round_)
         want |= {(c, round_): row(c, round_) for c in ids}
         if what == "s":
-            store.settle(accepted, round_)
+            store.settle(accepted)
             want = {(c, v): s for (c, v), s in want.items() if accepted[c] == v}
         for client, version in want:
             assert number(store, client, version) == client * 1000.0 + version
@@ -88,7 +88,7 @@ def test_a_version_that_is_gone_is_named() -> None:
     assert number(store, 0, 2) == 2.0 and number(store, 0, 1) == 1.0
     with pytest.raises(FedvlmError, match="no state of client 0 from round 3"):
         store.get([0], [3])
-    store.settle({0: 2, 1: 1}, 2)
+    store.settle({0: 2, 1: 1})
     assert number(store, 0, 2) == 2.0 and number(store, 1, 1) == 1001.0
     with pytest.raises(FedvlmError, match="no state of client 0 from round 1"):
         store.get([0], [1])
@@ -99,7 +99,7 @@ def test_rows_are_used_again() -> None:
     store, ids = MemoryStore(), list(range(10))
     for round_ in range(1, 101):
         store.put(round_, ids, rows(ids, round_))
-        store.settle(dict.fromkeys(ids, round_), round_)
+        store.settle(dict.fromkeys(ids, round_))
     (table,) = store._tables.values()
     assert table.size <= 32 and len(table.free) == table.size - 10
 
@@ -141,7 +141,14 @@ def test_a_chunk_of_new_and_old_clients() -> None:
     state = own.stacked([0, 1, 2], {1: 2})
     assert state["w"]["l"][:, 0].tolist() == [1.0, 9.0, 1.0]
     assert state["v"]["g"][:, 0].tolist() == [1.0, 0.0, 1.0] and asked == [0, 2]
+    asked.clear()
+    same = Clients(own.store, own._init, START, GROUPS, alike=True)
+    rows_of_all = same.stacked([0, 2, 3, 1], {1: 2})
+    assert rows_of_all["w"]["l"][:, 0].tolist() == [1.0, 1.0, 1.0, 9.0] and asked == [0]
+    assert all(v.is_contiguous() for t in rows_of_all.values() for v in t.values())
     assert all(v.is_contiguous() for t in state.values() for v in t.values())
+    for ids, values in (([1, 0, 2], [9.0, 1.0, 1.0]), ([0, 2, 1], [1.0, 1.0, 9.0])):
+        assert own.stacked(ids, {1: 2})["w"]["l"][:, 0].tolist() == values
     state["w"]["f"].zero_()
     state["w"]["l"].zero_()  # copies: neither the start nor a row
     alone = own.stacked([0], {})

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from fedvlm.check.compare import copy_fed, same_fed, same_tree
+from fedvlm.check.disk import read_state, write_state
 from fedvlm.check.world import SIZES, Setup, World
 from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.core.trees import Tree, unstack
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.rounds import Federation, RoundFinished, Whole, slots_of, state_of
+from fedvlm.federation.rounds import Federation, RoundFinished, Whole
 from fedvlm.federation.server import Measure
-from fedvlm.runs.state import load_newest_state, save_state
 
 BOTH = ("PEFT.VISUAL", "feature")
 METHODS = ["FedAvg", "FedTV", "FedRep", "FedBABU", "LG-FedAvg", "Ditto"]
@@ -44,10 +44,9 @@ def test_it_changes_the_last_evaluation_and_nothing_else(name: str, tmp_path: Pa
     same_fed(after, before, "the state after two fine-tunings")
     same_fed(end, world(0).record(cls).states[-1], "a run without fine-tuning")
     plain = models(fed, end, finetune=False)
-    save_state(tmp_path, end.round, slots_of(end), end.clients, {}, identity="t")
-    saved, _ = load_newest_state(tmp_path, identity="t")
-    assert saved is not None
-    back = state_of(saved.round, saved.server, saved.clients)
+    write_state(tmp_path, fed, fed.adopt(end))
+    other = place.federation(cls)
+    back = other.read(read_state(tmp_path, other, on_disk=True))
     fresh = models(place.federation(cls), back)
     stacked = models(place.federation(cls, Setup(chunk=4)), end)
     for client in range(len(SIZES)):

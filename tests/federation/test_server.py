@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from fedvlm.check.compare import same_fed
+from fedvlm.check.disk import read_state, write_state
 from fedvlm.core.errors import FedvlmError
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.aggregation.updates import Updates
-from fedvlm.federation.rounds import RoundFinished, slots_of, state_of
+from fedvlm.federation.rounds import RoundFinished
 from fedvlm.federation.server import Held, ServerContext, count_roster
-from fedvlm.runs.state import load_newest_state, save_state
 from tests.federation.test_toys import Hermes
 from tests.federation.toys import Quadratic, quadratic
 
@@ -186,16 +186,14 @@ def test_held_is_saved_with_the_server_and_comes_back(tmp_path: Path) -> None:
     fed = quadratic(Hermes(), 2)
     whole, half = fed.run(), fed.run(until=1)
     assert set(half.held) == {0, 1} and set(half.server) == {"w"}
-    slots = slots_of(half.whole)
-    assert set(slots) == {"w", "held/0/own", "held/1/own", "worked"}
-    save_state(tmp_path, 1, slots, half.clients, {}, identity="t")
-    saved, _ = load_newest_state(tmp_path, identity="t")
-    assert saved is not None
-    back = state_of(saved.round, saved.server, saved.clients)
-    same_fed(back, half.whole, "read back")
-    assert back.worked == half.versions == {0: 1, 1: 1} and set(back.server) == {"w"}
-    fed = quadratic(Hermes(), 2)
-    same_fed(fed.run(fed.adopt(back)).whole, whole.whole, "went on")
+    write_state(tmp_path, fed, fed.adopt(half.whole))
+    for on_disk in (False, True):
+        fed = quadratic(Hermes(), 2)
+        back: Any = read_state(tmp_path, fed, on_disk)
+        same_fed(back.whole, half.whole, "read back")
+        assert back.versions == half.versions == {0: 1, 1: 1} == back.held
+        assert set(back.server) == {"w"}
+        same_fed(fed.run(back).whole, whole.whole, "went on")
 
 
 def test_a_round_leaves_the_state_before_it_as_it_was() -> None:

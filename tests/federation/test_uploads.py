@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fedvlm.check.compare import copy_fed, same_fed
+from fedvlm.check.compare import same_fed
+from fedvlm.check.disk import read_state, write_state
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.aggregation.arrival import Rows
 from fedvlm.federation.aggregation.rules import AggregateSpec
 from fedvlm.federation.context import Context
 from fedvlm.federation.local.sent import Upload
-from fedvlm.federation.rounds import RoundFinished, Whole, slots_of, state_of
+from fedvlm.federation.rounds import FedState, RoundFinished
 from fedvlm.federation.server import Held, ServerContext
 from tests.federation.lora_toys import (
     BIAS,
@@ -37,10 +39,10 @@ ROW = {FA: 3 * 8, FB: 5 * 8, BIAS: 2 * 8}  # bytes of a row, of B of a column
 WHOLE = {FA: 4, FB: 4, BIAS: 6}
 
 
-def history(fed: Watched, start: Whole | None = None) -> tuple[Seen, list[RoundFinished]]:
+def history(fed: Watched, start: FedState | None = None) -> tuple[Seen, list[RoundFinished]]:
     events: list[RoundFinished] = []
     fed.subscribers.append(lambda e: events.append(e) if isinstance(e, RoundFinished) else None)
-    state: Any = fed.run(None if start is None else fed.adopt(copy_fed(start)))
+    state: Any = fed.run(start)
     return state, [e for e in events if e.round]
 
 
@@ -112,11 +114,14 @@ def test_a_rule_by_name_sees_the_dense_rows(rule: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [KINDS["all"], FedEx])
-def test_a_run_that_is_resumed_has_the_same_bits_and_bytes(kind: type[Lora]) -> None:
+def test_a_run_that_is_resumed_has_the_same_bits_and_bytes(
+    kind: type[Lora], tmp_path: Path
+) -> None:
     whole, seen = history(four(kind(), rounds=4, frac=0.5))
-    first: Any = four(kind(), rounds=4, frac=0.5).run(until=2)
-    saved = state_of(2, slots_of(first.whole), first.whole.clients)
-    again, late = history(four(kind(), rounds=4, frac=0.5), saved)
+    first = four(kind(), rounds=4, frac=0.5)
+    write_state(tmp_path, first, first.run(until=2))
+    fed = four(kind(), rounds=4, frac=0.5)
+    again, late = history(fed, read_state(tmp_path, fed))
     same_fed(again.whole, whole.whole, "resumed")
     assert [(e.bytes_up, e.bytes_down) for e in late] == [
         (e.bytes_up, e.bytes_down) for e in seen[2:]

@@ -84,6 +84,9 @@ class Watched(Federation):
     def adopt(self, whole: Whole) -> Seen:
         return self.seen(super().adopt(whole))
 
+    def load(self, round_: int, server: State, logs: Any) -> Seen:
+        return self.seen(super().load(round_, server, logs))
+
     def _publish(self, state: FedState, total: int, **work: Any) -> None:
         super()._publish(self.seen(state), total, **work)
 

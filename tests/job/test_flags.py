@@ -47,13 +47,13 @@ def test_the_flags_of_the_issue_are_all_there():
 
 def test_unknown_flags_are_all_named_with_the_nearest():
     with pytest.raises(ConfigError) as caught:
-        parse(words("--num-usres 3 --plain -q --zzz 1 2 --rounds --frac 0.5 --eval-only"))
+        parse(words("--num-usres 3 --plain -q --zzz 1 2 --rounds --frac 0.5 --logdir"))
     assert str(caught.value).splitlines() == [
         "unknown flag '--num-usres'; did you mean '--num-users'?",
         "unknown flag '-q' (--help lists all)",
         "unknown flag '--zzz' (--help lists all)",
         "--rounds wants a value (communication rounds)",
-        "flag --eval-only is not needed: every run evaluates itself at its end",
+        "flag --logdir is not known here; --output-dir DIR holds all runs",
     ]
 
 

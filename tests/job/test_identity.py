@@ -62,7 +62,7 @@ def test_a_folder_of_before_opens_and_goes_on(tmp_path: Path) -> None:
         assert run.digest == before["identity_digest"]
         state = run.restore()
         assert state is not None and state.round == 1 and sorted(state.clients) == [0, 1]
-        run.save_state(2, state.server, state.clients)
+        run.save_state(2, state.server)
         run.append_metrics({"round": 2})
         run.write_results({}, {"setting": "base2new"}, {"personal": 1.0})
     after = json.loads((tmp_path / PLACE.relative() / "manifest.json").read_text())

@@ -15,6 +15,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.data.builtin import sets
 from fedvlm.data.partition.index_file import read_index_file
 from fedvlm.job import run as job_run
+from fedvlm.runs.state import SavedState
 from tests import jobs
 from tests.conftest import SHARED
 
@@ -187,7 +188,7 @@ def test_restored_state_keeps_its_types(tmp_path: Path, monkeypatch: Any) -> Non
 
         def restore(self) -> Any:
             w = {"w": {"a": torch.ones(1, dtype=torch.float64), "n": torch.ones(1).long()}}
-            return type("Saved", (), {"round": 0, "server": w, "clients": {0: w}})
+            return SavedState(0, w, {0: w})  # of format 1
 
     class Federation:
         @staticmethod

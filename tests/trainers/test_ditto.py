@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from fedvlm.check.disk import read_state, write_state
 from fedvlm.check.world import World
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.rounds import slots_of, state_of
 
 from .toys import drive, own, personal, shared
 
@@ -85,7 +87,7 @@ def test_lora_factors_must_keep_their_basis() -> None:
 
 @pytest.mark.parametrize(("trainer", "slot"), [("Ditto", "v"), ("pFedMe", "theta")])
 def test_a_client_that_was_never_drawn_is_judged_by_what_it_receives(
-    trainer: str, slot: str
+    trainer: str, slot: str, tmp_path: Path
 ) -> None:
     """Not by its untrained start, which is what its private model still is."""
     fed, state = drive(trainer, 1, frac=0.5, first_round_all=False, seed=SECOND)
@@ -95,5 +97,6 @@ def test_a_client_that_was_never_drawn_is_judged_by_what_it_receives(
     (worked,) = state.versions
     assert personal(fed, state)[worked] == own(state, slot=slot)[worked]
     want = personal(fed, state)
-    saved = fed.adopt(state_of(state.round, slots_of(state.whole), state.clients))
+    write_state(tmp_path, fed, state)
+    saved = read_state(tmp_path, fed)
     assert saved.versions == state.versions and personal(fed, saved) == want

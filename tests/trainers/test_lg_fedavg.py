@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from fedvlm.check.compare import same_fed
+from fedvlm.check.disk import read_state, write_state
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.rounds import RoundFinished, slots_of, state_of
-from fedvlm.runs.state import load_newest_state, save_state
+from fedvlm.federation.rounds import RoundFinished
 from tests.federation.toys import quadratic
 from tests.trainers.toys import G, L, TwoNumbers, config, drive, own, personal, shared, toy
 
@@ -130,10 +130,8 @@ def test_who_was_served_is_held_by_the_server_and_survives_a_resume(tmp_path: Pa
         assert set(state.held) == served
         assert set(fed.downloads(state, event.round + 1, [client])[client]) == {L}
     half = states[3]
-    save_state(tmp_path, 3, slots_of(half.whole), half.clients, {}, identity="t")
-    saved, _ = load_newest_state(tmp_path, identity="t")
-    assert saved is not None
-    rest = fed.run(fed.adopt(state_of(saved.round, saved.server, saved.clients)))
+    write_state(tmp_path, fed, half)
+    rest = fed.run(read_state(tmp_path, fed))
     same_fed(rest.whole, whole.whole, "resumed after the first served client")
 
 

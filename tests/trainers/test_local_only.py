@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedvlm.federation.rounds import RoundFinished, slots_of, state_of
-from fedvlm.runs.state import load_newest_state, save_state
+from fedvlm.check.disk import read_state, write_state
+from fedvlm.federation.rounds import RoundFinished
 from tests.trainers.toys import drive, leaves, own, personal
 
 
@@ -33,10 +33,8 @@ def test_nothing_is_sent_and_nothing_aggregated() -> None:
 def test_an_empty_shared_group_survives_a_resume(tmp_path: Path) -> None:
     fed, whole = drive("LocalOnly", 4, momentum=0.9)
     half = fed.run(until=2)
-    save_state(tmp_path, 2, slots_of(half.whole), half.clients, {}, identity="t")
-    saved, _ = load_newest_state(tmp_path, identity="t")
-    assert saved is not None
-    rest = fed.run(fed.adopt(state_of(saved.round, saved.server, saved.clients)))
+    write_state(tmp_path, fed, half)
+    rest = fed.run(read_state(tmp_path, fed))
     for (place, a), (other, b) in zip(leaves(rest), leaves(whole), strict=True):
         assert place == other and torch.equal(a, b)
 

@@ -80,7 +80,8 @@ def _with_trainer(schema: Schema, word: str) -> Schema:
         return schema
     if all(fold(name) != fold(stem) for stem in trainer_files()):
         return schema
-    from fedvlm.federation.discovery import load_trainer  # start-up: PyTorch, 2 s
+    from fedvlm.compat.files import load_trainer  # start-up: PyTorch, 2 s
 
     trainer = load_trainer(name)
-    return declare(schema, f"TRAINER.{trainer.name.upper()}", trainer.options)
+    foreign = dict(getattr(trainer, "foreign", {}))
+    return declare(schema | foreign, f"TRAINER.{trainer.name.upper()}", trainer.options)

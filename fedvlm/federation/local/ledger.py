@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core import foreach
-from fedvlm.core.trees import Tree, in_double
+from fedvlm.core.trees import Tree, in_double, largest
 
 FOLD = 4096  # tensors that are kept apart at most
 
@@ -40,7 +40,7 @@ class Flags:
 
     def total(self) -> Tensor:
         """Return one number, 0-d: not finite if one of them is not."""
-        return torch.cat(self._kept).abs().amax() if self._kept else torch.zeros(())
+        return largest(self._kept) if self._kept else torch.zeros(())
 
 
 @dataclass

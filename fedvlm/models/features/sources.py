@@ -84,7 +84,7 @@ class FeatureSource:
     def take(self, rows: Tensor, view: int) -> Tensor:
         """Return the features of ``rows [...]``, as ``locate`` gave them: ``[..., *]``."""
         table = self.features[view]
-        return table[rows.to(table.device)]
+        return table[rows.to(table.device, non_blocking=True)]
 
     @property
     def device(self) -> torch.device:

@@ -7,7 +7,7 @@ counting) is the same code; a test holds the features to transformers' own.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,10 @@ HUB_NAMES = {
 _ACTIVATIONS = {"quick_gelu": True, "gelu": False}
 _RESAMPLE = {2: "bilinear", 3: "bicubic"}
 _BPE_VOCABULARY = 49408
+# What an open_clip config may hold for transformers' CLIP to compute the same.
+_ARCH = {"embed_dim", "quick_gelu", "vision_cfg", "text_cfg"}
+_VISION = {"image_size", "patch_size", "width", "layers", "head_width", "mlp_ratio", "norm_kwargs"}
+_TEXT = {"context_length", "vocab_size", "width", "layers", "heads", "mlp_ratio", "norm_kwargs"}
 
 # transformers' name -> open_clip's, outside the blocks; "T": transposed.
 _OUTER = {
@@ -160,6 +164,72 @@ def rename(state: dict[str, Tensor]) -> dict[str, Tensor]:
                     rows = [state[key.replace("q_proj", f"{p}_proj")] for p in "qkv"]
                     out[f"{block}attn.in_proj_{kind}"] = torch.cat(rows)
     return out
+
+
+def rename_back(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Undo ``rename``: open_clip's CLIP tensors under transformers' names."""
+    out: dict[str, Tensor] = {}
+    outer = {ours: theirs for theirs, ours in _OUTER.items()}
+    inner = {ours: theirs for theirs, ours in _INNER.items()}
+    towers = {f"{ours}resblocks.": theirs for theirs, ours in _TOWERS.items()}
+    for key, value in state.items():
+        tower = next((t for t in towers if key.startswith(t)), "")
+        if not tower:
+            theirs = outer.get(f"{key} T") or outer.get(key)
+            prefix = "" if theirs else key.rpartition(".")[0] + "."
+            name = theirs or outer[prefix] + key.removeprefix(prefix)
+            out[name] = value.T.contiguous() if f"{key} T" in outer else value
+            continue
+        index, rest = key.removeprefix(tower).split(".", 1)
+        block = f"{towers[tower]}{index}."
+        if rest.startswith("attn.in_proj_"):
+            for part, rows in zip("qkv", value.chunk(3), strict=True):
+                kind = rest.removeprefix("attn.in_proj_")
+                out[f"{block}self_attn.{part}_proj.{kind}"] = rows.contiguous()
+        else:
+            ours = next(n for n in inner if rest.startswith(n))
+            out[block + inner[ours] + rest.removeprefix(ours)] = value
+    return out
+
+
+def hf_model(arch: dict[str, Any], state: Mapping[str, Tensor]) -> Any:
+    """Return transformers' CLIPModel of an open_clip model config and its tensors, in eval mode.
+
+    Raises:
+        ConfigError: a CLIP that transformers' class does not compute.
+    """
+    from transformers import CLIPConfig, CLIPModel  # start-up: 2 s
+
+    vision, text = arch["vision_cfg"], arch["text_cfg"]
+    extra = [*(set(arch) - _ARCH), *(set(vision) - _VISION), *(set(text) - _TEXT)]
+    if extra or "patch_size" not in vision:
+        reason = f"it has '{sorted(extra)[0]}'" if extra else "its image tower is no ViT"
+        raise ConfigError(f"transformers' CLIP does not compute this backbone: {reason}")
+    act = "quick_gelu" if arch.get("quick_gelu") else "gelu"
+
+    def tower(part: dict[str, Any], heads: int) -> dict[str, Any]:
+        return {
+            "hidden_size": part["width"], "num_hidden_layers": part["layers"], "hidden_act": act,
+            "num_attention_heads": heads,
+            "intermediate_size": int(part["width"] * part.get("mlp_ratio", 4.0)),
+            "layer_norm_eps": part.get("norm_kwargs", {}).get("eps", 1e-5),
+        }
+
+    config = CLIPConfig(
+        text_config=tower(text, text["heads"]) | {
+            "max_position_embeddings": text["context_length"], "vocab_size": text["vocab_size"],
+            # The mark that ends a text is the last id of CLIP's vocabularies.
+            "bos_token_id": text["vocab_size"] - 2, "eos_token_id": text["vocab_size"] - 1,
+        },
+        vision_config=tower(vision, vision["width"] // vision.get("head_width", 64)) | {
+            "image_size": vision["image_size"], "patch_size": vision["patch_size"],
+        },
+        projection_dim=arch["embed_dim"],
+    )
+    with torch.random.fork_rng([]):
+        model = CLIPModel(config)
+    model.load_state_dict(rename_back(state), strict=True)
+    return model.eval()
 
 
 def _preprocessing(folder: Path) -> dict[str, Any]:

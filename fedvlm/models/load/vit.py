@@ -100,12 +100,8 @@ def _no_text(name: str) -> Tokenizer:
     return refuse
 
 
-def build_vit(arch: dict[str, Any], state: dict[str, Tensor], name: str) -> nn.Module:
-    """Return open_clip's VisionTransformer with the renamed weights.
-
-    Raises:
-        ConfigError: tensors that a plain ViT does not have, or lacks.
-    """
+def empty_vit(arch: dict[str, Any]) -> nn.Module:
+    """Return open_clip's VisionTransformer of ``arch``, with random weights."""
     from open_clip.transformer import LayerNorm, VisionTransformer  # start-up: 3 s
 
     visual = VisionTransformer(
@@ -115,6 +111,16 @@ def build_vit(arch: dict[str, Any], state: dict[str, Tensor], name: str) -> nn.M
         output_dim=arch["width"], norm_layer=partial(LayerNorm, eps=arch["eps"]),
     )
     visual.proj = None  # features are the normalised class token
+    return visual
+
+
+def build_vit(arch: dict[str, Any], state: dict[str, Tensor], name: str) -> nn.Module:
+    """Return open_clip's VisionTransformer with the renamed weights.
+
+    Raises:
+        ConfigError: tensors that a plain ViT does not have, or lacks.
+    """
+    visual = empty_vit(arch)
     try:
         visual.load_state_dict(rename_vit(state), strict=True)
     except (RuntimeError, KeyError) as error:

@@ -9,6 +9,7 @@ import torch
 
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.models.load.backbones import load_backbone
+from fedvlm.models.load.hf_clip import rename, rename_back
 from fedvlm.models.vlmodel import VLModel
 from tests.models.adapted import save_hf_clip
 from tests.models.toys import NAMES, relative
@@ -46,3 +47,10 @@ def test_refusals(tmp_path: Path) -> None:
     save_hf_clip(tmp_path, hidden_act="relu")
     with pytest.raises(ConfigError, match="relu"):
         load_backbone(str(tmp_path), loader="transformers")
+
+
+def test_names_go_both_ways(tmp_path: Path) -> None:
+    state = save_hf_clip(tmp_path).state_dict()
+    back = rename_back(rename(state))
+    assert back.keys() == {n for n in state if not n.endswith("position_ids")}
+    assert all(torch.equal(back[n], state[n]) for n in back)

@@ -1,0 +1,73 @@
+"""``import dassl`` for files of the CoOp family: 31 names, and ``clip`` beside them.
+
+``with installed(): ...`` (or ``install()`` ... ``uninstall()``) puts them into ``sys.modules``;
+``python -m fedvlm.compat SCRIPT ...`` runs a script of that world, such as CoOp's
+``parse_test_res.py``. The main job does neither: ``--trainer ./coop.py:CoOp`` is enough.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from yacs.config import CfgNode
+
+from fedvlm.compat import clip, data, engine, optimiser, surface, tools
+from fedvlm.compat.settings import default_cfg
+from fedvlm.core.errors import FedvlmError
+
+
+def get_cfg_default() -> CfgNode:
+    """Return Dassl's and CoOp's config tree with its defaults."""
+    return default_cfg()
+
+
+def clean_cfg(cfg: CfgNode, trainer: str) -> None:
+    """Drop the nodes of all trainers but one."""
+    for name in [n for n, node in cfg.TRAINER.items() if isinstance(node, CfgNode)]:
+        if name != trainer.upper():
+            cfg.TRAINER.pop(name)
+
+
+def modules() -> dict[str, ModuleType]:
+    """Return the modules by their full names, with registries of their own."""
+    trainers = tools.Registry("TRAINER")  # anew: two files may both have a CoOp
+    things: dict[str, Any] = {
+        **vars(engine), **vars(data), **vars(optimiser), **tools.UTILS,
+        "compute_accuracy": tools.compute_accuracy, "get_cfg_default": get_cfg_default,
+        "clean_cfg": clean_cfg,
+        "TRAINER_REGISTRY": trainers,
+        "build_trainer": lambda cfg: trainers.get(cfg.TRAINER.NAME)(cfg),
+    }
+    parts = {part: {n: things[n] for n in names} for part, names in surface.NAMES.items()}
+    roots = surface.package("dassl", parts)
+    nested = surface.package("Dassl", {f"dassl.{part}": names for part, names in parts.items()})
+    return roots | nested | clip.modules()
+
+
+@contextmanager
+def installed(names: Mapping[str, ModuleType] | None = None) -> Iterator[None]:
+    """Have ``dassl`` and ``clip`` in ``sys.modules`` for a while."""
+    with surface.installed(modules() if names is None else names):
+        yield
+
+
+def install() -> None:
+    """Put ``dassl`` and ``clip`` into ``sys.modules`` until ``uninstall``.
+
+    Raises:
+        FedvlmError: the real ones are imported already.
+    """
+    taken = [n for n in surface.ROOTS if n in sys.modules]
+    if taken:
+        raise FedvlmError(f"'{taken[0]}' is imported already; start a process without it")
+    sys.modules.update(modules())
+
+
+def uninstall() -> None:
+    """Take out of ``sys.modules`` what ``install`` put there."""
+    for name in [n for n in sys.modules if n.partition(".")[0] in surface.ROOTS]:
+        del sys.modules[name]

@@ -1,0 +1,73 @@
+"""``import dassl`` and ``import clip`` while a foreign file is loaded or run, and never else.
+
+``NAMES`` is all that the files of the CoOp family import from Dassl, by an AST scan of CoOp, MaPLe,
+PromptSRC and eleven federated forks: 31 names and a few cheap ones beside them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+ROOTS = ("dassl", "Dassl", "clip")
+# module below dassl -> names
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "config": ("get_cfg_default", "clean_cfg"),
+    "engine": ("TRAINER_REGISTRY", "build_trainer", "TrainerX", "TrainerBase", "SimpleTrainer"),
+    "engine.trainer": ("TrainerX", "TrainerBase", "SimpleTrainer"),
+    "data": ("DataManager", "DatasetWrapper"),
+    "data.data_manager": ("DataManager", "DatasetWrapper"),
+    "data.datasets": ("DATASET_REGISTRY", "Datum", "DatasetBase", "build_dataset"),
+    "data.datasets.base_dataset": ("Datum", "DatasetBase"),
+    "data.transforms": ("build_transform",),
+    "evaluation": ("EVALUATOR_REGISTRY", "build_evaluator"),
+    "metrics": ("compute_accuracy",),
+    "optim": ("build_optimizer", "build_lr_scheduler"),
+    "utils": (
+        "Registry", "check_isfile", "read_json", "write_json", "mkdir_if_missing",
+        "listdir_nohidden", "read_image", "set_random_seed", "setup_logger", "collect_env_info",
+        "load_checkpoint", "save_checkpoint", "resume_from_checkpoint",
+        "load_pretrained_weights", "count_num_param", "tolist_if_not", "MetricMeter",
+        "AverageMeter", "check_availability",
+    ),
+}  # fmt: skip
+
+
+def package(root: str, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, ModuleType]:
+    """Return the modules ``root`` and ``root.<part>``, each with its names.
+
+    Args:
+        parts: dotted name below ``root`` to what it holds; ``""`` is the root itself.
+    """
+    modules: dict[str, ModuleType] = {}
+    for part in sorted({"", *parts, *(p.rpartition(".")[0] for p in parts)}):
+        name = f"{root}.{part}" if part else root
+        module = ModuleType(name, "Put here by fedvlm.compat for a file that imports it.")
+        module.__path__ = []  # nothing below it is looked for on disk
+        vars(module).update(parts.get(part, {}))
+        modules[name] = module
+        above, _, last = name.rpartition(".")
+        if above:
+            setattr(modules[above], last, module)
+    return modules
+
+
+@contextmanager
+def installed(modules: Mapping[str, ModuleType]) -> Iterator[None]:
+    """Have ``modules`` in ``sys.modules`` for a while; what was there before comes back."""
+    def ours(name: str) -> bool:
+        return name.partition(".")[0] in ROOTS
+
+    before = {n: m for n, m in sys.modules.items() if ours(n)}
+    for name in before:
+        del sys.modules[name]
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name in [n for n in sys.modules if ours(n)]:
+            del sys.modules[name]
+        sys.modules.update(before)

@@ -1,0 +1,274 @@
+"""A foreign trainer class as a method of fedvlm (what its words mean: ``fedvlm.compat``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fedvlm.compat.session import Container, Learned, Place, Session, Step, padded_out
+from fedvlm.compat.settings import check_set, dassl_cfg
+from fedvlm.compat.world import World, active
+from fedvlm.config.option import Option
+from fedvlm.core import rng
+from fedvlm.core.errors import ConfigError, FedvlmError, failure_text
+from fedvlm.core.trees import State, Tree
+from fedvlm.federation import context
+from fedvlm.federation.batches import Batch, prove_streams, step_slices
+from fedvlm.federation.context import Context, Upload
+from fedvlm.federation.groups import PERSONAL, SHARED
+from fedvlm.federation.module_trainer import PURPOSE, FrozenModule, ModuleTrainer
+from fedvlm.federation.trainer import Predictor
+from fedvlm.models.features.sources import FeatureSource, PixelSource
+from fedvlm.models.vlmodel import VLModel
+
+FEATURES, PIXELS = "features", "pixels"
+TEMPLATES = "CUSTOM_TEMPLATES"  # of CoOp's files: data set -> template
+
+
+class DasslTrainer(ModuleTrainer):
+    """FedAvg over what a file's optimiser trains; ``files.load_file`` makes the subclass.
+
+    Attributes:
+        file: path of the file.
+        sources: it and what it imports from beside it: part of a run's identity.
+        inner: its class.
+        module: the loaded file.
+        modules: its ``dassl`` and ``clip``.
+        foreign: config keys outside of its own node that it reads.
+    """
+
+    file: ClassVar[Path]
+    sources: ClassVar[Sequence[Path]]
+    inner: ClassVar[type]
+    module: ClassVar[ModuleType]
+    modules: ClassVar[Mapping[str, ModuleType]]
+    foreign: ClassVar[Mapping[str, Option]] = {}
+    metrics: Sequence[str] = (r"(.+/)?[\w.]*loss[\w.]*",)
+
+    @property
+    def open_vocabulary(self) -> bool:  # type: ignore[override]
+        """Whether no trained tensor's shape depends on the classes; asked of two class lists."""
+        return bool(vars(self).get("_open", False))
+
+    # ---- the module ---------------------------------------------------------------------------
+    def build(self, model: VLModel) -> nn.Module:
+        """Return the modules that the file's ``build_model`` made.
+
+        Raises:
+            ConfigError: it cannot be built on this run's data or backbone.
+        """
+        keys = [f"TRAINER.{self.name.upper()}.{key}" for key in self.options]
+        check_set(self.root, [*keys, *self.foreign], self.file)
+        seed = torch.initial_seed()
+        session = self._session(model, share=True)
+        if session.trains_towers:  # then they cannot be one for all CLIPs that it built
+            session.world.folder.cleanup()
+            torch.manual_seed(seed)
+            session = self._session(model, share=False)
+            self._check_trainable(session)
+        session.container.session = session  # type: ignore[assignment]
+        return session.container
+
+    def _session(self, model: VLModel, share: bool) -> Session:
+        cfg = dassl_cfg(self.root, model)
+        world = World(model, cfg, self.modules, share)
+        self._add_template(cfg.DATASET.NAME, model)
+        try:
+            with active(world):
+                inner = self.inner(cfg)
+                return Session(inner, world)
+        except FedvlmError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"{self.file.name}: {self.name} cannot be built on backbone "
+                f"{model.backbone.name} and {cfg.DATASET.NAME}: {failure_text(error)} (--debug "
+                "shows the traceback)"
+            ) from error
+
+    def _add_template(self, dataset: str, model: VLModel) -> None:
+        """Give the file's table of templates the run's data set, where it lacks it."""
+        table = vars(self.module).get(TEMPLATES)
+        if isinstance(table, dict) and dataset not in table:
+            table[dataset] = model.templates[0]
+            model.notes.append(
+                f"{TEMPLATES} of {self.file.name} has no {dataset}: it takes '{model.templates[0]}'"
+            )
+
+    def _check_trainable(self, session: Session) -> None:
+        fast = [n for n in session.params if "visual" in n or "image_encoder" in n]
+        self.require(
+            not fast or bool(self.root.FED.PLAIN) or self.root.MODEL.PREC == "fp64",
+            f"{self.name} trains '{''.join(fast[:1])}' of the image tower, whose fast layers give "
+            "no gradient to their weights: add --plain",
+        )
+
+    def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
+        """Return what its optimisers train; the first draws are those of the run's own methods."""
+        if vars(self).get("_seed") != generator.initial_seed():
+            self._seed = generator.initial_seed()
+        part = self._part(model)
+        start = {n: part.module.get_parameter(n).detach().clone() for n in part.names}
+        if "_open" not in vars(self):
+            self._open = self._is_open(model, start)
+            self._stream = self._choose(model, start)
+        return start
+
+    def _is_open(self, model: VLModel, start: Tree) -> bool:
+        """Build it on other classes and compare the shapes of what is trained."""
+        names = model.classnames[:2] if len(model.classnames) > 2 else (*model.classnames, "thing")
+        other = VLModel(model.backbone, names, templates=model.templates, packed=model.packed)
+        try:
+            module = self._make(other).module
+            return all(module.get_parameter(n).shape == v.shape for n, v in start.items())
+        except (ConfigError, AttributeError, FedvlmError):
+            return False  # bound to its classes, one way or another
+
+    def _part(self, model: VLModel) -> FrozenModule:
+        return model.once((self, PURPOSE, self._seed), lambda: self._make(model))
+
+    def _of(self, model: VLModel) -> Session:
+        module = self._part(model).module
+        session = vars(module)["session"] if isinstance(module, Container) else None
+        if not isinstance(session, Session):
+            raise FedvlmError(f"trainer {self.name} has no session")
+        return session
+
+    # ---- streams ------------------------------------------------------------------------------
+    def streams(self, model: VLModel) -> tuple[str, ...]:
+        """Return features where the file only sends images through the frozen tower; or pixels."""
+        if "_stream" not in vars(self):
+            self.trainables(model, rng.stream(int(self.root.SEED), "init"))
+        return (self._stream,)
+
+    def _choose(self, model: VLModel, start: Tree) -> str:
+        """Try two random images both ways, with random values in all that is trained."""
+        counters = model.counters.copy()
+        side, n = model.backbone.image_size, len(model.classnames)
+        pixels = torch.randn(2, 3, side, side, generator=rng.stream(0, "compat-pixels"))
+        labels, at = torch.tensor([0, n - 1]), torch.arange(2)
+        with torch.no_grad():
+            features = model.backbone.encode_image(pixels.to(model.device, model.dtype))
+        plain = PixelSource(lambda i, view: pixels[i].to(model.dtype), labels)
+        cached = FeatureSource.of([features], at, labels)
+        try:
+            holds = prove_streams(self, model, start, start, cached, plain, at, 0).holds
+        except ConfigError:
+            # It may also be broken: then pixels fail as well, and the sentence is the file's.
+            prove_streams(self, model, start, start, plain, plain, at, 0)
+            holds = False
+        finally:
+            model.counters.clear()
+            model.counters.update(counters)
+        if not holds:
+            model.notes.append(
+                f"{self.name} does more with images than the frozen tower: they go through the "
+                "file's own at every step, nothing is cached"
+            )
+        return FEATURES if holds else PIXELS
+
+    # ---- prediction and loss ------------------------------------------------------------------
+    def predictor(self, model: VLModel, params: Tree) -> Predictor:
+        """See ``Trainer.predictor``."""
+        def predict(x: Mapping[str, Tensor]) -> Tensor:
+            session, images = self._of(model), _images(model, x)
+            with rng.forked(rng.seed_of(0, PURPOSE), model.device):
+                return torch.stack([
+                    session.predict({n: v[k] for n, v in params.items()}, images[k])
+                    for k in range(len(images))
+                ])
+
+        return predict
+
+    def loss(
+        self, model: VLModel, params: Tree, batch: Batch
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """Return the file's loss ``[K]``, whose gradient is what its optimiser would step with.
+
+        For one step on its own (a trial, the final fine-tuning): the file's parameters stay.
+        """
+        values, parts = [], []
+        for k in range(len(batch.y)):
+            given = {n: v[k] for n, v in params.items()}
+            session = self._of(model)
+            session.restore()
+            learned = self._learn(session, model, given, batch, k, Step(), Place())
+            session.restore()
+            values.append(_surrogate(given, learned))
+            parts.append(learned.parts)
+        return torch.stack(values), {n: torch.stack([p[n] for p in parts]) for n in parts[0]}
+
+    def _learn(
+        self, session: Session, model: VLModel, given: Tree, batch: Batch, k: int, step: Step,
+        place: Place,
+    ) -> Learned:
+        images = padded_out(_images(model, batch.x)[k], batch.w[k])
+        labels = padded_out(batch.y[k], batch.w[k])
+        data = {"img": images, "label": labels, "domain": torch.zeros_like(labels)}
+        seed = batch.seed(PURPOSE, k)
+        seed = rng.seed_of(0, PURPOSE) if seed is None else seed
+        return session.learn(given, data, step, place, seed)
+
+    # ---- the client ---------------------------------------------------------------------------
+    def client_update(
+        self, ctx: Context, state: State, received: Tree
+    ) -> tuple[State, Upload]:
+        """Run the client's local epochs of ``forward_backward``; see ``fedvlm.compat``."""
+        start = state["w"] | received
+        session = self._of(ctx.model)
+        rule, names = ctx.optim.build(), ctx.trained(start, (SHARED, PERSONAL))
+        usual = self.root.DATALOADER.TRAIN_X.BATCH_SIZE
+        size = int(getattr(ctx._batcher, "batch_size", usual))
+        per_epoch = len(step_slices(int(ctx.sizes[0]), size, 1))
+        steps = 0
+
+        def body(slots: State, batches: tuple[Batch, ...], at: context.Step) -> State:
+            nonlocal steps
+            batch, out = batches[0], list[Learned]()
+            rates = torch.as_tensor(context.rates(ctx, at), dtype=torch.float64)
+            rate = float(rates.flatten()[0])
+            rules = {s: {n: v[0][None] for n, v in t.items()} for s, t in slots.items() if s != "p"}
+            step = Step(rule, rules, rate, steps)
+            epoch = at.epochs[0]
+            place = Place(epoch, (at.index - 1) - epoch * per_epoch, per_epoch, ctx.epochs)
+
+            def loss(
+                model: VLModel, params: Tree, b: Batch
+            ) -> tuple[Tensor, Mapping[str, Tensor]]:
+                given = {n: v[0] for n, v in params.items()}
+                learned = self._learn(session, model, given, b, 0, step, place)
+                out.append(learned)
+                return (_surrogate(given, learned)[None],
+                        {n: v[None] for n, v in learned.parts.items()})
+
+            value, _, grads = ctx.grad(slots["p"], loss, batch, names)
+            what = f"of {self.name} at local step {at.index}"
+            ctx.check(value, f"loss {what}", batch)
+            ctx.check_tree(grads, f"gradient {what}", batch)
+            steps = out[0].steps
+            return {"p": {n: v[None] for n, v in out[0].params.items()}, **out[0].state}
+
+        session.restore()
+        try:
+            w = ctx.loop({"p": start}, body)["p"]
+        finally:
+            session.restore()
+        return state | {"w": w}, ctx.upload(w)
+
+
+def _images(model: VLModel, x: Mapping[str, Tensor]) -> Tensor:
+    return x[FEATURES if FEATURES in x else PIXELS].to(model.device, model.dtype)
+
+
+def _surrogate(params: Tree, learned: Learned) -> Tensor:
+    """Return the loss as a function of ``params`` with the recorded gradients."""
+    value = learned.value
+    for name, grad in learned.grads.items():
+        p = params[name]
+        value = value + ((p - p.detach()) * grad).sum()
+    return value

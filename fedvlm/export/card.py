@@ -1,0 +1,96 @@
+"""README.md of an export, in the Hub's model-card form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from fedvlm.export.recipe import Recipe, steps_in_words
+from fedvlm.export.towers import hub_name
+from fedvlm.export.trained import Facts, TrainedModel
+from fedvlm.federation.cards import card_of
+
+UNKNOWN = "unknown"
+
+
+def readme(recipe: Recipe, trained: TrainedModel, library: str, usage: str) -> str:
+    """Return the card of one model: front matter, what it is, how to use it.
+
+    Args:
+        recipe: how it predicts.
+        trained: facts and base model.
+        library: the Hub's name of what loads it.
+        usage: of this format, in Markdown.
+    """
+    from huggingface_hub import EvalResult, ModelCardData  # start-up: 0.3 s
+
+    facts, backbone = trained.facts, trained.model.backbone
+    who, classes = recipe.card["method"], recipe.card["classnames"]
+    base = facts.base or hub_name(backbone)
+    results = [
+        EvalResult(
+            task_type="image-classification", dataset_type=_slug(facts.data or UNKNOWN),
+            dataset_name=facts.data or UNKNOWN, metric_type="accuracy" if "acc" in name else name,
+            metric_name=name, metric_value=float(value),
+        )
+        for name, value in facts.metrics.items()
+    ]
+    name = f"{who}, {facts.owner}" if facts.owner else who
+    data = ModelCardData(
+        base_model=base or None, library_name=library, license=facts.licence or UNKNOWN,
+        pipeline_tag="image-classification", tags=["fedvlm", "federated-learning", _slug(who)],
+        model_name=name if results else None, eval_results=results or None,
+    )
+    lines = [
+        f"---\n{data.to_yaml()}\n---", f"# {name}",
+        f"An adapted vision-language model over {len(classes)} classes, exported by fedvlm.",
+        "\n".join(f"- **{key}**: {value}" for key, value in _rows(recipe, trained, base).items()),
+    ]
+    if facts.metrics:
+        rows = "\n".join(f"| {n} | {v:.2f} |" for n, v in facts.metrics.items())
+        lines.append(f"## Results\n| metric | % |\n|---|---:|\n{rows}")
+    lines.append(f"## Use\n{usage}")
+    lines.append("## Classes\n" + ", ".join(str(c) for c in classes))
+    if facts.notes:
+        lines.append("## Notes\n" + "\n".join(f"- {note}" for note in facts.notes))
+    return "\n\n".join(lines) + "\n"
+
+
+def _rows(recipe: Recipe, trained: TrainedModel, base: str) -> Mapping[str, str]:
+    """Return what every card says, in order."""
+    facts, backbone, look = trained.facts, trained.model.backbone, recipe.card["transform"]
+    paper = re.search(r"^Paper: (.*(?:\n[ \t]+.*)*)", card_of(trained.trainer.name), re.MULTILINE)
+    rows = {
+        "Base model": f"{backbone.name} ({backbone.weights})" + (f", {base}" if base else ""),
+        "Method": recipe.card["method"] + (f": {' '.join(paper[1].split())}" if paper else ""),
+        "Whose": facts.owner or "not said", "Data": facts.data or "not said",
+        "Prediction": steps_in_words(recipe.card["steps"]),
+        "Image": f"{look['size']} pixels, {look['interpolation']}, {look['resize_mode']}, mean "
+                 f"{look['mean']}, std {look['std']}",
+        "Licence of the base weights": facts.licence or "not known to fedvlm: ask their authors",
+        "Backbone digest": backbone.digest,
+    }
+    if trained.trainer.extra_data:
+        rows["Extra data"] = trained.trainer.extra_data
+    return rows
+
+
+def index(names: Mapping[str, Facts], differences: Mapping[str, float], form: str) -> str:
+    """Return README.md of a folder of models: one line each."""
+    metrics = sorted({m for facts in names.values() for m in facts.metrics})
+    head = ["model", "whose", *metrics, "largest logit difference"]
+    rows = [
+        [f"[{name}]({name}/README.md)", facts.owner or "not said",
+         *(f"{facts.metrics[m]:.2f}" if m in facts.metrics else "" for m in metrics),
+         f"{differences[name]:.1e}"]
+        for name, facts in names.items()
+    ]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
+    return (
+        f"# {len(names)} models, format {form}\n\nA folder each; what they have in common lies "
+        f"beside this file.\n\n{table}\n"
+    )
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or UNKNOWN

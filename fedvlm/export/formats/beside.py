@@ -1,0 +1,40 @@
+"""What stands beside a tower that another library computes: class features, names, scale."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fedvlm.core import files
+from fedvlm.export.recipe import Recipe, classifier
+
+WEIGHTS, CARD = "classifier.safetensors", "classifier.json"
+
+
+def write_classifier(recipe: Recipe, folder: Path) -> None:
+    """Write the class features ``text [C, d]``, normalised, and what belongs to them.
+
+    Raises:
+        ConfigError: prediction needs more than a tower and class features.
+    """
+    tensors = classifier(recipe)
+    keys = ("method", "classnames", "scale", "transform")
+    files.write_json(folder / CARD, {k: recipe.card[k] for k in keys})
+    save_file(tensors, str(folder / WEIGHTS))
+
+
+def read_classifier(folder: Path) -> Callable[[Tensor], Tensor]:
+    """Return ``image features [n, d] -> logits [n, C]``."""
+    scale = json.loads((folder / CARD).read_text(encoding="utf-8"))["scale"]
+    text = load_file(folder / WEIGHTS)["text"]
+    return lambda z: scale * F.normalize(z, dim=-1) @ text.T
+
+
+USAGE = """text = load_file('classifier.safetensors')['text']  # [classes, d], normalised
+card = json.load(open('classifier.json'))
+logits = card['scale'] * F.normalize(z, dim=-1) @ text.T  # over card['classnames']"""

@@ -1,0 +1,51 @@
+"""``open_clip``: a CLIP for ``local-dir:``, LoRA and LayerNorms merged, and a classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedvlm.core import files
+from fedvlm.export.formats.beside import USAGE, read_classifier, write_classifier
+from fedvlm.export.recipe import Recipe
+from fedvlm.export.towers import merged, plain_clip
+from fedvlm.export.trained import TrainedModel
+
+LIBRARY = "open_clip"
+
+
+def write(recipe: Recipe, trained: TrainedModel, folder: Path, common: Path) -> str:
+    """Write open_clip_config.json, open_clip_model.safetensors and the classifier; say how to use.
+
+    Raises:
+        ConfigError: prediction needs more than merged weights and class features.
+    """
+    write_classifier(recipe, folder)
+    state = merged(
+        plain_clip(trained.model).state_dict(), recipe.tensors | recipe.lora, recipe.card["lora"]
+    )
+    look = {k: v for k, v in recipe.card["transform"].items() if k != "size"}
+    files.write_json(folder / "open_clip_config.json", {
+        "model_cfg": trained.model.backbone.arch, "preprocess_cfg": look,
+    })
+    tensors = {n: v.contiguous().clone() for n, v in state.items()}
+    save_file(tensors, str(folder / "open_clip_model.safetensors"))
+    return (
+        "```python\nimport json\nimport open_clip\nfrom safetensors.torch import load_file\n"
+        "from torch.nn import functional as F\n\n"
+        "model, _, transform = open_clip.create_model_and_transforms('local-dir:.')\n"
+        f"z = model.eval().encode_image(pixels)\n{USAGE}\n```"
+    )
+
+
+def read(folder: Path) -> Callable[[Tensor], Tensor]:
+    """Return ``pixels -> logits`` through ``open_clip.create_model``."""
+    import open_clip  # start-up: 3 s
+
+    model: Any = open_clip.create_model(f"local-dir:{folder}").eval()
+    head = read_classifier(folder)
+    return lambda pixels: head(model.encode_image(pixels))

@@ -1,0 +1,124 @@
+"""``peft``: LoRA of both towers, written by peft itself for transformers' CLIPModel."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedvlm.core import files
+from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.export.formats.beside import USAGE, read_classifier, write_classifier
+from fedvlm.export.recipe import Recipe
+from fedvlm.export.towers import hub_name, plain_clip
+from fedvlm.export.trained import TrainedModel
+from fedvlm.models.adapt.peft_io import CONFIG, module_name, to_peft
+from fedvlm.models.load.hf_clip import hf_model
+from fedvlm.models.load.weights import quiet_hub, quiet_transformers
+from fedvlm.models.towers.adapters import FACTOR_A, sites
+from fedvlm.models.vlmodel import VLModel
+
+LIBRARY = "peft"
+BASE = "base"
+STYLE = "transformers"
+
+
+def base_model(model: VLModel) -> Any:
+    """Return transformers' CLIPModel with the frozen weights, made once; not to be changed.
+
+    Raises:
+        ConfigError: a backbone that transformers' CLIP does not compute.
+    """
+    state = plain_clip(model).state_dict()
+    return model.once("export.hf", lambda: hf_model(model.backbone.arch, state))
+
+
+def write(recipe: Recipe, trained: TrainedModel, folder: Path, common: Path) -> str:
+    """Write adapter_config.json, adapter_model.safetensors and the classifier; say how to use them.
+
+    Raises:
+        ConfigError: no LoRA, prediction that needs more, or another architecture than CLIP.
+    """
+    from peft import LoraConfig, get_peft_model, set_peft_model_state_dict  # start-up: 3 s
+
+    names = sites(recipe.lora)
+    if not names:
+        raise ConfigError(
+            "there is no LoRA, so nothing that a peft adapter could hold: train with --peft lora, "
+            "or use --format safetensors"
+        )
+    if "norms" in recipe.card["adapted"]:
+        raise ConfigError(
+            "PEFT.LN changed the tower's LayerNorms, which a LoRA adapter cannot hold: use "
+            "--format open_clip, safetensors or onnx"
+        )
+    write_classifier(recipe, folder)
+    model, scale = trained.model, float(recipe.card["lora"])
+    ranks = {module_name(s, STYLE): recipe.lora[s + FACTOR_A].shape[0] for s in names}
+    most = max(ranks.values())
+    other = {m: r for m, r in ranks.items() if r != most}
+    base = base_model(model)
+    options: dict[str, Any] = {
+        "r": most, "lora_alpha": scale * most, "target_modules": sorted(ranks),
+        "rank_pattern": other, "alpha_pattern": {m: scale * r for m, r in other.items()},
+    }
+    config = LoraConfig(**options, lora_dropout=0.0, inference_mode=True)
+    with quiet_transformers(), torch.random.fork_rng([]):
+        wrapped = get_peft_model(copy.deepcopy(base), config)
+        result: Any = set_peft_model_state_dict(wrapped, to_peft(recipe.lora, STYLE))
+        if result.unexpected_keys:
+            raise FedvlmError(f"peft has no place for {result.unexpected_keys[:3]}")
+        wrapped.peft_config["default"].base_model_name_or_path = _base_name(trained, folder, common)
+        with quiet_hub(local=True):
+            wrapped.save_pretrained(str(folder), save_embedding_layers=False)
+    name = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
+    return (
+        "```python\nimport json\nfrom peft import PeftModel\nfrom safetensors.torch import "
+        "load_file\nfrom torch.nn import functional as F\nfrom transformers import CLIPModel\n\n"
+        f"model = PeftModel.from_pretrained(CLIPModel.from_pretrained('{name}'), '.').eval()\n"
+        f"z = model.get_image_features(pixel_values=pixels).pooler_output\n{USAGE}\n```"
+    )
+
+
+def _base_name(trained: TrainedModel, folder: Path, common: Path) -> str:
+    """Return the base model's name; one that the Hub does not have is written, once."""
+    name = hub_name(trained.model.backbone)
+    if name:
+        return name
+    path, spec = common / BASE, trained.model.backbone.transform_spec
+    if not path.exists():
+        base_model(trained.model).save_pretrained(str(path))
+        files.write_json(path / "preprocessor_config.json", {
+            "image_processor_type": "CLIPImageProcessor", "do_resize": True, "do_rescale": True,
+            "size": {"shortest_edge": spec.size}, "do_center_crop": True, "do_convert_rgb": True,
+            "crop_size": {"height": spec.size, "width": spec.size}, "do_normalize": True,
+            "resample": 3 if spec.interpolation == "bicubic" else 2,
+            "image_mean": list(spec.mean), "image_std": list(spec.std),
+        })
+    return Path(os.path.relpath(path, folder)).as_posix()
+
+
+def read(folder: Path, base: Any = None) -> Callable[[Tensor], Tensor]:
+    """Return ``pixels -> logits`` through ``PeftModel.from_pretrained``.
+
+    Args:
+        folder: of the adapter.
+        base: transformers' CLIPModel; default: the one that the adapter names.
+    """
+    from peft import PeftModel  # start-up: 3 s
+    from transformers import CLIPModel  # start-up: 2 s
+
+    with quiet_transformers():
+        if base is None:
+            config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+            name = config["base_model_name_or_path"]
+            base = CLIPModel.from_pretrained(folder / name if (folder / name).is_dir() else name)
+        model: Any = PeftModel.from_pretrained(copy.deepcopy(base), str(folder)).eval()
+    head = read_classifier(folder)
+    return lambda pixels: head(model.get_image_features(pixel_values=pixels).pooler_output)

@@ -1,0 +1,294 @@
+"""How a trained model predicts, as plain data: read by tensor names, proved on images.
+
+A recipe is what ``runner.Model`` needs: constant class features, tensors, and the steps from pixels
+to logits. Whatever a trainer's tensors are called that is not in ``KNOWN`` is refused, and so is a
+method whose own predictor gives other logits: nothing leaves the house that predicts otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedvlm.core import rng
+from fedvlm.core.errors import ConfigError, did_you_mean
+from fedvlm.core.trees import Tree, expand, first_non_finite, matching
+from fedvlm.export import runner
+from fedvlm.export.towers import arch_of, plain_visual
+from fedvlm.export.trained import TrainedModel
+from fedvlm.federation.module_trainer import ModuleTrainer
+from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.models.adapt.gates import KINDS
+from fedvlm.models.adapt.visual import OUTPUTS
+from fedvlm.models.load.names import known_tags, open_clip_name
+from fedvlm.models.vlmodel import VLModel
+
+TOLERANCE = 1e-5  # of logits, relative to the largest one where that is above 1
+PROBES = 4  # images of noise that a proof looks at
+# What a trainer's ``forms`` may say, and which values the runner computes.
+FORMS: Mapping[str, tuple[str, ...]] = {
+    "view": OUTPUTS,  # image.shared_adapter, image.personal_adapter: their output
+    "scores": ("plain", "scaled"),  # image.fusion
+    "score": ("cosine", "distance"),  # class features: by cosine, or distance to prototypes
+    "gate": KINDS,  # gate.*
+}
+LORA = r"image\.lora\.\d+\.(q|k|v|o|fc|proj)\.[AB]"
+NORMS = r"image\.ln\.\d+\.[12]\.(weight|bias)"
+ADAPTER = r"image\.adapter\.\d+\.(attn|mlp)\.(ln|down|up)\.(weight|bias)"
+RESIDUAL = {n: rf"image\.{n}\.(down|up)" for n in ("adapter", "private")}  # in this order
+VIEWS = r"image\.(shared|personal)_adapter\.fc[12]\.weight"
+FUSION = r"image\.fusion\.(query|key)\.(weight|bias)"
+PROTOTYPES = r"proto\.(mean|count)"
+SMALL = r"small\.fc[12]\.(weight|bias)"
+GATE = r"gate\.(w1|b1|w2|b2|a|on|spread)"
+# Constant per class list: ``text_features`` says what comes of them.
+TEXT = (
+    r"(text\.ctx|head\.weight)(\.private\.(left|right))?", r"text\.(sigma|U|S|V)",
+    r"text\.lora\.\d+\.(q|k|v|o|fc|proj)\.[AB]",
+)
+KNOWN = (LORA, NORMS, ADAPTER, *RESIDUAL.values(), VIEWS, FUSION, PROTOTYPES, SMALL, GATE, *TEXT)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What predicts.
+
+    Attributes:
+        card: ``model.json``, plain values: class names, transform, steps and their forms.
+        tensors: what the steps read, float32 on the CPU.
+        lora: low-rank factors of both towers.
+        difference: the largest one of its logits to the trainer's own, see ``TOLERANCE``.
+        pixels, logits: the images of that proof, and the trainer's own logits.
+    """
+
+    card: dict[str, Any]
+    tensors: Tree
+    lora: Tree = field(default_factory=dict)
+    difference: float = 0.0
+    pixels: Tensor = field(default_factory=lambda: torch.zeros(0))
+    logits: Tensor = field(default_factory=lambda: torch.zeros(0))
+
+    @property
+    def beyond(self) -> str:
+        """What prediction needs beside one tower and constant class features; empty: nothing."""
+        steps = [step for step, _ in self.card["steps"]]
+        words = {
+            "residual": "an adapter on the image feature", "fusion": "a fusion of three views of "
+            "the image feature", "distance": "distances to prototypes instead of cosines",
+            "gated": "a second model and a gate",
+        }
+        first = next((words[s] for s in steps if s in words), "")
+        return "adapters inside the tower's blocks" if "adapter" in self.card["adapted"] else first
+
+    @property
+    def source(self) -> str:
+        """The parts of ``runner`` that this model needs, as a file of its own."""
+        steps = [step for step, _ in self.card["steps"]]
+        by = "by_name" if "pretrained" in self.card["tower"] else "by_file"
+        needs = {"base", by, *self.card["adapted"], *steps}
+        needs |= {"two_towers"} if self.card["towers"] == 2 else set()
+        needs |= {name for step, name in self.card["steps"] if step == "gated"}
+        lines, keep = [], False
+        for line in Path(runner.__file__).read_text(encoding="utf-8").splitlines():
+            part = re.match(r"\s*# part: (.*)", line)
+            if part:
+                keep = bool(needs & set(part.group(1).split()))
+            elif keep and line.strip():
+                lines += [""] * line.startswith(("class ", "def ")) + [line]
+        text = "\n".join(lines) + "\n" + runner.TAIL
+        return text if text.count("\n") <= 60 else re.sub(r"\n\n+", "\n", text)
+
+    def module(self, model: VLModel) -> runner.Model:
+        """Return the model in process, over plain copies of the frozen image tower."""
+        towers = [plain_visual(model) for _ in range(self.card["towers"])]
+        return runner.Model(self.card, self.tensors, towers).eval()
+
+
+def read(trained: TrainedModel) -> Recipe:
+    """Return how ``trained`` predicts, proved on images of noise.
+
+    Raises:
+        ConfigError: tensors or a way to predict that no format can hold; numbers that are not
+            finite; towers in bfloat16.
+    """
+    trainer, model = trained.trainer, trained.model
+    who = trainer.title or type(trainer).__name__
+    _refuse(trained, who)
+    p = {n: v.detach().cpu().float() for n, v in trained.params.items()}
+    forms = {k: str(v) for k, v in trainer.forms().items()}
+    odd = [k for k, v in forms.items() if v not in FORMS.get(k, ())]
+    if odd:
+        known = "; ".join(f"{k}: {', '.join(v)}" for k, v in FORMS.items())
+        raise ConfigError(
+            f"{who} says forms {odd[0]} {forms[odd[0]]}, which no export format knows (known: "
+            f"{known})"
+        )
+    steps, tensors = _image_side(p, forms, who)
+    if forms.get("score") == "distance":
+        steps.append(("distance", "proto.mean"))
+        tensors |= _taken(p, PROTOTYPES)
+    else:
+        steps.append(("cosine", "text"))
+        with torch.no_grad():
+            text = trainer.text_features(model, expand(_placed(trained), 1))
+        tensors["text"] = text[0].detach().cpu().float().contiguous().clone()
+    if "gate.on" in p:
+        kind = forms.get("gate", "") if float(p["gate.on"]) > 0 else "average"
+        _need(kind, "gate", who)
+        steps.append(("gated", kind))
+        tensors |= _taken(p, SMALL, GATE)
+    inside = {"lora": LORA, "norms": NORMS, "adapter": ADAPTER}
+    adapted = [part for part, names in inside.items() if matching(p, [names])]
+    tensors |= _taken(p, *inside.values())
+    two = bool(adapted) and steps[-1][0] == "gated"
+    card = {
+        "format": "fedvlm 1", "method": who, "classnames": list(trained.classnames),
+        "scale": float(model.scale), "adapted": adapted, "steps": steps, "forms": forms,
+        "lora": _lora_scale(trained, who) if any(".lora." in n for n in p) else 0.0,
+        "towers": 2 if two else 1, "transform": _transform(model), "tower": _tower(model),
+    }
+    lora = {n: v for n, v in p.items() if re.fullmatch(r"(image|text)\.lora\..*", n)}
+    return _prove(Recipe(card, tensors, lora), trained, who)
+
+
+def _refuse(trained: TrainedModel, who: str) -> None:
+    backbone, params = trained.model.backbone, trained.params
+    if isinstance(trained.trainer, ModuleTrainer):
+        raise ConfigError(
+            f"{who} trains a torch module of its own, which no format can rebuild: take its "
+            "state_dict by ModuleTrainer.export(model, params)"
+        )
+    if backbone.dtype is torch.bfloat16:
+        raise ConfigError("the towers are in bfloat16: load the model in float32 to export it")
+    bad = first_non_finite(params)
+    if bad is not None:
+        raise ConfigError(f"'{bad}' holds numbers that are not finite: there is no model to export")
+    unknown = sorted(set(params) - set(matching(params, KNOWN)))
+    if unknown:
+        raise ConfigError(
+            f"{who} has {len(unknown)} tensor(s) that no export format knows, the first "
+            f"'{unknown[0]}'{did_you_mean(unknown[0], set(params) - set(unknown))}"
+        )
+    if "gate.on" in params and len(trained.classnames) < 2:
+        raise ConfigError(f"{who}: a gate over one class is no classifier to export")
+
+
+def _image_side(p: Tree, forms: Mapping[str, str], who: str) -> tuple[list[tuple[str, str]], Tree]:
+    """Return the steps between tower and class features, and what they read."""
+    steps: list[tuple[str, str]] = []
+    tensors: Tree = {}
+    for name, pattern in RESIDUAL.items():
+        if matching(p, [pattern]):
+            steps.append(("residual", f"image.{name}"))
+            tensors |= _taken(p, pattern)
+    if matching(p, [VIEWS, FUSION]):
+        _need(forms.get("view", ""), "view", who)
+        _need(forms.get("scores", ""), "scores", who)
+        steps.append(("fusion", "image.fusion"))
+        tensors |= _taken(p, VIEWS, FUSION)
+    return steps, tensors
+
+
+def _taken(p: Tree, *patterns: str) -> Tree:
+    return {n: p[n].contiguous().clone() for n in matching(p, patterns)}
+
+
+def _need(form: str, key: str, who: str) -> None:
+    if not form:
+        raise ConfigError(
+            f"{who} does not say how its tensors are applied: its forms() lacks '{key}' "
+            f"({', '.join(FORMS[key])})"
+        )
+
+
+def _lora_scale(trained: TrainedModel, who: str) -> float:
+    if not isinstance(trained.trainer, PeftTrainer):
+        raise ConfigError(f"{who} has LoRA tensors and no PEFT node: its alpha is not known")
+    return float(trained.trainer.spec.scale)
+
+
+def _placed(trained: TrainedModel) -> Tree:
+    model = trained.model
+    return {n: v.detach().to(model.device, model.dtype) for n, v in trained.params.items()}
+
+
+def _transform(model: VLModel) -> dict[str, Any]:
+    return {k: list(v) if isinstance(v, tuple) else v
+            for k, v in asdict(model.backbone.transform_spec).items()}
+
+
+def _tower(model: VLModel) -> dict[str, Any]:
+    """Return where the runner gets the frozen tower: by open_clip's names, or from a file."""
+    backbone = model.backbone
+    if not model.has_text:
+        return {}
+    if not backbone.weights.startswith("transformers:") and backbone.weights != "embedded":
+        try:
+            name = open_clip_name(backbone.name)
+        except ConfigError:
+            name = ""
+        if name and backbone.weights in known_tags(name):
+            return {"name": name, "pretrained": backbone.weights}
+    kind = "CustomTextCLIP" if backbone.arch.get("custom_text") else "CLIP"
+    return {"class": kind, "arch": arch_of(backbone), "file": "tower.safetensors"}
+
+
+def _prove(recipe: Recipe, trained: TrainedModel, who: str) -> Recipe:
+    """Return the recipe with its proof.
+
+    Raises:
+        ConfigError: its logits are not the trainer's own.
+    """
+    model, side = trained.model, trained.model.backbone.image_size
+    pixels = torch.randn(PROBES, 3, side, side, generator=rng.stream(0, "export"))
+    with torch.no_grad():
+        predict = trained.trainer.predictor(model, expand(_placed(trained), 1))
+        streams = {"pixels": pixels[None].to(model.device, model.dtype)}
+        wanted = predict(streams)[0].detach().cpu().float()
+        try:
+            ours = recipe.module(model)(pixels)
+        except KeyError as error:
+            raise ConfigError(f"{who} has no tensor {error}, which the others need") from error
+    gap = difference(ours, wanted)
+    if not gap <= TOLERANCE:
+        raise ConfigError(
+            f"{who} predicts otherwise than its tensors say (image features against constant class "
+            f"features, towers and adapters as named): logits differ by {gap:.1e}, allowed "
+            f"{TOLERANCE:.0e}; no format can hold it"
+        )
+    return Recipe(recipe.card, recipe.tensors, recipe.lora, gap, pixels, wanted)
+
+
+def difference(ours: Tensor, wanted: Tensor) -> float:
+    """Return the largest difference of logits, over the largest logit where that is above 1."""
+    if ours.shape != wanted.shape:
+        return float("inf")
+    gap = (ours.double() - wanted.double()).abs().max() / wanted.double().abs().max().clamp_min(1)
+    return float(gap) if bool(gap.isfinite()) else float("inf")
+
+
+def classifier(recipe: Recipe) -> Tree:
+    """Return what stands beside a tower that another library computes: class features ``[C, d]``.
+
+    Raises:
+        ConfigError: prediction needs more than that.
+    """
+    if recipe.beyond:
+        raise ConfigError(
+            f"prediction needs {recipe.beyond}, which the format cannot hold: use --format "
+            "safetensors or onnx"
+        )
+    return {"text": recipe.tensors["text"]}
+
+
+def steps_in_words(steps: Sequence[Sequence[str]]) -> str:
+    """Return the way from pixels to logits for a card."""
+    words = {"residual": "adapter", "fusion": "fusion of three views", "cosine": "cosine to class "
+             "features", "distance": "distance to prototypes", "gated": "gate with a small model"}
+    return ", ".join(["image tower", *(words[step] for step, _ in steps)])

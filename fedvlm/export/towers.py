@@ -1,0 +1,119 @@
+"""The towers of a live backbone as plain open_clip modules again, in float32 on the CPU.
+
+``layers.cast_linears`` remade the image tower's layers and may have folded QuickGELU's constant
+into its MLPs; what leaves the house carries open_clip's own names and layers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.trees import Tree
+from fedvlm.models.backbone import Backbone
+from fedvlm.models.load.hf_clip import HUB_NAMES
+from fedvlm.models.load.openclip import build_model
+from fedvlm.models.load.vit import empty_vit
+from fedvlm.models.towers.adapters import FACTOR_A, FACTOR_B, sites
+from fedvlm.models.towers.fold import QUICK_GELU
+from fedvlm.models.towers.layers import SplitAttention
+from fedvlm.models.vlmodel import VLModel
+
+VISUAL = "visual."
+BLOCKS = {"image": "visual.transformer.resblocks", "text": "transformer.resblocks"}
+LAYERS = {"o": "attn.out_proj", "fc": "mlp.c_fc", "proj": "mlp.c_proj"}
+
+
+def plain_clip(model: VLModel) -> nn.Module:
+    """Return open_clip's CLIP with the frozen weights, made once per model; not to be changed.
+
+    Raises:
+        ConfigError: an image tower without a text tower.
+    """
+    if not model.has_text:
+        raise ConfigError(
+            f"backbone '{model.backbone.name}' is an image tower alone, and the format keeps "
+            "open_clip's CLIP: use --format onnx"
+        )
+    return model.once("export.plain_clip", lambda: _build(model.backbone))
+
+
+def plain_visual(model: VLModel) -> nn.Module:
+    """Return a new copy of the frozen image tower, open_clip's own module, in eval mode."""
+    if model.has_text:
+        return copy.deepcopy(plain_clip(model).get_submodule("visual"))
+    visual = empty_vit(model.backbone.arch)
+    visual.load_state_dict(visual_state(model.backbone.model.visual), strict=True)
+    return visual.eval().requires_grad_(False)
+
+
+def _build(backbone: Backbone) -> nn.Module:
+    clip, _ = build_model(backbone.arch)
+    text = {n: v.detach().cpu() for n, v in backbone.model.state_dict().items()
+            if not n.startswith(VISUAL)}
+    image = {VISUAL + n: v for n, v in visual_state(backbone.model.visual).items()}
+    clip.load_state_dict(text | image, strict=True)
+    return clip.eval().requires_grad_(False)
+
+
+def visual_state(visual: nn.Module) -> Tree:
+    """Return a live image tower's tensors under open_clip's names, on the CPU.
+
+    Packed attentions come back from split ones; a folded QuickGELU is taken out again, which moves
+    the last bit of some MLP weights.
+    """
+    state = {n: v.detach().cpu().clone() for n, v in visual.state_dict().items()}
+    for name, module in visual.named_modules():
+        if isinstance(module, SplitAttention):
+            for kind in ("weight", "bias"):
+                rows = [state.pop(f"{name}.{part}_proj.{kind}") for part in "qkv"]
+                state[f"{name}.in_proj_{kind}"] = torch.cat(rows)
+        elif type(getattr(module, "gelu", None)) is nn.SiLU:
+            for layer, factor in (("c_fc.weight", 1 / QUICK_GELU), ("c_fc.bias", 1 / QUICK_GELU),
+                                  ("c_proj.weight", QUICK_GELU)):
+                value = state[f"{name}.{layer}"]
+                state[f"{name}.{layer}"] = (value.double() * factor).to(value.dtype)
+    return state
+
+
+def merged(state: Mapping[str, Tensor], lora: Mapping[str, Tensor], scale: float) -> Tree:
+    """Return a CLIP's tensors with LoRA of both towers, and ``image.ln.*``, added to the weights.
+
+    Args:
+        state: of open_clip's CLIP or CustomTextCLIP.
+        lora: ``<tower>.lora.<block>.<site>.A`` and ``.B``, no client axis; other names but
+            ``image.ln.*`` are ignored.
+        scale: alpha over the rank.
+    """
+    out = {n: v.clone() for n, v in state.items()}
+    head = "text." if "text.transformer.resblocks.0.ln_1.weight" in out else ""
+    for site in sites(lora):
+        tower, _, index, layer = site.split(".")
+        block = f"{head if tower == 'text' else ''}{BLOCKS[tower]}.{index}."
+        update = scale * lora[site + FACTOR_B].double() @ lora[site + FACTOR_A].double()
+        weight = out[block + (f"{LAYERS[layer]}.weight" if layer in LAYERS else
+                              "attn.in_proj_weight")]
+        rows = weight if layer in LAYERS else weight.chunk(3)["qkv".index(layer)]
+        rows.copy_((rows.double() + update).to(weight.dtype))
+    for name in (n for n in lora if n.startswith("image.ln.")):
+        _, _, index, place, kind = name.split(".")
+        out[f"{BLOCKS['image']}.{index}.ln_{place}.{kind}"] += lora[name]
+    return out
+
+
+def hub_name(backbone: Backbone) -> str:
+    """Return the base model's name on the Hub, or an empty string where it has none."""
+    source = backbone.weights.removeprefix("transformers:")
+    if source != backbone.weights:
+        return source if source in HUB_NAMES.values() else ""
+    return HUB_NAMES.get(backbone.name, "") if backbone.weights == "openai" else ""
+
+
+def arch_of(backbone: Backbone) -> dict[str, Any]:
+    """Return the open_clip model config without what only builds it (``custom_text``)."""
+    return {k: v for k, v in copy.deepcopy(backbone.arch).items() if k != "custom_text"}

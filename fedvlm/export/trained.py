@@ -1,0 +1,54 @@
+"""What is exported: one trained model, a client's or the global one, and what its card says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fedvlm.core.trees import Tree
+from fedvlm.federation.trainer import Trainer
+from fedvlm.models.vlmodel import VLModel
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the card of a model says beside its tensors; empty: not known, and said so.
+
+    Attributes:
+        owner: whose model it is: ``client 3 of 10``, ``global``.
+        data: what it was trained on, in words.
+        metrics: name -> value in percent, of ``data``'s test split.
+        licence: of the base weights, as the Hub writes it (``mit``, ``apache-2.0``).
+        base: the base model's name on the Hub; empty: by the backbone's name where it is known.
+        notes: more sentences.
+    """
+
+    owner: str = ""
+    data: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    licence: str = ""
+    base: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A trained model as ``export`` takes it.
+
+    Attributes:
+        trainer: the method; says how the tensors predict.
+        model: towers and class list.
+        params: one client's tensors or the global ones, no client axis: what ``personalize``
+            returned for the client, or the server's shared tensors over the initial personal ones.
+        facts: for the card.
+    """
+
+    trainer: Trainer
+    model: VLModel
+    params: Tree
+    facts: Facts = field(default_factory=Facts)
+
+    @property
+    def classnames(self) -> tuple[str, ...]:
+        """Class names by label."""
+        return self.model.classnames

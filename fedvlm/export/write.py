@@ -1,0 +1,158 @@
+"""``export`` and ``export_all``: folders that other libraries read.
+
+Each is read back before it gets its name: its logits on images of noise are the trainer's own
+(``recipe.TOLERANCE``), or it is not there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from fedvlm.core import files
+from fedvlm.core.errors import ConfigError, FedvlmError, did_you_mean
+from fedvlm.export.card import index, readme
+from fedvlm.export.formats import onnx_file, openclip, peft_folder, tensors
+from fedvlm.export.recipe import TOLERANCE, difference, read
+from fedvlm.export.trained import TrainedModel
+
+FORMATS: Mapping[str, ModuleType] = {
+    "safetensors": tensors, "peft": peft_folder, "open_clip": openclip, "onnx": onnx_file,
+}
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        folder: where.
+        format: of ``FORMATS``.
+        difference: largest one of the logits read back to the trainer's own, relative to the
+            largest logit where that is above 1.
+    """
+
+    folder: Path
+    format: str
+    difference: float
+
+
+def export(trained: TrainedModel, folder: Path, format: str) -> Exported:
+    """Write one model into a new folder and read it back.
+
+    Args:
+        trained: the model.
+        folder: must not exist, or be empty.
+        format: of ``FORMATS``.
+
+    Raises:
+        ConfigError: a format or folder that cannot be taken, or a method that the format cannot
+            hold: says why, and what can.
+        FedvlmError: what was read back predicts otherwise; the folder is not left.
+    """
+    form = _format(format)
+    with _whole(folder) as place:
+        gap = _write(trained, place, place, form)
+    return Exported(folder, format, gap)
+
+
+def export_all(
+    models: Mapping[str, TrainedModel], folder: Path, format: str
+) -> dict[str, Exported]:
+    """Write a folder per model and one index (README.md, index.json); all of it or nothing.
+
+    Args:
+        models: name of the sub-folder -> model (``client-3``, ``global``), over one backbone.
+        folder: must not exist, or be empty.
+        format: of ``FORMATS``.
+
+    Raises:
+        ConfigError: as ``export``; names that are no folder names; several backbones.
+        FedvlmError: as ``export``.
+    """
+    form = _format(format)
+    bad = [n for n in models if not _NAME.fullmatch(n)]
+    if bad or not models or len({n.lower() for n in models}) < len(models):
+        raise ConfigError(
+            f"'{bad[0]}' is no folder name: use letters, digits, dot, dash and underscore" if bad
+            else "give at least one model, and names that differ in more than case"
+        )
+    if len({m.model.backbone.digest for m in models.values()}) > 1:
+        raise ConfigError("the models stand on several backbones: export each set by itself")
+    out, gaps = {}, {}
+    with _whole(folder) as place:
+        for name, trained in models.items():
+            (place / name).mkdir()
+            try:
+                gaps[name] = _write(trained, place / name, place, form)
+            except ConfigError as error:
+                raise ConfigError(f"{name}: {error}") from error
+            out[name] = Exported(folder / name, format, gaps[name])
+        facts = {name: trained.facts for name, trained in models.items()}
+        files.write_text(place / "README.md", index(facts, gaps, format))
+        files.write_json(place / "index.json", {
+            "format": format, "models": [
+                {"name": n, "owner": f.owner, "metrics": dict(f.metrics), "difference": gaps[n]}
+                for n, f in facts.items()
+            ],
+        })
+    return out
+
+
+def _format(name: str) -> ModuleType:
+    if name not in FORMATS:
+        raise ConfigError(
+            f"unknown export format '{name}'{did_you_mean(name, FORMATS)} "
+            f"(known: {', '.join(FORMATS)})"
+        )
+    return FORMATS[name]
+
+
+def _write(trained: TrainedModel, folder: Path, common: Path, form: ModuleType) -> float:
+    """Write and read back one model; return the largest difference of its logits."""
+    recipe = read(trained)
+    with files.explain_errors(folder):
+        usage = form.write(recipe, trained, folder, common)
+        files.write_text(folder / "README.md", readme(recipe, trained, form.LIBRARY, usage))
+        if form is peft_folder:
+            predict = peft_folder.read(folder, peft_folder.base_model(trained.model))
+        else:
+            predict = form.read(folder)
+        with torch.no_grad():
+            gap = difference(predict(recipe.pixels), recipe.logits)
+    if not gap <= TOLERANCE:
+        raise FedvlmError(
+            f"{recipe.card['method']}: what was written as {form.LIBRARY} gives other logits when "
+            f"it is read back (difference {gap:.1e}, allowed {TOLERANCE:.0e}); nothing is left"
+        )
+    return gap
+
+
+@contextmanager
+def _whole(folder: Path) -> Iterator[Path]:
+    """Give a place beside ``folder`` that takes its name at the end, or goes away.
+
+    Raises:
+        ConfigError: there is something already.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"'{folder}' is not empty: export into a new folder")
+    with files.explain_errors(folder):
+        place = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+        place.mkdir(parents=True)
+        try:
+            yield place
+            if folder.exists():
+                folder.rmdir()
+            os.replace(place, folder)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)

@@ -1,0 +1,327 @@
+"""Rows of clients' states on disk: sealed records, an index in memory, packs.
+
+``r000007.safetensors`` holds the rows of who worked up to round 7 and was in no record yet, leaves
+``<group>|<slot>|<name>`` as ``[K, ...]``; ``r000007.json`` names the clients of each group with the
+version of each row, the file's hash and the run, under a seal. A checkpoint of the server
+(``runs.state``) names the records that count, with their hashes, and only then do they: whatever
+else lies in the folder is left from a kill. The version of a client is in the newest record that
+names it, so that nothing which is written each round grows with the number of clients.
+
+``p000007`` is a pack: live rows of several records in one. It is one more record, named by the
+next checkpoint; what it stands for is deleted once no checkpoint needs it. When more than half
+of all rows are dead, all of them are packed; when there are more than ``MOST`` records, the newest
+ones of like size are, so that a row is written again a few times at most (log N).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import safetensors
+import safetensors.torch
+import torch
+
+from fedvlm.core import files
+from fedvlm.core.errors import DataError
+from fedvlm.core.trees import State, Tree
+from fedvlm.runs.seal import (
+    Damaged,
+    check_file,
+    read_bytes,
+    read_tensors,
+    sealed,
+    sha256,
+    storable,
+    unsealed,
+)
+
+FORMAT = 1
+MOST = 64  # records that a checkpoint may name
+_NAME = re.compile(r"([a-z]+\d{6,})\.(json|safetensors)")
+Group = tuple[Sequence[int], Sequence[int], State]  # clients, versions, their rows [K, ...]
+
+
+class Rows(Protocol):
+    """Where rows that are not written yet come from."""
+
+    def get(self, ids: Sequence[int], versions: Sequence[int]) -> list[tuple[list[int], State]]:
+        """Return (clients, their states ``[K, ...]``) by form."""
+        ...
+
+
+class Place(NamedTuple):
+    """Where a row lies."""
+
+    record: str
+    group: int
+    row: int
+
+
+@dataclass
+class Entry:
+    """A record: hash of its JSON, slots and names by group, number of its rows, of those in use."""
+
+    sha256: str
+    layout: list[dict[str, list[str]]]
+    rows: int
+    live: int = 0
+
+
+class Records:
+    """The records of one folder, which need not exist yet.
+
+    Args:
+        folder: ``state/clients`` or ``state/held``.
+        identity: digest of the run; records of others are refused.
+    """
+
+    def __init__(self, folder: Path, identity: str) -> None:
+        self.folder, self.identity = folder, identity
+        self._entries: dict[str, Entry] = {}
+        self._rows: dict[int, tuple[int, Place]] = {}  # client -> version that counts, its place
+        self._new: dict[int, dict[int, Place]] = {}  # written, named by no checkpoint yet
+
+    # ---- rows --------------------------------------------------------------------------------
+    def write(self, name: str, groups: Sequence[Group]) -> None:
+        """Write a record: tensors first, then the JSON that vouches for them.
+
+        Raises:
+            DataError: disk full, folder read-only or deleted.
+            ValueError: a slot's name holds ``|``.
+        """
+        with files.explain_errors(self.folder):
+            if not self.folder.is_dir():
+                self.folder.mkdir(exist_ok=True)
+                files.sync_folder(self.folder.parent)
+        keys, layout, told = {}, [], []
+        for g, (ids, versions, state) in enumerate(groups):
+            for slot, tree in state.items():
+                if "|" in slot:
+                    raise ValueError(f"slot '{slot}' holds '|', which separates key parts")
+                keys.update({f"{g}|{slot}|{leaf}": v for leaf, v in tree.items()})
+            layout.append({slot: list(tree) for slot, tree in state.items()})
+            told.append({"ids": list(ids), "versions": list(versions), "slots": layout[-1]})
+        data = safetensors.torch.save(storable(keys))
+        record = {
+            "format": FORMAT, "identity": self.identity, "name": name, "groups": told,
+            "sha256": sha256(data), "bytes": len(data),
+        }
+        text = sealed(record)
+        files.write_bytes(self.folder / f"{name}.safetensors", data)
+        files.write_text(self.folder / f"{name}.json", text)
+        self._entries[name] = Entry(sha256(text.encode()), layout, sum(len(g[0]) for g in groups))
+        for g, (ids, versions, _) in enumerate(groups):
+            for row, (client, version) in enumerate(zip(ids, versions, strict=True)):
+                self._new.setdefault(client, {})[version] = Place(name, g, row)
+
+    def find(self, client: int, version: int) -> Place | None:
+        """Return where a row lies, if it was written and still counts."""
+        new = self._new.get(client, {}).get(version)
+        if new is None and self._rows.get(client, (-1,))[0] == version:
+            return self._rows[client][1]
+        return new
+
+    def forget(self, client: int, version: int) -> None:
+        """Forget rows of a client that are newer than ``version`` and named by no checkpoint."""
+        for newer in [v for v in self._new.get(client, {}) if v > version]:
+            del self._new[client][newer]
+
+    def read(self, places: Sequence[Place]) -> State:
+        """Return rows of one form, ``[K, ...]`` on the CPU.
+
+        Raises:
+            DataError: a record is gone or cut.
+        """
+        parts: dict[tuple[str, int], list[tuple[int, Place]]] = {}
+        for k, place in enumerate(places):
+            parts.setdefault((place.record, place.group), []).append((k, place))
+        rows: list[dict[tuple[str, str], torch.Tensor]] = [{} for _ in places]
+        for (name, _), wanted in parts.items():
+            path = self.folder / f"{name}.safetensors"
+            try:
+                with safetensors.safe_open(path, "pt") as file:
+                    for slot, names in self._layout(wanted[0][1]).items():
+                        for leaf in names:
+                            values = file.get_slice(f"{wanted[0][1].group}|{slot}|{leaf}")
+                            if 4 * len(wanted) > values.get_shape()[0]:  # most of it: at once
+                                values = values[:]
+                            for k, place in wanted:
+                                rows[k][slot, leaf] = values[place.row : place.row + 1]
+            except (OSError, safetensors.SafetensorError) as error:
+                raise DataError(
+                    f"'{path}' cannot be read any more ({error}): it was changed while the run "
+                    "was at work; run the same command again, it goes on from what is whole"
+                ) from error
+        return {
+            slot: {leaf: torch.cat([row[slot, leaf] for row in rows]) for leaf in names}
+            for slot, names in self._layout(places[0]).items()
+        }
+
+    def _layout(self, place: Place) -> dict[str, list[str]]:
+        return self._entries[place.record].layout[place.group]
+
+    # ---- checkpoints -------------------------------------------------------------------------
+    def accept(self, round_: int, rows: Rows, versions: Mapping[int, int]) -> list[list[str]]:
+        """Write what no record has yet and return the records that a checkpoint has to name.
+
+        Args:
+            rows: the store.
+            versions: of every client, as of the checkpoint.
+
+        Returns:
+            ``[[name, hash of its JSON], ...]``.
+        """
+        moved = sorted(c for c, v in versions.items() if self._rows.get(c, (-1,))[0] != v)
+        self._write_from(
+            f"r{round_:06d}", rows,
+            {c: versions[c] for c in moved if versions[c] not in self._new.get(c, {})},
+        )
+        for client in moved:
+            self._move(client, versions[client])
+        self._new = {}
+        self._drop_dead()
+        due = self._due()
+        if due:
+            of = {c: v for c, (v, place) in sorted(self._rows.items()) if place.record in due}
+            self._write_from(f"p{round_:06d}", rows, of)
+            for client, version in of.items():
+                self._move(client, version)
+            self._new = {}
+            self._drop_dead()
+        return [[name, self._entries[name].sha256] for name in sorted(self._entries)]
+
+    def load(self, named: Iterable[Sequence[str]]) -> None:
+        """Take over the records that a checkpoint names; their tensors stay on disk.
+
+        Raises:
+            Damaged: one is missing, changed, or of another run.
+        """
+        self._entries, self._rows, self._new = {}, {}, {}
+        for name, digest in named:
+            record = _checked(self.folder, name, digest, self.identity)
+            layout = [group["slots"] for group in record["groups"]]
+            count = sum(len(group["ids"]) for group in record["groups"])
+            self._entries[name] = Entry(digest, layout, count)
+            for g, group in enumerate(record["groups"]):
+                for row, (c, v) in enumerate(zip(group["ids"], group["versions"], strict=True)):
+                    if self._rows.get(c, (-1,))[0] <= v:
+                        self._new[c] = {v: Place(name, g, row)}
+                        self._move(c, v)
+        self._new = {}
+
+    def versions(self) -> dict[int, int]:
+        """Return the version of every client that has a row, by ascending id."""
+        return {c: version for c, (version, _) in sorted(self._rows.items())}
+
+    def live(self) -> Iterator[tuple[int, list[int], State]]:
+        """Yield (version, clients, their rows), record by record: all that counts, once."""
+        by: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
+        for client, (version, (name, group, row)) in sorted(self._rows.items()):
+            by.setdefault((name, group), []).append((version, row, client))
+        for (name, group), rows in sorted(by.items()):
+            for version in sorted({v for v, _, _ in rows}):
+                of = [(row, c) for v, row, c in rows if v == version]
+                state = self.read([Place(name, group, row) for row, _ in of])
+                yield version, [c for _, c in of], state
+
+    def sweep(self, keep: Iterable[str]) -> None:
+        """Delete all records but those called in ``keep``; other files are left alone."""
+        kept = set(keep)
+        if not self.folder.is_dir():
+            return
+        with files.explain_errors(self.folder):
+            for path in sorted(self.folder.iterdir()):
+                match = _NAME.fullmatch(path.name)
+                if match and match[1] not in kept:
+                    path.unlink(missing_ok=True)
+
+    def _write_from(self, name: str, rows: Rows, of: Mapping[int, int]) -> None:
+        if of:
+            groups = rows.get(list(of), list(of.values()))
+            self.write(name, [(ids, [of[c] for c in ids], state) for ids, state in groups])
+
+    def _move(self, client: int, version: int) -> None:
+        """Let the row that was written last count; the one before is dead."""
+        if client in self._rows:
+            self._entries[self._rows[client][1].record].live -= 1
+        place = self._new[client][version]
+        self._rows[client] = version, place
+        self._entries[place.record].live += 1
+
+    def _drop_dead(self) -> None:
+        self._entries = {name: e for name, e in self._entries.items() if e.live}
+
+    def _due(self) -> set[str]:
+        """Return the records whose live rows go into a pack; none while that is not worth it."""
+        entries = sorted(self._entries.items(), key=lambda item: item[0][1:])  # by round
+        if sum(e.rows for _, e in entries) > 2 * sum(e.live for _, e in entries):
+            return {name for name, _ in entries}
+        if len(entries) <= MOST:
+            return set()
+        due, size = {entries[-1][0], entries[-2][0]}, entries[-1][1].rows + entries[-2][1].rows
+        for name, entry in reversed(entries[:-2]):
+            if entry.rows > size:
+                break
+            due.add(name)
+            size += entry.rows
+        return due
+
+
+def read_models(folder: Path, name: str = "personal") -> dict[int, Tree]:
+    """Return the models in the records ``<name>000000, ...`` of ``folder``, by client.
+
+    Args:
+        folder: a run's ``models/``.
+
+    Raises:
+        DataError: there are none, or one is damaged.
+    """
+    out: dict[int, Tree] = {}
+    for path in sorted(folder.glob(f"{name}??????.json")):
+        try:
+            data = read_bytes(path)
+            identity = json.loads(data)["identity"]
+            record = unsealed(path, data, (FORMAT,), identity)
+            tensors = read_tensors(path.with_suffix(".safetensors"), record)
+        except (Damaged, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"'{path}' cannot be read: {error}") from error
+        for g, group in enumerate(record["groups"]):
+            for row, client in enumerate(group["ids"]):
+                out[client] = {
+                    leaf: tensors[f"{g}|{slot}|{leaf}"][row]
+                    for slot, names in group["slots"].items() for leaf in names
+                }
+    if not out:
+        raise DataError(f"'{folder}' holds no models called {name}000000, ...")
+    return out
+
+
+def check_records(folder: Path, named: Iterable[Sequence[str]], identity: str) -> None:
+    """Check every record that a checkpoint names, tensors included.
+
+    Raises:
+        Damaged: names the first that does not count.
+    """
+    for name, digest in named:
+        record = _checked(folder, name, digest, identity)
+        try:
+            check_file(folder / f"{name}.safetensors", record)
+        except Damaged as error:
+            raise Damaged(f"{folder.name}/{error}") from error
+
+
+def _checked(folder: Path, name: str, digest: str, identity: str) -> dict[str, Any]:
+    path = folder / f"{name}.json"
+    try:
+        data = read_bytes(path)
+        record = unsealed(path, data, (FORMAT,), identity)
+    except Damaged as error:
+        raise Damaged(f"{folder.name}/{error}") from error
+    if sha256(data) != digest:
+        raise Damaged(f"{folder.name}/{path.name} is not the record that the state names")
+    return record

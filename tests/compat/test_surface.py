@@ -1,0 +1,183 @@
+"""``import dassl`` and ``import clip``: the names, what they do, and that they go away again."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import runpy
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from PIL import Image
+
+from fedvlm.compat.clip import CLIP, modules
+from fedvlm.compat.dassl import install, installed, uninstall
+from fedvlm.compat.surface import NAMES
+from fedvlm.compat.towers import check_backbone
+from fedvlm.compat.world import World, active
+from fedvlm.core.errors import ConfigError, DataError, FedvlmError
+from fedvlm.models.load.backbones import load_backbone
+from fedvlm.models.vlmodel import VLModel
+from tests.compat.small import built, double
+
+# dassl_coop.md 1.8
+SCANNED = {
+    "config": "get_cfg_default", "engine": "TRAINER_REGISTRY build_trainer TrainerX",
+    "engine.trainer": "TrainerX", "data": "DataManager DatasetWrapper",
+    "data.datasets": "DATASET_REGISTRY Datum DatasetBase",
+    "data.datasets.base_dataset": "Datum DatasetBase", "data.transforms": "build_transform",
+    "metrics": "compute_accuracy", "optim": "build_optimizer build_lr_scheduler",
+    "utils": "Registry check_isfile read_json write_json mkdir_if_missing listdir_nohidden "
+             "read_image set_random_seed setup_logger collect_env_info load_checkpoint "
+             "save_checkpoint resume_from_checkpoint load_pretrained_weights count_num_param "
+             "tolist_if_not MetricMeter AverageMeter",
+}  # fmt: skip
+
+
+@pytest.fixture
+def model() -> VLModel:
+    return VLModel(load_backbone("tiny"), ("circle", "red square", "star"))
+
+
+@pytest.mark.parametrize("root", ["dassl", "Dassl.dassl"])
+def test_the_scanned_names_are_there_and_go_away(root: str) -> None:
+    assert len({n for names in SCANNED.values() for n in names.split()}) == 31
+    with installed():
+        for part, names in SCANNED.items():
+            module = importlib.import_module(f"{root}.{part}")
+            assert [n for n in names.split() if not hasattr(module, n)] == []
+        assert importlib.import_module("clip.clip").tokenize
+    assert {p for p in SCANNED if p not in NAMES} == set()
+    with pytest.raises(ImportError):
+        importlib.import_module("dassl.engine")
+
+
+def test_what_was_imported_before_comes_back() -> None:
+    real = ModuleType("dassl")
+    sys.modules["dassl"] = real
+    try:
+        with installed():
+            assert sys.modules["dassl"] is not real
+        assert sys.modules["dassl"] is real
+        with pytest.raises(FedvlmError, match="imported already"):
+            install()
+    finally:
+        del sys.modules["dassl"]
+    install()
+    try:
+        assert importlib.import_module("dassl.utils").tolist_if_not(3) == [3]
+    finally:
+        uninstall()
+    assert "dassl.utils" not in sys.modules
+
+
+def test_files_and_meters(tmp_path: Path) -> None:
+    with installed():
+        utils = importlib.import_module("dassl.utils")
+        metrics = importlib.import_module("dassl.metrics")
+    (tmp_path / ".hidden").touch()
+    utils.write_json({"a": [1]}, str(tmp_path / "x" / "y.json"))
+    assert utils.read_json(str(tmp_path / "x" / "y.json")) == {"a": [1]}
+    assert utils.listdir_nohidden(str(tmp_path)) == ["x"]
+    with pytest.warns(UserWarning, match="No file found"):
+        assert not utils.check_isfile(str(tmp_path / "z"))
+    meter = utils.MetricMeter()
+    meter.update({"loss": 1.0})
+    meter.update({"loss": torch.tensor(3.0)})
+    assert meter.meters["loss"].avg == 2 and "loss 3.0000 (2.0000)" in str(meter)
+    logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0]])
+    top1, top2 = metrics.compute_accuracy(logits, torch.tensor([0, 1]), topk=(1, 2))
+    assert (top1.item(), top2.item(), tuple(top1.shape)) == (50.0, 100.0, (1,))
+
+
+def test_checkpoints_hold_tensors_only(tmp_path: Path) -> None:
+    with installed():
+        utils = importlib.import_module("dassl.utils")
+    a, b = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    utils.save_checkpoint({"state_dict": a.state_dict(), "epoch": 3}, str(tmp_path))
+    assert utils.resume_from_checkpoint(str(tmp_path), b) == 3
+    assert torch.equal(a.weight, b.weight)
+    torch.save({"state_dict": {}, "scheduler": Path()}, tmp_path / "live.pt")
+    with pytest.raises(DataError, match="no plain checkpoint"):
+        utils.load_checkpoint(str(tmp_path / "live.pt"))
+
+
+def test_a_file_of_a_data_set_runs_outside(tmp_path: Path) -> None:
+    for i in range(3):
+        Image.new("RGB", (8, 8), (i, 0, 0)).save(tmp_path / f"{i}.png")
+    with installed():
+        data = importlib.import_module("dassl.data")
+        sets = importlib.import_module("dassl.data.datasets")
+        cfg = importlib.import_module("dassl.config").get_cfg_default()
+    items = [sets.Datum(str(tmp_path / f"{i}.png"), i % 2, 0, "ab"[i % 2]) for i in range(3)]
+
+    class Mine(sets.DatasetBase):
+        def __init__(self, cfg: object) -> None:
+            super().__init__(train_x=items, test=items[:1])
+
+    sets.DATASET_REGISTRY.register(Mine, force=True)
+    cfg.DATASET.NAME, cfg.DATALOADER.TRAIN_X.BATCH_SIZE = "Mine", 2
+    cfg.INPUT.SIZE, cfg.INPUT.TRANSFORMS = (4, 4), ("random_flip", "normalize")
+    manager = data.DataManager(cfg)
+    assert manager.dataset.classnames == ["a", "b"] and len(manager.train_loader_x) == 1
+    batch = next(iter(manager.test_loader))
+    assert batch["img"].shape == (1, 3, 4, 4) and batch["label"].tolist() == [0]
+    with pytest.raises(FedvlmError, match="is not there"):
+        sets.Datum(str(tmp_path / "none.png"))
+
+
+def test_the_facade_is_the_backbone(model: VLModel) -> None:
+    run = built(double("coop", "CoOpDouble"))
+    world = World(model, run.cfg, modules())
+    pixels = torch.randn(2, 3, model.backbone.image_size, model.backbone.image_size)
+    with active(world):
+        clip = importlib.import_module("clip")
+        package = importlib.import_module("clip.clip")
+        one, _ = clip.load("tiny")
+        ids = clip.tokenize(["a photo of a star.", "a circle"])
+        assert package.available_models() == ["tiny"]
+        with pytest.raises(ConfigError, match="the run's backbone is tiny"):
+            package._MODELS["RN50"]
+        with pytest.raises(FedvlmError, match="too long"):
+            clip.tokenize("star " * 99)
+        assert clip.tokenize("star " * 99, truncate=True).shape == ids[:1].shape
+        with torch.no_grad():
+            images, texts = one.encode_image(pixels), one.encode_text(ids)
+            prompted = CLIP(model, design={
+                "trainer": "IVLP", "vision_depth": 2, "language_depth": 0, "vision_ctx": 2,
+                "language_ctx": 0})
+            shifted = prompted.visual(pixels)
+        assert one.half().dtype is model.dtype and one.cuda().logit_scale.device == model.device
+    plain = model.backbone
+    emb = plain.embed_tokens(ids)
+    torch.testing.assert_close(images, plain.encode_image(pixels), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        texts, plain.encode_embeddings(emb, plain.eot(ids)), rtol=1e-5, atol=1e-5)
+    assert one.logit_scale.exp().item() == pytest.approx(model.scale, rel=1e-6)
+    assert (shifted - images).abs().max() > 1e-3
+    assert one.visual.input_resolution == plain.image_size
+    assert one.visual.output_dim == model.embed_dim
+
+
+def test_what_is_no_clip_is_refused(model: VLModel) -> None:
+    low = load_backbone("tiny", dtype=torch.bfloat16)
+    with pytest.raises(ConfigError, match="MODEL.PREC bf16"):
+        check_backbone(low)
+    check_backbone(model.backbone)
+
+
+def test_a_script_runs_as_it_is(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    out = tmp_path / "out.json"
+    script.write_text("import sys\nfrom dassl.utils import write_json\n"
+                      "write_json(sys.argv[1:], sys.argv[1])\n")
+    argv = sys.argv
+    try:
+        sys.argv = ["fedvlm.compat", str(script), str(out), "--x"]
+        runpy.run_module("fedvlm.compat", run_name="__main__")
+    finally:
+        sys.argv = argv
+    assert json.loads(out.read_text()) == [str(out), "--x"]

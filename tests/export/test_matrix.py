@@ -1,0 +1,33 @@
+"""Every method in every format: exported with its logits, or refused with a reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedvlm.export.formats import onnx_file
+from fedvlm.export.matrix import Cell, markdown, matrix
+from fedvlm.export.recipe import TOLERANCE
+from fedvlm.federation.cards import trainer_files
+from tests.export.models import trained
+
+
+def test_the_table_has_numbers_and_reasons() -> None:
+    cells = matrix({"promptfl": trained("promptfl")}, ["safetensors", "peft"])
+    assert [c.format for c in cells] == ["safetensors", "peft"]
+    assert cells[0].difference is not None and cells[0].difference <= TOLERANCE
+    assert cells[1].difference is None and "there is no LoRA" in cells[1].reason
+    text = markdown([*cells, Cell("x", "peft", None, cells[1].reason)])
+    assert "| refused (1) |" in text and text.count("there is no LoRA") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(trainer_files()))
+def test_every_method_is_exported_or_refused(name: str) -> None:
+    formats = ["safetensors", "peft", "open_clip"] + ["onnx"] * (not onnx_file.missing())
+    cells = {c.format: c for c in matrix({name: trained(name)}, formats)}
+    for form in ("safetensors", "onnx"):  # every method of this repository goes into these
+        if form in cells:
+            assert cells[form].difference is not None, cells[form].reason
+    for cell in cells.values():
+        assert cell.difference is None or cell.difference <= TOLERANCE, cell
+        assert (cell.difference is None) == bool(cell.reason), cell

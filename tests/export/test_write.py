@@ -1,0 +1,87 @@
+"""Folders that are whole or not there, their cards and their index."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+
+from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.export import write
+from fedvlm.export.formats import openclip, tensors
+from fedvlm.export.recipe import difference, read
+from fedvlm.export.trained import Facts
+from fedvlm.export.write import export, export_all
+from tests.export.models import trained
+
+LORA = ("--peft", "prompt+lora")
+
+
+@pytest.mark.parametrize("form", ["safetensors", "peft", "open_clip"])
+def test_the_card_is_the_hubs(form: str, tmp_path: Path) -> None:
+    whole = trained("fedavg", LORA)
+    export(whole, tmp_path / "out", form)
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.license == "apache-2.0" and card.data.library_name == form
+    assert card.data.pipeline_tag == "image-classification" and "fedvlm" in card.data.tags
+    (result,) = card.data.eval_results or []
+    assert (result.dataset_name, result.metric_value) == ("noise, 6 images", 61.5)
+    for words in ("tiny (embedded)", "client 1 of 2", "McMahan", "| accuracy | 61.50 |",
+                  "red triangle", "**Licence of the base weights**: apache-2.0"):
+        assert words in card.text, words
+
+
+def test_what_is_not_known_is_said(tmp_path: Path) -> None:
+    export(replace(trained("zeroshot"), facts=Facts()), tmp_path / "out", "safetensors")
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.license == "unknown" and card.data.base_model is None
+    assert "not known to fedvlm: ask their authors" in card.text
+
+
+def test_all_is_a_folder_each_and_one_tower(tmp_path: Path) -> None:
+    whole = trained("fedavg", LORA)
+    moved = {n: v + 0.05 for n, v in whole.params.items()}
+    models = {"client-1": whole, "global": replace(whole, params=moved, facts=Facts("global"))}
+    done = export_all(models, tmp_path / "all", "safetensors")
+    assert {p.name for p in (tmp_path / "all").iterdir()} == {
+        "client-1", "global", "tower.safetensors", "README.md", "index.json",
+    }
+    for name, one in models.items():
+        recipe = read(one)
+        with torch.no_grad():
+            logits = tensors.read(done[name].folder)(recipe.pixels)
+        assert difference(logits, recipe.logits) <= 1e-5
+    index = json.loads((tmp_path / "all" / "index.json").read_text())
+    assert [m["name"] for m in index["models"]] == ["client-1", "global"]
+    assert "[global](global/README.md) | global" in (tmp_path / "all" / "README.md").read_text()
+
+
+def test_nothing_is_left_of_a_refusal_or_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = {"a": trained("fedavg", LORA), "b": trained("fedavg", ("--peft", "prompt+feature"))}
+    with pytest.raises(ConfigError, match="b: prediction needs an adapter on the image feature"):
+        export_all(models, tmp_path / "all", "open_clip")
+    monkeypatch.setattr(openclip, "merged", lambda state, lora, scale: dict(state))
+    with pytest.raises(FedvlmError, match="gives other logits when it is read back"):
+        export(models["a"], tmp_path / "one", "open_clip")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_formats_and_names_are_checked_first(tmp_path: Path) -> None:
+    whole = trained("zeroshot")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="is not empty"):
+        export(whole, tmp_path / "full", "safetensors")
+    assert (tmp_path / "full" / "mine.txt").read_text() == "mine"
+    with pytest.raises(ConfigError, match="did you mean 'safetensors'"):
+        export(whole, tmp_path / "new", "safetensor")
+    for names in (["../up"], ["A", "a"], []):
+        with pytest.raises(ConfigError, match="folder name|at least one"):
+            export_all(dict.fromkeys(names, whole), tmp_path / "new", "safetensors")
+    assert list(write.FORMATS) == ["safetensors", "peft", "open_clip", "onnx"]
