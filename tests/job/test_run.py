@@ -118,7 +118,7 @@ def test_selection_by_validation_is_an_option(tmp_path: Path) -> None:
     assert (chosen["round"], chosen["val"]) == (best["round"], best["val"])
 
 
-def test_partial_participation_evaluates_who_worked_and_everyone_at_the_ends(tmp_path: Path) -> None:
+def test_partial_participation_evaluates_the_workers_between_the_ends(tmp_path: Path) -> None:
     more = ("--num-users", "5", "--frac", "0.4", "--rounds", "3")
     assert jobs.run(tmp_path, *more) == 0
     records = jobs.records(tmp_path)
