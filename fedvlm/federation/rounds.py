@@ -33,12 +33,12 @@ from fedvlm.federation.clients import (
     RecordLog,
     on,
 )
-from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context
+from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context, without_kept
 from fedvlm.federation.engine import Engine, LocalEngine, laid
 from fedvlm.federation.groups import SERVER, SHARED, Finetune, resolve
 from fedvlm.federation.local.guard import guarded
 from fedvlm.federation.optim import Schedule
-from fedvlm.federation.plan import Budget, Plan, plan_chunks
+from fedvlm.federation.plan import Budget, Plan, check_footing, plan_chunks
 from fedvlm.federation.server import (
     MOVED,
     Downloads,
@@ -240,6 +240,7 @@ class Federation:
                 f"{UNIFORM}, {OWN}"
             )
         check_aggregation(trainer, plan)
+        check_footing(trainer, plan, self.roster.train.tolist(), self.roster.val.tolist())
         trainer.seal()
 
     def context(
@@ -252,6 +253,7 @@ class Federation:
             plan.optim, plan.schedule or Schedule(plan.optim.lr),
             self.trainer.extras_up, self.trainer.metrics, self.weighting, plan.nonfinite,
             plan.clock_per_round, tuple(c not in worked for c in clients),
+            effort=plan.effort, patience=plan.early_stop,
         )
 
     def server_context(self, round_: int, held: Held) -> ServerContext:
@@ -528,7 +530,7 @@ class Federation:
     ) -> Tree:
         """Return the personal models of a chunk, made from copies of its own."""
         received = laid(given, ctx)
-        own = self.clients.stacked(ctx.clients, state.versions)
+        own = without_kept(self.clients.stacked(ctx.clients, state.versions))
         with self.clients.explain(f"trainer {self.trainer.name}"):
             if tune:
                 return self.trainer.finetune(ctx, own, received, self.finetuning)

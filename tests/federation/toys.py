@@ -117,7 +117,7 @@ def quadratic(
 ) -> Watched:
     """Return a federation on the toy; client k holds ``sizes[k]`` copies of its sample.
 
-    ``val`` of them are validation samples as well; ``wells`` are the pairs (a, b), by default those above.
+    ``val`` of them are validation samples as well; ``wells`` are pairs (a, b).
     """
     owners = [k for k, n in enumerate(sizes) for _ in range(n)]
     pairs = list(wells or zip(A, B, strict=True))
