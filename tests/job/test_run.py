@@ -99,7 +99,7 @@ def test_seeds_vary_model_and_data_and_end_in_a_table(
 def test_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert jobs.run(tmp_path / "none", "--dry-run") == 0
     out = capsys.readouterr().out
-    assert "139,264 up per client and round" in out
+    assert "139,264 up and 139,264 down per client in round 1" in out
     assert not (tmp_path / "none").exists()
 
 
