@@ -399,6 +399,10 @@ def _optim() -> Schema:
 
 def _test() -> Schema:
     return {
+        "TRAIN.CHECKPOINT_FREQ": Option(
+            0, "rounds between checkpoints (0 and 1: every round); the last round, a stop and "
+            "SIGUSR1 save too", low=0,
+        ),
         "TEST.EVAL_EVERY": Option(
             1,
             "rounds between evaluations, the last is always one; auto (0): so many that they train "

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing import connection
 from typing import Protocol
 
+from fedvlm.core.signals import SAVE, save_asked
 from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.state import Journal
 from fedvlm.sweep.worker import Assignment, Outcome, serve
@@ -37,7 +39,9 @@ class Worker:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=serve, args=(theirs, threads), daemon=True)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {SAVE})  # until it listens
         self.process.start()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {SAVE})
         theirs.close()  # so that its death closes the pipe
 
     def give(self, cell: Cell, journal: Journal) -> None:
@@ -67,6 +71,11 @@ class Worker:
             more = " (the system does that when memory runs out)" if name == "SIGKILL" else ""
             return code, f"its worker was killed by {name}{more}"
         return code, f"its worker was killed by signal {-code}"
+
+    def save(self) -> None:
+        """Ask the process to save after its round."""
+        if self.process.is_alive() and self.process.pid is not None:
+            os.kill(self.process.pid, SAVE)
 
     def stop(self) -> None:
         """Ask the process to save and leave (SIGTERM)."""
@@ -114,6 +123,9 @@ class WorkerPool:
                 self._next(worker, left)
             while busy := [w for w in self.workers if w.cell is not None]:
                 connection.wait([w.pipe for w in busy], TICK)
+                if save_asked():
+                    for worker in busy:
+                        worker.save()
                 for worker in busy:
                     self._look(worker, left)
         except KeyboardInterrupt:

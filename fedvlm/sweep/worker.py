@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedvlm.console.guard import guarded
 from fedvlm.console.screen import complain
+from fedvlm.core.signals import STOPS, listen
 
 if TYPE_CHECKING:
     from fedvlm.job.inputs import Inputs
@@ -59,7 +60,7 @@ class Outcome:
 def serve(pipe: Any, threads: int) -> None:
     """Run the cells that come through ``pipe`` until None comes, or the parent dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    listen()
     threading.Thread(target=_die_with_parent, daemon=True).start()
     os.environ["OMP_NUM_THREADS"] = str(threads)
     with contextlib.suppress(KeyboardInterrupt, EOFError, BrokenPipeError):
@@ -91,6 +92,7 @@ def work(assignment: Assignment, inputs: Inputs | None) -> Outcome:
     sys.argv = ["fedvlm", *words]  # the manifest names the command that repeats the run
     with _screen_in(assignment.log):
         code = guarded(lambda: _job(words, assignment.digest, inputs), words)
+    code = INTERRUPTED if code in (128 + signum for signum in STOPS) else code
     sentence = _last_error(assignment.log) if code not in (0, INTERRUPTED) else ""
     return Outcome(code, sentence, time.monotonic() - began, _peak())
 

@@ -192,12 +192,13 @@ def _cycle(_path: Path) -> bytes:
 
 def _wide(_path: Path) -> bytes:
     """Forty modules, each holding the one before twice: 2^40 names."""
-    out = b"\x80\x02c__torch__\nA\n)\x81}(X\x01\x00\x00\x00wK\x01ubq\x00"
+    module, text = b"c__torch__\nA\n)\x81}(", b"X\x01\x00\x00\x00"
+    out = b"\x80\x02" + module + text + b"0" + module + text + b"wK\x01ubq\x00"
     for i in range(1, 40):
-        link = bytes([ord("h"), i - 1])
-        out += b"0c__torch__\nA\n)\x81}(X\x01\x00\x00\x00a" + link
-        out += b"X\x01\x00\x00\x00b" + link + b"ubq" + bytes([i])
-    return out + b"."
+        link = b"h" + bytes([i - 1])
+        out += text + bytes([64 + i]) + module + text + b"a" + link + text + b"b" + link
+        out += b"ubq" + bytes([i])
+    return out + b"ub."
 
 
 FILES: dict[str, Maker] = {

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from fedvlm.core import signals
 from fedvlm.sweep import worker as sweep_worker
 from fedvlm.sweep.pool import WorkerPool
 from fedvlm.sweep.worker import Assignment
@@ -90,6 +91,24 @@ def test_ctrl_c_ends_all_workers(tmp_path: Path, light: None) -> None:
         pool.run(cells("wait", "wait", "ok"))
     assert time.monotonic() - began < 30  # they were asked, not waited for
     assert not any(w.process.is_alive() for w in pool.workers) and not seen.ends
+
+
+def test_save_now_is_handed_on_to_the_workers(tmp_path: Path, light: None) -> None:
+    """Also while they start; the pool itself goes on."""
+    before = signal.signal(signals.SAVE, signals._save)
+    seen = Seen(tmp_path)
+
+    def ask() -> None:
+        os.kill(os.getpid(), signals.SAVE)
+
+    timer = threading.Timer(0.3, ask)
+    timer.start()
+    try:
+        WorkerPool(2, seen, seen, threads=1).run(cells("save", "save"))
+    finally:
+        timer.join()
+        signal.signal(signals.SAVE, before)
+    assert {o.code for o in seen.ends.values()} == {0} and len(seen.ends) == 2
 
 
 def test_a_worker_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import complain, progress, say
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, fold
+from fedvlm.core.signals import saying
 from fedvlm.core.threads import usual_threads
 from fedvlm.job.flags import add_flags, pairs
 from fedvlm.runs import lock
@@ -192,9 +193,9 @@ def _run(args: Namespace, sweep: Sweep) -> int:
     held = None if sweep.only is not None else _alone(sweep.journal.folder)
     try:
         return sweep.run(threads, tuple(args.devices), retry=args.retry_failed)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            "finished cells and whole rounds are saved; the same command goes on"
+    except KeyboardInterrupt as stop:
+        raise saying(
+            stop, "finished cells and whole rounds are saved; the same command goes on"
         ) from None
     finally:
         if held is not None:
