@@ -132,6 +132,7 @@ def _dataset() -> Schema:
             "views per image: 1 is one deterministic view, n > 1 that many augmented ones, "
             "0 a fresh one per local epoch of the whole run (the papers')",
             low=0,
+            high=1000,  # each has files of its own in the store
         ),
         "INPUT.RRCROP_SCALE": Option(
             (0.08, 1.0),
