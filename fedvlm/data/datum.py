@@ -164,7 +164,9 @@ def _label_names(items: Sequence[Datum], where: str) -> dict[int, str]:
         raise DataError(f"{where}: no images at all")
     for label, name in sorted(names.items()):
         if fault := name_fault(name):
-            raise DataError(f"{where}: the name of class {label}, {shown(name)}, {fault}; rename it")
+            raise DataError(
+                f"{where}: the name of class {label}, {shown(name)}, {fault}; rename it"
+            )
     gaps = sorted(set(range(max(names) + 1)) - set(names))
     if gaps or min(names) < 0:
         raise DataError(
