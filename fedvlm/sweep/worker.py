@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fedvlm.job.inputs import Inputs
 
 INTERRUPTED = 130
+BEAT = 1.0  # seconds between two signs of life
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,16 @@ class Outcome:
     peak_mib: float | None = None
 
 
-def serve(pipe: Any, threads: int) -> None:
-    """Run the cells that come through ``pipe`` until None comes, or the parent dies."""
+def serve(pipe: Any, threads: int, beat: Any) -> None:
+    """Run the cells that come through ``pipe`` until None comes, or the parent dies.
+
+    Args:
+        beat: a shared counter that moves as long as this process is at work.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listen()
     threading.Thread(target=_die_with_parent, daemon=True).start()
+    threading.Thread(target=_count, args=(beat,), daemon=True).start()
     os.environ["OMP_NUM_THREADS"] = str(threads)
     with contextlib.suppress(KeyboardInterrupt, EOFError, BrokenPipeError):
         try:
@@ -111,6 +117,12 @@ def _job(words: list[str], digest: str, inputs: Inputs | None) -> int:
     if identity_digest(identity_config(job.cfg)) != digest:
         raise RuntimeError("the cell's command line gives another config than its plan")
     return run_job(job.cfg, job.origins, args, inputs)
+
+
+def _count(beat: Any) -> None:
+    while True:
+        beat.value += 1
+        time.sleep(BEAT)
 
 
 def _die_with_parent() -> None:

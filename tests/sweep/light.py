@@ -13,7 +13,7 @@ from fedvlm.core import signals
 from fedvlm.sweep.worker import Outcome
 
 
-def light(tasks: Any, threads: int) -> None:
+def light(tasks: Any, threads: int, beat: Any) -> None:
     """Serve as ``sweep.worker.serve`` does; a cell's first word says what happens to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(KeyboardInterrupt, EOFError):
@@ -27,6 +27,12 @@ def light(tasks: Any, threads: int) -> None:
             if what == "wait":
                 Path(task.log).write_text("waiting")
                 time.sleep(60)
+            if what == "freeze":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            if what == "busy":
+                for _ in range(600):
+                    beat.value += 1
+                    time.sleep(0.1)
             if what == "save":
                 Path(task.log).write_text("working")
                 while not signals.save_asked():

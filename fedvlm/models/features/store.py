@@ -64,8 +64,8 @@ class FeatureStore:
     """Rows of ``width`` numbers of one type, keyed by (content key, view).
 
     Safe for several processes at once (SQLite's lock; the first writer of a key wins). Files that
-    are damaged are renamed to ``*.corrupt-<n>`` and started anew; ``notes`` tells. Where it may only
-    be read (a shared folder of others), it serves what it has and keeps nothing new.
+    are damaged are renamed to ``*.corrupt-<n>`` and started anew; ``notes`` tells. Where it may
+    only be read (a shared folder of others), it serves what it has and keeps nothing new.
 
     Args:
         path: the index; the rows lie beside it, its folder is made.
