@@ -1,6 +1,7 @@
 """The command line: which verb the words name, or the main job without one.
 
-Exit codes: 0 done, 1 a bug of ours, 2 config or usage, 3 data, 4 diverged, 130 interrupted.
+Exit codes: 0 done, 1 a bug of ours, 2 config or usage, 3 data, 4 diverged, 130 interrupted
+(143: SIGTERM, 129: SIGHUP).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from fedvlm.console.guard import guarded
 from fedvlm.console.parser import asks_help
 from fedvlm.console.screen import say
 from fedvlm.core.errors import fold
+from fedvlm.core.signals import STOPS, listen
 from fedvlm.core.threads import sleep_while_waiting
 
 
@@ -30,9 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def console_script() -> int:
     """Entry point of the command: ``fedvlm``, ``python -m fedvlm``, ``federated_main.py``."""
     sleep_while_waiting(os.environ)
+    listen()
     code = main(sys.argv[1:])
-    if code == 130:  # a second Ctrl-C, while Python ends, kills at once and shows no traceback
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if code > 128:  # a second one, while Python ends, kills at once and shows no traceback
+        for signum in STOPS:
+            signal.signal(signum, signal.SIG_DFL)
     return code
 
 

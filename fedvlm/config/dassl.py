@@ -41,7 +41,7 @@ _TREE: dict[str, dict[str, Any]] = {
         "SGD_DAMPNING": 0, "SGD_NESTEROV": False, "RMSPROP_ALPHA": 0.99, "STAGED_LR": False,
         "NEW_LAYERS": (), "BASE_LR_MULT": 0.1, "WARMUP_RECOUNT": True,
     },
-    "TRAIN": {"CHECKPOINT_FREQ": 0, "PRINT_FREQ": 10, "COUNT_ITER": "train_x"},
+    "TRAIN": {"PRINT_FREQ": 10, "COUNT_ITER": "train_x"},
     "TEST": {
         "EVALUATOR": "Classification", "PER_CLASS_RESULT": False, "COMPUTE_CMAT": False,
         "NO_TEST": False, "SPLIT": "test",

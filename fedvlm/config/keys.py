@@ -144,6 +144,7 @@ def _dataset() -> Schema:
             "views per image: 1 is one deterministic view, n > 1 that many augmented ones, "
             "0 a fresh one per local epoch of the whole run (the papers')",
             low=0,
+            high=1000,  # each has files of its own in the store
         ),
         "INPUT.RRCROP_SCALE": Option(
             (0.08, 1.0),
@@ -462,6 +463,10 @@ def _roles() -> Schema:
 
 def _test() -> Schema:
     return {
+        "TRAIN.CHECKPOINT_FREQ": Option(
+            0, "rounds between checkpoints (0 and 1: every round); the last round, a stop and "
+            "SIGUSR1 save too", low=0,
+        ),
         "TEST.EVAL_EVERY": Option(
             1,
             "rounds between evaluations, the last is always one; auto (0): so many that they train "

@@ -1,6 +1,7 @@
 """Errors become one sentence and an exit code, never a traceback.
 
-Exit codes: 0 done, 1 a bug of ours, 2 config or usage, 3 data, 4 diverged, 130 interrupted.
+Exit codes: 0 done, 1 a bug of ours, 2 config or usage, 3 data, 4 diverged, 130 interrupted
+(143: SIGTERM, 129: SIGHUP).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from fedvlm.console.screen import complain
 from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.signals import exit_code
 
 
 def guarded(call: Callable[[], int], words: Sequence[str]) -> int:
@@ -27,7 +29,7 @@ def guarded(call: Callable[[], int], words: Sequence[str]) -> int:
         return error.exit_code
     except KeyboardInterrupt as stop:
         complain(str(stop) or "nothing was lost", prefix="interrupted")
-        return 130
+        return exit_code(stop)
     except BrokenPipeError:
         return _reader_is_gone()
     except SyntaxError as error:  # a trainer's file

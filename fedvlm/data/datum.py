@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedvlm.core.errors import DataError
+from fedvlm.core.spelling import name_fault, shown
 
 IntArray = NDArray[np.int64]
 PARTS = ("train", "val", "test")
@@ -97,9 +98,12 @@ class DatasetBase:
         """Refuse lists that no run can use.
 
         Raises:
-            DataError: labels with gaps, a label with two names, a name with two labels, or an
-                image that is in two parts or twice in one.
+            DataError: labels with gaps, a label with two names, a name with two labels or that
+                is none, or an image that is in two parts or twice in one.
         """
+        for domain in self.domain_names:
+            if fault := name_fault(domain):
+                raise DataError(f"{self.name}: the domain's name {shown(domain)} {fault}")
         self.lab2cname = _label_names(self.all(), self.name)
         self.classnames = [self.lab2cname[label] for label in sorted(self.lab2cname)]
         _refuse_repeats(self.parts, self.name)
@@ -158,6 +162,11 @@ def _label_names(items: Sequence[Datum], where: str) -> dict[int, str]:
             )
     if not names:
         raise DataError(f"{where}: no images at all")
+    for label, name in sorted(names.items()):
+        if fault := name_fault(name):
+            raise DataError(
+                f"{where}: the name of class {label}, {shown(name)}, {fault}; rename it"
+            )
     gaps = sorted(set(range(max(names) + 1)) - set(names))
     if gaps or min(names) < 0:
         raise DataError(

@@ -14,6 +14,7 @@ import hashlib
 import io
 import math
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from threading import Lock
 
@@ -32,6 +33,9 @@ CROP_SCALE = (0.08, 1.0)
 _RATIO = (3 / 4, 4 / 3)  # aspect ratios of torchvision's RandomResizedCrop
 _CROP_TRIES = 10
 _FIRST = 10  # broken images that a note lists
+# Pillow's limit, above which it warns: a file of kilobytes can say that it is larger
+MAX_PIXELS = Image.MAX_IMAGE_PIXELS or 89_478_485
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # refused by _opened
 _MODES = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 RESIZE_MODES = ("shortest", "longest", "squash")
 
@@ -167,6 +171,8 @@ def check_decodes(raw: bytes) -> None:
 
 def _opened(raw: bytes) -> Image.Image:
     image = Image.open(io.BytesIO(raw))
+    if image.width * image.height > MAX_PIXELS:
+        raise ValueError(f"{image.width} x {image.height} pixels are more than {MAX_PIXELS:,}")
     if image.format == "EPS":  # Pillow would have Ghostscript run it
         raise ValueError("PostScript is a program and no image")
     return image

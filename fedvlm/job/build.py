@@ -223,6 +223,8 @@ def build(
         backbone, data.classnames, templates=data.templates, packed=not cfg.FED.PLAIN,
         bf16_text=cfg.MODEL.PREC == "bf16",
     )
+    if backbone.has_text:
+        model.check_texts()
     loader = ImageLoader(
         data.samples, backbone.transform_spec, views_of(cfg), int(cfg.DATA_SEED),
         crop_scale=tuple(cfg.INPUT.RRCROP_SCALE), records=data.records,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from fedvlm.console.rows import ClientRow, RoundRow
+from fedvlm.core import signals
 from fedvlm.core.stats import mean
 from fedvlm.evaluation import Evaluator, Panel, auto_interval, panel_of
 from fedvlm.evaluation.scores import DOMAIN
@@ -73,6 +74,7 @@ class Recorder:
         self.evaluator = make_evaluator(built, keep_logits=bool(built.cfg.TEST.KEEP_LOGITS))
         self.by_validation = built.cfg.TEST.SELECT == "val"
         self._show: list[tuple[RoundRow, list[str]]] = []  # until the state is saved
+        self._unsaved: FedState | None = None  # the last whole round, where no checkpoint has it
 
     def __call__(self, event: Event) -> None:
         """See the class."""
@@ -97,20 +99,35 @@ class Recorder:
 
     def save(self, state: FedState) -> None:
         """Save the state that a resumed run goes on from where that is due, then show its round."""
+        self._unsaved = state
         ends = state.round >= self.built.federation.last_round
         if ends or state.round % max(int(self.built.cfg.TRAIN.CHECKPOINT_FREQ), 1) == 0:
             self._checkpoint(state)
+        if signals.save_asked():
+            self.save_last()
+            self._show[-1][1].append(f"saved after round {state.round}, as a signal asked")
         while self._show:
             row, said = self._show.pop(0)
             for screen in self.screens:
                 screen.round_finished(row)
                 screen.notes(said)
 
+    def save_last(self) -> None:
+        """Save the last whole round if no checkpoint has it; a stop leaves nothing to repeat."""
+        if self._unsaved is not None:
+            self._checkpoint(self._unsaved)
+
     def _checkpoint(self, state: FedState) -> None:
         """Save fine-tuned models, clients' rows and the server, in this order.
 
-        The server comes last: a kill before it repeats the rounds since the checkpoint before.
+        The server comes last: a kill before it repeats the rounds since the checkpoint before. What
+        breaks off here is not tried again in this process.
         """
+        self._unsaved = None
+        with signals.whole():
+            self._write(state)
+
+    def _write(self, state: FedState) -> None:
         federation = self.built.federation
         if federation.finetunes(state):
             ids = range(federation.plan.clients)

@@ -19,6 +19,7 @@ from fedvlm.config.build import flat
 from fedvlm.console.log import LogFile
 from fedvlm.console.screen import Console, progress, say
 from fedvlm.core.errors import ConfigError
+from fedvlm.core.signals import saying
 from fedvlm.core.threads import usual_threads
 from fedvlm.core.trees import nbytes
 from fedvlm.data.partition.counts import partition_csv
@@ -104,9 +105,9 @@ def _run(
     with folder:
         try:
             results = _train(built, origins, folder, console, sinks, began)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(
-                f"whole rounds are saved in {folder.path}; the same command goes on there"
+        except KeyboardInterrupt as stop:
+            raise saying(
+                stop, f"whole rounds are saved in {folder.path}; the same command goes on there"
             ) from None
         finally:
             gc.unfreeze()
@@ -153,7 +154,11 @@ def _train(
     sinks.open(folder.path, folder.digest, flat(cfg), done, screens)
     built.federation.subscribers.append(recorder)
     built.federation.savers.append(recorder.save)
-    built.federation.run(state)
+    try:
+        built.federation.run(state)
+    except KeyboardInterrupt:
+        recorder.save_last()
+        raise
 
     records, _ = read_metrics(folder.metrics_path)
     results = results_of(built, reference, records, time.perf_counter() - began)

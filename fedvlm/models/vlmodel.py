@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedvlm.core.errors import ConfigError, FedvlmError, did_you_mean
 from fedvlm.models.backbone import Backbone, digest_of
 from fedvlm.models.towers.blocks import Edits, NoEdits
-from fedvlm.models.towers.prompts import PLACEHOLDER, clean_name, encode_texts
+from fedvlm.models.towers.prompts import PLACEHOLDER, clean_name, encode_texts, fitting_ids
 from fedvlm.models.towers.text import TextTower
 from fedvlm.models.towers.text_path import ClassPrompts, TextPath
 from fedvlm.models.towers.vision import PATCHES, PREFIX, VisionTower, pick_stream
@@ -239,6 +239,16 @@ class VLModel:
             texts = (literal,) if kind == "literal" else self.templates
             self._anchors[key] = self._constant(texts)
         return self._anchors[key]
+
+    def check_texts(self) -> None:
+        """Refuse class names that no template of this model leaves room for, before any work.
+
+        Raises:
+            ConfigError: a text that does not fit the context length.
+        """
+        names = [clean_name(name) for name in self.classnames]
+        for template in self.templates:
+            fitting_ids(self.backbone, [template.replace("{}", name) for name in names])
 
     def _constant(self, templates: Sequence[str]) -> Tensor:
         names = [clean_name(name) for name in self.classnames]

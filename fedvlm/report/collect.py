@@ -16,6 +16,7 @@ import yaml
 from fedvlm.config.keys import default_schema
 from fedvlm.config.sections import read_keys
 from fedvlm.core.errors import DataError
+from fedvlm.core.spelling import text_of_cell
 from fedvlm.runs.identity import read_results
 from fedvlm.runs.metrics import read_metrics
 
@@ -159,7 +160,7 @@ def read_partition(folder: Path) -> list[dict[str, str]]:
         with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
             reader = csv.DictReader(file)
             lacking = _PARTITION - set(reader.fieldnames or ())
-            rows = list(reader)
+            rows = [{k: text_of_cell(v or "") for k, v in row.items()} for row in reader]
     except OSError as error:
         raise DataError(f"cannot read {path} ({error.strerror})") from error
     if lacking:

@@ -256,7 +256,7 @@ class RunFolder:
             self.close("finished" if self.finished is not None else "stopped")
             return
         with contextlib.suppress(DataError):  # the first error is the one to tell
-            self.close("interrupted" if kind is KeyboardInterrupt else kind.__name__)
+            self.close("interrupted" if issubclass(kind, KeyboardInterrupt) else kind.__name__)
 
     # ---- opening ----------------------------------------------------------------------------
     def _earlier(self) -> dict[str, Any] | None:

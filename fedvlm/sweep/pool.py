@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing import connection
 from typing import Protocol
 
+from fedvlm.core.signals import SAVE, save_asked
 from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.state import Journal
 from fedvlm.sweep.worker import Assignment, Outcome, serve
 
 TICK = 0.25  # seconds between two looks at the screen
 PATIENCE = 60.0  # seconds for a round to end after Ctrl-C
+SILENCE = 120.0  # seconds without a sign of life after which a worker is given up
+GAP = 1.0  # more time than this between two looks, and the pool itself was stopped (Ctrl-Z)
 
 
 class Watcher(Protocol):
@@ -34,15 +38,22 @@ class Worker:
     def __init__(self, threads: int, device: str) -> None:
         self.device, self.group, self.began = device, "", 0.0
         self.cell: Cell | None = None
+        self.verdict, self.heard, self.silent, self.spent = "", 0, 0.0, 0.0
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs, threads), daemon=True)
+        self.beat = context.Value("Q", 0, lock=False)
+        self.process = context.Process(
+            target=serve, args=(theirs, threads, self.beat), daemon=True
+        )
+        signal.pthread_sigmask(signal.SIG_BLOCK, {SAVE})  # until it listens
         self.process.start()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {SAVE})
         theirs.close()  # so that its death closes the pipe
 
     def give(self, cell: Cell, journal: Journal) -> None:
         """Hand over a cell."""
         self.cell, self.group, self.began = cell, cell.group, time.monotonic()
+        self.silent = self.spent = 0.0
         log = journal.log(cell)
         log.unlink(missing_ok=True)
         self.pipe.send(Assignment(cell.words, cell.digest, log, self.device))
@@ -56,7 +67,25 @@ class Worker:
             return outcome
         except (EOFError, OSError):
             self.process.join()
-            return Outcome(*self._death(), time.monotonic() - self.began)
+            code, sentence = self._death()
+            return Outcome(code, self.verdict or sentence, time.monotonic() - self.began)
+
+    def watch(self, passed: float, limit: float) -> None:
+        """Kill a worker that shows no sign of life, or whose cell takes longer than ``limit``.
+
+        Args:
+            passed: seconds since the last look, in which the pool was at work itself.
+            limit: seconds for a cell; 0 for none.
+        """
+        heard = self.beat.value
+        self.silent = 0.0 if heard != self.heard else self.silent + passed
+        self.heard, self.spent = heard, self.spent + passed
+        if self.silent > SILENCE:
+            self.verdict = f"its worker gave no sign of life for {SILENCE:g} s and was killed"
+        elif limit and self.spent > limit:
+            self.verdict = f"it took longer than --cell-timeout {limit:g} s and was killed"
+        if self.verdict:
+            self.process.kill()
 
     def _death(self) -> tuple[int, str]:
         code = self.process.exitcode or 0
@@ -67,6 +96,11 @@ class Worker:
             more = " (the system does that when memory runs out)" if name == "SIGKILL" else ""
             return code, f"its worker was killed by {name}{more}"
         return code, f"its worker was killed by signal {-code}"
+
+    def save(self) -> None:
+        """Ask the process to save after its round."""
+        if self.process.is_alive() and self.process.pid is not None:
+            os.kill(self.process.pid, SAVE)
 
     def stop(self) -> None:
         """Ask the process to save and leave (SIGTERM)."""
@@ -89,15 +123,18 @@ class WorkerPool:
         journal: told of every attempt.
         threads: of each worker.
         devices: dealt to the workers in turn; empty leaves each cell's own.
+        timeout: seconds that a cell may take; 0 for any time.
         start: makes a worker (tests replace it).
     """
 
     def __init__(
         self, jobs: int, journal: Journal, watcher: Watcher, *, threads: int,
-        devices: Sequence[str] = (), start: Callable[[int, str], Worker] = Worker,
+        devices: Sequence[str] = (), timeout: float = 0,
+        start: Callable[[int, str], Worker] = Worker,
     ) -> None:
         self.jobs, self.journal, self.watcher = jobs, journal, watcher
         self.threads, self.devices, self.start = threads, tuple(devices), start
+        self.timeout = timeout
         self.workers: list[Worker] = []
 
     def run(self, cells: Sequence[Cell]) -> None:
@@ -112,9 +149,15 @@ class WorkerPool:
                 self.workers.append(self._new(i))
             for worker in self.workers:
                 self._next(worker, left)
+            looked = time.monotonic()
             while busy := [w for w in self.workers if w.cell is not None]:
                 connection.wait([w.pipe for w in busy], TICK)
+                if save_asked():
+                    for worker in busy:
+                        worker.save()
+                passed, looked = time.monotonic() - looked, time.monotonic()
                 for worker in busy:
+                    worker.watch(min(passed, GAP), self.timeout)
                     self._look(worker, left)
         except KeyboardInterrupt:
             self._stop()

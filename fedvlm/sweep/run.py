@@ -102,7 +102,9 @@ class Sweep:
         ]
 
     # ---- running ----------------------------------------------------------------------------
-    def run(self, threads: int, devices: Sequence[str], *, retry: bool) -> int:
+    def run(
+        self, threads: int, devices: Sequence[str], *, retry: bool, timeout: float = 0
+    ) -> int:
         """Run what is to do; return 0, or 1 where cells have failed (now or before)."""
         todo = self.waiting = self.to_do(retry)
         for cell in self.cells:
@@ -114,7 +116,9 @@ class Sweep:
                       f"{len(todo)} to run; {self.jobs} jobs, {threads} threads each")
         self.grid.start()
         try:
-            WorkerPool(self.jobs, self.journal, self, threads=threads, devices=devices).run(todo)
+            WorkerPool(
+                self.jobs, self.journal, self, threads=threads, devices=devices, timeout=timeout
+            ).run(todo)
         finally:
             self.grid.finish()
         return self._conclude()

@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 from fedvlm.console.guard import guarded
 from fedvlm.console.screen import complain
+from fedvlm.core.signals import STOPS, listen
 
 if TYPE_CHECKING:
     from fedvlm.job.inputs import Inputs
 
 INTERRUPTED = 130
+BEAT = 1.0  # seconds between two signs of life
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,16 @@ class Outcome:
     peak_mib: float | None = None
 
 
-def serve(pipe: Any, threads: int) -> None:
-    """Run the cells that come through ``pipe`` until None comes, or the parent dies."""
+def serve(pipe: Any, threads: int, beat: Any) -> None:
+    """Run the cells that come through ``pipe`` until None comes, or the parent dies.
+
+    Args:
+        beat: a shared counter that moves as long as this process is at work.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    listen()
     threading.Thread(target=_die_with_parent, daemon=True).start()
+    threading.Thread(target=_count, args=(beat,), daemon=True).start()
     os.environ["OMP_NUM_THREADS"] = str(threads)
     with contextlib.suppress(KeyboardInterrupt, EOFError, BrokenPipeError):
         try:
@@ -91,6 +98,7 @@ def work(assignment: Assignment, inputs: Inputs | None) -> Outcome:
     sys.argv = ["fedvlm", *words]  # the manifest names the command that repeats the run
     with _screen_in(assignment.log):
         code = guarded(lambda: _job(words, assignment.digest, inputs), words)
+    code = INTERRUPTED if code in (128 + signum for signum in STOPS) else code
     sentence = _last_error(assignment.log) if code not in (0, INTERRUPTED) else ""
     return Outcome(code, sentence, time.monotonic() - began, _peak())
 
@@ -109,6 +117,12 @@ def _job(words: list[str], digest: str, inputs: Inputs | None) -> int:
     if identity_digest(identity_config(job.cfg)) != digest:
         raise RuntimeError("the cell's command line gives another config than its plan")
     return run_job(job.cfg, job.origins, args, inputs)
+
+
+def _count(beat: Any) -> None:
+    while True:
+        beat.value += 1
+        time.sleep(BEAT)
 
 
 def _die_with_parent() -> None:

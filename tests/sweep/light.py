@@ -9,14 +9,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fedvlm.core import signals
 from fedvlm.sweep.worker import Outcome
 
 
-def light(tasks: Any, threads: int) -> None:
+def light(tasks: Any, threads: int, beat: Any) -> None:
     """Serve as ``sweep.worker.serve`` does; a cell's first word says what happens to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(KeyboardInterrupt, EOFError):
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signals.listen()
         while (task := tasks.recv()) is not None:
             what = task.words[0]
             if what == "die":
@@ -26,5 +27,15 @@ def light(tasks: Any, threads: int) -> None:
             if what == "wait":
                 Path(task.log).write_text("waiting")
                 time.sleep(60)
+            if what == "freeze":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            if what == "busy":
+                for _ in range(600):
+                    beat.value += 1
+                    time.sleep(0.1)
+            if what == "save":
+                Path(task.log).write_text("working")
+                while not signals.save_asked():
+                    time.sleep(0.02)
             sentence = "no luck" if what == "fail" else ""
             tasks.send(Outcome(int(what == "fail"), sentence, 0.5, os.getpid()))

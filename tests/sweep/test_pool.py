@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from fedvlm.core import signals
 from fedvlm.sweep import worker as sweep_worker
-from fedvlm.sweep.pool import WorkerPool
+from fedvlm.sweep.pool import GAP, Worker, WorkerPool
 from fedvlm.sweep.worker import Assignment
 from tests import jobs
 from tests.sweep import light as light_worker
@@ -92,6 +93,58 @@ def test_ctrl_c_ends_all_workers(tmp_path: Path, light: None) -> None:
     assert not any(w.process.is_alive() for w in pool.workers) and not seen.ends
 
 
+def test_save_now_is_handed_on_to_the_workers(tmp_path: Path, light: None) -> None:
+    """Also while they start; the pool itself goes on."""
+    before = signal.signal(signals.SAVE, signals._save)
+    seen = Seen(tmp_path)
+
+    def ask() -> None:
+        os.kill(os.getpid(), signals.SAVE)
+
+    timer = threading.Timer(0.3, ask)
+    timer.start()
+    try:
+        WorkerPool(2, seen, seen, threads=1).run(cells("save", "save"))
+    finally:
+        timer.join()
+        signal.signal(signals.SAVE, before)
+    assert {o.code for o in seen.ends.values()} == {0} and len(seen.ends) == 2
+
+
+def test_a_stopped_worker_is_noticed(
+    tmp_path: Path, light: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedvlm.sweep.pool.SILENCE", 3.0)
+    seen, began = Seen(tmp_path), time.monotonic()
+    WorkerPool(1, seen, seen, threads=1).run(cells("freeze", "ok"))
+    assert {n: o.code for n, o in seen.ends.items()} == {"freeze0": -9, "ok1": 0}
+    assert "no sign of life for 3 s" in seen.ends["freeze0"].sentence
+    assert time.monotonic() - began < 60
+
+
+def test_a_cell_that_takes_too_long(
+    tmp_path: Path, light: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It beats all the time; a neighbour that ends in time is left alone."""
+    seen = Seen(tmp_path)
+    WorkerPool(1, seen, seen, threads=1, timeout=5).run(cells("ok", "busy", "ok"))
+    assert {n: o.code for n, o in seen.ends.items()} == {"ok0": 0, "busy1": -9, "ok2": 0}
+    assert "--cell-timeout 5 s" in seen.ends["busy1"].sentence
+
+
+def test_a_pool_that_was_stopped_itself_blames_nobody() -> None:
+    """After Ctrl-Z and fg the clock has jumped, for the pool as for its workers."""
+    worker = object.__new__(Worker)
+    killed: list[int] = []
+    worker.process = SimpleNamespace(kill=lambda: killed.append(1))  # type: ignore[assignment]
+    worker.beat = SimpleNamespace(value=0)
+    worker.verdict, worker.heard, worker.silent, worker.spent = "", 0, 0.0, 0.0
+    worker.watch(min(3600.0, GAP), 60)
+    assert not killed
+    worker.watch(100.0, 60)
+    assert killed
+
+
 def test_a_worker_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("import time\ntime.sleep(60)\n")  # keeps the worker busy
     script = tmp_path / "parent.py"
@@ -100,7 +153,8 @@ sys.path.insert(1, {str(jobs.REPOSITORY)!r})
 if __name__ == "__main__":
     from fedvlm.sweep.worker import serve
     context = multiprocessing.get_context("spawn")
-    worker = context.Process(target=serve, args=(context.Pipe()[1], 1), daemon=True)
+    beat = context.Value("Q", 0, lock=False)
+    worker = context.Process(target=serve, args=(context.Pipe()[1], 1, beat), daemon=True)
     worker.start()
     print(worker.pid, flush=True)
     time.sleep(60)
@@ -134,9 +188,11 @@ def test_a_worker_that_cannot_load_says_so_of_each_cell(
     monkeypatch.setitem(sys.modules, "fedvlm.job.inputs", None)
     monkeypatch.setattr(sweep_worker, "_die_with_parent", lambda: None)
     monkeypatch.setattr(sweep_worker.signal, "signal", lambda *a: None)
+    monkeypatch.setattr(sweep_worker, "BEAT", 1e6)
+    beat = SimpleNamespace(value=0)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     given: list[Any] = [Assignment((), "", tmp_path / "log")] * 2 + [None]
     sent: list[Any] = []
-    sweep_worker.serve(SimpleNamespace(recv=lambda: given.pop(0), send=sent.append), 1)
+    sweep_worker.serve(SimpleNamespace(recv=lambda: given.pop(0), send=sent.append), 1, beat)
     assert [outcome.code for outcome in sent] == [1, 1]
     assert "could not start: " in sent[0].sentence and "job.inputs" in sent[0].sentence

@@ -22,6 +22,7 @@ from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import complain, progress, say
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, fold
+from fedvlm.core.signals import saying
 from fedvlm.core.threads import usual_threads
 from fedvlm.job.flags import add_flags, pairs
 from fedvlm.runs import lock
@@ -60,6 +61,8 @@ def flags(parser: Parser) -> None:
     add("--threads", type=whole(1), metavar="N", help="threads of each worker (default "
         "OMP_NUM_THREADS, else cores/jobs, 1 for the tiny backbone)")
     add("--devices", **many, metavar="D", help="one device per worker in turn, such as cuda:0")
+    add("--cell-timeout", type=whole(1), default=0, metavar="SECONDS", help="kill a cell that "
+        "takes longer; it counts as failed (default: never)")
     add("--retry-failed", action="store_true", help="run failed cells again")
     add("--only", type=_cells, metavar="I-J", help="only the cells of these numbers (see --list)")
     add("--list", action="store_true", help="every cell with its number and state")
@@ -191,10 +194,12 @@ def _run(args: Namespace, sweep: Sweep) -> int:
     sweep.journal.prepare(sweep.plan.content())
     held = None if sweep.only is not None else _alone(sweep.journal.folder)
     try:
-        return sweep.run(threads, tuple(args.devices), retry=args.retry_failed)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            "finished cells and whole rounds are saved; the same command goes on"
+        return sweep.run(
+            threads, tuple(args.devices), retry=args.retry_failed, timeout=args.cell_timeout
+        )
+    except KeyboardInterrupt as stop:
+        raise saying(
+            stop, "finished cells and whole rounds are saved; the same command goes on"
         ) from None
     finally:
         if held is not None:

@@ -7,6 +7,7 @@ import io
 from collections import Counter
 from typing import Any
 
+from fedvlm.core.spelling import cell_text
 from fedvlm.data.datum import PARTS
 from fedvlm.data.federated import FederatedData
 
@@ -37,5 +38,5 @@ def partition_csv(data: FederatedData) -> str:
     text = io.StringIO()
     table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     table.writeheader()
-    table.writerows(count_rows(data))
+    table.writerows({k: cell_text(v) for k, v in row.items()} for row in count_rows(data))
     return text.getvalue()

@@ -7,6 +7,7 @@ whatever other processes do. An advisory lock on the file says that it is in use
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 from collections.abc import Iterator
@@ -32,15 +33,24 @@ class RowFile:
         width: numbers per row.
         dtype: float32 or float64.
 
+    Attributes:
+        writable: False where the file is there and may only be read.
+
     Raises:
-        OSError: it cannot be opened for writing.
+        OSError: it cannot be opened.
     """
 
     def __init__(self, path: Path, width: int, dtype: torch.dtype) -> None:
         self.path, self.width, self.torch_dtype = path, width, dtype
         self.dtype = np.dtype(NUMPY[dtype])
         self.row_bytes = width * self.dtype.itemsize
-        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.writable = True
+        try:
+            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM) or not path.is_file():
+                raise
+            self._handle, self.writable = os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
         if fcntl is not None:
             # Waits for a clean-up at work. Some network folders know no locks: theirs to clean.
             with contextlib.suppress(OSError):

@@ -64,7 +64,8 @@ class FeatureStore:
     """Rows of ``width`` numbers of one type, keyed by (content key, view).
 
     Safe for several processes at once (SQLite's lock; the first writer of a key wins). Files that
-    are damaged are renamed to ``*.corrupt-<n>`` and started anew; ``notes`` tells.
+    are damaged are renamed to ``*.corrupt-<n>`` and started anew; ``notes`` tells. Where it may
+    only be read (a shared folder of others), it serves what it has and keeps nothing new.
 
     Args:
         path: the index; the rows lie beside it, its folder is made.
@@ -84,6 +85,7 @@ class FeatureStore:
         self.about = {"width": str(width), "dtype": str(dtype).removeprefix("torch.")}
         self.about |= about or {}
         self.notes: list[str] = []
+        self._told = False  # that new rows are not kept
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -111,6 +113,14 @@ class FeatureStore:
         raise self._unwritable(OSError("other processes remove it all the time"))
 
     def _connect(self) -> sqlite3.Connection:
+        if not self._rows.writable:  # without a lock and a log: neither can be made there
+            db = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+            try:
+                db.execute("SELECT COUNT(*) FROM places")
+            except sqlite3.Error as error:
+                db.close()
+                raise sqlite3.OperationalError(f"read-only, and {error}") from error
+            return db
         db = sqlite3.connect(self.path, timeout=_TIMEOUT_S, isolation_level=None)
         try:
             db.execute("PRAGMA journal_mode=WAL")
@@ -183,9 +193,19 @@ class FeatureStore:
     def put_many(self, keys: Sequence[str], view: int, values: Tensor) -> None:
         """Store rows ``values`` [n, width] under ``keys``; rows already there and sound stay.
 
+        Where the store may only be read, nothing is kept, and ``notes`` says so.
+
         Raises:
-            DataError: the files cannot be written (read-only folder, full disk).
+            DataError: the files cannot be written (full disk).
         """
+        if not self._rows.writable:
+            if not self._told:
+                self._told = True
+                self.notes.append(
+                    f"the feature cache {self.path.parent} may only be read, and lacks some images "
+                    "of this run: they are encoded anew each time"
+                )
+            return
         block: Rows = values.detach().cpu().to(self.dtype).contiguous().numpy()
         first = {key: i for i, key in reversed(list(enumerate(keys)))}
         try:

@@ -18,7 +18,7 @@ from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.load.names import COOP_NAMES
 from fedvlm.models.load.openclip import build_model, finish
-from fedvlm.models.load.weights import quiet_hub, quiet_transformers
+from fedvlm.models.load.weights import quiet_hub, quiet_transformers, refuse_odd
 
 HUB_NAMES = {
     "ViT-B/32": "openai/clip-vit-base-patch32",
@@ -95,6 +95,9 @@ def _read(source: str, folder: Path) -> Any:
     """transformers' CLIPModel in float32, from a folder, the cache or the network."""
     from transformers import CLIPModel  # start-up: 2 s
 
+    if folder.is_dir():
+        for file in folder.glob("*.bin"):
+            refuse_odd(file)
     try:
         with (
             quiet_hub(local=folder.is_dir()), quiet_transformers(), torch.random.fork_rng([]),

@@ -17,12 +17,8 @@ from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.transform import TransformSpec
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.load import names
-from fedvlm.models.load.weights import (
-    download,
-    is_torchscript,
-    load_file,
-    quiet_hub,
-)
+from fedvlm.models.load.torchscript import is_torchscript
+from fedvlm.models.load.weights import download, load_file, quiet_hub
 
 DEFAULT_TAG = "openai"
 _CONFIG_FILE = "open_clip_config.json"

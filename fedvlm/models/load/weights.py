@@ -6,7 +6,7 @@ import logging
 import os
 import pickle
 import socket
-import warnings
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,27 +14,35 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-import torch
 from torch import nn
 
 from fedvlm.core.errors import DataError
+from fedvlm.models.load.torchscript import check_archive, is_torchscript, read_torchscript
 
+NUMPY_RATIO = 16  # what a packed .npz may unpack to; trained weights hardly shrink
 WAYS_OUT = (
     "use --backbone tiny (embedded), a local file with --weights FILE, "
     "or a folder with --weights local-dir:FOLDER"
 )
 
 
-def is_torchscript(path: Path) -> bool:
-    """Tell whether a file is a TorchScript archive (OpenAI's own format)."""
-    if not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as archive:
-        return any("/code/" in member for member in archive.namelist())
+def refuse_odd(path: Path) -> None:
+    """Refuse containers that ``torch.load`` would unpack, before it sees them.
+
+    Raises:
+        DataError: a tar archive (as PyTorch wrote before 0.2), TorchScript, or a zip that is no
+            plain one.
+    """
+    if is_torchscript(path):
+        raise DataError(f"'{path}' is TorchScript: name it with --weights, or use safetensors")
+    if zipfile.is_zipfile(path):
+        check_archive(path, NUMPY_RATIO if path.suffix == ".npz" else 1)
+    elif tarfile.is_tarfile(path):
+        raise DataError(f"'{path}' is a tar archive: save the weights as safetensors")
 
 
 def load_file(model: nn.Module, path: Path) -> None:
-    """Fill a model from a weights file; no pickled code in the file is executed.
+    """Fill a model from a weights file; no code in the file is executed.
 
     Raises:
         DataError: unreadable file, or tensors that do not fit the model.
@@ -43,13 +51,15 @@ def load_file(model: nn.Module, path: Path) -> None:
 
     try:
         if is_torchscript(path):
-            with warnings.catch_warnings(action="ignore", category=FutureWarning):
-                state = torch.jit.load(str(path), map_location="cpu").state_dict()
+            state = read_torchscript(path)
             for extra in ("input_resolution", "context_length", "vocab_size"):
                 state.pop(extra, None)
             model.load_state_dict(state, strict=True)
         else:
+            refuse_odd(path)
             load_checkpoint(model, str(path), strict=True, weights_only=True, device="cpu")
+    except DataError:
+        raise
     except pickle.UnpicklingError as error:
         raise DataError(
             f"'{path}' holds pickled code, which is refused: use safetensors"

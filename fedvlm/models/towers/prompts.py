@@ -73,9 +73,14 @@ def _check_fit(backbone: Backbone, classnames: Sequence[str], ends: Tensor, n_ct
     fits = max(0, length - (needed - n_ctx))
     # Beyond twice the context even our own tokenisation was cut: then the count is a lower bound.
     raise ConfigError(
-        f"the prompt of class '{classnames[longest]}' needs {needed} tokens with n_ctx={n_ctx}, "
-        f"but {backbone.name} has {length}: use n_ctx <= {fits} or a shorter name"
+        f"the prompt of class '{shortened(classnames[longest])}' needs {needed} tokens with "
+        f"n_ctx={n_ctx}, but {backbone.name} has {length}: use n_ctx <= {fits} or a shorter name"
     )
+
+
+def shortened(text: str) -> str:
+    """Return a text as a sentence can hold it."""
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def plain_text(backbone: Backbone, prompts: Prompts, ctx: Tensor) -> Tensor:
@@ -110,7 +115,7 @@ def fitting_ids(backbone: Backbone, texts: Sequence[str]) -> Tensor:
     worst = int(ends.argmax())
     if int(ends[worst]) >= backbone.context_length:
         raise ConfigError(
-            f"the text '{texts[worst]}' needs {int(ends[worst]) + 1} tokens, "
+            f"the text '{shortened(texts[worst])}' needs {int(ends[worst]) + 1} tokens, "
             f"but {backbone.name} has {backbone.context_length}: shorten the template or the name"
         )
     return ids[:, : backbone.context_length]

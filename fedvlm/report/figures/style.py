@@ -21,6 +21,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fedvlm.core import files
+from fedvlm.core.spelling import cell_text
 
 COLUMN, PAGE = 3.3, 6.8  # inches: one and two columns of a paper
 DPI = 200
@@ -133,7 +134,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, names, restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({k: cell_text(v) for k, v in row.items()} for row in rows)
     return out.getvalue()
 
 

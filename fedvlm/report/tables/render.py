@@ -11,6 +11,7 @@ import io
 from collections.abc import Callable, Sequence
 
 from fedvlm.console.rows import one_line
+from fedvlm.core.spelling import cell_text
 from fedvlm.report.tables.cells import BEST, FEWER, SECOND, TableCell
 from fedvlm.report.tables.table import Table
 
@@ -96,7 +97,7 @@ def csv_text(tables: Sequence[Table], standalone: bool = False) -> str:
                 mark = {BEST: "best", SECOND: "second"}.get(cell.rank, "")
                 count = ["", ""] if cell.average else [cell.n, cell.of]
                 writer.writerow([
-                    one_line(row), one_line(column), cell.metric,
+                    cell_text(one_line(row)), cell_text(one_line(column)), cell.metric,
                     *("" if v is None else repr(v) for v in (cell.mean, cell.std, cell.ci)),
                     *count, " ".join(w for w in (mark, "fewer" if cell.fewer else "") if w),
                 ])

@@ -216,3 +216,45 @@ def test_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     assert default_dir() == tmp_path / "features"
     monkeypatch.delenv("FEDVLM_CACHE")
     assert default_dir() == Path.home() / ".cache" / "fedvlm" / "features"
+
+
+# ---- a store of others, which may only be read --------------------------------------------------
+@pytest.fixture
+def read_only(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Folders in the list are as on a mount without writing, for files and for SQLite."""
+    folders: list[Path] = []
+    opened = os.open
+
+    def refuse(path: Any, flags: int, *rest: Any, **more: Any) -> int:
+        if flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT) and any(
+            Path(path).is_relative_to(folder) for folder in folders
+        ):
+            raise OSError(30, "Read-only file system")
+        return opened(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    return folders
+
+
+def test_a_warm_store_that_may_only_be_read_serves(
+    tmp_path: Path, read_only: list[Path]
+) -> None:
+    backbone, images, folder = toy(), Images(6), tmp_path / "cache"
+    first, more = images.features(backbone, folder), Images(9)
+    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+    read_only.append(folder)
+    images.loads.clear()
+    assert torch.equal(images.features(backbone, folder), first) and not images.loads
+    notes: list[str] = []
+    found = more.features(backbone, folder, notes=notes)
+    assert torch.equal(found, more.features(backbone, tmp_path / "own"))
+    assert len(notes) == 1 and "may only be read" in notes[0]
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+
+
+def test_an_empty_folder_that_may_only_be_read_is_refused(
+    tmp_path: Path, read_only: list[Path]
+) -> None:
+    read_only.append(tmp_path)
+    with pytest.raises(DataError, match="Read-only"):
+        FeatureStore(tmp_path / "a.sqlite", 4)

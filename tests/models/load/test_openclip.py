@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from pathlib import Path
 
 import open_clip
@@ -17,6 +16,7 @@ from fedvlm.models.load import names, weights
 from fedvlm.models.load.backbones import load_backbone
 from fedvlm.models.load.openclip import load
 from fedvlm.models.vlmodel import VLModel
+from tests.attacks.weights import script
 from tests.models.openai_layout import from_openai
 from tests.models.toys import CONFIGS, NAMES, relative, toy
 
@@ -108,7 +108,7 @@ def test_same_weights_from_every_kind_of_file(tmp_path: Path) -> None:
     save_file(state, tmp_path / "w.safetensors")
     torch.save(state, tmp_path / "w.pt")
     torch.save({"state_dict": {f"module.{k}": v for k, v in state.items()}}, tmp_path / "c.pt")
-    _torchscript(state, tmp_path / "script.pt")
+    script(tmp_path / "script.pt", state)
     folder = tmp_path / "dir"
     folder.mkdir()
     save_file(state, folder / "open_clip_model.safetensors")
@@ -125,22 +125,6 @@ def test_same_weights_from_every_kind_of_file(tmp_path: Path) -> None:
         load("ViT-B-16", f"local-dir:{folder}")
     with pytest.raises(ConfigError, match="drop --weights"):
         load(f"local-dir:{folder}", "openai")
-
-
-def _torchscript(state: dict[str, torch.Tensor], path: Path) -> None:
-    """Write tensors as OpenAI does: a TorchScript module with three extra entries."""
-    root = torch.nn.Module()
-    sizes = {"input_resolution": 32, "context_length": 40, "vocab_size": 4096}
-    for key, value in {**state, **{k: torch.tensor(v) for k, v in sizes.items()}}.items():
-        owner = root
-        *parts, leaf = key.split(".")
-        for part in parts:
-            if not hasattr(owner, part):
-                owner.add_module(part, torch.nn.Module())
-            owner = getattr(owner, part)
-        owner.register_buffer(leaf, value)
-    with warnings.catch_warnings(action="ignore"):
-        torch.jit.save(torch.jit.script(root), str(path))
 
 
 @pytest.mark.usefixtures("builtin")
