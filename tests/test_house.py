@@ -83,6 +83,15 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/cli/methods/list.py": {
         "start-up: NumPy, for a mistake only": ("fedvlm.job.kinds",),
     },
+    "fedvlm/cli/models/_run.py": {
+        "start-up: PyTorch, 2 s": ("fedvlm.api.run",),
+    },
+    "fedvlm/cli/models/evaluate.py": {
+        "start-up: PyTorch, 2 s": ("fedvlm.api.evaluate",),
+    },
+    "fedvlm/cli/models/export.py": {
+        "start-up: PyTorch, 2 s": ("fedvlm.export.write",),
+    },
     "fedvlm/cli/results/figures.py": {
         "start-up: 1 s of matplotlib": (
             "fedvlm.report.figures.style", "fedvlm.report.figures.catalog",

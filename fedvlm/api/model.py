@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedvlm.api.images import Images, as_list, batches
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree, expand
 from fedvlm.export.trained import Facts, TrainedModel
+from fedvlm.export.write import Exported, export
 from fedvlm.federation.trainer import Predictor, Trainer
 from fedvlm.models.vlmodel import VLModel
 
@@ -106,9 +108,14 @@ class Model:
         """Class names by label."""
         return self.model.classnames
 
+    def licensed(self, licence: str) -> Model:
+        """Return the same model, whose card says under which licence the base weights are."""
+        facts = replace(self.facts, licence=licence)
+        return Model(self.trainer, self.model, self.params, self.owner, facts)
+
     @property
     def trained(self) -> TrainedModel:
-        """The model as ``fedvlm.export`` takes it."""
+        """The model as ``fedvlm.export.write`` takes it."""
         return TrainedModel(self.trainer, self.model, self.params, self.facts)
 
     def predict(self, images: Images) -> Predictions:
@@ -141,6 +148,17 @@ class Model:
                 self.trainer.image_features(self.model, self._stacked, {"pixels": pixels})[0]
                 .float().cpu() for pixels in self._pixels(found)
             ])
+
+    def export(self, folder: str | Path, format: str = "safetensors") -> Exported:
+        """Write the model into a new folder that other libraries read (``export.write``).
+
+        Args:
+            format: ``safetensors``, ``peft``, ``open_clip`` or ``onnx``.
+
+        Raises:
+            ConfigError: a folder that is there, or a method that the format cannot hold.
+        """
+        return export(self.trained, Path(folder).expanduser(), format)
 
     def with_classes(
         self, classnames: Sequence[str], templates: Sequence[str] | None = None

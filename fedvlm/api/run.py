@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from yacs.config import CfgNode
+
 from fedvlm.api import frames
 from fedvlm.api.model import Model
 from fedvlm.api.rebuild import Rebuilt, check_client, rebuild, run_folder
-from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.errors import ConfigError, DataError, fold
 from fedvlm.core.trees import Tree, unstack
 from fedvlm.export.trained import Facts
 from fedvlm.models.vlmodel import VLModel
@@ -54,6 +57,36 @@ class Run:
                 for ids, rows in federation.personal(state, [client], finetune=False)
             ]
         return self._model(params, f"client {client} of {federation.plan.clients}", client)
+
+    def models(self, clients: Iterable[int] | None = None) -> dict[str, Model]:
+        """Return the models of clients (default: all) by name, ``client-0``, ...; the global last.
+
+        Raises:
+            ConfigError, DataError: see ``client``.
+        """
+        chosen = range(self.clients) if clients is None else clients
+        return {f"client-{c}": self.client(c) for c in chosen} | {EVERYBODY: self.global_model}
+
+    def named(self, word: str) -> dict[str, Model]:
+        """Return the models that a word means: a client's number, ``global``, or ``all``.
+
+        Raises:
+            ConfigError: it means none.
+        """
+        if fold(word) == "all":
+            return self.models()
+        if fold(word) == EVERYBODY:
+            return {EVERYBODY: self.global_model}
+        if not (word.isascii() and word.isdigit()):
+            raise ConfigError(
+                f"--client {word}: a client's number (0 to {self.clients - 1}), global or all"
+            )
+        return {f"client-{int(word)}": self.client(int(word))}
+
+    @property
+    def config(self) -> CfgNode:
+        """The run's settings."""
+        return self._rebuilt.cfg
 
     @cached_property
     def global_model(self) -> Model:
