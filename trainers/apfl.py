@@ -33,7 +33,7 @@ import torch
 from fedvlm.config.option import Option
 from fedvlm.core.trees import State, Tree, pick
 from fedvlm.federation.batches import Batch, Step
-from fedvlm.federation.context import Context, Upload, optimise
+from fedvlm.federation.context import LOOP, Context, Upload, optimise
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.trainer import TRAINER_REGISTRY
 from fedvlm.models.towers.adapters import mix_peft
@@ -48,6 +48,7 @@ class APFL(PeftTrainer):
 
     name = "APFL"
     metrics = (r"(mixture/)?loss",)
+    trains_by = LOOP
     options = {
         "ALPHA": Option(0.5, "share of the private model at the start", low=0.0, high=1.0),
         "ALPHA_LR": Option(0.01, "learning rate of that share; 0 keeps it", low=0.0),

@@ -7,7 +7,8 @@ Equations: W_k = S + B_k A_k; per round first B_k, A_k for PRIVATE_EPOCHS with S
 Shared: all of PEFT
 Personal: *.private.*
 Frozen: both towers, the logit scale.
-Defaults: RANK 4, PRIVATE_EPOCHS 1; a prompt and a feature adapter.
+Defaults: RANK 4, PRIVATE_EPOCHS 1; a prompt and a feature adapter. The shared part's epochs go on
+    with the schedule's clock and the views where the private ones ended.
 Departures from the paper: the towers are frozen, so S is what PEFT trains. LoRA (PEFT.VISUAL lora,
     PEFT.TEXT lora) gets a private LoRA of rank RANK in the same layers, the paper's own W = S + BA
     with the frozen layer in S, both scaled by PEFT.ALPHA / PEFT.RANK; a prompt or a linear head
@@ -57,6 +58,7 @@ class FedDecomp(PeftTrainer):
         "RANK": Option(4, "rank, or hidden width, of the private parts", low=1),
         "PRIVATE_EPOCHS": Option(1, "local epochs that train the private parts", low=1),
     }
+    phases = True
     exempt = {"G5": "shared and private parts are trained in turn, never together"}
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
@@ -118,7 +120,7 @@ class FedDecomp(PeftTrainer):
         own = self.cfg.PRIVATE_EPOCHS
         start = state["w"] | received
         w = ctx.fit(start, self.loss, train=(PERSONAL,), epochs=own, tag="private").params
-        w = ctx.fit(w, self.loss, train=(SHARED,), epochs=ctx.epochs - own).params
+        w = ctx.fit(w, self.loss, train=(SHARED,), epochs=ctx.epochs - own, after=own).params
         return state | {"w": w}, ctx.upload(w)
 
 

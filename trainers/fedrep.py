@@ -12,6 +12,7 @@ Defaults: REP_EPOCHS 1; HEAD_EPOCHS 0, which means FED.LOCAL_EPOCHS - REP_EPOCHS
     code, so that the budget is that of the other methods; final phase of
     max(FINAL_EPOCHS, HEAD_EPOCHS) head epochs, FINAL_EPOCHS 10, at constant OPTIM.LR.
     --finetune-epochs N sets another length, 0 leaves it out.
+    The body's epochs go on with the schedule's clock and the views where the head's ended.
 Departures from the paper: body and head are adapter and prompt (or linear head) of a frozen CLIP;
     the paper's head phase runs 10 epochs from a random head, here the head starts at CLIP's.
 Departures from the authors' code: weights are samples (WEIGHTING uniform is theirs on CIFAR, where
@@ -45,6 +46,7 @@ class FedRep(PeftTrainer):
     name = "FedRep"
     roles = {peft.BODY: "shared", peft.HEAD: "personal"}
     needs = (peft.BODY, peft.HEAD)
+    phases = True
     options = {
         "HEAD_EPOCHS": Option(0, "head epochs per round; 0 is LOCAL_EPOCHS - REP_EPOCHS", low=0),
         "REP_EPOCHS": Option(1, "body epochs per round, after the head's", low=1),
@@ -74,7 +76,9 @@ class FedRep(PeftTrainer):
         w = ctx.fit(
             state["w"] | received, self.loss, train=(PERSONAL,), epochs=self.head_epochs, tag="head"
         ).params
-        w = ctx.fit(w, self.loss, train=(SHARED,), epochs=int(self.cfg.REP_EPOCHS)).params
+        w = ctx.fit(
+            w, self.loss, train=(SHARED,), epochs=int(self.cfg.REP_EPOCHS), after=self.head_epochs
+        ).params
         return state | {"w": w}, ctx.upload(w)
 
     def own_finetune(self) -> Finetune:

@@ -37,7 +37,7 @@ from fedvlm.core.trees import State, Tree, pick
 from fedvlm.federation.aggregation.rules import CLIPPED_MEAN, SIMILARITY
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batch, Step
-from fedvlm.federation.context import Context, Upload, optimise
+from fedvlm.federation.context import FIT, LOOP, Context, Upload, optimise
 from fedvlm.federation.groups import PERSONAL, SHARED, Finetune
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.server import ServerContext
@@ -83,6 +83,11 @@ class LGFedAvg(PeftTrainer):
         """All; in a warm-up those that need no received body, which round 1 does not send."""
         kinds = super().aggregators
         return [n for n in kinds if not self.warmup or n not in (CLIPPED_MEAN, SIMILARITY)]
+
+    @property
+    def trains_by(self) -> str:
+        """In turns it steps in a loop of its own."""
+        return LOOP if self.cfg.ALTERNATE else FIT
 
     @property
     def server_optim(self) -> bool:

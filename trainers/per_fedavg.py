@@ -37,7 +37,7 @@ from fedvlm.config.option import Option
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.batches import Batch, Step
-from fedvlm.federation.context import Context, Upload, descend, rates
+from fedvlm.federation.context import DESCENT, Context, Upload, descend, rates
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.toolbox.regularise import UNIFORM
 from fedvlm.federation.trainer import TRAINER_REGISTRY
@@ -58,6 +58,7 @@ class PerFedAvg(PeftTrainer):
 
     name = "Per-FedAvg"
     weighting = UNIFORM
+    trains_by = DESCENT
     options = {
         "MODE": Option("fo", "first order, Hessian-free, or exact", choices=("fo", "hf", "exact")),
         "ALPHA_LR": Option(0.05, "size of the inner and of the adaptation step", low=0.0),

@@ -26,7 +26,7 @@ from fedvlm.core.trees import State, Tree, map_leaves, pick
 from fedvlm.federation.aggregation.rules import EVERY
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batch, Step
-from fedvlm.federation.context import Context, Upload, descend, rates
+from fedvlm.federation.context import DESCENT, Context, Upload, descend, rates
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.server import ServerContext
 from fedvlm.federation.toolbox.regularise import pulled, received_by_newcomers
@@ -41,6 +41,7 @@ class PFedMe(PeftTrainer):
     same_basis = True
     aggregators = EVERY
     server_optim = False  # BETA is the server's step
+    trains_by = DESCENT
     options = {
         "LAMBDA": Option(
             15.0, "pull between personal and global model", low=0.0, low_open=True

@@ -68,6 +68,11 @@ class SCAFFOLD(PeftTrainer):
             f"SCAFFOLD needs plain SGD (OPTIM.NAME is {spec.name}, OPTIM.MOMENTUM "
             f"{spec.momentum:g}): set OPTIM.NAME sgd and OPTIM.MOMENTUM 0",
         )
+        self.require(
+            not spec.roles and not spec.clip,
+            "SCAFFOLD's control variates are means of gradients, all of one rate and none clipped: "
+            "leave OPTIM.CLIP and the rates and rules by role at their defaults",
+        )
         server = super().init_server(ctx, start)
         return server | {"c": map_leaves(torch.zeros_like, server["w"])}
 
@@ -86,8 +91,7 @@ class SCAFFOLD(PeftTrainer):
 
         fit = ctx.fit(state["w"] | x, self.loss, edit=correct)
         w = fit.params
-        rates = [ctx.schedule(ctx.clock(e)) for e in range(ctx.epochs)]
-        way = fit.steps * sum(rates) / max(len(rates), 1)
+        way = fit.way(lambda epoch: ctx.schedule(ctx.clock(epoch)))
         new = {n: _renewed(v, fix[n], x[n] - w[n], way) for n, v in state["c"].items()}
         change = {PREFIX + n: v - state["c"][n] for n, v in new.items()}
         return state | {"w": w, "c": new}, ctx.upload(w, extras=change)

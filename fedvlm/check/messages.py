@@ -16,6 +16,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree, expand, matching
 from fedvlm.federation.aggregation.updates import Updates, join
 from fedvlm.federation.clients import Clients
+from fedvlm.federation.context import KEPT
 from fedvlm.federation.engine import LocalEngine, MakeContext, RoundWork
 from fedvlm.federation.groups import FROZEN, PERSONAL, SHARED, resolve
 from fedvlm.federation.rounds import Federation, FedState, RoundFinished, Whole
@@ -90,9 +91,12 @@ def _count(tree: Tree, counted: Mapping[str, int], what: str) -> None:
 
 
 def _no_value(tree: Tree, state: State, personal: Sequence[str], what: str) -> None:
-    """No tensor of ``tree`` may hold the numbers of a personal tensor, under whatever name."""
+    """No tensor of ``tree`` may hold the numbers of a personal tensor, under whatever name.
+
+    What a kept optimiser remembers of any tensor is personal.
+    """
     for slot, own in state.items():
-        for name in personal:
+        for name in own if slot.startswith(KEPT) else personal:
             secret = own.get(name)
             if secret is None or secret.numel() < 2 or bool((secret == secret.flatten()[0]).all()):
                 continue

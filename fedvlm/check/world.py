@@ -224,7 +224,9 @@ class World:
         plan = Plan(
             s.rounds, len(splits), epochs=EPOCHS, seed=s.seed, schedule=schedule,
             nonfinite=s.nonfinite,
-            optim=OptimSpec("sgd", s.lr, momentum, s.decay),
+            optim=OptimSpec(
+                "sgd", s.lr, momentum, s.decay, keep=bool(cfg.OPTIM.KEEP_STATE and momentum),
+            ),
         )
         return Federation(
             method, model, batcher, plan, engine=s.engine or LocalEngine(s.chunk),

@@ -33,6 +33,15 @@ PARTITION_ALIASES = {
 }
 
 
+ROLES = {
+    "CONTEXT": "prompts' contexts",
+    "ADAPTER": "adapters",
+    "LORA": "LoRA",
+    "HEAD": "a linear head",
+    "TOWER": "all other tensors (LayerNorms, a module's own)",
+}
+
+
 def default_schema() -> Schema:
     """Return a new schema with Dassl's keys and ours, without any trainer of this project."""
     return dassl_options() | our_options()
@@ -195,6 +204,27 @@ def _federation() -> Schema:
             neutral=0,
         ),
         "FED.LOCAL_EPOCHS": Option(2, "epochs a client trains per round", low=1, high=100_000),
+        "FED.LOCAL_STEPS": Option(
+            0,
+            "local steps of every client and round instead of epochs, on and on through its "
+            "shuffled samples; the schedule's clock still goes FED.LOCAL_EPOCHS per round",
+            low=0,
+            high=1_000_000,
+            neutral=0,
+        ),
+        "FED.EPOCHS_RANGE": Option(
+            (),
+            "(fewest, most) local epochs, drawn for each client and round; at most "
+            "FED.LOCAL_EPOCHS; () is FED.LOCAL_EPOCHS for all",
+            neutral=(),
+        ),
+        "FED.EARLY_STOP": Option(
+            0,
+            "local epochs in a row without a lower loss on its own validation images after which "
+            "a client's fit ends, with the last tensors, not the best; 0 never",
+            low=0,
+            neutral=0,
+        ),
         "FED.NONFINITE": Option(
             "abort",
             "a NaN or Inf update: stop the run, or drop that client for the round",
@@ -394,7 +424,37 @@ def _optim() -> Schema:
         "OPTIM.WARMUP_TYPE": Option("linear", "warm-up", choices=("linear", "constant")),
         "OPTIM.WARMUP_CONS_LR": Option(1e-5, "rate of a constant warm-up", low=0),
         "OPTIM.WARMUP_MIN_LR": Option(1e-5, "first rate of a linear warm-up", low=0),
-    }
+        "OPTIM.CLIP": Option(
+            0.0, "longest gradient of a client's step, over all its trained tensors; 0 is any",
+            low=0, neutral=0.0,
+        ),
+        "OPTIM.KEEP_STATE": Option(
+            False,
+            "clients keep the optimiser's state from round to round; memory per client: one number "
+            "more for each trained one (sgd), two (adam, adamw)",
+            neutral=False,
+        ),
+    } | _roles()
+
+
+def _roles() -> Schema:
+    """Return what may differ for tensors of a role (``peft.role_of``)."""
+    schema: Schema = {}
+    for role, what in ROLES.items():
+        schema |= {
+            f"OPTIM.{role}.NAME": Option(
+                "", f"optimiser of {what}; '' is OPTIM.NAME",
+                choices=("", "sgd", "adam", "adamw"), neutral="",
+            ),
+            f"OPTIM.{role}.LR": Option(
+                0.0, f"learning rate of {what}, on OPTIM's schedule; 0 is OPTIM.LR",
+                low=0, high=1e6, neutral=0.0,
+            ),
+            f"OPTIM.{role}.WEIGHT_DECAY": Option(
+                -1.0, f"weight decay of {what}; -1 is OPTIM.WEIGHT_DECAY", low=-1, neutral=-1.0
+            ),
+        }
+    return schema
 
 
 def _test() -> Schema:

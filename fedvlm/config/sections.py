@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from fedvlm.config.keys import ROLES
 from fedvlm.config.option import Schema, Value
 
 Lookup = Callable[[str], Value]  # key -> its value in a config, the default where it is left out
@@ -40,6 +41,12 @@ def _peft(*kinds: str) -> Callable[[Lookup], bool]:
     return lambda get: get("PEFT.TEXT") in kinds or get("PEFT.VISUAL") in kinds
 
 
+def _optimiser(*kinds: str) -> Callable[[Lookup], bool]:
+    """Say whether any tensor's optimiser is one of ``kinds``."""
+    keys = ("OPTIM.NAME", *(f"OPTIM.{role}.NAME" for role in ROLES))
+    return lambda get: any(get(key) in kinds for key in keys)
+
+
 SKEWED = ("dirichlet", "superclass_dirichlet", "quantity", "domain_dirichlet")
 SECTIONS = (
     Section(("DATASET.TEST_NEW",), _if("DATASET.SUBSAMPLE_CLASSES", "base")),
@@ -66,9 +73,9 @@ SECTIONS = (
     Section(("PEFT.RANK", "PEFT.ALPHA", "PEFT.TARGETS", "PEFT.LORA_AVG"), _peft("lora")),
     Section(("PEFT.BLOCKS",), _peft("lora", "adapter")),
     Section(
-        ("OPTIM.MOMENTUM", "OPTIM.SGD_DAMPNING", "OPTIM.SGD_NESTEROV"), _if("OPTIM.NAME", "sgd")
+        ("OPTIM.MOMENTUM", "OPTIM.SGD_DAMPNING", "OPTIM.SGD_NESTEROV"), _optimiser("sgd")
     ),
-    Section(("OPTIM.ADAM_BETA1", "OPTIM.ADAM_BETA2"), _if("OPTIM.NAME", "adam", "adamw")),
+    Section(("OPTIM.ADAM_BETA1", "OPTIM.ADAM_BETA2"), _optimiser("adam", "adamw")),
     Section(
         ("OPTIM.CLOCK",),
         lambda get: get("OPTIM.LR_SCHEDULER") != "constant" or get("OPTIM.WARMUP_EPOCH") > 0,

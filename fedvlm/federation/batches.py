@@ -132,6 +132,17 @@ class Batch:
             counts=tuple(min(max(c - start, 0), end - start) for c in self.counts[:k]),
         )
 
+    def take(self, at: Sequence[int]) -> Batch:
+        """Return the batch of those of its clients that lie at ``at``."""
+        index = torch.tensor(at, dtype=torch.int64).to(self.y.device, non_blocking=True)
+        return replace(
+            self, x={s: v[index] for s, v in self.x.items()}, y=self.y[index], w=self.w[index],
+            rows=index if self.rows is None else self.rows[index],
+            clients=tuple(self.clients[i] for i in at) if self.clients else (),
+            present=None if self.present is None else self.present[index],
+            counts=tuple(self.counts[i] for i in at) if self.counts else (),
+        )
+
     def seed(self, purpose: str, row: int) -> int | None:
         """Return a seed of ``purpose`` for one client of a loop's step; None outside a loop.
 
@@ -175,7 +186,7 @@ class Step:
     Attributes:
         active: how many clients of the chunk still have work.
         index: 1-based step number.
-        epochs: local epoch (from 0) of each active client.
+        epochs: epoch on the round's clock (from 0) of each active client.
         samples: samples used by all active clients together.
         batches: ``per_step`` batches.
     """
@@ -186,14 +197,33 @@ class Step:
     samples: int
     batches: tuple[Batch, ...]
 
+    def take(self, at: Sequence[int]) -> Step:
+        """Return the step of those of its clients that lie at ``at``, ascending."""
+        batches = tuple(b.take(at) for b in self.batches)
+        return Step(
+            len(at), self.index, tuple(self.epochs[i] for i in at),
+            sum(b.samples for b in batches), batches,
+        )
+
 
 class Batcher(Protocol):
     """Gives the steps of one ``fit``; clients come sorted by falling number of steps."""
 
     def steps(
-        self, clients: Sequence[int], round_: int, epochs: int, per_step: int, tag: str
+        self, clients: Sequence[int], round_: int, epochs: int | Sequence[int], per_step: int,
+        tag: str, after: int = 0, limit: int = 0,
     ) -> Iterator[Step]:
-        """Yield the steps of ``epochs`` local epochs."""
+        """Yield the steps of ``epochs`` local epochs: of all clients, or one number each.
+
+        Args:
+            after: epochs of the round that earlier fits took: clock and views go on from there.
+            limit: so many steps of each client instead, during which the round's clock goes
+                forward by ``epochs``.
+        """
+        ...
+
+    def lengths(self, clients: Sequence[int], per_step: int) -> list[int]:
+        """Return the steps of one epoch of each client."""
         ...
 
     def sizes(self, clients: Sequence[int]) -> list[int]:
@@ -285,14 +315,26 @@ class SplitBatcher:
         """See ``Batcher.sizes``."""
         return [len(self.splits[c].train) for c in clients]
 
+    def lengths(self, clients: Sequence[int], per_step: int) -> list[int]:
+        """See ``Batcher.lengths``."""
+        return [len(step_slices(n, self.batch_size, per_step)) for n in self.sizes(clients)]
+
     def steps(
-        self, clients: Sequence[int], round_: int, epochs: int, per_step: int, tag: str
+        self, clients: Sequence[int], round_: int, epochs: int | Sequence[int], per_step: int,
+        tag: str, after: int = 0, limit: int = 0,
     ) -> Iterator[Step]:
         """See ``Batcher.steps``; the plan of all steps is made before the first."""
         cuts = [step_slices(n, self.batch_size, per_step) for n in self.sizes(clients)]
+        each = [epochs] * len(cuts) if isinstance(epochs, int) else list(epochs)
+        totals = [(limit or e * len(c)) if c else 0 for e, c in zip(each, cuts, strict=True)]
+
+        def clock(step: int, epoch: int) -> int:
+            return after + (step * max(each) // limit if limit else epoch)
+
         plan = plan_steps(
             self.source, lambda k, epoch: self._shuffled(clients[k], round_, epoch, tag), cuts,
-            epochs, lambda epoch: self._view(round_, epoch), self.device, self.dtype,
+            totals, lambda epoch: self._view(round_, after + epoch), self.device, self.dtype,
+            clock,
         )
         for t, step in enumerate(plan.steps, start=1):
             active = len(step.epochs)

@@ -24,6 +24,7 @@ from fedvlm.federation.groups import FROZEN, SHARED, Groups
 
 W = "w"  # the slot of a client's model
 FEW = 8  # rows of a new table
+ANYBODY = -1  # no client: whose untrained state is everybody's
 P = TypeVar("P")
 Form = tuple[tuple[str, tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]], ...]
 
@@ -343,13 +344,14 @@ class Clients:
         init: ``init_client`` of one client (no client axis); asked whenever it is needed.
         start: the untrained tensors.
         reads_old: the method reads the shared part of its last round's ``w``.
+        alike: ``init`` says the same of every client, so one answer stands for all.
     """
 
     def __init__(
         self, store: ClientStore, init: Callable[[int], State], start: Tree, groups: Groups,
-        reads_old: bool = False,
+        reads_old: bool = False, alike: bool = False,
     ) -> None:
-        self.store, self._init, self._start = store, init, start
+        self.store, self._init, self._start, self._alike = store, init, start, alike
         self._frozen = {n: start[n] for n in groups.names(FROZEN)}
         self._lost = set(groups.names(FROZEN) if reads_old else groups.names(SHARED, FROZEN))
         self._reads_old, self._shared = reads_old, set(groups.names(SHARED))
@@ -373,7 +375,8 @@ class Clients:
         for other in states[1:]:
             _same_form(states[0], other)
         found = [c for clients, _ in parts for c in clients]
-        state = states[0] if found == list(ids) else _in_order(ids, found, states)[1]
+        alone = len(states) == 1 and found == list(ids)
+        state = states[0] if alone else _in_order(ids, found, states)[1]
         return self._filled(state, len(ids))
 
     def forms(
@@ -391,9 +394,10 @@ class Clients:
         return out
 
     def _untrained_form(self, client: int) -> Form:
-        if client not in self._first:
-            self._first[client] = form_of(stack_states([self._kept(self._init(client))]))
-        return self._first[client]
+        who = ANYBODY if self._alike else client
+        if who not in self._first:
+            self._first[who] = form_of(stack_states([self._kept(self._init(client))]))
+        return self._first[who]
 
     def put(self, round_: int, ids: Sequence[int], state: State) -> None:
         """Keep what clients do not get anew of their new states ``[K, ...]``."""
@@ -427,7 +431,7 @@ class Clients:
 
     def _untrained(self, ids: Sequence[int]) -> State:
         """Return what ``init_client`` says; leaves that are the start's are copied at once."""
-        states = [self._kept(self._init(c)) for c in ids]
+        states = [self._kept(self._init(c)) for c in (ids[:1] if self._alike else ids)]
         if len(ids) == 1 or not all(_same_leaves(states[0], s) for s in states[1:]):
             return stack_states(states)
         return {s: _copies(t, len(ids)) for s, t in states[0].items()}

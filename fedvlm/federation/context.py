@@ -13,6 +13,7 @@ equal results, and what a body closes over is not changed by it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,10 +24,13 @@ from torch import Tensor
 
 from fedvlm.core import rng
 from fedvlm.core.errors import DivergedError, FedvlmError
-from fedvlm.core.trees import State, Tree, cat, in_double, matching, pick, rows
+from fedvlm.core.trees import State, Tree, in_double, matching, pick
 from fedvlm.federation.batches import Batch, Batcher, Step, single_samples
 from fedvlm.federation.groups import PERSONAL, SHARED, Groups
+from fedvlm.federation.local.effort import Effort, Trace, Work, steps_of, way_of
 from fedvlm.federation.local.ledger import Flags, Means
+from fedvlm.federation.local.parts import cut, inverse, joined, take
+from fedvlm.federation.local.stop import Patience
 from fedvlm.federation.optim import SGD, OptimSpec, Rate, Schedule
 from fedvlm.models.vlmodel import VLModel
 
@@ -34,6 +38,8 @@ Loss = Callable[[VLModel, Tree, Batch], Tensor | tuple[Tensor, Mapping[str, Tens
 Edit = Callable[[Tree, Tree, Batch], Tree]
 Body = Callable[[State, tuple[Batch, ...], Step], State]
 SAMPLES, UNIFORM, OWN = "samples", "uniform", "own"  # how clients weigh in the average
+FIT, LOOP, DESCENT = "fit", "loop", "descent"  # how a method's clients step
+KEPT, COUNT = "optim/", "steps"  # slots of a kept optimiser's state; steps that are behind it
 
 
 @dataclass(frozen=True)
@@ -53,11 +59,30 @@ class Fit:
         params: all of the tree that was given, trained where asked for.
         steps: local steps of each client, ``[K]`` float64 on the CPU.
         means: means over its own steps of the loss and its parts, ``[K]``.
+        trace: of every step, who took it and at which epochs on the round's clock.
     """
 
     params: Tree
     steps: Tensor
     means: Tree
+    trace: Trace = ()
+
+    def way(self, rate: Callable[[int], float]) -> Tensor:
+        """Return the sum of the rates of each client's steps, ``[K]`` float64.
+
+        Args:
+            rate: of an epoch on the round's clock.
+        """
+        return way_of(self.trace, len(self.steps), rate)
+
+
+class Looped(NamedTuple):
+    """What came of a loop: the slots, means by name, and ``Fit.steps`` and ``Fit.trace``."""
+
+    slots: State
+    steps: Tensor
+    means: Tree
+    trace: Trace
 
 
 class Grad(NamedTuple):
@@ -78,7 +103,7 @@ class Context:
         clients: ids, sorted by falling number of training samples.
         round: 1-based round; 0 outside training.
         seed: the model seed.
-        epochs: local epochs of a plain ``fit``.
+        epochs: local epochs of a round, by which it moves the schedule's clock.
         optim, schedule: what ``OPTIM`` says; the schedule's clock is the whole run.
         extras: patterns of what an upload may carry beside the shared group.
         metrics: patterns of the numbers that travel with an upload.
@@ -87,6 +112,9 @@ class Context:
         clock_per_round: start the schedule again each round.
         newcomers: whether each client never worked in a round; empty: all.
         flags: where numbers wait to be looked at together; None: each is looked at at once.
+        effort: local epochs or steps of a plain ``fit`` or ``loop``; None: ``epochs``.
+        patience: epochs without a better validation loss that end a client's fit; 0: none do.
+        kept: optimisers' states from round to round (``OPTIM.KEEP_STATE``); None: none is kept.
     """
 
     model: VLModel
@@ -108,6 +136,10 @@ class Context:
     logs: dict[str, Tensor] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     flags: Flags | None = None
+    effort: Effort | None = None
+    patience: int = 0
+    kept: State | None = None
+    _whole: Batcher | None = field(default=None, repr=False)
     _means: Means | None = field(default=None, repr=False)
     _rates: dict[tuple[int, ...], Rate] = field(default_factory=dict, init=False, repr=False)
 
@@ -156,12 +188,17 @@ class Context:
         """
         if part not in ("fit", "held"):
             raise FedvlmError(f"a method may train on the parts fit and held, not on '{part}'")
-        return replace(self, _batcher=self._batcher.subset(self.clients, part, share))
+        part_of = self._batcher.subset(self.clients, part, share)
+        return replace(self, _batcher=part_of, _whole=self._whole or self._batcher)
 
     def only(self, at: Sequence[int]) -> Context:
-        """Return this context for those of its clients that lie at ``at``, ascending."""
+        """Return this context for those of its clients that lie at ``at``, ascending.
+
+        The optimiser's state of a fit on it is not kept.
+        """
         newcomers = [self.newcomers[k] for k in at] if self.newcomers else ()
-        return replace(self, clients=[self.clients[k] for k in at], newcomers=newcomers)
+        clients = [self.clients[k] for k in at]
+        return replace(self, clients=clients, newcomers=newcomers, kept=None)
 
     def whole(self, part: str, fallback: str = "") -> Batch | None:
         """Return all samples of ``train`` or ``val`` of each client as one batch, un-augmented.
@@ -175,28 +212,38 @@ class Context:
 
     def batches(self, tag: str, epochs: int = 1) -> Iterator[Batch]:
         """Yield the batches of a pass without an optimiser; ``Batch.cut`` cuts trees to them."""
-        for step in self._steps(epochs, 1, tag):
+        for step in self._steps(self._work(epochs, 1), 1, tag):
             yield step.batches[0]
 
-    def _steps(self, epochs: int, per_step: int, tag: str) -> Iterator[Step]:
-        """Yield steps in the order of the loop: clients by falling number of samples.
+    def _work(self, epochs: int | None, per_step: int, after: int = 0) -> Work:
+        """Return who trains how long, in the order of the loop: by falling number of steps."""
+        effort = Effort(self.epochs if epochs is None else epochs)
+        if epochs is None and self.effort is not None:
+            effort = self.effort
+        lengths = self._batcher.lengths(self.clients, per_step)
+        sizes = self._batcher.sizes(self.clients)
+        totals = effort.totals(self.round, self.clients, lengths)
+        order = sorted(range(self.k), key=lambda i: (-totals[i], -sizes[i], i))
+        each: int | list[int] = effort.epochs
+        if effort.span:
+            drawn = effort.drawn(self.round, self.clients)
+            each = [drawn[i] for i in order]
+        return Work(
+            [lengths[i] for i in order], [totals[i] for i in order], each, effort.steps, after,
+            None if order == list(range(self.k)) else torch.tensor(order, dtype=torch.int64),
+        )
 
-        Where that is not the context's own order, batches say which rows they are.
-        """
-        order = self._order()
-        if order is None:
-            yield from self._batcher.steps(self.clients, self.round, epochs, per_step, tag)
+    def _steps(self, work: Work, per_step: int, tag: str) -> Iterator[Step]:
+        """Yield steps; where clients are not in the context's own order, batches say whose rows."""
+        how = work.epochs, per_step, tag, work.after, work.limit
+        if work.order is None:
+            yield from self._batcher.steps(self.clients, self.round, *how)
             return
-        ids = [self.clients[i] for i in order.tolist()]
-        there = order.to(self.model.device, non_blocking=True)
-        for step in self._batcher.steps(ids, self.round, epochs, per_step, tag):
+        ids = [self.clients[i] for i in work.order.tolist()]
+        there = work.order.to(self.model.device, non_blocking=True)
+        for step in self._batcher.steps(ids, self.round, *how):
             at = there[: step.active]
             yield replace(step, batches=tuple(replace(b, rows=at) for b in step.batches))
-
-    def _order(self) -> Tensor | None:
-        sizes = self._batcher.sizes(self.clients)
-        order = sorted(range(self.k), key=lambda i: (-sizes[i], i))
-        return None if order == list(range(self.k)) else torch.tensor(order, dtype=torch.int64)
 
     def accuracy(
         self, params: Tree, predict: Callable[[VLModel, Tree, Mapping[str, Tensor]], Tensor]
@@ -306,7 +353,7 @@ class Context:
     # ---- loops -----------------------------------------------------------------------------
     def loop(
         self, slots: State, body: Body, *, epochs: int | None = None, per_step: int = 1,
-        tag: str = "w",
+        tag: str = "w", after: int = 0,
     ) -> State:
         """Run ``body`` once per step and return the final values of ``slots``.
 
@@ -315,57 +362,94 @@ class Context:
         exactly: their rows are set aside and joined again at the end. Slots are cut with the
         clients; what the body closes over is not: ``batch.cut(tree)`` cuts it. The means of what
         ``ctx.grad`` computed go to the log, under ``tag`` unless that is ``w``.
+
+        Args:
+            epochs: local epochs (default: what the run says, which may be a number of steps).
+            per_step: batches of a step.
+            tag: names this loop; loops of different tags see different shuffles.
+            after: epochs of the round that earlier loops took: clock and views go on from there.
+
+        Raises:
+            FedvlmError: the run asks for what only a ``fit`` can do.
         """
-        return self._loop(slots, body, epochs, per_step, tag)[0]
+        if epochs is None and (self.patience or self.kept is not None):
+            key = "FED.EARLY_STOP" if self.patience else "OPTIM.KEEP_STATE"
+            raise FedvlmError(
+                f"{key} needs training by ctx.fit; this method steps in a loop of its own: leave "
+                "the key at its default (its trainer may declare trains_by = 'loop', which says so "
+                "before any work)"
+            )
+        return self._loop(slots, body, self._work(epochs, per_step, after), per_step, tag).slots
 
     def _loop(
-        self, slots: State, body: Body, epochs: int | None, per_step: int, tag: str
-    ) -> tuple[State, Tensor, Tree]:
-        names, finished = tuple(slots), list[State]()
-        active, order = self.k, self._order()
-        steps = torch.zeros(self.k, dtype=torch.float64)
+        self, slots: State, body: Body, work: Work, per_step: int, tag: str,
+        patience: Patience | None = None, added: bool = False,
+    ) -> Looped:
+        """Run a loop; with ``added`` the slots that the body adds are given back, too."""
+        names, finished = tuple(slots), list[tuple[list[int], State]]()
+        places = list(range(self.k))  # whose rows the slots hold, by place in the loop's order
+        order, trace = work.order, list[tuple[Sequence[int], tuple[int, ...]]]()
         if order is not None:
-            slots = _rows(slots, order)
+            slots = take(slots, order)
         outer, self._means = self._means, Means(self.k, order)
         try:
-            count = self.epochs if epochs is None else epochs
-            for step in self._steps(count, per_step, tag):
-                if step.active < active:
-                    finished.append(_cut(slots, step.active, active))
-                    slots = _cut(slots, 0, step.active)
-                    active = step.active
+            for step in self._steps(work, per_step, tag):
+                left = bisect_left(places, step.active)
+                if left < len(places):
+                    finished.append((places[left:], cut(slots, left, len(places))))
+                    slots, places = cut(slots, 0, left), places[:left]
+                if not places:
+                    break
+                if left < step.active:  # somebody before them has stopped
+                    step = step.take(places)
+                    self._means.places = tuple(places)
                 slots = body(slots, step.batches, step)
-                steps[:active] += 1
-                self.counters["steps"] += active
+                trace.append((places, step.epochs))
+                self.counters["steps"] += left
                 self.counters["samples"] += step.samples
+                gone = patience.leaving(slots["p"], places, step.index) if patience else []
+                if gone:
+                    stay = [i for i in range(left) if i not in gone]
+                    finished.append(([places[i] for i in gone], take(slots, torch.tensor(gone))))
+                    slots = take(slots, torch.tensor(stay, dtype=torch.int64))
+                    places = [places[i] for i in stay]
             means = self._means.values()
         finally:
             self._means = outer
-        parts = [slots, *reversed(finished)]
-        out = {slot: cat([part[slot] for part in parts]) for slot in names}
+        parts = [(places, slots), *reversed(finished)]
+        out = joined([part for _, part in parts], tuple(slots) if added else names, added)
+        back = inverse([place for whose, _ in parts for place in whose], order)
+        if back is not None:
+            out = take(out, back)
         if order is not None:
-            back = order.argsort()
-            out, steps = _rows(out, back), steps[back]
+            at = order.tolist()
+            trace = [([at[place] for place in whose], epochs) for whose, epochs in trace]
         prefix = "" if tag == "w" else f"{tag}/"
         self.logs.update({prefix + name: value for name, value in means.items()})
-        return out, steps, means
+        return Looped(out, steps_of(trace, self.k), means, trace)
 
     def fit(
         self, params: Tree, loss: Loss, *, train: Sequence[str] = (SHARED, PERSONAL),
         epochs: int | None = None, lr: float | None = None, edit: Edit | None = None,
-        tag: str = "w", optim: OptimSpec | None = None,
+        tag: str = "w", optim: OptimSpec | None = None, after: int = 0,
     ) -> Fit:
         """Train the tensors of the groups ``train`` with a fresh optimiser.
+
+        With ``OPTIM.KEEP_STATE`` the optimiser goes on from where this client's fit of this ``tag``
+        left it; with ``FED.EARLY_STOP`` a client stops where its validation loss does not fall any
+        more, and keeps its last tensors.
 
         Args:
             params: leaves ``[K, ...]``; names outside ``train`` stay as they are.
             loss: ``loss(model, params, batch)`` -> ``[K]`` or ``([K], {name: [K]})``.
             train: group names, or full-match patterns of tensor names.
-            epochs: local epochs (default: the run's).
-            lr: a constant rate instead of the schedule.
+            epochs: local epochs (default: what the run says, which may be a number of steps).
+            lr: a constant rate instead of the schedule; roles have theirs in proportion.
             edit: changes gradients before the step: ``edit(params, grads, batch) -> grads``. Trees
                 of all clients that it or the loss closes over are cut by ``batch.cut(tree)``.
             tag: names this fit; fits of different tags see different shuffles.
+            optim: an optimiser of the method's own: it is neither kept nor stopped early.
+            after: epochs of the round that earlier fits took: clock and views go on from there.
 
         Raises:
             DivergedError: a loss or gradient is not finite (policy ``abort``).
@@ -373,6 +457,8 @@ class Context:
         spec = optim or self.optim
         rule = spec.build()
         names = self.trained(params, train)
+        keeps = spec.keep and self.kept is not None
+        behind = None if not keeps else self._behind(tag)
 
         def body(slots: State, batches: tuple[Batch, ...], step: Step) -> State:
             batch = batches[0]
@@ -382,13 +468,52 @@ class Context:
                 grads = edit(slots["p"], grads, batch)
             self.check_tree(grads, f"gradient in fit '{tag}' at local step {step.index}", batch)
             rate = rates(self, step) if lr is None else lr
-            state = {s: t for s, t in slots.items() if s != "p"}
+            state = {s: t for s, t in slots.items() if s not in ("p", COUNT)}
+            t = slots[COUNT][COUNT] + step.index if behind is not None else step.index
             with torch.no_grad():
-                new, state = rule.step(slots["p"], grads, state, rate, step.index)
-            return {"p": slots["p"] | new, **state}
+                new, state = rule.step(slots["p"], grads, state, rate, t)
+            rest = {COUNT: slots[COUNT]} if behind is not None else {}
+            return {"p": slots["p"] | new, **state, **rest}
 
-        slots, steps, means = self._loop({"p": params}, body, epochs, 1, tag)
-        return Fit(slots["p"], steps, means)
+        work, start = self._work(epochs, 1, after), {"p": params} | (behind or {})
+        watch = self._watch(loss, work) if self.patience and optim is None else None
+        slots, steps, means, trace = self._loop(start, body, work, 1, tag, watch, keeps)
+        if keeps:
+            self._keep(tag, slots, steps)
+        return Fit(slots["p"], steps, means, trace)
+
+    def _behind(self, tag: str) -> State:
+        """Return the optimiser's state that a fit goes on from, with the steps behind it."""
+        prefix = f"{KEPT}{tag}/"
+        kept = self.kept or {}
+        old = {s.removeprefix(prefix): t for s, t in kept.items() if s.startswith(prefix)}
+        none = torch.zeros(self.k, dtype=torch.float64)
+        return {COUNT: {COUNT: none.to(self.model.device, non_blocking=True)}} | old
+
+    def _keep(self, tag: str, slots: State, steps: Tensor) -> None:
+        """Keep the optimiser's state that a fit ended with."""
+        assert self.kept is not None  # noqa: S101 (asked by the caller)
+        for slot, tree in slots.items():
+            if slot == COUNT:
+                count = tree[COUNT]
+                tree = {COUNT: count + steps.to(count.device, non_blocking=True)}
+            if slot != "p":
+                name = f"{KEPT}{tag}/{slot}"
+                self.kept[name] = self.kept.get(name, {}) | tree
+
+    def _watch(self, loss: Loss, work: Work) -> Patience:
+        """Return who looks after the validation losses of a fit (``FED.EARLY_STOP``)."""
+        batch = (self._whole or self._batcher).whole(self.clients, "val")
+        if batch is None:
+            raise FedvlmError("FED.EARLY_STOP: no client of this chunk has validation images")
+        at = list(range(self.k)) if work.order is None else work.order.tolist()
+
+        def score(params: Tree, places: Sequence[int]) -> list[float]:
+            with torch.no_grad():
+                out = loss(self.model, params, batch.take([at[p] for p in places]))
+            return (out[0] if isinstance(out, tuple) else out).tolist()
+
+        return Patience(self.patience, work.lengths, work.totals, score)
 
     def trained(self, params: Tree, train: Sequence[str]) -> list[str]:
         """Return the names in ``params`` that groups or patterns ``train`` select."""
@@ -461,6 +586,11 @@ class Context:
         self.failed.setdefault(client, message)
 
 
+def without_kept(state: State) -> State:
+    """Return a client's state as methods see it: without the optimisers' (``OPTIM.KEEP_STATE``)."""
+    return {slot: tree for slot, tree in state.items() if not slot.startswith(KEPT)}
+
+
 def rates(ctx: Context, step: Step) -> Rate:
     """Return the schedule's learning rate: one number, or a tensor ``[K']`` where clients differ.
 
@@ -496,14 +626,6 @@ def optimise(
     with torch.no_grad():
         new, state = rule.step(slots[slot], grads, state, rates(ctx, step), step.index)
     return {slot: slots[slot] | new} | {prefix + s: t for s, t in state.items()}
-
-
-def _cut(state: State, start: int, stop: int) -> State:
-    return {slot: rows(tree, start, stop) for slot, tree in state.items()}
-
-
-def _rows(state: State, order: Tensor) -> State:
-    return {s: {n: v[order.to(v.device)] for n, v in t.items()} for s, t in state.items()}
 
 
 def _beside(mask: Tensor, leaf: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from fedvlm.core.errors import FedvlmError, failure_text
 from fedvlm.core.trees import State, Tree, first_non_finite, matching, pick, stack
 from fedvlm.federation.aggregation.updates import Updates, join
 from fedvlm.federation.clients import Clients
-from fedvlm.federation.context import Context, Upload
+from fedvlm.federation.context import Context, Upload, without_kept
 from fedvlm.federation.local.guard import Looked, guarded
 from fedvlm.federation.plan import Chunk, plan_chunks
 from fedvlm.federation.trainer import Trainer
@@ -138,9 +138,13 @@ def _updated(
 ) -> _Done:
     """Do the work of a chunk on inputs of its own: whoever writes into them harms nobody."""
     received = stack([downloads[c] for c in ctx.clients])
-    state = clients.stacked(ctx.clients, accepted)
+    whole = clients.stacked(ctx.clients, accepted)
+    state = without_kept(whole)
+    if ctx.optim.keep:  # the optimisers' states are the context's, not the method's
+        ctx.kept = {slot: tree for slot, tree in whole.items() if slot not in state}
     out = _client_update(trainer, ctx, clients, state, received)
-    return _check_work(_where(trainer.name, ctx), ctx, out, received)
+    done = _check_work(_where(trainer.name, ctx), ctx, out, received)
+    return done._replace(state=done.state | (ctx.kept or {}))
 
 
 def _asked(ctx: Context, done: _Done) -> list[Tensor]:

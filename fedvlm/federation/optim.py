@@ -1,16 +1,19 @@
 """Optimisers as pure functions over trees with a leading client axis.
 
 One client (K = 1) gives the same bits as ``torch.optim``; clients never mix. A fresh state per
-client and fit: momentum cannot leak. A learning rate is a function of the epoch: Dassl's schedules
-in closed form. Sources: SGD with momentum as in torch.optim.SGD; Adam (Kingma and Ba 2015,
-algorithm 1); AdamW (Loshchilov and Hutter 2019, algorithm 2).
+client and fit (unless it is kept on request): momentum cannot leak. A learning rate is a function
+of the epoch: Dassl's schedules in closed form. Tensors of different roles may have rules of their
+own, as parameter groups have; gradients may be clipped. Sources: SGD with momentum as in
+torch.optim.SGD; Adam (Kingma and Ba 2015, algorithm 1); AdamW (Loshchilov and Hutter 2019,
+algorithm 2); clipping as in torch.nn.utils.clip_grad_norm_ (Pascanu et al. 2013).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -18,15 +21,17 @@ from torch import Tensor
 
 from fedvlm.core import foreach
 from fedvlm.core.errors import ConfigError, did_you_mean
-from fedvlm.core.trees import State, Tree, per_client
+from fedvlm.core.trees import State, Tree, in_double, per_client
+from fedvlm.models.adapt.peft import role_of
 
 Rate = float | Tensor | Sequence[float]  # of all clients, or one each: ``[K]`` float64, or numbers
+Count = int | Tensor  # of steps: of all clients, or one each, ``[K]`` float64
 
 
 class Optimiser(Protocol):
     """One rule; its state is slots of trees, so that it stacks and slices like everything else."""
 
-    def step(self, p: Tree, g: Tree, state: State, lr: Rate, t: int) -> tuple[Tree, State]:
+    def step(self, p: Tree, g: Tree, state: State, lr: Rate, t: Count) -> tuple[Tree, State]:
         """Return updated leaves for the names in ``g`` and the new state.
 
         Args:
@@ -34,7 +39,7 @@ class Optimiser(Protocol):
             g: gradients; names may be a subset of those of ``p``.
             state: what the last call returned; ``{}`` before the first.
             lr: the learning rate, or one per client.
-            t: step number, from 1.
+            t: step number, from 1; or one per client.
         """
         ...
 
@@ -85,7 +90,7 @@ class SGD:
     dampening: float = 0.0
     nesterov: bool = False
 
-    def step(self, p: Tree, g: Tree, state: State, lr: Rate, t: int) -> tuple[Tree, State]:
+    def step(self, p: Tree, g: Tree, state: State, lr: Rate, t: Count) -> tuple[Tree, State]:
         """See ``Optimiser.step``."""
         names, here = list(g), [p[n] for n in g]
         d = list(g.values())
@@ -116,7 +121,7 @@ class Adam:
     weight_decay: float = 0.0
     decoupled: bool = False
 
-    def step(self, p: Tree, g: Tree, state: State, lr: Rate, t: int) -> tuple[Tree, State]:
+    def step(self, p: Tree, g: Tree, state: State, lr: Rate, t: Count) -> tuple[Tree, State]:
         """See ``Optimiser.step``."""
         b1, b2 = self.betas
         names, x, grads = list(g), [p[n] for n in g], list(g.values())
@@ -128,7 +133,7 @@ class Adam:
                          for n, v in zip(names, grads, strict=True)] for s in ("m", "v"))
         m = foreach.lerp(old_m, grads, 1 - b1)
         v = foreach.addcmul(foreach.mul(old_v, b2), grads, grads, 1 - b2)
-        below = foreach.shift(foreach.div(foreach.sqrt(v), (1 - b2**t) ** 0.5), self.eps)
+        below = foreach.shift(self._corrected(foreach.sqrt(v), t), self.eps)
         back = Scale(lr, lambda rate: -(rate / (1 - b1**t)))
         if back.number is not None:
             new = foreach.addcdiv(x, m, below, back.number)
@@ -138,14 +143,98 @@ class Adam:
             "m": dict(zip(names, m, strict=True)), "v": dict(zip(names, v, strict=True)),
         }
 
+    def _corrected(self, roots: Sequence[Tensor], t: Count) -> list[Tensor]:
+        """Return the roots of the second moments without the pull of their start at zero."""
+        if isinstance(t, int):
+            return foreach.div(roots, (1 - self.betas[1] ** t) ** 0.5)
+        return foreach.mul(roots, Scale(t, lambda n: (1 - self.betas[1] ** n) ** -0.5).each(roots))
+
     def _shrunk(self, x: Sequence[Tensor], lr: Rate) -> list[Tensor]:
         keep = Scale(lr, lambda rate: 1 - rate * self.weight_decay)
         return foreach.mul(x, keep.each(x) if keep.number is None else keep.number)
 
 
 @dataclass(frozen=True)
+class ByRole:
+    """A rule for each role, as torch.optim has parameter groups; see ``Optimiser``.
+
+    Attributes:
+        rules: role -> its rule, and its learning rate.
+        rest: the rule of the other roles.
+        base: their learning rate, before any schedule: a role's own follows it in proportion.
+    """
+
+    rules: Mapping[str, tuple[Optimiser, float]]
+    rest: Optimiser
+    base: float
+
+    def step(self, p: Tree, g: Tree, state: State, lr: Rate, t: Count) -> tuple[Tree, State]:
+        """See ``Optimiser.step``."""
+        groups: dict[str, Tree] = {}
+        for name, grad in g.items():
+            role = role_of(name)
+            groups.setdefault(role if role in self.rules else "", {})[name] = grad
+        new: Tree = {}
+        after: State = {}
+        for role, grads in groups.items():
+            rule, own = self.rules.get(role, (self.rest, self.base))
+            rate = lr if own == self.base else Scale(lr, partial(self._scaled, own)).value
+            leaves, kept = rule.step(p, grads, state, rate, t)
+            new |= leaves
+            for slot, tree in kept.items():
+                after[slot] = after.get(slot, {}) | tree
+        return {n: new[n] for n in g}, after
+
+    def _scaled(self, own: float, rate: Any) -> Any:
+        return rate / self.base * own  # in this order: an undecayed rate gives the role's own bits
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """A rule on gradients of a norm of ``most`` at most, each client's by itself."""
+
+    rule: Optimiser
+    most: float
+
+    def step(self, p: Tree, g: Tree, state: State, lr: Rate, t: Count) -> tuple[Tree, State]:
+        """See ``Optimiser.step``."""
+        return self.rule.step(p, clip(g, self.most), state, lr, t)
+
+
+def clip(grads: Tree, most: float) -> Tree:
+    """Return gradients ``[K, ...]``, each client's scaled down to a norm of ``most`` over all.
+
+    As torch.nn.utils.clip_grad_norm_ does it, with its 1e-6; a norm that is not finite gives
+    numbers that are not.
+    """
+    if not grads:
+        return grads
+    norms = [torch.linalg.vector_norm(v.reshape(len(v), -1), dim=1) for v in grads.values()]
+    total = torch.linalg.vector_norm(torch.stack([in_double(n) for n in norms]), dim=0)
+    factor = (most / (total + 1e-6)).clamp(max=1.0)
+    leaves = list(grads.values())
+    scaled = foreach.mul(leaves, Scale(factor, lambda f: f).each(leaves))
+    return dict(zip(grads, scaled, strict=True))
+
+
+@dataclass(frozen=True)
+class RoleSpec:
+    """What ``OPTIM.<ROLE>`` says; what is left out is as ``OPTIM`` has it."""
+
+    name: str = ""
+    lr: float = 0.0
+    weight_decay: float = -1.0
+
+
+@dataclass(frozen=True)
 class OptimSpec:
-    """What ``OPTIM`` says, as plain values."""
+    """What ``OPTIM`` says, as plain values.
+
+    Attributes:
+        roles: role (``peft.role_of``) -> what differs for its tensors.
+        clip: longest gradient of a client's step; 0: any.
+        keep: clients keep the optimiser's state from round to round.
+    """
 
     name: str = "sgd"
     lr: float = 0.005
@@ -154,6 +243,24 @@ class OptimSpec:
     dampening: float = 0.0
     nesterov: bool = False
     betas: tuple[float, float] = field(default=(0.9, 0.999))
+    roles: Mapping[str, RoleSpec] = field(default_factory=dict)
+    clip: float = 0.0
+    keep: bool = False
+
+    @property
+    def parts(self) -> dict[str, OptimSpec]:
+        """What holds for each role that differs from the rest, and under ``""`` for the rest."""
+        rest = replace(self, roles={}, clip=0.0)
+        own = {role: replace(
+            rest, name=r.name or self.name, lr=r.lr or self.lr,
+            weight_decay=self.weight_decay if r.weight_decay < 0 else r.weight_decay,
+        ) for role, r in self.roles.items()}
+        return {"": rest} | {role: spec for role, spec in own.items() if spec != rest}
+
+    @property
+    def stateful(self) -> bool:
+        """Whether there is anything to keep: plain SGD has no state."""
+        return any(s.name != "sgd" or s.momentum > 0 for s in self.parts.values())
 
     def build(self) -> Optimiser:
         """Return the optimiser.
@@ -161,6 +268,17 @@ class OptimSpec:
         Raises:
             ConfigError: unknown name.
         """
+        if not (self.roles or self.clip):
+            return self._rule()
+        parts = self.parts
+        rest = parts.pop("")
+        rule = rest._rule()
+        if parts:
+            rules = {role: (spec._rule(), spec.lr) for role, spec in parts.items()}
+            rule = ByRole(rules, rule, self.lr)
+        return Clipped(rule, self.clip) if self.clip else rule
+
+    def _rule(self) -> Optimiser:
         if self.name == "sgd":
             return SGD(self.momentum, self.weight_decay, self.dampening, self.nesterov)
         if self.name in ("adam", "adamw"):

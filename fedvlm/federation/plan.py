@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import Protocol
 
 import torch
 
@@ -14,6 +15,8 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.federation.aggregation.rules import AggregateSpec
 from fedvlm.federation.aggregation.server_optim import ServerOptimSpec
 from fedvlm.federation.batches import step_slices
+from fedvlm.federation.context import DESCENT, FIT
+from fedvlm.federation.local.effort import Effort, samples_of
 from fedvlm.federation.optim import OptimSpec, Schedule
 
 _COVER = "ranges such as 0-4,5-7 hold every client once"
@@ -59,19 +62,25 @@ class Budget:
 
 
 def plain_work(
-    unit: str, cohorts: Sequence[Sequence[int]], sizes: Sequence[int], epochs: int, batch: int
+    unit: str, cohorts: Sequence[Sequence[int]], sizes: Sequence[int], effort: Effort, batch: int
 ) -> tuple[int, ...]:
     """Return what FedAvg spends in each round, all clients together; nothing for ``rounds``.
 
     Args:
         cohorts: the clients of each round.
         sizes: training samples of each client.
-        epochs, batch: of the local training.
+        effort, batch: of the local training.
     """
     if unit == "rounds":
         return ()
-    each = [n if unit == "samples" else len(step_slices(n, batch, 1)) for n in sizes]
-    return tuple(epochs * sum(each[c] for c in cohort) for cohort in cohorts)
+    slices = [step_slices(n, batch, 1) for n in sizes]
+    out = []
+    for round_, cohort in enumerate(cohorts, start=1):
+        steps = effort.totals(round_, cohort, [len(slices[c]) for c in cohort])
+        if unit == "samples":
+            steps = [samples_of(n, slices[c]) for n, c in zip(steps, cohort, strict=True)]
+        out.append(sum(steps))
+    return tuple(out)
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,9 @@ class Plan:
             or starts again each round with ``clock_per_round``.
         aggregator, server_optim: what ``FED.AGGREGATOR``, ``FED.SERVER_OPTIM`` and their keys say.
         unseen: clients that are never drawn (``FED.UNSEEN_CLIENTS``).
+        local_steps: steps of every client and round instead of epochs; 0: epochs.
+        epochs_range: fewest and most epochs, drawn per client and round; (): ``epochs``.
+        early_stop: epochs without a better validation loss that end a client's fit; 0: none do.
     """
 
     rounds: int
@@ -105,6 +117,14 @@ class Plan:
     aggregator: AggregateSpec = AggregateSpec()
     server_optim: ServerOptimSpec = ServerOptimSpec()
     unseen: tuple[int, ...] = ()
+    local_steps: int = 0
+    epochs_range: tuple[int, ...] = ()
+    early_stop: int = 0
+
+    @property
+    def effort(self) -> Effort:
+        """How long a client trains in a round."""
+        return Effort(self.epochs, self.local_steps, self.epochs_range, self.seed)
 
     @property
     def members(self) -> Sequence[int]:
@@ -208,3 +228,75 @@ def draw_unseen(clients: int, count: int, data_seed: int) -> tuple[int, ...]:
         )
     order = torch.randperm(clients, generator=rng.stream(data_seed, "unseen-clients"))
     return tuple(sorted(order[:count].tolist()))
+
+
+class Method(Protocol):
+    """What of a method decides how its clients may train (``Trainer`` is one)."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def trains_by(self) -> str:
+        """``fit``, ``loop`` or ``descent``."""
+        ...
+
+    @property
+    def phases(self) -> bool:
+        """Whether a round has phases that are counted in epochs."""
+        ...
+
+
+def check_footing(method: Method, plan: Plan, train: Sequence[int], val: Sequence[int]) -> None:
+    """Refuse keys of the local training that contradict each other, the method or the data.
+
+    Args:
+        train, val: samples of each client.
+
+    Raises:
+        ConfigError: such a key.
+    """
+    name, spec = method.name or type(method).__name__, plan.optim
+    own = {"FED.EARLY_STOP": plan.early_stop > 0, "OPTIM.KEEP_STATE": spec.keep}
+    if method.trains_by == DESCENT:
+        own |= {"OPTIM.CLIP": spec.clip > 0, f"OPTIM.{min(spec.roles, default='').upper()}":
+                bool(spec.roles)}
+    for key in (k for k, on in own.items() if on and method.trains_by != FIT):
+        raise ConfigError(
+            f"{key}: {name} steps in a loop of its own, which does not read this key; leave it at "
+            "its default"
+        )
+    counts = {"FED.LOCAL_STEPS": plan.local_steps, "FED.EPOCHS_RANGE": plan.epochs_range,
+              "FED.EARLY_STOP": plan.early_stop}
+    several = [key for key, value in counts.items() if value]
+    if plan.local_steps and len(several) > 1:
+        raise ConfigError(
+            f"FED.LOCAL_STEPS {plan.local_steps} and {several[1]}: every client makes exactly so "
+            "many steps; set one of the two"
+        )
+    if method.phases and several and several[0] != "FED.EARLY_STOP":
+        raise ConfigError(
+            f"{several[0]}: {name} has phases within a round, counted in epochs; set "
+            "FED.LOCAL_EPOCHS and the method's own numbers of epochs instead"
+        )
+    span = plan.epochs_range
+    if span and not (len(span) == 2 and 1 <= span[0] <= span[1] <= plan.epochs):
+        raise ConfigError(
+            f"FED.EPOCHS_RANGE {tuple(span)}: wants (fewest, most) with 1 <= fewest <= most <= "
+            f"FED.LOCAL_EPOCHS, which is {plan.epochs} and the schedule's clock of a round"
+        )
+    if spec.keep and not spec.stateful:
+        raise ConfigError(
+            "OPTIM.KEEP_STATE True: SGD without momentum has no state to keep; set OPTIM.MOMENTUM, "
+            "OPTIM.NAME adam, or leave it out"
+        )
+    blind = [c for c, (n, m) in enumerate(zip(train, val, strict=True)) if n and not m]
+    if plan.early_stop and blind:
+        raise ConfigError(
+            f"FED.EARLY_STOP {plan.early_stop}: client {blind[0]}"
+            f"{f' and {len(blind) - 1} more have' if len(blind) > 1 else ' has'} no validation "
+            "images to stop by; set DATASET.VAL_SHOTS above 0, another partition, or "
+            "FED.EARLY_STOP 0"
+        )

@@ -32,12 +32,12 @@ from fedvlm.federation.clients import (
     RecordLog,
     on,
 )
-from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context
+from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context, without_kept
 from fedvlm.federation.engine import Engine, LocalEngine
 from fedvlm.federation.groups import Finetune, resolve
 from fedvlm.federation.local.guard import guarded
 from fedvlm.federation.optim import Schedule
-from fedvlm.federation.plan import Budget, Plan, plan_chunks
+from fedvlm.federation.plan import Budget, Plan, check_footing, plan_chunks
 from fedvlm.federation.server import (
     Held,
     Measure,
@@ -220,6 +220,7 @@ class Federation:
             MemoryStore() if store is None else store,
             lambda c: trainer.init_client(self.context([c]), self.p0),
             self.p0, self.groups, trainer.reads_old,
+            alike=type(trainer).init_client is Trainer.init_client,
         )
         self.held: ClientStore = MemoryStore() if held is None else held
         finetune: Finetune = trainer.own_finetune().configure(trainer.root)
@@ -236,6 +237,7 @@ class Federation:
                 f"{UNIFORM}, {OWN}"
             )
         check_aggregation(trainer, plan)
+        check_footing(trainer, plan, self.roster.train.tolist(), self.roster.val.tolist())
         trainer.seal()
 
     def context(
@@ -248,6 +250,7 @@ class Federation:
             plan.optim, plan.schedule or Schedule(plan.optim.lr),
             self.trainer.extras_up, self.trainer.metrics, self.weighting, plan.nonfinite,
             plan.clock_per_round, tuple(c not in worked for c in clients),
+            effort=plan.effort, patience=plan.early_stop,
         )
 
     def server_context(self, round_: int, held: Held) -> ServerContext:
@@ -488,7 +491,7 @@ class Federation:
     ) -> Tree:
         """Return the personal models of a chunk, made from copies of its own."""
         received = stack([given[c] for c in ctx.clients])
-        own = self.clients.stacked(ctx.clients, state.versions)
+        own = without_kept(self.clients.stacked(ctx.clients, state.versions))
         with self.clients.explain(f"trainer {self.trainer.name}"):
             if tune:
                 return self.trainer.finetune(ctx, own, received, self.finetuning)

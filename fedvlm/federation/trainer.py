@@ -24,7 +24,7 @@ from fedvlm.core.trees import State, Tree, matching
 from fedvlm.federation.aggregation.rules import EVERY, combine
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batch
-from fedvlm.federation.context import SAMPLES, Context, Upload
+from fedvlm.federation.context import FIT, SAMPLES, Context, Upload
 from fedvlm.federation.groups import PERSONAL, SHARED, TAG, Finetune, Rule
 from fedvlm.federation.server import Proxy, ServerContext
 from fedvlm.models.vlmodel import VLModel
@@ -59,6 +59,10 @@ class Trainer:
         server_optim: ``FED.SERVER_OPTIM`` may stand behind the aggregate. A class with an
             ``aggregate`` or ``combine`` of its own declares both of these itself; where it does
             not, it allows none, so that nothing that a user asks for is passed over in silence.
+        phases: a round has phases that are counted in epochs: no ``FED.LOCAL_STEPS``, no
+            ``FED.EPOCHS_RANGE``.
+        trains_by: ``fit``; ``loop``, of its own with ``optimise``: no ``FED.EARLY_STOP``, no
+            ``OPTIM.KEEP_STATE``; or ``descent``, plain steps: no ``OPTIM.CLIP``, no roles either.
         open_vocabulary: unseen classes stay defined.
         extra_data: what is used beside the clients' training images, in words for results.
         exempt: invariants of ``fedvlm check`` that do not hold, with the reason; not those of
@@ -74,6 +78,7 @@ class Trainer:
     metrics: Sequence[str] = (r"(.+/)?loss",)
     reads_old: bool = False
     batched: bool = True
+    phases: bool = False
     exempt: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -153,6 +158,11 @@ class Trainer:
         return True
 
     @property
+    def trains_by(self) -> str:
+        """How clients step; a subclass may set a plain class attribute of this name."""
+        return FIT
+
+    @property
     def open_vocabulary(self) -> bool:
         """Whether unseen classes stay defined; a subclass may set a plain class attribute."""
         return True
@@ -222,6 +232,14 @@ class Trainer:
         ``pixels``; ``model.image``, ``patches`` and ``adapted_image`` take what is there.
         """
         return ("features",)
+
+    def prompt_sets(self, batch_size: int) -> int:
+        """Return the prompt sets that a client's step sends through the text tower.
+
+        It sizes the chunk of clients that are computed at once: 0 for a method that trains on
+        image features alone, one for each image for prompts that depend on it.
+        """
+        return 1
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return the initial trainable tensors (no client axis), equal for all clients."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from yacs.config import CfgNode
 
 from fedvlm.compat.files import load_trainer
 from fedvlm.config.build import flat
-from fedvlm.config.keys import default_schema
+from fedvlm.config.keys import ROLES, default_schema
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.progress import Progress
 from fedvlm.data.federated import FederatedData
@@ -20,7 +21,7 @@ from fedvlm.federation.aggregation.rules import AUTO, AggregateSpec
 from fedvlm.federation.aggregation.server_optim import NONE, ServerOptimSpec
 from fedvlm.federation.batches import SplitBatcher
 from fedvlm.federation.engine import LocalEngine
-from fedvlm.federation.optim import OptimSpec, Schedule
+from fedvlm.federation.optim import OptimSpec, RoleSpec, Schedule
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.plan import Budget, Plan, draw_unseen, parse_sites, plain_work
 from fedvlm.federation.rounds import Federation
@@ -35,12 +36,13 @@ from fedvlm.job.sources import (
     server_images,
     train_images,
 )
+from fedvlm.models.adapt.peft import role_of
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.features.sources import SampleSource, StreamSource
 from fedvlm.models.vlmodel import VLModel
 
 CHUNK_BYTES = 2 << 30  # activations of one chunk of clients; a constant, so that bits do not move
-MAX_CHUNK = 16
+MAX_CHUNK, FEATURES_CHUNK = 16, 64  # the second where a step is a few small products
 
 
 @dataclass
@@ -111,7 +113,7 @@ def make_plan(cfg: CfgNode) -> Plan:
     o, epochs = cfg.OPTIM, int(cfg.FED.LOCAL_EPOCHS)
     spec = OptimSpec(
         o.NAME, o.LR, o.MOMENTUM, o.WEIGHT_DECAY, o.SGD_DAMPNING, o.SGD_NESTEROV,
-        (o.ADAM_BETA1, o.ADAM_BETA2),
+        (o.ADAM_BETA1, o.ADAM_BETA2), roles_of(cfg), o.CLIP, o.KEEP_STATE,
     )
     per_round = o.CLOCK == "round"
     schedule = Schedule(
@@ -130,7 +132,29 @@ def make_plan(cfg: CfgNode) -> Plan:
         cfg.FED.NONFINITE, int(cfg.SEED), spec, schedule, per_round, cfg.FED.WEIGHTING,
         aggregator, server_optim,
         draw_unseen(int(f.CLIENTS), int(f.UNSEEN_CLIENTS), int(cfg.DATA_SEED)),
+        int(f.LOCAL_STEPS), span_of(f.EPOCHS_RANGE), int(f.EARLY_STOP),
     )
+
+
+def span_of(value: Sequence[object]) -> tuple[int, ...]:
+    """Return ``FED.EPOCHS_RANGE`` as numbers; ``1,4`` on the command line comes as words.
+
+    Raises:
+        ConfigError: they are no whole numbers.
+    """
+    words = [str(n).strip() for n in value]
+    if not all(word.isdecimal() for word in words):
+        raise ConfigError(
+            f"FED.EPOCHS_RANGE {tuple(value)}: wants two whole numbers of epochs, such as (1, 4)"
+        )
+    return tuple(map(int, words))
+
+
+def roles_of(cfg: CfgNode) -> dict[str, RoleSpec]:
+    """Return what ``OPTIM.<ROLE>`` sets, by role."""
+    found = {role.lower(): RoleSpec(n.NAME, n.LR, n.WEIGHT_DECAY)
+             for role, n in ((role, cfg.OPTIM[role]) for role in ROLES)}
+    return {role: spec for role, spec in found.items() if spec != RoleSpec()}
 
 
 def make_budget(cfg: CfgNode, plan: Plan, batcher: SplitBatcher) -> Budget:
@@ -138,7 +162,7 @@ def make_budget(cfg: CfgNode, plan: Plan, batcher: SplitBatcher) -> Budget:
     unit = cfg.FED.BUDGET
     cohorts = [] if unit == "rounds" else [plan.sample(r + 1) for r in range(plan.rounds)]
     sizes = batcher.sizes(range(plan.clients))
-    return Budget(unit, plain_work(unit, cohorts, sizes, plan.epochs, batcher.batch_size))
+    return Budget(unit, plain_work(unit, cohorts, sizes, plan.effort, batcher.batch_size))
 
 
 def chunk_of(cfg: CfgNode, model: VLModel, trainer: Trainer) -> int:
@@ -147,6 +171,8 @@ def chunk_of(cfg: CfgNode, model: VLModel, trainer: Trainer) -> int:
         return 1
     if cfg.FED.CHUNK:
         return int(cfg.FED.CHUNK)
+    batch = int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE)
+    sets = trainer.prompt_sets(batch)
     # Tokens of two prompt sets, roughly: packed, or one full-length text per class.
     packed = 24 + 6 * len(model.classnames)
     if cfg.PEFT.CSC:  # every class brings a context of its own
@@ -154,13 +180,15 @@ def chunk_of(cfg: CfgNode, model: VLModel, trainer: Trainer) -> int:
     backbone = model.backbone
     tokens = packed if backbone.causal else 2 * len(model.classnames) * backbone.context_length
     blocks = len(backbone.text_blocks)
-    per_client = 16 * model.text_width * 4 * 2 * tokens * blocks
+    # Two sets at least: a step and the images' side of it.
+    per_client = 16 * model.text_width * 4 * max(2, sets) * tokens * blocks if sets else 0
     block = first_block(trainer.streams(model))
     if block is not None:  # the adapted blocks' activations of a batch of images
-        tower, batch = model.vision, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE)
+        tower = model.vision
         rows = batch * tower.tokens * (len(tower.blocks) - block)
         per_client += 24 * tower.width * 4 * rows
-    return max(1, min(MAX_CHUNK, CHUNK_BYTES // max(1, per_client)))
+    most = MAX_CHUNK if sets or block is not None else FEATURES_CHUNK
+    return max(1, min(most, CHUNK_BYTES // max(1, per_client)))
 
 
 def build(
@@ -231,11 +259,13 @@ def build(
     )
     if cfg.FED.SITES:
         model.notes.append(f"clients at {len(set(sites))} site(s) are computed site by site")
-    notes = [*data.notes, *model.notes, *_marks(cfg, loader, trainer), *proxy_notes]
+    notes = [*data.notes, *model.notes, *_marks(cfg, loader, trainer, federation.p0), *proxy_notes]
     return Built(cfg, data, backbone, model, federation, meter, test, loader, identity, notes)
 
 
-def _marks(cfg: CfgNode, loader: ImageLoader, trainer: Trainer) -> list[str]:
+def _marks(
+    cfg: CfgNode, loader: ImageLoader, trainer: Trainer, names: Iterable[str]
+) -> list[str]:
     marks = [f"K = {loader.views} training view(s) per image"]
     if cfg.MODEL.BACKBONE.NAME == "tiny":
         marks.append("embedded tiny backbone: not comparable with papers")
@@ -245,6 +275,9 @@ def _marks(cfg: CfgNode, loader: ImageLoader, trainer: Trainer) -> list[str]:
         marks.append(f"{trainer.name} is bound to its training classes: no number for TEST.TARGETS")
     if cfg.FED.UNSEEN_CLIENTS:
         marks.append(f"{cfg.FED.UNSEEN_CLIENTS} clients never work (FED.UNSEEN_CLIENTS)")
+    used = {role_of(name) for name in names}
+    marks += [f"OPTIM.{role.upper()} is set, but no tensor is of this role: it has "
+              f"{', '.join(sorted(used)) or 'none'}" for role in roles_of(cfg) if role not in used]
     if cfg.FED.AGGREGATOR != AUTO:
         marks.append(f"aggregation: {cfg.FED.AGGREGATOR}")
     if cfg.FED.SERVER_OPTIM != NONE:

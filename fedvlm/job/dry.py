@@ -23,7 +23,7 @@ from fedvlm.console.screen import Console, progress
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree, numel, pick
 from fedvlm.evaluation import Evaluator
-from fedvlm.federation.batches import Batch, SplitBatcher, Step, step_slices
+from fedvlm.federation.batches import Batch, SplitBatcher, Step
 from fedvlm.federation.clients import on
 from fedvlm.federation.rounds import FedState, Models, RoundFinished, state_of
 from fedvlm.federation.server import Held, Measure, Roster, Row, only_numbers
@@ -47,11 +47,16 @@ class FirstStep:
         """See ``Batcher.sizes``."""
         return self.inner.sizes(clients)
 
+    def lengths(self, clients: Sequence[int], per_step: int) -> list[int]:
+        """See ``Batcher.lengths``."""
+        return self.inner.lengths(clients, per_step)
+
     def steps(
-        self, clients: Sequence[int], round_: int, epochs: int, per_step: int, tag: str
+        self, clients: Sequence[int], round_: int, epochs: int | Sequence[int], per_step: int,
+        tag: str, after: int = 0, limit: int = 0,
     ) -> Iterator[Step]:
         """Yield one step."""
-        yield next(self.inner.steps(clients, round_, epochs, per_step, tag))
+        yield next(self.inner.steps(clients, round_, epochs, per_step, tag, after, limit))
 
     def whole(self, clients: Sequence[int], part: str, fallback: str = "") -> Batch | None:
         """See ``Batcher.whole``."""
@@ -71,10 +76,8 @@ def dry_run(cfg: CfgNode) -> int:
     built = build(cfg, pixels=True)
     federation, batcher = built.federation, built.federation.batcher
     assert isinstance(batcher, SplitBatcher)  # noqa: S101 (what build makes)
-    steps = [
-        len(step_slices(n, batcher.batch_size, 1)) * federation.plan.epochs
-        for n in batcher.sizes(range(federation.plan.clients))
-    ]
+    everyone = range(federation.plan.clients)
+    steps = federation.plan.effort.totals(1, everyone, batcher.lengths(everyone, 1))
     federation.batcher = FirstStep(batcher)
     state = federation.start()
     seconds = []

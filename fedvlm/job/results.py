@@ -91,6 +91,7 @@ def results_of(
     run_info = {
         "seconds_this_session": seconds, "seconds_rounds": spent["seconds"],
         "bytes_up": spent["bytes_up"], "bytes_down": spent["bytes_down"], "totals": spent,
+        "constant_passes": dict(built.model.constants),  # once a session, in no round's counters
         "trainable": numel(built.federation.p0), "notes": [*built.notes, *end],
     }
     return Results(

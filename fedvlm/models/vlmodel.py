@@ -35,6 +35,12 @@ class VLModel:
         image_chunk: most images per pass through the image tower.
         bf16_text: bfloat16 linear layers in the packed text tower.
 
+    Attributes:
+        counters: passes through the towers, of training and evaluation.
+        constants: passes for what is computed once and kept (anchors, ``once``); a resumed session
+            makes them again, so they are in no round's counters.
+        notes: remarks for log and results.
+
     Raises:
         ConfigError: no classes, or a template without ``{}``.
     """
@@ -65,6 +71,7 @@ class VLModel:
         self.dtype, self.device = backbone.feature_dtype, backbone.device
         self.has_text = backbone.has_text
         self.counters: Counter[str] = Counter()
+        self.constants: Counter[str] = Counter()
         self.notes: list[str] = []
         self._text_path = TextPath(
             backbone, packed=packed, bf16=bf16_text, counters=self.counters, notes=self.notes
@@ -239,8 +246,8 @@ class VLModel:
         for template in templates:
             texts = [template.replace("{}", name) for name in names]
             total += F.normalize(encode_texts(self.backbone, texts), dim=-1)
-            self.counters["text_tokens"] += len(texts) * self.backbone.context_length
-            self.counters["text_passes"] += 1
+            self.constants["text_tokens"] += len(texts) * self.backbone.context_length
+            self.constants["text_passes"] += 1
         return F.normalize(total, dim=-1)
 
     def logits(self, z: Tensor, t: Tensor) -> Tensor:
@@ -250,10 +257,15 @@ class VLModel:
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return what ``make`` gave for ``key`` on this model; it is called the first time only.
 
-        For what a method derives from the frozen model and cannot keep itself.
+        For what a method derives from the frozen model and cannot keep itself. Its passes count as
+        constants.
         """
         if key not in self._memo:
+            before = self.counters.copy()
             self._memo[key] = make()
+            for name in self.counters:
+                self.constants[name] += self.counters[name] - before[name]
+                self.counters[name] = before[name]
         return cast(T, self._memo[key])
 
     def freeze(self, module: M) -> M:
@@ -299,7 +311,8 @@ class VLModel:
                 image_chunk=self.image_chunk,
                 bf16_text=self.bf16_text,
             )
-            other.counters, other.notes, other._family = self.counters, self.notes, self._family
+            other.counters, other.constants = self.counters, self.constants
+            other.notes, other._family = self.notes, self._family
             other._text_path, other._vision = self._text_path, self._vision
             other._modules = self._modules
             self._family[key] = other

@@ -50,6 +50,12 @@ def test_variant_fixed_of_fedtv() -> None:
     assert {o.name: o.detail for o in found if o.state != "ok"} == {}
 
 
+@pytest.mark.parametrize("trainer", ["FedAvg", "FedRep"])
+def test_with_kept_optimisers(trainer: str) -> None:
+    found = run(trainer, ["OPTIM.KEEP_STATE", "True"])
+    assert {o.name: o.detail for o in found if o.state == "broken"} == {}
+
+
 @pytest.mark.parametrize("name", list(INVARIANTS))
 def test_a_good_trainer_keeps(world: World, name: str) -> None:
     INVARIANTS[name](world, Good)

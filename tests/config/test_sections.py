@@ -154,3 +154,8 @@ def test_a_method_may_have_a_node_of_dassls_name() -> None:
     schema = declare(SCHEMA, "TRAINER.COOP", {"N_CTX": Option(4, "x")})
     assert read_keys({"TRAINER.COOP.N_CTX": 8}, schema) == {"TRAINER.COOP.N_CTX": 8}
     assert read_keys({"TRAINER.COOP.N_CTX": 8}, SCHEMA) == {"TRAINER.COOP.N_CTX": 8}
+
+
+def test_a_role_with_a_rule_of_its_own_reads_that_rules_keys() -> None:
+    assert moves("OPTIM.MOMENTUM", {"OPTIM.NAME": "adam", "OPTIM.HEAD.NAME": "sgd"})
+    assert moves("OPTIM.ADAM_BETA1", {"OPTIM.LORA.NAME": "adamw"})

@@ -141,7 +141,14 @@ def test_a_chunk_of_new_and_old_clients() -> None:
     state = own.stacked([0, 1, 2], {1: 2})
     assert state["w"]["l"][:, 0].tolist() == [1.0, 9.0, 1.0]
     assert state["v"]["g"][:, 0].tolist() == [1.0, 0.0, 1.0] and asked == [0, 2]
+    asked.clear()
+    same = Clients(own.store, own._init, START, GROUPS, alike=True)
+    rows_of_all = same.stacked([0, 2, 3, 1], {1: 2})
+    assert rows_of_all["w"]["l"][:, 0].tolist() == [1.0, 1.0, 1.0, 9.0] and asked == [0]
+    assert all(v.is_contiguous() for t in rows_of_all.values() for v in t.values())
     assert all(v.is_contiguous() for t in state.values() for v in t.values())
+    for ids, values in (([1, 0, 2], [9.0, 1.0, 1.0]), ([0, 2, 1], [1.0, 1.0, 9.0])):
+        assert own.stacked(ids, {1: 2})["w"]["l"][:, 0].tolist() == values
     state["w"]["f"].zero_()
     state["w"]["l"].zero_()  # copies: neither the start nor a row
     alone = own.stacked([0], {})

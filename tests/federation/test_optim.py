@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from fedvlm.core import foreach
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree, stack
-from fedvlm.federation.optim import SGD, Adam, OptimSpec, Schedule
+from fedvlm.federation.optim import SGD, Adam, OptimSpec, RoleSpec, Schedule, clip
 
 CASES: list[tuple[Any, Any]] = [
     (SGD(), lambda p: torch.optim.SGD(p, lr=0.05)),
@@ -159,3 +160,144 @@ def test_schedules() -> None:
 def test_unknown_optimiser_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'adamw'"):
         OptimSpec("adanw").build()
+
+
+# ---- roles and clipping -------------------------------------------------------------------------
+NAMES = ("text.ctx", "image.adapter.down", "image.lora.0.q.A", "head.weight", "image.ln.0.1.bias")
+BASE = OptimSpec("sgd", 0.05, 0.9, 5e-4)
+
+
+def walk(spec: OptimSpec, rates: list[float], clients: int = 1) -> tuple[list[Tree], Tree]:
+    """Return the trees (start, gradients at every step) of K clients and what ``spec`` makes."""
+    generator = torch.Generator().manual_seed(3)
+    trees = [
+        {n: torch.randn(clients, 7, 3, generator=generator, dtype=torch.float64) for n in NAMES}
+        for _ in range(len(rates) + 1)
+    ]
+    rule, tree, state = spec.build(), trees[0], State()
+    for t, (rate, g) in enumerate(zip(rates, trees[1:], strict=True), start=1):
+        new, state = rule.step(tree, g, state, rate, t)
+        tree = tree | new
+    return trees, tree
+
+
+def groups_of_torch(trees: list[Tree], how: dict[str, dict[str, Any]], rule: Any) -> Tree:
+    """Return what a ``torch.optim`` with a parameter group per tensor makes of one client."""
+    params = {n: torch.nn.Parameter(v[0].clone()) for n, v in trees[0].items()}
+    optimiser = rule([{"params": [p], **how.get(n, {})} for n, p in params.items()])
+    for g in trees[1:]:
+        for n, p in params.items():
+            p.grad = g[n][0].clone()
+        optimiser.step()
+    return {n: p.detach() for n, p in params.items()}
+
+
+@pytest.mark.parametrize(("name", "rule"), [
+    ("sgd", lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=5e-4)),
+    ("adam", lambda p: torch.optim.Adam(p, lr=0.05, weight_decay=5e-4)),
+    ("adamw", lambda p: torch.optim.AdamW(p, lr=0.05, weight_decay=5e-4)),
+])
+def test_roles_are_the_parameter_groups_of_torch_optim(name: str, rule: Any) -> None:
+    roles = {"lora": RoleSpec(lr=0.3), "head": RoleSpec(lr=0.007, weight_decay=0.1),
+             "tower": RoleSpec(weight_decay=0.0)}
+    trees, ours = walk(replace(BASE, name=name, roles=roles), [0.05] * 5)
+    theirs = groups_of_torch(trees, {
+        "image.lora.0.q.A": {"lr": 0.3}, "head.weight": {"lr": 0.007, "weight_decay": 0.1},
+        "image.ln.0.1.bias": {"weight_decay": 0.0},
+    }, rule)
+    assert list(ours) == list(theirs)
+    for n, v in theirs.items():
+        assert torch.equal(ours[n][0], v), n
+
+
+def test_two_rates_by_hand() -> None:
+    p = {"text.ctx": torch.zeros(1, 1).double(), "head.weight": torch.zeros(1, 1).double()}
+    g = {n: torch.full((1, 1), 2.0).double() for n in p}
+    plain = OptimSpec("sgd", 0.1, 0.0, 0.0, roles={"head": RoleSpec(lr=0.4)}).build()
+    assert {n: float(v) for n, v in plain.step(p, g, {}, 0.1, 1)[0].items()} == {
+        "text.ctx": -0.2, "head.weight": -0.8}
+    adam = OptimSpec("adam", 0.1, weight_decay=0.0, roles={"head": RoleSpec(lr=0.4)}).build()
+    new = {n: float(v) for n, v in adam.step(p, g, {}, 0.1, 1)[0].items()}
+    assert new == pytest.approx({"text.ctx": -0.1, "head.weight": -0.4}, abs=1e-8)
+    both = OptimSpec("sgd", 0.1, 0.0, 0.0, roles={"head": RoleSpec("adam")}).build()
+    new = {n: float(v) for n, v in both.step(p, g, {}, 0.1, 1)[0].items()}
+    assert new == pytest.approx({"text.ctx": -0.2, "head.weight": -0.1}, abs=1e-8)
+
+
+def test_a_roles_rate_follows_the_schedule() -> None:
+    """Half of the base rate is half of the role's; in stacked clients of other epochs as well."""
+    roles = {"head": RoleSpec(lr=0.4)}
+    p = {n: torch.zeros(2, 1).double() for n in ("text.ctx", "head.weight")}
+    g = {n: torch.ones(2, 1).double() for n in p}
+    rule = OptimSpec("sgd", 0.1, 0.0, 0.0, roles=roles).build()
+    for rate in ([0.1, 0.05], torch.tensor([0.1, 0.05], dtype=torch.float64)):
+        new, _ = rule.step(p, g, {}, rate, 1)
+        assert new["text.ctx"].flatten().tolist() == [-0.1, -0.05]
+        assert new["head.weight"].flatten().tolist() == [-0.4, -0.2]
+
+
+def test_roles_that_change_nothing_are_todays_rule() -> None:
+    same = {"head": RoleSpec("sgd", 0.05, 5e-4), "lora": RoleSpec()}
+    assert replace(BASE, roles=same).build() == BASE.build() == SGD(0.9, 5e-4)
+    assert torch.equal(walk(replace(BASE, roles=same), [0.05] * 3)[1]["text.ctx"],
+                       walk(BASE, [0.05] * 3)[1]["text.ctx"])
+
+
+@pytest.mark.parametrize("most", [0.5, 3.0, 1e3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_clipping_is_torchs_own(most: float, dtype: Any) -> None:
+    grads = {n: v.to(dtype) for n, v in walk(BASE, [0.1])[0][1].items()} | {"s": torch.ones(1)}
+    ours = clip(grads, most)
+    leaves = [torch.nn.Parameter(torch.zeros_like(v[0])) for v in grads.values()]
+    for leaf, v in zip(leaves, grads.values(), strict=True):
+        leaf.grad = v[0].clone()
+    torch.nn.utils.clip_grad_norm_(leaves, most)
+    for leaf, (n, v) in zip(leaves, ours.items(), strict=True):
+        assert leaf.grad is not None
+        assert torch.allclose(v[0], leaf.grad, rtol=1e-6 if n == "s" or dtype is torch.float32
+                              else 1e-13, atol=0), n
+
+
+def test_each_client_is_clipped_by_its_own_norm() -> None:
+    g = {"a": torch.tensor([[3.0], [0.3], [30.0]]).double(),
+         "b": torch.tensor([[4.0], [0.4], [torch.inf]]).double()}
+    out = clip(g, 1.0)
+    assert out["a"][:2].flatten().tolist() == pytest.approx([0.6, 0.3], rel=1e-6)
+    assert out["b"][:2].flatten().tolist() == pytest.approx([0.8, 0.4], rel=1e-6)
+    assert not bool(out["b"][2].isfinite())
+    assert float(g["a"][0]) == 3.0 and clip({}, 1.0) == {}
+
+
+def test_a_clipped_step_of_stacked_clients_is_that_of_each_alone() -> None:
+    spec = replace(BASE, clip=0.7, roles={"head": RoleSpec("adam", 0.01)})
+    trees, together = walk(spec, [0.05] * 4, clients=3)
+    rule = spec.build()
+    for k in range(3):
+        tree, state = {n: v[k : k + 1] for n, v in trees[0].items()}, State()
+        for t, g in enumerate(trees[1:], start=1):
+            new, state = rule.step(tree, {n: v[k : k + 1] for n, v in g.items()}, state, 0.05, t)
+            tree = tree | new
+        for n, v in tree.items():
+            assert torch.allclose(v[0], together[n][k], rtol=1e-13, atol=1e-15), n
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_adam_with_steps_of_each_client_is_each_clients_own(decoupled: bool) -> None:
+    rule = Adam(weight_decay=0.01, decoupled=decoupled)
+    start = {"a": torch.ones(2, 3).double()}
+    g = {"a": torch.tensor([[1.0, -2.0, 3.0], [0.5, 0.1, -1.0]]).double()}
+    state = {s: {"a": torch.full((2, 3), 0.2).double()} for s in ("m", "v")}
+    new, _ = rule.step(start, g, state, 0.05, torch.tensor([4.0, 9.0], dtype=torch.float64))
+    for k, t in enumerate((4, 9)):
+        def one(tree: Tree, k: int = k) -> Tree:
+            return {n: v[k : k + 1] for n, v in tree.items()}
+
+        alone, _ = rule.step(one(start), one(g), {s: one(v) for s, v in state.items()}, 0.05, t)
+        assert torch.allclose(alone["a"][0], new["a"][k], rtol=1e-14, atol=0)
+
+
+def test_what_has_a_state() -> None:
+    assert BASE.stateful and OptimSpec("adam").stateful
+    bare = OptimSpec("sgd", momentum=0.0)
+    assert not bare.stateful
+    assert replace(bare, roles={"head": RoleSpec("adam")}).stateful

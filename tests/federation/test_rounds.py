@@ -12,6 +12,7 @@ import torch
 
 from fedvlm.core import files, rng
 from fedvlm.core.errors import ConfigError
+from fedvlm.federation.local.effort import Effort
 from fedvlm.federation.plan import COUNTERS, Budget, Plan, draw_unseen, plain_work
 from tests import jobs
 from tests.trainers.toys import drive
@@ -31,9 +32,9 @@ def rounds_of(plain: list[int], costs: list[int], unit: str = "steps") -> int:
 
 def test_plain_work_counts_what_fedavg_does() -> None:
     cohorts, sizes = [[0, 1, 2], [1], [0, 2]], [7, 4, 9]
-    assert plain_work("samples", cohorts, sizes, 2, 4) == (40, 8, 32)
-    assert plain_work("steps", cohorts, sizes, 2, 4) == (2 * (2 + 1 + 3), 2, 10)
-    assert plain_work("rounds", cohorts, sizes, 2, 4) == ()
+    assert plain_work("samples", cohorts, sizes, Effort(2), 4) == (40, 8, 32)
+    assert plain_work("steps", cohorts, sizes, Effort(2), 4) == (2 * (2 + 1 + 3), 2, 10)
+    assert plain_work("rounds", cohorts, sizes, Effort(2), 4) == ()
 
 
 def test_by_rounds_nothing_ends_early() -> None:

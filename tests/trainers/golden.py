@@ -90,7 +90,8 @@ class StoredBatches:
         return [self.golden.meta["sizes"][c] for c in clients]
 
     def steps(
-        self, clients: Sequence[int], round_: int, epochs: int, per_step: int, tag: str
+        self, clients: Sequence[int], round_: int, epochs: int | Sequence[int], per_step: int,
+        tag: str, after: int = 0, limit: int = 0,
     ) -> Iterator[Step]:
         for s in range(self.golden.meta["steps"]):
             keys = [f"batch/{round_ - 1}/{c}/{s}" for c in clients]
@@ -99,6 +100,9 @@ class StoredBatches:
             )
             batch = Batch({"pixels": x}, y.long(), torch.ones(y.shape, dtype=torch.float64))
             yield Step(len(clients), s + 1, (0,) * len(clients), y.numel(), (batch,))
+
+    def lengths(self, clients: Sequence[int], per_step: int) -> list[int]:
+        return [self.golden.meta["steps"]] * len(clients)
 
     def roster(self) -> Roster:
         sizes = np.array(self.golden.meta["sizes"])

@@ -12,6 +12,7 @@ from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree, expand
 from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.optim import Schedule
 from fedvlm.federation.rounds import Federation
 from tests.federation.toys import quadratic
 
@@ -56,6 +57,14 @@ def test_private_epochs_are_counted() -> None:
     left = 4 * 0.7**2  # what client 1 lacks after two private steps
     assert float(state.clients[1]["w"][L]) == pytest.approx(4 - left, abs=1e-12)
     assert shared(state, G) == pytest.approx((left - left * 0.7**3) / 2, abs=1e-12)
+
+
+def test_the_shared_part_goes_on_with_the_clock() -> None:
+    made = toy("FedDecomp", trainables=start, value=total)
+    schedule = Schedule(0.1, "single_step", 2, (1,), 0.5)
+    state = quadratic(made, 1, epochs=2, schedule=schedule).run()
+    assert float(state.clients[1]["w"][L]) == pytest.approx(1.2, abs=1e-12)
+    assert shared(state, G) == pytest.approx(0.5 * 0.05 * 3 * 2.8, abs=1e-12)
 
 
 def test_no_epoch_left_for_the_shared_part_is_refused() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fedvlm.core.errors import ConfigError
+from fedvlm.federation.optim import Schedule
 from tests.trainers.toys import G, L, drive, own, personal, shared, toy
 
 
@@ -62,3 +65,20 @@ def test_uniform_weights() -> None:
     ]
     assert shared(states[0], G) == pytest.approx(0.100842 / 2, abs=1e-9)
     assert shared(states[1], G) == pytest.approx(0.100842, abs=1e-9)
+
+
+def test_the_body_goes_on_where_the_heads_clock_is() -> None:
+    """Falling rates: the body's epoch is the third of the round, not another first."""
+    schedule = Schedule(0.1, "multi_step", 3, (1, 2), 0.5)
+    assert [schedule(e) for e in range(3)] == pytest.approx([0.1, 0.05, 0.025])
+    _, state = drive("FedRep", 1, split=True, options={"HEAD_EPOCHS": 2}, epochs=3,
+                     schedule=schedule)
+    head = 4 * (1 - (1 - 3 * 0.1) * (1 - 3 * 0.05))
+    assert own(state, L) == pytest.approx([0.0, head], abs=1e-12)
+    assert shared(state, G) == pytest.approx(0.5 * 0.025 * 3 * (4 - head), abs=1e-12)
+
+
+@pytest.mark.parametrize("how", [{"local_steps": 3}, {"epochs_range": (1, 1)}])
+def test_phases_are_counted_in_epochs(how: Any) -> None:
+    with pytest.raises(ConfigError, match="FedRep has phases within a round, counted in epochs"):
+        drive("FedRep", 1, split=True, options={"HEAD_EPOCHS": 2}, **how)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.federation.optim import OptimSpec, Schedule
+from fedvlm.federation.optim import OptimSpec, RoleSpec, Schedule
 from fedvlm.federation.rounds import RoundFinished
 from tests.federation.toys import ETA, quadratic
 
@@ -100,3 +100,33 @@ def test_twice_the_bytes_each_way() -> None:
     fed.run()
     for sent in (seen[-1].bytes_up, seen[-1].bytes_down):
         assert sent[0] == {"image.w": 8, "control.image.w": 8}
+
+
+def test_the_way_is_that_of_the_steps_taken() -> None:
+    """Not whole epochs, or fewer than the run's: the sum of the rates of one's own steps."""
+    rates = {0: ETA, 1: ETA / 4}
+    for how, steps in (
+        ({"local_steps": 5}, [0, 0, 0, 1, 1]),  # the clock: 2 epochs in 5 steps
+        ({"epochs_range": (1, 2)}, None),
+    ):
+        fed = quadratic(toy("SCAFFOLD", keys=TWO), 1, epochs=2, sizes=(3, 3), batch=1)
+        fed.plan = fed.plan.__class__(
+            1, 2, epochs=2, optim=OptimSpec("sgd", ETA, 0.0, 0.0),
+            schedule=_Rate(ETA, rate=rates.__getitem__), seed=5, **how,
+        )
+        drawn = fed.plan.effort.drawn(1, [0, 1])
+        state = fed.run()
+        way, y = 0.0, 0.0
+        for epoch in steps or [e for e in range(drawn[1]) for _ in range(3)]:
+            y -= rates[epoch] * 3 * (y - 4)
+            way += rates[epoch]
+        assert own(state)[1] == pytest.approx(y, abs=1e-12)
+        assert own(state, slot="c") == pytest.approx([0.0, -y / way], abs=1e-12)
+
+
+@pytest.mark.parametrize("how", [{"clip": 1.0}, {"roles": {"lora": RoleSpec(lr=0.2)}}])
+def test_clipping_and_roles_are_refused(how: Any) -> None:
+    fed = quadratic(toy("SCAFFOLD", keys=TWO), 1)
+    fed.plan = fed.plan.__class__(1, 2, optim=OptimSpec("sgd", 0.1, 0.0, 0.0, **how))
+    with pytest.raises(ConfigError, match="all of one rate and none clipped"):
+        fed.run()

@@ -2,7 +2,8 @@
 
 Both sides of a speed claim, in one process. fedtv: the published FedTV recipe's cost against ours,
 on the same weights, batches and initial tensors. methods: every trainer (or those named) beside its
-plain path, on the built-in shapes.
+plain path, on the built-in shapes. scale: what a round costs beside its training, from ten clients
+to ten thousand.
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ EXAMPLES = (
     "fedvlm bench fedtv --backbone ViT-B/16 --classes 50",
     "fedvlm bench fedtv --tiny --repeats 1  # seconds, and no verdict",
     "fedvlm bench methods FedAvg Ditto --rounds 3",
+    "fedvlm bench scale --sizes 10 1000 --json scale.json",
 )
 ALSO = ("benchmark", "speed", "profile", "time")
-BACKBONE = {"fedtv": "ViT-B/16", "methods": "tiny"}
+BACKBONE = {"fedtv": "ViT-B/16", "methods": "tiny", "scale": "tiny"}
 METHODS = ("backbone", "clients", "fp64", "repeats", "rounds", "threads", "json")
 METHODS_ONLY = ("fp64", "rounds")
+SCALE = ("cohort", "sizes", "threads", "json")
+SCALE_ONLY = ("cohort", "sizes")
+SIZES = (10, 100, 1000, 10000)
 NUMBERS = {
     "classes": (50, "number of classes"),
     "batch": (32, "images per training step"),
@@ -33,6 +38,7 @@ NUMBERS = {
     "stack": (8, "clients stacked in one pass of ours"),
     "clients": (10, "clients of a round (--round, --cold; methods)"),
     "rounds": (2, "timed rounds (methods only)"),
+    "cohort": (50, "clients of a round (scale only)"),
 }
 SWITCHES = {
     "bf16": "also our side with bfloat16 linear layers",
@@ -56,6 +62,8 @@ def flags(parser: Parser) -> None:
         add(f"--{name}", type=int, default=default, metavar="N", help=f"{text} ({default})")
     for name, text in SWITCHES.items():
         add(f"--{name}", action="store_true", help=text)
+    add("--sizes", type=int, nargs="+", default=list(SIZES), metavar="N",
+        help=f"numbers of clients ({' '.join(map(str, SIZES))}; scale only)")
     add("--json", default="", metavar="FILE", help="also write the record here")
     parser.checks.append(_mistakes)
 
@@ -68,11 +76,12 @@ def _mistakes(args: Namespace) -> list[str]:
             return [f"name a benchmark{known}"]
         return [f"unknown benchmark '{args.what}'{did_you_mean(args.what, BACKBONE)}{known}"]
     args.backbone = args.backbone or BACKBONE[args.what]
+    read = {"methods": METHODS, "scale": SCALE}.get(args.what)
     idle = [args.spelling[n] for n in args.spelling
-            if (n in METHODS_ONLY if args.what == "fedtv" else n not in METHODS)]
+            if (n in (*METHODS_ONLY, *SCALE_ONLY) if read is None else n not in read)]
     mistakes = [f"{args.what} does not read {flag}" for flag in idle]
-    if args.what == "fedtv" and args.trainers:
-        mistakes.append(f"fedtv takes no trainer ('{args.trainers[0]}'); methods does")
+    if args.what != "methods" and args.trainers:
+        mistakes.append(f"{args.what} takes no trainer ('{args.trainers[0]}'); methods does")
     return mistakes
 
 
@@ -86,7 +95,7 @@ def main(args: Namespace) -> int:
     path = Path(args.json).expanduser() if args.json else None
     if path is not None and not path.parent.is_dir():
         raise ConfigError(f"--json {path}: there is no folder '{path.parent}'; make it first")
-    record, lines = _methods(args) if args.what == "methods" else _fedtv(args)
+    record, lines = {"methods": _methods, "scale": _scale, "fedtv": _fedtv}[args.what](args)
     say(*lines)
     if path is not None:
         write_json(path, record)
@@ -97,7 +106,8 @@ def _fedtv(args: Namespace) -> tuple[dict[str, Any], list[str]]:
     """Return the record of ``bench fedtv`` and its lines."""
     from fedvlm.bench import fedtv, report  # start-up: PyTorch, 2 s
 
-    names = [n for n in (*NUMBERS, *SWITCHES, "backbone") if n not in ("tiny", *METHODS_ONLY)]
+    names = [n for n in (*NUMBERS, *SWITCHES, "backbone")
+             if n not in ("tiny", *METHODS_ONLY, *SCALE_ONLY)]
     options = fedtv.Options(**{name: getattr(args, name) for name in names})
     record = fedtv.run(fedtv.tiny(options) if args.tiny else options, _progress)
     return record | {"summary": report.summary(record)}, report.lines(record)
@@ -112,6 +122,14 @@ def _methods(args: Namespace) -> tuple[dict[str, Any], list[str]]:
         clients=args.clients, threads=args.threads, fp64=args.fp64, say=_progress,
     )
     return record, methods.lines(record)
+
+
+def _scale(args: Namespace) -> tuple[dict[str, Any], list[str]]:
+    """Return the record of ``bench scale`` and its lines."""
+    from fedvlm.bench import scale  # start-up: PyTorch, 2 s
+
+    record = scale.run(args.sizes, cohort=args.cohort, threads=args.threads, say=_progress)
+    return record, scale.lines(record)
 
 
 def _progress(text: str) -> None:

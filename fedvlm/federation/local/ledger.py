@@ -6,7 +6,7 @@ each becomes a few numbers by a handful of operations when the work is done.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -50,6 +50,7 @@ class _Run:
     names: tuple[str, ...]
     ordered: bool
     k: int
+    places: tuple[int, ...] = ()
     values: list[Tensor] = field(default_factory=list)
 
 
@@ -59,18 +60,23 @@ class Means:
     Args:
         k: clients.
         order: their places in the context, in the order of the loop; None: the same.
+
+    Attributes:
+        places: in the loop's order, of whom numbers come from now on; (): of the first ones.
     """
 
     def __init__(self, k: int, order: Tensor | None = None) -> None:
         self._k, self._order = k, order
+        self.places: tuple[int, ...] = ()
         self._runs: list[_Run] = []
 
     def add(self, values: Mapping[str, Tensor], ordered: bool = False) -> None:
         """Add one number for each of the first clients of the context, or of the loop's order."""
-        names, k = tuple(values), len(next(iter(values.values())))
+        names, k, places = tuple(values), len(next(iter(values.values()))), self.places
         last = self._runs[-1] if self._runs else None
-        if last is None or (last.names, last.ordered, last.k) != (names, ordered, k):
-            last = _Run(names, ordered, k)
+        kind = names, ordered, k, places
+        if last is None or (last.names, last.ordered, last.k, last.places) != kind:
+            last = _Run(*kind)
             self._runs.append(last)
         last.values.extend(values.values())
 
@@ -88,7 +94,7 @@ class Means:
         for run in self._runs:
             new = in_double(torch.cat(run.values)).view(-1, len(run.names), run.k)
             known = groups.setdefault((run.names, run.ordered), _Sums(self._k, new))
-            known.add(new)
+            known.add(new, run.places)
         total: Tree = {}
         count: Tree = {}
         for (names, ordered), known in groups.items():
@@ -112,9 +118,18 @@ class _Sums:
         self.total = like.new_zeros(like.shape[1], k)
         self.counts = [0] * k
 
-    def add(self, new: Tensor) -> None:
-        """Add numbers ``[steps, names, K']`` of the first clients, one step after the other."""
+    def add(self, new: Tensor, places: Sequence[int] = ()) -> None:
+        """Add numbers ``[steps, names, K']``, one step after the other.
+
+        Args:
+            places: whose they are; (): the first clients'.
+        """
         steps, _, k = new.shape
-        self.counts = [n + steps * (i < k) for i, n in enumerate(self.counts)]
+        whose = set(places or range(k))
+        self.counts = [n + steps * (i in whose) for i, n in enumerate(self.counts)]
+        if places:
+            whole = new.new_zeros(steps, new.shape[1], len(self.counts))
+            whole[:, :, list(places)] = new
+            new, k = whole, len(self.counts)
         after = torch.cat([self.total[None, :, :k], new]).cumsum(0)[-1]
         self.total = torch.cat([after, self.total[:, k:]], 1)

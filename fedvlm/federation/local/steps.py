@@ -37,7 +37,7 @@ class Block(NamedTuple):
 
 
 class PlannedStep(NamedTuple):
-    """One step: local epoch and view of each client at work, and its batches."""
+    """One step: epoch on the clock and view of each client at work, and its batches."""
 
     epochs: tuple[int, ...]
     views: tuple[int, ...]
@@ -80,22 +80,24 @@ class StepPlan:
 
 
 def plan_steps(
-    source: SampleSource, order: Order, cuts: Sequence[Slices], epochs: int,
+    source: SampleSource, order: Order, cuts: Sequence[Slices], totals: Sequence[int],
     view: Callable[[int], int], device: torch.device, dtype: torch.dtype,
+    clock: Callable[[int, int], int] = lambda step, epoch: epoch,
 ) -> StepPlan:
-    """Return the plan of ``epochs`` local epochs.
+    """Return the plan of a fit.
 
     Args:
         order: a client's shuffle of an epoch.
-        cuts: per client, by falling number of steps, the slices of every epoch's shuffle.
+        cuts: per client the slices of every epoch's shuffle.
+        totals: its steps, falling; it walks on from one epoch's shuffle to the next.
         view: of a local epoch.
         dtype: of ``mask``.
+        clock: (0-based step, local epoch) -> epoch on the round's clock.
 
     Raises:
         FedvlmError: a sample that the source does not have.
     """
     steps, picks, start = list[PlannedStep](), list[list[np.ndarray]](), 0
-    totals = [epochs * len(c) for c in cuts]
     shuffled: dict[int, tuple[int, np.ndarray]] = {}
     for t in range(max(totals, default=0)):
         active = sum(total > t for total in totals)
@@ -110,7 +112,8 @@ def plan_steps(
             counts = tuple(map(len, picks[-1]))
             blocks.append(Block(start, max(counts), counts))
             start = blocks[-1].stop
-        steps.append(PlannedStep(at, tuple(view(e) for e in at), tuple(blocks)))
+        hands, views = tuple(clock(t, e) for e in at), tuple(view(e) for e in at)
+        steps.append(PlannedStep(hands, views, tuple(blocks)))
     return laid_out(source, tuple(steps), picks, device, dtype)
 
 
