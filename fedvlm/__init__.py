@@ -10,20 +10,22 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fedvlm.core.version import __version__
+
 if TYPE_CHECKING:
     from fedvlm.api.frames import results
     from fedvlm.api.model import Model, Predictions
     from fedvlm.api.run import Run, load
     from fedvlm.api.start import datasets, train, trainers
 
-__version__ = "0.1.0"
 _PUBLIC = {  # name -> its module
     "Model": "fedvlm.api.model", "Predictions": "fedvlm.api.model", "Run": "fedvlm.api.run",
     "datasets": "fedvlm.api.start", "load": "fedvlm.api.run", "results": "fedvlm.api.frames",
     "train": "fedvlm.api.start", "trainers": "fedvlm.api.start",
 }
 __all__ = [
-    "Model", "Predictions", "Run", "datasets", "load", "results", "train", "trainers",
+    "__version__", "Model", "Predictions", "Run", "datasets", "load", "results", "train",
+    "trainers",
 ]
 
 

@@ -86,6 +86,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/cli/models/_run.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.api.run",),
     },
+    "fedvlm/cli/models/adapt.py": {
+        "start-up: PyTorch, 2 s": ("fedvlm.api.adapt",),
+    },
     "fedvlm/cli/models/evaluate.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.api.evaluate",),
     },

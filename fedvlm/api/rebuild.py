@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,20 +64,24 @@ def run_folder(folder: str | Path) -> Path:
     raise DataError(f"'{folder}' is no run folder (it has no manifest.json){near}")
 
 
-def rebuild(path: Path, device: str = "auto", weights: str = "") -> Rebuilt:
+def rebuild(
+    path: Path, device: str = "auto", weights: str = "", changes: Mapping[str, str] | None = None
+) -> Rebuilt:
     """Return a run without its images.
 
     Args:
         path: a run folder, finished or not.
         device: ``auto``, ``cpu``, ``cuda``, ...
         weights: where the backbone's weights are now, if not where the run found them.
+        changes: other values of config keys.
 
     Raises:
         DataError: a file is missing or damaged, or the weights are others.
         ConfigError: the method's file is not there, or no such device.
     """
     manifest = read_manifest(path) or {}
-    cfg = config_of(path, {"DEVICE": device} | ({"MODEL.INIT_WEIGHTS": weights} if weights else {}))
+    moved = {"MODEL.INIT_WEIGHTS": weights} if weights else {}
+    cfg = config_of(path, {"DEVICE": device, **moved, **(changes or {})})
     trainer = load_trainer(cfg.TRAINER.NAME)(cfg)
     index = read_index_file(str(path / "partition.json"))
     where = pick_device(cfg.DEVICE)
@@ -95,7 +99,8 @@ def rebuild(path: Path, device: str = "auto", weights: str = "") -> Rebuilt:
         backbone, names, templates=templates(cfg), packed=not cfg.FED.PLAIN,
         bf16_text=cfg.MODEL.PREC == "bf16",
     )
-    absent = Absent(roster_of(path, int(cfg.FED.CLIENTS), names), str(path))
+    counts = roster_of(path, int(cfg.FED.CLIENTS), names)
+    absent = Absent(counts, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), str(path))
     federation = Federation(
         trainer, model, absent, make_plan(cfg), engine=LocalEngine(int(cfg.FED.CHUNK) or 1)
     )
@@ -103,7 +108,7 @@ def rebuild(path: Path, device: str = "auto", weights: str = "") -> Rebuilt:
     return Rebuilt(cfg, federation, state_in(path, manifest, federation))
 
 
-def config_of(path: Path, changes: dict[str, str]) -> CfgNode:
+def config_of(path: Path, changes: Mapping[str, str]) -> CfgNode:
     """Return the config of a run folder, with some values changed.
 
     Raises:

@@ -30,7 +30,8 @@ def test_a_trained_run_is_the_command_s(quick_run: Path, tmp_path: Path) -> None
 def test_words_are_those_of_a_command_line() -> None:
     words = words_of({
         "rounds": 3, "num_users": 2, "demo": True, "keep_logits": False,
-        "targets": ["dtd", "shapes"], "beta": 0.3, "weights": Path("w.pt"), "trainer": None, "opts": {"OPTIM.LR": 0.1},
+        "targets": ["dtd", "shapes"], "beta": 0.3, "weights": Path("w.pt"), "trainer": None,
+        "opts": {"OPTIM.LR": 0.1},
     })  # fmt: skip
     args = parse(words)
     assert args.flags == {

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from fedvlm.core.errors import DataError
-from fedvlm.federation.batches import Batch, Batcher, Step
+from fedvlm.federation.batches import Batch, Batcher, Step, step_slices
 from fedvlm.federation.server import Roster
 
 
@@ -33,12 +33,17 @@ class Watched:
         """See ``Batcher.sizes``."""
         return self.inner.sizes(clients)
 
+    def lengths(self, clients: Sequence[int], per_step: int) -> list[int]:
+        """See ``Batcher.lengths``."""
+        return self.inner.lengths(clients, per_step)
+
     def steps(
-        self, clients: Sequence[int], round_: int, epochs: int, per_step: int, tag: str
+        self, clients: Sequence[int], round_: int, epochs: int | Sequence[int], per_step: int,
+        tag: str, after: int = 0, limit: int = 0,
     ) -> Iterator[Step]:
         """See ``Batcher.steps``."""
         self.seen.images = True
-        return self.inner.steps(clients, round_, epochs, per_step, tag)
+        return self.inner.steps(clients, round_, epochs, per_step, tag, after, limit)
 
     def whole(self, clients: Sequence[int], part: str, fallback: str = "") -> Batch | None:
         """See ``Batcher.whole``."""
@@ -61,18 +66,25 @@ class Absent:
 
     Args:
         counts: of all clients.
+        batch_size: of a step.
         who: the run, for messages.
     """
 
     counts: Roster
+    batch_size: int
     who: str
 
     def sizes(self, clients: Sequence[int]) -> list[int]:
         """See ``Batcher.sizes``."""
         return [int(self.counts.train[c]) for c in clients]
 
+    def lengths(self, clients: Sequence[int], per_step: int) -> list[int]:
+        """See ``Batcher.lengths``."""
+        return [len(step_slices(n, self.batch_size, per_step)) for n in self.sizes(clients)]
+
     def steps(
-        self, clients: Sequence[int], round_: int, epochs: int, per_step: int, tag: str
+        self, clients: Sequence[int], round_: int, epochs: int | Sequence[int], per_step: int,
+        tag: str, after: int = 0, limit: int = 0,
     ) -> Iterator[Step]:
         """Refuse."""
         self._refuse(clients)
