@@ -38,7 +38,7 @@ FLOORS: Mapping[str, set[str]] = {
     "export": {"core", "config", "models", "federation"},
     "job": {"core", "config", "console", "runs", "models", "data", "federation", "evaluation",
             "report", "compat"},
-    "bench": {"core", "config", "console", "models", "federation", "evaluation", "job"},
+    "bench": {"core", "config", "console", "runs", "models", "federation", "evaluation", "job"},
     "sweep": {"core", "config", "console", "runs", "models", "data", "federation", "report",
               "compat", "job"},
     "api": {"core", "config", "console", "runs", "models", "data", "federation", "evaluation",
@@ -72,6 +72,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/cli/methods/bench.py": {
         "start-up: PyTorch, 2 s": (
             "fedvlm.bench.fedtv", "fedvlm.bench.report", "fedvlm.bench.methods",
+            "fedvlm.bench.scale",
         ),
     },
     "fedvlm/cli/methods/check.py": {

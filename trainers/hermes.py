@@ -22,8 +22,8 @@ Departures from the authors' code: none was published. Known defects of a port a
     masks that nobody reads, so that all is averaged; pruned entries that grow again; a decision on
     the test set.
 Extra data: the client's validation split, for the decision. A client without one never prunes.
-Cost: FedAvg's, and one pass over the validation images. Uploads are counted dense, with one byte
-    per unit for the mask; a sparse wire format would send 1 - pruned of the units.
+Cost: FedAvg's, and one pass over the validation images. Uploads hold the kept units only, each with
+    4 bytes for its index per tensor, and one byte per unit for the mask; downloads are whole.
 Command: python federated_main.py --demo --trainer Hermes
 """
 
@@ -38,6 +38,7 @@ from torch import Tensor
 from fedvlm.config.option import Option
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.trees import State, Tree, in_double, per_client
+from fedvlm.federation.aggregation.arrival import Rows
 from fedvlm.federation.aggregation.updates import (
     Updates,
     require_finite,
@@ -121,7 +122,7 @@ class Hermes(PeftTrainer):
         state = state | self.decide(ctx, state)
         w = apply_mask(state["w"], state["mask"])
         sent = {MASK + site: m > 0 for site, m in state["mask"].items()}
-        return state | {"w": w}, ctx.upload(w, extras=sent)
+        return state | {"w": w}, ctx.upload(w, extras=sent, rows=kept_units(w, state["mask"]))
 
     def masked_fit(self, ctx: Context, state: State, received: Tree, **how: Any) -> Tree:
         """Fit from the download; pruned units get no gradient and stay zero."""
@@ -253,6 +254,19 @@ def apply_mask(tree: Tree, mask: Tree) -> Tree:
     return out
 
 
+def kept_units(tree: Tree, mask: Tree) -> dict[str, Rows]:
+    """Return which units of each prunable tensor are left, by masks ``[K, U]``."""
+    left = {}
+    for site, m in mask.items():
+        left[site] = torch.where(m > 0, torch.arange(m.shape[-1], device=m.device), -1)
+    out = {}
+    for name in tree:
+        at = unit(name)
+        if at is not None and at[0] in left:
+            out[name] = Rows(left[at[0]], -2 if at[1] is ROWS else -1)
+    return out
+
+
 def kill(mask: Tensor, score: Tensor, share: Tensor) -> Tensor:
     """Return masks ``[K, U]`` with ``share [K]`` of all units dead: those before, then the lowest.
 
@@ -282,6 +296,7 @@ def average(updates: Updates, previous: Tree, rule: str) -> tuple[Tree, Tree]:
         kept = torch.ones_like(sent)
         if at is not None and MASK + at[0] in updates.extras:
             kept = at[1](updates.extras[MASK + at[0]]).to(sent).expand_as(sent)
+            sent = sent * kept  # a unit that was not sent came in as its client received it
         if rule == "coverage":
             cover = weighted_sum(kept, weights)
             total = weighted_sum(sent * kept, weights)

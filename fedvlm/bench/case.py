@@ -21,7 +21,6 @@ from fedvlm.core import rng
 from fedvlm.core.errors import FedvlmError
 from fedvlm.core.trees import Tree
 from fedvlm.evaluation.scores import OtherTest
-from fedvlm.federation.aggregation.updates import join
 from fedvlm.federation.batches import Batch, IndexSplit, SplitBatcher
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.engine import LocalEngine, RoundWork
@@ -267,7 +266,7 @@ def recording_trainer(kind: Any, cfg: CfgNode, start: dict[str, Tensor]) -> Any:
 
 def trained(fed: Federation, work: RoundWork, client: int) -> Tree:
     """Return a client's model after its local round: what it keeps, and what it sent."""
-    sent = join(work.parts).messages()[client]
+    sent = next(p for p in work.parts if client in p.clients).arrive().messages()[client]
     return fed.clients.read([client], work.versions)[client]["w"] | sent
 
 

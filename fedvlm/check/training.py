@@ -27,7 +27,7 @@ from fedvlm.check.world import EPOCHS, RESNET, SIZES, Setup, Trajectory, World
 from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.core.trees import State, Tree, clone, first_non_finite, stack
 from fedvlm.federation.batches import Batch
-from fedvlm.federation.groups import FROZEN
+from fedvlm.federation.groups import FROZEN, SERVER
 from fedvlm.federation.rounds import FedState, Whole
 
 
@@ -70,7 +70,10 @@ def g5_centralised(world: World, trainer: Method) -> None:
     )
     p = {n: v.clone() for n, v in fed.p0.items()}
     given = fed.downloads(fed.start(), 1, [0])[0]
-    moving = [p[n].requires_grad_() for n, group in fed.groups.of.items() if group != FROZEN]
+    moving = [
+        p[n].requires_grad_() for n, group in fed.groups.of.items()
+        if group not in (FROZEN, SERVER)
+    ]
     optimiser = torch.optim.SGD(moving, lr=setup.lr, weight_decay=setup.decay)
     for _ in range(setup.rounds * EPOCHS):
         optimiser.zero_grad()
@@ -137,7 +140,7 @@ def g11_small_clients(world: World, trainer: Method) -> None:
         alone = work(fed, fed.adopt(copy_fed(state)), [client])
         said = f"client {client} with {size} sample(s) and batch size {Setup().batch}"
         demand(alone.counters.get("steps", 0) >= 1, f"{said} took no step")
-        message = alone.parts[0].messages()[client]
+        message = alone.parts[0].arrive().messages()[client]
         down = fed.downloads(fed.start(), 1, [client])[client]
         own = fed.clients.read([client], alone.versions)[client]
         changed = differs(own, state.clients[client]) or any(

@@ -124,9 +124,12 @@ def _dataset() -> Schema:
             "", "CoOp's few-shot pickle or a JSON list below DIR, instead of drawing the shots"
         ),
         "DATASET.SOURCE_DOMAINS": Option(
-            (), "Dassl's: all domains but the one left out (FED.HELD_OUT_DOMAIN), or nothing"
+            (), "Dassl's: all domains but the one left out (FED.HELD_OUT_DOMAIN), or nothing",
+            neutral=(),
         ),
-        "DATASET.TARGET_DOMAINS": Option((), "Dassl's: the domain for FED.HELD_OUT_DOMAIN"),
+        "DATASET.TARGET_DOMAINS": Option(
+            (), "Dassl's: the domain for FED.HELD_OUT_DOMAIN", neutral=()
+        ),
         "DATASET.SUBSAMPLE_CLASSES": Option(
             "all",
             "classes that the clients hold (FedTV's code: base)",

@@ -4,7 +4,8 @@ A client's **version** is the last round in which it worked; version 0, the untr
 never stored but made by ``init_client`` when somebody asks, so that a client which was never drawn
 costs nothing. The driver knows versions only (``FedState``); the rows lie where the clients are.
 Of slot ``w`` only what a client does not get anew is kept: the shared part comes with every
-download (unless the method declares ``reads_old``), the frozen part is the start's.
+download (unless the method declares ``reads_old``), and so does what is the server's; the frozen
+part is the start's.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 
 from fedvlm.core.errors import FedvlmError
 from fedvlm.core.trees import State, Tree, cat, expand, stack_states
-from fedvlm.federation.groups import FROZEN, SHARED, Groups
+from fedvlm.federation.groups import FROZEN, SERVER, SHARED, Groups
 
 W = "w"  # the slot of a client's model
 FEW = 8  # rows of a new table
@@ -353,8 +354,8 @@ class Clients:
     ) -> None:
         self.store, self._init, self._start, self._alike = store, init, start, alike
         self._frozen = {n: start[n] for n in groups.names(FROZEN)}
-        self._lost = set(groups.names(FROZEN) if reads_old else groups.names(SHARED, FROZEN))
-        self._reads_old, self._shared = reads_old, set(groups.names(SHARED))
+        self._lost = set(groups.names(FROZEN, SERVER, *([] if reads_old else [SHARED])))
+        self._shared, self._server = set(groups.names(SHARED)) & self._lost, set(groups.server)
         self._order = {n: i for i, n in enumerate(start)}
         self._first: dict[int, Form] = {}  # of clients that never worked
 
@@ -422,7 +423,12 @@ class Clients:
             yield
         except KeyError as error:
             name = error.args[0] if error.args else ""
-            if self._reads_old or name not in self._shared:
+            if name in self._server:
+                raise FedvlmError(
+                    f"{who} looks for '{name}' with the client: it is the server's, and comes with "
+                    "every download (state['w'] | received)"
+                ) from error
+            if name not in self._shared:
                 raise
             raise FedvlmError(
                 f"{who} reads '{name}' in slot 'w' of a client's state: the shared part is not "

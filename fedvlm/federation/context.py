@@ -25,11 +25,14 @@ from torch import Tensor
 from fedvlm.core import rng
 from fedvlm.core.errors import DivergedError, FedvlmError
 from fedvlm.core.trees import State, Tree, in_double, matching, pick
+from fedvlm.federation.aggregation.arrival import Rows
 from fedvlm.federation.batches import Batch, Batcher, Step, single_samples
 from fedvlm.federation.groups import PERSONAL, SHARED, Groups
+from fedvlm.federation.local import sent
 from fedvlm.federation.local.effort import Effort, Trace, Work, steps_of, way_of
 from fedvlm.federation.local.ledger import Flags, Means
 from fedvlm.federation.local.parts import cut, inverse, joined, take
+from fedvlm.federation.local.sent import Ranks, Upload
 from fedvlm.federation.local.stop import Patience
 from fedvlm.federation.optim import SGD, OptimSpec, Rate, Schedule
 from fedvlm.models.vlmodel import VLModel
@@ -40,15 +43,6 @@ Body = Callable[[State, tuple[Batch, ...], Step], State]
 SAMPLES, UNIFORM, OWN = "samples", "uniform", "own"  # how clients weigh in the average
 FIT, LOOP, DESCENT = "fit", "loop", "descent"  # how a method's clients step
 KEPT, COUNT = "optim/", "steps"  # slots of a kept optimiser's state; steps that are behind it
-
-
-@dataclass(frozen=True)
-class Upload:
-    """What K clients send: shared tensors, declared extras, one weight each (``[K]``)."""
-
-    params: Tree
-    weight: Tensor
-    extras: Tree = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -516,12 +510,15 @@ class Context:
         return Patience(self.patience, work.lengths, work.totals, score)
 
     def trained(self, params: Tree, train: Sequence[str]) -> list[str]:
-        """Return the names in ``params`` that groups or patterns ``train`` select."""
+        """Return the names in ``params`` that groups or patterns ``train`` select.
+
+        None of the group ``server``: the server alone moves those.
+        """
         groups = set(self.groups.names(*train))
         names = groups | set(
             matching(params, [t for t in train if t not in (SHARED, PERSONAL)])
         )
-        return [n for n in params if n in names]
+        return [n for n in params if n in names and n not in self.groups.server]
 
     def clock(self, local_epoch: int) -> int:
         """Return the 0-based epoch of the schedule's clock."""
@@ -530,15 +527,26 @@ class Context:
 
     # ---- messages and checks ---------------------------------------------------------------
     def upload(
-        self, params: Tree, weight: Tensor | None = None, extras: Tree | None = None
+        self, params: Tree, weight: Tensor | None = None, extras: Tree | None = None, *,
+        only: Sequence[str] | None = None, rows: Mapping[str, Rows] | None = None,
+        ranks: Mapping[str, Ranks] | None = None,
     ) -> Upload:
-        """Keep only the shared group of ``params``.
+        """Keep only the shared group of ``params``, and of it what is sent.
 
-        The weight is the number of samples, or 1 under ``uniform`` (0 without samples); a method
-        of the weighting ``own`` gives it.
+        What is not sent is filled on arrival from what its client received, so that ``aggregate``
+        sees whole tensors; its bytes are not counted.
+
+        Args:
+            weight: by default the number of samples, or 1 under ``uniform`` (0 without samples);
+                a method of the weighting ``own`` gives it.
+            only: full-match patterns of the shared tensors that are sent.
+            rows: by name, the rows that each client sends (a row costs 4 bytes more, its index).
+            ranks: by the name of a LoRA without ``.A`` and ``.B``, how many of its components each
+                client sends, ``[K]``: the first rows of A, the first columns of B.
 
         Raises:
-            FedvlmError: a weight that would not be used, or none where one is due.
+            FedvlmError: a weight that would not be used, or none where one is due; patterns, rows
+                or ranks of what is not there.
         """
         if (self.weighting == OWN) != (weight is not None):
             raise FedvlmError(
@@ -548,7 +556,10 @@ class Context:
         if weight is None:
             sizes = self.sizes
             weight = (sizes > 0).to(sizes) if self.weighting == UNIFORM else sizes
-        return Upload(pick(params, self.groups.shared), weight, extras or {})
+        left = sent.absent(self.groups.shared, only)
+        whole = pick(params, set(self.groups.shared) - set(left))
+        parts, places, told = sent.cut(whole, rows, ranks)
+        return Upload(parts, weight, extras or {}, left, places, told)
 
     def check(self, value: Tensor, what: str, batch: Batch | None = None) -> None:
         """Apply the non-finite policy to one number per client (of ``batch``), ``[K']``."""

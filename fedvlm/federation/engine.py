@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.errors import FedvlmError, failure_text
-from fedvlm.core.trees import State, Tree, first_non_finite, matching, pick, stack
+from fedvlm.core.trees import State, Tree, expand, first_non_finite, matching, pick, stack
+from fedvlm.federation.aggregation.arrival import Part, Rows
 from fedvlm.federation.aggregation.updates import Updates, join
 from fedvlm.federation.clients import Clients
-from fedvlm.federation.context import Context, Upload, without_kept
+from fedvlm.federation.context import Context, without_kept
 from fedvlm.federation.local.guard import Looked, guarded
+from fedvlm.federation.local.sent import Upload, refusal
 from fedvlm.federation.plan import Chunk, plan_chunks
 from fedvlm.federation.trainer import Trainer
 
@@ -36,14 +38,14 @@ class RoundWork:
     """
 
     versions: dict[int, int] = field(default_factory=dict)
-    parts: list[Updates] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     dropped: dict[int, str] = field(default_factory=dict)
     counters: Counter[str] = field(default_factory=Counter)
 
     @property
     def updates(self) -> Updates | None:
-        """All updates by ascending id; None where every client was dropped."""
-        return join(self.parts) if self.parts else None
+        """All updates by ascending id, with all rows; None where every client was dropped."""
+        return join([part.arrive() for part in self.parts]) if self.parts else None
 
 
 class Engine(Protocol):
@@ -137,7 +139,7 @@ def _updated(
     accepted: Mapping[int, int],
 ) -> _Done:
     """Do the work of a chunk on inputs of its own: whoever writes into them harms nobody."""
-    received = stack([downloads[c] for c in ctx.clients])
+    received = laid(downloads, ctx)
     whole = clients.stacked(ctx.clients, accepted)
     state = without_kept(whole)
     if ctx.optim.keep:  # the optimisers' states are the context's, not the method's
@@ -147,9 +149,22 @@ def _updated(
     return done._replace(state=done.state | (ctx.kept or {}))
 
 
+def laid(downloads: Mapping[int, Tree], ctx: Context) -> Tree:
+    """Return what the clients of a chunk received, ``[K, ...]``.
+
+    Copies, which whoever works may write into, but for tensors of the group ``server``: those are
+    everybody's, and lie there once.
+    """
+    trees = [downloads[c] for c in ctx.clients]
+    if not ctx.groups.server:
+        return stack(trees)
+    own = stack([{n: v for n, v in t.items() if n not in ctx.groups.server} for t in trees])
+    return own | expand(pick(trees[0], ctx.groups.server), ctx.k)
+
+
 def _asked(ctx: Context, done: _Done) -> list[Tensor]:
-    """Return the numbers that the host needs of a chunk: weights, then metrics."""
-    return [done.upload.weight, *ctx.logs.values()]
+    """Return the numbers that the host needs of a chunk: weights, counts of rows, metrics."""
+    return [done.upload.weight, *done.upload.told.values(), *ctx.logs.values()]
 
 
 def _collect(
@@ -159,10 +174,12 @@ def _collect(
 
     Raises:
         DivergedError: a number is not finite (policy ``abort``).
-        FedvlmError: a weight that is no finite number >= 0.
+        FedvlmError: a weight that is no finite number >= 0, or rows that are not there.
     """
-    weights, *numbers = looked.numbers
+    upload, (weights, *numbers) = done.upload, looked.numbers
     _check_weight(_where(name, ctx), ctx, weights)
+    counts = {n: list(map(int, row)) for n, row in zip(upload.told, numbers, strict=False)}
+    _check_rows(_where(name, ctx), ctx, done, counts)
     stay = []
     for k, client in enumerate(ctx.clients):
         if not looked.finite:
@@ -175,13 +192,16 @@ def _collect(
         stay.append(k)
     if not stay:
         return []
-    told = dict(zip(ctx.logs, numbers, strict=True))
-    work.parts.append(Updates(
-        tuple(ctx.clients[k] for k in stay), _rows(done.upload.params, stay),
+    told = dict(zip(ctx.logs, numbers[len(counts) :], strict=True))
+    at = torch.tensor(stay, dtype=torch.int64)
+    work.parts.append(Part(
+        tuple(ctx.clients[k] for k in stay), _rows(upload.params, stay),
         torch.tensor([weights[k] for k in stay], dtype=torch.float64),
-        _rows(done.upload.extras, stay),
+        _rows(upload.extras, stay),
         {n: torch.tensor([v[k] for k in stay], dtype=torch.float64) for n, v in told.items()},
-        _rows(pick(done.received, done.upload.params), stay),
+        _rows(pick(done.received, ctx.groups.shared), stay),
+        {n: Rows(r.index[at.to(r.index.device)], r.axis) for n, r in upload.rows.items()},
+        {n: [row[k] for k in stay] for n, row in counts.items()},
     ))
     return stay
 
@@ -226,10 +246,13 @@ def _check_work(where: str, ctx: Context, out: Any, received: Tree) -> _Done:
     for tensor, value in upload.params.items():
         if tensor not in received:
             raise FedvlmError(f"{where}: the download lacks '{tensor}' of the shared group")
-        if value.shape != received[tensor].shape:
+        home = list(received[tensor].shape)
+        if tensor in upload.rows:
+            rows = upload.rows[tensor]
+            home[rows.along(received[tensor])] = rows.index.shape[1]
+        if list(value.shape) != home:
             raise FedvlmError(
-                f"{where}: upload '{tensor}' has shape {list(value.shape)}, "
-                f"the download had {list(received[tensor].shape)}"
+                f"{where}: upload '{tensor}' has shape {list(value.shape)}, the download had {home}"
             )
         if value.dtype != received[tensor].dtype:
             raise FedvlmError(
@@ -247,7 +270,8 @@ def _check_work(where: str, ctx: Context, out: Any, received: Tree) -> _Done:
 def _check_keys(where: str, ctx: Context, upload: Upload) -> None:
     stray = set(upload.params) - set(ctx.groups.shared)
     stray |= set(upload.extras) - set(matching(upload.extras, ctx.extras))
-    missing = set(ctx.groups.shared) - set(upload.params)
+    stray |= set(upload.extras) & set(ctx.groups.server)
+    missing = set(ctx.groups.shared) - set(upload.params) - set(upload.absent)
     told = set(ctx.logs) - set(matching(ctx.logs, ctx.metrics))
     if stray:
         raise FedvlmError(
@@ -277,6 +301,19 @@ def _check_weight(where: str, ctx: Context, weights: Sequence[float]) -> None:
     for client, value in zip(ctx.clients, weights, strict=True):
         if not (0 <= value < float("inf")):
             raise FedvlmError(f"{where}: client {client} has weight {value}, not a number >= 0")
+
+
+def _check_rows(
+    where: str, ctx: Context, done: _Done, counts: Mapping[str, Sequence[int]]
+) -> None:
+    """Refuse rows that are not there, and rows sent twice."""
+    for name, row in counts.items():
+        home = done.received[name]
+        size = home.shape[done.upload.rows[name].along(home)]
+        for client, count in zip(ctx.clients, row, strict=True):
+            said = refusal(name, count, size)
+            if said:
+                raise FedvlmError(f"{where}: client {client} sends {said}")
 
 
 def _check_finite(ctx: Context, k: int, state: State, params: Tree) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 from fedvlm.core.errors import ConfigError
 from fedvlm.models.adapt import peft
 
-SHARED, PERSONAL, FROZEN = "shared", "personal", "frozen"
+SHARED, PERSONAL, FROZEN, SERVER = "shared", "personal", "frozen", "server"
+GROUPS = (SHARED, PERSONAL, FROZEN, SERVER)
 Rule = tuple[str, str]
 
 OWN = -1  # FED.FINETUNE_EPOCHS: the method's own number
@@ -30,7 +31,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Groups:
-    """The group of every trainable tensor: ``shared``, ``personal`` or ``frozen``."""
+    """The group of every trainable tensor: ``shared``, ``personal``, ``frozen`` or ``server``."""
 
     of: dict[str, str]
 
@@ -43,6 +44,11 @@ class Groups:
     def personal(self) -> tuple[str, ...]:
         """Names that never leave their client."""
         return self.names(PERSONAL)
+
+    @property
+    def server(self) -> tuple[str, ...]:
+        """Names that the server alone moves: clients receive them, and neither train nor send."""
+        return self.names(SERVER)
 
     def names(self, *groups: str) -> tuple[str, ...]:
         """Return the names in any of ``groups``."""
@@ -64,8 +70,8 @@ def resolve(names: Iterable[str], rules: Sequence[Rule], owner: str) -> Groups:
     names = list(names)
     problems: list[str] = []
     for pattern, group in rules:
-        if group not in (SHARED, PERSONAL, FROZEN):
-            problems.append(f"rule '{pattern}' names group '{group}' (shared, personal or frozen)")
+        if group not in GROUPS:
+            problems.append(f"rule '{pattern}' names group '{group}', none of {', '.join(GROUPS)}")
         if not any(re.fullmatch(pattern, n) for n in names):
             problems.append(f"rule '{pattern}' -> {group} matches no trainable tensor")
     of: dict[str, str] = {}
@@ -121,7 +127,10 @@ class Finetune:
             ConfigError: it would train nothing; ``owner`` is the trainer's name.
         """
         parts = set(self.train)
-        names = [n for n, group in groups.of.items() if {group, peft.role(n)} & parts]
+        names = [
+            n for n, group in groups.of.items()
+            if group != SERVER and {group, peft.role(n)} & parts
+        ]
         if self.epochs and not names:
             raise ConfigError(
                 f"the final fine-tuning of {owner} would train nothing: it wants "

@@ -14,11 +14,12 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, DivergedError, FedvlmError
-from fedvlm.core.trees import State, Tree, cast, expand, matching, nbytes, stack
+from fedvlm.core.trees import State, Tree, cast, expand, matching, pick
 from fedvlm.federation.aggregation.rules import check_rule
 from fedvlm.federation.aggregation.server_optim import NONE, SLOTS
 from fedvlm.federation.aggregation.telltale import Telltale, outlier_sentence, telltale
@@ -33,12 +34,14 @@ from fedvlm.federation.clients import (
     on,
 )
 from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context, without_kept
-from fedvlm.federation.engine import Engine, LocalEngine
-from fedvlm.federation.groups import Finetune, resolve
+from fedvlm.federation.engine import Engine, LocalEngine, laid
+from fedvlm.federation.groups import SERVER, SHARED, Finetune, resolve
 from fedvlm.federation.local.guard import guarded
 from fedvlm.federation.optim import Schedule
 from fedvlm.federation.plan import Budget, Plan, check_footing, plan_chunks
 from fedvlm.federation.server import (
+    MOVED,
+    Downloads,
     Held,
     Measure,
     Proxy,
@@ -261,28 +264,61 @@ class Federation:
             plan.optim, self.roster, held, self.proxy, plan.aggregator, plan.server_optim,
         )
 
-    def downloads(
-        self, state: FedState, round_: int, clients: Sequence[int]
-    ) -> dict[int, Tree]:
-        """Return what each of ``clients`` receives.
+    def downloads(self, state: FedState, round_: int, clients: Sequence[int]) -> Downloads:
+        """Return what each of ``clients`` receives, and how many bytes of it travel.
+
+        A tensor of the group ``server`` travels to who has not received it since it moved.
 
         Raises:
-            FedvlmError: a tensor that is neither shared nor declared, or no such client.
+            FedvlmError: a tensor that is neither shared nor declared, no such client, or without
+                the server's tensors.
         """
         ctx = self.server_context(round_, Held(self.held, state.held))
-        out = {}
+        names = self.groups.server
+        whole = pick(self.trainer.shared(state.server), names) if names else {}
+        out, moved = Downloads(), {n: int(v) for n, v in state.server.get(MOVED, {}).items()}
         for client in clients:
             if not 0 <= client < self.plan.clients:
                 raise FedvlmError(f"there is no client {client} of {self.plan.clients}")
-            out[client] = self.trainer.download(ctx, state.server, client)
-            names = [n for n in out[client] if n not in self.groups.shared]
-            stray = set(names) - set(matching(names, self.trainer.extras_down))
-            if stray:
-                raise FedvlmError(
-                    f"trainer {self.trainer.name}: client {client} would receive {sorted(stray)}, "
-                    "outside the shared group and the declared `extras_down`"
-                )
+            out[client] = tree = self.trainer.download(ctx, state.server, client)
+            self._check_download(client, tree, whole)
+            last = state.versions.get(client, 0)  # in that round it received all
+            known = {n for n in whole if last and moved[n] < last}
+            out.sizes[client] = {n: b for n, b in ctx.sizes(tree).items() if n not in known}
         return out
+
+    def _check_download(self, client: int, tree: Tree, whole: Tree) -> None:
+        names = [n for n in tree if n not in self.groups.names(SHARED, SERVER)]
+        stray = set(names) - set(matching(names, self.trainer.extras_down))
+        if stray:
+            raise FedvlmError(
+                f"trainer {self.trainer.name}: client {client} would receive {sorted(stray)}, "
+                "outside the shared group and the declared `extras_down`"
+            )
+        lost = [n for n in self.groups.server if n not in whole or tree.get(n) is not whole[n]]
+        if lost:
+            raise FedvlmError(
+                f"trainer {self.trainer.name}: client {client} would not receive {lost} of the "
+                "group server as the global model has them: download and shared(server) give the "
+                "tensors that the server keeps"
+            )
+
+    def _moved(self, old: State, new: State, round_: int) -> State:
+        """Return ``new`` with a note of the round in which the server's tensors moved last."""
+        names = self.groups.server
+        if not names:
+            return new
+        before, after = self.trainer.shared(old), self.trainer.shared(new)
+        lost = [n for n in names if n not in after]
+        if lost:
+            raise FedvlmError(
+                f"trainer {self.trainer.name}: after its aggregate the global model lacks {lost} "
+                "of the group server"
+            )
+        changed = torch.stack([(before[n] != after[n]).any() for n in names]).tolist()
+        rounds = {n: torch.tensor(round_) if c else old[MOVED][n]
+                  for n, c in zip(names, changed, strict=True)}
+        return new | {MOVED: rounds}
 
     def prove_streams(
         self, cached: SampleSource, pixels: SampleSource, indices: Tensor
@@ -330,6 +366,8 @@ class Federation:
                 f"trainer {self.trainer.name}: the server's slot '{taken[0]}' is that of "
                 f"FED.SERVER_OPTIM {self.plan.server_optim.kind}; call it something else"
             )
+        if self.groups.server:
+            server = server | {MOVED: {n: torch.tensor(0) for n in self.groups.server}}
         return FedState(0, server, {}, held.commit(0))
 
     def read(self, state: FedState, clients: Sequence[int] | None = None) -> Whole:
@@ -439,13 +477,14 @@ class Federation:
         except DivergedError as error:
             words = [outlier_sentence(round_, row) for row in told.rows()]
             raise DivergedError("; ".join([str(error), *words])) from error
+        server = self._moved(state.server, server, round_)
         after = FedState(round_, server, state.versions | work.versions, held.commit(round_))
         spent = {n: v - towers.get(n, 0) for n, v in self.model.counters.items()}
         self.budget.record(round_, work.counters)
         self._publish(
             after, self.last_round, updates=updates, dropped=work.dropped,
             bytes_up=updates.bytes(),
-            bytes_down={c: nbytes(tree) for c, tree in downloads.items()},
+            bytes_down=downloads.sizes,
             counters={n: work.counters[n] + spent.get(n, 0) for n in [*work.counters, *spent]},
             seconds=time.perf_counter() - began, report=dict(ctx.report), telltale=told,
         )
@@ -490,7 +529,7 @@ class Federation:
         self, ctx: Context, state: FedState, given: Mapping[int, Tree], tune: bool
     ) -> Tree:
         """Return the personal models of a chunk, made from copies of its own."""
-        received = stack([given[c] for c in ctx.clients])
+        received = laid(given, ctx)
         own = without_kept(self.clients.stacked(ctx.clients, state.versions))
         with self.clients.explain(f"trainer {self.trainer.name}"):
             if tune:

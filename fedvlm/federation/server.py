@@ -18,15 +18,18 @@ from torch import Tensor
 
 from fedvlm.core import rng
 from fedvlm.core.errors import FedvlmError
-from fedvlm.core.trees import State, Tree, expand, stack_states
+from fedvlm.core.trees import State, Tree, expand, nbytes, stack_states
+from fedvlm.federation.aggregation.arrival import INDEX_BYTES, Rows
 from fedvlm.federation.aggregation.rules import AggregateSpec
 from fedvlm.federation.aggregation.server_optim import ServerOptimSpec, server_step
 from fedvlm.federation.clients import ClientStore, Form, MemoryStore, form_of
 from fedvlm.federation.groups import Groups
+from fedvlm.federation.local import sent
 from fedvlm.federation.optim import OptimSpec
 from fedvlm.models.vlmodel import VLModel
 
 Row = dict[str, int | float | None]  # one client's numbers, its id under ``client``
+MOVED = "group.moved"  # server slot: the round in which each tensor of the group server last moved
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,18 @@ class Held:
         return dict(self.versions)
 
 
+class Downloads(dict[int, Tree]):
+    """What each client receives.
+
+    Attributes:
+        sizes: bytes by client and tensor, as they travel.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[int, dict[str, int]] = {}
+
+
 @dataclass(frozen=True)
 class ServerContext:
     """What a method's server side may use.
@@ -182,6 +197,7 @@ class ServerContext:
         aggregator: what ``FED.AGGREGATOR`` and its keys say.
         server_optim: what ``FED.SERVER_OPTIM`` and its keys say.
         report: what ``log`` collects.
+        cuts: tensors that ``cut`` made, by id, with their bytes as they travel.
     """
 
     model: VLModel
@@ -198,10 +214,48 @@ class ServerContext:
     aggregator: AggregateSpec = AggregateSpec()
     server_optim: ServerOptimSpec = ServerOptimSpec()
     report: dict[str, Any] = field(default_factory=dict)
+    cuts: dict[int, tuple[Tensor, int]] = field(default_factory=dict)
 
     def stream(self, purpose: str, client: int = -1) -> torch.Generator:
         """Return a generator for ``purpose`` in this round (of one client, if given)."""
         return rng.stream(self.seed, purpose, self.round, client)
+
+    def cut(
+        self, tree: Tree, *, rows: Mapping[str, Rows] | None = None,
+        ranks: Mapping[str, int] | None = None,
+    ) -> Tree:
+        """Return ``tree`` (no client axis) with some rows of some tensors, the others zero.
+
+        For ``download``: only those rows are sent, and counted.
+
+        Args:
+            rows: by name; their ``index`` is ``[n]``, -1 is none.
+            ranks: by the name of a LoRA: its first components.
+
+        Raises:
+            FedvlmError: names, rows or ranks that are not there.
+        """
+        one = expand(tree, 1)
+        values, places, told = sent.cut(
+            one, {n: Rows(r.index[None], r.axis) for n, r in (rows or {}).items()},
+            {site: [rank] for site, rank in (ranks or {}).items()},
+        )
+        out = dict(tree)
+        for name, where in places.items():
+            axis, count = where.along(one[name]), int(told[name])
+            said = sent.refusal(name, count, one[name].shape[axis])
+            if said:
+                raise FedvlmError(f"a download would hold {said}")
+            out[name] = where.fill(torch.zeros_like(one[name]), values[name])[0]
+            row = tree[name].numel() // max(1, tree[name].shape[axis - 1])
+            size = count * (row * tree[name].element_size() + INDEX_BYTES)
+            self.cuts[id(out[name])] = out[name], size
+        return out
+
+    def sizes(self, tree: Tree) -> dict[str, int]:
+        """Return the bytes of each tensor of a download as it travels."""
+        return nbytes(tree) | {n: self.cuts[id(v)][1] for n, v in tree.items()
+                               if id(v) in self.cuts}
 
     def server_step(self, server: State, target: Tree) -> State:
         """Return the server's state with ``w`` moved to ``target`` by ``FED.SERVER_OPTIM``.

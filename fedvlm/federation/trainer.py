@@ -25,7 +25,7 @@ from fedvlm.federation.aggregation.rules import EVERY, combine
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import FIT, SAMPLES, Context, Upload
-from fedvlm.federation.groups import PERSONAL, SHARED, TAG, Finetune, Rule
+from fedvlm.federation.groups import PERSONAL, SERVER, SHARED, TAG, Finetune, Rule
 from fedvlm.federation.server import Proxy, ServerContext
 from fedvlm.models.vlmodel import VLModel
 
@@ -312,14 +312,18 @@ class Trainer:
     # ---- server ---------------------------------------------------------------------------
     def init_server(self, ctx: ServerContext, start: Tree) -> State:
         """Return the server's state before round 1."""
-        return {"w": {n: start[n] for n in ctx.groups.shared}}
+        return {"w": {n: start[n] for n in ctx.groups.names(SHARED, SERVER)}}
 
     def download(self, ctx: ServerContext, server: State, client: int) -> Tree:
-        """Return what a client receives: shared tensors, and what ``extras_down`` declares."""
+        """Return what a client receives: shared tensors, and what ``extras_down`` declares.
+
+        All tensors of the group ``server`` are among it, as ``shared`` has them. A shared tensor
+        may be left out where the client neither needs nor sends it; ``ctx.cut`` sends some rows.
+        """
         return server["w"]
 
     def shared(self, server: State) -> Tree:
-        """Return the shared tensors of the global model: the server's, never a client's.
+        """Return the global model, shared and server's tensors: the server's, never a client's.
 
         Raises:
             FedvlmError: the server keeps no slot ``w``.

@@ -23,6 +23,7 @@ from fedvlm.console.screen import Console, progress
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree, numel, pick
 from fedvlm.evaluation import Evaluator
+from fedvlm.federation.aggregation.updates import join
 from fedvlm.federation.batches import Batch, SplitBatcher, Step
 from fedvlm.federation.clients import on
 from fedvlm.federation.rounds import FedState, Models, RoundFinished, state_of
@@ -81,14 +82,15 @@ def dry_run(cfg: CfgNode) -> int:
     federation.batcher = FirstStep(batcher)
     state = federation.start()
     seconds = []
+    given = federation.downloads(state, 1, [0])
     for _ in range(2):  # the first pays for warming up
         began = time.perf_counter()
         work = federation.engine.run(
-            federation.trainer, lambda ids: federation.context(ids, 1),
-            federation.downloads(state, 1, [0]), federation.clients, {0: 0},
+            federation.trainer, lambda ids: federation.context(ids, 1), given,
+            federation.clients, {0: 0},
         )
         seconds.append(time.perf_counter() - began)
-    (updates,) = work.parts
+    updates = join([part.arrive() for part in work.parts])
     federation.trainer.aggregate(
         federation.server_context(1, Held(federation.held, state.held)), state.server, updates
     )
@@ -102,7 +104,8 @@ def dry_run(cfg: CfgNode) -> int:
     console.header(
         header(built)
         | {
-            "bytes": f"{sent:,} up per client and round, {sent * uploads:,} in the whole run",
+            "bytes": f"{sent:,} up and {sum(given.sizes[0].values()):,} down per client in round "
+                     f"1, {sent * uploads:,} up in the whole run if all are like it",
             "personal": f"{numel(personal):,} numbers stay with each client",
             "steps": f"{sum(steps):,} client steps per round with all clients",
             "time": f"at most {seconds[-1]:.2f} s per client step (one client, images encoded "

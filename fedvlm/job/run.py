@@ -200,6 +200,8 @@ def on_disk(built: Built) -> bool:
     if choice == "auto":
         row = federation.clients.stacked([0], {})
         size = sum(sum(nbytes(tree).values()) for tree in row.values())
+        if federation.plan.optim.keep:  # two numbers for each trained one, at most
+            size += 2 * sum(nbytes(federation.p0).values())
         return size * federation.plan.clients > MEMORY_BYTES
     return bool(choice == "disk")
 

@@ -15,10 +15,16 @@ import torch
 from torch import Tensor
 
 from fedvlm.check.world import Setup, World
+from fedvlm.core.trees import State, Tree
+from fedvlm.federation.aggregation.arrival import Rows
 from fedvlm.federation.batches import IndexSplit
 from fedvlm.federation.clients import MemoryStore
+from fedvlm.federation.context import Context
 from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.local.sent import Upload
+from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.rounds import Federation, FedState
+from fedvlm.federation.trainer import Trainer
 from tests.federation.counting import Counts, counted
 
 HEAD = ("PEFT.TEXT", "none", "PEFT.VISUAL", "none", "PEFT.HEAD", "linear")
@@ -38,7 +44,7 @@ def on_device(fed: Federation, state: FedState) -> list[Tensor]:
 
 
 def spent(
-    name: str, clients: int, chunk: int, batch: int, opts: Sequence[str] = (),
+    name: str | type[Trainer], clients: int, chunk: int, batch: int, opts: Sequence[str] = (),
     sizes: Callable[[int], int] = lambda k: SIZE,
 ) -> Counts:
     """Return the counts of the third round; batches of ``SIZE`` make two steps."""
@@ -48,7 +54,8 @@ def spent(
         for k in range(clients)
     ]
     fed = world.federation(
-        load_trainer(name), Setup(splits=splits, batch=batch, chunk=chunk, packed=True)
+        load_trainer(name) if isinstance(name, str) else name,
+        Setup(splits=splits, batch=batch, chunk=chunk, packed=True),
     )
     state = fed.start()
     for round_ in (1, 2):
@@ -105,6 +112,26 @@ def test_kernels_beside_the_steps_do_not_grow_with_the_clients(
 def test_clients_of_unequal_sizes_are_not_read_either() -> None:
     counts = spent("FedTV", 16, 16, 2, sizes=lambda k: 1 + k % 4)
     assert counts.reads == 4
+
+
+class Ranks(PeftTrainer):
+    """Sends one component of each LoRA, by an index that was made on the device."""
+
+    name = "Ranks"
+
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+        w = ctx.fit(state["w"] | received, self.loss).params
+        one = Rows(torch.where(w["image.adapter.down"].abs().amax((1, 2))[:, None] > 0, 0, -1))
+        return state | {"w": w}, ctx.upload(
+            w, only=(r"image\.adapter\.down",), rows={"image.adapter.down": one}
+        )
+
+
+def test_rows_that_are_sent_are_told_by_the_one_read_of_a_chunk() -> None:
+    opts = ("PEFT.TEXT", "none", "PEFT.VISUAL", "feature")
+    for chunk in (16, 8):
+        plain, rows = (spent(kind, 16, chunk, SIZE, opts) for kind in ("FedAvg", Ranks))
+        assert plain.reads == rows.reads
 
 
 def test_fedala_reads_whose_model_moved_and_a_loss_a_pass() -> None:

@@ -296,6 +296,19 @@ def test_validation_is_the_clients_own_split_on_a_part_of_training_too() -> None
     assert seen and all(s in ([7, 15], [7], [15]) for s in seen)
 
 
+def test_the_host_is_asked_once_per_local_epoch_but_the_last() -> None:
+    fed = quadratic(Quadratic(), 1, sizes=(4, 4, 4), batch=2, epochs=5, early_stop=9, val=1)
+    asked: list[tuple[int, ...]] = []
+
+    def loss(model: Any, p: Tree, b: Batch) -> Tensor:
+        if b.moment is None:
+            asked.append(b.clients)
+        return fed.trainer.loss(model, p, b)
+
+    fed.context([0, 1, 2], 1).fit(starts(3), loss)
+    assert asked == [(0, 1, 2)] * 4
+
+
 def test_early_stop_with_a_kept_optimiser() -> None:
     for chunk in (1, 3):
         fed = quadratic(Quadratic(), 2, sizes=(3, 2, 1), batch=1, epochs=5, early_stop=1, val=1,

@@ -52,7 +52,7 @@ def test_the_server_has_no_way_to_a_clients_samples() -> None:
     ctx = quadratic(Quadratic(), 3, epochs=2).server_context(2, Held())
     assert {f.name for f in fields(ServerContext)} == {
         "model", "groups", "start", "round", "rounds", "seed", "epochs", "optim", "roster",
-        "held", "proxy", "report", "aggregator", "server_optim",
+        "held", "proxy", "report", "cuts", "aggregator", "server_optim",
     }
     assert (ctx.round, ctx.rounds, ctx.epochs, ctx.proxy) == (2, 3, 2, None)
     for name in ("batcher", "subset", "whole", "batches", "fit", "clients", "source", "splits"):

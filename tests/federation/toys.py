@@ -113,14 +113,15 @@ class Quadratic(Trainer):
 def quadratic(
     trainer: Trainer, rounds: int, *, epochs: int = 1, lr: float = ETA,
     sizes: Sequence[int] = (1, 1), chunk: int = 8, momentum: float = 0.0, batch: int = 100,
-    val: int = 0, **plan: Any,
+    val: int = 0, wells: Sequence[tuple[float, float]] = (), **plan: Any,
 ) -> Watched:
     """Return a federation on the toy; client k holds ``sizes[k]`` copies of its sample.
 
-    ``val`` of them are validation samples as well.
+    ``val`` of them are validation samples as well; ``wells`` are pairs (a, b).
     """
-    a = torch.tensor([A[k] for k, n in enumerate(sizes) for _ in range(n)], dtype=torch.float64)
-    b = torch.tensor([B[k] for k, n in enumerate(sizes) for _ in range(n)], dtype=torch.float64)
+    owners = [k for k, n in enumerate(sizes) for _ in range(n)]
+    pairs = list(wells or zip(A, B, strict=True))
+    a, b = torch.tensor([pairs[k] for k in owners], dtype=torch.float64).unbind(1)
     edges = np.cumsum([0, *sizes])
     splits = [ToySplit(np.arange(i, j), np.arange(i, min(i + val, j)))
               for i, j in zip(edges[:-1], edges[1:], strict=True)]

@@ -99,7 +99,7 @@ def test_seeds_vary_model_and_data_and_end_in_a_table(
 def test_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert jobs.run(tmp_path / "none", "--dry-run") == 0
     out = capsys.readouterr().out
-    assert "139,264 up per client and round" in out
+    assert "139,264 up and 139,264 down per client in round 1" in out
     assert not (tmp_path / "none").exists()
 
 
@@ -118,12 +118,13 @@ def test_selection_by_validation_is_an_option(tmp_path: Path) -> None:
     assert (chosen["round"], chosen["val"]) == (best["round"], best["val"])
 
 
-def test_partial_participation_evaluates_everyone(tmp_path: Path) -> None:
+def test_partial_participation_evaluates_the_workers_between_the_ends(tmp_path: Path) -> None:
     more = ("--num-users", "5", "--frac", "0.4", "--rounds", "3")
     assert jobs.run(tmp_path, *more) == 0
     records = jobs.records(tmp_path)
     assert [len(r["participants"]) for r in records] == [0, 5, 2, 2]
-    assert all(len(r["clients"]) == 5 for r in records)
+    assert [len(r["clients"]) for r in records] == [5, 5, 2, 5]
+    assert [r.get("personal_clients") for r in records] == [None, None, 2, None]
 
 
 BAD = [

@@ -201,6 +201,27 @@ def test_masks_are_read_and_each_client_gets_its_own_model() -> None:
     assert set(last.state.server) == {"w"} and set(last.state.held) == {0, 1}
 
 
+def test_pruned_units_are_neither_sent_nor_counted() -> None:
+    """Ten units of 3 numbers, 8 bytes each, and 4 for an index; the mask a byte a unit."""
+    for event in history(units(ALWAYS)):
+        for client, size in event.bytes_up.items():
+            left = int(event.updates.extras["mask.image.adapter"].sum(1)[client])
+            rows = left * (3 * 8 + 4)
+            assert size == {DOWN: rows, UP: rows, "text.ctx": 48, "mask.image.adapter": 10}
+            sent = event.updates.messages()[client]
+            assert int(sent[DOWN].any(1).sum()) == int(sent[UP].any(0).sum()) == left
+    assert left == 5
+
+
+def test_a_unit_that_was_not_sent_is_nobodys_own() -> None:
+    """It arrives as its client received it, and is zero in what the server keeps of it."""
+    some = join([update(0, [1, 2, 6, 6], [1, 1, 0, 0]), update(1, [5, 6, 7, 6], [1, 0, 1, 0])])
+    for rule in ("intersection", "coverage"):
+        nine = {n: torch.full_like(v[0], 9.0) for n, v in some.params.items()}
+        _, each = HOME.average(some, nine, rule)
+        assert each[DOWN][..., 0].tolist() == [[3, 2, 0, 0], [3, 0, 7, 0]]
+
+
 # ---- units ------------------------------------------------------------------------------------
 def test_score_is_what_a_component_adds() -> None:
     draw = torch.Generator().manual_seed(1)

@@ -67,6 +67,8 @@ from fedvlm.federation.peft_trainer import PeftTrainer
         "MIX": Option(0.5, "share of a client's own last model in what it uses", low=0.0, high=1.0),
     }}
 
+    reads_old = True  # a client keeps the shared part of its last model, for personalize
+
     # CHANGE: one hook; the others are FedAvg's. They are, in the order of a round:
     #   init_client(ctx, start)              its state: add a slot, {{"w": start, "v": start}}
     #   client_update(ctx, state, received)  a client's work on its download; train with ctx.fit

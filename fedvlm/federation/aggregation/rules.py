@@ -1,7 +1,8 @@
 """Aggregation by name (``FED.AGGREGATOR``), and what an odd update gives away under any rule.
 
 A rule is a pure function of the stacked uploads: ``[K, ...]`` in, no client axis out, float64
-inside and by ascending client id. Updates of weight zero (clients without samples) take no part.
+inside and by ascending client id. What a client did not send stands there as it received it: for
+a rule it has not moved. Updates of weight zero (clients without samples) take no part.
 Of K updates the median stands (K - 1) / 2 hostile ones, the trimmed mean those that it cuts off,
 Krum and multi-Krum f where K >= 2 f + 3; clipping bounds what one client moves. A method that keeps
 models of its clients or learns from each of them (``HEART-PFL`` while it distils) is not made safe

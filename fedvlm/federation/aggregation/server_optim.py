@@ -90,7 +90,8 @@ def server_step(spec: ServerOptimSpec, server: State, target: Tree) -> State:
         DivergedError: the new model is not finite; the message names the tensor.
     """
     if spec.kind == NONE:
-        return server | {"w": target}
+        stay = {n: v for n, v in server.get("w", {}).items() if n not in target}
+        return server | {"w": target | stay}
     rule, w = SERVER_OPTIMS[spec.kind], dict(server["w"])
     kept: State = {slot: dict(server.get(slot, {})) for slot in SLOTS}
     for name, aim in target.items():

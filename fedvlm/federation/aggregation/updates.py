@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,7 +13,9 @@ from torch import Tensor
 from fedvlm.core.errors import DivergedError, FedvlmError
 from fedvlm.core.trees import Tree, cat, first_non_finite, in_double
 
+T = TypeVar("T")
 PIECE = 1 << 22  # numbers of float64 weights at a time
+
 
 @dataclass(frozen=True)
 class Updates:
@@ -20,12 +23,16 @@ class Updates:
 
     Attributes:
         clients: ids.
-        params: shared group only, ``[K, ...]``.
+        params: shared group only, ``[K, ...]``; what a client did not send is what it received.
         weight: ``[K]`` float64 on the CPU; usually the number of training samples.
         extras: declared side information (prototypes, control variates, ...), ``[K, ...]``.
         metrics: declared numbers of the clients' own training, ``[K]`` float64; NaN for a client
             that has no such number (no step, or another phase).
         received: what they started from, of the tensors in ``params``, ``[K, ...]``.
+        present: of tensors that somebody did not send whole: who did, ``[K]`` bool, or which rows
+            each of them sent, ``[K, n]``.
+        sizes: bytes by client, as sent, of tensors that are not plainly sent by everybody.
+        axes: along which axis (of ``[K, ...]``) the rows in ``present`` lie.
     """
 
     clients: tuple[int, ...]
@@ -34,6 +41,9 @@ class Updates:
     extras: Tree = field(default_factory=dict)
     metrics: Tree = field(default_factory=dict)
     received: Tree = field(default_factory=dict)
+    present: Mapping[str, Tensor] = field(default_factory=dict)
+    sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    axes: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Return the number of updates."""
@@ -45,23 +55,53 @@ class Updates:
             return self
         rows = torch.tensor(at, dtype=torch.int64)
 
-        def taken(tree: Tree) -> Tree:
+        def taken(tree: Mapping[str, Tensor]) -> Tree:
             return {n: v[rows.to(v.device)] for n, v in tree.items()}
 
         return Updates(
             tuple(self.clients[k] for k in at), taken(self.params), self.weight[rows],
-            taken(self.extras), taken(self.metrics), taken(self.received),
+            taken(self.extras), taken(self.metrics), taken(self.received), taken(self.present),
+            {n: tuple(size[k] for k in at) for n, size in self.sizes.items()}, self.axes,
         )
 
     def bytes(self) -> dict[int, dict[str, int]]:
-        """Return bytes per client and tensor, as they were sent."""
-        sizes = {n: v[0].numel() * v.element_size() for n, v in (self.params | self.extras).items()}
-        return {client: dict(sizes) for client in self.clients}
+        """Return bytes per client and tensor, as they were sent; what was not sent is not there."""
+        sent = self.params | self.extras
+        dense = {n: (v[0].numel() * v.element_size(),) * len(self) for n, v in sent.items()}
+        sizes = dense | dict(self.sizes)
+        return {
+            client: {n: size[k] for n, size in sizes.items() if size[k] or n not in self.sizes}
+            for k, client in enumerate(self.clients)
+        }
 
     def messages(self) -> dict[int, Tree]:
-        """Return what each client sent, without client axis: shared tensors and extras."""
+        """Return what each client sent, without client axis: shared tensors and extras.
+
+        Rows that it did not send are zero.
+        """
         sent = self.params | self.extras
-        return {c: {n: v[k] for n, v in sent.items()} for k, c in enumerate(self.clients)}
+        for name in self.present:
+            sent[name] = torch.where(self.sent(name), sent[name], 0)
+        return {
+            c: {n: v[k] for n, v in sent.items() if n not in self.sizes or self.sizes[n][k]}
+            for k, c in enumerate(self.clients)
+        }
+
+    def bytes_of(self, name: str) -> tuple[int, ...]:
+        """Return the bytes that each client sent of a tensor in ``params``, ``[K]``."""
+        leaf = self.params[name]
+        return self.sizes.get(name, (leaf[0].numel() * leaf.element_size(),) * len(self))
+
+    def sent(self, name: str) -> Tensor:
+        """Return which numbers of ``params[name]`` were sent: bool, to broadcast over it."""
+        leaf = self.params[name]
+        shape = [len(leaf), *[1] * (leaf.dim() - 1)]
+        if name not in self.present:
+            return torch.ones(shape, dtype=torch.bool, device=leaf.device)
+        there = self.present[name]
+        if there.dim() > 1:
+            shape[self.axes[name]] = there.shape[1]
+        return there.view(shape)
 
     def of(self, client: int) -> dict[str, float]:
         """Return the metrics of one client, without those that it does not have (NaN)."""
@@ -73,14 +113,16 @@ class Updates:
 def join(parts: Sequence[Updates]) -> Updates:
     """Return the updates of several chunks as one, by ascending client id.
 
-    Metrics of one chunk may lack what another's have: a client without samples has no loss.
+    Metrics of one chunk may lack what another's have: a client without samples has no loss. A
+    tensor that nobody sent is left out where some did not receive it either.
 
     Raises:
-        FedvlmError: chunks that sent different tensors.
+        FedvlmError: chunks that sent different tensors, or rows along other axes.
     """
     clients = [c for part in parts for c in part.clients]
     places = sorted(range(len(clients)), key=clients.__getitem__)
     same, order = places == list(range(len(clients))), torch.tensor(places, dtype=torch.int64)
+    parts = _without_idle(parts)
 
     def rows(trees: Sequence[Tree]) -> Tree:
         for tree in trees:
@@ -95,11 +137,55 @@ def join(parts: Sequence[Updates]) -> Updates:
         {n: p.metrics.get(n, torch.full((len(p),), torch.nan, dtype=torch.float64)) for n in names}
         for p in parts
     ]
+    sizes = {n: [b for p in parts for b in p.bytes_of(n)] for p in parts for n in p.sizes}
     return Updates(
         tuple(clients[i] for i in order.tolist()), rows([p.params for p in parts]),
         torch.cat([p.weight for p in parts])[order], rows([p.extras for p in parts]),
-        rows(metrics), rows([p.received for p in parts]),
+        rows(metrics), rows([p.received for p in parts]), rows(_present(parts)),
+        {n: tuple(size[i] for i in places) for n, size in sizes.items()},
+        {n: axis for p in parts for n, axis in p.axes.items()},
     )
+
+
+def _without_idle(parts: Sequence[Updates]) -> Sequence[Updates]:
+    """Leave out tensors that nobody sent, where they are not everybody's."""
+    have = [p.params.keys() for p in parts]
+    idle = {
+        n for n in set().union(*have) - set(have[0]).intersection(*have)
+        if not any(sum(p.bytes_of(n)) for p in parts if n in p.params)
+    }
+
+    def kept(tree: Mapping[str, T]) -> dict[str, T]:
+        return {n: v for n, v in tree.items() if n not in idle}
+
+    return [replace(
+        p, params=kept(p.params), received=kept(p.received), present=kept(p.present),
+        sizes=kept(p.sizes),
+    ) for p in parts] if idle else parts
+
+
+def _present(parts: Sequence[Updates]) -> list[Tree]:
+    """Return ``present`` of all parts with the same names, and rows where one part has rows."""
+    shapes = {
+        n: (p.axes[n], v.shape[1]) for p in parts for n, v in p.present.items() if v.dim() > 1
+    }
+    out: list[Tree] = []
+    for part in parts:
+        there: Tree = {}
+        for name in dict.fromkeys(n for p in parts for n in p.present):
+            leaf = part.params[name]
+            one = part.present.get(
+                name, torch.ones(len(part), dtype=torch.bool, device=leaf.device)
+            )
+            if name in shapes and one.dim() > 1 and shapes[name][0] != part.axes[name]:
+                raise FedvlmError(
+                    f"clients of one round send rows of '{name}' along different axes"
+                )
+            if name in shapes and one.dim() == 1:
+                one = one[:, None].expand(-1, shapes[name][1])
+            there[name] = one
+        out.append(there)
+    return out
 
 
 def weighted_sum(tensors: Tensor | Sequence[Tensor], weights: Sequence[float]) -> Tensor:

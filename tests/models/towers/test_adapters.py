@@ -266,7 +266,7 @@ def test_refusals() -> None:
         parse_targets(" , ")
     assert parse_targets("q, MLP,fc") == ("q", "fc", "proj")
     p = start(spec_of(), model, 0.0, 1)
-    with pytest.raises(FedvlmError, match="need pixels or tokens"):
+    with pytest.raises(FedvlmError, match="pixels or tokens to start from; the batch has"):
         peft.image_features(spec_of(), model, p, {"features": torch.zeros(1, 2, 24)})
 
 
