@@ -65,7 +65,8 @@ def test_thorki_trains_a_gate_for_the_new_client(tmp_path: Path):
     assert jobs.run(tmp_path / "out", "--trainer", "Thorki") == 0
     place = jobs.folder(tmp_path / "out")
     model, notes = adapt(place, photos(tmp_path / "photos", place))
-    assert model.params["gate.on"] != fedvlm.load(place).global_model.params["gate.on"]
+    assert "gate.on" in model.params
+    assert "gate.on" not in fedvlm.load(place).global_model.params
     assert any("personalised as Thorki does after the last round" in note for note in notes)
 
 
