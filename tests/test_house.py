@@ -41,13 +41,18 @@ FLOORS: Mapping[str, set[str]] = {
     "bench": {"core", "config", "console", "runs", "models", "federation", "evaluation", "job"},
     "sweep": {"core", "config", "console", "runs", "models", "data", "federation", "report",
               "compat", "job"},
+    "api": {"core", "config", "console", "runs", "models", "data", "federation", "evaluation",
+            "report", "compat", "export", "job"},
     "cli": {"core", "config", "console", "runs", "models", "data", "federation", "evaluation",
-            "report", "compat", "check", "export", "job", "bench", "sweep"},
+            "report", "compat", "check", "export", "job", "api", "bench", "sweep"},
     "trainers": {"core", "config", "models", "federation"},
 }  # fmt: skip
 # The one table of imports inside functions: file -> reason -> modules. A reason is an optional
 # package, or start-up time: what a command that does not need the module is spared.
 WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "fedvlm/api/frames.py": {
+        "optional: fedvlm[pandas]": ("pandas",),
+    },
     "fedvlm/cli/data/_findings.py": {
         "start-up: rich, for a terminal only": ("rich.console",),
         "start-up: rich": ("rich.table", "rich.text", "fedvlm.console.live"),
@@ -78,6 +83,18 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/cli/methods/list.py": {
         "start-up: NumPy, for a mistake only": ("fedvlm.job.kinds",),
+    },
+    "fedvlm/cli/models/_run.py": {
+        "start-up: PyTorch, 2 s": ("fedvlm.api.run",),
+    },
+    "fedvlm/cli/models/adapt.py": {
+        "start-up: PyTorch, 2 s": ("fedvlm.api.adapt",),
+    },
+    "fedvlm/cli/models/evaluate.py": {
+        "start-up: PyTorch, 2 s": ("fedvlm.api.evaluate",),
+    },
+    "fedvlm/cli/models/export.py": {
+        "start-up: PyTorch, 2 s": ("fedvlm.export.write",),
     },
     "fedvlm/cli/results/figures.py": {
         "start-up: 1 s of matplotlib": (

@@ -41,7 +41,8 @@ def test_what_is_imported_is_declared_and_the_other_way_round() -> None:
     foreign = set(imports()) - sys.stdlib_module_names - {"fedvlm"}
     needed = {DISTRIBUTION.get(name, distribution(name)) for name in foreign}
     declared = {distribution(line) for line in PROJECT["dependencies"]}
-    optional = {distribution(line) for line in PROJECT["optional-dependencies"]["onnx"]}
+    extras = [PROJECT["optional-dependencies"][extra] for extra in ("onnx", "pandas")]
+    optional = {distribution(line) for extra in extras for line in extra}
     assert needed - declared <= optional
     assert declared - needed == set()
 
@@ -52,7 +53,8 @@ def test_constraints_are_plain_pins_of_everything_declared() -> None:
     names = [distribution(line) for line in lines]
     assert names == sorted(set(names), key=lambda name: name)
     declared = PROJECT["dependencies"] + [
-        line for extra in ("dev", "onnx") for line in PROJECT["optional-dependencies"][extra]
+        line for extra in ("dev", "onnx", "pandas")
+        for line in PROJECT["optional-dependencies"][extra]
     ]
     assert {distribution(line) for line in declared} - set(names) == set()
 

@@ -24,7 +24,8 @@ from types import ModuleType
 from fedvlm.console.parser import Parser
 from fedvlm.core.errors import ConfigError
 
-ORDER = ("run", "data", "results", "methods", "tool")  # of the sections in the help; others follow
+# Of the sections in the help; others follow.
+ORDER = ("run", "data", "results", "models", "methods", "tool")
 PACKAGE = "fedvlm.cli"
 
 

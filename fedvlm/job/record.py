@@ -11,7 +11,9 @@ from fedvlm.core.stats import mean
 from fedvlm.evaluation import Evaluator, Panel, auto_interval, panel_of
 from fedvlm.evaluation.scores import DOMAIN
 from fedvlm.federation.aggregation.telltale import outlier_sentence
-from fedvlm.federation.rounds import Event, FedState, RoundFinished, RoundStarted
+from fedvlm.federation.local.images import Seen, Watched
+from fedvlm.federation.rounds import Event, FedState, Models, RoundFinished, RoundStarted
+from fedvlm.federation.trainer import Trainer
 from fedvlm.job.build import Built
 from fedvlm.job.similarity import has_similarity, similarity
 from fedvlm.runs.folder import RunFolder
@@ -118,7 +120,7 @@ class Recorder:
             self._checkpoint(self._unsaved)
 
     def _checkpoint(self, state: FedState) -> None:
-        """Save fine-tuned models, clients' rows and the server, in this order.
+        """Save personal models, clients' rows and the server, in this order.
 
         The server comes last: a kill before it repeats the rounds since the checkpoint before. What
         breaks off here is not tried again in this process.
@@ -129,13 +131,31 @@ class Recorder:
 
     def _write(self, state: FedState) -> None:
         federation = self.built.federation
-        if federation.finetunes(state):
-            ids = range(federation.plan.clients)
-            for number, (clients, models) in enumerate(federation.personal(state, ids)):
+        if state.round >= federation.last_round:
+            for number, (clients, models) in enumerate(self._to_keep(state)):
                 self.folder.save_models(number, clients, models)
         records = federation.save(state, self.folder.records)
         self.folder.save_state(state.round, state.server, records)
         federation.commit(state)
+
+    def _to_keep(self, state: FedState) -> Models:
+        """Yield the last round's personal models that rows and server do not give again.
+
+        Those are fine-tuned at the end, or made from the clients' images.
+        """
+        federation = self.built.federation
+        finetunes = federation.finetunes(state)
+        if not finetunes and type(federation.trainer).personalize is Trainer.personalize:
+            return  # tensors alone
+        batcher, seen = federation.batcher, Seen()
+        federation.batcher = Watched(batcher, seen)
+        try:
+            for clients, models in federation.personal(state, range(federation.plan.clients)):
+                if finetunes or seen.images:
+                    yield clients, models
+                seen.images = False
+        finally:
+            federation.batcher = batcher
 
 
 def round_row(event: RoundFinished, metrics: Mapping[str, Any] | None) -> RoundRow:

@@ -48,7 +48,8 @@ def run_job(
     """Run one config to its end, or show its result if it is finished already.
 
     Args:
-        args: ``dry_run``; ``finished`` gets the results, for the table over seeds.
+        args: ``dry_run``; ``finished`` gets the results, for the table over seeds, and ``folders``
+            the run's folder.
         inputs: data and towers, where several runs share them.
 
     Raises:
@@ -63,8 +64,9 @@ def run_job(
             return evaluation_only(cfg, origins, args, inputs)
         if getattr(args, "no_train", False):
             return built_only(cfg, inputs)
-        finished = _run(cfg, origins, sinks, inputs)
+        finished, place = _run(cfg, origins, sinks, inputs)
     args.finished = [*getattr(args, "finished", []), finished]
+    args.folders = [*getattr(args, "folders", []), place]
     return 0
 
 
@@ -83,8 +85,8 @@ def _threads(cfg: CfgNode) -> Iterator[None]:
 
 def _run(
     cfg: CfgNode, origins: dict[str, str], sinks: Sinks, inputs: Inputs | None
-) -> dict[str, Any]:
-    """Build the run, open its folder, train it unless it is done, and return its results."""
+) -> tuple[dict[str, Any], Path]:
+    """Build the run, open its folder, train it unless it is done; return results and folder."""
     began = time.perf_counter()
     choice = peft_choice(cfg, origins)
     built = build(cfg, progress, inputs=inputs)
@@ -99,7 +101,7 @@ def _run(
         if cfg.TEST.KEEP_LOGITS and not (folder.path / "logits.safetensors").exists():
             console.notes(["it kept no logits: run it again under another --tag to have them"])
         console.result(folder.finished["results"]["table"])
-        return folder.finished
+        return folder.finished, folder.path
     gc.collect()
     gc.freeze()  # what is built lives to the end: the collector need not walk it every round
     with folder:
@@ -114,7 +116,7 @@ def _run(
             console.finish()
             sinks.close()
     say_results(folder.path, float(results["run_info"]["seconds_rounds"]))
-    return results
+    return results, folder.path
 
 
 def _train(

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedvlm import __version__
 from fedvlm.core.repository import PACKAGE
+from fedvlm.core.version import __version__
 
 PACKAGES = (
     "fedvlm", "torch", "torchvision", "open_clip_torch", "transformers", "peft", "safetensors",

@@ -1,0 +1,144 @@
+"""A new client: a personal model from a run's shared one, by the method's own final phase."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedvlm.api.evaluate import same_classes, was_cut
+from fedvlm.api.model import Model
+from fedvlm.api.rebuild import Rebuilt, rebuild, run_folder
+from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.trees import Tree, unstack
+from fedvlm.data.datum import Datum, labels_of
+from fedvlm.data.images import ImageLoader
+from fedvlm.data.own.add import OwnSet, understand
+from fedvlm.evaluation.metrics import accuracy
+from fedvlm.export.trained import Facts
+from fedvlm.federation.batches import IndexSplit, SplitBatcher
+from fedvlm.federation.clients import Clients, MemoryStore
+from fedvlm.federation.rounds import Federation, FedState
+from fedvlm.job.build import views_of
+from fedvlm.job.sources import pixel_sources
+
+NEW = 0  # the only client there is
+
+
+def adapt(
+    run: str | Path, images: str | Path, *, epochs: int | None = None, device: str = "auto",
+    weights: str = "",
+) -> tuple[Model, list[str]]:
+    """Return a personal model for images that the run has never seen, and what is to be said.
+
+    The client is one that never worked: it receives the shared model and is personalised as the
+    method personalises after its last round. Nothing of the run changes.
+
+    Args:
+        run: a run folder.
+        images: a folder of labelled images, of classes that the run knows. Where it has a test
+            part, that is used for the accuracy before and after; otherwise all images train.
+        epochs: of fine-tuning; None: as the run's settings say, the method's own by default.
+        device, weights: see ``fedvlm.load``.
+
+    Raises:
+        ConfigError: the folder has classes that the run does not know, or ``epochs`` is no number
+            from 0 on.
+        DataError: no run folder, or no labelled images.
+    """
+    if epochs is not None and (isinstance(epochs, bool) or epochs != int(epochs) or epochs < 0):
+        raise ConfigError(f"epochs is a whole number from 0 on, not {epochs!r}")
+    changes = {} if epochs is None else {"FED.FINETUNE_EPOCHS": str(epochs)}
+    base = rebuild(run_folder(run), device, weights, changes)
+    own = understand(Path(images).expanduser())
+    model = base.federation.model
+    table = same_classes(model.classnames, own.data.classnames)
+    if table is None:
+        known = same_classes(own.data.classnames, model.classnames) or ()
+        strange = [n for n in own.data.classnames if same_classes(model.classnames, [n]) is None]
+        raise ConfigError(
+            f"{own.data.name} has {len(strange)} classes that the run does not know (first: "
+            f"{strange[0]}; {len(known)} of {len(own.data.classnames)} are the same): a new client "
+            f"shares the run's classes, {', '.join(model.classnames[:3])}, ..."
+        )
+    parts = _parts(own)
+    samples = [replace(d, label=table[d.label]) for part in parts.values() for d in part]
+    edges = np.cumsum([0, *(len(part) for part in parts.values())])
+    split = IndexSplit(*(np.arange(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)))
+    federation, batcher = _alone(base, samples, split)
+    state = FedState(federation.plan.rounds, base.state.server)
+    ((_, rows),) = federation.personal(state, [NEW])
+    params, shared = unstack(rows, 1)[0], unstack(federation.shared(state), 1)[0]
+    notes = [own.sentence, *own.decided, *_said(federation, params, shared)]
+    words = f"{own.data.name}, {len(split.train)} training images"
+    facts = Facts("a new client", words, notes=(f"adapted from {Path(run).name}",))
+    adapted = Model(federation.trainer, model, params, "a new client", facts)
+    if len(split.test):
+        before = _accuracy(Model(federation.trainer, model, shared, "global"), samples, split.test)
+        after = _accuracy(adapted, samples, split.test)
+        notes.append(f"{len(split.test)} test images: {before:.1f} before, {after:.1f} after")
+        facts = replace(facts, metrics={"accuracy": after})
+        adapted = Model(federation.trainer, model, params, "a new client", facts)
+    return adapted, notes
+
+
+def _parts(own: OwnSet) -> Mapping[str, Sequence[Datum]]:
+    """Return training, validation and test images; all train where there is no test part."""
+    if was_cut(own):
+        return {"train": own.data.all(), "val": [], "test": []}
+    return own.data.parts
+
+
+def _alone(
+    base: Rebuilt, samples: Sequence[Datum], split: IndexSplit
+) -> tuple[Federation, SplitBatcher]:
+    """Return a federation of one client that never worked, over the run's method and towers."""
+    cfg, old = base.cfg, base.federation
+    model, trainer = old.model, old.trainer
+    loader = ImageLoader(
+        list(samples), model.backbone.transform_spec, views_of(cfg), int(cfg.DATA_SEED),
+        crop_scale=tuple(cfg.INPUT.RRCROP_SCALE),
+    )
+    train, test = pixel_sources(loader, torch.from_numpy(labels_of(samples).copy()))
+    batcher = SplitBatcher(
+        train, [split], int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), int(cfg.SEED), loader.views,
+        old.plan.epochs, model.device, model.dtype, plain=test,
+    )
+    plan = replace(old.plan, clients=1, unseen=())
+    federation = Federation(trainer, model, batcher, plan, engine=old.engine)
+    start: Tree = old.p0  # the run's own, not this machine's
+    federation.p0 = start
+    federation.clients = Clients(
+        MemoryStore(), lambda c: trainer.init_client(federation.context([c]), start), start,
+        federation.groups, trainer.reads_old,
+    )
+    return federation, batcher
+
+
+def _said(federation: Federation, params: Tree, shared: Tree) -> list[str]:
+    """Return what the personal phase was, in a sentence."""
+    epochs = federation.finetuning.epochs
+    if epochs:
+        return [f"{epochs} epochs of fine-tuning, as after the last round"]
+    same = params.keys() == shared.keys() and all(
+        torch.equal(v, shared[n]) for n, v in params.items()
+    )
+    if same:
+        return [
+            f"{federation.trainer.name} has no final phase of its own: the model is the shared "
+            "one; --epochs N fine-tunes it"
+        ]
+    return [f"personalised as {federation.trainer.name} does after the last round"]
+
+
+def _accuracy(model: Model, samples: Sequence[Datum], at: np.ndarray) -> float:
+    chosen: list[Any] = [samples[int(i)] for i in at]
+    images = [d.array if d.array is not None else d.path for d in chosen]
+    value = accuracy(labels_of(chosen), model.predict(images).labels)
+    if value is None:
+        raise DataError("there is no test image")
+    return value

@@ -1,0 +1,123 @@
+"""Trained models on labelled images that their run never saw: another set, or a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from yacs.config import CfgNode
+
+from fedvlm.api.model import Model
+from fedvlm.config.build import build_config
+from fedvlm.config.keys import default_schema
+from fedvlm.core.errors import DataError, fold
+from fedvlm.data.datasets import load_dataset, templates
+from fedvlm.data.datum import DatasetBase, Datum
+from fedvlm.data.own.add import FORMAT, OwnSet, understand
+from fedvlm.data.targets import config_of
+from fedvlm.evaluation.metrics import accuracy, macro_f1
+
+CUT = "DATASET.TEST_SHARE"  # of a folder that has no test part of its own
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Images with labels.
+
+    Attributes:
+        name: of the set.
+        samples: what is looked at.
+        classnames: by label.
+        templates: prompts of the set, with ``{}``.
+    """
+
+    name: str
+    samples: Sequence[Datum]
+    classnames: tuple[str, ...]
+    templates: tuple[str, ...]
+
+
+def of_dataset(word: str, cfg: CfgNode, root: str = "") -> Labelled:
+    """Return the test images of a data set.
+
+    Args:
+        word: its name or config file.
+        cfg: of the run, whose root holds unless ``root`` names another.
+
+    Raises:
+        ConfigError: an unknown name.
+        DataError: it is not there, or has no test images.
+    """
+    cfg = cfg.clone()
+    cfg.defrost()
+    cfg.DATASET.ROOT = root or cfg.DATASET.ROOT
+    node = config_of(word, cfg, "--dataset")
+    data = load_dataset(node)
+    return _labelled(data, data.test, templates(node))
+
+
+def of_folder(folder: str | Path) -> Labelled:
+    """Return the test images of a folder of your own; all of them where it has no test part.
+
+    Raises:
+        DataError: it is no folder of labelled images.
+    """
+    own = understand(Path(folder).expanduser())
+    samples = own.data.all() if was_cut(own) else own.data.test
+    cfg, _ = build_config(None, None, own.keys, [], default_schema())
+    return _labelled(own.data, samples, templates(cfg))
+
+
+def was_cut(own: OwnSet) -> bool:
+    """Tell whether the test images were drawn from a list or from class folders without parts."""
+    if own.keys.get(FORMAT) not in ("folders", "domains"):
+        return CUT in own.keys
+    train = {d.path.parent for d in own.data.train_x}
+    return CUT in own.keys or any(d.path.parent in train for d in own.data.test)
+
+
+def _labelled(data: DatasetBase, samples: Sequence[Datum], prompts: Sequence[str]) -> Labelled:
+    if not samples:
+        raise DataError(f"{data.name} has no test images")
+    return Labelled(data.name, samples, tuple(data.classnames), tuple(prompts))
+
+
+def same_classes(ours: Sequence[str], theirs: Sequence[str]) -> list[int] | None:
+    """Return our label of each of their classes; None unless we have them all."""
+    known = {fold(name): label for label, name in enumerate(ours)}
+    labels = [known.get(fold(name), -1) for name in theirs]
+    return None if -1 in labels else labels
+
+
+def evaluate(models: Mapping[str, Model], tests: Labelled) -> tuple[list[dict[str, Any]], str]:
+    """Return a row of numbers per model, and which classes it chose from, in words.
+
+    Where the models know all the set's classes they choose from their own, as in their run;
+    otherwise from the set's.
+
+    Raises:
+        ConfigError: other classes, and a method that is bound to its own.
+    """
+    first = next(iter(models.values()))
+    table = same_classes(first.classnames, tests.classnames)
+    images = [d.array if d.array is not None else d.path for d in tests.samples]
+    own = np.array([d.label for d in tests.samples])
+    true = own if table is None else np.array(table)[own]
+    rows = []
+    for name, model in models.items():
+        asked = model
+        if table is None:
+            asked = model.with_classes(tests.classnames, tests.templates)
+        labels = asked.predict(images).labels
+        rows.append({
+            "model": name, "images": len(images), "correct": int((labels == true).sum()),
+            "accuracy": accuracy(true, labels), "macro_f1": macro_f1(true, labels),
+        })
+    classes = (
+        f"{tests.name} has classes of its own: chosen from its {len(tests.classnames)}"
+        if table is None else f"chosen from the run's {len(first.classnames)} classes"
+    )
+    return rows, classes

@@ -1,0 +1,197 @@
+"""One trained model, a client's or the global one, and what it says of images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedvlm.api.frames import frame
+from fedvlm.api.images import Images, as_list, batches
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.trees import Tree, expand
+from fedvlm.export.trained import Facts, TrainedModel
+from fedvlm.export.write import Exported, export
+from fedvlm.federation.trainer import Predictor, Trainer
+from fedvlm.models.vlmodel import VLModel
+
+if TYPE_CHECKING:
+    import pandas
+
+BATCH = 64  # images at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What a model says of n images, in their order.
+
+    Attributes:
+        classnames: by label, C of them.
+        logits: ``[n, C]`` float32 on the CPU.
+        names: file of each image; empty for what came from memory.
+    """
+
+    classnames: tuple[str, ...]
+    logits: Tensor
+    names: tuple[str, ...]
+
+    @cached_property
+    def probabilities(self) -> np.ndarray:
+        """Softmax of the logits, ``[n, C]`` float64."""
+        return self.logits.double().softmax(-1).numpy()
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The likeliest label of each image, ``[n]`` int64."""
+        return self.logits.argmax(-1).numpy()
+
+    @property
+    def classes(self) -> list[str]:
+        """The name of the likeliest class of each image."""
+        return [self.classnames[i] for i in self.labels]
+
+    def top(self, k: int = 5) -> list[list[tuple[str, float]]]:
+        """Return the k likeliest (class name, probability) of each image, falling."""
+        order = np.argsort(-self.probabilities, axis=1, kind="stable")[:, :k]
+        return [
+            [(self.classnames[c], float(row[c])) for c in best]
+            for row, best in zip(self.probabilities, order, strict=True)
+        ]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a row per image: ``image``, ``class``, ``probability``, and a column per class.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        head = {
+            "image": list(self.names), "class": self.classes,
+            "probability": self.probabilities.max(1),
+        }
+        columns = {name: self.probabilities[:, c] for c, name in enumerate(self.classnames)}
+        return frame(head | columns)
+
+    def __len__(self) -> int:
+        return len(self.logits)
+
+    def __repr__(self) -> str:
+        said = [f"{row[0][0]} ({row[0][1]:.3f})" for row in self.top(1)[:3]]
+        more = ", ..." if len(self) > len(said) else ""
+        return f"Predictions of {len(self)} image(s): {', '.join(said)}{more}"
+
+
+class Model:
+    """A trained model.
+
+    Args:
+        trainer: the method; says how tensors predict.
+        model: towers and class list.
+        params: its tensors, no client axis.
+        owner: ``client 3 of 10``, ``global``.
+        facts: what a card says of it.
+    """
+
+    def __init__(
+        self, trainer: Trainer, model: VLModel, params: Tree, owner: str, facts: Facts | None = None
+    ) -> None:
+        self.trainer, self.model, self.params, self.owner = trainer, model, params, owner
+        self.facts = facts or Facts(owner)
+
+    @property
+    def classnames(self) -> tuple[str, ...]:
+        """Class names by label."""
+        return self.model.classnames
+
+    def licensed(self, licence: str) -> Model:
+        """Return the same model, whose card says under which licence the base weights are."""
+        facts = replace(self.facts, licence=licence)
+        return Model(self.trainer, self.model, self.params, self.owner, facts)
+
+    @property
+    def trained(self) -> TrainedModel:
+        """The model as ``fedvlm.export.write`` takes it."""
+        return TrainedModel(self.trainer, self.model, self.params, self.facts)
+
+    def predict(self, images: Images) -> Predictions:
+        """Return what the model says of images.
+
+        Args:
+            images: PIL images, paths, folders, arrays or tensors, one or a list of them
+                (``images.as_list``).
+
+        Raises:
+            DataError: something that is no image.
+        """
+        found, names = as_list(images)
+        with torch.no_grad():
+            rows = [
+                self._predictor({"pixels": pixels})[0].float().cpu()
+                for pixels in self._pixels(found)
+            ]
+        return Predictions(self.classnames, torch.cat(rows), tuple(names))
+
+    def features(self, images: Images) -> Tensor:
+        """Return image features ``[n, d]`` float32, not normalised, with the model's adaptation.
+
+        Raises:
+            DataError: something that is no image.
+        """
+        found, _ = as_list(images)
+        with torch.no_grad():
+            return torch.cat([
+                self.trainer.image_features(self.model, self._stacked, {"pixels": pixels})[0]
+                .float().cpu() for pixels in self._pixels(found)
+            ])
+
+    def export(self, folder: str | Path, format: str = "safetensors") -> Exported:
+        """Write the model into a new folder that other libraries read (``export.write``).
+
+        Args:
+            format: ``safetensors``, ``peft``, ``open_clip`` or ``onnx``.
+
+        Raises:
+            ConfigError: a folder that is there, or a method that the format cannot hold.
+        """
+        return export(self.trained, Path(folder).expanduser(), format)
+
+    def with_classes(
+        self, classnames: Sequence[str], templates: Sequence[str] | None = None
+    ) -> Model:
+        """Return the same model over other classes.
+
+        Raises:
+            ConfigError: the method is bound to those that it was trained on.
+        """
+        if tuple(classnames) == self.classnames:
+            return self
+        if not self.trainer.open_vocabulary:
+            raise ConfigError(
+                f"{self.trainer.name} is bound to the {len(self.classnames)} classes that it was "
+                "trained on: a head or prototypes stand for them; take a method with prompts"
+            )
+        other = self.model.with_classes(list(classnames), templates)
+        return Model(self.trainer, other, self.params, self.owner, self.facts)
+
+    @cached_property
+    def _stacked(self) -> Tree:
+        where = self.model
+        return expand({n: v.to(where.device) for n, v in self.params.items()}, 1)
+
+    @cached_property
+    def _predictor(self) -> Predictor:
+        with torch.no_grad():
+            return self.trainer.predictor(self.model, self._stacked)
+
+    def _pixels(self, images: Any) -> Any:
+        spec = self.model.backbone.transform_spec
+        for pixels in batches(images, spec, BATCH):
+            yield pixels[None].to(self.model.device, self.model.dtype)
+
+    def __repr__(self) -> str:
+        return f"Model of {self.owner}: {self.trainer.name}, {len(self.classnames)} classes"

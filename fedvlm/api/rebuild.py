@@ -1,0 +1,204 @@
+"""From a run's folder to its federation, without its images: config, tensors, counts and towers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.torch
+from yacs.config import CfgNode
+
+from fedvlm.compat.files import load_trainer
+from fedvlm.config.build import build_config, yaml_keys
+from fedvlm.config.keys import default_schema
+from fedvlm.config.option import declare
+from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.trees import Tree, cast
+from fedvlm.data.datasets import templates
+from fedvlm.data.partition.index_file import read_index_file
+from fedvlm.federation.clients import Clients, MemoryStore, on
+from fedvlm.federation.engine import LocalEngine
+from fedvlm.federation.local.images import Absent
+from fedvlm.federation.rounds import Federation, FedState, state_of
+from fedvlm.federation.server import Roster
+from fedvlm.job.build import check_model, make_plan, pick_device
+from fedvlm.job.inputs import Inputs
+from fedvlm.models.vlmodel import VLModel
+from fedvlm.report.collect import read_partition
+from fedvlm.runs.identity import read_manifest
+from fedvlm.runs.state import SavedState, load_newest_state, open_records
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """A run as its folder gives it again.
+
+    Attributes:
+        cfg: its settings; device and weights may be this call's.
+        federation: method, towers and clients' counts; whoever asks for images is refused.
+        state: the newest.
+    """
+
+    cfg: CfgNode
+    federation: Federation
+    state: FedState
+
+
+def run_folder(folder: str | Path) -> Path:
+    """Return the path of a run folder.
+
+    Raises:
+        DataError: it is none; says what it is instead.
+    """
+    path = Path(folder).expanduser()
+    if (path / "manifest.json").is_file():
+        return path
+    below = sorted(p.parent for p in path.glob("**/manifest.json")) if path.is_dir() else []
+    near = f"; there are {len(below)} below it, the first is {below[0]}" if below else ""
+    if len(below) == 1:
+        near = f"; there is one below it: {below[0]}"
+    raise DataError(f"'{folder}' is no run folder (it has no manifest.json){near}")
+
+
+def rebuild(
+    path: Path, device: str = "auto", weights: str = "", changes: Mapping[str, str] | None = None
+) -> Rebuilt:
+    """Return a run without its images.
+
+    Args:
+        path: a run folder, finished or not.
+        device: ``auto``, ``cpu``, ``cuda``, ...
+        weights: where the backbone's weights are now, if not where the run found them.
+        changes: other values of config keys.
+
+    Raises:
+        DataError: a file is missing or damaged, or the weights are others.
+        ConfigError: the method's file is not there, or no such device.
+    """
+    manifest = read_manifest(path) or {}
+    moved = {"MODEL.INIT_WEIGHTS": weights} if weights else {}
+    cfg = config_of(path, {"DEVICE": device, **moved, **(changes or {})})
+    trainer = load_trainer(cfg.TRAINER.NAME)(cfg)
+    index = read_index_file(str(path / "partition.json"))
+    where = pick_device(cfg.DEVICE)
+    check_model(cfg, where)
+    backbone = Inputs().backbone(cfg, where)
+    wanted = manifest.get("facts", {}).get("backbone_digest", backbone.digest)
+    if backbone.digest != wanted:
+        raise DataError(
+            f"{path}: the run stands on other weights of {cfg.MODEL.BACKBONE.NAME} (digest "
+            f"{wanted[:12]}, here {backbone.digest[:12]}); say where they are: weights=..., "
+            "--weights FILE"
+        )
+    names = [str(name) for name in index["classnames"]]
+    model = VLModel(
+        backbone, names, templates=templates(cfg), packed=not cfg.FED.PLAIN,
+        bf16_text=cfg.MODEL.PREC == "bf16",
+    )
+    counts = roster_of(path, int(cfg.FED.CLIENTS), names)
+    absent = Absent(counts, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), str(path))
+    federation = Federation(
+        trainer, model, absent, make_plan(cfg), engine=LocalEngine(int(cfg.FED.CHUNK) or 1)
+    )
+    _take_start(federation, path / "models" / "start.safetensors")
+    return Rebuilt(cfg, federation, state_in(path, manifest, federation))
+
+
+def config_of(path: Path, changes: Mapping[str, str]) -> CfgNode:
+    """Return the config of a run folder, with some values changed.
+
+    Raises:
+        ConfigError: this fedvlm does not know the method or a key.
+    """
+    file = path / "config.yaml"
+    name = str(yaml_keys(file, default_schema()).get("TRAINER.NAME", ""))
+    if not name:
+        raise DataError(f"'{file}' names no method: the run folder is damaged, or never began")
+    trainer = load_trainer(name)
+    foreign = dict(getattr(trainer, "foreign", {}))
+    schema = declare(
+        default_schema() | foreign, f"TRAINER.{trainer.name.upper()}", trainer.options
+    )
+    return build_config(None, None, changes, [], schema, extra_yamls=[file])[0]
+
+
+def roster_of(path: Path, clients: int, classnames: Sequence[str]) -> Roster:
+    """Return how many images of which class every client has (``partition.csv``)."""
+    label = {name: i for i, name in reversed(list(enumerate(classnames)))}
+    sizes = {part: np.zeros(clients, np.int64) for part in ("train", "val", "test")}
+    classes = np.zeros((clients, len(classnames)), np.int64)
+    for row in read_partition(path):
+        try:
+            client, images = int(row["client"]), int(row["images"])
+            sizes[row["part"]][client] += images
+            if row["part"] == "train":
+                classes[client, label[row["class"]]] += images
+        except (KeyError, ValueError, IndexError) as error:
+            raise DataError(f"'{path / 'partition.csv'}' is damaged: {error}") from error
+    site = np.zeros(clients, np.int64)
+    return Roster(sizes["train"], sizes["val"], sizes["test"], classes, site)
+
+
+def _take_start(federation: Federation, file: Path) -> None:
+    """Let the untrained tensors be those that the run had: another machine may make others.
+
+    Raises:
+        DataError: they cannot be read, or are another method's.
+    """
+    try:
+        start: Tree = safetensors.torch.load_file(file)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise DataError(f"'{file}' cannot be read: {error}") from error
+    ours = federation.p0
+    if {n: v.shape for n, v in start.items()} != {n: v.shape for n, v in ours.items()}:
+        raise DataError(
+            f"'{file}' holds other tensors than {federation.trainer.name} trains now: the method's "
+            "file or fedvlm itself has changed since"
+        )
+    trainer, model = federation.trainer, federation.model
+    start = cast({name: start[name] for name in ours}, model.dtype, model.device)
+    federation.p0 = start
+    federation.clients = Clients(
+        MemoryStore(), lambda c: trainer.init_client(federation.context([c]), start), start,
+        federation.groups, trainer.reads_old,
+    )
+
+
+def state_in(path: Path, manifest: dict[str, Any], federation: Federation) -> FedState:
+    """Return the newest state of a run folder; clients' rows stay on disk.
+
+    Raises:
+        DataError: it has none.
+    """
+    identity = str(manifest.get("identity_digest", ""))
+    saved, notes = load_newest_state(path / "state", identity=identity)
+    if saved is None:
+        raise DataError(f"'{path}' has no trained model yet: {'; '.join(notes) or 'no state'}")
+    return _adopt(path, identity, saved, federation)
+
+
+def _adopt(path: Path, identity: str, saved: SavedState, federation: Federation) -> FedState:
+    server, device = on(federation.model.device, saved.server), federation.model.device
+    if saved.records is None:  # format 1
+        clients = {c: on(device, s) for c, s in saved.clients.items()}
+        return federation.adopt(state_of(saved.round, server, clients))
+    records = open_records(path / "state", identity)
+    for kind, named in saved.records.items():
+        records[kind].load(named)
+    federation.keep_on_disk(records)
+    return federation.load(saved.round, server, records)
+
+
+def check_client(client: int, clients: int) -> int:
+    """Return the number of a client.
+
+    Raises:
+        ConfigError: there is none such.
+    """
+    if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < clients:
+        raise ConfigError(f"there is no client {client}: they are 0 to {clients - 1}")
+    return client

@@ -1,0 +1,189 @@
+"""``load``: a run's folder as an object with its models and its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from yacs.config import CfgNode
+
+from fedvlm.api import frames
+from fedvlm.api.model import Model
+from fedvlm.api.rebuild import Rebuilt, check_client, rebuild, run_folder
+from fedvlm.core.errors import ConfigError, DataError, fold
+from fedvlm.core.trees import Tree, unstack
+from fedvlm.export.trained import Facts
+from fedvlm.models.vlmodel import VLModel
+from fedvlm.report.collect import Run as Record
+from fedvlm.report.collect import collect
+from fedvlm.runs.records import read_models
+
+if TYPE_CHECKING:
+    import pandas
+
+EVERYBODY = "global"
+
+
+class Run:
+    """A run: its models, numbers and settings. Towers are loaded when a model is asked for.
+
+    Args:
+        path: the run folder.
+        device, weights: see ``load``.
+    """
+
+    def __init__(self, path: Path, device: str = "auto", weights: str = "") -> None:
+        self.path, self._device, self._weights = path, device, weights
+        self._tuned: dict[int, Tree] | None = None
+
+    # ---- models ------------------------------------------------------------------------------
+    def client(self, number: int) -> Model:
+        """Return a client's personal model, as it was evaluated after the newest round.
+
+        Raises:
+            ConfigError: no such client.
+            DataError: the model is made of the client's images and the run is not finished, or a
+                file is damaged.
+        """
+        federation = self._rebuilt.federation
+        client = check_client(number, federation.plan.clients)
+        params = self._kept().get(client)
+        if params is None:
+            state = self._rebuilt.state
+            (params,) = [
+                unstack(rows, len(ids))[0]
+                for ids, rows in federation.personal(state, [client], finetune=False)
+            ]
+        return self._model(params, f"client {client} of {federation.plan.clients}", client)
+
+    def models(self, clients: Iterable[int] | None = None) -> dict[str, Model]:
+        """Return the models of clients (default: all) by name, ``client-0``, ...; the global last.
+
+        Raises:
+            ConfigError, DataError: see ``client``.
+        """
+        chosen = range(self.clients) if clients is None else clients
+        return {f"client-{c}": self.client(c) for c in chosen} | {EVERYBODY: self.global_model}
+
+    def named(self, word: str) -> dict[str, Model]:
+        """Return the models that a word means: a client's number, ``global``, or ``all``.
+
+        Raises:
+            ConfigError: it means none.
+        """
+        if fold(word) == "all":
+            return self.models()
+        if fold(word) == EVERYBODY:
+            return {EVERYBODY: self.global_model}
+        if not (word.isascii() and word.isdigit()):
+            raise ConfigError(
+                f"--client {word}: a client's number (0 to {self.clients - 1}), global or all"
+            )
+        return {f"client-{int(word)}": self.client(int(word))}
+
+    @property
+    def config(self) -> CfgNode:
+        """The run's settings."""
+        return self._rebuilt.cfg
+
+    @cached_property
+    def global_model(self) -> Model:
+        """The shared model: what a new client starts from."""
+        federation = self._rebuilt.federation
+        return self._model(unstack(federation.shared(self._rebuilt.state), 1)[0], EVERYBODY)
+
+    @property
+    def clients(self) -> int:
+        """Number of clients."""
+        return self._rebuilt.federation.plan.clients
+
+    @property
+    def classnames(self) -> tuple[str, ...]:
+        """Class names by label."""
+        return self._rebuilt.federation.model.classnames
+
+    # ---- numbers -----------------------------------------------------------------------------
+    @property
+    def metrics(self) -> pandas.DataFrame:
+        """A row per round, ``round`` 0 first (``frames.metrics``)."""
+        return frames.metrics(self.path)
+
+    @property
+    def client_metrics(self) -> pandas.DataFrame:
+        """A row per evaluated round and client (``frames.clients``)."""
+        return frames.clients(self.path)
+
+    @cached_property
+    def record(self) -> Record | None:
+        """``results.json`` read and checked; None before the run is finished."""
+        return next(iter(collect([self.path]).runs), None)
+
+    # ---- inside ------------------------------------------------------------------------------
+    @cached_property
+    def _rebuilt(self) -> Rebuilt:
+        return rebuild(self.path, self._device, self._weights)
+
+    def _kept(self) -> dict[int, Tree]:
+        """Return the models that the run saved after its last round; none before that.
+
+        Raises:
+            DataError: it was fine-tuned at the end, and they are gone.
+        """
+        if self._tuned is None:
+            federation, finished = self._rebuilt.federation, self.record is not None
+            folder = self.path / "models"
+            there = finished and any(folder.glob("personal??????.json"))
+            if finished and federation.finetuning.epochs > 0 and not there:
+                raise DataError(
+                    f"'{folder}' lacks the models after the final fine-tuning (personal000000, "
+                    "...): run the same command again under another --tag"
+                )
+            kept = read_models(folder) if there else {}
+            self._tuned = {c: _on(federation.model, p) for c, p in kept.items()}
+        return self._tuned
+
+    def _model(self, params: Tree, owner: str, client: int | None = None) -> Model:
+        federation, facts = self._rebuilt.federation, self._facts(owner, client)
+        return Model(federation.trainer, federation.model, params, owner, facts)
+
+    def _facts(self, owner: str, client: int | None) -> Facts:
+        """Return what a card says: the data in words, the model's own accuracy."""
+        cfg, metrics = self._rebuilt.cfg, dict[str, float]()
+        state = self._rebuilt.state
+        words = f"{cfg.DATASET.NAME}, {cfg.FED.PARTITION} over {cfg.FED.CLIENTS} clients"
+        if self.record is not None:
+            last = self.record.last
+            rows = {row["client"]: row for row in last.get("clients", ())}
+            value = rows.get(client, {}).get("accuracy") if client is not None else (
+                last.get(EVERYBODY))
+            metrics = {"accuracy": float(value)} if value is not None else {}
+        notes = (f"round {state.round} of {cfg.FED.ROUNDS}, run folder {self.path.name}",)
+        return Facts(owner, words, metrics, notes=notes)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+
+def _on(model: VLModel, params: Tree) -> Tree:
+    return {n: v.to(model.device) for n, v in params.items()}
+
+
+def load(folder: str | Path, *, device: str = "auto", weights: str = "") -> Run:
+    """Return the run that lies in a folder; neither its images nor its command are needed.
+
+    Args:
+        folder: a run folder, finished or not (the last line of a run names it).
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
+        weights: where the backbone's weights are now (a tag, a file, ``local-dir:FOLDER``), if
+            they are not where the run found them.
+
+    Raises:
+        DataError: no run folder.
+        ConfigError: ``device`` or ``weights`` is no word.
+    """
+    for name, value in (("device", device), ("weights", weights)):
+        if not isinstance(value, str):
+            raise ConfigError(f"{name} is a word, not {value!r}")
+    return Run(run_folder(folder), device, weights)

@@ -1,0 +1,97 @@
+"""``train`` and what can be trained: the main job from Python."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fedvlm.api.run import Run
+from fedvlm.config.read import config_names
+from fedvlm.core.errors import ConfigError, did_you_mean, fold
+from fedvlm.federation.cards import card, trainer_files
+from fedvlm.job.flags import FLAGS, Flag, by_name, parse
+from fedvlm.job.resolve import resolve
+from fedvlm.job.run import run_job
+
+PATTERN = "custom_"  # configs that show how to describe data of one's own
+# Flags that end without a run, or make several.
+NOT_HERE = {
+    "seeds": "call train once for each seed", "dry_run": "use `fedvlm run --dry-run`",
+    "print_config": "use `fedvlm run --print-config`", "help": "use help(fedvlm.train)",
+    "version": "use fedvlm.__version__", "eval_only": "use `fedvlm evaluate`",
+    "no_train": "use `fedvlm run --no-train`", "model_dir": "use fedvlm.load",
+    "load_epoch": "use fedvlm.load", "debug": "errors are raised here",
+}
+
+
+def train(**flags: Any) -> Run:
+    """Train one method on one data set and return the run; a finished one is only loaded.
+
+    Args:
+        flags: those of ``fedvlm run``, with underscores: ``root="DATA/"``, ``dataset="eurosat"``,
+            ``images="photos/"``, ``demo=True``, ``trainer="FedTV"``, ``num_users=10``,
+            ``rounds=20``, ``shots=16``, ``lr=0.01``, ``peft="prompt+lora"``, ``seed=1``,
+            ``backbone="ViT-B/16"``, ``device="cpu"``, ``output_dir="output"``, ... A word may be a
+            number, a path or a text; what may have several takes a list. None is as if not given.
+            ``opts={"OPTIM.MOMENTUM": 0.9}`` sets any key of ``fedvlm config``.
+
+    Raises:
+        ConfigError: an unknown flag, or values that cannot work together.
+        DataError: missing, broken or inconsistent data.
+        DivergedError: a number is not finite.
+    """
+    args = parse(words_of(flags))
+    (job,) = resolve(args).jobs
+    run_job(job.cfg, job.origins, args)
+    (folder,) = args.folders
+    return Run(folder, str(job.cfg.DEVICE))
+
+
+def words_of(flags: Mapping[str, Any]) -> list[str]:
+    """Return keyword arguments as the words of a command line.
+
+    Raises:
+        ConfigError: an unknown name, or one that makes no run; all of them at once.
+    """
+    known, words, mistakes = by_name(), list[str](), list[str]()
+    opts = flags.get("opts") or {}
+    for name, value in flags.items():
+        flag = known.get(fold(f"--{name}"))
+        if flag is None:
+            names = {n.removeprefix("--").replace("-", "_") for f in FLAGS for n in f.names}
+            mistakes.append(f"train() has no '{name}'{did_you_mean(name, sorted(names))}")
+        elif flag.dest in NOT_HERE:
+            mistakes.append(f"train() takes no '{name}': {NOT_HERE[flag.dest]}")
+        elif value is not None and flag.dest != "opts":
+            words += _words(flag, value)
+    if not isinstance(opts, Mapping):
+        mistakes.append("opts is a mapping: opts={'OPTIM.MOMENTUM': 0.9}")
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    return [*words, *(str(word) for pair in opts.items() for word in pair)]
+
+
+def _words(flag: Flag, value: Any) -> list[str]:
+    name = flag.names[0]
+    if flag.kind == "switch":
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name.removeprefix('--')} is True or False, not {value!r}")
+        return [f"{name}={str(value).lower()}"]
+    several = isinstance(value, Iterable) and not isinstance(value, str)
+    text = ",".join(map(str, value)) if several else str(value)
+    return [f"{name}={text}"]
+
+
+def trainers() -> dict[str, str]:
+    """Return every method by name, with a line on what it is; ``fedvlm list NAME`` has its card."""
+    out = {}
+    for stem, path in trainer_files().items():
+        name, colon, line = inspect.cleandoc(card(path)).partition("\n")[0].partition(":")
+        out[name if colon else stem] = line.strip()
+    return out
+
+
+def datasets() -> list[str]:
+    """Return the data sets that ``train(dataset=...)`` and its ``root`` have by name, sorted."""
+    return [n for n in config_names("datasets") if not n.startswith(PATTERN)]

@@ -1,0 +1,1 @@
+"""Models: use what a run has trained, without its data."""

@@ -1,0 +1,51 @@
+"""A personal model for a new client, from a run's shared model and a folder of images.
+
+The client never worked in the run: it gets the shared model and the method's own final phase. The
+model is written as ``fedvlm export`` writes one.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from fedvlm.console.parser import Parser, whole
+from fedvlm.console.screen import complain, progress, say
+
+EXAMPLES = (
+    "fedvlm adapt RUN --images photos/ --to model/",
+    "fedvlm adapt RUN --images photos/ --to model/ --epochs 5 --format onnx",
+)
+ALSO = ("personalise", "personalize", "finetune", "fine-tune")
+
+
+def flags(parser: Parser) -> None:
+    """Add what the verb takes."""
+    add = parser.add_argument
+    add("run", metavar="RUN", help="a run folder")
+    add("--images", required=True, metavar="FOLDER", help="labelled images, of the run's classes")
+    add("--to", required=True, metavar="DIR", help="a new folder")
+    add("--format", default="safetensors", metavar="NAME", help="safetensors, peft, open_clip or "
+        "onnx (safetensors)")
+    add("--epochs", type=whole(0), default=None, metavar="N", help="of fine-tuning (as the run's "
+        "settings say)")
+    add("--device", default="auto", metavar="X", help="auto, cpu, cuda, cuda:N, mps")
+    add("--weights", default="", metavar="X", help="where the backbone's weights are now")
+
+
+def main(args: Namespace) -> int:
+    """Personalise and write the folder.
+
+    Raises:
+        FedvlmError: no such run or images, or a method that the format cannot hold.
+    """
+    progress("loading PyTorch")
+    from fedvlm.api.adapt import adapt  # start-up: PyTorch, 2 s
+
+    model, notes = adapt(
+        args.run, args.images, epochs=args.epochs, device=args.device, weights=args.weights
+    )
+    complain(*notes, prefix="note")
+    done = model.export(Path(args.to), args.format)
+    say(f"{done.folder}: {done.format}, read back, largest logit difference {done.difference:.1e}")
+    return 0

@@ -1,0 +1,59 @@
+"""How right a trained model is on other images.
+
+A data set's test images, or a folder with labels. Where the run knows all their classes a model
+chooses from the run's; otherwise from the set's, which methods with prompts can.
+"""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+
+from fedvlm.cli.models._run import add_run, opened
+from fedvlm.console.parser import Parser
+from fedvlm.console.rows import table_lines
+from fedvlm.console.screen import complain, progress, say
+from fedvlm.core.errors import ConfigError
+
+EXAMPLES = (
+    "fedvlm evaluate RUN --dataset dtd --root DATA/",
+    "fedvlm evaluate RUN --images photos/ --client all  # class folders",
+    "fedvlm evaluate RUN --images photos/ --client 3 --json",
+)
+ALSO = ("eval", "test", "score")
+
+
+def flags(parser: Parser) -> None:
+    """Add what the verb takes."""
+    add_run(parser)
+    add = parser.add_argument
+    add("--dataset", default="", metavar="NAME", help="a data set by name, its test images")
+    add("--root", default="", metavar="DATA/", help="folder that holds the data sets (the run's)")
+    add("--images", default="", metavar="FOLDER", help="a folder of images of yours, or a table")
+    add("--json", action="store_true", help="a line of JSON per model")
+
+
+def main(args: Namespace) -> int:
+    """Print accuracy and macro F1 of each chosen model.
+
+    Raises:
+        FedvlmError: no such run, client or images; classes that the method cannot choose from.
+    """
+    if bool(args.dataset) == bool(args.images):
+        raise ConfigError("say on what: --dataset NAME, or --images FOLDER")
+    if args.root and args.images:
+        raise ConfigError("--root is for --dataset; --images says itself where they are")
+    run = opened(args)
+    from fedvlm.api.evaluate import evaluate, of_dataset, of_folder  # start-up: PyTorch, 2 s
+
+    tests = of_folder(args.images) if args.images else of_dataset(
+        args.dataset, run.config, args.root
+    )
+    progress(f"{len(tests.samples):,} images of {tests.name}")
+    rows, classes = evaluate(run.named(args.client), tests)
+    if args.json:
+        say(*(json.dumps(row | {"set": tests.name}) for row in rows))
+        return 0
+    say(*table_lines(rows))
+    complain(classes, prefix="note")
+    return 0

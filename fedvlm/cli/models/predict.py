@@ -1,0 +1,70 @@
+"""What a trained model says of images.
+
+A line per image: its file, the likeliest class and its probability.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from argparse import Namespace
+
+from fedvlm.cli.models._run import add_run, opened
+from fedvlm.console.parser import Parser, whole
+from fedvlm.console.rows import table_lines
+from fedvlm.console.screen import say
+from fedvlm.core.errors import ConfigError
+
+EXAMPLES = (
+    "fedvlm predict RUN photo.jpg --client 3",
+    "fedvlm predict RUN photos/ --client 3 --csv > said.csv  # every class's probability",
+    "fedvlm predict RUN photos/ --json --top 3  # of the global model, a line of JSON per image",
+)
+ALSO = ("classify", "infer", "inference", "label")
+DIGITS = 6  # of a probability in a file
+
+
+def flags(parser: Parser) -> None:
+    """Add what the verb takes."""
+    add_run(parser)
+    add = parser.add_argument
+    add("images", nargs="+", metavar="IMAGE", help="images, or folders of them")
+    add("--top", type=whole(1), default=1, metavar="N", help="how many classes per image (1)")
+    add("--json", action="store_true", help="JSON lines: image, client, classes, probabilities")
+    add("--csv", action="store_true", help="a table of every class's probability")
+
+
+def main(args: Namespace) -> int:
+    """Print what each chosen model says of each image.
+
+    Raises:
+        FedvlmError: no such run, client or image.
+    """
+    if args.json and args.csv:
+        raise ConfigError("--json and --csv are two forms: give one")
+    run = opened(args)
+    rows, table = [], []
+    for name, model in run.named(args.client).items():
+        said = model.predict(args.images)
+        for image, best in zip(said.names, said.top(args.top), strict=True):
+            if args.json:
+                say(json.dumps({
+                    "image": image, "model": name, "classes": [c for c, _ in best],
+                    "probabilities": [round(p, DIGITS) for _, p in best],
+                }))
+            for place, (label, p) in enumerate(best, 1):
+                row = {"image": image, "model": name} | ({"place": place} if args.top > 1 else {})
+                rows.append(row | {"class": label, "probability": f"{p:.3f}"})
+        for image, label, probabilities in zip(
+            said.names, said.classes, said.probabilities, strict=True
+        ):
+            table.append([image, name, label, *(f"{p:.{DIGITS}f}" for p in probabilities)])
+    if args.csv:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows([["image", "model", "class", *run.classnames], *table])
+        say(*text.getvalue().splitlines())
+    elif not args.json:
+        say(*table_lines(rows))
+    return 0

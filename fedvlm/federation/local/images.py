@@ -1,0 +1,109 @@
+"""Whether clients' images are asked for: seen while a run works, refused where there are none.
+
+Most methods make a personal model of tensors alone, so that a run's folder is enough to have it
+again. What some train on the client's images the run has to save (``job.record``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from fedvlm.core.errors import DataError
+from fedvlm.federation.batches import Batch, Batcher, Step, step_slices
+from fedvlm.federation.server import Roster
+
+
+@dataclass
+class Seen:
+    """Whether images were asked for."""
+
+    images: bool = False
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A batcher that notes in ``seen`` when it is asked for images."""
+
+    inner: Batcher
+    seen: Seen
+
+    def sizes(self, clients: Sequence[int]) -> list[int]:
+        """See ``Batcher.sizes``."""
+        return self.inner.sizes(clients)
+
+    def lengths(self, clients: Sequence[int], per_step: int) -> list[int]:
+        """See ``Batcher.lengths``."""
+        return self.inner.lengths(clients, per_step)
+
+    def steps(
+        self, clients: Sequence[int], round_: int, epochs: int | Sequence[int], per_step: int,
+        tag: str, after: int = 0, limit: int = 0,
+    ) -> Iterator[Step]:
+        """See ``Batcher.steps``."""
+        self.seen.images = True
+        return self.inner.steps(clients, round_, epochs, per_step, tag, after, limit)
+
+    def whole(self, clients: Sequence[int], part: str, fallback: str = "") -> Batch | None:
+        """See ``Batcher.whole``."""
+        self.seen.images = True
+        return self.inner.whole(clients, part, fallback)
+
+    def subset(self, clients: Sequence[int], part: str, share: float) -> Batcher:
+        """See ``Batcher.subset``."""
+        self.seen.images = True
+        return self.inner.subset(clients, part, share)
+
+    def roster(self) -> Roster:
+        """See ``Batcher.roster``."""
+        return self.inner.roster()
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A batcher of clients of which only the counts are known.
+
+    Args:
+        counts: of all clients.
+        batch_size: of a step.
+        who: the run, for messages.
+    """
+
+    counts: Roster
+    batch_size: int
+    who: str
+
+    def sizes(self, clients: Sequence[int]) -> list[int]:
+        """See ``Batcher.sizes``."""
+        return [int(self.counts.train[c]) for c in clients]
+
+    def lengths(self, clients: Sequence[int], per_step: int) -> list[int]:
+        """See ``Batcher.lengths``."""
+        return [len(step_slices(n, self.batch_size, per_step)) for n in self.sizes(clients)]
+
+    def steps(
+        self, clients: Sequence[int], round_: int, epochs: int | Sequence[int], per_step: int,
+        tag: str, after: int = 0, limit: int = 0,
+    ) -> Iterator[Step]:
+        """Refuse."""
+        self._refuse(clients)
+
+    def whole(self, clients: Sequence[int], part: str, fallback: str = "") -> Batch | None:
+        """Refuse."""
+        self._refuse(clients)
+
+    def subset(self, clients: Sequence[int], part: str, share: float) -> Batcher:
+        """Refuse."""
+        self._refuse(clients)
+
+    def roster(self) -> Roster:
+        """See ``Batcher.roster``."""
+        return self.counts
+
+    def _refuse(self, clients: Sequence[int]) -> NoReturn:
+        raise DataError(
+            f"{self.who}: the personal model of client {clients[0]} is made from the client's own "
+            "images, which are not here; a finished run has it in models/: end the run first (the "
+            "same command goes on with it), or take the global model"
+        )

@@ -1,0 +1,125 @@
+"""predict, export and evaluate: a run's models at work, from the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import fedvlm
+from fedvlm.api import evaluate, rebuild
+from fedvlm.cli.main import main
+from fedvlm.data.federated import FederatedData, build_federation
+from fedvlm.export.formats import tensors
+from tests import jobs
+
+Captured = pytest.CaptureFixture[str]
+
+
+def data_of(place: Path) -> FederatedData:
+    return build_federation(rebuild.config_of(place, {}))
+
+
+def photos(folder: Path, data: FederatedData, each: int = 3) -> Path:
+    """Test images in class folders, of the first two classes."""
+    for label in (0, 1):
+        name = data.classnames[label]
+        (folder / name).mkdir(parents=True)
+        for i in [i for i in data.global_test if data.labels[i] == label][:each]:
+            Image.open(data.samples[i].path).save(folder / name / f"{i}.png")
+    return folder
+
+
+def test_predict_says_what_the_model_says(quick_run: Path, tmp_path: Path, capsys: Captured):
+    place = jobs.folder(quick_run)
+    folder = photos(tmp_path / "photos", data_of(place))
+    said = fedvlm.load(place).client(1).predict(folder)
+    assert main(["predict", str(place), str(folder), "--client", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 7 and said.names[0] in lines[1] and said.classes[0] in lines[1]
+    assert main(["predict", str(place), str(folder), "--client", "1", "--json", "--top", "2"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["image"] for row in rows] == list(said.names)
+    assert [row["classes"] for row in rows] == [[c for c, _ in best] for best in said.top(2)]
+    assert rows[0]["probabilities"][0] == pytest.approx(said.top(1)[0][0][1], abs=1e-6)
+    assert main(["predict", str(place), str(folder), "--client", "all", "--csv"]) == 0
+    table = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [row["model"] for row in table[::6]] == ["client-0", "client-1", "global"]
+    assert [row["class"] for row in table[6:12]] == said.classes
+    assert sum(float(table[0][c]) for c in said.classnames) == pytest.approx(1, abs=1e-4)
+
+
+def test_export_is_read_back(quick_run: Path, tmp_path: Path, capsys: Captured):
+    place = jobs.folder(quick_run)
+    words = ["export", str(place), "--client", "1", "--format", "safetensors", "--licence", "mit"]
+    assert main([*words, "--to", str(tmp_path / "one")]) == 0
+    assert "largest logit difference" in capsys.readouterr().out
+    card = (tmp_path / "one" / "README.md").read_text()
+    assert "license: mit" in card and "client 1 of 2" in card
+    model = fedvlm.load(place).client(1)
+    pixels = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(2))
+    side = model.model.backbone.image_size
+    pixels = pixels[..., :side, :side]
+    with torch.no_grad():
+        ours = model._predictor({"pixels": pixels[None]})[0]
+        assert torch.allclose(tensors.read(tmp_path / "one")(pixels), ours, atol=1e-3)
+    words[words.index("1")] = "all"
+    assert main([*words, "--to", str(tmp_path / "many")]) == 0
+    index = json.loads((tmp_path / "many" / "index.json").read_text())
+    assert [m["name"] for m in index["models"]] == ["client-0", "client-1", "global"]
+    last = jobs.results(quick_run)["last"]
+    told = [m["metrics"]["accuracy"] for m in index["models"]]
+    assert told == [*(c["accuracy"] for c in last["clients"]), last["global"]]
+    assert main([*words, "--to", str(tmp_path / "many")]) == 2
+    assert "is not empty" in capsys.readouterr().err
+
+
+def test_evaluate_counts_as_the_run_did(quick_run: Path, capsys: Captured):
+    """The run's own set is known by name, and all its classes are chosen from."""
+    place = jobs.folder(quick_run)
+    assert main(["evaluate", str(place), "--dataset", "shapes", "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    model, tests = fedvlm.load(place).global_model, evaluate.of_dataset(
+        "shapes", rebuild.config_of(place, {})
+    )
+    said = model.with_classes(tests.classnames, tests.templates).predict(
+        [d.path for d in tests.samples]
+    )
+    right = sum(int(a) == d.label for a, d in zip(said.labels, tests.samples, strict=True))
+    assert (row["correct"], row["images"], row["set"]) == (right, len(tests.samples), tests.name)
+
+
+def test_evaluate_a_folder_of_known_classes(quick_run: Path, tmp_path: Path, capsys: Captured):
+    place = jobs.folder(quick_run)
+    data = data_of(place)
+    folder = photos(tmp_path / "photos", data)
+    assert main(["evaluate", str(place), "--images", str(folder), "--client", "all"]) == 0
+    out = capsys.readouterr()
+    assert f"chosen from the run's {len(data.classnames)} classes" in out.err
+    lines = out.out.splitlines()
+    assert [line.split()[0] for line in lines] == ["model", "client-0", "client-1", "global"]
+    said = fedvlm.load(place).client(0).predict(folder)
+    right = sum(Path(n).parent.name == c for n, c in zip(said.names, said.classes, strict=True))
+    assert lines[1].split()[1:3] == ["6", str(right)]
+
+
+@pytest.mark.parametrize(("words", "code", "sentence"), [
+    (["predict", "RUN", "no.png"], 3, "there is no image 'no.png'"),
+    (["predict", "RUN", "no.png", "--client", "nine"], 2, "--client nine: a client's number"),
+    (["predict", "RUN", "no.png", "--json", "--csv"], 2, "are two forms: give one"),
+    (["predict", "nowhere", "no.png"], 3, "'nowhere' is no run folder"),
+    (["export", "RUN", "--to", "x", "--format", "onyx"], 2, "did you mean 'onnx'?"),
+    (["evaluate", "RUN"], 2, "say on what: --dataset NAME, or --images FOLDER"),
+    (["evaluate", "RUN", "--images", "x", "--root", "y"], 2, "--root is for --dataset"),
+    (["evaluate", "RUN", "--dataset", "eurosta"], 2, "did you mean 'eurosat'?"),
+])  # fmt: skip
+def test_mistakes_get_a_sentence(
+    quick_run: Path, words: list[str], code: int, sentence: str, capsys: Captured
+):
+    place = str(jobs.folder(quick_run))
+    assert main([place if word == "RUN" else word for word in words]) == code
+    assert sentence in capsys.readouterr().err
