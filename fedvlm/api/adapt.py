@@ -46,8 +46,8 @@ def adapt(
         device, weights: see ``fedvlm.load``.
 
     Raises:
-        ConfigError: the folder has classes that the run does not know, or ``epochs`` is no number
-            from 0 on.
+        ConfigError: the folder has classes that the run does not know, ``epochs`` is no number
+            from 0 on, or the method has no model for a new client.
         DataError: no run folder, or no labelled images.
     """
     if epochs is not None and (isinstance(epochs, bool) or epochs != int(epochs) or epochs < 0):
@@ -71,7 +71,7 @@ def adapt(
     split = IndexSplit(*(np.arange(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)))
     federation, batcher = _alone(base, samples, split)
     state = FedState(federation.plan.rounds, base.state.server)
-    ((_, rows),) = federation.personal(state, [NEW])
+    rows = _personal(base, federation, state)
     params, shared = unstack(rows, 1)[0], unstack(federation.shared(state), 1)[0]
     notes = [own.sentence, *own.decided, *_said(federation, params, shared)]
     words = f"{own.data.name}, {len(split.train)} training images"
@@ -117,6 +117,24 @@ def _alone(
         federation.groups, trainer.reads_old,
     )
     return federation, batcher
+
+
+def _personal(base: Rebuilt, federation: Federation, state: FedState) -> Tree:
+    """Return the new client's model ``[1, ...]``.
+
+    Raises:
+        ConfigError: the method's server keeps something for every client of the run.
+    """
+    try:
+        ((_, rows),) = federation.personal(state, [NEW])
+    except KeyError as error:
+        if not base.state.held:
+            raise
+        raise ConfigError(
+            f"{federation.trainer.name}: its server keeps tensors for each client of the run "
+            f"({error}), and has none for a new one: only clients of the run have a model"
+        ) from error
+    return rows
 
 
 def _said(federation: Federation, params: Tree, shared: Tree) -> list[str]:

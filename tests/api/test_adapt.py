@@ -70,6 +70,13 @@ def test_thorki_trains_a_gate_for_the_new_client(tmp_path: Path):
     assert any("personalised as Thorki does after the last round" in note for note in notes)
 
 
+def test_a_server_that_keeps_something_for_each_client_is_said(tmp_path: Path):
+    assert jobs.run(tmp_path / "out", "--trainer", "FedFomo") == 0
+    place = jobs.folder(tmp_path / "out")
+    with pytest.raises(ConfigError, match="FedFomo: its server keeps tensors for each client"):
+        adapt(place, photos(tmp_path / "photos", place))
+
+
 def test_the_verb_writes_an_export(
     quick_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
