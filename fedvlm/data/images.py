@@ -35,7 +35,6 @@ _CROP_TRIES = 10
 _FIRST = 10  # broken images that a note lists
 # Pillow's limit, above which it warns: a file of kilobytes can say that it is larger
 MAX_PIXELS = Image.MAX_IMAGE_PIXELS or 89_478_485
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # refused by _opened
 _MODES = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 RESIZE_MODES = ("shortest", "longest", "squash")
 
@@ -170,7 +169,9 @@ def check_decodes(raw: bytes) -> None:
 
 
 def _opened(raw: bytes) -> Image.Image:
-    image = Image.open(io.BytesIO(raw))
+    with warnings.catch_warnings():  # too large ones are refused here, and need no warning
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        image = Image.open(io.BytesIO(raw))
     if image.width * image.height > MAX_PIXELS:
         raise ValueError(f"{image.width} x {image.height} pixels are more than {MAX_PIXELS:,}")
     if image.format == "EPS":  # Pillow would have Ghostscript run it
