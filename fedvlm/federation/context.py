@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -109,6 +110,7 @@ class Context:
         effort: local epochs or steps of a plain ``fit`` or ``loop``; None: ``epochs``.
         patience: epochs without a better validation loss that end a client's fit; 0: none do.
         kept: optimisers' states from round to round (``OPTIM.KEEP_STATE``); None: none is kept.
+        class_counts: training images of every client by class, ``[N, C]`` (``Roster.classes``).
     """
 
     model: VLModel
@@ -133,6 +135,7 @@ class Context:
     effort: Effort | None = None
     patience: int = 0
     kept: State | None = None
+    class_counts: np.ndarray | None = field(default=None, repr=False)
     _whole: Batcher | None = field(default=None, repr=False)
     _means: Means | None = field(default=None, repr=False)
     _rates: dict[tuple[int, ...], Rate] = field(default_factory=dict, init=False, repr=False)
@@ -164,6 +167,22 @@ class Context:
         """Which clients never worked in a round, ``[K]`` bool on the model's device."""
         flags = list(self.newcomers) or [True] * self.k
         return torch.tensor(flags, dtype=torch.bool).to(self.model.device, non_blocking=True)
+
+    @property
+    def classes(self) -> Tensor:
+        """Which classes each client has training images of, ``[K, C]`` bool on the model's device.
+
+        C are the model's classes. All of the client's images count, also in a ``subset``.
+
+        Raises:
+            FedvlmError: the context was made without the clients' class counts.
+        """
+        if self.class_counts is None:
+            raise FedvlmError("this context was made without the clients' class counts")
+        held = self.class_counts[list(self.clients)] > 0
+        flags = np.zeros((self.k, max(len(self.model.classnames), held.shape[1])), dtype=bool)
+        flags[:, : held.shape[1]] = held
+        return torch.from_numpy(flags).to(self.model.device, non_blocking=True)
 
     def stream(self, purpose: str, client: int = -1) -> torch.Generator:
         """Return a generator for ``purpose`` in this round (of one client, if given)."""

@@ -253,7 +253,7 @@ class Federation:
             plan.optim, plan.schedule or Schedule(plan.optim.lr),
             self.trainer.extras_up, self.trainer.metrics, self.weighting, plan.nonfinite,
             plan.clock_per_round, tuple(c not in worked for c in clients),
-            effort=plan.effort, patience=plan.early_stop,
+            effort=plan.effort, patience=plan.early_stop, class_counts=self.roster.classes,
         )
 
     def server_context(self, round_: int, held: Held) -> ServerContext:

@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedvlm.check.world import World
 from fedvlm.core.errors import DivergedError, FedvlmError
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.batches import Batch, Step
 from fedvlm.federation.context import Context, descend, optimise, rates
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.local.ledger import Means
 from fedvlm.federation.optim import Schedule
 from fedvlm.federation.toolbox.regularise import pulled
@@ -386,3 +388,16 @@ def test_rates_are_a_number_where_clients_agree() -> None:
     both = rates(ctx, Step(2, 2, (0, 1), 2, ()))
     assert isinstance(both, Tensor) and both.tolist() == [ctx.schedule(0), ctx.schedule(1)]
     assert rates(ctx, Step(2, 2, (0, 1), 2, ())) is both
+
+
+def test_classes_are_those_of_each_clients_training_images() -> None:
+    """One row a client in the context's order, as wide as the model's classes."""
+    world = World()
+    cls = load_trainer("FedAvg")
+    fed = world.federation(cls)
+    ctx = fed.context([2, 0])
+    assert ctx.classes.shape == (2, len(fed.model.classnames)) and ctx.classes.dtype == torch.bool
+    for row, client in zip(ctx.classes, (2, 0), strict=True):
+        labels = {int(world.labels[i]) for i in world.splits[client].train}
+        assert set(row.nonzero().flatten().tolist()) == labels
+    assert torch.equal(ctx.only([1]).classes, ctx.classes[1:])
