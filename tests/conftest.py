@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +23,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "golden_dir" in metafunc.fixturenames:
         dirs = [SHARED / "golden", *map(Path, metafunc.config.getoption("--golden"))]
         metafunc.parametrize("golden_dir", dirs, ids=[d.name for d in dirs])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def usual_signals() -> None:
+    """Ctrl-C and a hang-up reach the tests' processes, also where ``nohup ... &`` began them."""
+    for number, usual in (
+        (signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            with contextlib.suppress(ValueError):  # another thread than the main one
+                signal.signal(number, usual)
 
 
 @pytest.fixture(scope="session", autouse=True)
