@@ -24,10 +24,11 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree, numel, pick
 from fedvlm.evaluation import Evaluator
 from fedvlm.federation.aggregation.updates import join
-from fedvlm.federation.batches import Batch, SplitBatcher, Step
+from fedvlm.federation.batches import SplitBatcher, Step
 from fedvlm.federation.clients import on
+from fedvlm.federation.local.images import Around
 from fedvlm.federation.rounds import FedState, Models, RoundFinished, state_of
-from fedvlm.federation.server import Held, Measure, Roster, Row, only_numbers
+from fedvlm.federation.server import Held, Measure, Row, only_numbers
 from fedvlm.job.build import Built, build
 from fedvlm.job.describe import header, peft_choice, run_path
 from fedvlm.job.inputs import Inputs
@@ -39,37 +40,15 @@ from fedvlm.runs.state import SavedState, load_newest_state, open_records
 
 
 @dataclass(frozen=True)
-class FirstStep:
+class FirstStep(Around):
     """Only the first step of each fit."""
-
-    inner: SplitBatcher
-
-    def sizes(self, clients: Sequence[int]) -> list[int]:
-        """See ``Batcher.sizes``."""
-        return self.inner.sizes(clients)
-
-    def lengths(self, clients: Sequence[int], per_step: int) -> list[int]:
-        """See ``Batcher.lengths``."""
-        return self.inner.lengths(clients, per_step)
 
     def steps(
         self, clients: Sequence[int], round_: int, epochs: int | Sequence[int], per_step: int,
         tag: str, after: int = 0, limit: int = 0,
     ) -> Iterator[Step]:
         """Yield one step."""
-        yield next(self.inner.steps(clients, round_, epochs, per_step, tag, after, limit))
-
-    def whole(self, clients: Sequence[int], part: str, fallback: str = "") -> Batch | None:
-        """See ``Batcher.whole``."""
-        return self.inner.whole(clients, part, fallback)
-
-    def subset(self, clients: Sequence[int], part: str, share: float) -> FirstStep:
-        """See ``Batcher.subset``."""
-        return FirstStep(self.inner.subset(clients, part, share))
-
-    def roster(self) -> Roster:
-        """See ``Batcher.roster``."""
-        return self.inner.roster()
+        yield next(super().steps(clients, round_, epochs, per_step, tag, after, limit))
 
 
 def dry_run(cfg: CfgNode) -> int:

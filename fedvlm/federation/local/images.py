@@ -7,7 +7,7 @@ again. What some train on the client's images the run has to save (``job.record`
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from fedvlm.core.errors import DataError
@@ -23,11 +23,10 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Watched:
-    """A batcher that notes in ``seen`` when it is asked for images."""
+class Around:
+    """A batcher that asks another one; a subclass changes what it has to."""
 
     inner: Batcher
-    seen: Seen
 
     def sizes(self, clients: Sequence[int]) -> list[int]:
         """See ``Batcher.sizes``."""
@@ -42,22 +41,44 @@ class Watched:
         tag: str, after: int = 0, limit: int = 0,
     ) -> Iterator[Step]:
         """See ``Batcher.steps``."""
-        self.seen.images = True
         return self.inner.steps(clients, round_, epochs, per_step, tag, after, limit)
 
     def whole(self, clients: Sequence[int], part: str, fallback: str = "") -> Batch | None:
         """See ``Batcher.whole``."""
-        self.seen.images = True
         return self.inner.whole(clients, part, fallback)
 
     def subset(self, clients: Sequence[int], part: str, share: float) -> Batcher:
         """See ``Batcher.subset``."""
-        self.seen.images = True
-        return self.inner.subset(clients, part, share)
+        return replace(self, inner=self.inner.subset(clients, part, share))
 
     def roster(self) -> Roster:
         """See ``Batcher.roster``."""
         return self.inner.roster()
+
+
+@dataclass(frozen=True)
+class Watched(Around):
+    """A batcher that notes in ``seen`` when it is asked for images."""
+
+    seen: Seen
+
+    def steps(
+        self, clients: Sequence[int], round_: int, epochs: int | Sequence[int], per_step: int,
+        tag: str, after: int = 0, limit: int = 0,
+    ) -> Iterator[Step]:
+        """See ``Batcher.steps``."""
+        self.seen.images = True
+        return super().steps(clients, round_, epochs, per_step, tag, after, limit)
+
+    def whole(self, clients: Sequence[int], part: str, fallback: str = "") -> Batch | None:
+        """See ``Batcher.whole``."""
+        self.seen.images = True
+        return super().whole(clients, part, fallback)
+
+    def subset(self, clients: Sequence[int], part: str, share: float) -> Batcher:
+        """See ``Batcher.subset``."""
+        self.seen.images = True
+        return super().subset(clients, part, share)
 
 
 @dataclass(frozen=True)
