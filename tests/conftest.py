@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +46,16 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     patch.undo()
 
 
+@pytest.fixture
+def few_images(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Eight built-in images of a class for training and for tests, in a cache of their own.
+
+    For tests that encode images, in this process only.
+    """
+    monkeypatch.setattr("fedvlm.data.builtin.sets._PER_CLASS", (8, 2, 8))
+    monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / "few"))
+
+
 @pytest.fixture(scope="session")
 def quick_run(private_cache: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output folder of one finished ``jobs.SMALL``: to look at or to copy, not to change."""
@@ -53,3 +64,19 @@ def quick_run(private_cache: None, tmp_path_factory: pytest.TempPathFactory) -> 
     output = tmp_path_factory.mktemp("quick")
     assert jobs.run(output) == 0
     return output
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a test draw no partition, a third of a small run's time, but with ``pictures``.
+
+    Only in this process, and only once PyTorch is there: a test that loads it later draws.
+    """
+    job = sys.modules.get("fedvlm.job.run")
+    if job is not None and "pictures" not in request.fixturenames:
+        monkeypatch.setattr(job, "draw_partition", lambda *_: None)
+
+
+@pytest.fixture
+def pictures() -> None:
+    """The test's runs draw their partition as a user's do."""

@@ -37,7 +37,9 @@ def images(data: FederatedData, samples: np.ndarray) -> list[Path]:
     return [data.samples[int(i)].path for i in samples]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [
+    m if m in ("FedTV", "APFL") else pytest.param(m, marks=pytest.mark.slow) for m in METHODS
+])
 def test_predictions_are_the_evaluated_ones(tmp_path: Path, method: str) -> None:
     place = finished(tmp_path, "--trainer", method)
     kept = safetensors.torch.load_file(place / "logits.safetensors")

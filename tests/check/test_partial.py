@@ -85,7 +85,10 @@ class Hoards(Rest):
         return {n: v for n, v in server["w"].items() if n != REST}
 
 
-@pytest.mark.parametrize(("trainer", "opts"), [(RoLoRA, OPTS), (Ranks, OPTS), (Rest, FEATURE)])
+@pytest.mark.parametrize(("trainer", "opts"), [
+    pytest.param(RoLoRA, OPTS, marks=pytest.mark.slow), (Ranks, OPTS),
+    pytest.param(Rest, FEATURE, marks=pytest.mark.slow),
+])
 def test_every_invariant_holds(trainer: type[Trainer], opts: Sequence[str]) -> None:
     found = run(trainer, opts)
     assert {v.name: v.detail for v in found if v.state == "broken"} == {}

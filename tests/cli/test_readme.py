@@ -184,6 +184,7 @@ def test_what_is_made_of_runs(
     assert list(tmp_path.rglob("*.html"))
 
 
+@pytest.mark.slow
 def test_what_is_said_of_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -51,9 +51,11 @@ def own(whole: TrainedModel, image: Path) -> tuple[Tensor, Tensor]:
     return pixels, logits
 
 
-@pytest.mark.parametrize("how", [("fedtv",), ("thorki",), ("fedavg", *LORA),
-                                 ("fedavg", "--peft", "prompt+adapter"), ("fedproto",)],
-                         ids=" ".join)
+@pytest.mark.parametrize("how", [
+    ("fedtv",), ("fedavg", *LORA), *(pytest.param(how, marks=pytest.mark.slow) for how in (
+        ("thorki",), ("fedavg", "--peft", "prompt+adapter"), ("fedproto",)
+    )),
+], ids=" ".join)
 def test_run_py_predicts_an_image_without_fedvlm(
     how: tuple[str, ...], tmp_path: Path, image: Path
 ) -> None:

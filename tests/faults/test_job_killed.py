@@ -53,7 +53,9 @@ def stop_at(point: int) -> None:
     files.on_write_point = hook
 
 
-@pytest.mark.parametrize("share", [i / 12 for i in range(12)])
+@pytest.mark.parametrize("share", [
+    i / 12 if i % 2 else pytest.param(i / 12, marks=pytest.mark.slow) for i in range(12)
+])
 def test_stopped_at_a_write_point_and_resumed(
     whole: tuple[Path, int], tmp_path: Path, share: float
 ) -> None:
@@ -102,7 +104,9 @@ def stopped_and_resumed(longer: Path, output: Path, point: int, *words: str) -> 
     jobs.same(longer, output)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [
+    way if way == "both" else pytest.param(way, marks=pytest.mark.slow) for way in WAYS
+])
 def test_where_rows_lie_and_how_often_they_are_saved_moves_no_bit(
     longer: Path, tmp_path: Path, way: str
 ) -> None:

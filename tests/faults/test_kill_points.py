@@ -209,11 +209,17 @@ def test_a_run_may_change_where_rows_lie_when_it_goes_on(
         assert outcome(root)["results"] == want, number
 
 
-@pytest.mark.parametrize("kind", [(1, False), pytest.param((3, True), marks=pytest.mark.slow)])
-def test_every_write_point_really_killed(tmp_path: Path, kind: tuple[int, bool]) -> None:
+@pytest.mark.parametrize(("kind", "step"), [
+    ((1, False), 4),
+    *(pytest.param(kind, 1, marks=pytest.mark.slow) for kind in ((1, False), (3, True))),
+])
+def test_every_write_point_really_killed(
+    tmp_path: Path, kind: tuple[int, bool], step: int
+) -> None:
+    """Or every fourth: ``raise_stop`` tries each of them above."""
     points = write_points(tmp_path / "whole", *kind)
     want = outcome(tmp_path / "whole")
-    for number in range(len(points)):
+    for number in range(0, len(points), step):
         root = tmp_path / str(number)
         status = in_child(root, number, *kind)
         if os.WIFEXITED(status):

@@ -64,8 +64,13 @@ def told(output: Path) -> str:
     return json.loads((jobs.folder(output) / "manifest.json").read_text())["sessions"][-1]["how"]
 
 
-@pytest.mark.parametrize("store", ["memory", "disk"])
-@pytest.mark.parametrize("signum", STOPS, ids=lambda s: s.name)
+@pytest.mark.parametrize(("signum", "store"), [
+    (signal.SIGINT, "memory"), (signal.SIGTERM, "disk"),
+    *(pytest.param(*one, marks=pytest.mark.slow) for one in (
+        (signal.SIGHUP, "memory"), (signal.SIGINT, "disk"), (signal.SIGTERM, "memory"),
+        (signal.SIGHUP, "disk"),
+    )),
+])
 def test_a_stop_saves_the_last_whole_round(
     undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], signum: signal.Signals, store: str,

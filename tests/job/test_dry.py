@@ -12,6 +12,7 @@ from fedvlm.job import run as job_run
 from tests import jobs
 
 
+@pytest.mark.usefixtures("few_images")
 def test_dry_run_counts_the_images_that_a_run_encodes(
     tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

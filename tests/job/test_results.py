@@ -65,6 +65,7 @@ def test_a_run_counts_its_work_and_names_extra_data(
         assert info[f"bytes_{way}"] == found[f"bytes_{way}"]
 
 
+@pytest.mark.usefixtures("few_images")
 def test_images_through_the_tower_are_counted(tmp_path: Path) -> None:
     assert jobs.run(tmp_path, "--trainer", "FedAvg", "--plain") == 0
     record = json.loads((jobs.folder(tmp_path) / "results.json").read_text())

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.data.builtin import sets
 from fedvlm.data.partition.index_file import read_index_file
 from fedvlm.job import run as job_run
 from fedvlm.runs.state import SavedState
@@ -27,13 +26,6 @@ def losses(output: Path) -> list[float]:
 def close(a: list[float], b: list[float], relative: float) -> None:
     assert len(a) == len(b) > 0
     assert max(abs(x - y) / abs(y) for x, y in zip(a, b, strict=True)) < relative
-
-
-@pytest.fixture
-def few_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight images of each class for training and for tests, in a cache of their own."""
-    monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(sets, "_PER_CLASS", (8, 2, 8))
 
 
 @pytest.mark.usefixtures("few_images")

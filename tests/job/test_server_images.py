@@ -44,7 +44,10 @@ def built(output: Path, *opts: str, trainer: tuple[str, ...] = HEART) -> Built:
     return build(resolve(parse(words)).jobs[0].cfg, pixels=True)
 
 
-@pytest.mark.parametrize("source", ["holdout", "folder:{folder}", "dataset:new_nouns", "clients"])
+@pytest.mark.parametrize("source", [
+    "holdout", "folder:{folder}",
+    *(pytest.param(s, marks=pytest.mark.slow) for s in ("dataset:new_nouns", "clients")),
+])
 def test_a_run_with_each_source(source: str, tmp_path: Path, folder: Path, capsys: Any) -> None:
     assert jobs.run(tmp_path, *HEART, "--opts", *FAST, *options(source, folder)) == 0
     record = json.loads((jobs.folder(tmp_path) / "results.json").read_text())

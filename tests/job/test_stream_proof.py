@@ -16,6 +16,8 @@ from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve
 from tests import jobs
 
+pytestmark = pytest.mark.usefixtures("few_images")
+
 METHODS = Path(__file__).resolve().parents[1] / "block_prompts.py"
 
 
@@ -158,7 +160,9 @@ def test_no_proof_on_the_plain_path_nor_of_pixels(tmp_path: Path, made: list[str
     assert made == []
 
 
-@pytest.mark.parametrize("trainer", ["FedTV", f"{METHODS}:BlockPrompts"])
+@pytest.mark.parametrize("trainer", [
+    "FedTV", pytest.param(f"{METHODS}:BlockPrompts", marks=pytest.mark.slow)
+])
 def test_the_run_is_the_same_with_and_without(
     trainer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
