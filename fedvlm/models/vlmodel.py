@@ -198,19 +198,20 @@ class VLModel:
         self.counters["image_blocks"] += clients * batch * (len(tower.blocks) - max(start, 0))
         return torch.cat(parts, 1)
 
-    def adapted_text(self, p: Mapping[str, Tensor], start: int, scale: float) -> Tensor:
-        """Text features [K, C, embed_dim] of the templates through adapted towers (``TextTower``).
+    def adapted_text(self, edits: Edits, clients: int, start: int = 0) -> Tensor:
+        """Normalised text features [K, C, embed_dim] of the templates through edited towers.
 
         Args:
-            p: tree with ``text.lora.*`` [K, ...].
-            start: the first adapted block.
-            scale: LoRA's alpha over its rank.
+            edits: what the clients change in the text tower (``adapters.TreeEdits("text", ...)``).
+            clients: K.
+            start: the first block that is edited; what lies below runs once per class list.
         """
         if self._texts is None:
             self._texts = TextTower(
-                self.backbone, self.classnames, self.templates, self.counters
+                self.backbone, self.classnames, self.templates, self.counters,
+                self._text_path.tower(),
             )
-        return self._texts.encode(p, start, scale)
+        return self._texts.encode(edits, clients, start)
 
     def text(
         self, ctx: Tensor, classes: Tensor | None = None,

@@ -164,14 +164,15 @@ def chosen_layout(
         row[: len(layout.pick)] = layout.pick.cpu()
     pairs = [(p, j, c) for p, classes in enumerate(sets) for j, c in enumerate(classes)]
     device = prompts.ids.device
+
+    def stacked(name: str) -> Tensor:
+        return torch.stack([getattr(layout, name) for layout in each])
+
     return replace(
-        each[0], pick=pick.to(device), tokens=sum(layout.tokens for layout in each),
+        each[0], ids=stacked("ids"), positions=stacked("positions"), read=stacked("read"),
+        own_mask=stacked("own_mask").unsqueeze(1), read_mask=stacked("read_mask"),
+        pick=pick.to(device), tokens=sum(layout.tokens for layout in each),
         chosen=torch.tensor(pairs, dtype=torch.long).reshape(-1, 3).T.contiguous().to(device),
-        own_mask=torch.stack([layout.own_mask for layout in each]).unsqueeze(1),
-        **{
-            name: torch.stack([getattr(layout, name) for layout in each])
-            for name in ("ids", "positions", "read_mask", "read")
-        },
     )
 
 

@@ -114,7 +114,7 @@ class PackedText:
         return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
 
     def _encode(self, contexts: Mapping[int, Tensor], layout: PackedLayout) -> Tensor:
-        x = self._embed(contexts[0], layout)
+        x = self.embed(contexts[0], layout)
         for number, block in enumerate(self.blocks[:-1]):
             x = _replaced(x, number, contexts, layout)
             qkv = frozen_linear(_norm(x, block.eps[0]), *block.qkv)
@@ -125,9 +125,13 @@ class PackedText:
         )
         if layout.chosen is not None:
             x = x[layout.chosen[0], layout.chosen[1]]
+        return self.read_out(x)
+
+    def read_out(self, x: Tensor) -> Tensor:
+        """Text features [..., embed_dim], not normalised, of the last block's rows."""
         return frozen_linear(_norm(x, self.final_eps), *self.final)
 
-    def _embed(self, ctx: Tensor, layout: PackedLayout) -> Tensor:
+    def embed(self, ctx: Tensor, layout: PackedLayout) -> Tensor:
         """Input rows [P, rows, width]: prefix, context, then all chunks."""
         sets, n = len(ctx), layout.n_prefix
         start = self.backbone.embed_tokens(layout.prefix_ids)
