@@ -16,6 +16,7 @@ from fedvlm.config.option import Option
 from fedvlm.core.trees import Tree
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.trainer import Trainer
+from fedvlm.models.towers.adapters import TreeEdits, prompt_tree
 from fedvlm.models.towers.blocks import NoEdits
 from fedvlm.models.towers.vision import pick_stream, stream_name
 from fedvlm.models.vlmodel import VLModel
@@ -34,28 +35,19 @@ class BlockPrompts(Trainer):
         return (stream_name(len(model.vision.blocks) if enter < 0 else enter),)
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
-        width = model.vision.width
-        return {
-            f"image.prompt.{one.index}": torch.randn(2, width, generator=generator) * 0.02
-            for one in model.vision.blocks
-        }
+        return prompt_tree(model.vision.blocks, 2, generator)
 
     def text_features(self, model: VLModel, params: Tree) -> Tensor:
         k = next(iter(params.values())).shape[0]
         return model.anchor("template", 0).expand(k, -1, -1)
 
     def image_features(self, model: VLModel, params: Tree, x: Mapping[str, Tensor]) -> Tensor:
-        tower, (name, start) = model.vision, pick_stream(x)
-        out = x[name].to(model.device, model.dtype)
-        if start < 0:
-            with torch.no_grad():
-                out = tower.enter(out.flatten(0, 1)).unflatten(0, out.shape[:2])
-        batch, own = out.shape[1:3]
-        for one in tower.blocks[max(start, 0):]:
-            prompt = self.prompt(params, one.index, cached=start >= 0)
-            wide = prompt.unsqueeze(1).expand(len(out), batch, -1, -1)
-            out = one(torch.cat([out[:, :, :own], wide], 2), NoEdits())
-        return tower.leave(out[:, :, :own], len(tower.blocks), NoEdits())[0]
+        cached = pick_stream(x)[1] >= 0
+        own = {
+            f"image.prompt.{one.index}": self.prompt(params, one.index, cached)
+            for one in model.vision.blocks
+        }
+        return model.adapted_image(x, TreeEdits("image", own))[0]
 
     def prompt(self, params: Tree, block: int, cached: bool) -> Tensor:
         return params[f"image.prompt.{block}"]

@@ -2,7 +2,8 @@
 
 Both sides are the main job's own build of the same config: the fast one with cached features,
 packed prompts and stacked clients, the plain one with images through the tower in every batch,
-full-length texts and clients one by one. The built-in shapes are the data.
+full-length texts and clients one by one. The built-in shapes are the data. ``--peft`` measures the
+methods with other trainable sets, ``all`` with each.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from fedvlm.bench.machine import Measurements, measure
 from fedvlm.console.rows import table_lines
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.cards import trainer_files
+from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.rounds import Federation, RoundFinished
 from fedvlm.job.build import build as build_run
-from fedvlm.job.flags import parse
+from fedvlm.job.flags import expand, parse
 from fedvlm.job.resolve import resolve
 
 Losses = dict[tuple[int, int, str], float]  # (round, client, name) -> mean of the round
@@ -32,6 +34,7 @@ BACKBONES = {
 }
 COMMON = ("--demo", "--device", "cpu", "--shots", "4")
 FP32_LOSS = 1e-5
+SETS = ("prompt", "text-lora", "feature", "lora", "adapter", "head", "text-lora+lora")
 
 
 def build(words: Sequence[str]) -> Federation:
@@ -44,18 +47,30 @@ def build(words: Sequence[str]) -> Federation:
 
 
 def words_of(
-    trainer: str, backbone: str, clients: int, plain: bool, fp64: bool = False
+    trainer: str, backbone: str, clients: int, plain: bool, fp64: bool = False, peft: str = ""
 ) -> list[str]:
-    """Return the main job's words for one side."""
+    """Return the main job's words for one side; ``peft``: what is trained, '' the method's own."""
     tower = BACKBONES.get(backbone) or ("--backbone", backbone, *BACKBONES["random-small"][2:])
     more = (*tower, "--opts", "MODEL.PREC", "fp64" if fp64 else "fp32")
-    side = ["--plain"] if plain else []
+    side = [*(["--peft", peft] if peft else []), *(["--plain"] if plain else [])]
     return [*COMMON, "--trainer", trainer, "--num-users", str(clients), *side, *more]
+
+
+def trainable_sets(words: Sequence[str]) -> list[str]:
+    """Return what ``--peft`` of the benchmark asks for; ``all`` is ``SETS``.
+
+    Raises:
+        ConfigError: a word that ``--peft`` of a run does not have.
+    """
+    sets = [name for word in words for name in (SETS if word == "all" else (word,))]
+    for name in sets:
+        expand(name)
+    return list(dict.fromkeys(sets))
 
 
 def run(
     trainers: Sequence[str], backbone: str, *, rounds: int = 2, repeats: int = 3,
-    clients: int = 10, threads: int = 1, fp64: bool = False,
+    clients: int = 10, threads: int = 1, fp64: bool = False, peft: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> Measurements:
     """Measure and return a record of plain JSON values.
@@ -66,34 +81,41 @@ def run(
         rounds: timed rounds, after one that warms up.
         repeats: pairs of timings, interleaved; the median counts.
         fp64: double precision, where both sides differ by rounding no more.
+        peft: trainable sets (``trainable_sets``); none: the methods' own.
 
     Raises:
-        ConfigError: numbers below 1; whatever the build refuses of the first trainer's words.
+        ConfigError: numbers below 1; whatever the build refuses of a trainer that was named, unless
+            several sets were.
     """
     for name, value in (("rounds", rounds), ("repeats", repeats), ("clients", clients),
                         ("threads", threads)):
         if value < 1:
             raise ConfigError(f"--{name} {value}: must be at least 1")
-    before, names = torch.get_num_threads(), list(trainers) or sorted(trainer_files())
+    before, sets = torch.get_num_threads(), trainable_sets(peft) or [""]
+    names = list(trainers) or sorted(trainer_files())
     torch.set_num_threads(threads)
     methods: dict[str, Measurements] = {}
     try:
-        for name in names:
-            say(f"{name}, both sides")
+        for name, what in ((n, w) for n in names for w in sets):
+            label = f"{name} {what}".strip()
+            say(f"{label}, both sides")
             try:
                 fast, plain = (
-                    build(words_of(name, backbone, clients, side, fp64)) for side in (False, True)
+                    build(words_of(name, backbone, clients, side, fp64, what))
+                    for side in (False, True)
                 )
-                methods[name] = compare(fast, plain, rounds, repeats)
+                if what and not isinstance(fast.trainer, PeftTrainer):
+                    raise ConfigError("it brings its own trainable tensors: --peft is not read")
+                methods[label] = compare(fast, plain, rounds, repeats)
             except ConfigError as mistake:
-                if trainers:
+                if trainers and len(sets) == 1:
                     raise
-                methods[name] = {"refused": str(mistake)}  # of all, one may not suit the setting
+                methods[label] = {"refused": str(mistake)}  # of all, one may not suit the setting
     finally:
         torch.set_num_threads(before)
     return {
         "setting": {"backbone": backbone, "rounds": rounds, "repeats": repeats, "clients": clients,
-                    "threads": threads, "prec": "fp64" if fp64 else "fp32",
+                    "threads": threads, "prec": "fp64" if fp64 else "fp32", "peft": sets,
                     "words": list(COMMON)},
         "load": {"after": machine.load(), "cores": machine.cores()}, "methods": methods,
     }
@@ -180,6 +202,8 @@ def lines(record: Measurements) -> list[str]:
         f"loss: largest difference of the two sides, relative; ! is above {FP32_LOSS:g} "
         "(--fp64 tells whether that is rounding)",
     ]
+    if slow := [n for n, r in done.items() if r["ratio"] < 1]:
+        notes.append(f"slower than its plain path: {', '.join(slow)}")
     refused = [f"{n}: not measured: {r['refused']}" for n, r in record["methods"].items()
                if "refused" in r]
     return [head, *table_lines(rows), *notes, *refused]

@@ -349,6 +349,16 @@ def _model() -> Schema:
             "precision of the frozen towers; fp64 holds for the trainables too",
             choices=("fp32", "bf16", "fp64"),
         ),
+        "BANK.PREC": Option(
+            "full",
+            "type of kept activations (patches, what enters a block): full is MODEL.PREC's; bf16 "
+            "takes half and moves the numbers",
+            choices=("full", "bf16"), neutral="full",
+        ),
+        "BANK.GB": Option(
+            0.0, "most GB of activations that a run may add to CACHE_DIR; 0: half of what is free",
+            low=0, neutral=0.0,
+        ),
         "DATALOADER.TRAIN_X.BATCH_SIZE": Option(32, "training batch; no batch is dropped", low=1),
         "DATALOADER.TEST.BATCH_SIZE": Option(100, "test batch (Dassl: 32)", low=1),
         "DATALOADER.NUM_WORKERS": Option(

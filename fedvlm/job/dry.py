@@ -34,7 +34,7 @@ from fedvlm.job.describe import header, peft_choice, run_path
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import make_evaluator
 from fedvlm.job.results import summary
-from fedvlm.job.sources import images_to_encode
+from fedvlm.job.sources import bank_words, images_to_encode
 from fedvlm.runs.identity import read_manifest
 from fedvlm.runs.state import SavedState, load_newest_state, open_records
 
@@ -79,9 +79,12 @@ def dry_run(cfg: CfgNode) -> int:
     personal = pick(federation.p0, federation.groups.personal)
     whole = sum(steps) * federation.plan.rounds * share * seconds[-1]
     images = images_to_encode(built.data, built.loader.views)
+    streams = federation.trainer.streams(built.model)
+    kept = bank_words(cfg, built.model, built.data, built.loader, streams)
     console = Console(federation.plan.rounds, federation.plan.clients)
     console.header(
         header(built)
+        | ({"activations": kept} if kept and not cfg.FED.PLAIN else {})
         | {
             "bytes": f"{sent:,} up and {sum(given.sizes[0].values()):,} down per client in round "
                      f"1, {sent * uploads:,} up in the whole run if all are like it",

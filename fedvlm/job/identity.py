@@ -22,7 +22,7 @@ from fedvlm.models.backbone import Backbone
 WHERE = (
     "OUTPUT_DIR", "RESUME", "CACHE_DIR", "TAG", "DATASET.ROOT", "VERBOSE", "USE_CUDA", "VERSION",
     "DATALOADER.NUM_WORKERS", "TRAIN.PRINT_FREQ", "TRAIN.CHECKPOINT_FREQ", "TEST.KEEP_LOGITS",
-    "TEST.EVAL_EVERY", "DEVICE", "SINKS", "FED.STORE",
+    "TEST.EVAL_EVERY", "DEVICE", "SINKS", "FED.STORE", "BANK.GB",
     "FED.INDEX_FILE", "DATASET.FEWSHOT_FILE",  # the data digest stands for what they say
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from fedvlm.data.images import ImageLoader
 from fedvlm.federation.rounds import Federation
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.backbone import Backbone
-from fedvlm.models.features.bank import bank_bytes, empty_bank, fill_bank, has_room
+from fedvlm.models.features.bank import IN_MEMORY, LOW, Bank, has_room, row_bytes
 from fedvlm.models.features.code import package_text, trainer_text
 from fedvlm.models.features.decode import Throughput
 from fedvlm.models.features.encode import cached_features
@@ -33,6 +33,7 @@ from fedvlm.models.features.sources import (
     FeatureSource,
     PixelSource,
     StreamSource,
+    Table,
     check_streams,
     join_sources,
 )
@@ -43,7 +44,9 @@ from fedvlm.runs.identity import identity_plain
 
 HOLDOUT, CLIENTS = "holdout", "clients"  # sources of server images
 DIGITS = 8  # of a digest in a note
-Encode = Callable[[Sequence[int], "int | None"], Tensor]
+GB = 10**9
+Encode = Callable[[Sequence[int], "int | None"], Table]
+Opened = tuple[Bank, list[str], list[int]]  # with the keys of images, and their positions
 
 
 def first_block(streams: Sequence[str]) -> int | None:
@@ -58,21 +61,36 @@ def image_sources(
 ) -> tuple[StreamSource, StreamSource]:
     """Return (training views, test view) of what the trainer needs, what is frozen done once.
 
-    Every stream that it declares: image features from the store, activations inside the tower and
-    patch features for this run; pixels instead of those where they have no room.
+    Every stream that it declares, image features and what lies inside the tower out of stores;
+    pixels instead of the latter where those have no room.
+
+    Raises:
+        ConfigError: streams that nobody can serve, or activations above ``BANK.GB``.
+        DataError: a store that cannot be written.
     """
     streams = list(trainer.streams(model))
     check_streams(streams, model)
-    inside = [s for s in streams if s not in ("features", "pixels")]
+    banks = _banks(cfg, data, model, loader, streams)
+    wanted = sum(bank.bytes(bank.lacking(keys)) for bank, keys, _ in banks.values())
     folder = store_dir(cfg) or default_dir()
-    images = images_to_encode(data, loader.views)
-    if inside and not has_room(model.vision, images, folder, *inside):
-        size = bank_bytes(model.vision, images, *inside) / 2**30
-        model.notes.append(
-            f"{size:.0f} GiB of activations have no room in {folder}: images go through the whole "
-            "tower at every step (slower); point CACHE_DIR to a larger disk"
-        )
-        streams = list(dict.fromkeys("pixels" if s in inside else s for s in streams))
+    if banks:
+        said = bank_words(cfg, model, data, loader, streams)
+        _check_budget(cfg, wanted, folder, said)
+        if has_room(folder, wanted):
+            model.notes.append(said)
+        elif wanted <= IN_MEMORY:
+            model.notes.append(f"{said}; not kept: there is no room in {folder}")
+            for bank, _, _ in banks.values():
+                bank.keeps = False
+        else:
+            model.notes.append(
+                f"{wanted / GB:.1f} GB of activations have no room in {folder}: images go through "
+                "the whole tower at every step (slower); point CACHE_DIR to a larger disk"
+            )
+            inside = {stream for stream, _ in banks}
+            streams = list(dict.fromkeys("pixels" if s in inside else s for s in streams))
+            for bank, _, _ in banks.values():
+                bank.close()
     pairs: list[tuple[FeatureSource | PixelSource, FeatureSource | PixelSource]] = []
     for stream in streams:
         spent = Throughput()
@@ -82,15 +100,63 @@ def image_sources(
         if stream == "features":
             encode: Encode = partial(_features, cfg, model, loader, progress, spent)
         else:
-            encode = partial(_activations, cfg, model, loader, progress, spent, stream, folder)
+            of = {view: bank for (name, view), bank in banks.items() if name == stream}
+            encode = partial(_activations, cfg, model, loader, progress, spent, of)
         pairs.append(_sources(data, loader, labels, stream, encode))
         model.notes.append(spent.sentence(_said(stream)))
     train, test = map(list, zip(*pairs, strict=True))
     if streams == [PATCHES]:  # zero-shot CLIP, the reference of every run, reads image features
         every = _every(data)
         features = _features(cfg, model, loader, progress, Throughput(), every, None)
-        test.append(FeatureSource.of(features[None], torch.tensor(every), labels))
+        test.append(FeatureSource.of((features,), torch.tensor(every), labels))
     return join_sources(train), join_sources(test)
+
+
+def _banks(
+    cfg: CfgNode, data: FederatedData, model: VLModel, loader: ImageLoader, streams: Sequence[str]
+) -> dict[tuple[str, int | None], Opened]:
+    """Return by stream and view: the bank, the images' keys, and the images."""
+    banks: dict[tuple[str, int | None], Opened] = {}
+    views = list(range(loader.views)) if loader.views > 1 else []
+    for stream in streams:
+        if stream in ("features", "pixels"):
+            continue
+        for view in [None, *views]:
+            images = _every(data) if view is None else train_images(data)
+            bank = Bank(
+                model.vision, stream, loader.transform_key(view), store_dir(cfg) or default_dir(),
+                cfg.BANK.PREC,
+            )
+            banks[stream, view] = bank, [loader.content_key(i) for i in images], images
+    return banks
+
+
+def _check_budget(cfg: CfgNode, wanted: int, folder: Path, said: str) -> None:
+    """Refuse activations above ``BANK.GB`` (``ConfigError``)."""
+    if not cfg.BANK.GB or wanted <= cfg.BANK.GB * GB:
+        return
+    mend = "" if cfg.BANK.PREC == LOW else f", BANK.PREC {LOW} (half of it; results name it)"
+    raise ConfigError(
+        f"{said}: {wanted / GB:.3g} GB more than {folder} has, above BANK.GB {cfg.BANK.GB:g}: set "
+        f"a larger BANK.GB{mend}, or --plain (no cache: images go through the whole tower at "
+        "every step)"
+    )
+
+
+def bank_words(
+    cfg: CfgNode, model: VLModel, data: FederatedData, loader: ImageLoader, streams: Sequence[str]
+) -> str:
+    """Say what the activations that a run keeps take; empty where it keeps none."""
+    inside = [s for s in streams if s not in ("features", "pixels")]
+    images, kind = images_to_encode(data, loader.views), cfg.BANK.PREC
+    parts = []
+    for stream in inside:
+        size = row_bytes(model.vision, stream, kind)
+        parts.append(f"{_said(stream)} take {size / 1e3:,.0f} kB an image, "
+                     f"{size * images / GB:,.2f} GB for {images:,}")
+    if inside and kind == LOW:
+        parts.append(f"kept in {LOW} (BANK.PREC): not the numbers of full precision")
+    return "; ".join(parts)
 
 
 def _said(stream: str) -> str:
@@ -111,16 +177,16 @@ def _features(
 
 def _activations(
     cfg: CfgNode, model: VLModel, loader: ImageLoader, progress: Progress | None,
-    spent: Throughput, stream: str, folder: Path, indices: Sequence[int], view: int | None,
-) -> Tensor:
-    out = empty_bank(model.vision, len(indices), folder, stream)
+    spent: Throughput, banks: Mapping[int | None, Opened], indices: Sequence[int],
+    view: int | None,
+) -> Table:
+    bank, keys, _ = banks[view]
     with _reading(loader, spent):
-        fill_bank(
-            model.vision, stream, out, lambda i: loader.load(indices[i], view),
-            _named(progress, loader, view),
-            workers=int(cfg.DATALOADER.NUM_WORKERS), spent=spent,
+        return bank.table(
+            keys, lambda n: loader.load(indices[n], view, key=keys[n]),
+            _named(progress, loader, view), workers=int(cfg.DATALOADER.NUM_WORKERS), spent=spent,
+            notes=model.notes,
         )
-    return out
 
 
 def pixel_sources(loader: ImageLoader, labels: Tensor) -> tuple[PixelSource, PixelSource]:
@@ -233,6 +299,8 @@ def prove(
     pair = torch.tensor([train[0], train[-1]])
     if streams == ("features",):  # what the store holds is proved by content: no image is opened
         cached, pixels, pair = _drawn_pair(model, cached.labels[pair])
+    elif cfg.BANK.PREC == LOW:  # what the method reads is proved, not how it was rounded
+        cached = _full_pair(model, cached, pixels, pair)
     proof = federation.prove_streams(cached, pixels, pair)
     if key:
         about = {"trainer": trainer.name, "backbone": model.backbone.name}
@@ -250,6 +318,21 @@ def _drawn_pair(model: VLModel, labels: Tensor) -> tuple[FeatureSource, PixelSou
         FeatureSource.of([features], at, labels),
         PixelSource(lambda i, view: images[i].to(model.dtype), labels), at,
     )
+
+
+def _full_pair(
+    model: VLModel, cached: StreamSource, pixels: StreamSource, pair: Tensor
+) -> StreamSource:
+    """Return two images with activations in full precision, the other streams as they are."""
+    images = pixels.fetch(pair, 0)["pixels"]
+    served, parts = cached.fetch(pair, 0), list[FeatureSource | PixelSource]()
+    for stream in cached.streams:
+        values = served[stream]
+        if stream not in ("features", "pixels"):
+            with torch.no_grad():
+                values = model.vision.compute(images, stream).cpu()
+        parts.append(FeatureSource.of((values,), pair, cached.labels, stream))
+    return join_sources(parts)
 
 
 def proof_key(
@@ -297,7 +380,7 @@ def _sources(
 ) -> tuple[FeatureSource, FeatureSource]:
     every, train = _every(data), train_images(data)
     test = encode(every, None)
-    test_source = FeatureSource.of(test[None], torch.tensor(every), labels, stream)
+    test_source = FeatureSource.of((test,), torch.tensor(every), labels, stream)
     if loader.views == 1:
         return test_source, test_source
     views = tuple(encode(train, v) for v in range(loader.views))

@@ -138,16 +138,25 @@ class Backbone:
         table: Tensor = self.text_tower.token_embedding.weight
         return table[ids.to(self.device)]
 
-    def encode_embeddings(self, emb: Tensor, eot: Tensor) -> Tensor:
+    def encode_embeddings(
+        self, emb: Tensor, eot: Tensor, enter: Callable[[int, Tensor], Tensor] | None = None
+    ) -> Tensor:
         """Text features [n, embed_dim], not normalised: the oracle for every faster text path.
 
         Args:
             emb: [n, L, text_width], token embeddings without positions.
             eot: [n], read-out positions (``eot``).
+            enter: called with a block's number and what enters it, [n, L, text_width]; what it
+                returns enters instead (deep prompts).
         """
         tower, length = self.text_tower, emb.shape[1]
         mask = None if tower.attn_mask is None else tower.attn_mask[:length, :length]
-        x = self._transformer(emb + tower.positional_embedding[:length], attn_mask=mask)
+        x = emb + tower.positional_embedding[:length]
+        if enter is None:
+            x = self._transformer(x, attn_mask=mask)
+        else:
+            for number, block in enumerate(self.text_blocks):
+                x = block(enter(number, x), attn_mask=mask)
         # LayerNorm acts row by row, so reading the row first gives the same number.
         x = tower.ln_final(x[torch.arange(len(x), device=x.device), eot.to(x.device)])
         return project_text(tower.text_projection, x)

@@ -107,15 +107,21 @@ class VLModel:
         self.counters["image_forwards"] += clients * batch
         return torch.cat(parts).view(clients, batch, -1)
 
-    def patches(self, x: Mapping[str, Tensor]) -> Tensor:
-        """Patch features [K, B, M, embed_dim] of the frozen tower, projected, not normalised.
+    def patches(self, x: Mapping[str, Tensor], edits: Edits | None = None) -> Tensor:
+        """Patch features [K, B, M, embed_dim], projected, not normalised.
 
         Args:
             x: ``patches`` (used as they are), or ``tokens.<b>`` or ``pixels`` as for ``image``.
+            edits: what the clients change in the tower, from tokens or pixels on; the gradient
+                then reaches them. None: the frozen tower.
 
         Raises:
             ConfigError: the backbone has no ViT image tower with patch features.
         """
+        if edits is not None:
+            return self._inside(
+                x, edits, lambda rows, start, some: self.vision.patches(rows, start, some)
+            )
         if PATCHES in x:
             return x[PATCHES].to(self.device, self.dtype)
         tower, (name, start) = self.vision, pick_stream(x)
@@ -151,53 +157,106 @@ class VLModel:
         Args:
             x: a stream ``tokens.<b>`` [K, B, n, width] or ``pixels`` [K, B, 3, H, W]; the gradient
                 reaches pixels that ask for it.
-            edits: the clients' adapters (``adapters.TreeEdits``).
-            taps: blocks whose outputs are wanted as well.
+            edits: what the clients change (``adapters.TreeEdits``, or a ``blocks.Edits``).
+            taps: blocks whose outputs are wanted as well; the first n rows are the image's.
 
         Returns:
             Features [K, B, embed_dim], not normalised, and ``{tap: [K, B, n, width]}``.
+        """
+
+        def leave(rows: Tensor, start: int, some: Edits) -> Tensor:
+            z, outputs = self.vision.leave(rows, start, some, taps)
+            for tap in taps:
+                tapped[tap].append(outputs[tap])
+            return z
+
+        tapped: dict[int, list[Tensor]] = {tap: [] for tap in taps}
+        z = self._inside(x, edits, leave)
+        return z, {tap: torch.cat(parts, 1) for tap, parts in tapped.items()}
+
+    def _inside(
+        self, x: Mapping[str, Tensor], edits: Edits,
+        compute: Callable[[Tensor, int, Edits], Tensor],
+    ) -> Tensor:
+        """Return ``compute`` of what enters the tower, its first block and the edits: [K, B, ...].
+
+        Without a graph in pieces of the batch.
         """
         tower, (name, start) = self.vision, pick_stream(x)
         stream = x[name].to(self.device, self.dtype)
         clients, batch = stream.shape[:2]
         # Without a graph nothing needs the whole batch at once.
-        size = batch if torch.is_grad_enabled() else max(1, self.image_chunk // clients)
+        size = max(1, batch if torch.is_grad_enabled() else self.image_chunk // clients)
         parts = []
-        for part in stream.split(size, dim=1):
-            rows = part
+        for at in range(0, batch, size):
+            rows = stream[:, at : at + size]
             if start < 0:
-                rows = tower.enter(part.flatten(0, 1)).unflatten(0, part.shape[:2])
-            parts.append(tower.leave(rows, max(start, 0), edits, taps))
+                rows = tower.enter(rows.flatten(0, 1)).unflatten(0, rows.shape[:2])
+            some = edits if size >= batch else edits.cut(slice(at, at + size))
+            parts.append(compute(rows, max(start, 0), some))
         self.counters["image_forwards"] += clients * batch
         self.counters["image_blocks"] += clients * batch * (len(tower.blocks) - max(start, 0))
-        tapped = {t: torch.cat([outputs[t] for _, outputs in parts], 1) for t in taps}
-        return torch.cat([z for z, _ in parts], 1), tapped
+        return torch.cat(parts, 1)
 
-    def adapted_text(self, p: Mapping[str, Tensor], start: int, scale: float) -> Tensor:
-        """Text features [K, C, embed_dim] of the templates through adapted towers (``TextTower``).
+    def adapted_text(self, edits: Edits, clients: int, start: int = 0) -> Tensor:
+        """Normalised text features [K, C, embed_dim] of the templates through edited towers.
 
         Args:
-            p: tree with ``text.lora.*`` [K, ...].
-            start: the first adapted block.
-            scale: LoRA's alpha over its rank.
+            edits: what the clients change in the text tower (``adapters.TreeEdits("text", ...)``).
+            clients: K.
+            start: the first block that is edited; what lies below runs once per class list.
         """
         if self._texts is None:
             self._texts = TextTower(
-                self.backbone, self.classnames, self.templates, self.counters
+                self.backbone, self.classnames, self.templates, self.counters,
+                self._text_path.tower(),
             )
-        return self._texts.encode(p, start, scale)
+        return self._texts.encode(edits, clients, start)
 
-    def text(self, ctx: Tensor) -> Tensor:
+    def text(
+        self, ctx: Tensor, classes: Tensor | None = None,
+        deep: Mapping[int, Tensor] | None = None,
+    ) -> Tensor:
         """Normalised text features [..., C, embed_dim] of contexts [..., n_ctx, text_width].
 
-        Leading axes are free; the gradient reaches ``ctx`` only.
-        """
-        return self._text(ctx, 2)
+        Leading axes are free; the gradient reaches ``ctx`` and ``deep`` only.
 
-    def text_by_class(self, ctx: Tensor) -> Tensor:
+        Args:
+            ctx: the first block's contexts.
+            classes: [K, C] bool with ``ctx`` [K, ..., n_ctx, text_width]: the classes that each
+                client asks for (``ctx.classes`` of a round). Only those are computed; the others'
+                features are zero, and ``logits`` with the same ``classes`` leaves them out. It is
+                read on the host: on a GPU the device waits.
+            deep: block (from 1) -> contexts that take the first ones' place there, of a shape that
+                ``ctx`` has or that expands to it (MaPLe, IVLP).
+
+        Raises:
+            FedvlmError: ``classes`` or ``deep`` that do not go with ``ctx`` and the model.
+        """
+        if classes is None:
+            return self._text(ctx, 2, deep)
+        lead, count = ctx.shape[:-2], len(self.classnames)
+        if classes.dtype is not torch.bool or not lead or classes.shape != (lead[0], count):
+            raise FedvlmError(
+                f"classes {tuple(classes.shape)} of {classes.dtype} for contexts "
+                f"{tuple(ctx.shape)}: it is [clients, classes] of bool, here "
+                f"{(*lead[:1], count)}"
+            )
+        flat, later = _flat(ctx, 2), self._deep(ctx, 2, deep)
+        each = max(1, len(flat) // max(1, len(classes)))  # prompt sets of a client
+        sets = [[c for c, held in enumerate(row) if held]
+                for row in classes.tolist() for _ in range(each)]
+        rows, at, which = self._prompts_of(flat, False).encode_chosen(flat, sets, later)
+        out = rows.new_zeros(len(flat), count, rows.shape[-1])
+        out = out.index_put((at, which), F.normalize(rows, dim=-1))
+        return out.view(*lead, *out.shape[1:])
+
+    def text_by_class(
+        self, ctx: Tensor, deep: Mapping[int, Tensor] | None = None
+    ) -> Tensor:
         """Normalised text features [..., C, embed_dim] of contexts [..., C, n_ctx, text_width].
 
-        As ``text``, with a context of its own for every class.
+        As ``text``, with a context of its own for every class, in later blocks too.
 
         Raises:
             FedvlmError: contexts of another number of classes.
@@ -207,16 +266,33 @@ class VLModel:
                 f"{ctx.shape[-3]} class-specific contexts for {len(self.classnames)} classes: they "
                 "belong to the class list that they were made for"
             )
-        return self._text(ctx, 3)
+        return self._text(ctx, 3, deep)
 
-    def _text(self, ctx: Tensor, axes: int) -> Tensor:
+    def _text(self, ctx: Tensor, axes: int, deep: Mapping[int, Tensor] | None) -> Tensor:
         """Text features of contexts that are the last ``axes`` axes."""
-        lead, flat = ctx.shape[:-axes], ctx.reshape(-1, *ctx.shape[-axes:])
-        key = (flat.shape[-2], axes == 3)
+        flat, later = _flat(ctx, axes), self._deep(ctx, axes, deep)
+        out = self._prompts_of(flat, axes == 3).encode(flat, later)
+        return F.normalize(out, dim=-1).view(*ctx.shape[:-axes], *out.shape[1:])
+
+    def _prompts_of(self, flat: Tensor, own: bool) -> ClassPrompts:
+        key = (flat.shape[-2], own)
         if key not in self._prompts:
             self._prompts[key] = ClassPrompts(self._text_path, self.classnames, *key)
-        out = self._prompts[key].encode(flat)
-        return F.normalize(out, dim=-1).view(*lead, *out.shape[1:])
+        return self._prompts[key]
+
+    def _deep(
+        self, ctx: Tensor, axes: int, deep: Mapping[int, Tensor] | None
+    ) -> dict[int, Tensor]:
+        """Return the later blocks' contexts as ``_flat`` has the first ones."""
+        blocks = len(self.backbone.text_blocks)
+        for block, rows in (deep or {}).items():
+            fits = all(a in (1, b) for a, b in zip(rows.shape[::-1], ctx.shape[::-1], strict=False))
+            if not 1 <= block < blocks or rows.dim() > ctx.dim() or not fits:
+                raise FedvlmError(
+                    f"deep contexts {tuple(rows.shape)} for block {block}: they take the place of "
+                    f"contexts {tuple(ctx.shape)} in blocks 1 to {blocks - 1}"
+                )
+        return {b: _flat(rows.expand(ctx.shape), axes) for b, rows in (deep or {}).items()}
 
     def anchor(self, kind: str, n_ctx: int) -> Tensor:
         """Constant text features [C, embed_dim], normalised, computed once per class list.
@@ -260,9 +336,14 @@ class VLModel:
             self.constants["text_passes"] += 1
         return F.normalize(total, dim=-1)
 
-    def logits(self, z: Tensor, t: Tensor) -> Tensor:
-        """Logits [K, B, C] = scale * normalise(z [K, B, d]) . t [K, C, d] (``t`` normalised)."""
-        return self.scale * F.normalize(z, dim=-1) @ t.transpose(-1, -2)
+    def logits(self, z: Tensor, t: Tensor, classes: Tensor | None = None) -> Tensor:
+        """Logits [K, B, C] = scale * normalise(z [K, B, d]) . t [K, C, d] (``t`` normalised).
+
+        Where ``classes`` [K, C] is False they are -inf: a cross-entropy of labels that are True is
+        then one over the client's own classes, with a gradient of zero for the others.
+        """
+        out = self.scale * F.normalize(z, dim=-1) @ t.transpose(-1, -2)
+        return out if classes is None else out.masked_fill(~classes.unsqueeze(-2), -torch.inf)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return what ``make`` gave for ``key`` on this model; it is called the first time only.
@@ -327,3 +408,8 @@ class VLModel:
             other._modules = self._modules
             self._family[key] = other
         return self._family[key]
+
+
+def _flat(ctx: Tensor, axes: int) -> Tensor:
+    """Return contexts with their leading axes as one."""
+    return ctx.reshape(-1, *ctx.shape[-axes:])

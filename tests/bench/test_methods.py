@@ -110,7 +110,32 @@ def test_the_small_random_backbone_is_open_clips() -> None:
     assert (cfg.FED.PLAIN, cfg.FED.CLIENTS, cfg.DEVICE) == (True, 3, "cpu")
 
 
+def test_trainable_sets_are_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = {"cpu": 1.0, "wall": 1.0, "memory": 1}
+    number = {"ratio": 0.9, "lowest": 0.8, "highest": 1.1, "bytes_per_round": 8.0, "losses": 1,
+              "loss_difference": 0.0, "fast": spent, "plain": spent}
+    sides: list[tuple[str, bool]] = []
+
+    def compare(fast: Federation, plain: Federation, *_: int) -> dict[str, Any]:
+        sides.append((sorted(fast.p0)[0], fast.model.packed is not plain.model.packed))
+        return number
+
+    monkeypatch.setattr(methods, "compare", compare)
+    found = methods.run(["FedAvg", "FedTV"], "tiny", clients=2, peft=["text-lora", "head"])
+    assert list(found["methods"]) == ["FedAvg text-lora", "FedAvg head", "FedTV text-lora",
+                                      "FedTV head"]
+    assert sides == [("text.lora.0.q.A", True), ("head.weight", True)]
+    text = methods.lines(found)
+    assert "slower than its plain path: FedAvg text-lora, FedAvg head" in text
+    assert text[-1].startswith("FedTV head: not measured: it brings its own trainable tensors")
+    assert methods.trainable_sets(["lora", "all"])[:2] == ["lora", "prompt"]
+    with pytest.raises(ConfigError, match="both set"):
+        methods.trainable_sets(["prompt+text-lora"])
+
+
 @pytest.mark.parametrize(("words", "said"), [
+    (["methods", "FedAvg", "--peft", "lara"], "--peft has no 'lara'"),
+    (["fedtv", "--peft", "lora"], "not read --peft"),
     (["methods", "FedAvk"], "did you mean 'fedavg'"), (["methods", "--bf16"], "not read --bf16"),
     (["methods", "--rounds", "0"], "--rounds 0: must be at least 1"),
     (["fedtv", "--rounds", "3"], "not read --rounds"), (["fedtv", "--fp64"], "not read --fp64"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.rounds import Federation
@@ -87,10 +88,14 @@ def test_without_room_pixels_take_the_place_of_activations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedvlm.job.sources.has_room", lambda *_: False)
+    small = built(tmp_path, f"{METHODS}:TwoStreams")
+    assert small.federation.batcher.source.streams == ("tokens.0", "features")
+    assert any("not kept: there is no room" in note for note in small.notes)
+    monkeypatch.setattr("fedvlm.job.sources.IN_MEMORY", 0)
     run = built(tmp_path, f"{METHODS}:TwoStreams")
     assert run.federation.batcher.source.streams == ("pixels", "features")
     assert any("have no room" in note for note in run.notes)
-    assert len(proofs(tmp_path)) == 1
+    assert len(proofs(tmp_path)) == 2
 
 
 def test_zero_lora_hides_no_wrong_block(tmp_path: Path) -> None:
@@ -181,3 +186,36 @@ def test_the_run_is_the_same_with_and_without(
         for name in ("with", "without")
     ]
     assert counters[0] == counters[1]
+
+
+# ---- activations are kept ----------------------------------------------------------------------
+def test_activations_are_computed_once_and_within_the_budget(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, tight = f"{METHODS}:Patches", ("BANK.GB", "0.00001")
+    with pytest.raises(ConfigError, match=r"patch features take .*above BANK\.GB 1e-05: .*bf16"):
+        built(tmp_path, spec, *tight)
+    assert not any(p.stat().st_size for p in (tmp_path / "cache").glob("*.rows"))
+    first, second = built(tmp_path, spec), built(tmp_path, spec, "SEED", "2", *tight)
+    for run, said in ((first, " encoded in "), (second, "patch features: all ")):
+        assert any(note.startswith("patch features: ") and said in note for note in run.notes)
+    one, two = (run.federation.batcher.source.features[0] for run in (first, second))
+    assert torch.equal(one, two)
+    assert "BANK.GB" not in second.identity["config"]
+    size = f"{one[0].numel() * 4 / 1e3:.0f} kB an image"
+    assert any(f"patch features take {size}, " in note for note in second.notes)
+    assert jobs.run(tmp_path / "out", "--trainer", spec, "--dry-run") == 0
+    assert f"patch features take {size}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_bfloat16_activations_are_proved_and_named(tmp_path: Path) -> None:
+    spec = f"{METHODS}:TwoStreams"
+    low = built(tmp_path, spec, "BANK.PREC", "bf16")
+    assert len(proofs(tmp_path)) == 1
+    stream = low.federation.batcher.source.fetch(torch.tensor([0]), 0)
+    assert stream["tokens.0"].dtype is torch.bfloat16
+    assert stream["features"].dtype is torch.float32
+    assert any("kept in bf16 (BANK.PREC)" in note for note in low.notes)
+    assert low.identity["config"]["BANK.PREC"] == "bf16"
+    with pytest.raises(ConfigError, match=r"tokens\.1 gives other"):
+        built(tmp_path, spec, "BANK.PREC", "bf16", "TRAINER.TWOSTREAMS.ENTER", "1")

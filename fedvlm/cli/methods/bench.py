@@ -21,12 +21,13 @@ EXAMPLES = (
     "fedvlm bench fedtv --backbone ViT-B/16 --classes 50",
     "fedvlm bench fedtv --tiny --repeats 1  # seconds, and no verdict",
     "fedvlm bench methods FedAvg Ditto --rounds 3",
+    "fedvlm bench methods FedAvg --peft text-lora prompt+lora  # all: every trainable set",
     "fedvlm bench scale --sizes 10 1000 --json scale.json",
 )
 ALSO = ("benchmark", "speed", "profile", "time")
 BACKBONE = {"fedtv": "ViT-B/16", "methods": "tiny", "scale": "tiny"}
-METHODS = ("backbone", "clients", "fp64", "repeats", "rounds", "threads", "json")
-METHODS_ONLY = ("fp64", "rounds")
+METHODS = ("backbone", "clients", "fp64", "peft", "repeats", "rounds", "threads", "json")
+METHODS_ONLY = ("fp64", "peft", "rounds")
 SCALE = ("cohort", "sizes", "threads", "json")
 SCALE_ONLY = ("cohort", "sizes")
 SIZES = (10, 100, 1000, 10000)
@@ -64,6 +65,8 @@ def flags(parser: Parser) -> None:
         add(f"--{name}", action="store_true", help=text)
     add("--sizes", type=int, nargs="+", default=list(SIZES), metavar="N",
         help=f"numbers of clients ({' '.join(map(str, SIZES))}; scale only)")
+    add("--peft", nargs="+", default=[], metavar="A+B",
+        help="what is trained, one row each; all: every set (methods only)")
     add("--json", default="", metavar="FILE", help="also write the record here")
     parser.checks.append(_mistakes)
 
@@ -119,7 +122,7 @@ def _methods(args: Namespace) -> tuple[dict[str, Any], list[str]]:
 
     record = methods.run(
         args.trainers, args.backbone, rounds=args.rounds, repeats=args.repeats,
-        clients=args.clients, threads=args.threads, fp64=args.fp64, say=_progress,
+        clients=args.clients, threads=args.threads, fp64=args.fp64, peft=args.peft, say=_progress,
     )
     return record, methods.lines(record)
 

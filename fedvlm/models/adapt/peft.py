@@ -39,7 +39,7 @@ CONTEXT, ADAPTER, LORA, LINEAR, TOWER = "context", "adapter", "lora", "head", "t
 # The first pattern that fits a whole name gives its fine role; what fits none is the tower's own.
 FINE_ROLES = (
     (LORA, r".*\.lora\..*"),
-    (CONTEXT, r"text\.(ctx|sigma|U|S|V)(\..*)?"),
+    (CONTEXT, r"(text\.(ctx|sigma|U|S|V)|(text|image)\.prompt)(\..*)?"),
     (LINEAR, r"(head|small|gate)\..*"),
     (ADAPTER, r".*adapter\..*|image\.(fusion|private)\..*"),
 )
@@ -244,10 +244,10 @@ def text_features(spec: PeftSpec, model: VLModel, p: Tree) -> Tensor:
         return F.normalize(p["head.weight"], dim=-1)
     if spec.text == "prompt":
         return (model.text_by_class if spec.csc else model.text)(p["text.ctx"])
+    k = next(iter(p.values())).shape[0]
     if spec.text == "lora":
         changed = spec.changed(text_blocks(model.backbone), "text")
-        return model.adapted_text(p, changed[0].index, spec.scale)
-    k = next(iter(p.values())).shape[0]
+        return model.adapted_text(TreeEdits("text", p, spec.scale), k, changed[0].index)
     anchor = model.anchor("template", 0)
     return anchor.expand(k, *anchor.shape)
 

@@ -1,75 +1,256 @@
-"""Activations that enter a block of the image tower, or patch features, computed once per run.
+"""Activations that enter a block of the image tower, or patch features: computed once and kept.
 
-Kept in memory, or in an unnamed file mapped into memory where they are many; nothing outlives the
-run. Batches have a fixed size, as in ``encode``, so that a resumed run sees the same bits.
+A bank is a feature store (``store``) whose rows are a whole stream of an image, ``n * width``
+numbers, keyed by backbone, transform, numerics, batch, stream and type: shared by runs, seeds,
+methods and the workers of a sweep. What fits is served from memory, more from the file. Rows are
+computed in batches of a fixed size, as in ``encode``, so that a row's bits do not depend on what
+else was missing. Where the store may only be read, what it lacks is computed for this run alone.
+
+Processes that fill one bank at once begin at different batches and pass over those that another
+has stored meanwhile: none waits, and one that is killed keeps nobody.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from fedvlm.core.errors import DataError
 from fedvlm.core.progress import Progress
 from fedvlm.models.features.decode import Load, Throughput, decoded
 from fedvlm.models.features.encode import _WHAT, batch_size
+from fedvlm.models.features.rows import RowFile, as_tensor
+from fedvlm.models.features.store import FeatureStore, store_path
 from fedvlm.models.towers.vision import VisionTower
 
-IN_MEMORY = 2 << 30  # bytes; more lies in a file
+IN_MEMORY = 2 << 30  # bytes; more is served from the file
+FULL, LOW = "full", "bf16"  # types of what is kept: the features', or half of fp32
+_AT_A_TIME = 256 << 20  # bytes of rows that are read together
+_VIEW = 0  # the transform's text names the view
 
 
-def bank_bytes(tower: VisionTower, images: int, *streams: str) -> int:
-    """Return how many bytes the ``streams`` of ``images`` images take."""
-    size = tower.backbone.feature_dtype.itemsize
-    return images * size * sum(math.prod(tower.shape(stream)) for stream in streams)
+def row_bytes(tower: VisionTower, stream: str, kind: str = FULL) -> int:
+    """Return the bytes of one image's row of a stream, ``tokens.<b>`` or ``patches``."""
+    return math.prod(tower.shape(stream)) * kept_type(tower, kind).itemsize
 
 
-def has_room(tower: VisionTower, images: int, folder: Path, *streams: str) -> bool:
-    """Tell whether they fit in memory, or in half of the free space below ``folder``."""
-    wanted = bank_bytes(tower, images, *streams)
-    folder.mkdir(parents=True, exist_ok=True)
-    return wanted <= IN_MEMORY or wanted <= shutil.disk_usage(folder).free // 2
+def kept_type(tower: VisionTower, kind: str) -> torch.dtype:
+    """Return the type of what is kept."""
+    return torch.bfloat16 if kind == LOW else tower.backbone.feature_dtype
 
 
-def empty_bank(tower: VisionTower, images: int, folder: Path, stream: str) -> Tensor:
-    """Return room for ``[images, n, width]``, in memory or in a file that has no name."""
-    shape, dtype = (images, *tower.shape(stream)), tower.backbone.feature_dtype
-    if bank_bytes(tower, images, stream) <= IN_MEMORY:
-        return torch.empty(shape, dtype=dtype)
-    with tempfile.NamedTemporaryFile(dir=folder, prefix="tokens-") as file:
-        count = shape[0] * shape[1] * shape[2]
-        # The mapping keeps the file alive after its name is gone.
-        return torch.from_file(file.name, shared=True, size=count, dtype=dtype).view(shape)
+def has_room(folder: Path, wanted: int) -> bool:
+    """Tell whether so many bytes fit in half of the free space below ``folder``."""
+    return wanted <= shutil.disk_usage(folder).free // 2
 
 
-def fill_bank(
-    tower: VisionTower, stream: str, out: Tensor, load: Load, progress: Progress | None = None,
-    *, workers: int = 0, spent: Throughput | None = None,
-) -> None:  # fmt: skip
-    """Write a stream of every image to ``out [m, n, width]``.
+@dataclass(frozen=True)
+class StoredRows:
+    """Rows of a bank by sample, read from its file (a ``sources.Table``).
+
+    Attributes:
+        file: of the bank; it stays open, and therefore on disk.
+        places: of each sample's row, ``[m]``.
+        shape: of a row.
+    """
+
+    file: RowFile
+    places: Tensor
+    shape: tuple[int, int]
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        """Return the rows ``[...]``: ``[..., n, width]``.
+
+        Raises:
+            DataError: another program has cut the file.
+        """
+        values, inside = self.file.read(self.places[rows.reshape(-1)].numpy())
+        if not inside.all():
+            raise DataError(
+                f"the activations in {self.file.path} are not there any more: another program has "
+                "cut the file; the same command again computes them anew"
+            )
+        return as_tensor(values, self.file.torch_dtype).view(*rows.shape, *self.shape)
+
+    @property
+    def device(self) -> torch.device:
+        """The host."""
+        return self.places.device
+
+    def numel(self) -> int:
+        """Return the numbers of all rows."""
+        return len(self.places) * math.prod(self.shape)
+
+    def element_size(self) -> int:
+        """Return the bytes of a number."""
+        return self.file.torch_dtype.itemsize
+
+    def to(self, device: torch.device) -> Tensor:
+        """Return all rows on a device."""
+        return self[torch.arange(len(self.places))].to(device)
+
+
+class Bank:
+    """One stream of images under one transform.
 
     Args:
         tower: the frozen image tower.
         stream: ``tokens.<b>`` or ``patches``.
-        out: see ``empty_bank``.
-        load: position -> pixels ``[3, H, W]``; called from threads.
-        progress: told how many images are done.
-        workers: decoding threads; 0 is by cores.
-        spent: told where the time went.
+        transform: identifies everything between an image's bytes and its pixels, the view too.
+        folder: of the stores.
+        kind: ``full`` or ``bf16``.
+
+    Attributes:
+        keeps: whether what is computed goes into the store; what is there is served in any case.
+
+    Raises:
+        DataError: the store cannot be used.
     """
-    size, spent = batch_size(tower.backbone), spent or Throughput()
-    with spent.clock("wall"), torch.no_grad():
-        for span, pixels in decoded(range(len(out)), load, size, spent, workers):
-            with spent.clock("encoding"):
-                filler = pixels[:1].expand(size - len(pixels), -1, -1, -1)
-                rows = tower.compute(torch.cat([pixels, filler]), stream)
-                values = rows[: len(span)].to(out.device)
-            with spent.clock("storing"):
-                out[span[0] : span[0] + len(span)] = values
-            spent.encoded += len(span)
+
+    def __init__(
+        self, tower: VisionTower, stream: str, transform: str, folder: Path, kind: str = FULL
+    ) -> None:
+        self.tower, self.stream, self.dtype = tower, stream, kept_type(tower, kind)
+        self.shape, self.size = tower.shape(stream), batch_size(tower.backbone)
+        backbone, dtype = tower.backbone, str(self.dtype).removeprefix("torch.")
+        path = store_path(
+            folder, backbone.digest, transform, backbone.numerics, self.size, stream, dtype
+        )
+        self.store = FeatureStore(path, math.prod(self.shape), self.dtype, {
+            "backbone": backbone.name, "weights": backbone.weights, "digest": backbone.digest,
+            "transform": transform, "numerics": str(backbone.numerics), "batch": str(self.size),
+            "stream": stream,
+        })  # fmt: skip
+        self.keeps = self.store.writable
+
+    def close(self) -> None:
+        """Close the store."""
+        self.store.close()
+
+    def bytes(self, images: int) -> int:
+        """Return what so many images take."""
+        return images * math.prod(self.shape) * self.dtype.itemsize
+
+    def lacking(self, keys: Sequence[str]) -> int:
+        """Return how many different images are not named in the store."""
+        return len(set(keys)) - len(self.store.places(list(dict.fromkeys(keys)), _VIEW))
+
+    def table(
+        self, keys: Sequence[str], load: Load, progress: Progress | None = None, *,
+        workers: int = 0, spent: Throughput | None = None, notes: list[str] | None = None,
+    ) -> Tensor | StoredRows:
+        """Return the rows of images ``[m, n, width]``, what the store lacks computed and kept.
+
+        Args:
+            keys: content key of each image; equal keys are computed once.
+            load: position in ``keys`` -> pixels ``[3, H, W]``; called from threads.
+            progress: told how many images are computed, of those to compute.
+            workers: decoding threads; 0 is by cores.
+            spent: told where the time went.
+            notes: told about damaged files, and where nothing can be kept.
+
+        Raises:
+            DataError: from ``load``, or the store cannot be written.
+        """
+        spent = Throughput() if spent is None else spent
+        names = list(dict.fromkeys(keys))
+        held = not self.keeps or self.bytes(len(names)) <= IN_MEMORY
+        out = self._room(len(names)) if held else None
+        at = {name: i for i, name in enumerate(names)}
+        with spent.clock("wall"), torch.no_grad():
+            with spent.clock("looking_up"):
+                missing = self._sound(names, out)
+            spent.hits += len(names) - len(missing)
+            first: dict[str, int] = {}
+            for i, key in enumerate(keys):
+                first.setdefault(key, i)
+            self._fill([first[n] for n in missing], keys, load, out, at, progress, workers, spent)
+        if notes is not None:
+            notes.extend(n for n in self.store.notes if n not in notes)
+        rows = torch.tensor([at[key] for key in keys], dtype=torch.int64)
+        if out is not None:
+            self.close()
+            return out if len(names) == len(keys) else out[rows]
+        places = self.store.places(names, _VIEW)
+        each = torch.tensor([places[name] for name in names], dtype=torch.int64)
+        return StoredRows(self.store.detach(), each[rows], self.shape)
+
+    def _room(self, images: int) -> Tensor:
+        """Return room for ``[images, n, width]``, in memory or in a file that has no name."""
+        shape = (images, *self.shape)
+        if self.bytes(images) <= IN_MEMORY:
+            return torch.empty(shape, dtype=self.dtype)
+        with tempfile.NamedTemporaryFile(prefix="tokens-") as file:
+            # The mapping keeps the file alive after its name is gone.
+            return torch.from_file(
+                file.name, shared=True, size=math.prod(shape), dtype=self.dtype
+            ).view(shape)
+
+    def _sound(self, names: Sequence[str], out: Tensor | None) -> list[str]:
+        """Read rows, into ``out`` if there is one; return the names that have none.
+
+        Every row's checksum is looked at.
+        """
+        step, missing = max(1, _AT_A_TIME // self.bytes(1)), []
+        for start in range(0, len(names), step):
+            part = names[start : start + step]
+            there, values = self.store.find(part, _VIEW)
+            missing += [name for name in part if name not in there]
+            if out is not None and there:
+                rows = [start + i for i, name in enumerate(part) if name in there]
+                out[torch.tensor(rows)] = values.view(-1, *self.shape)
+        return missing
+
+    def _fill(
+        self, missing: list[int], keys: Sequence[str], load: Load, out: Tensor | None,
+        at: dict[str, int], progress: Progress | None, workers: int, spent: Throughput,
+    ) -> None:
+        """Compute the images at ``missing`` and keep them, unless others did meanwhile."""
+        whole = len(missing) // self.size * self.size
+        turn = os.getpid() * 0x9E3779B1 % max(1, whole // self.size) * self.size
+        order = missing[turn:whole] + missing[:turn] + missing[whole:]  # others begin elsewhere
+        done = 0
+        for span, pixels in decoded(order, load, self.size, spent, workers):
+            names = [keys[i] for i in span]
+            with spent.clock("looking_up"):
+                there, values = self.store.find(names, _VIEW)
+            if len(there) == len(names):
+                values = values.view(-1, *self.shape)
+                spent.hits += len(names)
+            else:
+                with spent.clock("encoding"):
+                    values = compute_padded(self.tower, self.stream, pixels, self.size)
+                    values = values.to(self.dtype)
+                if self.keeps or not self.store.writable:  # a read-only store says so itself
+                    with spent.clock("storing"):
+                        self.store.put_many(names, _VIEW, values.flatten(1))
+                spent.encoded += len(names)
+            if out is not None:
+                out[torch.tensor([at[name] for name in names])] = values
+            done += len(names)
             if progress is not None:
-                progress(_WHAT, span[0] + len(span), len(out))
+                progress(_WHAT, done, len(missing))
+
+
+def compute_padded(tower: VisionTower, stream: str, pixels: Tensor, size: int) -> Tensor:
+    """Return a stream of n <= ``size`` images ``[n, 3, H, W]`` through a batch of exactly ``size``.
+
+    In float64 on one thread, as ``encode.encode_padded``.
+    """
+    filler = pixels[:1].expand(size - len(pixels), -1, -1, -1)
+    threads = torch.get_num_threads()
+    if tower.backbone.feature_dtype is torch.float64:
+        torch.set_num_threads(1)
+    try:
+        with torch.no_grad():
+            return tower.compute(torch.cat([pixels, filler]), stream)[: len(pixels)].cpu()
+    finally:
+        torch.set_num_threads(threads)

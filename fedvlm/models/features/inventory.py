@@ -30,7 +30,8 @@ class StoreInfo:
         rows: images times views; 0 where it cannot be read.
         used: last use, in seconds since 1970.
         state: why it is of no use to a run; empty for a sound one.
-        about: backbone, weights, digest, transform, numerics, batch, width, dtype.
+        about: backbone, weights, digest, transform, numerics, batch, width, dtype, and of
+            activations stream.
     """
 
     name: str

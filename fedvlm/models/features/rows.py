@@ -16,13 +16,28 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 try:
     import fcntl
 except ImportError:  # no flock on this system: nothing tells that a store is in use
     fcntl = None  # type: ignore[assignment]
-NUMPY: dict[torch.dtype, type[np.floating]] = {torch.float32: np.float32, torch.float64: np.float64}
-Rows = NDArray[np.floating]
+# NumPy has no bfloat16: its bits go as integers.
+NUMPY: dict[torch.dtype, type[np.floating] | type[np.int16]] = {
+    torch.float32: np.float32, torch.float64: np.float64, torch.bfloat16: np.int16,
+}
+Rows = NDArray[np.floating] | NDArray[np.int16]
+
+
+def as_rows(values: Tensor) -> Rows:
+    """Return a tensor of the host as an array over the same memory, bfloat16 as int16."""
+    values = values.contiguous()
+    return values.view(torch.int16).numpy() if values.dtype is torch.bfloat16 else values.numpy()
+
+
+def as_tensor(rows: Rows, dtype: torch.dtype) -> Tensor:
+    """Return an array of ``as_rows`` as a tensor of ``dtype`` over the same memory."""
+    return torch.from_numpy(rows).view(dtype)
 
 
 class RowFile:
@@ -31,7 +46,7 @@ class RowFile:
     Args:
         path: the file; made where it is absent.
         width: numbers per row.
-        dtype: float32 or float64.
+        dtype: float32, float64 or bfloat16.
 
     Attributes:
         writable: False where the file is there and may only be read.
@@ -71,7 +86,7 @@ class RowFile:
         count = os.fstat(self._handle).st_size // self.row_bytes
         inside = (places >= 0) & (places < count)
         # Memory as torch aligns it: cold and warm runs compute on the same layout.
-        out: Rows = torch.empty(len(places), self.width, dtype=self.torch_dtype).numpy()
+        out = as_rows(torch.empty(len(places), self.width, dtype=self.torch_dtype))
         if not inside.any():
             return out, inside
         size = count * self.row_bytes

@@ -15,6 +15,25 @@ from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.models.vlmodel import VLModel
 
 
+class Table(Protocol):
+    """Rows of samples: a tensor ``[m, ...]``, or what serves them from a file."""
+
+    def __getitem__(self, rows: Tensor, /) -> Tensor:
+        """Return the rows ``[...]`` (int64): ``[..., *]``."""
+        ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def numel(self) -> int: ...
+
+    def element_size(self) -> int: ...
+
+    def to(self, device: torch.device, /) -> Table:
+        """Return all rows on a device."""
+        ...
+
+
 class SampleSource(Protocol):
     """Samples by index, whatever lies behind (cached features, pixels)."""
 
@@ -33,20 +52,20 @@ class FeatureSource:
     """Cached image features, or activations inside the tower.
 
     Attributes:
-        features: ``[m, ...]`` per view, the samples that are used.
+        features: ``[m, ...]`` per view, the samples that are used: a tensor, or a table each.
         labels: ``[n]`` int64, all samples.
         rows: ``[n]`` int64, a sample's row in ``features`` (-1: not cached here).
         stream: what they are: ``features``, ``patches``, or ``tokens.<b>`` (entering block b).
     """
 
-    features: Tensor | Sequence[Tensor]
+    features: Tensor | Sequence[Table]
     labels: Tensor
     rows: Tensor
     stream: str = "features"
 
     @classmethod
     def of(
-        cls, features: Tensor | Sequence[Tensor], indices: Tensor, labels: Tensor,
+        cls, features: Tensor | Sequence[Table], indices: Tensor, labels: Tensor,
         stream: str = "features",
     ) -> FeatureSource:
         """Build from ``[m, ...]`` per view of the samples ``indices`` ``[m]``."""

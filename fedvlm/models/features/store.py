@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.errors import DataError
-from fedvlm.models.features.rows import RowFile, Rows
+from fedvlm.models.features.rows import RowFile, Rows, as_rows, as_tensor
 
 SCHEMA = 2  # 1 kept the rows inside SQLite; those files have other names and are never opened
 ENV = "FEDVLM_CACHE"
@@ -70,7 +70,7 @@ class FeatureStore:
     Args:
         path: the index; the rows lie beside it, its folder is made.
         width: numbers per row.
-        dtype: float32 or float64.
+        dtype: float32, float64 or bfloat16.
         about: what the rows are, for ``inventory``; the first to open a store writes it.
 
     Raises:
@@ -176,11 +176,7 @@ class FeatureStore:
             return self._find(wanted, view)
 
     def _find(self, wanted: Sequence[str], view: int) -> tuple[dict[str, int], Tensor]:
-        index: dict[str, tuple[int, int]] = {}
-        for at in range(0, len(wanted), _QUERY_KEYS):
-            part = json.dumps(wanted[at : at + _QUERY_KEYS])
-            rows_of = self._db.execute(_SELECT, (view, part))
-            index |= {key: (place, crc) for key, place, crc in rows_of}
+        index = self._index(wanted, view)
         names = [key for key in wanted if key in index]
         places = np.array([index[key][0] for key in names], dtype=np.int64)
         rows, inside = self._rows.read(places)
@@ -188,7 +184,30 @@ class FeatureStore:
         sound = inside & np.fromiter(sums, bool, len(names))
         if not sound.all():
             names, rows = [k for k, ok in zip(names, sound, strict=True) if ok], rows[sound]
-        return {key: i for i, key in enumerate(names)}, torch.from_numpy(rows)
+        return {key: i for i, key in enumerate(names)}, as_tensor(rows, self.dtype)
+
+    def _index(self, wanted: Sequence[str], view: int) -> dict[str, tuple[int, int]]:
+        """Return place and checksum of the keys that are named."""
+        index: dict[str, tuple[int, int]] = {}
+        for at in range(0, len(wanted), _QUERY_KEYS):
+            part = json.dumps(wanted[at : at + _QUERY_KEYS])
+            rows_of = self._db.execute(_SELECT, (view, part))
+            index |= {key: (place, crc) for key, place, crc in rows_of}
+        return index
+
+    @property
+    def writable(self) -> bool:
+        """Whether new rows are kept."""
+        return self._rows.writable
+
+    def places(self, keys: Sequence[str], view: int) -> dict[str, int]:
+        """Return key -> place of the rows that are named, unread: sound or not (``find`` tells)."""
+        return {key: place for key, (place, _) in self._index(list(keys), view).items()}
+
+    def detach(self) -> RowFile:
+        """Close the index and return the rows, still open: nobody deletes them meanwhile."""
+        self._close_index()
+        return self._rows
 
     def put_many(self, keys: Sequence[str], view: int, values: Tensor) -> None:
         """Store rows ``values`` [n, width] under ``keys``; rows already there and sound stay.
@@ -206,7 +225,7 @@ class FeatureStore:
                     "of this run: they are encoded anew each time"
                 )
             return
-        block: Rows = values.detach().cpu().to(self.dtype).contiguous().numpy()
+        block = as_rows(values.detach().cpu().to(self.dtype))
         first = {key: i for i, key in reversed(list(enumerate(keys)))}
         try:
             self._db.execute("BEGIN IMMEDIATE")
@@ -236,10 +255,13 @@ class FeatureStore:
 
     def close(self) -> None:
         """Close the files; the index's time is that of the last use."""
+        self._close_index()
+        self._rows.close()
+
+    def _close_index(self) -> None:
         self._db.close()
         with contextlib.suppress(OSError):  # only told by ``features --list``
             os.utime(self.path)
-        self._rows.close()
 
     def __enter__(self) -> FeatureStore:
         return self

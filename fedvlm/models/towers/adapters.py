@@ -4,13 +4,15 @@ Names: ``<tower>.lora.<block>.<q|k|v|o|fc|proj>.{A [r, in], B [out, r]}`` (LoRA)
 ``<tower>.adapter.<block>.<attn|mlp>.{ln,down,up}.{weight,bias}`` (bottlenecks) and
 ``<tower>.ln.<block>.<1|2>.{weight,bias}`` (what is added to a LayerNorm's own); tower is ``image``
 or ``text``. All start as the frozen tower, bit for bit: B, up and ln are zero. For several clients
-at once a low-rank update is one frozen product, then two batched ones.
+at once a low-rank update is one frozen product, then two batched ones. ``image.prompt.<block>``
+``[n, width]`` are visual prompts: rows that enter there and stay until the next block that has
+some (shallow: one block; deep: each).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +20,11 @@ from torch import Tensor, nn
 
 from fedvlm.core.errors import ConfigError, FedvlmError, did_you_mean
 from fedvlm.core.trees import Tree
-from fedvlm.models.towers.blocks import BRANCHES, FrozenBlock
+from fedvlm.models.towers.blocks import BRANCHES, Edits, FrozenBlock
 from fedvlm.models.towers.layers import frozen_linear
 
 FACTOR_A, FACTOR_B = ".A", ".B"
+PROMPT = "prompt"
 WORDS = {"q": ("q",), "k": ("k",), "v": ("v",), "o": ("o",), "fc": ("fc",), "proj": ("proj",),
          "mlp": ("fc", "proj")}  # fmt: skip
 
@@ -91,23 +94,50 @@ def ln_tree(tower: str, blocks: Iterable[FrozenBlock]) -> Tree:
     return tree
 
 
+def prompt_tree(
+    blocks: Iterable[FrozenBlock], rows: int, gen: torch.Generator, deviation: float = 0.02
+) -> Tree:
+    """Return visual prompts ``image.prompt.<block> [rows, width]`` ~ N(0, deviation^2)."""
+    return {
+        f"image.{PROMPT}.{block.index}":
+            torch.randn(rows, block.shape("o")[0], generator=gen) * deviation
+        for block in blocks
+    }
+
+
 def _uniform(shape: tuple[int, ...], fan_in: int, gen: torch.Generator) -> Tensor:
     return (torch.rand(shape, generator=gen) * 2 - 1) * fan_in**-0.5
 
 
 @dataclass(frozen=True)
-class TreeEdits:
-    """The adapters of a tree ``[K, ...]`` at work in one tower (``blocks.Edits``).
+class TreeEdits(Edits):
+    """The adapters and visual prompts of a tree ``[K, ...]`` at work in one tower.
 
     Attributes:
         tower: ``image`` or ``text``.
-        p: tree; other names are ignored. LoRA of any rank is applied as it stands.
+        p: tree; other names are ignored. LoRA of any rank is applied as it stands. A prompt may
+            also depend on the image: ``[K, B, n, width]``.
         scale: LoRA's alpha over the rank that it was made for.
     """
 
     tower: str
     p: Mapping[str, Tensor]
     scale: float = 1.0
+
+    def enter(self, block: int, x: Tensor, own: int) -> Tensor:
+        """Return the tower's rows with this block's prompt behind them; without one, ``x``."""
+        prompt = self.p.get(f"{self.tower}.{PROMPT}.{block}")
+        if prompt is None:
+            return x
+        if prompt.dim() == 3:
+            prompt = prompt.unsqueeze(1).expand(-1, x.shape[1], -1, -1)
+        return torch.cat([x[:, :, :own], prompt.to(x.dtype)], 2)
+
+    def cut(self, images: slice) -> TreeEdits:
+        """Return the edits of a part of the batch: prompts that depend on the image are cut."""
+        mark = f"{self.tower}.{PROMPT}."
+        parts = {n: v[:, images] for n, v in self.p.items() if n.startswith(mark) and v.dim() == 4}
+        return replace(self, p={**self.p, **parts}) if parts else self
 
     def linear(
         self, block: int, site: str, x: Tensor, weight: Tensor, bias: Tensor | None, factor: float

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,41 +27,50 @@ class Unreadable(Exception):
     """A tower whose blocks are not open_clip's standard ones."""
 
 
-class Edits(Protocol):
-    """What a client changes in a frozen block."""
+class Edits:
+    """What clients change in a tower's frozen blocks; as it stands, nothing.
+
+    A subclass says what it changes. ``x`` and ``h`` carry the clients first: ``[K, B, n, width]``.
+    All hooks must act image by image, and ``linear``, ``norm`` and ``branch`` row by row: in the
+    text tower, where ``enter`` and ``leave`` are not called, rows of all classes lie side by side.
+    """
+
+    def enter(self, block: int, x: Tensor, own: int) -> Tensor:
+        """Return what enters ``block``: ``x``, or with rows behind the ``own`` of the tower.
+
+        Rows that are added here stay until a later ``enter`` takes them away (``x[:, :, :own]``);
+        behind the last block they are dropped. They have no positions.
+        """
+        return x
 
     def linear(
         self, block: int, site: str, x: Tensor, weight: Tensor, bias: Tensor | None, factor: float
     ) -> Tensor:
-        """Return layer ``site`` of ``x [K, ..., in]``, adapted; see ``Block.factor``."""
-        ...
+        """Return layer ``site`` (q, k, v, o, fc, proj) of ``x [K, ..., in]``.
 
-    def norm(self, block: int, place: int, x: Tensor, norm: nn.LayerNorm) -> Tensor:
-        """Return LayerNorm ``place`` (1: before attention, 2: before MLP) of x, adapted."""
-        ...
-
-    def branch(self, block: int, which: str, h: Tensor) -> Tensor:
-        """Return the output ``h [K, B, n, width]`` of a branch, adapted."""
-        ...
-
-
-class NoEdits:
-    """The frozen block as it is."""
-
-    def linear(
-        self, block: int, site: str, x: Tensor, weight: Tensor, bias: Tensor | None, factor: float
-    ) -> Tensor:
-        """Return the frozen layer's output."""
+        An update of the layer is to be multiplied with ``factor`` (``FrozenBlock.factor``).
+        """
         return frozen_linear(x, weight, bias)
 
     def norm(self, block: int, place: int, x: Tensor, norm: nn.LayerNorm) -> Tensor:
-        """Return the frozen LayerNorm's output."""
+        """Return LayerNorm ``place`` (1: before attention, 2: before MLP) of ``x``."""
         out: Tensor = norm(x)
         return out
 
     def branch(self, block: int, which: str, h: Tensor) -> Tensor:
-        """Return ``h``."""
+        """Return the output ``h`` of a branch (``attn`` or ``mlp``), before it is added."""
         return h
+
+    def leave(self, block: int, x: Tensor, own: int) -> Tensor:
+        """Return what leaves ``block``, all rows of it."""
+        return x
+
+    def cut(self, images: slice) -> Edits:
+        """Return the edits for a part of the batch: where they are not the same for all images."""
+        return self
+
+
+NoEdits = Edits  # the frozen blocks as they are
 
 
 @dataclass(frozen=True)
@@ -95,7 +104,8 @@ class FrozenBlock:
         return out, into
 
     def __call__(
-        self, x: Tensor, edits: Edits, mask: Tensor | None = None, read: Tensor | None = None
+        self, x: Tensor, edits: Edits, mask: Tensor | None = None, read: Tensor | None = None,
+        own: int = 0,
     ) -> Tensor:
         """Return the block's output.
 
@@ -105,24 +115,33 @@ class FrozenBlock:
             mask: ``[n, n]``, added to the scores.
             read: ``[B]`` positions; the output is then of these rows only, ``[K, B, 1, width]``
                 (nothing behind a last block needs the others).
+            own: the tower's own rows where ``edits`` may add others (``Edits.enter`` and ``leave``
+                are called); 0: they may not.
         """
+        if own:
+            x = edits.enter(self.index, x, own)
         h = edits.norm(self.index, 1, x, self.norms[0])
         top, rows = (x, h) if read is None else (_rows(x, read), _rows(h, read))
-        q, k, v = self._site("q", rows, edits), self._site("k", h, edits), self._site("v", h, edits)
+        q, k, v = (self.site(name, t, edits) for name, t in (("q", rows), ("k", h), ("v", h)))
         if mask is not None and read is not None:
             mask = mask[read].unsqueeze(1).unsqueeze(1)  # [B, 1, 1, n]
             mask = mask.repeat(len(x), 1, 1, 1)
-        mixed = self._attend(q, k, v, mask)
-        out = self.scales[0](self._site("o", mixed, edits))
-        x = top + edits.branch(self.index, "attn", out)
+        x = self.finish(top, edits, self._attend(q, k, v, mask))
+        return edits.leave(self.index, x, own) if own else x
+
+    def finish(self, x: Tensor, edits: Edits, mixed: Tensor) -> Tensor:
+        """Return ``x`` with the attention's output layer on ``mixed``, then the MLP, added."""
+        out = self.scales[0](self.site("o", mixed, edits))
+        x = x + edits.branch(self.index, "attn", out)
         normed = edits.norm(self.index, 2, x, self.norms[1])
-        hidden = self.act(self._site("fc", normed, edits))
-        out = self.scales[1](self._site("proj", hidden, edits))
+        hidden = self.act(self.site("fc", normed, edits))
+        out = self.scales[1](self.site("proj", hidden, edits))
         return x + edits.branch(self.index, "mlp", out)
 
-    def _site(self, site: str, x: Tensor, edits: Edits) -> Tensor:
-        weight, bias = self.layers[site]
-        return edits.linear(self.index, site, x, weight, bias, self.factor(site))
+    def site(self, name: str, x: Tensor, edits: Edits) -> Tensor:
+        """Return a layer of ``x [K, ..., in]``, edited."""
+        weight, bias = self.layers[name]
+        return edits.linear(self.index, name, x, weight, bias, self.factor(name))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """[K, B, m, width], [K, B, n, width] twice -> [K, B, m, width]."""

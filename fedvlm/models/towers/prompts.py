@@ -5,7 +5,7 @@ The prompt of a class is ``[SOS] ctx_1..ctx_n [tokens of "name." EOT pad]``, as 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,7 +83,9 @@ def shortened(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def plain_text(backbone: Backbone, prompts: Prompts, ctx: Tensor) -> Tensor:
+def plain_text(
+    backbone: Backbone, prompts: Prompts, ctx: Tensor, deep: Mapping[int, Tensor] | None = None
+) -> Tensor:
     """Text features [P, C, embed_dim], not normalised, of ``ctx`` [P, n_ctx, text_width].
 
     One full-length sequence per prompt set and class through the backbone's own tower.
@@ -92,15 +94,25 @@ def plain_text(backbone: Backbone, prompts: Prompts, ctx: Tensor) -> Tensor:
         backbone: the frozen towers.
         prompts: ids of the C classes.
         ctx: P prompt sets; [P, C, n_ctx, text_width] where every class has a context of its own.
+        deep: contexts that take the place of ``ctx`` in later blocks, shaped as it is.
     """
     table = backbone.embed_tokens(prompts.ids)
     sets, classes = ctx.shape[0], table.shape[0]
     stop = prompts.start + prompts.n_ctx
     head = table[:, : prompts.start].expand(sets, -1, -1, -1)
     tail = table[:, stop:].expand(sets, -1, -1, -1)
-    middle = ctx if ctx.dim() == 4 else ctx.unsqueeze(1).expand(-1, classes, -1, -1)
-    emb = torch.cat([head, middle, tail], dim=2).flatten(0, 1)
-    out = backbone.encode_embeddings(emb, prompts.eot.repeat(sets))
+
+    def rows(context: Tensor) -> Tensor:  # [P, C, n_ctx, width]
+        return context if ctx.dim() == 4 else context.unsqueeze(1).expand(-1, classes, -1, -1)
+
+    def enter(block: int, x: Tensor) -> Tensor:
+        if block == 0 or not deep or block not in deep:
+            return x
+        middle = rows(deep[block]).flatten(0, 1).to(x.dtype)
+        return torch.cat([x[:, : prompts.start], middle, x[:, stop:]], dim=1)
+
+    emb = torch.cat([head, rows(ctx), tail], dim=2).flatten(0, 1)
+    out = backbone.encode_embeddings(emb, prompts.eot.repeat(sets), enter if deep else None)
     return out.view(sets, classes, -1)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -13,11 +13,14 @@ from torch.utils.checkpoint import checkpoint
 from fedvlm.core import rng
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.towers.fold import Unfoldable
-from fedvlm.models.towers.packed_text import PackedLayout, PackedText, largest_error
+from fedvlm.models.towers.layouts import PackedLayout
+from fedvlm.models.towers.packed_text import PackedText, largest_error
 from fedvlm.models.towers.prompts import Prompts, assemble, plain_text
 
 # Activations of the plain path kept for the backward pass, in bytes.
 PLAIN_BYTES = 8 << 30
+KEPT = 64  # layouts of classes that clients chose, for one class list
+Contexts = Mapping[int, Tensor]  # block -> [P, n_ctx, text_width], or [P, C, n_ctx, text_width]
 # Largest difference of a normalised feature between packed and plain path, by type.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
@@ -100,41 +103,93 @@ class ClassPrompts:
         self.layouts: list[PackedLayout] = (
             [] if tower is None else tower.layouts(self.prompts, own=own)
         )
+        self._layouts: dict[tuple[tuple[int, ...], ...], PackedLayout | None] = {}
 
-    def encode(self, ctx: Tensor) -> Tensor:
+    def encode(self, ctx: Tensor, deep: Contexts | None = None) -> Tensor:
         """Text features [P, C, embed_dim], not normalised, of ``ctx`` [P, n_ctx, text_width].
 
-        Contexts of the classes' own are ``[P, C, n_ctx, text_width]``.
+        Contexts of the classes' own are ``[P, C, n_ctx, text_width]``. ``deep``: contexts of later
+        blocks, shaped as ``ctx``.
         """
         tower, counters = self.path.tower(), self.path.counters
         counters["text_passes"] += 1
         if tower is None:
             counters["text_tokens"] += len(ctx) * self.prompts.ids.numel()
-            return self._plain(ctx)
+            return self._plain(self.prompts, ctx, deep)
         counters["text_tokens"] += len(ctx) * sum(layout.tokens for layout in self.layouts)
-        return tower(ctx, self.layouts)
+        return tower(ctx, self.layouts, deep)
 
-    def _plain(self, ctx: Tensor) -> Tensor:
+    def encode_chosen(
+        self, ctx: Tensor, sets: Sequence[Sequence[int]], deep: Contexts | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Text features of classes that each prompt set has for itself.
+
+        Args:
+            ctx: [P, n_ctx, text_width].
+            sets: the classes of each prompt set, ascending.
+            deep: as for ``encode``.
+
+        Returns:
+            Features [M, embed_dim], not normalised, and the prompt set [M] and class [M] of each.
+        """
+        tower, counters = self.path.tower(), self.path.counters
+        counters["text_passes"] += 1
+        layout = None if tower is None else self._chosen(tower, sets)
+        if tower is not None and layout is not None and layout.chosen is not None:
+            counters["text_tokens"] += layout.tokens
+            return tower(ctx, [layout], deep), layout.chosen[0], layout.chosen[2]
+        pairs = [(p, c) for p, classes in enumerate(sets) for c in classes]
+        at = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).T.to(ctx.device)
+        if tower is not None:  # one set alone is too large for a sequence: pieces of all classes
+            counters["text_tokens"] += len(ctx) * sum(one.tokens for one in self.layouts)
+            return tower(ctx, self.layouts, deep)[at[0], at[1]], at[0], at[1]
+        counters["text_tokens"] += at.shape[1] * self.prompts.ids.shape[1]
+        part = _of_classes(self.prompts, at[1])
+        each = {b: v[at[0]].unsqueeze(0) for b, v in (deep or {}).items()}
+        return self._plain(part, ctx[at[0]].unsqueeze(0), each)[0], at[0], at[1]
+
+    def _chosen(
+        self, tower: PackedText, sets: Sequence[Sequence[int]]
+    ) -> PackedLayout | None:
+        """Return the layout of ``sets``, made once while it is among the last ``KEPT``."""
+        key = tuple(map(tuple, sets))
+        layout = self._layouts.pop(key) if key in self._layouts else tower.chosen(
+            self.prompts, sets
+        )
+        self._layouts[key] = layout  # the last one used comes last
+        if len(self._layouts) > KEPT:
+            del self._layouts[next(iter(self._layouts))]
+        return layout
+
+    def _plain(self, whole: Prompts, ctx: Tensor, deep: Contexts | None = None) -> Tensor:
         """The plain path, in pieces where its activations would take more than ``PLAIN_BYTES``."""
-        backbone, whole = self.path.backbone, self.prompts
+        backbone = self.path.backbone
         classes, length = whole.ids.shape
         blocks = len(backbone.text_tower.transformer.resblocks)
         # 16 width-sized values per row and block, as for the packed path.
         per_text = 16 * backbone.text_width * ctx.element_size() * blocks * length
         most = max(1, PLAIN_BYTES // per_text)
         if len(ctx) * classes <= most:
-            return plain_text(backbone, whole, ctx)
+            return plain_text(backbone, whole, ctx, deep)
         step, columns = min(classes, most), []
         for at in range(0, classes, step):
             cut = slice(at, at + step)
-            part = replace(whole, ids=whole.ids[cut], eot=whole.eot[cut], ends=whole.ends[cut])
-            sets = ctx[:, cut] if ctx.dim() == 4 else ctx
+            part = _of_classes(whole, cut)
+            sets, later = (ctx, deep or {}) if ctx.dim() == 3 else (
+                ctx[:, cut], {b: v[:, cut] for b, v in (deep or {}).items()}
+            )
             # Too large to keep: each piece is computed again when its gradient is asked for.
             pieces = [
                 checkpoint(
-                    plain_text, backbone, part, s, use_reentrant=False, preserve_rng_state=False
+                    plain_text, backbone, part, sets[i : i + most // step],
+                    {b: v[i : i + most // step] for b, v in later.items()},
+                    use_reentrant=False, preserve_rng_state=False,
                 )
-                for s in sets.split(max(1, most // step))
+                for i in range(0, len(sets), most // step)
             ]
             columns.append(torch.cat(pieces))
         return torch.cat(columns, dim=1)
+
+
+def _of_classes(whole: Prompts, at: Tensor | slice) -> Prompts:
+    return replace(whole, ids=whole.ids[at], eot=whole.eot[at], ends=whole.ends[at])

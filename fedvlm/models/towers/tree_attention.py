@@ -12,19 +12,22 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from fedvlm.models.towers.layouts import PackedLayout
+
 
 class TreeAttention(torch.autograd.Function):
     """softmax(q k^T + mask) v over ``[prefix ; own chunk]`` for every chunk, and for the prefix.
 
-    ``qkv`` [P, n + G*T, 3*width], heads inside; q is already scaled. ``own_mask`` [G, T, T] and
-    ``prefix_mask`` [n, n] are added to the scores. Returns [P, n + G*T, width].
+    ``qkv`` [P, n + G*T, 3*width], heads inside; q is already scaled. ``own_mask`` [G, T, T], or
+    [P, 1, G, T, T] where each set has its own, and ``prefix_mask`` [n, n] are added to the scores.
+    Returns [P, n + G*T, width].
     """
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, heads: int, own_mask: Tensor, prefix_mask: Tensor) -> Tensor:
         """Compute the mixed values; see the class."""
         sets, rows, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
-        n, chunks, slots = len(prefix_mask), own_mask.shape[0], own_mask.shape[1]
+        n, (chunks, slots) = len(prefix_mask), own_mask.shape[-3:-1]
         head, dim = sets * heads, width // heads
         parts = qkv.view(sets, rows, 3, heads, dim).split([n, rows - n], dim=1)
         # [3, P*H, rows, dim]: every product below is then one batched product.
@@ -32,8 +35,8 @@ class TreeAttention(torch.autograd.Function):
         a_first = torch.bmm(first[0], first[1].mT).add_(prefix_mask).softmax(-1)
         q, k, v = (t.view(head * chunks, slots, dim) for t in own)
         to_first = torch.bmm(own[0], first[1].mT).view(head, chunks, slots, n)
-        to_own = torch.bmm(q, k.mT).view(head, chunks, slots, slots).add_(own_mask)
-        a = torch.cat([to_first, to_own], dim=-1).softmax(-1)
+        to_own = torch.bmm(q, k.mT).view(sets, heads, chunks, slots, slots).add_(own_mask)
+        a = torch.cat([to_first, to_own.flatten(0, 1)], dim=-1).softmax(-1)
         mixed = torch.bmm(_prefix_part(a, n), first[2])
         mixed.view_as(q).baddbmm_(_own_part(a, n), v)
         out = qkv.new_empty(sets, rows, heads, dim)
@@ -78,6 +81,29 @@ class TreeAttention(torch.autograd.Function):
             out[:, :n, i] = pre.view(sets, heads, n, dim).transpose(1, 2)
             out[:, n:, i] = own_rows.view(sets, heads, rows - n, dim).transpose(1, 2)
         return out.view(sets, rows, 3 * width), None, None, None
+
+
+def read_attention(q: Tensor, kv: Tensor, heads: int, layout: PackedLayout) -> Tensor:
+    """Attention of the read-out slots to the prefix and their own chunk.
+
+    Args:
+        q: [P, G*E, width] of the rows ``layout.read``, scaled.
+        kv: [P, n + G*T, 2*width] of all rows.
+        heads: inside width.
+        layout: of the sequences.
+
+    Returns:
+        [P, G*E, width].
+    """
+    sets, width = len(q), q.shape[-1]
+    n, (chunks, slots), dim = layout.n_prefix, layout.chunks, width // heads
+    first, own = kv.view(sets, -1, 2, heads, dim).split([n, chunks * slots], dim=1)
+    first = first.unsqueeze(1).expand(-1, chunks, -1, -1, -1, -1)
+    own = own.reshape(sets, chunks, slots, 2, heads, dim)
+    k, v = torch.cat([first, own], dim=2).permute(3, 0, 1, 4, 2, 5).unbind(0)
+    q = q.view(sets, chunks, -1, heads, dim).transpose(2, 3)
+    a = (q @ k.mT + layout.read_mask).softmax(-1)
+    return (a @ v).transpose(2, 3).reshape(sets, -1, width)
 
 
 def _prefix_part(a: Tensor, n: int) -> Tensor:

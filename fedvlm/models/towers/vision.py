@@ -1,7 +1,7 @@
-"""The image tower from block b on, for K clients with adapters of their own.
+"""The image tower from block b on, for K clients with edits of their own (``blocks.Edits``).
 
 ``open_clip``'s VisionTransformer, functionally: tokens ``[K, B, n, width]``, frozen weights shared
-by all clients. What lies below the first adapted block is the same for everybody: its output is a
+by all clients. What lies below the first edited block is the same for everybody: its output is a
 stream of its own, ``tokens.<b>``, that can be computed once and kept.
 """
 
@@ -88,19 +88,27 @@ class VisionTower:
         proj = self.visual.proj
         return self.tokens - 1, self.width if proj is None else int(proj.shape[1])
 
-    def patches(self, x: Tensor, start: int) -> Tensor:
+    def patches(self, x: Tensor, start: int, edits: Edits | None = None) -> Tensor:
         """Return patch features ``[K, B, M, d]`` of activations that enter block ``start``.
 
-        Every patch row of the last block goes through the norm and the projection that the class
-        token goes through, so that a patch feature compares with a text feature.
+        ``project`` of every patch row of the last block, so that a patch feature compares with a
+        text feature.
 
         Raises:
             ConfigError: the tower has none (see ``patch_shape``).
         """
-        count, _ = self.patch_shape
+        (count, _), own = self.patch_shape, x.shape[2]
+        edits = edits or NoEdits()
         for one in self.blocks[start:]:
-            x = one(x, NoEdits())
-        rows = self.visual.ln_post(x[..., -count:, :])
+            x = one(x, edits, own=own)
+        return self.project(x[..., own - count : own, :])
+
+    def project(self, rows: Tensor) -> Tensor:
+        """Return rows ``[..., width]`` of the last block in the joint space, ``[..., d]``.
+
+        They go through the norm and the projection that the class token goes through.
+        """
+        rows = self.visual.ln_post(rows)
         return rows if self.visual.proj is None else rows @ self.visual.proj
 
     def compute(self, pixels: Tensor, stream: str) -> Tensor:
@@ -121,19 +129,21 @@ class VisionTower:
         Args:
             x: ``[K, B, n, width]``.
             start: the block that ``x`` enters.
-            edits: the clients' adapters; ``NoEdits()`` is the frozen tower.
-            taps: blocks whose outputs are wanted as well.
+            edits: what the clients change; ``NoEdits()`` is the frozen tower.
+            taps: blocks whose outputs are wanted as well; rows that were added come last.
 
         Returns:
             Features ``[K, B, d]``, not normalised, and ``{tap: [K, B, n, width]}``.
         """
-        outputs, last = {}, len(self.blocks) - 1
+        outputs, last, own = {}, len(self.blocks) - 1, x.shape[2]
+        one_row = self._one_row and last not in taps and type(edits).leave is Edits.leave
         for one in self.blocks[start:]:
-            short = one.index == last and self._one_row and last not in taps
+            short = one.index == last and one_row
             read = torch.zeros(x.shape[1], dtype=torch.int64, device=x.device) if short else None
-            x = one(x, edits, read=read)
+            x = one(x, edits, read=read, own=own)
             if one.index in taps:
                 outputs[one.index] = x
+        x = x[:, :, :own]
         pooled, _ = self.visual._pool(x.flatten(0, 1))
         out = pooled if self.visual.proj is None else pooled @ self.visual.proj
         return out.view(*x.shape[:2], -1), outputs

@@ -208,7 +208,8 @@ def test_second_derivatives_of_the_fast_layers() -> None:
     p = start(spec, VLModel(toy(dtype=torch.float64), NAMES), 0.3)
     found = []
     for dtype in (torch.float64, torch.float32):
-        model, x = VLModel(toy(dtype=dtype), NAMES), {"pixels": pixels().to(dtype)}
+        model = VLModel(toy(dtype=dtype), NAMES, packed=False)
+        x = {"pixels": pixels().to(dtype)}
         q = {n: v.to(dtype).requires_grad_() for n, v in p.items()}
         with sdpa_kernel(SDPBackend.MATH):
             z, t = peft.image_features(spec, model, q, x), peft.text_features(spec, model, q)

@@ -128,3 +128,108 @@ def test_nothing_depends_on_known_sizes() -> None:
     assert model.embed_dim != model.text_width  # RN50-like
     z = model.image({"pixels": torch.randn(1, 2, 3, 64, 64)})
     assert model.logits(z, model.text(context(model.backbone, 1))).shape == (1, 2, len(NAMES))
+
+
+# ---- contexts in later blocks, and classes that clients choose ---------------------------------
+@pytest.mark.parametrize("kind", [*PACKABLE, "siglip"])
+@pytest.mark.parametrize("rows", [0, 16])
+def test_deep_contexts_packed_equal_plain(kind: str, rows: int) -> None:
+    backbone = toy(kind, dtype=torch.float64)
+    plain, packed = VLModel(backbone, NAMES, packed=False), VLModel(backbone, NAMES)
+    if rows and (tower := packed._text_path.tower()):
+        tower.max_rows = rows
+    ctx = context(backbone, 2)
+    later = {1: context(backbone, 2, seed=4), 2: context(backbone, seed=5)}  # one for all clients
+    for leaf in (ctx, *later.values()):
+        (got, got_grad), (want, want_grad) = (
+            loss_and_grad(model, leaf, lambda _, m=model: m.text(ctx, deep=later))
+            for model in (packed, plain)
+        )
+        assert relative(got, want) < 1e-12 and relative(got_grad, want_grad) < 1e-9
+    assert relative(packed.text(ctx, deep=later), packed.text(ctx)) > 1e-3
+    wide = ctx.unsqueeze(-3).expand(-1, len(NAMES), -1, -1)
+    by_class = packed.text_by_class(wide, {b: v.unsqueeze(-3) for b, v in later.items()})
+    assert relative(by_class, packed.text(ctx, deep=later)) < 1e-12
+
+
+def test_a_deep_context_is_the_first_one_where_nothing_moved_it() -> None:
+    """Block by block: what is put in place of the first context is what the next block reads."""
+    backbone = toy(dtype=torch.float64)
+    model = VLModel(backbone, NAMES[:1])
+    ctx = context(backbone, 1)
+    tower, emb = backbone.text_tower, []
+    prompts = model._prompts_of(ctx, False).prompts
+    ids = backbone.embed_tokens(prompts.ids)
+    x = torch.cat([ids[:, :1], ctx, ids[:, 1 + ctx.shape[1]:]], 1) + tower.positional_embedding
+    for block in tower.transformer.resblocks:
+        emb.append(x[:, 1 : 1 + ctx.shape[1]])
+        x = block(x, attn_mask=tower.attn_mask)
+    same = model.text(ctx, deep={1: emb[1], 2: emb[2]})
+    assert relative(same, model.text(ctx)) < 1e-12
+
+
+def test_deep_contexts_that_do_not_fit_are_refused() -> None:
+    model = VLModel(toy(), NAMES)
+    ctx = context(model.backbone, 2)
+    for deep in ({0: ctx}, {3: ctx}, {1: ctx[:, 1:]}, {1: ctx[None]}):
+        with pytest.raises(FedvlmError, match="take the place of contexts"):
+            model.text(ctx, deep=deep)
+
+
+CHOICE = torch.tensor([[1, 0, 1, 0, 0, 1], [0, 0, 0, 1, 1, 0], [0] * 6]).bool()
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows"), [("vit", 0), ("vit", 16), ("vit", 40), ("custom", 0), ("siglip", 0)]
+)
+def test_chosen_classes_have_the_features_of_all(kind: str, rows: int) -> None:
+    """Also in pieces (40), and where one client's classes are too many for a sequence (16)."""
+    backbone = toy(kind, dtype=torch.float64)
+    model = VLModel(backbone, NAMES)
+    if rows and (tower := model._text_path.tower()):
+        tower.max_rows = rows
+    ctx, later = context(backbone, 3, 2), {2: context(backbone, 3, 1, seed=4)}
+    for deep in (None, later):
+        (got, got_grad), (want, want_grad) = (
+            loss_and_grad(model, ctx, lambda c, mask=mask, deep=deep:
+                          model.text(c, mask, deep) * CHOICE[:, None, :, None])
+            for mask in (CHOICE, None)
+        )
+        assert relative(got, want) < 1e-12 and relative(got_grad, want_grad) < 1e-9
+    assert not model.text(ctx, CHOICE)[~CHOICE.unsqueeze(1).expand(-1, 2, -1)].any()
+    before = model.counters["text_tokens"]
+    model.text(ctx, CHOICE)
+    alone = model.counters["text_tokens"] - before
+    model.text(ctx)
+    full = model.counters["text_tokens"] - before - alone
+    assert alone == full if (kind, rows) == ("vit", 16) else alone <= full
+    if kind == "vit" and not rows:  # prefix and own tokens of 3, 2 and 0 classes, for two sets each
+        ends = [int(e) + 1 - 6 for e in model._prompts_of(ctx[0], False).prompts.ends]
+        assert alone == 2 * (3 * 6 + sum(ends[c] for row in CHOICE for c in row.nonzero()))
+
+
+def test_logits_of_other_classes_take_no_part() -> None:
+    backbone = toy(dtype=torch.float64)
+    model = VLModel(backbone, NAMES)
+    ctx = context(backbone, 3)
+    z = torch.randn(3, 4, model.embed_dim, generator=torch.Generator().manual_seed(0)).double()
+    logits = model.logits(z, model.text(ctx, CHOICE), CHOICE)
+    assert torch.equal(torch.isfinite(logits), CHOICE.unsqueeze(1).expand_as(logits))
+    losses = -logits[:2].log_softmax(-1)[[0, 1], :, [2, 4]].mean(-1)
+    (grad,) = torch.autograd.grad(losses.sum(), ctx)
+    for k, held in enumerate(CHOICE[:2]):
+        own = VLModel(backbone, [n for n, h in zip(NAMES, held, strict=True) if h])
+        leaf = ctx[k : k + 1].detach().requires_grad_()
+        of = own.logits(z[k : k + 1], own.text(leaf))
+        torch.testing.assert_close(logits[k][:, held], of[0])
+        label = [2, 4][k] - int((~held[: [2, 4][k]]).sum())
+        (slope,) = torch.autograd.grad(-of.log_softmax(-1)[0, :, label].mean(), leaf)
+        torch.testing.assert_close(grad[k], slope[0])
+
+
+def test_a_mask_that_does_not_fit_is_refused() -> None:
+    model = VLModel(toy(), NAMES)
+    ctx = context(model.backbone, 3)
+    for mask in (CHOICE[:2], CHOICE[:, :5], CHOICE.double()):
+        with pytest.raises(FedvlmError, match="it is .clients, classes. of bool"):
+            model.text(ctx, mask)

@@ -1,0 +1,85 @@
+"""Multi-head attention whose weights each client has for itself, batched over the client axis.
+
+Queries may come from other rows than keys and values (a feature that attends to experts, learned
+queries that attend to class names). The formula is Vaswani et al., Attention Is All You Need, 2017,
+section 3.2; the start is that of ``torch.nn.MultiheadAttention``.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedvlm.core.errors import FedvlmError
+from fedvlm.core.trees import Tree
+
+SITES = ("q", "k", "v", "o")
+
+
+def attention_tree(
+    name: str, width: int, generator: torch.Generator, *, source: int = 0, bias: bool = True
+) -> Tree:
+    """Return ``{name}.{q|k|v|o}.weight`` ``[width, in]`` and ``.bias`` ``[width]`` (zero).
+
+    q, k and v uniform in +-sqrt(6 / (fan in + fan out)), fan out that of the three together where
+    all read the same width; o uniform in +-1/sqrt(width).
+
+    Args:
+        name: what the tensors' names begin with.
+        width: of queries and of the output.
+        generator: of the run's start.
+        source: width of what k and v read; 0: ``width``.
+        bias: whether there are biases.
+    """
+    tree: Tree = {}
+    for site in SITES:
+        into = source or width if site in "kv" else width
+        out = 3 * width if source in (0, width) else width
+        bound = width**-0.5 if site == "o" else (6 / (into + out)) ** 0.5
+        weight = (torch.rand(width, into, generator=generator) * 2 - 1) * bound
+        tree[f"{name}.{site}.weight"] = weight
+        if bias:
+            tree[f"{name}.{site}.bias"] = torch.zeros(width)
+    return tree
+
+
+def attend(
+    p: Tree, name: str, heads: int, q: Tensor, kv: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """Return ``softmax(Q K^T / sqrt(width / heads)) V W_o + b_o`` for every client.
+
+    Args:
+        p: the tree of ``attention_tree``, ``[K, ...]``.
+        name: as there.
+        heads: they share the width evenly.
+        q: queries ``[K, ..., m, width]``.
+        kv: what keys and values are made of, ``[K, ..., n, source]``; its axes before n are those
+            of ``q`` or 1.
+        mask: ``[..., m, n]`` bool; False: this query does not see that row.
+
+    Returns:
+        ``[K, ..., m, width]``.
+
+    Raises:
+        FedvlmError: the width is no multiple of the heads.
+    """
+    width = q.shape[-1]
+    if width % heads:
+        raise FedvlmError(f"attention '{name}' of width {width} cannot have {heads} heads")
+
+    def site(which: str, x: Tensor) -> Tensor:
+        weight, bias = p[f"{name}.{which}.weight"], p.get(f"{name}.{which}.bias")
+        out = x.flatten(1, -2) @ weight.mT
+        out = out if bias is None else out + bias.unsqueeze(1)
+        return out.view(*x.shape[:-1], width)
+
+    def split(x: Tensor) -> Tensor:  # [K, ..., rows, width] -> [K, ..., heads, rows, dim]
+        return x.unflatten(-1, (heads, width // heads)).transpose(-2, -3)
+
+    lead = torch.broadcast_shapes(q.shape[:-2], kv.shape[:-2])
+    parts = [split(site(w, x)) for w, x in (("q", q), ("k", kv), ("v", kv))]
+    query, key, value = (t.expand(*lead, *t.shape[-3:]) for t in parts)
+    seen = None if mask is None else mask.unsqueeze(-3)
+    mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
+    return site("o", mixed.transpose(-2, -3).flatten(-2))
