@@ -28,6 +28,9 @@ LISTS = (KEYS, FAULTS, LABELS, DOMAINS, HASHES)
 DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
 _PARTS = 3  # train, val, test
 _OPEN = 8  # packs that a process keeps open
+_KINDS: dict[str, tuple[type, type | None]] = {
+    "str": (str, None), "int": (int, None), "list[str]": (list, str), "list[int]": (list, int),
+}  # fmt: skip
 _TEXT = 4000  # characters of any text in the header but class names
 Setting = str | float | int | list[str]
 
@@ -224,7 +227,8 @@ class Pack:
 
 def is_key(key: str) -> bool:
     """Tell whether a text can be an image's name: it names nothing outside and moves no cursor."""
-    return key.isprintable() and 0 < len(key) <= _TEXT and ".." not in key.split("/")
+    parts = key.split("/")
+    return key.isprintable() and len(key) <= _TEXT and parts[0] != "" and ".." not in parts
 
 
 def open_pack(path: Path) -> Pack:
@@ -273,14 +277,10 @@ def _check_kinds(about: About) -> None:
     """Raise ``ValueError`` where a value is of another kind than its annotation, or hostile."""
     for one in fields(About):
         value = getattr(about, one.name)
-        kind = {"str": str, "int": int, "list[str]": list, "list[int]": list}.get(
-            str(one.type), dict
-        )
-        if type(value) is not kind:
-            raise ValueError(f"{one.name} is a {type(value).__name__}")
-        inner = {"list[str]": str, "list[int]": int}.get(str(one.type))
-        if inner is not None and not all(type(v) is inner for v in value):
-            raise ValueError(f"{one.name} holds something else")
+        kind, inner = _KINDS.get(str(one.type), (dict, None))
+        items = list(value) if inner and type(value) is list else []
+        if type(value) is not kind or not all(type(item) is inner for item in items):
+            raise ValueError(f"{one.name} is not {one.type}")
     texts = [about.backbone, about.weights, about.numerics, about.transform, about.data_terms,
              about.weight_terms, about.version, *about.notes, *about.views, *about.settings]
     if not all(text.isprintable() and len(text) <= _TEXT for text in texts):
