@@ -29,7 +29,6 @@ LoadTrainer = Callable[[str], Any]
 COOP, PROMPTFL = "coop", "PromptFL"  # a word of CoOp's world, and its method here
 _DEPTH = 7  # of a run folder below OUTPUT_DIR
 _OWN = "TRAINER.*."  # flags that mean the chosen trainer's own node
-_SHARING = ("FED.PARTITION", "FED.CLIENTS")  # what a data set says beside DATASET
 
 
 @dataclass(frozen=True)
@@ -192,19 +191,13 @@ def _packed_keys(args: Namespace) -> dict[str, Setting]:
     """Return the settings of the pack that is named in the place of a data set; none without.
 
     Raises:
-        DataError: it is damaged, or sets what is no setting of a data set.
+        DataError: it is damaged.
     """
     pack = _pack(args)
     if pack is None or "DATASET.NAME" in args.opts[::2]:
         return {}
     about = about_pack(pack)
-    keys = about.settings | {"DATASET.NAME": about.name}
-    if "DATASET.ROOT" in keys or not all(
-        key.startswith("DATASET.") or key in _SHARING for key in keys
-    ):
-        raise DataError(f"the feature pack {pack} sets what no data set says of itself; make it "
-                        "again with fedvlm features --pack")
-    return keys
+    return about.settings | {"DATASET.NAME": about.name}
 
 
 def _own_set(args: Namespace) -> OwnSet | None:

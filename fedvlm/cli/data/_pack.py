@@ -17,19 +17,13 @@ from fedvlm.data.datum import PARTS
 from fedvlm.data.get.offers import offer_of
 from fedvlm.data.packs.file import SUFFIX
 from fedvlm.data.packs.lists import images_digest, writing_pack
-from fedvlm.data.packs.pack import About, Setting, open_pack
+from fedvlm.data.packs.pack import SETTINGS, About, Setting, open_pack
 from fedvlm.data.packs.place import about_pack
 from fedvlm.data.targets import split_digest
 from fedvlm.job.resolve import Job
 from fedvlm.models.features.decode import Throughput
 from fedvlm.models.features.encode import batch_size
 
-# What reads a set, or says how its clients share it: for a run that names the pack alone.
-_SETTINGS = (
-    "DATASET.NAME", "DATASET.DIR", "DATASET.IMAGE_DIR", "DATASET.SPLIT_FILE", "DATASET.FORMAT",
-    "DATASET.NAMES_FILE", "DATASET.LEAVE_OUT", "DATASET.TEST_SHARE", "DATASET.TEMPLATE",
-    "FED.PARTITION", "FED.CLIENTS",
-)  # fmt: skip
 _ASK = "not known to fedvlm: ask their authors"
 
 
@@ -114,7 +108,7 @@ def _settings(job: Job) -> dict[str, Setting]:
     """Return the keys that somebody set for the set: its YAML, or its folder."""
     values = flat(job.cfg)
     said = {}
-    for key in _SETTINGS:
+    for key in SETTINGS:
         origin = job.origins.get(key, DEFAULT)
         of_set = key.startswith("DATASET.") or origin == job.origins["DATASET.NAME"]
         if origin != DEFAULT and of_set:

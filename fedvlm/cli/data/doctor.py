@@ -40,7 +40,8 @@ def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="only these sets")
-    add("--root", default="", metavar="DATA/", help="folder that holds the datasets")
+    add("--root", default="", metavar="DATA/", help="folder that holds the datasets, "
+        "or a feature pack")
     add("--dataset-config-file", action="append", default=[], metavar="FILE", help="a set of yours")
     add("--full", action="store_true", help="decode all images")
     add("--sample", type=whole(0), metavar="N", help=f"images of each set to decode ({_SAMPLE})")

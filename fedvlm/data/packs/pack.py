@@ -26,6 +26,12 @@ FEATURES, VIEW = "features", "view."  # tables: of the test view, and of each tr
 KEYS, FAULTS, LABELS, DOMAINS, HASHES = "keys", "faults", "labels", "domains", "sha256"
 LISTS = (KEYS, FAULTS, LABELS, DOMAINS, HASHES)
 DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
+# Of the config: what reads a set, or says how its clients share it.
+SETTINGS = (
+    "DATASET.NAME", "DATASET.DIR", "DATASET.IMAGE_DIR", "DATASET.SPLIT_FILE", "DATASET.FORMAT",
+    "DATASET.NAMES_FILE", "DATASET.LEAVE_OUT", "DATASET.TEST_SHARE", "DATASET.TEMPLATE",
+    "FED.PARTITION", "FED.CLIENTS",
+)  # fmt: skip
 _PARTS = 3  # train, val, test
 _OPEN = 8  # packs that a process keeps open
 _KINDS: dict[str, tuple[type, type | None]] = {
@@ -41,7 +47,7 @@ class About:
 
     Attributes:
         name: of the set.
-        settings: config keys that read the set, for a run that names the pack alone.
+        settings: those of ``SETTINGS`` that somebody set, for a run that names the pack alone.
         classnames: by label; ``domains``: by number, empty for a set without.
         sizes: images in train, val and test, those that do not decode included.
         unreadable: how many of them do not decode, by part.
@@ -282,12 +288,14 @@ def _check_kinds(about: About) -> None:
         if type(value) is not kind or not all(type(item) is inner for item in items):
             raise ValueError(f"{one.name} is not {one.type}")
     texts = [about.backbone, about.weights, about.numerics, about.transform, about.data_terms,
-             about.weight_terms, about.version, *about.notes, *about.views, *about.settings]
+             about.weight_terms, about.version, *about.notes, *about.views]
     if not all(text.isprintable() and len(text) <= _TEXT for text in texts):
         raise ValueError("a text that does not print")
     for name in (about.name, *about.classnames, *about.domains):
         if fault := name_fault(name):
             raise ValueError(f"the name {shown(name)} {fault}")
+    if not set(about.settings) <= set(SETTINGS):
+        raise ValueError("settings that are none of a data set")
     for value in about.settings.values():
         several: list[Any] = value if isinstance(value, list) else [value]
         if not all(type(v) in (str, int, float) and str(v).isprintable() for v in several):

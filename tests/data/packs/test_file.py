@@ -112,6 +112,7 @@ HOSTILE: dict[str, tuple[Callable[[Header], object], str]] = {
     "terminal": (lambda h: about(h, weights="\x1b[2J"), "does not print"),
     "turned": (lambda h: about(h, name="\u202etac"), "direction"),
     "setting": (lambda h: about(h, settings={"DATASET.DIR": {"a": 1}}), "settings"),
+    "foreign key": (lambda h: about(h, settings={"OUTPUT_DIR": "/"}), "settings that are none"),
     "sizes": (lambda h: about(h, sizes=[9, 3, 7]), "other"),
     "dtype": (lambda h: about(h, dtype="float16"), "float16"),
     "negative size": (lambda h: about(h, unreadable=[-1, 0, 1]), "sizes that cannot be"),
