@@ -63,7 +63,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/cli/data/features.py": {
         "start-up: NumPy, 0.15 s": ("fedvlm.job.resolve",),
-        "start-up: PyTorch, 2 s": ("fedvlm.cli.data._encode", "fedvlm.cli.data._stores"),
+        "start-up: PyTorch, 2 s": (
+            "fedvlm.cli.data._encode", "fedvlm.cli.data._pack", "fedvlm.cli.data._stores",
+        ),
         "start-up: PyTorch": ("fedvlm.models.features.store",),
     },
     "fedvlm/cli/main.py": {

@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 from yacs.config import CfgNode
 
-from fedvlm.api.model import Model
+from fedvlm.api.model import Model, Predictions
 from fedvlm.config.build import build_config
 from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import DataError, fold
 from fedvlm.data.datasets import load_dataset, templates
 from fedvlm.data.datum import DatasetBase, Datum
+from fedvlm.data.images import ImageLoader
 from fedvlm.data.own.add import FORMAT, OwnSet, understand
 from fedvlm.data.targets import config_of
 from fedvlm.evaluation.metrics import accuracy, macro_f1
+from fedvlm.job.images.packed import check_packs, packed_features, packs_of
 
 CUT = "DATASET.TEST_SHARE"  # of a folder that has no test part of its own
 
@@ -71,6 +73,20 @@ def of_folder(folder: str | Path) -> Labelled:
     return _labelled(own.data, samples, templates(cfg))
 
 
+def _answers(model: Model, tests: Labelled) -> Predictions:
+    """Return what a model says of the images, or of their features in packs."""
+    if not packs_of(tests.samples):
+        return model.predict([d.array if d.array is not None else d.path for d in tests.samples])
+    backbone = model.model.backbone
+    loader = ImageLoader(tests.samples, backbone.transform_spec)
+    check_packs(model.trainer, model.model, loader)
+    whole = [i for i, d in enumerate(tests.samples) if not d.packed or not d.packed.fault]
+    if len(whole) < len(tests.samples):
+        raise DataError(f"{tests.name}: {len(tests.samples) - len(whole)} of its test images did "
+                        "not decode when the pack was made; give the images as --root")
+    return model.predict_features(packed_features(loader, whole, None, backbone))
+
+
 def was_cut(own: OwnSet) -> bool:
     """Tell whether the test images were drawn from a list or from class folders without parts."""
     if own.keys.get(FORMAT) not in ("folders", "domains"):
@@ -99,11 +115,11 @@ def evaluate(models: Mapping[str, Model], tests: Labelled) -> tuple[list[dict[st
     otherwise from the set's.
 
     Raises:
-        ConfigError: other classes, and a method that is bound to its own.
+        ConfigError: other classes, and a method that is bound to its own; a feature pack that is
+            another backbone's, or lacks what the method looks at.
     """
     first = next(iter(models.values()))
     table = same_classes(first.classnames, tests.classnames)
-    images = [d.array if d.array is not None else d.path for d in tests.samples]
     own = np.array([d.label for d in tests.samples])
     true = own if table is None else np.array(table)[own]
     rows = []
@@ -111,9 +127,9 @@ def evaluate(models: Mapping[str, Model], tests: Labelled) -> tuple[list[dict[st
         asked = model
         if table is None:
             asked = model.with_classes(tests.classnames, tests.templates)
-        labels = asked.predict(images).labels
+        labels = _answers(asked, tests).labels
         rows.append({
-            "model": name, "images": len(images), "correct": int((labels == true).sum()),
+            "model": name, "images": len(own), "correct": int((labels == true).sum()),
             "accuracy": accuracy(true, labels), "macro_f1": macro_f1(true, labels),
         })
     classes = (

@@ -136,6 +136,21 @@ class Model:
             ]
         return Predictions(self.classnames, torch.cat(rows), tuple(names))
 
+    def predict_features(self, features: Tensor) -> Predictions:
+        """Return what the model says of images by their features.
+
+        Args:
+            features: ``[n, d]`` of the frozen image tower, not normalised; for methods that adapt
+                nothing inside it (``trainer.streams(model) == ("features",)``).
+        """
+        where = self.model
+        with torch.no_grad():
+            rows = [
+                self._predictor({"features": part[None].to(where.device, where.dtype)})[0]
+                .float().cpu() for part in features.split(BATCH)
+            ]
+        return Predictions(self.classnames, torch.cat(rows), ("",) * len(features))
+
     def features(self, images: Images) -> Tensor:
         """Return image features ``[n, d]`` float32, not normalised, with the model's adaptation.
 

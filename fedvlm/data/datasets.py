@@ -27,6 +27,7 @@ from fedvlm.data.formats.table import read_table
 from fedvlm.data.formats.tiny_imagenet import read_tiny_imagenet
 from fedvlm.data.layouts import prepared_layouts, prepared_name, read_layouts
 from fedvlm.data.locate import explain_refusals, find, find_root, listing
+from fedvlm.data.packs.place import pack_of, read_pack
 
 DATASET_REGISTRY: Registry[Callable[[CfgNode], DatasetBase]] = Registry("dataset")
 TABLES = ("csv", "jsonl", "parquet")
@@ -37,15 +38,19 @@ DEFAULT_TEMPLATE = "a photo of a {}."
 
 @explain_refusals()
 def load_dataset(cfg: CfgNode) -> DatasetBase:
-    """Read the data set that ``cfg.DATASET`` names.
+    """Read the data set that ``cfg.DATASET`` names, from its images or from a feature pack.
 
     Raises:
-        ConfigError: unknown name (and no DATASET.DIR that describes an own set) or format.
+        ConfigError: unknown name (and no DATASET.DIR that describes an own set) or format; a pack
+            of another set.
         DataError: something is missing on disk or inconsistent; the message says what.
     """
     name = cfg.DATASET.NAME
     info = dataset_info(name)
     key = info.name if info else name
+    pack = pack_of(cfg)
+    if pack is not None:
+        return read_pack(cfg, pack)
     if key in DATASET_REGISTRY:
         return DATASET_REGISTRY.get(key)(cfg)
     if not name.strip() or not cfg.DATASET.DIR:

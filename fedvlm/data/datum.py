@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedvlm.core.errors import DataError
 from fedvlm.core.spelling import name_fault, shown
+from fedvlm.data.packs.pack import PackedImage
 
 IntArray = NDArray[np.int64]
 PARTS = ("train", "val", "test")
@@ -29,6 +30,7 @@ class Datum:
         classname: as in the split file or folder name; ``_`` becomes a blank at prompt time.
         key: path relative to the image folder, with ``/``: the image's name in index files.
         array: uint8 ``[H, W, 3]`` where the image comes out of an archive, else None.
+        packed: what a feature pack knows of it, which has no pixels; None for an image.
     """
 
     impath: str
@@ -37,6 +39,7 @@ class Datum:
     classname: str = ""
     key: str = ""
     array: NDArray[np.uint8] | None = field(default=None, compare=False, repr=False)
+    packed: PackedImage | None = field(default=None, compare=False, repr=False)
 
     @property
     def path(self) -> Path:

@@ -47,8 +47,11 @@ from fedvlm.data.image_records import records_of
 from fedvlm.data.layouts import Layout, choose, layouts_of, nearest, prepared_layouts
 from fedvlm.data.locate import find_root, subfolders
 from fedvlm.data.own.shape import look
+from fedvlm.data.packs.pack import open_pack
+from fedvlm.data.packs.place import pack_of, pack_root, packs_in, read_pack, stem_of
 
 _FIRST = 5  # wrong rows that get a sentence each
+PACK = "feature pack"
 
 
 def examine(
@@ -64,11 +67,16 @@ def examine(
         progress: told how many of them are read.
 
     Raises:
-        DataError: DATASET.ROOT is not a folder.
+        DataError: DATASET.ROOT is neither a folder nor a feature pack.
     """
-    root, info = find_root(cfg.DATASET.ROOT), dataset_info(cfg.DATASET.NAME)
+    pack, info = pack_root(cfg.DATASET.ROOT), dataset_info(cfg.DATASET.NAME)
+    root = pack or find_root(cfg.DATASET.ROOT)
     try:
-        if info is None or spells_layout(info, cfg):
+        pack = pack or pack_of(cfg)
+        if pack is not None:
+            check, data, good = _by_pack(cfg, info, pack)
+            sample = None  # nothing is decoded: the pack says what is known of each image
+        elif info is None or spells_layout(info, cfg):
             check, data, good = _by_config(cfg, info, root)
         else:
             check, data, good = _by_layout(cfg, info, root)
@@ -101,6 +109,47 @@ def examine_unknown(root: Path) -> list[Checkup]:
             check.findings.append(Finding("unknown_folder", str(error), broken=False))
         checks.append(check)
     return checks
+
+
+def examine_own_packs(root: Path) -> list[Checkup]:
+    """Return a checkup of each feature pack in the root that is of no known set.
+
+    Each is read once, to compare its content with its digest.
+    """
+    checks = []
+    for path in packs_in(root):
+        if dataset_info(stem_of(path)) is not None:
+            continue
+        check = Checkup(path.name, READY, layout=PACK, folder=path.name)
+        try:
+            _note_pack(check, path)
+        except FedvlmError as error:
+            check.state = BROKEN
+            check.findings.append(Finding("reading", str(error)))
+        checks.append(check)
+    return checks
+
+
+def _by_pack(
+    cfg: CfgNode, info: DatasetInfo | None, path: Path
+) -> tuple[Checkup, DatasetBase | None, str]:
+    """Read a set from a feature pack; returns as ``_by_layout``."""
+    check = _checkup(info) if info else Checkup(cfg.DATASET.NAME)
+    check.layout, check.folder = PACK, path.name
+    data = read_pack(cfg, path)
+    _note_pack(check, path)
+    return check, data, READY
+
+
+def _note_pack(check: Checkup, path: Path) -> None:
+    """Say what a pack holds and what it is for."""
+    about = open_pack(path).about
+    check.classes = len(about.classnames)
+    check.sizes = dict(zip(PARTS, about.sizes, strict=True))
+    views = f", {len(about.views)} views of data seed {about.view_seed}" if about.views else ""
+    text = (f"features of {about.name} by {about.backbone}{views}: for methods that need image "
+            "features or text only; there are no images")
+    check.findings.append(Finding("pack", text, broken=False))
 
 
 def _by_layout(
@@ -254,7 +303,9 @@ def _check_data(
         domains = Counter(data.domain_names[d.domain] for d in images if data.domain_names)
         notes = compare(info, check.classes, check.sizes, base, domains)
         check.findings += _remarks("published", info.name, notes)
-    check.findings += _remarks("note", check.name, data.notes)
+    said = {finding.text for finding in check.findings}
+    remarks = _remarks("note", check.name, data.notes)
+    check.findings += [remark for remark in remarks if remark.text not in said]
     drop = info.drop if info else ()
     try:
         files = ImageCheck(lists, records_of(images, cfg), sample, progress, drop)

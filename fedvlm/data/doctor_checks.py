@@ -367,7 +367,7 @@ def image_modes(images: Sequence[Datum]) -> dict[str, int]:
     """Return how many images are of each kind that is not plain 8-bit RGB; reads headers only."""
     numbers: Counter[str] = Counter()
     for datum in images:
-        if datum.array is None:
+        if datum.array is None and datum.packed is None:
             with Image.open(datum.impath) as image:
                 numbers.update(_kinds(image))
     return dict(sorted(numbers.items()))

@@ -69,11 +69,13 @@ class ImageRecords:
         return cls(kept_in / f"{name}.json")
 
     def content_key(self, sample: Datum) -> str:
-        """Return the sha256 of an image's bytes (file or array).
+        """Return the sha256 of an image's bytes (file, array, or as a feature pack says).
 
         Raises:
             DataError: the file cannot be read.
         """
+        if sample.packed is not None:
+            return sample.packed.sha256
         if sample.array is not None:
             shape = repr(sample.array.shape).encode()
             return hashlib.sha256(shape + np.ascontiguousarray(sample.array).tobytes()).hexdigest()
@@ -97,11 +99,12 @@ class ImageRecords:
             DataError: files that do not exist, or cannot be reached: the set is incomplete, which
                 no policy mends.
         """
-        files = [i for i, s in enumerate(samples) if s.array is None]
+        files = [i for i, s in enumerate(samples) if _is_file(s)]
         self._refuse_missing([samples[i].impath for i in files])
         todo = {samples[i].impath for i in files if not self._current(samples[i].impath)}
         self._read_all(sorted(todo), check, "checking images")
         errors = {i: self._records[samples[i].impath].error for i in files}
+        errors |= {i: s.packed.fault for i, s in enumerate(samples) if s.packed is not None}
         return {i: error for i, error in errors.items() if error}
 
     def verify(self, samples: Sequence[Datum], check: Callable[[bytes], None]) -> list[str]:
@@ -113,7 +116,7 @@ class ImageRecords:
         Raises:
             DataError: files that do not exist.
         """
-        paths = sorted({s.impath for s in samples if s.array is None})
+        paths = sorted({s.impath for s in samples if _is_file(s)})
         self._refuse_missing(paths)
         before = {path: self._records.get(path) for path in paths}
         self._read_all(paths, check, "verifying images")
@@ -187,10 +190,15 @@ class ImageRecords:
 
 def records_of(samples: Sequence[Datum], cfg: CfgNode) -> ImageRecords:
     """Return the records of the folder that holds all image files of a set."""
-    folders = {os.path.dirname(d.impath) for d in samples if d.array is None}
+    folders = {os.path.dirname(d.impath) for d in samples if _is_file(d)}
     if not folders:
         return ImageRecords(None)
     return ImageRecords.of_folder(Path(os.path.commonpath(folders)), records_dir(cfg))
+
+
+def _is_file(sample: Datum) -> bool:
+    """Tell whether an image is a file of its own."""
+    return sample.array is None and sample.packed is None
 
 
 def _may_not_enter(path: str) -> bool:

@@ -124,6 +124,9 @@ class ImageLoader:
 
     def _decode(self, i: int, key: str = "") -> Image.Image:
         sample = self.samples[i]
+        if sample.packed is not None:
+            raise DataError(f"{sample.key} is in the feature pack {sample.impath}, which has no "
+                            "pixels: give the folder of the images as --root")
         if sample.array is not None:
             return Image.fromarray(sample.array)
         began = time.perf_counter()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedvlm.core.errors import DataError, did_you_mean
+from fedvlm.data.packs.file import is_pack
 
 _FIRST = 8  # names that a message lists
 
@@ -83,6 +84,9 @@ def find_root(root: str) -> Path:
     path = Path(root).expanduser()
     if path.is_dir():
         return path
+    if is_pack(path):
+        raise DataError(f"{path} is a feature pack, which has no images; give the folder that "
+                        "holds the data sets")
     if path.exists():
         raise DataError(f"DATASET.ROOT {path} is a file; give the folder that holds the data sets")
     near = _neighbours(path.parent, path.name, str(path.parent)) if path.parent.is_dir() else ""

@@ -27,6 +27,7 @@ from fedvlm.federation.plan import Budget, Plan, draw_unseen, parse_sites, plain
 from fedvlm.federation.rounds import Federation
 from fedvlm.federation.trainer import Trainer
 from fedvlm.job.identity import run_identity
+from fedvlm.job.images.packed import check_packs, foreign_origins, pack_notes, packs_of
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.sources import (
     first_block,
@@ -229,6 +230,7 @@ def build(
         data.samples, backbone.transform_spec, views_of(cfg), int(cfg.DATA_SEED),
         crop_scale=tuple(cfg.INPUT.RRCROP_SCALE), records=data.records,
     )
+    check_packs(trainer, model, loader, cfg.FED.PLAIN)
     labels = torch.from_numpy(data.labels.copy())
     train: StreamSource
     test: StreamSource
@@ -247,7 +249,7 @@ def build(
         trainer, model, batcher, plan, engine=LocalEngine(chunk, sites),
         budget=make_budget(cfg, plan, batcher), proxy=proxy,
     )
-    if not (pixels or cfg.FED.PLAIN):
+    if packs_of(data.samples) or not (pixels or cfg.FED.PLAIN):
         cached = image_sources(cfg, data, model, loader, labels, trainer, progress)
         train, test = (source.on(device) for source in cached)
         federation.batcher = replace(batcher, source=train, plain=test)
@@ -257,11 +259,15 @@ def build(
         fold=not cfg.FED.PLAIN,
     )
     identity = run_identity(
-        cfg, data, backbone, loader, chunk, device.type, proxy.digest if proxy else ""
+        cfg, data, backbone, loader, chunk, device.type, proxy.digest if proxy else "",
+        foreign_origins(data.samples, backbone),
     )
     if cfg.FED.SITES:
         model.notes.append(f"clients at {len(set(sites))} site(s) are computed site by site")
-    notes = [*data.notes, *model.notes, *_marks(cfg, loader, trainer, federation.p0), *proxy_notes]
+    notes = [
+        *data.notes, *pack_notes(data.samples, backbone), *model.notes,
+        *_marks(cfg, loader, trainer, federation.p0), *proxy_notes,
+    ]
     return Built(cfg, data, backbone, model, federation, meter, test, loader, identity, notes)
 
 

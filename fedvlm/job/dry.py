@@ -31,6 +31,7 @@ from fedvlm.federation.rounds import FedState, Models, RoundFinished, state_of
 from fedvlm.federation.server import Held, Measure, Row, only_numbers
 from fedvlm.job.build import Built, build
 from fedvlm.job.describe import header, peft_choice, run_path
+from fedvlm.job.images.packed import packs_of
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import make_evaluator
 from fedvlm.job.results import summary
@@ -78,7 +79,8 @@ def dry_run(cfg: CfgNode) -> int:
     share = uploads / (federation.plan.rounds * federation.plan.clients)
     personal = pick(federation.p0, federation.groups.personal)
     whole = sum(steps) * federation.plan.rounds * share * seconds[-1]
-    images = images_to_encode(built.data, built.loader.views)
+    packed = bool(packs_of(built.data.samples))
+    images = 0 if packed else images_to_encode(built.data, built.loader.views)
     streams = federation.trainer.streams(built.model)
     kept = bank_words(cfg, built.model, built.data, built.loader, streams)
     console = Console(federation.plan.rounds, federation.plan.clients)

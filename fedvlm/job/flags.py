@@ -70,7 +70,8 @@ _JOB, _FED, _TRAIN, _MODEL, _RUN = (
 )  # fmt: skip
 
 FLAGS: tuple[Flag, ...] = (
-    _v(_JOB, "DATASET.ROOT", "--root --data-root", "folder that holds the datasets", "DATA/"),
+    _v(_JOB, "DATASET.ROOT", "--root --data-root",
+       "folder that holds the datasets, or a feature pack", "DATA/"),
     _v(_JOB, "", "--dataset", "dataset by name: configs/datasets/NAME.yaml", "NAME",
        dest="dataset"),
     _v(_JOB, "", "--dataset-config-file", "dataset by file", "FILE", dest="dataset_config_file"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ WHERE = (
 
 def run_identity(
     cfg: CfgNode, data: FederatedData, backbone: Backbone, loader: ImageLoader, chunk: int,
-    device: str, proxy: str = "",
+    device: str, proxy: str = "", features: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return everything that changes the run's numbers (DESIGN 4.10), as JSON values.
 
@@ -39,6 +39,7 @@ def run_identity(
         chunk: clients stacked into one.
         device: its type, ``cpu`` or ``cuda``.
         proxy: digest of the images that the server trains on; empty where it has none.
+        features: origins of features in packs that differ in bits from those made here.
     """
     images = hashlib.sha256()
     for i in range(len(data.samples)):
@@ -50,6 +51,8 @@ def run_identity(
     }
     if proxy:
         identity["proxy"] = proxy
+    if features:
+        identity["features"] = list(features)
     if ".py" in cfg.TRAINER.NAME:
         file = Path(cfg.TRAINER.NAME.partition(":")[0]).expanduser()
         files = getattr(load_trainer(cfg.TRAINER.NAME), "sources", [file])

@@ -19,6 +19,7 @@ from yacs.config import CfgNode
 from fedvlm.config.build import flat
 from fedvlm.core.progress import Progress
 from fedvlm.data.federated import FederatedData, build_federation
+from fedvlm.data.packs.place import pack_of
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.load.backbones import load_backbone
 from fedvlm.runs.identity import identity_plain
@@ -83,7 +84,8 @@ class SharedInputs(Inputs):
 def data_key(cfg: CfgNode) -> str:
     """Return a text that is the same for configs with the same clients' images."""
     keys = {k: v for k, v in flat(cfg).items() if not k.startswith(NOT_DATA)}
-    return json.dumps(identity_plain(keys), sort_keys=True)
+    # Of several packs of a set the backbone chooses one.
+    return json.dumps([identity_plain(keys), str(pack_of(cfg) or "")], sort_keys=True)
 
 
 def backbone_key(cfg: CfgNode, device: torch.device) -> str:

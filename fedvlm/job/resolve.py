@@ -19,6 +19,8 @@ from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
 from fedvlm.data.catalog import canonical_domain, dataset_info
 from fedvlm.data.datasets import load_dataset
 from fedvlm.data.own.add import OwnSet, understand
+from fedvlm.data.packs.pack import Setting
+from fedvlm.data.packs.place import about_pack, pack_root
 from fedvlm.federation.cards import trainer_files
 from fedvlm.job.flags import FLAGS
 from fedvlm.job.kinds import dataset_config, dataset_of, method_of
@@ -57,6 +59,7 @@ def resolve(args: Namespace, load_trainer: LoadTrainer | None = None) -> Jobs:
         ConfigError: anything that is wrong with flags or files, one line per mistake.
     """
     dataset, demo, own = _dataset_yaml(args), _demo_yaml(args), _own_set(args)
+    packed = {} if own or dataset or demo else _packed_keys(args)
     file = find_config(args.trainer_config_file, "trainers") if args.trainer_config_file else None
     spec = _trainer_spec(args, (demo, file, dataset))
     if fold(spec) == COOP or (file and not args.trainer and _is_coops(file, args)):
@@ -76,7 +79,7 @@ def resolve(args: Namespace, load_trainer: LoadTrainer | None = None) -> Jobs:
     for seed_flags in _seeds(args, flags):
         cfg, origins = build_config(
             dataset, trainer_yaml, seed_flags, args.opts, schema,
-            extra_yamls=[demo] if demo else [], dataset_keys=own.keys if own else None,
+            extra_yamls=[demo] if demo else [], dataset_keys=own.keys if own else packed,
             flag_names={"SEED": "--seeds", "DATA_SEED": "--seeds"} | names,
         )  # fmt: skip
         cfg.defrost()
@@ -170,9 +173,31 @@ def _dataset_yaml(args: Namespace) -> Path | None:
         raise ConfigError("--demo brings its own dataset; drop --demo or the dataset flag")
     if words:
         return _dataset_file(words[0])
+    pack = _pack(args)
+    if pack is not None and not args.demo and "DATASET.NAME" not in args.opts[::2]:
+        return dataset_config(about_pack(pack).name)
     if not args.demo and "DATASET.NAME" not in args.opts[::2]:
         raise ConfigError(_no_dataset())
     return None
+
+
+def _pack(args: Namespace) -> Path | None:
+    """Return the feature pack that the root names; None where it names none."""
+    given = args.flags | dict(zip(args.opts[::2], args.opts[1::2], strict=False))
+    return pack_root(str(given.get("DATASET.ROOT", "")))
+
+
+def _packed_keys(args: Namespace) -> dict[str, Setting]:
+    """Return the settings of the pack that is named in the place of a data set; none without.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    pack = _pack(args)
+    if pack is None or "DATASET.NAME" in args.opts[::2]:
+        return {}
+    about = about_pack(pack)
+    return about.settings | {"DATASET.NAME": about.name}
 
 
 def _own_set(args: Namespace) -> OwnSet | None:

@@ -23,6 +23,7 @@ from fedvlm.data.holdout import OF_DATASET, OF_FOLDER, ServerImages, other_image
 from fedvlm.data.images import ImageLoader
 from fedvlm.federation.rounds import Federation
 from fedvlm.federation.trainer import Trainer
+from fedvlm.job.images.packed import packed_features, packed_positions, packs_of
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.features.bank import IN_MEMORY, LOW, Bank, has_room, row_bytes
 from fedvlm.models.features.code import package_text, trainer_text
@@ -234,6 +235,13 @@ def server_images(
         samples, labels = [data.samples[i] for i in indices], data.labels[indices].tolist()
         images = ServerImages.of(source, samples, labels, loader.spec, data.records)
         notes = list[str]()
+    packs = packs_of(images.loader.samples)
+    if packs:
+        raise ConfigError(
+            f"server images {source}: the method looks at their pixels, and {packs[0].path} is a "
+            "feature pack without images; give the images as --root, or switch off what the server "
+            "trains on (fedvlm list METHOD says how)"
+        )
     whose = "validation images of its clients" if source == CLIENTS else "images of its own"
     digest = images.digest[:DIGITS]
     notes.append(f"the server has {len(images):,} {whose} ({source}), digest {digest}")
@@ -254,6 +262,8 @@ def features_of(
 ) -> Tensor:
     """Return the features ``[n, embed_dim]`` of images and one view, out of the store or into it.
 
+    Images in feature packs have theirs there; nothing of them goes into the store.
+
     Args:
         indices: into the loader's samples.
         view: None is the test view.
@@ -263,6 +273,11 @@ def features_of(
     Raises:
         DataError: an image changed meanwhile or does not decode, or the cache cannot be written.
     """
+    packed = packed_positions(loader.samples, indices)
+    if packed:
+        return _partly_packed(
+            cfg, backbone, loader, indices, packed, view, progress, spent, notes
+        )
     keys = [loader.content_key(i) for i in indices]
     with _reading(loader, spent):
         return cached_features(
@@ -271,6 +286,27 @@ def features_of(
             cache_dir=store_dir(cfg), workers=int(cfg.DATALOADER.NUM_WORKERS),
             progress=_named(progress, loader, view), notes=notes, spent=spent,
         )
+
+
+def _partly_packed(
+    cfg: CfgNode, backbone: Backbone, loader: ImageLoader, indices: Sequence[int],
+    packed: Sequence[int], view: int | None, progress: Progress | None, spent: Throughput,
+    notes: list[str],
+) -> Tensor:
+    """Return features of which those at the positions ``packed`` are in packs."""
+    rows = packed_features(loader, [indices[n] for n in packed], view, backbone)
+    spent.packed += len(packed)
+    inside = set(packed)
+    others = [n for n in range(len(indices)) if n not in inside]
+    if not others:
+        return rows
+    out = torch.empty(len(indices), rows.shape[1], dtype=rows.dtype)
+    out[torch.tensor(packed)] = rows
+    rest = [indices[n] for n in others]
+    out[torch.tensor(others)] = features_of(
+        cfg, backbone, loader, rest, view, progress, spent, notes
+    )
+    return out
 
 
 def prove(

@@ -1,4 +1,4 @@
-"""What is below --root, what is missing, what is wrong.
+"""What is below --root (or in a feature pack), what is missing, what is wrong.
 
 States: ready, prepared (a split of fedvlm data prepare), built in, broken, partly, absent, unknown
 (a folder that is no known set's; fedvlm data add makes it one). Some
@@ -25,6 +25,7 @@ from fedvlm.core.errors import ConfigError, did_you_mean, fold
 from fedvlm.data.catalog import CATALOG, dataset_info
 from fedvlm.data.datasets import DATASET_REGISTRY
 from fedvlm.data.locate import find_root
+from fedvlm.data.packs.place import about_pack, pack_root
 
 EXAMPLES = (
     "fedvlm doctor --root DATA/",
@@ -39,7 +40,8 @@ def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="only these sets")
-    add("--root", default="", metavar="DATA/", help="folder that holds the datasets")
+    add("--root", default="", metavar="DATA/", help="folder that holds the datasets, "
+        "or a feature pack")
     add("--dataset-config-file", action="append", default=[], metavar="FILE", help="a set of yours")
     add("--full", action="store_true", help="decode all images")
     add("--sample", type=whole(0), metavar="N", help=f"images of each set to decode ({_SAMPLE})")
@@ -65,10 +67,13 @@ def main(args: Namespace) -> int:
         DataError: the root is not a folder.
     """
     from fedvlm.cli.data import _findings as findings  # start-up: PyTorch, 2 s
-    from fedvlm.data.doctor import examine, examine_unknown  # start-up: PyTorch
+    from fedvlm.data.doctor import examine, examine_own_packs, examine_unknown  # start-up: PyTorch
 
     sample = None if args.full else _SAMPLE if args.sample is None else args.sample
-    root = find_root(args.root)
+    pack = pack_root(args.root)
+    root = pack or find_root(args.root)
+    if pack and not (args.names or args.dataset_config_file):
+        args.names = [about_pack(pack).name]
     configs = _configs(args)
     checks = []
     try:
@@ -76,7 +81,7 @@ def main(args: Namespace) -> int:
             progress(f"{cfg.DATASET.NAME} ({at} of {len(configs)})")
             checks.append(examine(cfg, sample, progress))
         if not (args.names or args.dataset_config_file):
-            checks += examine_unknown(root)
+            checks += [*examine_own_packs(root), *examine_unknown(root)]
     finally:
         progress.clear()
     code = findings.exit_code(checks, bool(args.names or args.dataset_config_file))
@@ -93,7 +98,9 @@ def _configs(args: Namespace) -> list[CfgNode]:
     Raises:
         ConfigError: an unknown name, or a config file that is wrong.
     """
-    names = [_name(word) for word in args.names]
+    pack = pack_root(args.root)
+    own = about_pack(pack).name if pack else ""
+    names = [_name(word, own) for word in args.names]
     if not names and not args.dataset_config_file:
         names = [*CATALOG, *(n for n in DATASET_REGISTRY.registered_names() if n not in CATALOG)]
     flags = {"DATASET.ROOT": args.root} | ({"CACHE_DIR": args.cache_dir} if args.cache_dir else {})
@@ -107,8 +114,8 @@ def _configs(args: Namespace) -> list[CfgNode]:
     return configs
 
 
-def _name(word: str) -> str:
-    """Return a set's name as it is written.
+def _name(word: str, own: str = "") -> str:
+    """Return a set's name as it is written; ``own`` is the set of a pack.
 
     Raises:
         ConfigError: there is none such; the nearest is named.
@@ -116,6 +123,8 @@ def _name(word: str) -> str:
     info = dataset_info(word)
     if info is not None:
         return info.name
+    if own and fold(own) == fold(word):
+        return own
     registered = {fold(name): name for name in DATASET_REGISTRY.registered_names()}
     if fold(word) in registered:
         return registered[fold(word)]

@@ -1,8 +1,9 @@
-"""Encode a set's images beforehand; list and clean the stores.
+"""Encode a set's images beforehand, into the cache or a pack; list and clean the stores.
 
-Encoding takes every flag and KEY VALUE of a run, and reads of them what a store depends on. --list
-shows the stores, their size, what they belong to, their last use; --clean deletes those that no
-process has open.
+Encoding takes every flag and KEY VALUE of a run, and reads of them what a store depends on. --pack
+writes features, labels, names and splits into one file without images, which runs take as --root;
+--show says what such a file holds. --list shows the stores, their size, what they belong to, their
+last use; --clean deletes those that no process has open.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from fedvlm.job.flags import add_flags, add_opts
 
 EXAMPLES = (
     "fedvlm features --root DATA/ --dataset eurosat --dataset pets --backbone ViT-B/16",
+    "fedvlm features --root DATA/ --dataset dtd --backbone ViT-B/16 --pack dtd.pack.safetensors",
+    "fedvlm features --images photos/ --backbone ViT-B/16 --pack packs/",
+    "fedvlm features --show dtd.pack.safetensors",
     "fedvlm features --list",
     "fedvlm features --clean --older-than 30 --dry-run",
 )
-ALSO = ("encode", "cache", "precompute", "embed", "store")
+ALSO = ("encode", "cache", "precompute", "embed", "store", "pack")
 _OF_STORES = ("older_than", "cache_dir", "list", "clean", "all", "dry_run", "MODEL.BACKBONE.NAME")
 _OF_CLEAN = ("older_than", "all", "dry_run")
 
@@ -29,6 +33,9 @@ def flags(parser: Parser) -> None:
     add = parser.add_argument
     add("--dataset", action="append", default=[], metavar="NAME", help="a set; also several times")
     add("--verify", action="store_true", help="read files again whose dates are old")
+    add("--pack", default="", metavar="FILE", help="write the features into a file without images "
+        "(*.pack.safetensors, or a folder); --views K: K training views too")
+    add("--show", default="", metavar="PACK", help="what a pack holds")
     add("--list", action="store_true", help="the stores; --backbone X: only those of this one")
     add("--clean", action="store_true", help="delete stores; wants one of the next two or "
         "--backbone X")
@@ -43,6 +50,9 @@ def flags(parser: Parser) -> None:
 
 def _mistakes(args: Namespace) -> list[str]:
     """Return what does not go together."""
+    if args.show:
+        stray = [name for dest, name in args.spelling.items() if dest != "show"] + args.opts[:1]
+        return [f"--show: '{stray[0]}' does not go with it"] if stray else []
     if args.list or args.clean:
         verb = "--clean" if args.clean else "--list"
         stray = [name for dest, name in args.spelling.items() if dest not in _OF_STORES]
@@ -52,6 +62,9 @@ def _mistakes(args: Namespace) -> list[str]:
                 if dest in args.spelling]
     if args.flags.get("FED.PLAIN", "").lower() == "true":
         mistakes.append("--plain: the plain path reads no store; drop --plain")
+    if args.pack and len(args.dataset) > 1 and not Path(args.pack).expanduser().is_dir():
+        mistakes.append(f"--pack {args.pack}: several data sets want a folder that exists, a pack "
+                        "each")
     if args.seeds:
         mistakes.append("--seeds: stores do not depend on the model seed; give --data-seed N for "
                         "the views of that seed, or drop --seeds")
@@ -59,14 +72,19 @@ def _mistakes(args: Namespace) -> list[str]:
 
 
 def main(args: Namespace) -> int:
-    """Encode, list or delete; return the exit code.
+    """Encode, pack, show, list or delete; return the exit code.
 
     Raises:
         ConfigError: contradictions, or whatever is wrong with a run's flags.
-        DataError: missing or broken data, or a cache that cannot be written.
+        DataError: missing or broken data, a damaged pack, or a place that cannot be written.
     """
     from fedvlm.job.resolve import resolve  # start-up: NumPy, 0.15 s
 
+    if args.show:
+        from fedvlm.cli.data._pack import show_pack  # start-up: PyTorch, 2 s
+
+        show_pack(Path(args.show).expanduser())
+        return 0
     if args.list or args.clean:
         return _stores(args)
     if args.cache_dir:
@@ -74,10 +92,14 @@ def main(args: Namespace) -> int:
     progress("loading PyTorch")
     plans = [resolve(Namespace(**vars(args) | {"dataset": name})) for name in args.dataset or [""]]
     from fedvlm.cli.data._encode import encode_set  # start-up: PyTorch, 2 s
+    from fedvlm.cli.data._pack import write_pack  # start-up: PyTorch
 
-    for plan in plans:
+    for name, plan in zip(args.dataset or [""], plans, strict=True):
         complain(*plan.notes, prefix="note")
-        encode_set(plan.jobs[0].cfg, args.verify)
+        if args.pack:
+            write_pack(plan.jobs[0], Path(args.pack), name, args.verify)
+        else:
+            encode_set(plan.jobs[0].cfg, args.verify)
     return 0
 
 

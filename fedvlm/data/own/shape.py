@@ -31,6 +31,7 @@ from fedvlm.data.own.tables import (
     own_tables,
     too_large,
 )
+from fedvlm.data.packs.file import is_pack
 
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 _PLAIN = ("images", "image", "imgs", "img", "data", "dataset", "jpg")  # names that name nothing
@@ -64,6 +65,8 @@ def _existing(path: Path) -> Path:
     form = path.suffix.lower()
     if path.is_dir() or (path.is_file() and form in TABLES):
         return path
+    if is_pack(path):
+        raise DataError(f"{path} is a feature pack, which has no images: name it with --root")
     if path.is_file():
         how = "unpack it and give the folder" if form in _ARCHIVES else (
             f"give the folder of the images, or a table of them ({', '.join(TABLES)})")

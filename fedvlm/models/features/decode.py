@@ -28,6 +28,7 @@ class Throughput:
 
     Attributes:
         encoded, hits: images that went through the tower, and those from the store.
+        packed: images whose features are in a pack.
         workers: decoding threads.
         looking_up: opening the store and finding what is there.
         waiting: for images that are not decoded yet, with handing them to the threads.
@@ -37,6 +38,7 @@ class Throughput:
 
     encoded: int = 0
     hits: int = 0
+    packed: int = 0
     workers: int = 0
     wall: float = 0.0
     looking_up: float = 0.0
@@ -62,6 +64,8 @@ class Throughput:
 
     def sentence(self, what: str = "image features") -> str:
         """Return the report: one line about ``what`` was computed."""
+        if self.packed and not self.encoded + self.hits:
+            return f"{what}: all {self.packed:,} from a pack"
         if not self.encoded:
             # Without seconds: the runs of a sweep that encode nothing say the same.
             return f"{what}: all {self.hits:,} from the store"

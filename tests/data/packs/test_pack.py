@@ -1,0 +1,118 @@
+"""A set's lists in a pack and out of it; what lists of others may not hold."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedvlm.core.errors import DataError
+from fedvlm.data.datum import DatasetBase
+from fedvlm.data.image_records import ImageRecords
+from fedvlm.data.images import ImageLoader, broken_images, check_decodes
+from fedvlm.data.packs.lists import read_lists
+from fedvlm.data.packs.pack import open_pack
+from fedvlm.data.targets import split_digest
+from tests.data.miniatures.own import Spec
+from tests.data.packs.packs import TRANSFORM, hashes_of, lists, make_pack, resealed
+
+NAME = "x.pack.safetensors"
+
+
+def rows_of(data: DatasetBase) -> list[tuple[Any, ...]]:
+    lists = data.parts.items()
+    return [(part, d.key, d.label, d.domain, d.classname) for part, all_ in lists for d in all_]
+
+
+@pytest.mark.parametrize("domains", [0, 2])
+def test_lists_come_back_as_they_were(tmp_path: Path, domains: int) -> None:
+    data = lists(domains=domains)
+    back = read_lists(open_pack(make_pack(tmp_path / NAME, data)))
+    back.check()
+    assert rows_of(back) == rows_of(data) and back.domain_names == data.domain_names
+    assert split_digest(back) == split_digest(data)
+    records = ImageRecords(None)
+    assert [records.content_key(d) for d in back.all()] == hashes_of(data)
+    assert back.notes[0] == "a note" and "there are no images" in back.notes[1]
+
+
+def test_images_that_do_not_decode_stay_named_and_have_no_row(tmp_path: Path) -> None:
+    pack = open_pack(make_pack(tmp_path / NAME, faults={1: "cut short", 13: "the file is empty"}))
+    data = read_lists(pack)
+    rows = [d.packed.row for d in data.all() if d.packed]
+    assert rows[:4] == [0, -1, 1, 2] and rows[12:15] == [11, -1, 12] and max(rows) == 15
+    records = ImageRecords(None)
+    assert records.find_broken(data.train_x, check_decodes) == {1: "cut short"}
+    assert records.verify(data.all(), check_decodes) == []
+    places, (note,) = broken_images("Mine", data.parts, records, "skip")
+    assert places["test"] == [1] and "train/0/1.png (cut short)" in note
+    with pytest.raises(DataError, match="replace them"):
+        broken_images("Mine", data.parts, records, "refuse")
+
+
+def test_rows_by_transform(tmp_path: Path) -> None:
+    pack = open_pack(make_pack(tmp_path / NAME, views=["crop:0", "crop:1"]))
+    at = np.array([2, 0, 2])
+    assert pack.rows(TRANSFORM, at)[:, 0].tolist() == [2, 0, 2]
+    assert pack.rows("crop:1", at)[:, 0].tolist() == [202, 200, 202]
+    assert isinstance(pack._container.array("features"), np.memmap)
+
+
+def test_pixels_of_a_pack_are_refused(tmp_path: Path) -> None:
+    data = read_lists(open_pack(make_pack(tmp_path / NAME)))
+    with pytest.raises(DataError, match=r"train/0/0.png is in the feature pack .* has no pixels"):
+        ImageLoader(data.all(), Spec()).load(0)
+
+
+def test_a_pack_is_hashed_once_until_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_pack(tmp_path / NAME)
+    first = open_pack(path)
+    assert open_pack(path) is first
+    make_pack(path, lists(classes=2))
+    assert open_pack(path).about.classnames == ["class 0", "class 1"]
+
+
+def tensors(path: Path, name: str, values: bytes) -> Path:
+    """A pack whose tensor ``name`` begins with other bytes, with a digest that agrees."""
+    raw = path.read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    header = json.loads(raw[8 : 8 + length])
+    at = 8 + length + header[name]["data_offsets"][0]
+    raw = raw[:at] + values + raw[at + len(values) :]
+    return resealed(path.with_name(f"other.{path.name}"), header, raw[8 + length :])
+
+
+@pytest.mark.parametrize(("name", "values", "says"), [
+    ("labels", struct.pack("<q", 3), "its labels are not from 0 to 2"),
+    ("labels", struct.pack("<q", -1), "its labels are not from 0 to 2"),
+    ("domains", struct.pack("<q", 1), "its domains are not from 0 to 0"),
+    ("keys", b'["../../abcdefg"', "no proper names"),
+    ("keys", b'["tr\\u001bABCDE"', "no proper names"),
+    ("keys", b"[[[[[[[[[", "is no JSON"),
+    ("faults", b"[]", "unreadable images is none"),
+])
+def test_hostile_lists(tmp_path: Path, name: str, values: bytes, says: str) -> None:
+    pack = open_pack(tensors(make_pack(tmp_path / NAME), name, values))
+    with pytest.raises(DataError, match=says):
+        read_lists(pack)
+
+
+def test_features_that_are_no_numbers(tmp_path: Path) -> None:
+    pack = open_pack(tensors(make_pack(tmp_path / NAME), "features", struct.pack("<f", np.nan)))
+    with pytest.raises(DataError, match="no finite numbers"):
+        pack.rows(TRANSFORM, np.array([0]))
+    pack.rows(TRANSFORM, np.array([1]))
+
+
+def test_an_image_name_that_does_not_print_is_not_packed(tmp_path: Path) -> None:
+    data = lists()
+    data.parts["train"][0] = type(data.train_x[0])("/x", 0, 0, "class 0", "a\nb.png")
+    with pytest.raises(DataError, match=r"'a\\nb.png' cannot be named in a pack"):
+        make_pack(tmp_path / NAME, data)
+    assert list(tmp_path.iterdir()) == []
