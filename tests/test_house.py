@@ -119,6 +119,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/compat/data.py": {
         "start-up: 1 s, for files of data sets only": ("torchvision",),
     },
+    "fedvlm/console/notebook.py": {
+        "optional: ipython, which a notebook brings": ("IPython.display",),
+    },
     "fedvlm/console/screen.py": {
         "start-up: rich, 0.1 s": ("fedvlm.console.live",),
     },

@@ -125,8 +125,8 @@ class ImageLoader:
     def _decode(self, i: int, key: str = "") -> Image.Image:
         sample = self.samples[i]
         if sample.array is not None:
-            held = isinstance(sample.array, np.ndarray)
-            return Image.fromarray(sample.array if held else sample.array.read())
+            held = sample.array
+            return Image.fromarray(held if isinstance(held, np.ndarray) else held.read())
         began = time.perf_counter()
         try:
             raw = sample.path.read_bytes()

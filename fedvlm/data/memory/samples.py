@@ -160,12 +160,13 @@ class Samples:
             raise DataError(
                 f"{self._at(i)}: {_said(value)} is no label: a whole number or a class name is"
             )
-        if not 0 <= value < len(table):
+        label = int(value)
+        if not 0 <= label < len(table):
             raise DataError(
-                f"{self._at(i)}: label {value} is none of 0 to {len(table) - 1}, as there are "
+                f"{self._at(i)}: label {label} is none of 0 to {len(table) - 1}, as there are "
                 f"{len(table)} class names"
             )
-        return int(value)
+        return label
 
     def _at(self, i: int) -> str:
         return f"{self.where} image {i}"
