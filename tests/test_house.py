@@ -89,6 +89,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/cli/models/adapt.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.api.adapt",),
+        "start-up: PyTorch": ("fedvlm.export.write",),
     },
     "fedvlm/cli/models/evaluate.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.api.evaluate",),

@@ -231,7 +231,8 @@ class NotebookTable(LiveTable):
 
     def say(self, lines: Sequence[str]) -> None:
         """Print lines below the table."""
-        print(*lines, sep="\n", flush=True)
+        for line in lines:
+            print(line, flush=True)
 
     def round_started(self, round_: int, cids: Sequence[int]) -> None:
         """See ``LiveTable``."""

@@ -111,7 +111,8 @@ class ProgressLine:
         if not of:
             return f"{what} ..."
         spent = now - self._began
-        left = f", about {spent / done * (of - done):.0f} s left" if done and spent > 1 else ""
+        known = spent > 1 and 0 < done < of
+        left = f", about {spent / done * (of - done):.0f} s left" if known else ""
         return f"{what}: {done:,} of {of:,}{left}"
 
 

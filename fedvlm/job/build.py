@@ -288,7 +288,7 @@ def encode(built: Built, progress: Progress | None = None) -> None:
         cached = image_sources(cfg, data, built.model, loader, labels, trainer, progress)
         train, test = (source.on(device) for source in cached)
         federation.batcher = replace(batcher, source=train, plain=test)
-        prove(cfg, federation, train, batcher.source, train_images(data))
+        prove(cfg, federation, train, pixel_sources(loader, labels)[0], train_images(data))
         built.test, built.meter = test, _meter(cfg, federation, test, data)
         built.notes = _notes(built)
 

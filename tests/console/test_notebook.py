@@ -72,13 +72,15 @@ def test_a_run_has_one_table_drawn_once_a_second(cell: Cell) -> None:
         cell.now += 0.01  # 10 seconds in all
         console.round_started(round_, [0])
         console.round_finished(row(round_))
+        console.notes([])
+    console.notes(["a note"])
     console.result([{"personal": "70.0"}])
     (table,) = cell.places
     assert 10 <= len(table) <= 14
     assert "round 1000/1000" in table[-1] and "FedAvg  Pets" in table[-1] and "70.0" in table[-1]
     assert "\x1b" not in table[-1]
     lines = sys.stdout.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert lines[0] == "method   FedAvg" and "personal" in lines[2] and len(lines) == 4
+    assert lines[0] == "method   FedAvg" and lines[2] == "note: a note" and len(lines) == 5
 
 
 @pytest.mark.usefixtures("clock")
@@ -93,7 +95,7 @@ def test_a_step_has_one_line_once_it_takes_a_second(cell: Cell) -> None:
         progress("image features", done, 500)
     progress.clear()
     (line,) = cell.places
-    assert 4 <= len(line) <= 7 and line[-1] == "image features: 500 of 500, about 0 s left"
+    assert 4 <= len(line) <= 7 and line[-1] == "image features: 500 of 500"
     assert sys.stderr.getvalue() == ""  # type: ignore[attr-defined]
 
 

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from fedvlm.cli.main import main
 from fedvlm.core.errors import DataError
 from fedvlm.data.builtin import sets
 from fedvlm.job import inputs
@@ -80,6 +81,17 @@ def test_words_and_places(
     assert jobs.run(tmp_path / "output", *words) == 2
     assert says in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.usefixtures("no_towers")
+@pytest.mark.parametrize("verb", [["export"], ["adapt", "--images", "photos"]])
+def test_a_model_for_a_folder_that_is_taken(
+    verb: list[str], quick_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "taken").write_text("")
+    words = [verb[0], str(jobs.folder(quick_run)), *verb[1:], "--to", str(tmp_path)]
+    assert main([*words, "--format", "safetensors"]) == 2
+    assert "is not empty: export into a new folder" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("no_encoder")
