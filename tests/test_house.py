@@ -91,6 +91,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/cli/models/adapt.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.api.adapt",),
+        "start-up: PyTorch": ("fedvlm.export.write",),
     },
     "fedvlm/cli/models/evaluate.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.api.evaluate",),
@@ -120,6 +121,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/compat/data.py": {
         "start-up: 1 s, for files of data sets only": ("torchvision",),
+    },
+    "fedvlm/console/notebook.py": {
+        "optional: ipython, which a notebook brings": ("IPython.display",),
     },
     "fedvlm/console/screen.py": {
         "start-up: rich, 0.1 s": ("fedvlm.console.live",),

@@ -32,4 +32,11 @@ fedvlm --demo --rounds 1
 fedvlm sweep --datasets shapes --trainers FedAvg FedPer --backbone tiny --shots 2 \
     --num-users 2 --rounds 1 --output-dir sweep
 test "$(find sweep -name results.json | wc -l)" = 2
+echo "\$ python ten_lines.py"  # an export read back by another library gives the same probabilities
+if "$work/venv/bin/python" -c 'import onnx, onnxruntime, onnxscript' 2> /dev/null; then
+    mkdir "$work/ten" && cd "$work/ten"
+    "$work/venv/bin/python" "$repo/tests/ten_lines.py"
+else
+    echo "left out: pip install 'fedvlm[onnx]' first"
+fi
 echo "the wheel works: $(basename "$work"/dist/*.whl), $(du -h "$work"/dist/*.whl | cut -f1)"

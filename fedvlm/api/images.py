@@ -16,10 +16,10 @@ from fedvlm.core.errors import DataError
 from fedvlm.core.transform import TransformSpec
 from fedvlm.data.formats.folders import SUFFIXES
 from fedvlm.data.images import decode, normalised, resize_for_test, to_rgb
+from fedvlm.data.memory.pictures import images_in_array, images_in_tensor
 
 Images = Any  # what ``as_list`` takes
 One = Image.Image | Path
-_CHANNELS = (1, 3)
 
 
 def as_list(images: Images) -> tuple[list[One], list[str]]:
@@ -70,16 +70,9 @@ def _each(images: Images) -> Iterator[tuple[One, str]]:
     elif isinstance(images, str | os.PathLike):
         yield from _files(Path(images).expanduser())
     elif isinstance(images, Tensor):
-        values = images.detach().cpu().numpy()
-        if values.ndim in (3, 4):
-            if values.shape[-3] not in _CHANNELS:
-                raise _shape("tensor", values, "[3, H, W] or [n, 3, H, W]")
-            values = np.moveaxis(values, -3, -1)
-        for one in _arrays(values, "tensor"):
-            yield one, ""
+        yield from ((one, "") for one in images_in_tensor(images))
     elif isinstance(images, np.ndarray) and images.dtype != object:
-        for one in _arrays(images, "array"):
-            yield one, ""
+        yield from ((one, "") for one in images_in_array(images))
     elif isinstance(images, Iterable) and not isinstance(images, bytes | dict):
         for one in images:
             yield from _each(one)
@@ -100,31 +93,3 @@ def _files(path: Path) -> Iterator[tuple[One, str]]:
     if not found:
         raise DataError(f"there is no image below '{path}'")
     yield from ((p, str(p)) for p in found)
-
-
-def _arrays(values: np.ndarray, kind: str) -> Iterator[Image.Image]:
-    """Yield the images of ``[H, W]``, ``[H, W, c]`` or ``[n, H, W, c]``."""
-    given = values
-    if values.ndim == 2:
-        values = values[..., None]
-    if values.ndim == 3:
-        values = values[None]
-    if values.ndim != 4 or values.shape[-1] not in _CHANNELS or 0 in values.shape[1:]:
-        raise _shape(kind, given, "[H, W], [H, W, 3] or [n, H, W, 3]")
-    if values.dtype == np.bool_ or values.dtype.kind not in "iuf":
-        raise DataError(f"an image {kind} of {values.dtype} holds no colours")
-    whole = values.dtype.kind in "iu"
-    top = 255 if whole else 1
-    if len(values) and not (values.min() >= 0 and values.max() <= top):
-        raise DataError(
-            f"an image {kind} of {values.dtype} goes from 0 to {top}, this one from "
-            f"{values.min():.3g} to {values.max():.3g}: give the image as it was before it was "
-            "normalised, since the model does that itself"
-        )
-    bytes_ = (values if whole else np.rint(values * 255)).astype(np.uint8)
-    for one in bytes_.repeat(3, axis=-1) if bytes_.shape[-1] == 1 else bytes_:
-        yield Image.fromarray(np.ascontiguousarray(one))
-
-
-def _shape(kind: str, values: np.ndarray, wanted: str) -> DataError:
-    return DataError(f"an image {kind} is {wanted}; this one is {list(values.shape)}")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from argparse import Namespace
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedvlm.api.run import Run
 from fedvlm.config.read import config_names
+from fedvlm.console.screen import complain
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
+from fedvlm.data.memory.given import MemorySet
 from fedvlm.federation.cards import card, trainer_files
 from fedvlm.job.flags import FLAGS, Flag, by_name, parse
+from fedvlm.job.inputs import GivenInputs
 from fedvlm.job.resolve import resolve
 from fedvlm.job.run import run_job
 
@@ -25,10 +29,23 @@ NOT_HERE = {
 }
 
 
-def train(**flags: Any) -> Run:
+def train(
+    *, data: Any = None, classnames: Sequence[str] | None = None,
+    columns: Sequence[Any] | None = None, name: str = "", **flags: Any,
+) -> Run:
     """Train one method on one data set and return the run; a finished one is only loaded.
 
     Args:
+        data: a data set in memory instead of one on disk. Clients come as a list of datasets or as
+            a mapping of names to datasets; one dataset is dealt by ``partition``. A dataset is a
+            ``torch.utils.data.Dataset`` of (image, label), a Hugging Face ``datasets.Dataset``, or
+            a list of pairs; images are PIL images, uint8 or float arrays ``[H, W, 3]`` or tensors
+            ``[3, H, W]``, not normalised. In place of a dataset a tuple ``(train, test)`` or
+            ``(train, val, test)``; with training images only ``test_share=0.3`` draws test images
+            by ``data_seed``. All training images are used unless ``shots`` is given.
+        classnames: of ``data``, by label; not needed where the datasets name their classes.
+        columns: of ``data``, where rows are not pairs: ``("img", "fine_label")``.
+        name: of ``data`` in results and paths; ``memory`` by default.
         flags: those of ``fedvlm run``, with underscores: ``root="DATA/"``, ``dataset="eurosat"``,
             ``images="photos/"``, ``demo=True``, ``trainer="FedTV"``, ``num_users=10``,
             ``rounds=20``, ``shots=16``, ``lr=0.01``, ``peft="prompt+lora"``, ``seed=1``,
@@ -38,14 +55,44 @@ def train(**flags: Any) -> Run:
 
     Raises:
         ConfigError: an unknown flag, or values that cannot work together.
-        DataError: missing, broken or inconsistent data.
+        DataError: missing, broken or inconsistent data; of ``data``, client and index are named.
         DivergedError: a number is not finite.
     """
     args = parse(words_of(flags))
-    (job,) = resolve(args).jobs
-    run_job(job.cfg, job.origins, args)
+    given = _given(args, data, classnames, columns, name)
+    jobs = resolve(args, given=given)
+    complain(*jobs.notes, prefix="note")
+    (job,) = jobs.jobs
+    run_job(job.cfg, job.origins, args, GivenInputs(given) if given else None)
     (folder,) = args.folders
     return Run(folder, str(job.cfg.DEVICE))
+
+
+def _given(
+    args: Namespace, data: Any, classnames: Sequence[str] | None, columns: Sequence[Any] | None,
+    name: str,
+) -> MemorySet | None:
+    """Return the data set in memory; None where one on disk is meant.
+
+    Raises:
+        ConfigError: both are, or words that only belong to data in memory.
+        DataError: what is no dataset.
+    """
+    if data is None:
+        words = {"classnames": classnames, "columns": columns, "name": name or None}
+        alone = [word for word, value in words.items() if value is not None]
+        if alone:
+            raise ConfigError(f"{alone[0]} belongs to data in memory, and there is no data=...")
+        return None
+    keys = args.flags | dict(zip(args.opts[::2], args.opts[1::2], strict=False))
+    others = [word for word, value in (
+        ("dataset", args.dataset), ("dataset_config_file", args.dataset_config_file),
+        ("images", args.images), ("demo", args.demo), ("root", "DATASET.ROOT" in keys),
+    ) if value]
+    if others:
+        remedy = '; backbone="tiny" is the embedded one' if "demo" in others else ""
+        raise ConfigError(f"data= says which images to take: drop {others[0]}{remedy}")
+    return MemorySet(data, classnames, columns, name, keys)
 
 
 def words_of(flags: Mapping[str, Any]) -> list[str]:

@@ -31,6 +31,7 @@ def build_config(
     *,
     extra_yamls: Sequence[Path] = (),
     dataset_keys: Mapping[str, Value] | None = None,
+    dataset_origin: str = "the folder of images",
     flag_names: Mapping[str, str] | None = None,
 ) -> tuple[CfgNode, dict[str, str]]:
     """Merge all layers into one frozen config.
@@ -42,6 +43,7 @@ def build_config(
         schema: every key there is, the trainer's own included.
         extra_yamls: more files, between trainer YAML and flags.
         dataset_keys: what a folder of images says of itself, in the place of the dataset YAML.
+        dataset_origin: who says so.
         flag_names: config key to the flag's spelling, for messages and origins.
 
     Returns:
@@ -52,7 +54,7 @@ def build_config(
     """
     merge = _Merge(schema)
     dataset = merge.yaml(dataset_yaml)
-    dataset += [Assignment(k, v, "the folder of images") for k, v in (dataset_keys or {}).items()]
+    dataset += [Assignment(k, v, dataset_origin) for k, v in (dataset_keys or {}).items()]
     trainer = merge.yaml(trainer_yaml)
     merge.mistakes += _swapped(dataset_yaml, dataset, trainer_yaml, trainer)
     layers = [dataset, trainer, *(merge.yaml(path) for path in extra_yamls)]

@@ -90,10 +90,11 @@ def _dataset() -> Schema:
         ),
         "DATASET.FORMAT": Option(
             "",
-            "layout on disk; '' is the set's own, or as SPLIT_FILE's name says",
+            "layout on disk; '' is the set's own, or as SPLIT_FILE's name says; memory: what "
+            "fedvlm.train(data=...) was given",
             choices=(
                 "", "coop", "csv", "jsonl", "parquet", "folders", "domains", "cifar",
-                "tiny_imagenet",
+                "tiny_imagenet", "memory",
             ),
         ),
         "DATASET.NAMES_FILE": Option(

@@ -1,4 +1,7 @@
-"""Live displays on a terminal (rich), redrawn four times a second; the table of a run's clients."""
+"""Live displays (rich): the table of a run's clients.
+
+On a terminal redrawn four times a second, in a notebook once.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from fedvlm.console.notebook import Place
 from fedvlm.console.rows import (
     FEW,
     ClientRow,
@@ -28,6 +32,7 @@ from fedvlm.console.rows import (
 )
 
 _PER_SECOND = 4
+_WIDTH = 100  # of a notebook's output, in characters
 _STYLES = {"training": "cyan", "dropped": "yellow", "NaN": "bold red", "absent": "dim"}
 
 
@@ -86,7 +91,8 @@ def live_display(stream: TextIO, draw: Callable[[RichConsole], RenderableType]) 
         draw: console -> what stands on it now; called by the refresh thread.
     """
     rich = RichConsole(
-        file=cast(TextIO, QuietStream(stream)), highlight=False, force_terminal=True
+        file=cast(TextIO, QuietStream(stream)), highlight=False, force_terminal=True,
+        force_jupyter=False,
     )
     return Live(
         get_renderable=lambda: draw(rich), console=rich, refresh_per_second=_PER_SECOND,
@@ -205,3 +211,46 @@ class LiveTable:
         """Seconds per round over the last five."""
         recent = self.spent[-5:]
         return sum(recent) / len(recent) if recent else 0.0
+
+
+class NotebookTable(LiveTable):
+    """The same table below a notebook's cell: in one place, drawn by the calls and no thread."""
+
+    def __init__(self, stream: TextIO, total: int, title: str) -> None:
+        """Prepare; nothing is drawn before ``start``."""
+        super().__init__(stream, total, title)
+        self.place = Place()
+
+    def start(self) -> None:
+        """Take a place below the cell."""
+        self._draw()
+
+    def stop(self) -> None:
+        """Draw once more."""
+        self._draw()
+
+    def say(self, lines: Sequence[str]) -> None:
+        """Print lines below the table."""
+        for line in lines:
+            print(line, flush=True)
+
+    def round_started(self, round_: int, cids: Sequence[int]) -> None:
+        """See ``LiveTable``."""
+        super().round_started(round_, cids)
+        if self.place.due:
+            self._draw()
+
+    def round_finished(self, row: RoundRow) -> None:
+        """See ``LiveTable``."""
+        super().round_finished(row)
+        if self.place.due:
+            self._draw()
+
+    def _draw(self) -> None:
+        text = io.StringIO()
+        rich = RichConsole(
+            file=text, width=_WIDTH, color_system=None, force_terminal=False, force_jupyter=False,
+            highlight=False,
+        )
+        rich.print(self.table(rich))
+        self.place.show(text.getvalue().rstrip())

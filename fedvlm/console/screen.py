@@ -1,11 +1,14 @@
-"""The screen: the only room that writes to it. A live table on a terminal, plain lines elsewhere.
+"""The screen: the only room that writes to it.
+
+A live table on a terminal and in a notebook, plain lines elsewhere.
 
 ``Console`` takes plain values from whoever subscribes to the round loop and never fails a run: a
 closed pipe (``| head``) silences it, text that the terminal cannot encode is escaped.
 
 Before the first round ``progress`` says in one line what is going on: rewritten in place on stderr
-of a terminal, and wiped before anything else is written; in a file a long step says how far it is
-every half minute, and a short one says nothing.
+of a terminal, and wiped before anything else is written. In a notebook a step that takes a second
+has a line of its own, written over once a second; in a file a long step says how far it is every
+half minute, and a short one says nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
+from fedvlm.console.notebook import PAUSE, Place, in_notebook
 from fedvlm.console.rows import RoundRow, one_line, round_line, table_lines
 
 if TYPE_CHECKING:
@@ -46,6 +50,7 @@ class ProgressLine:
         self.shown = False
         self._step = ""
         self._began = self._last = 0.0
+        self._place: Place | None = None
 
     def __call__(self, what: str, done: int = 0, of: int = 0) -> None:
         """Say how far a step is; never raises.
@@ -57,9 +62,12 @@ class ProgressLine:
         now = time.monotonic()
         if what != self._step:
             self._step, self._began, self._last = what, now, now - REDRAW
+            self._place = None
         try:
             if wants_live(sys.stderr):
                 self._redraw(what, done, of, now)
+            elif in_notebook(sys.stdout):
+                self._below_the_cell(self._text(what, done, of, now), now, bool(of) and done >= of)
             elif of and sys.stderr is not None and now - self._last >= REPORT:
                 self._last = now
                 sys.stderr.write(f"note: {self._text(what, done, of, now)}\n")
@@ -68,7 +76,9 @@ class ProgressLine:
             self.shown = False
 
     def clear(self) -> None:
-        """Wipe the line: something else is about to be written."""
+        """Wipe the line: something else is about to be written. A notebook keeps it."""
+        if self._place is not None:
+            self._place, self._step = None, ""
         if not self.shown:
             return
         self.shown, self._step = False, ""
@@ -89,11 +99,20 @@ class ProgressLine:
         sys.stderr.write(f"\r\x1b[K{self._text(what, done, of, now)[:width]}")
         sys.stderr.flush()
 
+    def _below_the_cell(self, text: str, now: float, end: bool) -> None:
+        if self._place is None:
+            if now - self._began < PAUSE:
+                return
+            self._place = Place()
+        if self._place.due or end:
+            self._place.show(text)
+
     def _text(self, what: str, done: int, of: int, now: float) -> str:
         if not of:
             return f"{what} ..."
         spent = now - self._began
-        left = f", about {spent / done * (of - done):.0f} s left" if done and spent > 1 else ""
+        known = spent > 1 and 0 < done < of
+        left = f", about {spent / done * (of - done):.0f} s left" if known else ""
         return f"{what}: {done:,} of {of:,}{left}"
 
 
@@ -135,7 +154,7 @@ class Console:
         total_rounds: T.
         clients: K.
         stream: where to write; stdout by default.
-        live: True for the table, False for plain lines; None asks the stream.
+        live: True for a terminal's table, False for plain lines; None asks the stream.
     """
 
     def __init__(
@@ -145,7 +164,8 @@ class Console:
         """Keep the arguments; the screen is taken at the first round."""
         self.total, self.clients = total_rounds, clients
         self.stream = sys.stdout if stream is None else stream
-        self.live = wants_live(self.stream) if live is None else live
+        self._below = live is None and in_notebook(self.stream)
+        self.live = self._below or (wants_live(self.stream) if live is None else live)
         self.title = ""
         self.silent = False
         self._table: LiveTable | None = None
@@ -202,9 +222,10 @@ class Console:
             self._quietly(table.stop)
 
     def _open(self) -> None:
-        from fedvlm.console.live import LiveTable  # start-up: rich, 0.1 s
+        from fedvlm.console.live import LiveTable, NotebookTable  # start-up: rich, 0.1 s
 
-        self._table = LiveTable(self.stream, self.total, self.title)
+        kind = NotebookTable if self._below else LiveTable
+        self._table = kind(self.stream, self.total, self.title)
         self._quietly(self._table.start)
 
     def _lines(self, lines: Sequence[str]) -> None:

@@ -33,6 +33,7 @@ DATASET_REGISTRY: Registry[Callable[[CfgNode], DatasetBase]] = Registry("dataset
 TABLES = ("csv", "jsonl", "parquet")
 FORMATS = ("coop", *TABLES, "folders", "domains", "cifar", "tiny_imagenet")
 _HINT = "; or set DATASET.FORMAT (folders, csv, ...) to read a copy of another shape"
+MEMORY = "memory"  # DATASET.FORMAT of what a Python program gave (``memory/given.py``)
 DEFAULT_TEMPLATE = "a photo of a {}."
 
 
@@ -46,6 +47,12 @@ def load_dataset(cfg: CfgNode) -> DatasetBase:
         DataError: something is missing on disk or inconsistent; the message says what.
     """
     name = cfg.DATASET.NAME
+    if fold(cfg.DATASET.FORMAT) == MEMORY:
+        raise ConfigError(
+            f"{name} (DATASET.FORMAT {MEMORY}) is data that a Python program held: give them to "
+            "fedvlm.train(data=...) again there; a command line, a sweep and its workers "
+            "read images from disk: --images FOLDER"
+        )
     info = dataset_info(name)
     key = info.name if info else name
     pack = pack_of(cfg)
@@ -62,6 +69,15 @@ def load_dataset(cfg: CfgNode) -> DatasetBase:
             "see configs/datasets/custom_folders.yaml)"
         )
     return _checked(name, read_by_config(cfg, find_root(cfg.DATASET.ROOT)))
+
+
+def set_name(cfg: CfgNode) -> str:
+    """Return the name that the set will have once it is read; empty where only that tells."""
+    name: str = cfg.DATASET.NAME
+    info = dataset_info(name)
+    if info is not None and cfg.DATASET.FORMAT != MEMORY:
+        return info.name
+    return "" if info is None and name in DATASET_REGISTRY else name
 
 
 def load_for_training(cfg: CfgNode) -> DatasetBase:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,23 @@ PARTS = ("train", "val", "test")
 _MOST = 0.5  # of the classes: where more of them have no test image there is no test
 
 
+class Picture(Protocol):
+    """An image that is no file and is not held: somebody reads it on demand."""
+
+    @property
+    def key(self) -> str:
+        """Its content key, ``image_records.array_key``."""
+        ...
+
+    def read(self) -> NDArray[np.uint8]:
+        """Return uint8 ``[H, W, 3]``.
+
+        Raises:
+            DataError: it cannot be read, or is not the one that ``key`` stands for.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Datum:
     """One labelled image.
@@ -29,7 +47,8 @@ class Datum:
         domain: number into ``DatasetBase.domain_names`` (0 where there is one domain).
         classname: as in the split file or folder name; ``_`` becomes a blank at prompt time.
         key: path relative to the image folder, with ``/``: the image's name in index files.
-        array: uint8 ``[H, W, 3]`` where the image comes out of an archive, else None.
+        array: uint8 ``[H, W, 3]`` where the image comes out of an archive, a ``Picture`` where it
+            is read from memory when it is wanted, else None.
         packed: what a feature pack knows of it, which has no pixels; None for an image.
     """
 
@@ -38,7 +57,7 @@ class Datum:
     domain: int = 0
     classname: str = ""
     key: str = ""
-    array: NDArray[np.uint8] | None = field(default=None, compare=False, repr=False)
+    array: NDArray[np.uint8] | Picture | None = field(default=None, compare=False, repr=False)
     packed: PackedImage | None = field(default=None, compare=False, repr=False)
 
     @property

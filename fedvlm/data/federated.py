@@ -12,7 +12,7 @@ from yacs.config import CfgNode
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.progress import Progress
 from fedvlm.data.datasets import load_for_training, templates
-from fedvlm.data.datum import PARTS, Datum, IntArray, domains_of, labels_of
+from fedvlm.data.datum import PARTS, DatasetBase, Datum, IntArray, domains_of, labels_of
 from fedvlm.data.draw import NAMES, Selection, spec_of
 from fedvlm.data.fewshot_file import read_shots
 from fedvlm.data.holdout import KEY, LISTS, holdout_from
@@ -119,11 +119,14 @@ class FederatedData:
         return canonical_hash(parts)
 
 
-def build_federation(cfg: CfgNode, progress: Progress | None = None) -> FederatedData:
+def build_federation(
+    cfg: CfgNode, progress: Progress | None = None, data: DatasetBase | None = None
+) -> FederatedData:
     """Read the set, draw shots, check the images used, and give each client its share.
 
     Args:
         progress: called with (what, done, of) while images are checked.
+        data: the set, checked, where it is no folder's; otherwise the config says what to read.
 
     Raises:
         ConfigError: values that cannot work together; said before any image is opened.
@@ -135,8 +138,8 @@ def build_federation(cfg: CfgNode, progress: Progress | None = None) -> Federate
             f"{did_you_mean(cfg.DATASET.ON_CORRUPT, _POLICIES)} (known: skip, refuse)"
         )
     spec, prompts = spec_of(cfg), templates(cfg)
-    selection = Selection(load_for_training(cfg), spec, cfg.DATASET.TEST_NEW)
-    data = selection.data
+    data = load_for_training(cfg) if data is None else data
+    selection = Selection(data, spec, cfg.DATASET.TEST_NEW)
     index = cfg.FED.INDEX_FILE
     content = read_index_file(index) if index else None
     if content is not None:
@@ -269,7 +272,7 @@ def duplicate_notes(
     records: ImageRecords,
 ) -> list[str]:
     """Return a note on test images whose bytes are also a training image's."""
-    keys = [records.content_key(s) if s.array is None else "" for s in samples]
+    keys = ["" if isinstance(s.array, np.ndarray) else records.content_key(s) for s in samples]
     trained = {keys[i] for train in trains for i in train} - {""}
     twins = [samples[i].key for indices in tests for i in indices if keys[i] in trained]
     if not twins:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 import PIL
+from numpy.typing import NDArray
 from yacs.config import CfgNode
 
 from fedvlm.core.cache import records_dir
@@ -72,13 +73,14 @@ class ImageRecords:
         """Return the sha256 of an image's bytes (file, array, or as a feature pack says).
 
         Raises:
-            DataError: the file cannot be read.
+            DataError: the file, or the image in memory, cannot be read.
         """
         if sample.packed is not None:
             return sample.packed.sha256
+        if isinstance(sample.array, np.ndarray):
+            return array_key(sample.array)
         if sample.array is not None:
-            shape = repr(sample.array.shape).encode()
-            return hashlib.sha256(shape + np.ascontiguousarray(sample.array).tobytes()).hexdigest()
+            return sample.array.key
         record = self._current(sample.impath, decoded=False)
         if record is None:
             record = _read(sample.impath, None)
@@ -186,6 +188,12 @@ class ImageRecords:
                 f"(first: {absent[0]}); {other_spelling(absent[0])}the image folder is "
                 "incomplete or not the one the split was made for"
             )
+
+
+def array_key(array: NDArray[np.uint8]) -> str:
+    """Return the content key of an image that is no file: the sha256 of its shape and bytes."""
+    shape = repr(array.shape).encode()
+    return hashlib.sha256(shape + np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
 def records_of(samples: Sequence[Datum], cfg: CfgNode) -> ImageRecords:

@@ -128,7 +128,8 @@ class ImageLoader:
             raise DataError(f"{sample.key} is in the feature pack {sample.impath}, which has no "
                             "pixels: give the folder of the images as --root")
         if sample.array is not None:
-            return Image.fromarray(sample.array)
+            held = sample.array
+            return Image.fromarray(held if isinstance(held, np.ndarray) else held.read())
         began = time.perf_counter()
         try:
             raw = sample.path.read_bytes()

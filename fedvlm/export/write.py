@@ -46,6 +46,16 @@ class Exported:
     difference: float
 
 
+def check_target(folder: Path, format: str) -> None:
+    """Refuse at once, before a model is loaded, what ``export`` would refuse of these two.
+
+    Raises:
+        ConfigError: as ``export``.
+    """
+    _format(format)
+    _refuse_taken(folder)
+
+
 def export(trained: TrainedModel, folder: Path, format: str) -> Exported:
     """Write one model into a new folder and read it back.
 
@@ -137,6 +147,11 @@ def _write(trained: TrainedModel, folder: Path, common: Path, form: ModuleType) 
     return gap
 
 
+def _refuse_taken(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"'{folder}' is not empty: export into a new folder")
+
+
 @contextmanager
 def _whole(folder: Path) -> Iterator[Path]:
     """Give a place beside ``folder`` that takes its name at the end, or goes away.
@@ -144,8 +159,7 @@ def _whole(folder: Path) -> Iterator[Path]:
     Raises:
         ConfigError: there is something already.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"'{folder}' is not empty: export into a new folder")
+    _refuse_taken(folder)
     with files.explain_errors(folder):
         place = folder.with_name(f".{folder.name}.{os.getpid()}.part")
         place.mkdir(parents=True)

@@ -54,7 +54,8 @@ class Built:
         meter: measures personal models (``federation.meter``), and keeps their logits.
         test: source of every sample's un-augmented view.
         identity: everything that changes the run's numbers.
-        notes: remarks for the log and the results.
+        remarks: on the settings and the server's images.
+        notes: all remarks for the log and the results, the data's and the towers' first.
     """
 
     cfg: CfgNode
@@ -66,6 +67,7 @@ class Built:
     test: SampleSource
     loader: ImageLoader
     identity: dict[str, Any]
+    remarks: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -196,18 +198,33 @@ def build(
     cfg: CfgNode, progress: Progress | None = None, *, pixels: bool = False,
     inputs: Inputs | None = None,
 ) -> Built:
-    """Build a run: config mistakes come first, then data, then weights, then image features.
-
-    Mistakes that only show with data and towers there (no validation images, a rank above the
-    prompt's length, tensors without a group) come before the first image is encoded.
+    """Build a run: ``prepare``, and unless ``pixels`` is set or the config is plain, ``encode``.
 
     Args:
         progress: called with (what, done, of) while images are encoded.
-        pixels: encode images batch by batch, without the cache (dry run, plain path).
+        pixels: encode images batch by batch, without the cache (dry run).
         inputs: makes data and towers; by default anew.
 
     Raises:
         ConfigError, DataError: whatever of the config cannot work.
+    """
+    built = prepare(cfg, progress, inputs=inputs)
+    if not pixels or packs_of(built.data.samples):  # a pack has no pixels
+        encode(built, progress)
+    return built
+
+
+def prepare(
+    cfg: CfgNode, progress: Progress | None = None, *, inputs: Inputs | None = None
+) -> Built:
+    """Build all but the features: config mistakes come first, then data, then weights.
+
+    Mistakes that only show with data and towers there (no validation images, a rank above the
+    prompt's length, tensors without a group) come here, before the first image is encoded; and
+    the identity is complete, so that a folder of another run is refused before it too.
+
+    Raises:
+        ConfigError, DataError: as ``build``.
     """
     inputs = inputs or Inputs()
     trainer = load_trainer(cfg.TRAINER.NAME)(cfg)
@@ -231,14 +248,11 @@ def build(
         crop_scale=tuple(cfg.INPUT.RRCROP_SCALE), records=data.records,
     )
     check_packs(trainer, model, loader, cfg.FED.PLAIN)
-    labels = torch.from_numpy(data.labels.copy())
-    train: StreamSource
-    test: StreamSource
-    pixel_source, test = pixel_sources(loader, labels)
+    train, test = pixel_sources(loader, torch.from_numpy(data.labels.copy()))
     plan, chunk = make_plan(cfg), chunk_of(cfg, model, trainer)
     sites = parse_sites(cfg.FED.SITES, plan.clients)
     batcher = SplitBatcher(
-        pixel_source, data.clients, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), int(cfg.SEED),
+        train, data.clients, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), int(cfg.SEED),
         loader.views, plan.epochs, model.device, model.dtype, plain=test,
     )
     proxy, proxy_notes = server_images(
@@ -249,26 +263,53 @@ def build(
         trainer, model, batcher, plan, engine=LocalEngine(chunk, sites),
         budget=make_budget(cfg, plan, batcher), proxy=proxy,
     )
-    if packs_of(data.samples) or not (pixels or cfg.FED.PLAIN):
-        cached = image_sources(cfg, data, model, loader, labels, trainer, progress)
-        train, test = (source.on(device) for source in cached)
-        federation.batcher = replace(batcher, source=train, plain=test)
-        prove(cfg, federation, train, pixel_source, train_images(data))
-    federation.meter = meter = ClientMeter(
-        model, trainer, test, data, batch_size=int(cfg.DATALOADER.TEST.BATCH_SIZE),
-        fold=not cfg.FED.PLAIN,
-    )
     identity = run_identity(
         cfg, data, backbone, loader, chunk, device.type, proxy.digest if proxy else "",
         foreign_origins(data.samples, backbone),
     )
     if cfg.FED.SITES:
         model.notes.append(f"clients at {len(set(sites))} site(s) are computed site by site")
-    notes = [
-        *data.notes, *pack_notes(data.samples, backbone), *model.notes,
-        *_marks(cfg, loader, trainer, federation.p0), *proxy_notes,
-    ]
-    return Built(cfg, data, backbone, model, federation, meter, test, loader, identity, notes)
+    meter = _meter(cfg, federation, test, data)
+    built = Built(cfg, data, backbone, model, federation, meter, test, loader, identity)
+    built.remarks = [*_marks(cfg, loader, trainer, federation.p0), *proxy_notes]
+    built.notes = _notes(built)
+    return built
+
+
+def encode(built: Built, progress: Progress | None = None) -> None:
+    """Let a prepared run read images from the feature cache; what is missing is encoded.
+
+    Raises:
+        ConfigError, DataError: as ``build``.
+    """
+    cfg, federation, data, loader = built.cfg, built.federation, built.data, built.loader
+    batcher = federation.batcher
+    assert isinstance(batcher, SplitBatcher)  # noqa: S101 (what prepare makes)
+    if packs_of(data.samples) or not cfg.FED.PLAIN:
+        trainer, device = federation.trainer, pick_device(cfg.DEVICE)
+        labels = torch.from_numpy(data.labels.copy())
+        cached = image_sources(cfg, data, built.model, loader, labels, trainer, progress)
+        train, test = (source.on(device) for source in cached)
+        federation.batcher = replace(batcher, source=train, plain=test)
+        prove(cfg, federation, train, pixel_sources(loader, labels)[0], train_images(data))
+        built.test, built.meter = test, _meter(cfg, federation, test, data)
+        built.notes = _notes(built)
+
+
+def _notes(built: Built) -> list[str]:
+    packs = pack_notes(built.data.samples, built.backbone)
+    return [*built.data.notes, *packs, *built.model.notes, *built.remarks]
+
+
+def _meter(
+    cfg: CfgNode, federation: Federation, test: StreamSource, data: FederatedData
+) -> ClientMeter:
+    """Return what measures personal models, and let the federation have it."""
+    federation.meter = meter = ClientMeter(
+        federation.model, federation.trainer, test, data,
+        batch_size=int(cfg.DATALOADER.TEST.BATCH_SIZE), fold=not cfg.FED.PLAIN,
+    )
+    return meter
 
 
 def _marks(

@@ -29,13 +29,14 @@ from fedvlm.federation.clients import on
 from fedvlm.federation.local.images import Around
 from fedvlm.federation.rounds import FedState, Models, RoundFinished, state_of
 from fedvlm.federation.server import Held, Measure, Row, only_numbers
-from fedvlm.job.build import Built, build
+from fedvlm.job.build import Built, build, encode, prepare
 from fedvlm.job.describe import header, peft_choice, run_path
 from fedvlm.job.images.packed import packs_of
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import make_evaluator
 from fedvlm.job.results import summary
 from fedvlm.job.sources import bank_words, images_to_encode
+from fedvlm.runs.folder import explain_place
 from fedvlm.runs.identity import read_manifest
 from fedvlm.runs.state import SavedState, load_newest_state, open_records
 
@@ -117,20 +118,23 @@ def evaluation_only(
         ConfigError: no run folder, no such round, or a run that trained other tensors.
     """
     manifest, saved = _trained(args.model_dir, args.load_epoch)
-    built = build(cfg, progress, inputs=inputs)
+    built = prepare(cfg, progress, inputs=inputs)
     federation = built.federation
-    same = saved is None or manifest.get("facts", {}).get("data_digest") == built.data.digest
-    if saved is None:
-        state = federation.start()
-    else:
+    if saved is not None:
         _check_tensors(built, federation.trainer.shared(saved.server), args.model_dir)
-        state = _adopted(built, saved, args.model_dir, str(manifest["identity_digest"]), same)
-    console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
     choice = peft_choice(cfg, origins)
     place = run_path(cfg, built.data.name, federation.trainer.name + choice).relative()
     classes = cfg.DATASET.SUBSAMPLE_CLASSES  # base and new share the place of their runs
     folder = Path(cfg.OUTPUT_DIR).expanduser() / "evaluation" / classes / place
-    folder.mkdir(parents=True, exist_ok=True)
+    with explain_place(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    encode(built, progress)
+    same = saved is None or manifest.get("facts", {}).get("data_digest") == built.data.digest
+    if saved is None:
+        state = federation.start()
+    else:
+        state = _adopted(built, saved, args.model_dir, str(manifest["identity_digest"]), same)
+    console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
     (folder / "log.txt").unlink(missing_ok=True)
     log = LogFile(folder / "log.txt", int(cfg.FED.ROUNDS))
     lines = header(built) | {

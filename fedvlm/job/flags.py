@@ -148,6 +148,8 @@ FLAGS: tuple[Flag, ...] = (
     # spellings of the CoOp family whose meaning is exact
     Flag(("--iid",), "True is --partition iid", key="DATASET.IID", kind="switch"),
     Flag(("--useall",), "True is --shots -1", key="DATASET.USEALL", kind="switch"),
+    _v("", "DATASET.TEST_SHARE", "--test-share", "share of each class to test on, where a set of "
+       "yours has no test images"),
     _v("", "FED.REPEAT_RATE", "--repeat-rate", "share of classes that all clients hold"),
     _v("", "DATALOADER.TEST.BATCH_SIZE", "--test-batch-size", "test batch"),
     _v("", "OPTIM.NAME", "--optim --optimizer", "sgd, adam or adamw"),

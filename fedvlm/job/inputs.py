@@ -19,6 +19,7 @@ from yacs.config import CfgNode
 from fedvlm.config.build import flat
 from fedvlm.core.progress import Progress
 from fedvlm.data.federated import FederatedData, build_federation
+from fedvlm.data.memory.given import MemorySet
 from fedvlm.data.packs.place import pack_of
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.load.backbones import load_backbone
@@ -50,6 +51,17 @@ class Inputs:
             dtype=DTYPES[cfg.MODEL.PREC], device=device,
             allow_random=not cfg.MODEL.BACKBONE.PRETRAINED, seed=cfg.SEED, plain=cfg.FED.PLAIN,
         )
+
+
+class GivenInputs(Inputs):
+    """Data that a Python program gave, and towers as usual."""
+
+    def __init__(self, given: MemorySet) -> None:
+        self.given = given
+
+    def data(self, cfg: CfgNode, progress: Progress | None) -> FederatedData:
+        """See ``Inputs``."""
+        return build_federation(cfg, progress, self.given.read(cfg, progress))
 
 
 class SharedInputs(Inputs):

@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from yacs.config import CfgNode
 
@@ -24,6 +24,9 @@ from fedvlm.data.packs.place import about_pack, pack_root
 from fedvlm.federation.cards import trainer_files
 from fedvlm.job.flags import FLAGS
 from fedvlm.job.kinds import dataset_config, dataset_of, method_of
+
+if TYPE_CHECKING:
+    from fedvlm.data.memory.given import MemorySet
 
 LoadTrainer = Callable[[str], Any]
 COOP, PROMPTFL = "coop", "PromptFL"  # a word of CoOp's world, and its method here
@@ -48,17 +51,21 @@ class Jobs:
     notes: tuple[str, ...]
 
 
-def resolve(args: Namespace, load_trainer: LoadTrainer | None = None) -> Jobs:
+def resolve(
+    args: Namespace, load_trainer: LoadTrainer | None = None, given: MemorySet | None = None
+) -> Jobs:
     """Read the config files that ``args`` names and merge them with its flags.
 
     Args:
         args: of ``flags.parse``.
         load_trainer: name or ``file.py:Class`` to class; by default the project's own.
+        given: a data set in memory, which ``args`` then need not name.
 
     Raises:
         ConfigError: anything that is wrong with flags or files, one line per mistake.
     """
-    dataset, demo, own = _dataset_yaml(args), _demo_yaml(args), _own_set(args)
+    own: OwnSet | MemorySet | None = given or _own_set(args)
+    dataset, demo = None if own else _dataset_yaml(args), _demo_yaml(args)
     packed = {} if own or dataset or demo else _packed_keys(args)
     file = find_config(args.trainer_config_file, "trainers") if args.trainer_config_file else None
     spec = _trainer_spec(args, (demo, file, dataset))
@@ -80,6 +87,7 @@ def resolve(args: Namespace, load_trainer: LoadTrainer | None = None) -> Jobs:
         cfg, origins = build_config(
             dataset, trainer_yaml, seed_flags, args.opts, schema,
             extra_yamls=[demo] if demo else [], dataset_keys=own.keys if own else packed,
+            dataset_origin=own.origin if own else "",
             flag_names={"SEED": "--seeds", "DATA_SEED": "--seeds"} | names,
         )  # fmt: skip
         cfg.defrost()
@@ -167,8 +175,6 @@ def _dataset_yaml(args: Namespace) -> Path | None:
     words = [w for w in (args.dataset, args.dataset_config_file) if w]
     if len(words) > 1:
         raise ConfigError("give --dataset or --dataset-config-file, not both")
-    if args.images:
-        return None
     if words and args.demo:
         raise ConfigError("--demo brings its own dataset; drop --demo or the dataset flag")
     if words:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from yacs.config import CfgNode
 
+from fedvlm.compat.files import load_trainer
 from fedvlm.config.build import flat
 from fedvlm.console.log import LogFile
 from fedvlm.console.screen import Console, progress, say
@@ -22,20 +23,21 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.signals import saying
 from fedvlm.core.threads import usual_threads
 from fedvlm.core.trees import nbytes
+from fedvlm.data.datasets import set_name
 from fedvlm.data.partition.counts import partition_csv
 from fedvlm.evaluation import zero_shot
 from fedvlm.federation.clients import on
 from fedvlm.federation.rounds import FedState, state_of
-from fedvlm.job.build import Built, build
+from fedvlm.job.build import Built, encode, prepare
 from fedvlm.job.describe import header, partition_name, peft_choice, run_path
 from fedvlm.job.dry import built_only, dry_run, evaluation_only
-from fedvlm.job.identity import present
+from fedvlm.job.identity import identity_config, present
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import Recorder
 from fedvlm.job.results import results_of, seed_table
 from fedvlm.job.show import draw_partition, say_results
 from fedvlm.job.sinks import Sinks
-from fedvlm.runs.folder import RunFolder
+from fedvlm.runs.folder import RunFolder, look_ahead
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.state import clear_states
 
@@ -89,12 +91,13 @@ def _run(
     """Build the run, open its folder, train it unless it is done; return results and folder."""
     began = time.perf_counter()
     choice = peft_choice(cfg, origins)
-    built = build(cfg, progress, inputs=inputs)
+    _look_ahead(cfg, choice)
+    built = prepare(cfg, progress, inputs=inputs)
     place = run_path(cfg, built.data.name, built.federation.trainer.name + choice)
-    folder = RunFolder.create(
+    _check_resume(cfg, Path(cfg.OUTPUT_DIR) / place.relative())
+    folder = RunFolder.claim(
         cfg.OUTPUT_DIR, place, built.identity, present=partial(present, cfg.TRAINER.NAME)
     )
-    _check_resume(cfg, folder)
     console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
     if folder.finished is not None:
         console.notes([*folder.notes, f"finished before; results are in {folder.results_path}"])
@@ -102,21 +105,45 @@ def _run(
             console.notes(["it kept no logits: run it again under another --tag to have them"])
         console.result(folder.finished["results"]["table"])
         return folder.finished, folder.path
-    gc.collect()
-    gc.freeze()  # what is built lives to the end: the collector need not walk it every round
     with folder:
-        try:
-            results = _train(built, origins, folder, console, sinks, began)
-        except KeyboardInterrupt as stop:
-            raise saying(
-                stop, f"whole rounds are saved in {folder.path}; the same command goes on there"
-            ) from None
-        finally:
-            gc.unfreeze()
-            console.finish()
-            sinks.close()
+        encode(built, progress)  # under the lock: two of the same command do it once
+        folder.begin()
+        results = _trained(built, origins, folder, console, sinks, began)
     say_results(folder.path, float(results["run_info"]["seconds_rounds"]))
     return results, folder.path
+
+
+def _look_ahead(cfg: CfgNode, choice: str) -> None:
+    """Refuse what needs neither data nor towers to be refused: the folder, its run, its lock.
+
+    Raises:
+        ConfigError, DataError: as ``RunFolder.create``; ``--resume`` of another folder.
+    """
+    name = set_name(cfg)
+    if name:
+        place = run_path(cfg, name, load_trainer(cfg.TRAINER.NAME).name + choice)
+        _check_resume(cfg, Path(cfg.OUTPUT_DIR) / place.relative())
+        config = identity_config(cfg)
+        look_ahead(cfg.OUTPUT_DIR, place, config, partial(present, cfg.TRAINER.NAME))
+
+
+def _trained(
+    built: Built, origins: dict[str, str], folder: RunFolder, console: Console, sinks: Sinks,
+    began: float,
+) -> dict[str, Any]:
+    """Train, whatever stops it leaves the screen free and says where the whole rounds are."""
+    gc.collect()
+    gc.freeze()  # what is built lives to the end: the collector need not walk it every round
+    try:
+        return _train(built, origins, folder, console, sinks, began)
+    except KeyboardInterrupt as stop:
+        raise saying(
+            stop, f"whole rounds are saved in {folder.path}; the same command goes on there"
+        ) from None
+    finally:
+        gc.unfreeze()
+        console.finish()
+        sinks.close()
 
 
 def _train(
@@ -211,11 +238,10 @@ def on_disk(built: Built) -> bool:
     return bool(choice == "disk")
 
 
-def _check_resume(cfg: CfgNode, folder: RunFolder) -> None:
-    if cfg.RESUME and Path(cfg.RESUME).expanduser().resolve() != folder.path.resolve():
-        folder.close("refused")
+def _check_resume(cfg: CfgNode, path: Path) -> None:
+    if cfg.RESUME and Path(cfg.RESUME).expanduser().resolve() != path.resolve():
         raise ConfigError(
-            f"--resume {cfg.RESUME}: this command's run folder is {folder.path}; give the flags "
+            f"--resume {cfg.RESUME}: this command's run folder is {path}; give the flags "
             "of that run (its config.yaml has them), or drop --resume"
         )
 

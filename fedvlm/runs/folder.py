@@ -14,7 +14,9 @@ Per round, append metrics first and save the state after: a kill in between repe
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import errno
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -45,6 +47,54 @@ from fedvlm.runs.seal import storable
 from fedvlm.runs.state import SavedState
 
 
+def look_ahead(
+    output_dir: str | Path, parts: RunPath, config: Mapping[str, Any],
+    present: Present = identity_plain,
+) -> None:
+    """Refuse at once what ``RunFolder.create`` will refuse; writes nothing.
+
+    Args:
+        config: the part ``config`` of the identity, which is known before data and towers.
+        present: see ``RunFolder.create``.
+
+    Raises:
+        ConfigError, DataError: as ``RunFolder.create``.
+    """
+    path = Path(output_dir) / parts.relative()
+    with explain_place(path):
+        there = nearest_there(path)
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        finished = read_results(path / "results.json") is not None
+        if not finished and not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    if there != path:
+        return
+    if not finished:
+        lock.refuse_busy(path)
+    identity = (read_manifest(path) or {}).get("identity", {})
+    if "config" in identity:
+        refuse_other(path, {"config": identity["config"]}, {"config": config}, present)
+
+
+def nearest_there(path: Path) -> Path:
+    """Return the path, or the nearest of the folders above it that exists."""
+    return next(p for p in (path, *path.parents) if p == Path(p.anchor or ".") or p.exists())
+
+
+@contextlib.contextmanager
+def explain_place(path: Path) -> Iterator[None]:
+    """Turn what keeps a folder of runs from being made into a ``ConfigError``."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(
+            f"cannot make the run folder {str(path)!r}: {why.lower()}; "
+            "choose another --output-dir"
+        ) from error
+
+
 class RunFolder:
     """A run's files. Made by ``create``; a context manager that gives the lock back.
 
@@ -65,6 +115,7 @@ class RunFolder:
         self.notes: list[str] = []
         self._lock: lock.RunLock | None = None
         self._manifest: dict[str, Any] = {}
+        self._above = self.path  # the nearest folder that was there before
 
     @classmethod
     def create(
@@ -85,6 +136,27 @@ class RunFolder:
                 works there, or the path cannot be a folder.
             DataError: the folder holds files without a readable manifest, or cannot be written.
         """
+        run = cls.claim(output_dir, parts, identity, present=present)
+        if run.finished is None:
+            try:
+                run.begin(resume, argv)
+            except BaseException:
+                run.close()
+                raise
+        return run
+
+    @classmethod
+    def claim(
+        cls, output_dir: str | Path, parts: RunPath, identity: Mapping[str, Any], *,
+        present: Present = identity_plain,
+    ) -> RunFolder:
+        """Take the lock of a run's folder, or refuse it; ``begin`` follows. See ``create``.
+
+        A folder that is closed before it began is as it was: what was made for it goes.
+
+        Raises:
+            ConfigError, DataError: as ``create``.
+        """
         run = cls(Path(output_dir) / parts.relative(), identity, present)
         run._make()
         run.finished = run._earlier()
@@ -96,11 +168,13 @@ class RunFolder:
             run.notes = list(run._lock.notes)
             run.finished = run._earlier()
             if run.finished is None:
-                run._open(resume, argv)
-        finally:
-            if run.finished is not None or not run._manifest:
-                run._lock.release()
-                run._lock = None
+                run._checked()
+        except BaseException:
+            run.close()
+            raise
+        if run.finished is not None:
+            run._lock.release()
+            run._lock = None
         return run
 
     # ---- paths ------------------------------------------------------------------------------
@@ -239,11 +313,14 @@ class RunFolder:
         if self._lock is None:
             return
         try:
-            manifest.end_session(self._manifest["sessions"][-1], how)
-            self._write_manifest()
+            if self._manifest:
+                manifest.end_session(self._manifest["sessions"][-1], how)
+                self._write_manifest()
         finally:
             self._lock.release()
             self._lock = None
+            if not self._manifest:
+                self._unmake()
 
     def __enter__(self) -> RunFolder:
         return self
@@ -267,14 +344,24 @@ class RunFolder:
         return record
 
     def _make(self) -> None:
-        try:
+        with explain_place(self.path):
+            self._above = nearest_there(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or str(error)
-            raise ConfigError(
-                f"cannot make the run folder {str(self.path)!r}: {why.lower()}; "
-                "choose another --output-dir"
-            ) from error
+
+    def _unmake(self) -> None:
+        """Take away the empty folders that ``_make`` made."""
+        with contextlib.suppress(OSError):
+            for folder in (self.path, *self.path.parents):
+                if folder == self._above:
+                    return
+                folder.rmdir()
+
+    def _checked(self) -> dict[str, Any] | None:
+        """Return the manifest that lies there, of a run of this identity; None for none."""
+        earlier = read_manifest(self.path)
+        if earlier is not None:
+            refuse_other(self.path, earlier["identity"], self.identity, self._present)
+        return earlier
 
     def _tidy(self) -> None:
         """Take away what a kill right after ``results.json`` left, if the folder lets us."""
@@ -286,11 +373,14 @@ class RunFolder:
                 finally:
                     held.release()
 
-    def _open(self, resume: bool, argv: Sequence[str] | None) -> None:
-        """Check what lies in the folder and enter this session in the manifest."""
-        earlier = read_manifest(self.path)
+    def begin(self, resume: bool = True, argv: Sequence[str] | None = None) -> None:
+        """Enter this session in the manifest of a claimed folder; the arguments of ``create``.
+
+        Raises:
+            ConfigError, DataError: as ``create``.
+        """
+        earlier = self._checked()
         if earlier is not None:
-            refuse_other(self.path, earlier["identity"], self.identity, self._present)
             self.identity, self.digest = earlier["identity"], earlier["identity_digest"]
         files.remove_leftovers(self.path)
         session = manifest.session(argv)

@@ -62,11 +62,7 @@ def acquire(folder: Path) -> RunLock:
             break
         if owner:
             lock.release()
-            raise ConfigError(
-                f"'{folder}' is in use by process {owner['pid']} on {owner.get('host')} "
-                f"(since {owner.get('since')}); wait for it or stop it, or give this run its own "
-                f"--tag (if that process is surely dead, delete '{folder / _LOCK}' and '{path}')"
-            )
+            raise _in_use(folder, owner)
         if _owner(path):  # a forked child of a dead owner has the lock: leave it the old file
             (folder / _LOCK).unlink(missing_ok=True)
         else:
@@ -83,6 +79,25 @@ def acquire(folder: Path) -> RunLock:
         f"the run was left by process {dead['pid']} on {dead.get('host')}, which is gone: "
         "taken over"
     ])
+
+
+def refuse_busy(folder: Path) -> None:
+    """Refuse a folder in which a process of this machine works; looks only.
+
+    Raises:
+        ConfigError: as ``acquire``.
+    """
+    owner = holder(folder)
+    if owner and _is_here(owner):
+        raise _in_use(folder, owner)
+
+
+def _in_use(folder: Path, owner: dict[str, Any]) -> ConfigError:
+    return ConfigError(
+        f"'{folder}' is in use by process {owner['pid']} on {owner.get('host')} "
+        f"(since {owner.get('since')}); wait for it or stop it, or give this run its own --tag "
+        f"(if that process is surely dead, delete '{folder / _LOCK}' and '{folder / NAME}')"
+    )
 
 
 def holder(folder: Path) -> dict[str, Any]:

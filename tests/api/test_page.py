@@ -20,6 +20,7 @@ def test_every_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     names: dict[str, Any] = {}
     for block in found:
         exec(compile(block, "docs/python.md", "exec"), names)
-    assert len(found) == 5 and names["done"].difference < 1e-5
+    assert len(found) == 6 and names["done"].difference < 1e-5
     assert names["said"].probabilities.shape == (2, len(names["model"].classnames))
     assert (tmp_path / "model" / "run.py").is_file()
+    assert names["run"].classnames == tuple(names["CLASSES"])

@@ -41,11 +41,14 @@ def main(args: Namespace) -> int:
     """
     progress("loading PyTorch")
     from fedvlm.api.adapt import adapt  # start-up: PyTorch, 2 s
+    from fedvlm.export.write import check_target  # start-up: PyTorch
 
+    folder = Path(args.to).expanduser()
+    check_target(folder, args.format)
     model, notes = adapt(
         args.run, args.images, epochs=args.epochs, device=args.device, weights=args.weights
     )
     complain(*notes, prefix="note")
-    done = model.export(Path(args.to), args.format)
+    done = model.export(folder, args.format)
     say(f"{done.folder}: {done.format}, read back, largest logit difference {done.difference:.1e}")
     return 0

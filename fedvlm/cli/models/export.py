@@ -39,9 +39,10 @@ def main(args: Namespace) -> int:
             cannot hold.
     """
     run = opened(args)
-    from fedvlm.export.write import export, export_all  # start-up: PyTorch, 2 s
+    from fedvlm.export.write import check_target, export, export_all  # start-up: PyTorch, 2 s
 
     folder = Path(args.to).expanduser()
+    check_target(folder, args.format)
     models = {n: m.licensed(args.licence).trained for n, m in run.named(args.client).items()}
     if args.client.lower() == "all":
         done = list(export_all(models, folder, args.format).values())

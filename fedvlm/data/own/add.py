@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from fedvlm.config.build import build_config
 from fedvlm.config.keys import default_schema
@@ -42,6 +43,8 @@ class OwnSet:
     decided: tuple[str, ...]
     notes: tuple[str, ...]
 
+    origin: ClassVar[str] = "the folder of images"
+
     @property
     def sentence(self) -> str:
         """What was understood, in one sentence."""
@@ -69,10 +72,13 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
     keys |= shape.keys | {key: given[key] for key in _OF_READING if key in given}
     cfg, _ = build_config(None, None, keys | given, [], default_schema())
     data = load_for_training(cfg)
-    sharing, notes = _sharing(data) if data.domain_names or not shape.known else ({}, [])
+    share: Keys = {}
+    notes: list[str] = []
+    if data.domain_names or not shape.known:
+        share, notes = sharing(data.name, data.classnames, data.domain_names)
     said = [note.removeprefix(f"{data.name}: ") for note in (*shape.notes, *data.notes, *notes)]
     decided = (*shape.notes, *notes)
-    return OwnSet(shape.what, keys | sharing, data, decided, tuple(dict.fromkeys(said)))
+    return OwnSet(shape.what, keys | share, data, decided, tuple(dict.fromkeys(said)))
 
 
 def _words(value: Value) -> Sequence[str]:
@@ -82,25 +88,34 @@ def _words(value: Value) -> Sequence[str]:
     return [str(word) for word in value]
 
 
-def _sharing(data: DatasetBase) -> tuple[Keys, list[str]]:
-    """Return how clients share the set by default, where ten clients of disjoint classes cannot."""
-    if data.domain_names:
-        number = len(data.domain_names)
+def sharing(
+    name: str, classnames: Sequence[str], domain_names: Sequence[str]
+) -> tuple[Keys, list[str]]:
+    """Return how clients share a set by default, where ten clients of disjoint classes cannot.
+
+    Returns:
+        Config keys, and sentences on them.
+
+    Raises:
+        DataError: there is one class only.
+    """
+    if domain_names:
+        number = len(domain_names)
         return ({"FED.PARTITION": "domain", "FED.CLIENTS": number},
                 [f"one client per domain: FED.PARTITION domain, FED.CLIENTS {number}"])
-    if data.num_classes >= 2 * USUAL_CLIENTS:
+    classes = len(classnames)
+    if classes >= 2 * USUAL_CLIENTS:
         return {}, []
-    if data.num_classes >= SMALLEST:
-        number = data.num_classes // 2
+    if classes >= SMALLEST:
+        number = classes // 2
         return ({"FED.CLIENTS": number},
-                [f"{data.num_classes} classes are few: FED.CLIENTS {number}, with two classes or "
-                 "three each"])
-    if data.num_classes < 2:
-        raise DataError(f"{data.name}: there is one class only, {data.classnames[0]}; a "
-                        "classifier needs two")
+                [f"{classes} classes are few: FED.CLIENTS {number}, with two classes or three "
+                 "each"])
+    if classes < 2:
+        raise DataError(f"{name}: there is one class only, {classnames[0]}; a classifier needs two")
     return ({"FED.PARTITION": "iid", "FED.CLIENTS": 2},
-            [f"{data.num_classes} classes cannot be dealt to clients as classes: FED.PARTITION "
-             "iid, FED.CLIENTS 2"])
+            [f"{classes} classes cannot be dealt to clients as classes: FED.PARTITION iid, "
+             "FED.CLIENTS 2"])
 
 
 def yaml_text(own: OwnSet) -> str:

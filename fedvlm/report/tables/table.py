@@ -8,9 +8,10 @@ from typing import Any
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import Collected
+from fedvlm.report.tables.apart import shares
 from fedvlm.report.tables.caption import caption, notes_on
 from fedvlm.report.tables.cells import AVERAGE, Grid, TableCell, averages, cell_of, with_marks
-from fedvlm.report.tables.check import same_config, same_protocol
+from fedvlm.report.tables.check import same_config
 from fedvlm.report.tables.facts import (
     METRIC,
     Pair,
@@ -84,6 +85,8 @@ class Table:
 def tables(collected: Collected, spec: Spec, command: str = "") -> list[Table]:
     """Return the tables that ``spec`` asks for: one, or one per metric without such an axis.
 
+    Data sets whose protocols differ have tables of their own (``apart``).
+
     Raises:
         ConfigError: unknown keys or metrics, nothing left after the filters, mixed protocols.
     """
@@ -95,15 +98,18 @@ def tables(collected: Collected, spec: Spec, command: str = "") -> list[Table]:
     check_keys(spec.mixed or (), every, "--mixed")
     entries = filtered(every, spec.where, spec.exclude)
     spec = replace(spec, metrics=check_metrics(spec.metrics, entries))
-    mixed = same_protocol(entries, axes, spec.mixed)
-    everyone = with_references(entries, spec.reference)
-    notes += [*notes_on(entries, axes), *collected.problems,
-              *rounds_to_problems(spec.metrics, entries)]
+    kept = shares(entries, spec.rows, spec.cols, spec.mixed)
+    notes += [*collected.problems, *rounds_to_problems(spec.metrics, entries)]
     if collected.unfinished:
         notes.append(f"{len(collected.unfinished)} unfinished run(s) left out: "
                      f"{_listed([str(p) for p in collected.unfinished])}")
     groups = [spec.metrics] if METRIC in axes else [(name,) for name in spec.metrics]
-    return [_one(everyone, spec, names, mixed, notes, command) for names in groups]
+    out = []
+    for share in kept:
+        everyone = with_references(share.entries, spec.reference)
+        said = [*([share.note] if share.note else []), *notes_on(share.entries, axes), *notes]
+        out += [_one(everyone, spec, names, share.mixed, said, command) for names in groups]
+    return out
 
 
 def _check_axes(spec: Spec, axes: Sequence[str]) -> None:
