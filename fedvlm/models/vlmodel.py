@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -12,9 +13,10 @@ from torch import Tensor, nn
 
 from fedvlm.core.errors import ConfigError, FedvlmError, did_you_mean
 from fedvlm.models.backbone import Backbone, digest_of
+from fedvlm.models.towers.adapters import TreeEdits
 from fedvlm.models.towers.blocks import Edits, NoEdits
 from fedvlm.models.towers.prompts import PLACEHOLDER, clean_name, encode_texts, fitting_ids
-from fedvlm.models.towers.text import TextTower
+from fedvlm.models.towers.text import MakeEdits, TextTower
 from fedvlm.models.towers.text_path import ClassPrompts, TextPath
 from fedvlm.models.towers.vision import PATCHES, PREFIX, VisionTower, pick_stream
 
@@ -198,19 +200,25 @@ class VLModel:
         self.counters["image_blocks"] += clients * batch * (len(tower.blocks) - max(start, 0))
         return torch.cat(parts, 1)
 
-    def adapted_text(self, p: Mapping[str, Tensor], start: int, scale: float) -> Tensor:
+    def adapted_text(
+        self, p: Mapping[str, Tensor], start: int, scale: float = 1.0,
+        make: MakeEdits | None = None,
+    ) -> Tensor:
         """Text features [K, C, embed_dim] of the templates through adapted towers (``TextTower``).
 
         Args:
-            p: tree with ``text.lora.*`` [K, ...].
+            p: tree with ``text.lora.*`` [K, ...]; with ``make`` what that reads, and nothing else.
             start: the first adapted block.
             scale: LoRA's alpha over its rank.
+            make: makes other edits than LoRA of (a part of) ``p``, for its rows as they come.
         """
         if self._texts is None:
             self._texts = TextTower(
                 self.backbone, self.classnames, self.templates, self.counters
             )
-        return self._texts.encode(p, start, scale)
+        if make is None:
+            p = {n: v for n, v in p.items() if n.startswith("text.lora.")}
+        return self._texts.encode(p, start, make or partial(TreeEdits, "text", scale=scale))
 
     def text(
         self, ctx: Tensor, classes: Tensor | None = None,

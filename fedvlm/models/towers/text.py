@@ -1,4 +1,4 @@
-"""Class texts through a text tower that each client has adapted (LoRA): K classifiers at once.
+"""Class texts through a text tower that each client has adapted: K classifiers at once.
 
 The plain path, cut at the longest text where the tower is causal (later positions cannot reach the
 read-out). Blocks below the first adapted one run once per class list; the last block runs for the
@@ -8,7 +8,7 @@ read-out rows only.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +17,10 @@ from torch.utils.checkpoint import checkpoint
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.models.backbone import Backbone, project_text
-from fedvlm.models.towers.adapters import TreeEdits
-from fedvlm.models.towers.blocks import FrozenBlock, NoEdits, Unreadable, read_blocks
+from fedvlm.models.towers.blocks import Edits, FrozenBlock, NoEdits, Unreadable, read_blocks
 from fedvlm.models.towers.prompts import clean_name, fitting_ids
 
+MakeEdits = Callable[[dict[str, Tensor]], Edits]
 MAX_BYTES = 4 << 30  # of activations kept for the backward pass; more is computed twice
 
 
@@ -77,23 +77,22 @@ class TextTower:
             self._entered[block] = x
         return self._entered[block]
 
-    def encode(self, p: Mapping[str, Tensor], start: int, scale: float) -> Tensor:
+    def encode(self, p: Mapping[str, Tensor], start: int, make: MakeEdits) -> Tensor:
         """Return normalised text features ``[K, C, d]``; the gradient reaches ``p``.
 
         Args:
-            p: tree with ``text.lora.*`` ``[K, ...]``.
+            p: what the edits are made of, ``[K, ...]``, and nothing else.
             start: the first adapted block.
-            scale: LoRA's alpha over its rank.
+            make: makes the edits of the very tensors that it is given, by their names.
         """
-        k = next(v for n, v in p.items() if n.startswith("text.lora.")).shape[0]
-        names = [n for n in p if n.startswith("text.lora.")]
+        names, k = list(p), next(iter(p.values())).shape[0]
         texts, length, width = self.enter(start).shape[1:]
         # 16 width-sized values per row and block, as for the packed path.
         per_text = 16 * k * length * width * 4 * (len(self.blocks) - start)
         cuts = torch.arange(texts, device=self.ids.device).split(max(1, MAX_BYTES // per_text))
 
         def run(cut: Tensor, *leaves: Tensor) -> Tensor:
-            return self._run(dict(zip(names, leaves, strict=True)), start, scale, cut)
+            return self._run(dict(zip(names, leaves, strict=True)), start, make, cut)
 
         leaves = [p[n] for n in names]
         if len(cuts) == 1:
@@ -108,10 +107,10 @@ class TextTower:
             return out
         return F.normalize(out.unflatten(1, (self.sets, -1)).mean(1), dim=-1)
 
-    def _run(self, p: Mapping[str, Tensor], start: int, scale: float, cut: Tensor) -> Tensor:
+    def _run(self, p: dict[str, Tensor], start: int, make: MakeEdits, cut: Tensor) -> Tensor:
         """Normalised features ``[K, len(cut), d]`` of the texts ``cut``."""
         k = next(iter(p.values())).shape[0]
-        edits, x, read = TreeEdits("text", p, scale), self.enter(start)[:, cut], self.read[cut]
+        edits, x, read = make(p), self.enter(start)[:, cut], self.read[cut]
         x = x.expand(k, *x.shape[1:])
         for one in self.blocks[start:]:
             x = one(x, edits, self.mask, read if one is self.blocks[-1] else None)
