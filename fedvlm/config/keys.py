@@ -78,9 +78,7 @@ def _job() -> Schema:
 
 def _dataset() -> Schema:
     return {
-        "DATASET.ROOT": Option(
-            "", "folder that holds the datasets' folders (CoOp's $DATA), or a feature pack"
-        ),
+        "DATASET.ROOT": Option("", "folder of the datasets (CoOp's $DATA), or a feature pack"),
         "DATASET.NAME": Option("", "dataset"),
         "DATASET.DIR": Option("", "the dataset's folder below ROOT"),
         "DATASET.IMAGE_DIR": Option("", "folder of the images below DIR"),
