@@ -47,8 +47,8 @@ VOTES = "tofa.votes"  # clients with images of a class
 SUMS, COUNTED = "sums", "counted"  # slots: of the server; of a client at the server
 LEAST = 1e-3  # of the variance of a feature of length 1
 TEMPLATES = (
-    "a photo of a {}.", "a close-up photo of a {}.", "a blurry photo of a {}.", "a picture of one {}.",
-    "a photo of several {}.", "a drawing of a {}.", "a {} from afar.", "{}.",
+    "a photo of a {}.", "a close-up photo of a {}.", "a blurry photo of a {}.",
+    "a picture of one {}.", "a photo of several {}.", "a drawing of a {}.", "a {} from afar.", "{}.",
 )
 
 
