@@ -123,7 +123,8 @@ def test_rows_of_a_real_call_are_numbers_by_client() -> None:
     assert [row["client"] for row in rows] == [1, 3]
     assert {type(v) for row in rows for v in row.values()} <= {int, float, type(None)}
     assert set(rows[0]) == {
-        "client", "n", "correct", "accuracy", "macro_f1", "base_all", "base_other", "new", "unseen"
+        "client", "n", "correct", "accuracy", "macro_f1", "balanced", "base_all", "base_other",
+        "new", "unseen",
     }
 
 
