@@ -21,7 +21,8 @@ from torch import Tensor
 from fedvlm.evaluation.references.softmax import GRID, Problems, Solution, path
 from fedvlm.models.features.sources import SampleSource
 
-FOLDS, LARGE = 5, 2000
+FOLDS = 5
+LARGE = 500  # training images; beyond it one part is held out, and float32 does
 CHUNK_BYTES = 64 << 20  # of the samples of the regressions that are solved side by side
 
 
@@ -142,9 +143,10 @@ def _solved(
                                  for n in names]))  # [K, C]: the classes of each, -1 none
     trains = [frozen.x(s.train) for s in shares]
     scales = [Scale.of(x) for x in trains]
+    exact = torch.float64 if max(map(len, trains)) <= LARGE else torch.float32
 
     def seen(each: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        return _padded([scale(x) for scale, x in zip(scales, each, strict=True)])
+        return _padded([scale(x).to(exact) for scale, x in zip(scales, each, strict=True)])
 
     x, w = seen(trains)
     y = _local(frozen, [s.train for s in shares], ids, x.shape[1])
