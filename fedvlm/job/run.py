@@ -33,6 +33,7 @@ from fedvlm.job.identity import present
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import Recorder
 from fedvlm.job.results import reference_rows, results_of, seed_table
+from fedvlm.job.results.against import sentences
 from fedvlm.job.results.classes import matrix_file
 from fedvlm.job.show import draw_partition, say_results
 from fedvlm.job.sinks import Sinks
@@ -105,6 +106,7 @@ def _run(
             if cfg.TEST[key] and part not in folder.finished["results"]:
                 console.notes([f"it was run without TEST.{key}: run it again under another --tag"])
         console.result(folder.finished["results"]["table"])
+        console.notes(sentences(built.federation.trainer.name, folder.finished["results"]))
         return folder.finished, folder.path
     gc.collect()
     gc.freeze()  # what is built lives to the end: the collector need not walk it every round

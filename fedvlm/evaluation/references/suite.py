@@ -243,7 +243,7 @@ def _template_logits(source: SampleSource, model: VLModel, indices: np.ndarray) 
     with torch.no_grad():
         anchor = model.anchor("template", n_ctx=0).unsqueeze(0)
         parts = []
-        for start in range(0, len(indices), BATCH):
+        for start in range(0, max(len(indices), 1), BATCH):
             at = torch.from_numpy(indices[start : start + BATCH])
             z = source.fetch(at, view=0)["features"].to(anchor.device, anchor.dtype)
             parts.append(model.logits(z.unsqueeze(0), anchor)[0].double().cpu())
