@@ -43,7 +43,7 @@ _TREE: dict[str, dict[str, Any]] = {
     },
     "TRAIN": {"PRINT_FREQ": 10, "COUNT_ITER": "train_x"},
     "TEST": {
-        "EVALUATOR": "Classification", "PER_CLASS_RESULT": False, "COMPUTE_CMAT": False,
+        "EVALUATOR": "Classification",
         "NO_TEST": False, "SPLIT": "test",
     },
 }  # fmt: skip

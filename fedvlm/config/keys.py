@@ -497,6 +497,20 @@ def _test() -> Schema:
             "also classifies, by their own class names",
         ),
         "TEST.KEEP_LOGITS": Option(False, "keep the last round's logits per sample"),
+        "TEST.REFERENCES": Option(
+            True,
+            "set every run beside references on the same frozen features: class shares, zero-shot, "
+            "logistic regression, AFL (they change no number of the method)",
+            neutral=True,
+        ),
+        "TEST.PER_CLASS_RESULT": Option(
+            False, "right answers by class, in log.txt as Dassl writes them, and in results.json",
+            neutral=False,
+        ),
+        "TEST.COMPUTE_CMAT": Option(
+            False, "confusion counts in results.json, and Dassl's cmat.pt in the run folder",
+            neutral=False,
+        ),
         "TEST.SELECT": Option(
             "last", "headline round: the last, or the best on validation", choices=("last", "val")
         ),

@@ -70,10 +70,14 @@ class LogFile:
         """Write the final table."""
         self._write(table_lines(rows))
 
-    def finish(self, headline: Headline | None = None, trained: bool = True) -> None:
+    def finish(
+        self, headline: Headline | None = None, trained: bool = True,
+        classes: Sequence[Sequence[str]] = (),
+    ) -> None:
         """Write Dassl's closing block; without a headline (stopped early) nothing.
 
         Args:
+            classes: Dassl's lines by class, which follow the block: cells that tabs join.
             trained: False for an evaluation alone, which Dassl's log does not call training.
 
         Raises:
@@ -93,9 +97,13 @@ class LogFile:
             f"* macro_f1: {headline.macro_f1:.1f}%",
         ]
         self._write(block)
+        if classes:
+            self._append("".join("\t".join(map(one_line, cells)) + "\n" for cells in classes))
 
     def _write(self, lines: Sequence[str]) -> None:
         """Append; free text can neither break a line nor look like Dassl's result."""
-        text = "".join(f"{one_line(line)}\n" for line in lines)
+        self._append("".join(f"{one_line(line)}\n" for line in lines))
+
+    def _append(self, text: str) -> None:
         with self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)

@@ -17,7 +17,13 @@ What the numbers mean:
   what a new client gets, and the method's final fine-tuning where there is one; then its model on
   its own test split.
 * After the last round ``personal`` (and ``base_*``, ``new``) is after the final fine-tuning of a
-  method or run that has one; ``personal_before_ft`` is the same mean before it.
+  method or run that has one; ``personal_before_ft`` is the same mean before it, and equals
+  ``personal`` where there is none.
+* ``personal_balanced``: class-balanced accuracy (mean recall over the classes of a client's test
+  split), mean over clients. ``personal_q1``, ``_median``, ``_q3``: quartiles over clients.
+* At start and last round ``personal_nll`` and ``personal_ece``: how sure the personal models are,
+  mean over clients (``metrics.calibration_error``; 15 bins of equal width). They read a method's
+  logits as it gives them: those of a method that does not train log-probabilities mean little.
 * Logits range over all classes of the setting. Nothing is chosen on test; view 0 only.
 
 It draws no random number and changes no state: training goes on as if it had not been there.
@@ -65,6 +71,7 @@ class Evaluator:
         keep_logits: keep per-sample logits of the last round; the shared model's in ``logits``.
         cross: also ask for ``base_all`` and ``base_other`` (at start and last round); by default
             only where there are unseen classes.
+        confusion: count, after the last round, which class was taken for which: ``confusion``.
 
     Attributes:
         logits: with ``keep_logits``, after the last round: ``global`` ``[n, C]``, and on other test
@@ -75,12 +82,12 @@ class Evaluator:
     def __init__(
         self, model: VLModel, trainer: Trainer, source: SampleSource, tests: scores.TestSets,
         panel: Panel, *, batch_size: int = 256, keep_logits: bool = False,
-        cross: bool | None = None,
+        cross: bool | None = None, confusion: bool = False,
     ) -> None:
         if batch_size < 1:
             raise ConfigError(f"cannot evaluate in batches of {batch_size}: they start at 1")
         self.model, self.trainer, self.data, self.panel = model, trainer, tests, panel
-        self.keep_logits = keep_logits
+        self.keep_logits, self.confusion = keep_logits, confusion
         self.open = trainer.open_vocabulary
         self.cross = scores.has_new(tests) if cross is None else cross
         self.logits: dict[str, Tensor] = {}
@@ -97,16 +104,19 @@ class Evaluator:
 
         Returns:
             ``round``, ``personal`` with ``_std``, ``_worst``, ``_worst_decile``, ``_micro``,
-            ``_macro_f1``, ``personal_clients`` where not all were asked, ``global``,
-            ``global_macro_f1``, ``clients`` (a line each, see ``scores.client_row``), ``notes``; at
-            start and last round with unseen classes also ``base_all``, ``base_other``, ``new``,
+            ``_macro_f1``, ``_balanced``, ``_q1``, ``_median``, ``_q3``, ``personal_clients`` where
+            not all were asked, ``global``, ``global_macro_f1``, ``clients`` (a line each, see
+            ``scores.client_row``), ``notes``; at start and last round ``personal_nll`` and
+            ``personal_ece``; with unseen classes also ``base_all``, ``base_other``, ``new``,
             ``hm2``, ``hm3``, ``cm``. With a domain left out ``unseen``, and at start and last round
             ``unseen_personal``; with other data sets, at start and last round, ``target.<NAME>``
             and ``targets``. After the last round, of clients that never worked,
             ``unseen_clients``, ``_std``, ``_worst`` and ``unseen_clients_rows``. Percent; None
-            where a number has no samples, absent where it was not asked for. After a final
-            fine-tuning also ``personal_before_ft``, and ``accuracy_before_ft`` in the clients'
-            lines.
+            where a number has no samples, absent where it was not asked for. After the last round
+            also ``personal_before_ft``, after a final fine-tuning with ``accuracy_before_ft`` in
+            the clients' lines; with ``confusion`` the counts (``scores.confusion``) of the personal
+            models on their clients' images together, and of the shared one: ``{"personal": [...],
+            "global": [...]}``.
 
         Raises:
             FedvlmError: a client's row is missing, or holds more than numbers.
@@ -117,12 +127,21 @@ class Evaluator:
         asked = self.panel.whom(event)
         rows = event.rows(asked, Measure(
             cross=ends and self.cross, away=ends and scores.unseen_of(self.data) is not None,
-            keep_logits=keep,
+            keep_logits=keep, calibration=ends, confusion=last and self.confusion,
         ))
+        counts = scores.pool_confusion(rows) if last and self.confusion else None
         result = self.combine(event.round, rows)
-        result |= self._global(event.shared, ends, keep)
-        if event.finetuning:
-            result["personal_before_ft"] = _before(event, rows)
+        shared, numbers = self._global(event.shared, ends, keep)
+        result |= numbers
+        if counts is not None:
+            true = self.data.labels[self.data.global_test]
+            result[scores.CONFUSION] = {
+                "personal": counts, "global": scores.confusion(true, shared)
+            }
+        if last:
+            result["personal_before_ft"] = (
+                _before(event, rows) if event.finetuning else result["personal"]
+            )
         if last and self.panel.unseen:
             result |= scores.unseen_client_scores(event.rows(self.panel.unseen, Measure()))
         notes = result["notes"]
@@ -154,8 +173,10 @@ class Evaluator:
         rows = event.rows(self.panel.clients, Measure(split="val", finetuned=False))
         return mean(row["accuracy"] for row in rows)
 
-    def _global(self, params: Tree, ends: bool, keep: bool) -> dict[str, Any]:
-        """Return the shared model's numbers on the whole test set and on other ones."""
+    def _global(
+        self, params: Tree, ends: bool, keep: bool
+    ) -> tuple[Predictions, dict[str, Any]]:
+        """Return what the shared model says of the whole test set, and its numbers on all sets."""
         predict = self._predictor(self.model, params)
         shared = self._batches.shared(predict, self.data.global_test, 1, keep)[0]
         beside = scores.other_predictions(
@@ -168,7 +189,8 @@ class Evaluator:
                 if scores.key_of(other) in beside:
                     name = scores.key_of(other)
                     self._keep(name, other.indices, beside[name])
-        return scores.global_scores(self.data, shared) | scores.other_scores(self.data, beside)
+        numbers = scores.global_scores(self.data, shared) | scores.other_scores(self.data, beside)
+        return shared, numbers
 
     def _predictor(self, model: VLModel, params: Tree) -> Predictor:
         with torch.no_grad():
@@ -206,7 +228,7 @@ def zero_shot(
     batches = Batches(source, batch_size, getattr(model, "device", "cpu"))
     wide = Measure(
         cross=scores.has_new(tests) if cross is None else cross,
-        away=scores.unseen_of(tests) is not None,
+        away=scores.unseen_of(tests) is not None, calibration=True,
     )
     rows = only_numbers(ask(wide, panel.clients), panel.clients)
     predict = template_predictor(model)
@@ -219,6 +241,7 @@ def zero_shot(
         result["personal_clients"] = len(rows)
     result |= scores.global_scores(tests, base) | scores.other_scores(tests, beside)
     result |= scores.cross_scores(rows, result["personal"])
+    result["personal_before_ft"] = result["personal"]
     if panel.unseen:
         unseen = only_numbers(ask(Measure(), panel.unseen), panel.unseen)
         result |= scores.unseen_client_scores(unseen)

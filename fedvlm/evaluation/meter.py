@@ -50,14 +50,18 @@ class Stacked:
     Args:
         model: with the run's classes.
         build: a model -> the predictor ``[K, B, ...] -> [K, B, C]``.
+        truth: labels by sample, where the models' own samples get confidence and loss.
     """
 
-    def __init__(self, model: VLModel, build: Build, batches: Batches) -> None:
+    def __init__(
+        self, model: VLModel, build: Build, batches: Batches, truth: np.ndarray | None = None
+    ) -> None:
         self.predict, self.build, self.batches = build(model), build, batches
+        self.truth = truth
 
     def own(self, samples: Sequence[np.ndarray], keep: bool = False) -> list[Predictions]:
         """See ``Answers.own``."""
-        return self.batches.separate(self.predict, samples, keep)
+        return self.batches.separate(self.predict, samples, keep, truth=self.truth)
 
     def all(
         self, samples: np.ndarray, k: int, model: VLModel | None = None
@@ -74,37 +78,45 @@ class Same:
         model, build: as of ``Stacked``, for K = 1.
         total: number of samples there are.
         wide: how many clients' batches go side by side.
+        truth: as of ``Stacked``.
     """
 
     def __init__(
-        self, model: VLModel, build: Build, batches: Batches, total: int, wide: int = 1
+        self, model: VLModel, build: Build, batches: Batches, total: int, wide: int = 1,
+        truth: np.ndarray | None = None,
     ) -> None:
         self.predict, self.build, self.batches, self.wide = build(model), build, batches, wide
+        self.truth = truth
         self._memory = np.zeros(total, dtype=np.int64)  # zeros cost nothing before they are read
+        self._sure = np.zeros((2, 0 if truth is None else total))
         self._other: list[Predictions] = []  # with other classes
 
     def at(self, samples: np.ndarray) -> Predictions:
         """Return the predictions of ``samples [n]``; each is fetched the first time only."""
         missing = np.unique(samples[self._memory[samples] == 0])
         if len(missing):
-            found = self.batches.shared(self.predict, missing, 1, wide=self.wide)[0]
+            found = self.batches.shared(
+                self.predict, missing, 1, wide=self.wide, truth=self.truth
+            )[0]
             self._memory[missing] = found.labels - UNASKED
-        return Predictions(self._memory[samples] + UNASKED)
+            if found.loss is not None:
+                self._sure[:, missing] = found.confidence, found.loss
+        sure = (None, None) if self.truth is None else self._sure[:, samples]
+        return Predictions(self._memory[samples] + UNASKED, None, *sure)
 
     def own(self, samples: Sequence[np.ndarray], keep: bool = False) -> list[Predictions]:
         """See ``Answers.own``; with ``keep`` the samples are gone through anew."""
         every = np.concatenate([np.asarray(one, dtype=np.int64) for one in samples])
         whole = (
-            self.batches.shared(self.predict, every, 1, True, wide=self.wide)[0] if keep
-            else self.at(every)
+            self.batches.shared(
+                self.predict, every, 1, True, wide=self.wide, truth=self.truth
+            )[0] if keep else self.at(every)
         )
         edges = np.cumsum([0, *map(len, samples)])
-        logits = whole.logits
-        return [
-            Predictions(
-                whole.labels[i:j], None if logits is None or i == j else logits[i:j].clone()
-            )
-            for i, j in zip(edges[:-1], edges[1:], strict=True)
+        parts = [whole.part(slice(i, j)) for i, j in zip(edges[:-1], edges[1:], strict=True)]
+        return [  # logits of their own: a view would keep everybody's
+            replace(p, logits=p.logits.clone() if p.logits is not None and len(p.labels) else None)
+            for p in parts
         ]
 
     def all(
@@ -150,6 +162,7 @@ class ClientMeter:
         if measure.keep_logits:
             self.logits = {}
         new = self._new(measure) if self.trainer.open_vocabulary else None
+        truth = self._truth(measure)
         rows: list[Row] = []
         known: tuple[Tree, Same] | None = None
         for clients, params in models:
@@ -157,17 +170,24 @@ class ClientMeter:
             alike, as_before = self._equal(params, known[0] if known else None)
             if alike:
                 if known is None or not as_before:
-                    known = self._same(params, len(clients))
+                    known = self._same(params, len(clients), truth)
                 answers = known[1]
             else:
-                answers = Stacked(self.model, self._build(params), self._batches)
+                answers = Stacked(self.model, self._build(params), self._batches, truth)
             rows += self._rows(measure, clients, answers, new)
         return rows
 
     def template(self, measure: Measure, clients: Sequence[int]) -> list[Row]:
         """Return the rows of the model as it comes, classified by the dataset's template prompt."""
-        same = Same(self.model, template_predictor, self._batches, len(self.data.labels))
+        same = Same(
+            self.model, template_predictor, self._batches, len(self.data.labels),
+            truth=self._truth(measure),
+        )
         return self._rows(replace(measure, keep_logits=False), clients, same, self._new(measure))
+
+    def _truth(self, measure: Measure) -> np.ndarray | None:
+        """Return the labels, where confidence and loss are asked for."""
+        return self.data.labels if measure.calibration else None
 
     def _new(self, measure: Measure) -> VLModel | None:
         """Return the model with the unseen classes, where they are asked for."""
@@ -189,9 +209,12 @@ class ClientMeter:
         told = torch.stack(flags).tolist()
         return told[0], len(told) > 1 and told[1]
 
-    def _same(self, params: TreeView, k: int) -> tuple[Tree, Same]:
+    def _same(
+        self, params: TreeView, k: int, truth: np.ndarray | None
+    ) -> tuple[Tree, Same]:
         row = {name: v[:1].detach().clone() for name, v in params.items()}
-        return row, Same(self.model, self._build(row), self._batches, len(self.data.labels), k)
+        total = len(self.data.labels)
+        return row, Same(self.model, self._build(row), self._batches, total, k, truth)
 
     def _build(self, params: TreeView) -> Build:
         def build(model: VLModel) -> Predictor:
@@ -209,6 +232,8 @@ class ClientMeter:
         rows = []
         for c, test, one in zip(clients, tests, each, strict=True):
             rows.append(scores.client_row(c, self.data.labels[test], one))
+            if measure.confusion:
+                rows[-1] |= scores.confusion_row(self.data.labels[test], one)
             if measure.keep_logits:
                 self._keep(f"personal|{c}", one)
                 self.logits[f"true|personal|{c}"] = torch.from_numpy(self.data.labels[test])

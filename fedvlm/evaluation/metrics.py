@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from fedvlm.core.stats import mean, present
 
 DECILE = 0.1
+BINS = 15  # of the calibration error
 
 
 def accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> float | None:
@@ -40,6 +41,43 @@ def macro_f1(y_true: ArrayLike, y_pred: ArrayLike) -> float | None:
     )
     here = actual > 0
     return 100.0 * float(np.mean(2.0 * hits[here] / (actual[here] + predicted[here])))
+
+
+def balanced_accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> float | None:
+    """Return the unweighted mean of the recalls of the classes present in ``y_true``, in percent.
+
+    Each class counts alike, so that knowing which one is common earns nothing. None for no samples.
+    """
+    true, pred = _pair(y_true, y_pred)
+    if not len(true):
+        return None
+    _, place, counts = np.unique(true, return_inverse=True, return_counts=True)
+    hits = np.bincount(place, weights=true == pred)
+    return 100.0 * float(np.mean(hits / counts))
+
+
+def calibration_error(correct: ArrayLike, confidence: ArrayLike) -> float | None:
+    """Return the expected calibration error in percent; None for no samples.
+
+    Guo et al. 2017 (On Calibration of Modern Neural Networks), equation 3: confidence is the
+    probability of the predicted class; ``BINS`` bins of equal width, ``(b / 15, (b + 1) / 15]``;
+    the mean over samples of |share of right answers - mean confidence| of their bin.
+    """
+    right, sure = _pair(correct, confidence)
+    if not len(right):
+        return None
+    place = np.clip(np.ceil(sure * BINS).astype(np.int64) - 1, 0, BINS - 1)
+    gaps = np.bincount(place, weights=right.astype(np.float64) - sure, minlength=BINS)
+    return 100.0 * float(np.abs(gaps).sum()) / len(right)
+
+
+def quartiles(values: Iterable[float | None]) -> tuple[float | None, float | None, float | None]:
+    """Return lower quartile, median and upper quartile, between neighbours by straight lines."""
+    there = present(values)
+    if not there:
+        return None, None, None
+    low, middle, high = np.quantile(there, (0.25, 0.5, 0.75)).tolist()
+    return low, middle, high
 
 
 def harmonic_mean(*values: float | None) -> float | None:

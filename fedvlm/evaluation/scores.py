@@ -7,6 +7,8 @@ under it (a text anchor, say) could never take part in training again.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -26,6 +28,7 @@ BROKEN = -1  # the label where a model's logits are not finite: never right, nev
 DOMAIN = "domain"
 UNSEEN = "unseen"
 UNSEEN_CLIENTS = "unseen_clients"
+CONFUSION = "confusion"
 TARGET = "target."
 TARGETS = "targets"
 _LISTED = 8
@@ -106,10 +109,23 @@ class Predictions:
     Attributes:
         labels: predicted labels ``[n]`` int64; ``BROKEN`` where the logits are not finite.
         logits: ``[n, C]`` on the CPU, if they were asked for.
+        confidence: probability of the predicted class ``[n]``, where true labels were given.
+        loss: minus the log of the true class's probability ``[n]``, nats, as ``confidence``; both
+            are NaN where the logits are not finite.
     """
 
     labels: np.ndarray
     logits: Tensor | None = None
+    confidence: np.ndarray | None = None
+    loss: np.ndarray | None = None
+
+    def part(self, where: Any) -> Predictions:
+        """Return those of some samples: an index of the leading axes."""
+        return Predictions(
+            self.labels[where], None if self.logits is None else self.logits[where],
+            None if self.confidence is None else self.confidence[where],
+            None if self.loss is None else self.loss[where],
+        )
 
 
 class Batches:
@@ -131,7 +147,7 @@ class Batches:
 
     def shared(
         self, predict: Predictor, indices: np.ndarray, k: int, keep_logits: bool = False, *,
-        wide: int = 1,
+        wide: int = 1, truth: np.ndarray | None = None,
     ) -> list[Predictions]:
         """Predict the same samples with each of ``k`` models; a sample is fetched once.
 
@@ -139,25 +155,29 @@ class Batches:
             predict: ``x`` with streams ``[K, B, ...]`` -> logits ``[K, B, C]``.
             indices: ``[n]``.
             wide: how many batches go side by side, where one model stands for many clients.
+            truth: the label of every sample; with it come confidence and loss.
         """
         parts, size = [], self.batch_size * wide
         for start in range(0, len(indices), size):
-            x = self._fetch(indices[start : start + size])
+            these = indices[start : start + size]
+            x = self._fetch(these)
             each = {s: v.unsqueeze(0).expand(k, *v.shape) for s, v in x.items()}
-            parts.append(_run(predict, each, keep_logits))
-        return [_join([(p[i], None if z is None else z[i]) for p, z in parts]) for i in range(k)]
+            true = None if truth is None else np.broadcast_to(truth[these], (k, len(these)))
+            parts.append(_run(predict, each, keep_logits, true))
+        return [_join([p.part(i) for p in parts], truth) for i in range(k)]
 
     def separate(
-        self, predict: Predictor, indices: Sequence[np.ndarray], keep_logits: bool = False
+        self, predict: Predictor, indices: Sequence[np.ndarray], keep_logits: bool = False, *,
+        truth: np.ndarray | None = None,
     ) -> list[Predictions]:
         """Predict with each model its own samples; short clients are padded, and cut again.
 
         Args:
-            predict: as in ``shared``.
+            predict, truth: as in ``shared``.
             indices: K arrays ``[n_k]``, some of them empty.
         """
         longest = max((len(one) for one in indices), default=0)
-        rows: list[list[tuple[np.ndarray, Tensor | None]]] = [[] for _ in indices]
+        rows: list[list[Predictions]] = [[] for _ in indices]
         filler = next((one[0] for one in indices if len(one)), 0)
         for start in range(0, longest, self.batch_size):
             cut = [one[start : start + self.batch_size] for one in indices]
@@ -167,30 +187,44 @@ class Batches:
                 row[: len(one)] = one
             flat = self._fetch(index)
             x = {s: v.reshape(*index.shape, *v.shape[1:]) for s, v in flat.items()}
-            labels, logits = _run(predict, x, keep_logits)
+            found = _run(predict, x, keep_logits, None if truth is None else truth[index])
             for i, one in enumerate(cut):
                 if len(one):
-                    z = None if logits is None else logits[i, : len(one)]
-                    rows[i].append((labels[i, : len(one)], z))
-        return [_join(row) for row in rows]
+                    rows[i].append(found.part((i, slice(len(one)))))
+        return [_join(row, truth) for row in rows]
 
 
 def _run(
-    predict: Predictor, x: Mapping[str, Tensor], keep_logits: bool
-) -> tuple[np.ndarray, Tensor | None]:
+    predict: Predictor, x: Mapping[str, Tensor], keep_logits: bool, true: np.ndarray | None
+) -> Predictions:
+    """Return the predictions ``[K, B]`` of a batch."""
     with torch.no_grad():
         logits = predict(x).detach()
         finite = torch.isfinite(logits).all(-1)
         labels = torch.where(finite, logits.argmax(-1), BROKEN).cpu().numpy()
-        return labels, logits.cpu().clone() if keep_logits else None
+        sure = [None, None] if true is None else _certainty(logits, true)
+        return Predictions(labels, logits.cpu().clone() if keep_logits else None, *sure)
 
 
-def _join(parts: Sequence[tuple[np.ndarray, Tensor | None]]) -> Predictions:
+def _certainty(logits: Tensor, true: np.ndarray) -> list[np.ndarray]:
+    """Return confidence and loss, ``[K, B]`` float64, by one read of the device."""
+    place = "cpu" if logits.device.type == "mps" else logits.device  # mps has no float64
+    logs = torch.log_softmax(logits.to(place, torch.float64), -1)
+    at = torch.tensor(true, dtype=torch.int64, device=logs.device)
+    both = torch.stack([logs.amax(-1).exp(), -logs.gather(-1, at.unsqueeze(-1)).squeeze(-1)])
+    return list(both.cpu().numpy())
+
+
+def _join(parts: Sequence[Predictions], truth: np.ndarray | None) -> Predictions:
     if not parts:
-        return Predictions(np.zeros(0, dtype=np.int64))
-    logits = [z for _, z in parts if z is not None]
+        sure = () if truth is None else (np.zeros(0), np.zeros(0))
+        return Predictions(np.zeros(0, dtype=np.int64), None, *sure)
+    logits = [p.logits for p in parts if p.logits is not None]
+    confidence = [p.confidence for p in parts if p.confidence is not None]
+    loss = [p.loss for p in parts if p.loss is not None]
     return Predictions(
-        np.concatenate([labels for labels, _ in parts]), torch.cat(logits) if logits else None
+        np.concatenate([p.labels for p in parts]), torch.cat(logits) if logits else None,
+        np.concatenate(confidence) if confidence else None, np.concatenate(loss) if loss else None,
     )
 
 
@@ -206,10 +240,12 @@ def whole(row: Row, name: str) -> int:
 
 
 def client_row(client: int, true: np.ndarray, predicted: Predictions) -> Row:
-    """Return a client's line: n, correct, accuracy, macro-F1 on its own test split.
+    """Return a client's line: n, correct, accuracy, macro-F1, balanced, on its own test split.
 
-    ``accuracy`` and ``macro_f1`` are None for an empty split. ``broken`` counts predictions whose
-    logits are not finite, and is there only if there are any.
+    ``balanced`` is the class-balanced accuracy. All three are None for an empty split. Predictions
+    with their loss add ``nll`` (mean, nats) and ``ece`` (percent; ``metrics.calibration_error``),
+    None where some logits are not finite. ``broken`` counts predictions whose logits are not
+    finite, and is there only if there are any.
     """
     row: Row = {
         "client": int(client),
@@ -217,9 +253,40 @@ def client_row(client: int, true: np.ndarray, predicted: Predictions) -> Row:
         "correct": int(np.sum(true == predicted.labels)),
         "accuracy": metrics.accuracy(true, predicted.labels),
         "macro_f1": metrics.macro_f1(true, predicted.labels),
+        "balanced": metrics.balanced_accuracy(true, predicted.labels),
     }
+    if predicted.loss is not None and predicted.confidence is not None:
+        whole_loss = float(np.mean(predicted.loss)) if len(true) else math.nan
+        fine = math.isfinite(whole_loss)
+        right = true == predicted.labels
+        row["nll"] = whole_loss if fine else None
+        row["ece"] = metrics.calibration_error(right, predicted.confidence) if fine else None
     broken = int(np.sum(predicted.labels == BROKEN))
     return row | {"broken": broken} if broken else row
+
+
+def confusion(true: np.ndarray, predicted: Predictions) -> list[list[int]]:
+    """Return the confusion counts as rows (true, predicted, images), without the empty ones.
+
+    ``BROKEN`` is predicted where the logits are not finite.
+    """
+    pairs, counts = np.unique(np.stack([true, predicted.labels]), axis=1, return_counts=True)
+    return np.vstack([pairs, counts]).T.tolist() if len(true) else []
+
+
+def confusion_row(true: np.ndarray, predicted: Predictions) -> Row:
+    """Return ``confusion`` as numbers of a client's line, which ``pool_confusion`` takes out."""
+    return {f"{CONFUSION}.{t}.{p}": n for t, p, n in confusion(true, predicted)}
+
+
+def pool_confusion(rows: Sequence[Row]) -> list[list[int]]:
+    """Take the confusion counts out of the clients' lines; return their sum, as ``confusion``."""
+    total: Counter[tuple[int, int]] = Counter()
+    for row in rows:
+        for name in [name for name in row if name.startswith(f"{CONFUSION}.")]:
+            true, predicted = map(int, name.split(".")[1:])
+            total[true, predicted] += int(row.pop(name) or 0)
+    return [[*pair, n] for pair, n in sorted(total.items())]
 
 
 def base_row(federated: Federated, client: int, predicted: Predictions) -> Row:
@@ -252,8 +319,15 @@ def global_scores(federated: TestSets, predicted: Predictions) -> dict[str, Any]
 
 
 def personal_scores(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return mean, spread and pooled accuracy over all clients that have test samples."""
+    """Return mean, spread and pooled accuracy over all clients that have test samples.
+
+    And quartiles of the accuracies over clients, the mean of the class-balanced ones, and where the
+    lines have them the means of ``nll`` and ``ece``.
+    """
     values = [row["accuracy"] for row in rows]
+    low, middle, high = metrics.quartiles(values)
+    sure = {f"personal_{name}": mean(row.get(name) for row in rows) for name in ("nll", "ece")
+            if any(name in row for row in rows)}
     return {
         "personal": mean(values),
         "personal_std": population_std(values),
@@ -263,7 +337,9 @@ def personal_scores(rows: Sequence[Row]) -> dict[str, Any]:
             [whole(row, "correct") for row in rows], [whole(row, "n") for row in rows]
         ),
         "personal_macro_f1": mean(row["macro_f1"] for row in rows),
-    }
+        "personal_balanced": mean(row["balanced"] for row in rows),
+        "personal_q1": low, "personal_median": middle, "personal_q3": high,
+    } | sure
 
 
 def cross_scores(rows: Sequence[Row], personal: float | None) -> dict[str, Any]:

@@ -212,6 +212,7 @@ class Federation:
         self.trainer, self.model, self.batcher, self.plan = trainer, model, batcher, plan
         self.engine, self.budget = engine or LocalEngine(), budget or Budget()
         self.proxy, self.meter = proxy, meter
+        self.finetune_seconds: dict[int, float] = {}  # of each client's last final fine-tuning
         self.roster = replace(batcher.roster(), unseen=plan.unseen)
         if self.engine.sites:
             self.roster = replace(self.roster, site=np.asarray(self.engine.sites, np.int64))
@@ -495,11 +496,18 @@ class Federation:
         return self.finetuning.epochs > 0 and state.round >= self.last_round
 
     def finetuning_cost(self) -> dict[str, float]:
-        """Return epochs, rate and samples (all clients together) of the final fine-tuning."""
-        sizes = self.batcher.sizes(range(self.plan.clients))
+        """Return epochs, rate, samples and steps (all clients together) of the final fine-tuning.
+
+        As many as a plain fit of all their training images takes.
+        """
+        everyone = range(self.plan.clients)
+        sizes, lengths = self.batcher.sizes(everyone), self.batcher.lengths(everyone, 1)
         epochs = self.finetuning.epochs
         rate = self.finetuning.lr or self.plan.optim.lr
-        return {"epochs": epochs, "lr": rate, "samples": epochs * sum(sizes)}
+        return {
+            "epochs": epochs, "lr": rate, "samples": epochs * sum(sizes),
+            "steps": epochs * sum(lengths),
+        }
 
     def personal(
         self, state: FedState, clients: Sequence[int], chunk: int | None = None, *,
@@ -522,8 +530,12 @@ class Federation:
             most if self.trainer.batched else 1,
         )
         for ids in (list(chunk.clients) for chunk in chunks):
-            ctx = self.context(ids, state.round, state.versions)
-            yield ids, guarded(ctx, partial(self._models, ctx, state, given, tune))[0]
+            ctx, began = self.context(ids, state.round, state.versions), time.perf_counter()
+            models = guarded(ctx, partial(self._models, ctx, state, given, tune))[0]
+            if tune:
+                each = (time.perf_counter() - began) / len(ids)
+                self.finetune_seconds |= dict.fromkeys(ids, each)
+            yield ids, models
 
     def _models(
         self, ctx: Context, state: FedState, given: Mapping[int, Tree], tune: bool

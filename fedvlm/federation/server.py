@@ -71,6 +71,8 @@ class Measure:
         cross: also on the test set of all base classes, and on unseen classes.
         away: also on the domain that no client holds.
         keep_logits: keep the logits per sample, there where the models are.
+        calibration: also how sure the models are of their own samples: ``nll`` and ``ece``.
+        confusion: also how many images of which class were taken for which.
     """
 
     split: str = "test"
@@ -78,6 +80,8 @@ class Measure:
     cross: bool = False
     away: bool = False
     keep_logits: bool = False
+    calibration: bool = False
+    confusion: bool = False
 
 
 def only_numbers(rows: Iterable[Row], clients: Sequence[int]) -> list[Row]:

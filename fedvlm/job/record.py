@@ -53,9 +53,11 @@ def make_panel(built: Built) -> Panel:
 
 def make_evaluator(built: Built, **options: Any) -> Evaluator:
     """Return the evaluator of a run on its test splits."""
+    test = built.cfg.TEST
     return Evaluator(
         built.model, built.federation.trainer, built.test, built.data, make_panel(built),
-        batch_size=int(built.cfg.DATALOADER.TEST.BATCH_SIZE), **options,
+        batch_size=int(built.cfg.DATALOADER.TEST.BATCH_SIZE),
+        confusion=bool(test.PER_CLASS_RESULT or test.COMPUTE_CMAT), **options,
     )
 
 
@@ -89,6 +91,8 @@ class Recorder:
         if has_similarity(event):
             cosines = similarity(event)
             record |= {"similarity": cosines} if cosines else {}
+        if event.finetuning:
+            record["seconds"] += sum(self.built.federation.finetune_seconds.values())
         if self.by_validation:
             record["val"] = self.evaluator.validate(event)
         if self.evaluator.logits:
@@ -174,6 +178,7 @@ def round_row(event: RoundFinished, metrics: Mapping[str, Any] | None) -> RoundR
     extra = {
         name: metrics[key] for name, key in names.items()
         if metrics and metrics.get(key) is not None
+        and (event.finetuning or key != "personal_before_ft")
     }
     shown = metrics or {}
     return RoundRow(

@@ -34,7 +34,9 @@ from fedvlm.job.dry import built_only, dry_run, evaluation_only
 from fedvlm.job.identity import identity_config, present
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import Recorder
-from fedvlm.job.results import results_of, seed_table
+from fedvlm.job.results import reference_rows, results_of, seed_table
+from fedvlm.job.results.against import sentences
+from fedvlm.job.results.classes import matrix_file
 from fedvlm.job.show import draw_partition, say_results
 from fedvlm.job.sinks import Sinks
 from fedvlm.runs.folder import RunFolder, look_ahead
@@ -103,7 +105,11 @@ def _run(
         console.notes([*folder.notes, f"finished before; results are in {folder.results_path}"])
         if cfg.TEST.KEEP_LOGITS and not (folder.path / "logits.safetensors").exists():
             console.notes(["it kept no logits: run it again under another --tag to have them"])
+        for key, part in (("PER_CLASS_RESULT", "per_class"), ("COMPUTE_CMAT", "confusion")):
+            if cfg.TEST[key] and part not in folder.finished["results"]:
+                console.notes([f"it was run without TEST.{key}: run it again under another --tag"])
         console.result(folder.finished["results"]["table"])
+        console.notes(sentences(built.federation.trainer.name, folder.finished["results"]))
         return folder.finished, folder.path
     with folder:
         encode(built, progress)  # under the lock: two of the same command do it once
@@ -178,6 +184,9 @@ def _train(
         built.model, built.test, built.data, recorder.evaluator.panel, built.meter.template,
         batch_size=int(cfg.DATALOADER.TEST.BATCH_SIZE),
     ) if built.backbone.has_text else None
+    beside = reference_rows(
+        built, recorder.evaluator.panel, reference, progress
+    ) if cfg.TEST.REFERENCES else None
 
     done, _ = read_metrics(folder.metrics_path)
     sinks.open(folder.path, folder.digest, flat(cfg), done, screens)
@@ -190,11 +199,14 @@ def _train(
         raise
 
     records, _ = read_metrics(folder.metrics_path)
-    results = results_of(built, reference, records, time.perf_counter() - began)
+    results = results_of(built, reference, records, time.perf_counter() - began, beside)
     for screen in screens:
         screen.result(results.table)
         screen.notes(results.notes)
-    log.finish(results.headline)
+    log.finish(results.headline, classes=results.classes)
+    if cfg.TEST.COMPUTE_CMAT:
+        counts = records[-1]["confusion"]["personal"]
+        folder.write_bytes("cmat.pt", matrix_file(counts, len(built.data.classnames)))
     return folder.write_results(results.run_info, results.protocol, results.numbers)
 
 

@@ -284,6 +284,10 @@ class RunFolder:
         files.write_bytes(path, safetensors.torch.save(storable(tensors)))
         return path
 
+    def write_bytes(self, name: str, data: bytes) -> None:
+        """Write another file of the run, whole or not at all."""
+        files.write_bytes(self._writable(name), data)
+
     def write_results(
         self, run_info: Mapping[str, Any], protocol: Mapping[str, Any], results: Mapping[str, Any]
     ) -> dict[str, Any]:

@@ -99,8 +99,9 @@ def totals(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Returns:
         ``rounds``, ``client_rounds``, the counters (``local_steps``, ``samples``,
         ``image_forwards``, ``text_passes``, ...), ``seconds`` (of training and aggregation),
-        ``bytes_up``, ``bytes_down`` and both ``_by_tensor``, ``finetune_samples`` (of the final
-        fine-tuning, which the counters leave out).
+        ``bytes_up``, ``bytes_down`` and both ``_by_tensor``, ``finetune_samples`` and
+        ``finetune_steps`` (of the final fine-tuning, which the counters leave out and the seconds
+        do not).
     """
     work: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
     tensors = {way: Counter[str]() for way in ("up", "down")}
@@ -116,7 +117,28 @@ def totals(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         **{f"bytes_{way}": sum(sum(r.get(f"bytes_{way}", {}).values()) for r in records)
            for way in tensors},
         **{f"bytes_{way}_by_tensor": dict(sorted(sums.items())) for way, sums in tensors.items()},
-        "finetune_samples": sum(int(r.get("finetune", {}).get("samples", 0)) for r in records),
+        **{f"finetune_{name}": sum(int(r.get("finetune", {}).get(name, 0)) for r in records)
+           for name in ("samples", "steps")},
+    }
+
+
+def spent(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what a run's numbers cost, all clients together, the final fine-tuning included.
+
+    Returns:
+        ``local_steps`` and ``samples`` of the whole run, ``final_steps``, ``final_samples`` and
+        ``final_epochs`` of them (0 without a final phase), ``bytes_up``, ``bytes_down``,
+        ``seconds``.
+    """
+    whole = totals(records)
+    final = {name: whole[f"finetune_{name}"] for name in ("steps", "samples")}
+    return {
+        "local_steps": whole["local_steps"] + final["steps"],
+        "samples": whole["samples"] + final["samples"],
+        "final_steps": final["steps"], "final_samples": final["samples"],
+        "final_epochs": sum(int(r.get("finetune", {}).get("epochs", 0)) for r in records),
+        "bytes_up": whole["bytes_up"], "bytes_down": whole["bytes_down"],
+        "seconds": whole["seconds"],
     }
 
 

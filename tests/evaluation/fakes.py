@@ -144,14 +144,14 @@ class Judge:
     def __init__(
         self, model: Any, trainer: Any, source: FakeSource, data: Any, *, fold: bool = True,
         batch_size: int = 256, unseen: Sequence[int] = (), keep_logits: bool = False,
-        cross: bool | None = None, **panel: Any,
+        cross: bool | None = None, confusion: bool = False, **panel: Any,
     ) -> None:
         counted = count_roster(data.clients, torch.from_numpy(data.labels.copy()))
         self.roster = replace(counted, unseen=tuple(unseen))
         self.meter = ClientMeter(model, trainer, source, data, batch_size=batch_size, fold=fold)
         self.evaluator = Evaluator(
             model, trainer, source, data, panel_of(self.roster, **panel), batch_size=batch_size,
-            keep_logits=keep_logits, cross=cross,
+            keep_logits=keep_logits, cross=cross, confusion=confusion,
         )
 
     def __call__(self, what: object) -> dict[str, Any] | None:

@@ -204,4 +204,5 @@ def test_before_and_after_a_final_fine_tuning() -> None:
     assert [c["accuracy_before_ft"] for c in result["clients"]] == [100.0, 0.0, None]
     assert [c["accuracy"] for c in result["clients"]] == [100.0, 100.0, None]
     plain = tuned_evaluator()(finished(3, 3, right))
-    assert plain is not None and "personal_before_ft" not in plain
+    assert plain is not None and plain["personal_before_ft"] == plain["personal"] == 100.0
+    assert all("accuracy_before_ft" not in c for c in plain["clients"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedvlm.core.errors import FedvlmError
-from fedvlm.evaluation import ClientMeter
+from fedvlm.evaluation import ClientMeter, scores
 from fedvlm.federation.server import Measure, only_numbers
 from tests.evaluation.fakes import (
     FakeModel,
@@ -123,7 +123,8 @@ def test_rows_of_a_real_call_are_numbers_by_client() -> None:
     assert [row["client"] for row in rows] == [1, 3]
     assert {type(v) for row in rows for v in row.values()} <= {int, float, type(None)}
     assert set(rows[0]) == {
-        "client", "n", "correct", "accuracy", "macro_f1", "base_all", "base_other", "new", "unseen"
+        "client", "n", "correct", "accuracy", "macro_f1", "balanced", "base_all", "base_other",
+        "new", "unseen",
     }
 
 
@@ -132,3 +133,42 @@ def test_what_is_no_number_does_not_leave(value: Any) -> None:
     rows: Any = [{"client": 4, "accuracy": 50.0, "kept": value}]
     with pytest.raises(FedvlmError, match="client 4 holds 'kept' as .*; only numbers leave"):
         only_numbers(rows, [4])
+
+
+def test_how_sure_models_are_and_what_they_confuse() -> None:
+    """One-hot logits: the predicted class has e / (e + 3), any other 1 / (e + 3)."""
+    measure = Measure(calibration=True, confusion=True)
+    told = finished(3, 3, {c: float(c == 1) for c in range(5)} | {4: float("nan")})
+    for fold in (True, False):
+        meter = ClientMeter(
+            FakeModel("abcd"), FakeTrainer(), FakeSource(LOOKS), data(), fold=fold  # type: ignore[arg-type]
+        )
+        rows = only_numbers(meter(measure, told.models(told.shifts, range(5))), range(5))
+        top, low = np.e / (np.e + 3), 1 / (np.e + 3)
+        # client 0: 0 looks 0 and 2 looks 1, both right; client 3: 6 looks 3, right
+        assert rows[0]["nll"] == pytest.approx(-np.log(top), rel=1e-6)
+        assert rows[0]["ece"] == pytest.approx(100 * (1 - top), rel=1e-6)
+        assert (rows[2]["nll"], rows[2]["ece"]) == (None, None)  # no test images
+        # client 1, a class off: 3 looks 1 -> 2, 4 looks 2 -> 3, 5 looks 0 -> 1: all wrong
+        assert rows[1]["nll"] == pytest.approx(-np.log(low), rel=1e-6)
+        assert rows[1]["ece"] == pytest.approx(100 * top, rel=1e-6)
+        assert (rows[4]["nll"], rows[4]["ece"], rows[4]["broken"]) == (None, None, 2)
+        assert scores.personal_scores(rows)["personal_nll"] == pytest.approx(
+            -np.mean([np.log(top), np.log(low), np.log(top)]), rel=1e-6
+        )
+        counts = scores.pool_confusion(rows)
+        assert counts == [[0, -1, 1], [0, 0, 1], [1, 1, 1], [1, 2, 1], [2, 1, 1], [2, 3, 1],
+                          [3, -1, 1], [3, 3, 1]]
+        assert not any(name.startswith("confusion") for row in rows for name in row)
+
+
+def test_counting_confusions_moves_no_number() -> None:
+    told = finished(2, 2, {c: float(c % 2) for c in range(5)})
+    plain, counted = judge()(told), judge(confusion=True)(told)
+    assert plain is not None and counted is not None
+    found = counted.pop("confusion")
+    assert counted == plain and "confusion" not in plain
+    for name, rows in found.items():
+        right = sum(n for true, predicted, n in rows if true == predicted)
+        want = sum(r["correct"] for r in plain["clients"]) if name == "personal" else 6
+        assert right == want and sum(n for *_, n in rows) == 8

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import f1_score
+from sklearn.metrics import f1_score, recall_score
 
 from fedvlm.evaluation import metrics
 
@@ -58,3 +58,30 @@ def test_over_clients() -> None:
         assert fn([None, None]) is None and fn([]) is None
     assert metrics.pooled([1, 0, 9], [2, 0, 10]) == pytest.approx(1000 / 12)
     assert metrics.pooled([0], [0]) is None
+
+
+@given(pairs)
+@settings(max_examples=30, deadline=None)
+def test_balanced_accuracy_is_scikit_learns(pairs: list[tuple[int, int]]) -> None:
+    true, pred = np.array(pairs).T
+    want = recall_score(true, pred, average="macro", labels=np.unique(true), zero_division=0)
+    assert metrics.balanced_accuracy(true, pred) == pytest.approx(100 * want, abs=1e-9)
+
+
+def test_balanced_accuracy_by_hand() -> None:
+    assert metrics.balanced_accuracy([0, 0, 0, 1], [0, 0, 0, 0]) == 50.0  # accuracy: 75
+    assert metrics.balanced_accuracy([], []) is None
+
+
+def test_calibration_error_by_hand() -> None:
+    """Two in (9/15, 10/15], one right; one in the last bin, right; an edge belongs below."""
+    found = metrics.calibration_error([True, False, True], [0.61, 0.65, 0.97])
+    assert found == pytest.approx(100 * (abs(1 - 1.26) + (1 - 0.97)) / 3)
+    assert metrics.calibration_error([True], [1.0]) == 0.0
+    assert metrics.calibration_error([True, False], [0.2, 0.2 - 1e-9]) == pytest.approx(30.0)
+    assert metrics.calibration_error([], []) is None
+
+
+def test_quartiles() -> None:
+    assert metrics.quartiles([4.0, None, 1.0, 3.0, 2.0, 5.0]) == (2.0, 3.0, 4.0)
+    assert metrics.quartiles([None]) == (None, None, None)

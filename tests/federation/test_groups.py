@@ -64,7 +64,10 @@ def test_only_after_the_last_round() -> None:
     a, b = models(run.fed, early), models(run.fed, early, finetune=False)
     for client in a:
         same_tree(a[client], b[client], "round 1")
-    assert run.fed.finetuning_cost() == {"epochs": 2, "lr": 0.05, "samples": 2 * sum(SIZES)}
+    assert run.fed.finetuning_cost() == {
+        "epochs": 2, "lr": 0.05, "samples": 2 * sum(SIZES),
+        "steps": 2 * sum(run.fed.batcher.lengths(range(len(SIZES)), 1)),
+    }
 
 
 def moved_names(run_world: World, name: str) -> set[str]:

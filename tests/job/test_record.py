@@ -41,7 +41,11 @@ def test_on_the_command_line(tmp_path: Path, trainer: str) -> None:
     ]
     assert [c["correct"] for c in tuned["clients"]] != [c["correct"] for c in plain["clients"]]
     assert tuned["finetune"]["epochs"] == 8 and tuned["finetune"]["samples"] > 0
-    assert "personal_before_ft" not in plain and "finetune" not in plain
+    assert plain["personal_before_ft"] == plain["personal"] and "finetune" not in plain
+    costs = [jobs.results(tmp_path / name)["spent"] for name in ("without", "with")]
+    assert [c["final_epochs"] for c in costs] == [0, 8]
+    assert costs[1]["final_steps"] == 8 * 2 and costs[0]["final_steps"] == 0  # a batch a client
+    assert costs[1]["local_steps"] == costs[0]["local_steps"] + 8 * 2
     assert jobs.run(tmp_path / "again", *words, "--finetune-epochs", "8") == 0
     again, first = (json.dumps(jobs.records(tmp_path / name)) for name in ("again", "with"))
     assert again == first

@@ -16,23 +16,27 @@ from fedvlm.console.rows import table_lines
 from fedvlm.core.stats import mean, sample_std
 from fedvlm.core.trees import numel
 from fedvlm.data.targets import DATASET
-from fedvlm.evaluation.scores import TARGET
+from fedvlm.evaluation.scores import CONFUSION, TARGET
 from fedvlm.federation.aggregation.telltale import times
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.job.build import Built, views_of
 from fedvlm.job.describe import partition_name, setting, trained_words
-from fedvlm.runs.metrics import sentence, totals
+from fedvlm.job.results import against
+from fedvlm.job.results.classes import class_lines, per_class
+from fedvlm.runs.metrics import sentence, spent, totals
 
 METRICS = (
     "personal", "personal_std", "personal_worst", "personal_worst_decile", "personal_micro",
     "personal_macro_f1", "global", "global_macro_f1", "base_all", "base_other", "new", "hm2",
     "hm3", "cm", "personal_before_ft", "unseen", "unseen_personal", "targets", "unseen_clients",
-    "unseen_clients_std", "unseen_clients_worst",
+    "unseen_clients_std", "unseen_clients_worst", "personal_balanced", "personal_q1",
+    "personal_median", "personal_q3", "personal_nll", "personal_ece",
 )
 COLUMNS = (
     "personal", "personal_before_ft", "personal_worst", "global", "base_all", "base_other", "new",
     "hm2", "hm3", "cm", "unseen", "unseen_personal", "targets", "unseen_clients",
 )
+LONG = ("similarity", CONFUSION)  # of a round's record: K x K, C x C
 FEW = 4  # targets with a column each; of more, the table on the screen has the mean only
 
 Row = Mapping[str, Any]  # a round's record, or the metrics of a reference without training
@@ -46,6 +50,7 @@ class Results:
         table: the rows of the final table: references, the untrained start, the last round.
         notes: what it cost, and why it ended where it did.
         headline: the end of ``log.txt``; None where no client has a test image.
+        classes: Dassl's lines by class, for ``log.txt``.
         run_info, protocol, numbers: the sections of ``results.json``.
     """
 
@@ -55,10 +60,12 @@ class Results:
     run_info: dict[str, Any]
     protocol: dict[str, Any]
     numbers: dict[str, Any]
+    classes: Sequence[Sequence[str]] = ()
 
 
 def results_of(
-    built: Built, zero_shot: Row | None, records: Sequence[Row], seconds: float
+    built: Built, zero_shot: Row | None, records: Sequence[Row], seconds: float,
+    references: against.References | None = None,
 ) -> Results:
     """Return the results of a run from its rounds' records.
 
@@ -69,16 +76,22 @@ def results_of(
         zero_shot: the template's metrics; None for a backbone without text tower.
         records: one per round, the untrained start first.
         seconds: wall time of this session.
+        references: see ``evaluation.references``; None where ``TEST.REFERENCES`` is off.
+
+    Its ``numbers``: ``untrained``, ``last``, ``zero_shot``, ``selected``, ``references``,
+    ``below``, ``gain``, ``hurt``, ``spent``, ``per_class``, ``confusion``, ``table``
+    (``docs/references.md``).
     """
     start, last = records[0], records[-1]
     numbers: dict[str, Any] = {
         "untrained": summary(start),
-        "last": {k: v for k, v in last.items() if k != "similarity"},  # K x K: long
+        "last": {k: v for k, v in last.items() if k not in LONG},
     }
     rows = {}
     if zero_shot:
         rows["zero-shot (template)"] = zero_shot
         numbers["zero_shot"] = summary(zero_shot)
+    rows |= against.table_rows(references or {})
     rows["untrained start"] = start
     if built.cfg.TEST.SELECT == "val":
         rated = [r for r in records if r.get("val") is not None and "personal" in r]
@@ -86,18 +99,54 @@ def results_of(
         rows[f"round {best['round']} (best on val)"] = best
         numbers["selected"] = summary(best) | {"round": best["round"], "val": best["val"]}
     rows[f"{built.federation.trainer.name}, round {last['round']}"] = last
-    table = _table(rows, last)
-    spent, end = totals(records), [*_end(built), *outliers(records)]
+    table, whole = _table(rows, last), totals(records)
+    numbers["spent"] = spent(records)
+    if references is not None:
+        numbers |= _beside(built, last, numbers["spent"], references)
+    numbers |= _by_class(built, last)
+    end = [
+        *_end(built), *outliers(records),
+        *against.sentences(built.federation.trainer.name, numbers),
+    ]
     run_info = {
-        "seconds_this_session": seconds, "seconds_rounds": spent["seconds"],
-        "bytes_up": spent["bytes_up"], "bytes_down": spent["bytes_down"], "totals": spent,
+        "seconds_this_session": seconds, "seconds_rounds": whole["seconds"],
+        "bytes_up": whole["bytes_up"], "bytes_down": whole["bytes_down"], "totals": whole,
         "constant_passes": dict(built.model.constants),  # once a session, in no round's counters
         "trainable": numel(built.federation.p0), "notes": [*built.notes, *end],
     }
     return Results(
-        table, [*end, sentence(spent)], _headline(last), run_info, protocol(built),
-        numbers | {"table": table},
+        table, [*end, sentence(whole)], _headline(last), run_info, protocol(built),
+        numbers | {"table": table}, class_lines(numbers.get("per_class", {}).get("personal", ())),
     )
+
+
+def _beside(
+    built: Built, last: Row, spent: Row, references: against.References
+) -> dict[str, Any]:
+    """Return the references, and what the method is beside them."""
+    method, personal = built.federation.trainer.name, last["personal"]
+    silent = not spent["bytes_up"] and not spent["bytes_down"]
+    return {
+        "references": dict(references),
+        "below": against.below(
+            method, personal, references, against.ALONE if silent else against.TOGETHER
+        ),
+        "gain": against.gain(personal, references),
+        "hurt": against.hurt(last["clients"], references),
+    }
+
+
+def _by_class(built: Built, last: Row) -> dict[str, Any]:
+    """Return what ``TEST.PER_CLASS_RESULT`` and ``TEST.COMPUTE_CMAT`` ask for."""
+    test, counts = built.cfg.TEST, last.get(CONFUSION, {})
+    out: dict[str, Any] = {}
+    if test.PER_CLASS_RESULT:
+        out["per_class"] = {
+            whose: per_class(some, built.data.classnames) for whose, some in counts.items()
+        }
+    if test.COMPUTE_CMAT:
+        out[CONFUSION] = counts
+    return out
 
 
 def summary(record: Row) -> dict[str, Any]:
@@ -157,7 +206,9 @@ def seed_table(results: Sequence[Mapping[str, Any]]) -> list[str]:
 def _table(rows: Mapping[str, Row], last: Row) -> list[dict[str, Any]]:
     """Return the rows of the final table; its columns are what the last round has."""
     targets = [name for name in last if name.startswith(TARGET)]
-    columns = (*COLUMNS, *(targets if len(targets) <= FEW else ()))
+    columns = [*COLUMNS, *(targets if len(targets) <= FEW else ())]
+    if not last.get("finetune"):
+        columns.remove("personal_before_ft")  # the same as personal
     return [
         {"": label} | {k: row[k] for k in columns if k in last and k in row}
         for label, row in rows.items()

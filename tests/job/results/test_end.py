@@ -19,7 +19,7 @@ RECORDS = [
      "counters": {"steps": 4, "samples": 40, "image_forwards": 7, "text_passes": 2}},
     {"round": 2, "seconds": 0.5, "participants": [1], "bytes_up": {"1": 8},
      "bytes_down": {"1": 12}, "bytes_up_by_tensor": {"a": 8},
-     "bytes_down_by_tensor": {"a": 8, "b": 4}, "finetune": {"samples": 30, "epochs": 3},
+     "bytes_down_by_tensor": {"a": 8, "b": 4}, "finetune": {"samples": 30, "epochs": 3, "steps": 3},
      "counters": {"steps": 2, "samples": 20, "text_passes": 1, "text_tokens": 9,
                   "image_blocks": 5}},
 ]
@@ -30,7 +30,7 @@ def test_totals_add_up_over_the_records() -> None:
         "rounds": 2, "client_rounds": 3, "local_steps": 6, "samples": 60, "image_forwards": 7,
         "text_passes": 3, "text_tokens": 9, "image_blocks": 5, "seconds": 2.0, "bytes_up": 24,
         "bytes_down": 36, "bytes_up_by_tensor": {"a": 24},
-        "bytes_down_by_tensor": {"a": 24, "b": 12}, "finetune_samples": 30,
+        "bytes_down_by_tensor": {"a": 24, "b": 12}, "finetune_samples": 30, "finetune_steps": 3,
     }
     assert "2 rounds, 6 local steps, 60 samples" in sentence(totals(RECORDS))
     assert totals([])["local_steps"] == 0

@@ -1,0 +1,13 @@
+"""What a method must beat: predictions from the same frozen features without it (``suite``)."""
+
+from fedvlm.evaluation.references.suite import (
+    ALONE,
+    BOUND,
+    TOGETHER,
+    Asked,
+    order,
+    references,
+    zero_shots,
+)
+
+__all__ = ["ALONE", "BOUND", "TOGETHER", "Asked", "order", "references", "zero_shots"]

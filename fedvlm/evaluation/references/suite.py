@@ -1,0 +1,261 @@
+"""The references of a run: what one gets from the same frozen features without its method.
+
+``alone``: without collaboration. ``chance`` (expected: a class drawn evenly), ``majority`` (the
+commonest class of the client's training images, of equals the first), ``zero_shot`` (the dataset's
+template prompt), ``zero_shot_local`` (restricted to the classes of the client's training images),
+``zero_shot_prior`` (plus the log of the client's class shares, each count one higher: Laplace),
+``logreg`` (logistic regression on the client's own features). ``together``: ``afl``, federated
+ridge regression in one round. ``bound``: ``pooled``, logistic regression on everybody's training
+images at one place, which no federation can have.
+
+Choices (l2) see training and validation images only. Views are plain, the backbone is frozen, no
+random number is drawn. A backbone without text tower has no zero-shot references.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median_low
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedvlm.core.stats import mean, population_std
+from fedvlm.evaluation import metrics, scores
+from fedvlm.evaluation.references import ridge
+from fedvlm.evaluation.references.logistic import Frozen, Regression, Share, regressions
+from fedvlm.evaluation.scores import Federated, Predictions
+from fedvlm.federation.server import Row
+from fedvlm.models.features.sources import SampleSource
+from fedvlm.models.vlmodel import VLModel
+
+ALONE, TOGETHER, BOUND = "alone", "together", "bound"
+COLUMNS = ("client", "n", "correct", "accuracy", "balanced")
+BATCH = 4096
+# Samples x features x classes of the pooled regression; a CPU core takes two minutes for so many.
+MOST = {"cpu": 3e9, "cuda": 3e11}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What references are made of.
+
+    Attributes:
+        source: plain views of all samples, stream ``features``.
+        data: clients and labels.
+        clients: whose test images are judged, ascending.
+        members: whose training images count together.
+        classes: of the setting.
+    """
+
+    source: SampleSource
+    data: Federated
+    clients: Sequence[int]
+    members: Sequence[int]
+    classes: int
+
+    @property
+    def frozen(self) -> Frozen:
+        """Features and labels."""
+        return Frozen(self.source, self.data.labels)
+
+    def true(self, client: int) -> np.ndarray:
+        """Return the labels of a client's test images."""
+        return self.data.labels[np.asarray(self.data.clients[client].test)]
+
+    def counts(self, client: int) -> np.ndarray:
+        """Return a client's training images of each class, ``[C]``."""
+        train = np.asarray(self.data.clients[client].train)
+        return np.bincount(self.data.labels[train], minlength=self.classes)
+
+    def every(self, part: str) -> np.ndarray:
+        """Return the members' images of a part, each once, ascending."""
+        each = [np.asarray(getattr(self.data.clients[c], part)) for c in self.members]
+        return np.unique(np.concatenate(each))
+
+
+def references(asked: Asked) -> dict[str, dict[str, Any]]:
+    """Return the references that need no text tower, by name, as plain JSON (see ``reference``)."""
+    frozen, data, clients = asked.frozen, asked.data, asked.clients
+    shares = [_share(data, c) for c in clients]
+    each = regressions(frozen, shares)
+    tests = np.unique(np.concatenate([s.test for s in shares]))
+    said, how = _afl(asked, tests)
+    return {
+        "chance": reference(ALONE, "expected of a class drawn evenly", [
+            _chance(c, len(share.test), asked.classes)
+            for c, share in zip(clients, shares, strict=True)
+        ]),
+        "majority": _of(asked, ALONE, "the commonest class of the client's training images", [
+            np.full(len(s.test), asked.counts(c).argmax())
+            for c, s in zip(clients, shares, strict=True)
+        ]),
+        "logreg": _of(asked, ALONE, _said(each), [one.labels for one in each]),
+        "afl": _of(asked, TOGETHER, how, _dealt(said, tests, shares)),
+        "pooled": _pooled(asked, tests, shares),
+    }
+
+
+def zero_shots(
+    asked: Asked, model: VLModel, rows: Sequence[Row]
+) -> dict[str, dict[str, Any]]:
+    """Return the references that the text tower gives, by name.
+
+    Args:
+        model: ``anchor("template", 0)`` is the classifier.
+        rows: the clients' lines of ``evaluator.zero_shot``.
+    """
+    tests = np.unique(np.concatenate([np.asarray(asked.data.clients[c].test)
+                                      for c in asked.clients]))
+    logits, shares = _template_logits(asked.source, model, tests), []
+    local, prior = [], []
+    for c in asked.clients:
+        share = _share(asked.data, c)
+        here, counts = logits[np.searchsorted(tests, share.test)], asked.counts(c)
+        shares.append(share)
+        local.append(np.where(counts > 0, here, -np.inf).argmax(1))
+        weights = (counts + 1.0) / (counts.sum() + len(counts))
+        prior.append((here + np.log(weights)).argmax(1))
+    return {
+        "zero_shot": reference(ALONE, "the dataset's template prompt", [
+            {name: row[name] for name in COLUMNS} for row in rows
+        ]),
+        "zero_shot_local": _of(
+            asked, ALONE, "zero-shot among the classes of the client's training images", local
+        ),
+        "zero_shot_prior": _of(
+            asked, ALONE, "zero-shot plus the log of the client's class shares, each count one "
+            "higher (Laplace)", prior,
+        ),
+    }
+
+
+def reference(kind: str, how: str, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return a reference as it stands in ``results.json``.
+
+    Returns:
+        ``kind``, ``how``, ``personal`` (percent, mean over the clients with test images), ``_std``,
+        ``_worst``, ``_balanced`` as in ``scores.personal_scores``, and ``clients``: a line each.
+    """
+    values = [row["accuracy"] for row in rows]
+    return {
+        "kind": kind, "personal": mean(values), "personal_std": population_std(values),
+        "personal_worst": metrics.worst(values),
+        "personal_balanced": mean(row["balanced"] for row in rows), "how": how,
+        "clients": list(rows),
+    }
+
+
+def _of(
+    asked: Asked, kind: str, how: str, labels: Sequence[np.ndarray]
+) -> dict[str, Any]:
+    """Return the reference that predicts ``labels``, one array per client."""
+    rows = []
+    for c, said in zip(asked.clients, labels, strict=True):
+        row = scores.client_row(c, asked.true(c), Predictions(np.asarray(said, dtype=np.int64)))
+        rows.append({name: row[name] for name in COLUMNS})
+    return reference(kind, how, rows)
+
+
+def _chance(client: int, n: int, classes: int) -> Row:
+    """Return the line of a class drawn evenly: ``correct`` is expected, and no whole number."""
+    share = 100.0 / classes if n else None
+    return {"client": client, "n": n, "correct": n / classes, "accuracy": share, "balanced": share}
+
+
+def _share(data: Federated, client: int) -> Share:
+    split = data.clients[client]
+    return Share(*(np.asarray(part, dtype=np.int64)
+                   for part in (split.train, split.val, split.test)))
+
+
+def _dealt(
+    labels: np.ndarray, tests: np.ndarray, shares: Sequence[Share]
+) -> list[np.ndarray]:
+    """Return each client's part of what one model says of all test images, ascending."""
+    return [labels[np.searchsorted(tests, share.test)] for share in shares]
+
+
+def _pooled(
+    asked: Asked, tests: np.ndarray, shares: Sequence[Share]
+) -> dict[str, Any]:
+    """Return the regression on all members' training images; without numbers where it is large."""
+    frozen, train = asked.frozen, asked.every("train")
+    one = frozen.x(train[:1])
+    work, most = len(train) * one.shape[1] * asked.classes, MOST.get(one.device.type, MOST["cpu"])
+    if work > most:
+        return reference(
+            BOUND, f"centralised: left out, {len(train):,} images of {asked.classes:,} classes are "
+            f"more than {most:.0e} products a step on {one.device.type}", [],
+        )
+    (found,) = regressions(frozen, [Share(train, asked.every("val"), tests)])
+    return _of(asked, BOUND, f"centralised: {_said([found])}", _dealt(found.labels, tests, shares))
+
+
+def _said(each: Sequence[Regression]) -> str:
+    """Say how the l2 of regressions came about."""
+    chosen = sorted(one.l2 for one in each)
+    middle, low, high = median_low(chosen), chosen[0], chosen[-1]
+    span = "" if low == high else f" ({low:.0e} to {high:.0e} by client)"
+    judges = " or ".join(sorted({one.judge for one in each}, reverse=True))
+    late = sum(not one.arrived for one in each)
+    rest = f"; {late} of {len(each)} stopped at the limit of steps" if late else ""
+    return f"L2 {middle:.0e}{span} chosen on {judges}{rest}"
+
+
+def _afl(asked: Asked, tests: np.ndarray) -> tuple[np.ndarray, str]:
+    """Return the labels that AFL's classifier gives to ``tests``, and how it came about.
+
+    Its l2: the clients count right answers on their validation images, or where nobody has any on
+    their training images by the solution without the image itself.
+    """
+    frozen, data, classes = asked.frozen, asked.data, asked.classes
+    whole = ridge.Ridge(ridge.together(
+        ridge.statistics(x, y.to(x.device), classes)
+        for x, y in (_pair(frozen, data.clients[c].train) for c in asked.members)
+    ))
+    by_val = bool(len(asked.every("val")))
+    counts = [0] * len(ridge.GRID)
+    for c in asked.members:
+        x, y = _pair(frozen, data.clients[c].val if by_val else data.clients[c].train)
+        for i, l2 in enumerate(ridge.GRID):
+            scored = (
+                x @ whole.weights(l2) if by_val else whole.left_out(x, y.to(x.device), classes, l2)
+            )
+            counts[i] += int((scored.argmax(1).cpu() == y).sum())
+    l2 = ridge.best(counts)
+    labels = (_pair(frozen, tests)[0] @ whole.weights(l2)).argmax(1).cpu().numpy()
+    judge = "the clients' validation images" if by_val else "training images, each left out"
+    return labels, f"AFL, ridge regression in one round: L2 {l2:.0e} chosen on {judge}"
+
+
+def _pair(frozen: Frozen, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Return features of unit length with a constant 1 beside them, and labels."""
+    return F.pad(frozen.x(indices), (0, 1), value=1.0), frozen.y(indices)
+
+
+def _template_logits(source: SampleSource, model: VLModel, indices: np.ndarray) -> np.ndarray:
+    """Return the logits ``[n, C]`` of the template prompt, on the host."""
+    with torch.no_grad():
+        anchor = model.anchor("template", n_ctx=0).unsqueeze(0)
+        parts = []
+        for start in range(0, max(len(indices), 1), BATCH):
+            at = torch.from_numpy(indices[start : start + BATCH])
+            z = source.fetch(at, view=0)["features"].to(anchor.device, anchor.dtype)
+            parts.append(model.logits(z.unsqueeze(0), anchor)[0].double().cpu())
+    return torch.cat(parts).numpy()
+
+
+def order(found: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return references in the order in which they are shown."""
+    return {name: found[name] for name in NAMES if name in found}
+
+
+NAMES = (
+    "chance", "majority", "zero_shot", "zero_shot_local", "zero_shot_prior", "logreg", "afl",
+    "pooled",
+)

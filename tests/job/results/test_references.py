@@ -1,0 +1,127 @@
+"""A run is set beside references, whatever it streams; they are made once and move no number."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedvlm.cli.main import main
+from fedvlm.evaluation import zero_shot
+from fedvlm.evaluation.references.suite import NAMES
+from fedvlm.job.build import Built, build
+from fedvlm.job.flags import parse
+from fedvlm.job.record import make_panel
+from fedvlm.job.resolve import resolve
+from fedvlm.job.results import reference_rows
+from fedvlm.job.results import references as module
+from fedvlm.job.results.against import sentences
+from tests import jobs
+
+
+@pytest.fixture(scope="module")
+def built() -> Built:
+    return build(resolve(parse(jobs.argv(Path("/nowhere")))).jobs[0].cfg)
+
+
+def rows(built: Built) -> dict[str, Any]:
+    panel = make_panel(built)
+    record = zero_shot(built.model, built.test, built.data, panel, built.meter.template)
+    return reference_rows(built, panel, record)
+
+
+def test_a_finished_run_stands_beside_them(quick_run: Path) -> None:
+    results = jobs.results(quick_run)
+    found, last = results["references"], results["last"]
+    assert list(found) == list(NAMES)
+    for one in found.values():
+        assert [r["client"] for r in one["clients"]] == [r["client"] for r in last["clients"]]
+        assert [r["n"] for r in one["clients"]] == [r["n"] for r in last["clients"]]
+    zero = results["zero_shot"]["personal"]
+    assert found["zero_shot"]["personal"] == zero
+    alone = {n: r["personal"] for n, r in found.items() if r["kind"] == "alone"}
+    best = max(alone.values())
+    assert results["gain"]["points"] == last["personal"] - best
+    better = {n for n, r in found.items() if r["kind"] != "bound"
+              and r["personal"] > last["personal"]}
+    assert {one["reference"] for one in results["below"]} == better
+    assert results["hurt"]["of"] == 2
+    spent = results["spent"]
+    assert (spent["local_steps"], spent["final_epochs"], spent["bytes_up"] > 0) == (4, 0, True)
+    assert {"personal_balanced", "personal_q1", "personal_nll", "personal_ece"} <= set(last)
+    assert last["personal_before_ft"] == last["personal"]
+    labels = [row[""] for row in results["table"]]
+    assert "logistic regression" in labels and "personal_before_ft" not in results["table"][-1]
+
+
+def test_they_are_made_once(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Again from the file; a damaged one is not believed, and other code makes them anew."""
+    first = rows(built)
+    panel = make_panel(built)
+    file = module._path(built, panel, panel.clients)
+    text = file.read_text()
+    made: list[int] = []
+    plain = module.references
+    monkeypatch.setattr(module, "references", lambda asked: made.append(1) or plain(asked))
+    assert rows(built) == first and made == []
+    content = json.loads(text)
+    content["references"]["logreg"]["personal"] = 99.5
+    for damage in (json.dumps(content), text[:-20], "[]"):
+        file.write_text(damage)
+        assert rows(built) == first
+        assert file.read_text() == text
+    assert len(made) == 3
+
+
+def test_a_method_on_pixels_has_them_too(built: Built) -> None:
+    """From frozen features out of the store, on the plain path and without its zero-shot row."""
+    pixels = build(resolve(parse([*jobs.argv(Path("/nowhere")), "--plain"])).jobs[0].cfg)
+    assert pixels.test.streams == ("pixels",)  # type: ignore[attr-defined]
+    found = reference_rows(pixels, make_panel(pixels), None)
+    want = rows(built)
+    assert list(found) == [n for n in NAMES if not n.startswith("zero_shot")]
+    for name, one in found.items():
+        assert one["personal"] == pytest.approx(want[name]["personal"], abs=2.0)
+
+
+def test_by_class_and_without_references(quick_run: Path, tmp_path: Path) -> None:
+    """The same run to the bit: what is asked for beside it is no part of its identity."""
+    more = ("TEST.PER_CLASS_RESULT", "True", "TEST.COMPUTE_CMAT", "True", "TEST.REFERENCES",
+            "False")
+    assert jobs.run(tmp_path, "--opts", *more) == 0
+    left, right = jobs.records(tmp_path), jobs.records(quick_run)
+    left[-1].pop("confusion")
+    assert left == right
+    here, there = (json.loads((jobs.folder(p) / "results.json").read_text())
+                   for p in (tmp_path, quick_run))
+    assert here["identity_digest"] == there["identity_digest"]
+    results = here["results"]
+    assert not {"references", "below", "gain", "hurt"} & set(results)
+    lines = results["per_class"]["personal"]
+    clients = results["last"]["clients"]
+    for name in ("n", "correct"):
+        assert sum(x[name] for x in lines) == sum(c[name] for c in clients)
+    assert "confusion" not in results["last"]
+    assert sum(n for *_, n in results["confusion"]["global"]) == sum(
+        x["n"] for x in results["per_class"]["global"]
+    )
+    found = torch.load(jobs.folder(tmp_path) / "cmat.pt", weights_only=True)
+    assert torch.allclose(found.sum(1), torch.ones(len(lines)).double())
+    log = (jobs.folder(tmp_path) / "log.txt").read_text().splitlines()
+    at = log.index("=> per-class result")
+    first = lines[0]
+    assert log[at + 1].split("\t")[:2] == [f"* class: 0 ({first['name']})", f"total: {first['n']}"]
+    assert log[-1].startswith("* average: ") and log[at - 1].startswith("* macro_f1: ")
+
+
+def test_a_finished_run_says_what_it_has_not(
+    quick_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*jobs.argv(quick_run), "--opts", "TEST.COMPUTE_CMAT", "True"]) == 0
+    told, results = capsys.readouterr().out, jobs.results(quick_run)
+    assert "it was run without TEST.COMPUTE_CMAT" in told
+    (line,) = sentences("FedTV", results)  # the one sentence that it ended with
+    assert f"note: {line}" in told and line in (jobs.folder(quick_run) / "log.txt").read_text()
