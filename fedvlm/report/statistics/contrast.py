@@ -27,7 +27,8 @@ class Contrast:
         low, high: its 95 % interval: over sets where there are several, else over seeds; None of
             one pair.
         detectable: the smallest true difference seen with a probability of 80 %; None of one pair.
-        wins, ties, losses: sets where B is above, equal to, below A; of one set its seeds.
+        wins, ties, losses: sets where B is above, equal to, below A; of an experiment on one set
+            its seeds.
         p: Wilcoxon's signed-rank test over sets; None of fewer than six that differ.
     """
 
@@ -63,7 +64,7 @@ def contrast(a: Numbers, b: Numbers) -> Contrast | None:
     if not sets:
         return None
     means = [mean(pairs) or 0.0 for pairs in sets]
-    units = means if len(sets) > 1 else sets[0]
+    units = means if len(a) > 1 else sets[0]
     count = sum(map(len, sets))
     signs = (sum(x > 0 for x in units), sum(x == 0 for x in units), sum(x < 0 for x in units))
     if len(sets) == 1:

@@ -108,6 +108,13 @@ def brief(names: Sequence[str], ci: bool, n: int, marked: bool, below: bool) -> 
     return words + ("; ↓: below a reference of its kind" if below else "") + "."
 
 
+def brief_difference(name: str, versus: str) -> str:
+    """Return the caption of a table of differences as one sentence."""
+    return (f"{BRIEFLY.get(name, name)} minus that of {versus}: mean paired difference and its 95% "
+            "interval; +/=/-: wins, ties and losses; detectable: the difference seen in 80% of "
+            "such experiments.")
+
+
 def _marks(marked: bool, n: int) -> str:
     """Say what bold and underlined mean, or why there is neither."""
     if marked:

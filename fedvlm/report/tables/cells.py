@@ -71,11 +71,17 @@ class TableCell:
         return f"{self.mean * metric(self.metric).scale:.{self.digits}f}"
 
     def spread(self, ci: bool) -> str:
-        """Return the standard deviation as shown, or with ``ci`` the interval; empty for none."""
-        spread = self.ci if ci else self.std
+        """Return the standard deviation as shown, or with ``ci`` the interval; empty for none.
+
+        What was counted (steps, bytes) has none where all seeds agree.
+        """
+        spread, meant = self.ci if ci else self.std, metric(self.metric)
         if spread is None or self.mean is None or self.words:
             return ""
-        return f"{spread * metric(self.metric).scale:.{max(self.digits, 1)}f}"
+        if meant.counted and not spread:
+            return ""
+        digits = self.digits if meant.unit == "count" else max(self.digits, 1)
+        return f"{spread * meant.scale:.{digits}f}"
 
     @property
     def suffix(self) -> str:

@@ -50,9 +50,8 @@ WIDE = (
     "FED.FINETUNE_EPOCHS", "MODEL.PREC", "TEST.SPLIT",
 )
 WIDE_PREFIX = "INPUT."
-# Protocol key -> config keys that it stands for: where it differs, or is an axis, they do too.
+# Protocol key -> config keys that it stands for: where it differs on request, they do too.
 STANDS_FOR: Mapping[str, tuple[str, ...]] = {
-    "dataset": ("DATASET.",),
     "setting": ("DATASET.SUBSAMPLE_CLASSES", "DATASET.TEST_NEW", "TEST.TARGETS",
                 "FED.HELD_OUT_DOMAIN"),
     "subsample": ("DATASET.SUBSAMPLE_CLASSES", "DATASET.TEST_NEW"),
@@ -95,8 +94,7 @@ def same_protocol(
         ConfigError: the runs differ otherwise; the keys, two values and two runs are named.
     """
     protocol = [d for key in _protocol_keys(entries, axes) if (d := _difference(entries, key, ()))]
-    told = {*axes, *(d[0] for d in protocol)}
-    stood = tuple(key for name in told for key in STANDS_FOR.get(name, ()))
+    stood = tuple(key for d in protocol for key in STANDS_FOR.get(d[0], ()))
     place = ("dataset", *SEEDS[1:], *(k for k in axes if k not in (*OF_METHOD, METRIC)))
     settings = [
         d for key in _config_keys(entries) if key not in axes and not key.startswith(stood)

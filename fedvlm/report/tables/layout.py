@@ -125,7 +125,8 @@ def place_of(lines: Sequence[Line], word: str, flag: str) -> list[int]:
     there = exact or [at for at, line in methods.items() if fold(line.method) == fold(word)]
     if not there:
         names = [line.label for line in methods.values()]
-        raise ConfigError(f"{flag} {word}: the table has no such method{did_you_mean(word, names)} "
+        near = did_you_mean(word, [*(line.method for line in methods.values()), *names])
+        raise ConfigError(f"{flag} {word}: the table has no such method{near} "
                           f"(it has {', '.join(names[:12])}{', ...' if len(names) > 12 else ''})")
     return there
 

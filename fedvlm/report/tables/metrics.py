@@ -26,13 +26,15 @@ RATIOS = {
 }
 QUARTILES = {"personal_q1": 0, "personal_median": 1, "personal_q3": 2}
 HURT, OWN_REFERENCE = "hurt", "logreg"  # the client's own classifier: what it has by itself
-TOP = ("gain", HURT)  # numbers of a run that stand in no section of its results
+TOP = {"gain": "points", HURT: "share"}  # sections of the results that are one number, named so
+STEPS = "steps"
 # Short words for columns that stand beside a table's metric.
 COLUMNS = {
     "gain": "gain", "balanced": "personal_balanced", "before": "personal_before_ft",
-    "worst": "personal_worst", "hurt": HURT, "ece": "ece", "nll": "nll",
-    "steps": "totals.local_steps", "up": "totals.bytes_up", "down": "totals.bytes_down",
-    "bytes": "bytes", "seconds": "totals.seconds", "trainable": "trainable",
+    "worst": "personal_worst", "hurt": HURT, "ece": "personal_ece", "nll": "personal_nll",
+    "steps": STEPS, "final": "spent.final_epochs", "up": "totals.bytes_up",
+    "down": "totals.bytes_down", "bytes": "bytes", "seconds": "totals.seconds",
+    "trainable": "trainable",
 }
 
 
@@ -59,6 +61,11 @@ class Metric:
     digits: int | None = None
 
     @property
+    def counted(self) -> bool:
+        """Whether it is a count: of steps, parameters, bytes."""
+        return self.unit in ("count", "MB", "kB")
+
+    @property
     def title(self) -> str:
         """Name and unit for a header; percent goes without saying."""
         return self.name if self.unit == "%" else f"{self.name} ({self.unit})"
@@ -82,14 +89,14 @@ DEFINED = {m.name: m for m in (
     Metric("personal_q1", "first quartile over clients of personal accuracy"),
     Metric("personal_median", "median over clients of personal accuracy"),
     Metric("personal_q3", "third quartile over clients of personal accuracy"),
-    Metric("gain", "collaboration gain: personal minus the best reference without collaboration",
-           "points"),
+    Metric("gain", "collaboration gain: personal minus the best reference without collaboration "
+                   "(the run's settings are as they were given, tuned or not)", "points"),
     Metric(HURT, "share of the clients whose personal accuracy is below that of a logistic "
                  "regression of their own", lower=True),
-    Metric("ece", "expected calibration error of the personal models, mean over clients",
+    Metric("personal_ece", "expected calibration error of the personal models, mean over clients",
            lower=True),
-    Metric("nll", "negative log-likelihood of the personal models, mean over clients", "nats",
-           True, digits=3),
+    Metric("personal_nll", "negative log-likelihood of the personal models, mean over clients",
+           "nats", True, digits=3),
     Metric("personal_macro_f1", "macro-F1 of the personal models, mean over clients"),
     Metric("global", "the shared model on the whole test set"),
     Metric("global_macro_f1", "macro-F1 of the shared model on the whole test set"),
@@ -124,6 +131,8 @@ DEFINED = {m.name: m for m in (
     Metric("seconds_per_round", "seconds of training and aggregation, mean over rounds", "s", True,
            digits=2),
     Metric("personal_clients", "clients behind personal, where not all are", "count", digits=0),
+    _count(STEPS, "local steps of all clients, the final fine-tuning included"),
+    _count("spent.final_epochs", "epochs of the final fine-tuning"),
     _count("totals.rounds", "rounds done"),
     _count("totals.local_steps", "local steps of all clients"),
     _count("totals.samples", "training samples of all clients"),
@@ -164,7 +173,7 @@ def metrics_of(entries: Sequence[RunFacts]) -> list[str]:
     names: dict[str, None] = {}
     for entry in entries:
         run = entry.run
-        for section in ("last", *SECTIONS, TOTALS):
+        for section in ("last", *SECTIONS, "spent", TOTALS):
             numbers = run.totals() if section == TOTALS else run.section(section)
             head = "" if section == "last" else f"{section}."
             names |= {
@@ -173,7 +182,7 @@ def metrics_of(entries: Sequence[RunFacts]) -> list[str]:
             }
         if finite(run.info.get("trainable")) is not None:
             names["trainable"] = None
-        derived = (*RATIOS, *QUARTILES, *TOP, "bytes")
+        derived = (*RATIOS, *QUARTILES, *TOP, STEPS, "bytes")
         names |= {name: None for name in derived if value_of(entry, name) is not None}
     return list(names)
 
@@ -227,6 +236,8 @@ def value_of(entry: RunFacts, name: str) -> float | None:
         return _ratio(entry, name)
     if name in QUARTILES or name in TOP:
         return _of_clients(entry, name)
+    if name == STEPS:
+        return _steps(entry)
     if name == "bytes":
         parts = [finite(run.totals().get(part)) for part in ("bytes_up", "bytes_down")]
         return None if parts[0] is None or parts[1] is None else parts[0] + parts[1]
@@ -243,10 +254,20 @@ def _ratio(entry: RunFacts, name: str) -> float | None:
     return sum(parts) / whole if whole and len(parts) == len(names) else None
 
 
+def _steps(entry: RunFacts) -> float | None:
+    """Return all local steps; of an older run its totals', to which final phases are added."""
+    spent = finite(entry.run.section("spent").get("local_steps"))
+    if spent is not None:
+        return spent
+    totals = entry.run.totals()
+    steps = finite(totals.get("local_steps"))
+    return None if steps is None else steps + (finite(totals.get("finetune_steps")) or 0.0)
+
+
 def _of_clients(entry: RunFacts, name: str) -> float | None:
     """Return a number of ``QUARTILES`` or ``TOP``: as the run says it, else from clients' rows."""
     run = entry.run
-    told = run.results.get(name, run.last.get(name))
+    told = run.section(name).get(TOP[name]) if name in TOP else run.last.get(name)
     if finite(told) is not None or name == "gain":
         return finite(told)
     rows = accuracies(run.last)

@@ -76,9 +76,9 @@ def _field(card: str, name: str) -> str:
 
 def _group(card: str) -> str:
     """Return the group: who shares nothing works alone, unless something travels beside."""
-    if not card:
-        return ""
     shared, personal = _field(card, "Shared"), _field(card, "Personal")
+    if not shared or not personal:
+        return ""
     if shared.rstrip(".") == "none":
         return ALONE
     return ONE_MODEL if re.match(r"none(?! by name| during| between)", personal) else PERSONAL

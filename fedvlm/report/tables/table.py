@@ -9,7 +9,7 @@ from typing import Any
 from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import Collected
 from fedvlm.report.tables.beside import columns_beside, difference_columns, differences
-from fedvlm.report.tables.caption import brief, caption, notes_on, versions
+from fedvlm.report.tables.caption import brief, brief_difference, caption, notes_on, versions
 from fedvlm.report.tables.cells import (
     AVERAGE,
     BELOW,
@@ -312,7 +312,8 @@ def _difference_table(
     return Table(
         table.metrics, table.corner, tuple(one.label for one in rows), tuple(columns),
         tuple(one.cells for one in rows), f"{words} Made by: {command}." if command else words,
-        (), False, table.n, words, table.made, (), tuple(one.method for one in rows),
+        (), False, table.n, brief_difference(table.metrics[0], spec.versus), table.made, (),
+        tuple(one.method for one in rows),
     )
 
 
