@@ -6,7 +6,7 @@ Of finished runs, or of the log.txt files that CoOp-style code leaves.
 from __future__ import annotations
 
 import shlex
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -69,7 +69,7 @@ def flags(parser: Parser) -> None:
     add("--names", choices=("run", "paper"), default="run", help="paper: methods and data sets as "
         "papers spell them, methods in groups, in LaTeX cited (run)")
     add("--label", default="", metavar="LABEL", help="LaTeX's \\label (tab:METRIC)")
-    add("--width", type=float, default=5.5, metavar="INCHES", help="LaTeX's width of the text "
+    add("--width", type=_inches, default=5.5, metavar="INCHES", help="LaTeX's width of the text "
         "(5.5, NeurIPS)")
     add("--mixed", nargs="*", metavar="KEY", help="let runs differ in these keys (any); the "
         "caption says in which they do")
@@ -199,6 +199,16 @@ def _pairs(words: Sequence[str], flag: str) -> tuple[Pair, ...]:
         if not word.partition("=")[0] or "=" not in word:
             raise ConfigError(f"{flag} {word}: wants KEY=VALUE, for example {flag} shots=16")
     return tuple((word.partition("=")[0], word.partition("=")[2]) for word in words)
+
+
+def _inches(word: str) -> float:
+    try:
+        width = float(word)
+    except ValueError:
+        width = 0.0
+    if not 1 <= width <= 30:
+        raise ArgumentTypeError(f"wants inches from 1 to 30, got '{word}'")
+    return width
 
 
 def _format(args: Namespace) -> str:

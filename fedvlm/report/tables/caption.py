@@ -39,8 +39,8 @@ MOST = 4  # values, revisions or notes of one kind named
 
 def caption(
     runs: Sequence[RunFacts], names: Sequence[str], axes: Sequence[str], differing: Sequence[str],
-    averaged: bool, ci: bool, n: int, command: str, marked: bool = False,
-    beside: Sequence[str] = (),
+    averaged: bool, ci: bool, n: int, command: str,
+    marked: bool | None = None, beside: Sequence[str] = (),
 ) -> str:
     """Return the caption as plain sentences.
 
@@ -53,7 +53,7 @@ def caption(
         ci: whether the spread is the 95 % t-interval.
         n: the most seeds of a cell.
         command: what made the table; empty for unknown.
-        marked: whether a cell has a mark.
+        marked: whether a cell has a mark; None where nobody competes.
         beside: metrics of the columns beside.
     """
     parts = [
@@ -71,7 +71,7 @@ def caption(
     if beside:
         parts.append(f"beside it, means over the data sets: "
                      f"{'; '.join(_meaning(name) for name in beside)}")
-    parts.append(_marks(marked, n))
+    parts.append("" if marked is None else _marks(marked, n))
     if differing:
         parts.append(f"Mixed on request, so rows may differ by more than they say: "
                      f"{'; '.join(differing)}")
@@ -90,7 +90,7 @@ BRIEFLY = {
 }
 
 
-def brief(names: Sequence[str], ci: bool, n: int, marked: bool, below: bool) -> str:
+def brief(names: Sequence[str], ci: bool, n: int, marked: bool | None, below: bool) -> str:
     """Return the caption as one sentence, for a paper; the rest is in its comments.
 
     Args:

@@ -22,11 +22,10 @@ KINDS = {
 }
 REFERENCES = (*SECTIONS_AS_ROWS, *KINDS)
 REFERENCE_NAMES = {
-    "majority": "commonest class of each client", "zero_shot": "zero-shot",
-    "zero_shot_local": "zero-shot among the client's classes",
-    "zero_shot_prior": "zero-shot with the client's class prior",
-    "logreg": "logistic regression per client", "afl": "federated ridge (AFL)",
-    "pooled": "logistic regression on pooled data",
+    "majority": "commonest class", "zero_shot": "zero-shot",
+    "zero_shot_local": "zero-shot, own classes", "zero_shot_prior": "zero-shot, class shares",
+    "logreg": "logistic regression", "afl": "federated ridge (AFL)",
+    "pooled": "logistic regression, pooled",
 }
 IDENTITY = ("images", "transform", "device")  # parts of an identity that a table compares
 

@@ -116,7 +116,7 @@ def _entry(name: str, text: str) -> tuple[str, str]:
 
 
 def _latex(text: str) -> str:
-    return re.sub(r"([&%$#_])", r"\\\1", text)
+    return re.sub(r"([&%$#_{}])", r"\\\1", text.replace("\\", "/"))
 
 
 def _plain(text: str) -> str:

@@ -18,6 +18,7 @@ from fedvlm.report.tables.layout import Line, label_of
 from fedvlm.report.tables.metrics import metric, value_of
 
 Places = Mapping[tuple[str, str, str], list[RunFacts]]
+MOST = 3  # columns named; of more, how many
 ROUNDING = 0.05  # points: references of two runs that differ by less are the same
 
 
@@ -62,8 +63,9 @@ def beaten_by(
                 beaten.setdefault(REFERENCE_NAMES.get(best, best), []).append(column)
         marked.append(replace(line, cells=tuple(cells)))
         if beaten:
-            words = "; ".join(f"{name} ({', '.join(where)})" for name, where in beaten.items())
-            notes.append(f"{line.label}: {words}")
+            notes.append(f"{line.label}: " + " and ".join(
+                f"{name} ({', '.join(where) if len(where) <= MOST else f'{len(where)} columns'})"
+                for name, where in beaten.items()))
     return marked, notes
 
 

@@ -15,6 +15,7 @@ from fedvlm.report.tables.cells import (
     BELOW,
     H_OF_AVERAGES,
     MEAN_OF_H,
+    NOT_RIVALS,
     Grid,
     TableCell,
     average,
@@ -134,13 +135,14 @@ def tables(collected: Collected, spec: Spec, command: str = "") -> list[Table]:
     spec = replace(spec, metrics=check_metrics(spec.metrics, entries),
                    columns=check_columns(spec.columns, entries))
     mixed = same_protocol(entries, axes, spec.mixed)
-    notes += [*coincidences(entries, axes), *notes_on(entries, axes), *collected.problems,
+    notes += [*notes_on(entries, axes), *collected.problems,
               *rounds_to_problems(spec.metrics, entries)]
     if collected.unfinished:
         notes.append(f"{len(collected.unfinished)} unfinished run(s) left out: "
                      f"{_listed([str(p) for p in collected.unfinished])}")
     if spec.names:
         entries = named(entries, spec.papers)
+    notes = [*coincidences(entries, axes), *notes]
     groups = [spec.metrics] if METRIC in axes else [(name,) for name in spec.metrics]
     made: list[Table] = []
     for names in groups:
@@ -193,7 +195,7 @@ def _of_metrics(
         lines, columns = difference_columns(base, lines, columns, sets, spec.versus)
     most = max((c.n for line in base for c in line.cells if not c.average), default=0)
     runs = [e for e in entries if not e.reference]
-    marked = any(c.rank for line in base for c in line.cells)
+    marked = _any_mark(base, spec, ends)
     remarks = [
         *_remarks(base, columns, most, extra, bool(averaged), beaten),
         *_unpaired([{e.seeds for e in here} for here in places.values()]), *_copies(copies),
@@ -303,6 +305,17 @@ def _marked(lines: Sequence[Line], spec: Spec, references: Sequence[bool]) -> li
         [line.rival for line in lines]
     grid = with_marks(tuple(line.cells for line in lines), spec.rows, spec.cols, rivals)
     return [replace(line, cells=cells) for line, cells in zip(lines, grid, strict=True)]
+
+
+def _any_mark(lines: Sequence[Line], spec: Spec, references: Sequence[bool]) -> bool | None:
+    """Say whether a cell has a mark; None where there are no two rivals.
+
+    Args:
+        references: see ``_marked``.
+    """
+    rivals = references.count(False) if "trainer" in spec.cols else \
+        0 if NOT_RIVALS & {*spec.rows} else sum(line.rival for line in lines)
+    return None if rivals < 2 else any(c.rank for line in lines for c in line.cells)
 
 
 def _difference_table(

@@ -21,8 +21,8 @@ from fedvlm.report.tables.table import Table
 POINTS = 72.27  # of TeX per inch
 SIZES = (("small", 9.0), ("footnotesize", 8.0), ("scriptsize", 7.0))
 TINY, LETTER, GAP = 5.0, 0.5, 6.0  # size of a spread; width of a letter; between columns
-LONG_SIDE, PAGE = 8.5, 8.0  # inches of a rotated page, and that blocks of a page may be high
-HIGH = 1.3  # height of a row, in sizes of its letters
+LONG_SIDE, PAGE = 9.0, 8.0  # inches of a rotated page, and that blocks of a page may be high
+HIGH = 1.2  # height of a row, in sizes of its letters
 CITED = 5  # letters of ``~[12]``
 _ESCAPES = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
@@ -123,10 +123,11 @@ def _lines(table: Table, style: Style, at: int) -> list[str]:
                for i, head in enumerate(table.columns)]
     widest = max((len(row) + CITED * bool(key) for row, key in zip(table.rows, keys, strict=True)),
                  default=1)
-    size, blocks, rotated = _plan(columns, widest * LETTER, style.width, len(table.rows))
+    rows = len(table.rows) + sum(bool(heading_at(table, i)) for i in range(len(table.rows)))
+    size, blocks, rotated = _plan(columns, widest * LETTER, style.width, rows)
     name = "sidewaystable" if rotated else "table"
     lines = _comments(table)
-    a_page = max(1, int(PAGE * POINTS / (HIGH * dict(SIZES)[size] * (len(table.rows) + 4))))
+    a_page = max(1, int(PAGE * POINTS / (HIGH * dict(SIZES)[size] * (rows + 4))))
     for first in range(0, len(blocks), a_page):
         caption = escape_tex(table.brief or table.caption)
         lines += [

@@ -45,14 +45,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_references_stand_in_groups_below_the_methods(runs: Path) -> None:
     found = table(runs, reference=ALL)
     assert found.rows == (
-        "FedAvg", "FedProx", "Good", "LocalOnly", "chance", "logistic regression per client",
-        "federated ridge (AFL)", "logistic regression on pooled data",
+        "FedAvg", "FedProx", "Good", "LocalOnly", "chance", "logistic regression",
+        "federated ridge (AFL)", "logistic regression, pooled",
     )
     heads = ["references without collaboration"] * 2
     assert list(found.groups[4:6]) == heads and found.groups[0] == ""
     assert found.groups[6] != found.groups[5] and found.groups[7].startswith("bound")
     assert [line[0].text for line in found.cells[4:]] == ["10.0", "50.0", "60.0", "90.0"]
-    assert table(runs, reference=("alone",)).rows[-1] == "logistic regression per client"
+    assert table(runs, reference=("alone",)).rows[-1] == "logistic regression"
     assert table(runs).rows == ("FedAvg", "FedProx", "Good", "LocalOnly")
 
 
