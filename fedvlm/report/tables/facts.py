@@ -202,7 +202,7 @@ def _is(entry: RunFacts, key: str, value: str) -> bool:
     names = {"" if fact is None else str(fact)}
     if key == "trainer":
         names.add(entry.run.method)
-    if key.endswith("_digest"):
+    if key.endswith("_digest") or key in IDENTITY:
         return bool(value) and any(name.startswith(value) for name in names)
     return value in names
 
