@@ -71,7 +71,7 @@ def test_methods_may_differ_in_hyper_parameters_but_not_in_batch_size(tmp_path: 
         ("FED.INVENTED_LATER", 1, 2), ("DATASET.ON_CORRUPT", "skip", "refuse"),
         ("FED.EARLY_STOP", None, 3),  # None: left out of an identity, which is its neutral 0
         ("FED.AGGREGATOR", None, "median"),
-        ("images", "a" * 64, "b" * 64), ("transform", "c" * 64, "d" * 64),
+        ("images", "aaaa", "bbbb"), ("transform", "cccc", "dddd"),
         ("device", "cpu", "cuda"),
     ],
 )
