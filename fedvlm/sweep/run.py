@@ -178,10 +178,10 @@ class Sweep:
 
 
 def table_commands(plan: SweepPlan, output: Path) -> list[str]:
-    """Return ``fedvlm table`` commands that show a sweep's runs: one, or one per data set.
+    """Return the ``fedvlm table`` commands that show a sweep's runs: one, or one per data set.
 
-    Data sets of different settings or partitions share no table, so each gets its own. A command
-    is tried before it is named.
+    One shows all, data sets of other protocols in tables of their own. Where the runs of some data
+    set share no table, the others are named one by one. A command is tried before it is named.
     """
     cols = ("dataset", "shots") if len(plan.shots) > 1 else ("dataset",)
     more = ("--cols", *cols) if len(cols) > 1 else ()
@@ -192,14 +192,15 @@ def table_commands(plan: SweepPlan, output: Path) -> list[str]:
         return []
     if not runs.runs:
         return []
-    names = sorted({str(run.protocol.get("dataset")) for run in runs.runs})
-    if len(names) == 1 or _works(runs, Spec(cols=cols)):
+    if _works(runs, Spec(cols=cols)):
         return [f"table of the runs: {whole}"]
+    names = sorted({str(run.protocol.get("dataset")) for run in runs.runs})
+    good = [n for n in names if _works(runs, Spec(cols=cols, where=(("dataset", n),)))]
     each = [
-        shlex.join([*COMMAND, str(output), "--where", f"dataset={name}", *more]) for name in names
+        shlex.join([*COMMAND, str(output), "--where", f"dataset={name}", *more]) for name in good
     ]
-    return ["tables of the runs, one per data set, as their protocols differ:",
-            *(f"  {words}" for words in each)]
+    why = f"the runs of {', '.join(n for n in names if n not in good)} differ in their protocol"
+    return [f"tables of the runs ({why}: {whole} says how):", *(f"  {words}" for words in each)]
 
 
 def _works(runs: Collected, spec: Spec) -> bool:

@@ -208,13 +208,14 @@ def test_the_table_command_is_one_that_works(tmp_path: Path) -> None:
     whole = f"python -m fedvlm table {tmp_path}"
     assert table_commands(plan, tmp_path) == [f"table of the runs: {whole}"]
     write_run(tmp_path, "A", "Dogs & Cats", last={"personal": 1.0}, setting="base2new")
-    told = table_commands(plan, tmp_path)
-    names = ["'dataset=Dogs & Cats'", "dataset=Pets"]
-    assert told[1:] == [f"  {whole} --where {name}" for name in names]
+    assert table_commands(plan, tmp_path) == [f"table of the runs: {whole}"]  # two tables
     write_run(tmp_path, "B", "Pets", last={"personal": 1.0}, shots=4)
-    assert table_commands(replace(plan, shots=(4, 16)), tmp_path)[2] == (
-        f"  {whole} --where dataset=Pets --cols dataset shots"
-    )
+    head, only = table_commands(plan, tmp_path)
+    assert "the runs of Pets differ in their protocol" in head
+    assert only == f"  {whole} --where 'dataset=Dogs & Cats'"
+    assert table_commands(replace(plan, shots=(4, 16)), tmp_path) == [
+        f"table of the runs: {whole} --cols dataset shots"
+    ]
 
 
 def test_slurm_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

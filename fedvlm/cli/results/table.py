@@ -1,6 +1,7 @@
 """Mean and spread over seeds in md, csv, tex or html.
 
-Of finished runs, or of the log.txt files that CoOp-style code leaves.
+Of finished runs, or of the log.txt files that CoOp-style code leaves. Data sets of one protocol
+share a table, which ends in their average; others get a table each.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ def flags(parser: Parser) -> None:
     add("--label", default="", metavar="LABEL", help="LaTeX's \\label (tab:METRIC)")
     add("--width", type=_inches, default=5.5, metavar="INCHES", help="LaTeX's width of the text "
         "(5.5, NeurIPS)")
-    add("--mixed", nargs="*", metavar="KEY", help="let runs differ in these keys (any); the "
-        "caption says in which they do")
+    add("--mixed", nargs="*", metavar="KEY", help="one table although runs differ in these keys "
+        "(any); the caption says in which they do")
     add("--ci", action="store_true", help="the 95 %% t-interval instead of the standard deviation")
     add("--digits", type=whole(0, 6), default=1, metavar="N", help="decimals of percentages (1)")
     add("--standalone", action="store_true", help="a whole document (tex, html)")

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import Collected
+from fedvlm.report.tables.apart import shares
 from fedvlm.report.tables.beside import columns_beside, difference_columns, differences
 from fedvlm.report.tables.caption import brief, brief_difference, caption, notes_on, versions
 from fedvlm.report.tables.cells import (
@@ -23,7 +24,7 @@ from fedvlm.report.tables.cells import (
     harmonic_of_averages,
     with_marks,
 )
-from fedvlm.report.tables.check import same_config, same_protocol
+from fedvlm.report.tables.check import same_config
 from fedvlm.report.tables.facts import (
     METRIC,
     Pair,
@@ -119,7 +120,8 @@ class Table:
 def tables(collected: Collected, spec: Spec, command: str = "") -> list[Table]:
     """Return the tables that ``spec`` asks for: one, or one per metric without such an axis.
 
-    With ``versus`` each is followed by that of its differences per data set.
+    Data sets whose protocols differ have tables of their own (``apart``). With ``versus`` each is
+    followed by that of its differences per data set.
 
     Raises:
         ConfigError: unknown keys or metrics, nothing left after the filters, mixed protocols,
@@ -134,19 +136,19 @@ def tables(collected: Collected, spec: Spec, command: str = "") -> list[Table]:
     entries = filtered(every, spec.where, spec.exclude)
     spec = replace(spec, metrics=check_metrics(spec.metrics, entries),
                    columns=check_columns(spec.columns, entries))
-    mixed = same_protocol(entries, axes, spec.mixed)
-    notes += [*notes_on(entries, axes), *collected.problems,
-              *rounds_to_problems(spec.metrics, entries)]
+    kept = shares(entries, spec.rows, spec.cols, spec.mixed)
+    notes += [*collected.problems, *rounds_to_problems(spec.metrics, entries)]
     if collected.unfinished:
         notes.append(f"{len(collected.unfinished)} unfinished run(s) left out: "
                      f"{_listed([str(p) for p in collected.unfinished])}")
-    if spec.names:
-        entries = named(entries, spec.papers)
-    notes = [*coincidences(entries, axes), *notes]
     groups = [spec.metrics] if METRIC in axes else [(name,) for name in spec.metrics]
     made: list[Table] = []
-    for names in groups:
-        made += _of_metrics(entries, spec, names, mixed, notes, command)
+    for share in kept:
+        runs = named(share.entries, spec.papers) if spec.names else share.entries
+        said = [*([share.note] if share.note else []), *coincidences(runs, axes),
+                *notes_on(runs, axes), *notes]
+        for names in groups:
+            made += _of_metrics(runs, spec, names, share.mixed, said, command)
     return made
 
 
