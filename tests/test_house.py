@@ -197,11 +197,11 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: 0.3 s": ("huggingface_hub",),
         "start-up: 2 s": ("transformers.utils",),
     },
-    "fedvlm/report/compare/paired.py": {
-        "start-up: 1 s of comparisons without a test": ("scipy.stats",),
-    },
     "fedvlm/report/compare/runs.py": {
         "start-up: 0.1 s where no logits were kept": ("safetensors", "safetensors.numpy"),
+    },
+    "fedvlm/report/statistics/paired.py": {
+        "start-up: 1 s of comparisons without a test": ("scipy.stats",),
     },
     "fedvlm/sweep/worker.py": {
         "start-up: PyTorch, as all of these": ("fedvlm.job.flags",),

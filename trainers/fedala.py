@@ -6,7 +6,7 @@ Equations: start of a client's round: w^ = w_l + (w_g - w_l) * W on the last LAY
     below; W <- clip_[0,1](W - eta dF/dw^ * (w_g - w_l)) on a share of the data, until the losses
     are steady the first time, one pass later. Then F is trained from w^, and sent.
 Shared: all of PEFT
-Personal: none (W and the last local model stay with the client)
+Personal: none by name (W and the last local model stay with the client)
 Frozen: both towers, the logit scale.
 Defaults: eta 1, 80 % of the data, all tensors mixed; steady = standard deviation of the last ten
     losses below 0.1, at most 50 passes.

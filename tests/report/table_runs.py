@@ -15,7 +15,8 @@ def write_run(
     root: Path, trainer: str, dataset: str = "Pets", seed: int = 1,
     last: Mapping[str, Any] | None = None, *, config: Mapping[str, Any] | None = None,
     info: Mapping[str, Any] | None = None, sections: Mapping[str, Any] | None = None,
-    curve: Sequence[float] = (), folder: str = "", **protocol: Any,
+    identity: Mapping[str, Any] | None = None, curve: Sequence[float] = (), folder: str = "",
+    **protocol: Any,
 ) -> Path:
     """Write a finished run and return its folder; ``protocol`` changes single keys."""
     facts = {
@@ -27,7 +28,8 @@ def write_run(
         "data_digest": hashlib.sha256(f"{dataset} {seed}".encode()).hexdigest(),
     } | protocol
     flat = CONFIG | {"SEED": seed, "DATA_SEED": seed} | dict(config or {})
-    digest = hashlib.sha256(json.dumps([facts, flat], sort_keys=True).encode()).hexdigest()
+    told = json.dumps([facts, flat, identity], sort_keys=True)
+    digest = hashlib.sha256(told.encode()).hexdigest()
     name = "".join(c if c.isalnum() else "_" for c in f"{trainer}-{dataset}-{facts['tag']}")
     path = root / (folder or f"{name}-{digest[:6]}") / f"seed{seed}"
     path.mkdir(parents=True)
@@ -39,11 +41,25 @@ def write_run(
         "results": {"last": {"round": 2} | dict(last or {})} | dict(sections or {}),
     }
     (path / "results.json").write_text(json.dumps(record))
-    manifest = {"identity": {"config": flat}, "identity_digest": digest}
+    whole = {"config": flat, **(identity or {})}
+    manifest = {"identity": whole, "identity_digest": digest}
     (path / "manifest.json").write_text(json.dumps(manifest))
     lines = [json.dumps({"round": at, "personal": v}) for at, v in enumerate(curve)]
     (path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
     return path
+
+
+def rows(*correct: int, n: int = 10) -> list[dict[str, Any]]:
+    """Return clients' rows: right answers of ``n`` each."""
+    return [{"client": at, "n": n, "correct": right, "accuracy": 100 * right / n}
+            for at, right in enumerate(correct)]
+
+
+def reference(kind: str, *correct: int) -> dict[str, Any]:
+    """Return a reference as runs hold it."""
+    clients = rows(*correct)
+    return {"kind": kind, "clients": clients,
+            "personal": sum(row["accuracy"] for row in clients) / len(clients)}
 
 
 def write_seeds(

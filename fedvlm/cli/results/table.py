@@ -7,8 +7,8 @@ share a table, which ends in their average; others get a table each.
 from __future__ import annotations
 
 import shlex
-from argparse import Namespace
-from collections.abc import Sequence
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedvlm.cli.results._folders import no_runs, run_folders
@@ -16,21 +16,33 @@ from fedvlm.console.parser import Parser, whole
 from fedvlm.console.screen import complain, say
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.report.collect import collect
-from fedvlm.report.tables.facts import REFERENCES, Pair
+from fedvlm.federation.cards import card_of
+from fedvlm.report.collect import Collected, Run, collect
+from fedvlm.report.tables.facts import KINDS, METRIC, REFERENCES, Pair, RunFacts
 from fedvlm.report.tables.logs import logs_table
-from fedvlm.report.tables.render import FORMATS
+from fedvlm.report.tables.metrics import COLUMNS, metrics_of
+from fedvlm.report.tables.papers import Paper, bibliography, paper_of
+from fedvlm.report.tables.render import FORMATS, notes_text
 from fedvlm.report.tables.table import Spec, Table, tables
+from fedvlm.report.tables.tex import Style, tex
 
 EXAMPLES = (
     "fedvlm table output",
-    "fedvlm table output --where shots=16 --reference zero-shot --out table.tex",
+    "fedvlm table output --versus FedAvg  # paired differences with intervals, wins and losses",
+    "fedvlm table output --columns gain steps bytes --order best",
+    "fedvlm table output --names paper --order best --label tab:main --out main.tex  # and .bib",
+    "fedvlm table output --where shots=16 --reference zero-shot --out table.md",
     "fedvlm table output --rows trainer --cols dataset shots --metric personal new  # wider",
     "fedvlm table --logs COOP_OUTPUT  # of another project's log.txt files",
 )
 ALSO = ("latex", "csv", "summary", "aggregate")
 ENDINGS = {".md": "md", ".csv": "csv", ".tex": "tex", ".html": "html"}
-FOR_RUNS = ("rows", "cols", "metric", "where", "exclude", "reference", "mixed")
+FOR_RUNS = (
+    "rows", "cols", "metric", "where", "exclude", "reference", "mixed", "columns", "versus",
+    "order", "names",
+)
+NONE = "none"
+USUAL = ("gain", "steps")  # columns beside a table of methods and data sets, where runs have them
 
 
 def flags(parser: Parser) -> None:
@@ -46,8 +58,20 @@ def flags(parser: Parser) -> None:
     add("--where", nargs="+", action="extend", metavar="KEY=VALUE", help="only these runs; several "
         "of one key are alternatives")
     add("--exclude", nargs="+", action="extend", metavar="KEY=VALUE", help="not these runs")
-    add("--reference", nargs="*", choices=list(REFERENCES), metavar="NAME",
-        help=f"also the runs' reference numbers: {', '.join(REFERENCES)} (both)")
+    add("--reference", nargs="*", choices=[*REFERENCES, NONE], metavar="NAME",
+        help=f"rows of the runs' references: {', '.join(REFERENCES)} (without a NAME all), or "
+        f"{NONE} ({' '.join(KINDS)})")
+    add("--columns", nargs="+", metavar="NAME", help=f"beside one metric, means over the data "
+        f"sets: {', '.join(COLUMNS)}, whatever --metric takes, or {NONE} ({' '.join(USUAL)})")
+    add("--versus", default="", metavar="METHOD", help="columns of paired differences to METHOD "
+        "with their 95 %% interval, and a table of them per data set")
+    add("--order", nargs="+", default=["name"], metavar="WORD", help="of the rows: name, best, or "
+        "methods that come first (name)")
+    add("--names", choices=("run", "paper"), default="run", help="paper: methods and data sets as "
+        "papers spell them, methods in groups, in LaTeX cited (run)")
+    add("--label", default="", metavar="LABEL", help="LaTeX's \\label (tab:METRIC)")
+    add("--width", type=_inches, default=5.5, metavar="INCHES", help="LaTeX's width of the text "
+        "(5.5, NeurIPS)")
     add("--mixed", nargs="*", metavar="KEY", help="one table although runs differ in these keys "
         "(any); the caption says in which they do")
     add("--ci", action="store_true", help="the 95 %% t-interval instead of the standard deviation")
@@ -60,7 +84,7 @@ def flags(parser: Parser) -> None:
 
 
 def main(args: Namespace) -> int:
-    """Print a table, or write it to a file.
+    """Print a table, or write it to a file; beside LaTeX and CSV go its notes and its citations.
 
     Raises:
         ConfigError: unknown flags, keys or metrics; runs that cannot share a table.
@@ -70,11 +94,15 @@ def main(args: Namespace) -> int:
     if args.out and not out.parent.is_dir():
         raise ConfigError(f"--out {args.out}: there is no folder {out.parent}; make it first")
     command = shlex.join(["fedvlm", "table", *args.words])
-    drawn = _from_logs(args, command) if args.logs else _from_runs(args, command)
-    text = FORMATS[form](drawn, args.standalone)
+    drawn, papers = _from_logs(args, command) if args.logs else _from_runs(args, command)
+    if form == "tex":
+        style = Style(args.label, papers, args.width, out.stem if args.out else "")
+        text = tex(drawn, args.standalone, style)
+    else:
+        text = FORMATS[form](drawn, args.standalone)
     if args.out:
         files.write_text(out, text)
-        say(f"table: {args.out}")
+        say(f"table: {args.out}", *_beside(form, out, drawn, papers))
     else:
         say(*text.rstrip("\n").splitlines())
     if form == "csv":
@@ -83,20 +111,45 @@ def main(args: Namespace) -> int:
     return 0
 
 
-def _from_runs(args: Namespace, command: str) -> list[Table]:
+def _beside(
+    form: str, out: Path, drawn: Sequence[Table], papers: Mapping[str, Paper]
+) -> list[str]:
+    """Write what LaTeX and CSV have no place for beside them; return what to say of it."""
+    lines = []
+    if form in ("tex", "csv"):
+        files.write_text(out.with_suffix(".notes.txt"), notes_text(drawn))
+        lines.append(f"notes: {out.with_suffix('.notes.txt')}")
+    cited = {name for table in drawn for name in table.methods}
+    text = bibliography([paper for name, paper in papers.items() if name in cited])
+    if form == "tex" and text:
+        files.write_text(out.with_suffix(".bib"), text)
+        lines.append(f"citations: {out.with_suffix('.bib')}")
+    return lines
+
+
+def _papers(args: Namespace, runs: Sequence[Run]) -> dict[str, Paper]:
+    """Return what the cards say of the runs' methods, by name and title; else nothing."""
+    if args.names != "paper":
+        return {}
+    names = {str(run.protocol["trainer"]) for run in runs}
+    papers = {name: paper_of(card_of(name), name) for name in names}
+    return papers | {paper.title: paper for paper in papers.values()}
+
+
+def _from_runs(args: Namespace, command: str) -> tuple[list[Table], dict[str, Paper]]:
     if not args.folders:
         raise ConfigError(f"table wants a folder with runs: {EXAMPLES[0]}")
     if args.test_log:
         raise ConfigError("--test-log is for --logs FOLDER")
-    spec = _spec(args)
     folders = run_folders(args.folders)
     collected = collect(folders)
     if not collected.runs:
         raise DataError(f"{no_runs(folders, collected)}; --logs reads CoOp-style logs")
-    return tables(collected, spec, command)
+    papers = _papers(args, collected.runs)
+    return tables(collected, _spec(args, collected, papers), command), papers
 
 
-def _from_logs(args: Namespace, command: str) -> list[Table]:
+def _from_logs(args: Namespace, command: str) -> tuple[list[Table], dict[str, Paper]]:
     of_runs = [args.spelling[dest] for dest in FOR_RUNS if dest in args.spelling]
     if of_runs or args.folders:
         word = (of_runs or args.folders)[0]
@@ -104,17 +157,42 @@ def _from_logs(args: Namespace, command: str) -> list[Table]:
     return [logs_table(
         Path(args.logs).expanduser(), test_log=args.test_log, ci=args.ci, digits=args.digits,
         command=command,
-    )]
+    )], {}
 
 
-def _spec(args: Namespace) -> Spec:
-    axes = {"rows": args.rows, "cols": args.cols, "metrics": args.metric}
-    return Spec(
-        **{k: tuple(dict.fromkeys(words)) for k, words in axes.items() if words},
-        where=_pairs(args.where or [], "--where"), exclude=_pairs(args.exclude or [], "--exclude"),
-        reference=tuple(REFERENCES) if args.reference == [] else tuple(args.reference or ()),
-        mixed=None if args.mixed is None else tuple(args.mixed), ci=args.ci, digits=args.digits,
+def _spec(args: Namespace, collected: Collected, papers: Mapping[str, Paper]) -> Spec:
+    rows, cols, metrics = (
+        tuple(dict.fromkeys(words)) if words else usual for words, usual in
+        ((args.rows, Spec.rows), (args.cols, Spec.cols), (args.metric, Spec.metrics))
     )
+    beside = "trainer" in rows and METRIC not in (*rows, *cols)
+    return Spec(
+        rows, cols, metrics, where=_pairs(args.where or [], "--where"),
+        exclude=_pairs(args.exclude or [], "--exclude"),
+        reference=_references(args, "trainer" in (*rows, *cols)),
+        mixed=None if args.mixed is None else tuple(args.mixed), ci=args.ci, digits=args.digits,
+        columns=_columns(args, beside, collected), versus=args.versus, order=tuple(args.order),
+        papers=papers, names=args.names == "paper",
+    )
+
+
+def _references(args: Namespace, methods: bool) -> tuple[str, ...]:
+    """Return the references asked for; without a word all kinds that stand below the methods."""
+    if args.reference is None:
+        return tuple(KINDS) if methods else ()
+    if NONE in args.reference:
+        return ()
+    return tuple(args.reference) or REFERENCES
+
+
+def _columns(args: Namespace, beside: bool, collected: Collected) -> tuple[str, ...]:
+    """Return the columns beside the metric; the usual ones where runs have their numbers."""
+    if args.columns is not None:
+        return () if args.columns == [NONE] else tuple(args.columns)
+    if not beside:
+        return ()
+    known = metrics_of([RunFacts(run) for run in collected.runs])
+    return tuple(word for word in USUAL if COLUMNS[word] in known)
 
 
 def _pairs(words: Sequence[str], flag: str) -> tuple[Pair, ...]:
@@ -122,6 +200,16 @@ def _pairs(words: Sequence[str], flag: str) -> tuple[Pair, ...]:
         if not word.partition("=")[0] or "=" not in word:
             raise ConfigError(f"{flag} {word}: wants KEY=VALUE, for example {flag} shots=16")
     return tuple((word.partition("=")[0], word.partition("=")[2]) for word in words)
+
+
+def _inches(word: str) -> float:
+    try:
+        width = float(word)
+    except ValueError:
+        width = 0.0
+    if not 1 <= width <= 30:
+        raise ArgumentTypeError(f"wants inches from 1 to 30, got '{word}'")
+    return width
 
 
 def _format(args: Namespace) -> str:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.report.compare.paired import FEWEST, METHODS, McNemar, Paired, mcnemar, paired
 from fedvlm.report.compare.sides import Difference, Side, difference, partings
 from fedvlm.report.compare.text import Comparison, Topic, interval, p_value, plain, signed
+from fedvlm.report.statistics.paired import FEWEST, METHODS, McNemar, Paired, mcnemar, paired
 from fedvlm.report.tables.metrics import DEFINED, metric
 
 COST = (
@@ -105,7 +105,8 @@ def compare_seeds(a: Sequence[Side], b: Sequence[Side]) -> Comparison:
               _spread_lines(spreads["personal"], "seed") if "personal" in spreads else []),
         Topic("Numbers over seeds, in %", [], [
             {"metric": n, "A": plain(s.a), "B": plain(s.b), "B - A": signed(s.difference),
-             "95 % t": interval(s.t), "bootstrap": interval(s.bootstrap),
+             "95 % t": interval(s.t),
+             **({"bootstrap": interval(s.bootstrap)} if s.bootstrap else {}),
              "B above/equal/below": f"{s.wins}/{s.ties}/{s.losses}", "p": p_value(s.wilcoxon)}
             for n, s in spreads.items()
         ]),
@@ -196,7 +197,8 @@ def _spread_lines(pairs: Paired, what: str) -> list[str]:
         return [*lines, f"every {what} is equal: nothing to test"]
     if pairs.t is None:
         return [*lines, f"one {what} alone has no interval"]
-    lines.append(f"95 % intervals: t {interval(pairs.t)}, bootstrap {interval(pairs.bootstrap)}")
+    beside = f", bootstrap {interval(pairs.bootstrap)}" if pairs.bootstrap else ""
+    lines.append(f"95 % interval: t {interval(pairs.t)}{beside}")
     unequal = pairs.wins + pairs.losses
     lines.append(
         f"signed-rank p {p_value(pairs.wilcoxon)}" if pairs.wilcoxon is not None else

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import Collected, Run
 from fedvlm.report.pages.html import Html, cell, element, items, join, table
-from fedvlm.report.tables.cells import BEST, SECOND, TableCell
+from fedvlm.report.tables.cells import BEST, PEER, TableCell
 from fedvlm.report.tables.facts import BEFORE, facts_of
 from fedvlm.report.tables.metrics import metric, metrics_of
 from fedvlm.report.tables.table import Spec, Table, tables
@@ -84,8 +84,8 @@ def _one(numbers: Table) -> Html:
 
 
 def _cell(number: TableCell, ci: bool) -> Html:
-    """Return a number with its spread: the best bold, the second underlined."""
-    mark = {BEST: "strong", SECOND: "u"}.get(number.rank)
+    """Return a number with its spread: the best bold, who is not told apart from it underlined."""
+    mark = {BEST: "strong", PEER: "u"}.get(number.rank)
     spread = number.spread(ci)
     words = join([
         element(mark, number.text) if mark else number.text, f" ± {spread}" if spread else None,

@@ -40,6 +40,7 @@ MOST = 4  # values, revisions or notes of one kind named
 def caption(
     runs: Sequence[RunFacts], names: Sequence[str], axes: Sequence[str], differing: Sequence[str],
     averaged: bool, ci: bool, n: int, command: str,
+    marked: bool | None = None, beside: Sequence[str] = (),
 ) -> str:
     """Return the caption as plain sentences.
 
@@ -52,16 +53,25 @@ def caption(
         ci: whether the spread is the 95 % t-interval.
         n: the most seeds of a cell.
         command: what made the table; empty for unknown.
+        marked: whether a cell has a mark; None where nobody competes.
+        beside: metrics of the columns beside.
     """
     parts = [
         "; ".join(_meaning(name) for name in names), _spread(runs, ci, n), _protocol(runs, axes),
         _backbones(runs), _selection(runs), _digests(runs),
     ]
     if averaged:
-        harmonic = [n for n in names if metric(n).harmonic]
-        order = f"; of {', '.join(harmonic)} a mean of harmonic means" if harmonic else ""
+        harmonic = [n for n in names if metric(n).parts]
+        order = (f"; of {', '.join(harmonic)} twice: H of the averages, as CoOp's and MaPLe's "
+                 "tables have it, and the mean of the sets' H, as the federated ones do"
+                 if harmonic else "")
         what = "domains held out" if "held_out" in axes else "data sets"
-        parts.append(f"Average: mean over the {what} of the cells' means, without a spread{order}")
+        parts.append(f"Average: mean over the {what} of the cells' means, its spread that of the "
+                     f"seeds which all {what} have{order}")
+    if beside:
+        parts.append(f"beside it, means over the data sets: "
+                     f"{'; '.join(_meaning(name) for name in beside)}")
+    parts.append("" if marked is None else _marks(marked, n))
     if differing:
         parts.append(f"Mixed on request, so rows may differ by more than they say: "
                      f"{'; '.join(differing)}")
@@ -70,6 +80,63 @@ def caption(
         parts.append(f"Made by: {command}")
     first, *rest = [part for part in parts if part]
     return ". ".join([first, *(part[0].upper() + part[1:] for part in rest)]) + "."
+
+
+BRIEFLY = {
+    "personal": "Personal accuracy", "global": "Accuracy of the shared model",
+    "new": "Accuracy on unseen classes", "base_all": "Accuracy on all base classes",
+    "personal_worst": "Personal accuracy of the worst client",
+    "personal_balanced": "Class-balanced personal accuracy",
+}
+
+
+def brief(names: Sequence[str], ci: bool, n: int, marked: bool | None, below: bool) -> str:
+    """Return the caption as one sentence, for a paper; the rest is in its comments.
+
+    Args:
+        names, ci, n, marked: see ``caption``.
+        below: whether a cell is below a reference of its kind.
+    """
+    what = ", ".join(BRIEFLY.get(name, name) for name in names)
+    units = {metric(name).unit for name in names}
+    unit = f" ({units.pop()})" if len(units) == 1 and "" not in units else ""
+    kind = "half the 95% t-interval" if ci else "sample standard deviation"
+    words = f"{what}{unit}, mean ± {kind} over {n} seeds" if n > 1 else f"{what}{unit}, one seed"
+    if marked:
+        words += ("; bold: told apart from every other method by the 95% interval of paired "
+                  "differences; underlined: not told apart from the best")
+    return words + ("; ↓: below a reference of its kind" if below else "") + "."
+
+
+def brief_difference(name: str, versus: str) -> str:
+    """Return the caption of a table of differences as one sentence."""
+    return (f"{BRIEFLY.get(name, name)} minus that of {versus}: mean paired difference and its 95% "
+            "interval; +/=/-: wins, ties and losses; detectable: the difference seen in 80% of "
+            "such experiments.")
+
+
+def _marks(marked: bool, n: int) -> str:
+    """Say what bold and underlined mean, or why there is neither."""
+    if marked:
+        return ("bold: told apart from every other method by the 95 % interval of paired "
+                "differences (over seeds; in an average over data sets, random effects); "
+                "underlined: not told apart from the best, which is among them; a column without "
+                "marks tells no method apart from its best")
+    if n < 2:
+        return "nothing is bold: one seed tells no two methods apart"
+    return ("nothing is bold: no method is told apart from the best of its column by the 95 % "
+            "interval of paired differences")
+
+
+def versions(runs: Sequence[RunFacts]) -> str:
+    """Return the versions and the code behind the runs: ``fedvlm 0.1.0, torch 2.15; code 1a2b``."""
+    parts = []
+    for name in CODE:
+        every = _distinct([_part(e, "versions").get(name) for e in runs])
+        parts += [f"{name} {' and '.join(every)}"] if every else []
+    code = _distinct([_part(e, "git").get("revision") for e in runs])
+    revisions = f"; code {' and '.join(r[:DIGEST] for r in code[:MOST])}" if code else ""
+    return ", ".join(parts) + revisions
 
 
 def _meaning(name: str) -> str:
@@ -191,7 +258,7 @@ def _tuned(entries: Sequence[RunFacts], axes: Sequence[str]) -> list[str]:
 def _unknown(entries: Sequence[RunFacts]) -> list[str]:
     """Return a note per protocol key that some runs do not name, as those of an older version."""
     notes = []
-    for key in {k: None for e in entries for k in e.run.protocol}:
+    for key in {k: None for e in entries for k in (*e.run.protocol, *e.identity)}:
         lacking = [e for e in entries if not e.names(key)]
         if lacking:
             notes.append(f"{len(lacking)} run(s) name no {key}, which was not compared there: "

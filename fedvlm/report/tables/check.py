@@ -1,20 +1,40 @@
-"""Which runs may stand in one table: the same protocol, and in a cell the same hyper-parameters."""
+"""Which runs may stand in one table: one protocol for all, and in a cell one set of settings.
+
+A table compares the runs' whole identity outside the method's own namespace (``OWN``). What tables
+say in words (``shots``, ``rounds``) must agree in the whole table, any other key among the runs of
+one data set and data seed; ``FREE`` keys alone may differ in silence.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.report.collect import SEEDS
-from fedvlm.report.tables.facts import METHOD, RunFacts
+from fedvlm.report.collect import SEEDS, Run
+from fedvlm.report.tables.facts import IDENTITY, METHOD, METRIC, RunFacts
 
 OF_METHOD = ("trainer", "extra_data", "proxy", *METHOD)  # facts of the method, not of the protocol
+# Settings that a method is tuned in; the schedule's clock is the protocol's.
+OWN = ("OPTIM.", "TRAINER.", "PEFT.", "MODEL.HEAD.", "FED.FINETUNE_", "FED.PERSONAL")
+NOT_OWN = ("OPTIM.CLOCK", "FED.FINETUNE_EPOCHS")
+# What may differ in silence: the seeds themselves, the layout of clients over chunks and sites
+# (last bits), and what is only recorded.
+FREE = (
+    "SEED", "DATA_SEED", "FED.CHUNK", "FED.SITES", "TEST.REFERENCES", "TEST.PER_CLASS_RESULT",
+    "TEST.COMPUTE_CMAT", "TRAIN.KEEP_STATES",
+)
+# The server's rule: a variant of a method, which its tag names.
+RULE = (
+    "FED.WEIGHTING", "FED.AGGREGATOR", "FED.TRIM", "FED.BYZANTINE", "FED.CLIP_NORM",
+    "FED.SAA_TEMP", "FED.SERVER_",
+)
 # Keys that need to agree only among runs that agree in these.
 SCOPES = {
     "subsample": ("setting",),
     "weights": ("backbone",),
     "backbone_digest": ("backbone", "weights"),
+    "transform": ("backbone",),
     "partition": ("held_out", "server_holdout"),
     "data_digest": (
         "dataset", "data_seed", "partition", "shots", "setting", "subsample", "held_out",
@@ -23,14 +43,38 @@ SCOPES = {
     "DATASET.TEMPLATE": ("dataset",),
     "FED.FINETUNE_EPOCHS": ("tag",),  # a variant of a method that its label names
 }
+SCOPES["images"] = (*SCOPES["data_digest"], "data_digest")
 # One batch size, one augmentation and preprocessing, one precision per table.
 WIDE = (
     "DATALOADER.TRAIN_X.BATCH_SIZE", "DATALOADER.TRAIN_X.SAMPLER", "DATASET.TEMPLATE",
     "FED.FINETUNE_EPOCHS", "MODEL.PREC", "TEST.SPLIT",
 )
 WIDE_PREFIX = "INPUT."
-# What a run that takes no step does not have.
+# Protocol key -> config keys that it stands for: where it differs on request, they do too.
+STANDS_FOR: Mapping[str, tuple[str, ...]] = {
+    "setting": ("DATASET.SUBSAMPLE_CLASSES", "DATASET.TEST_NEW", "TEST.TARGETS",
+                "FED.HELD_OUT_DOMAIN"),
+    "subsample": ("DATASET.SUBSAMPLE_CLASSES", "DATASET.TEST_NEW"),
+    "shots": ("DATASET.NUM_SHOTS", "DATASET.VAL_SHOTS"),
+    "partition": ("FED.PARTITION", "FED.CLIENTS", "FED.FRAC", "FED.FIRST_ROUND_ALL", "FED.BETA",
+                  "FED.MIN_SIZE", "FED.CLASSES_PER_CLIENT", "FED.REPEAT_RATE", "FED.LEGACY",
+                  "FED.HELD_OUT_DOMAIN", "DATASET.SERVER_HOLDOUT"),
+    "held_out": ("FED.HELD_OUT_DOMAIN", "DATASET.SOURCE_DOMAINS", "DATASET.TARGET_DOMAINS"),
+    "server_holdout": ("DATASET.SERVER_HOLDOUT",),
+    "unseen_clients": ("FED.UNSEEN_CLIENTS",), "cohort": ("TEST.COHORT",),
+    "targets": ("TEST.TARGETS",), "backbone": ("MODEL.",), "weights": ("MODEL.INIT_WEIGHTS",),
+    "batch_size": ("DATALOADER.TRAIN_X.BATCH_SIZE",), "rounds": ("FED.ROUNDS",),
+    "local_epochs": ("FED.LOCAL_EPOCHS",), "views": ("INPUT.VIEWS", "INPUT.RRCROP_SCALE"),
+    "selection": ("TEST.SELECT",), "budget": ("FED.BUDGET",), "data_digest": ("DATASET.",),
+}
+# What a run that takes no step does not have; of its config only EVALUATED means anything.
 TRAINING = ("batch_size", "rounds", "local_epochs", "views", "budget", "selection")
+EVALUATED = ("DATASET.", "MODEL.", "TEST.")
+GLOSS = {
+    "images": "images (the image files' bytes)", "transform": "transform (of images to pixels)",
+    "device": "device (the processor's kind)",
+}
+VOLATILE = ("seconds", "counters", "notes")  # of results: wall time and what caches spared
 MOST = 4  # differences named
 MOST_VALUES = 8
 
@@ -49,34 +93,42 @@ def same_protocol(
     Raises:
         ConfigError: the runs differ otherwise; the keys, two values and two runs are named.
     """
-    differences = [d for key in _keys(entries, axes) if (d := _difference(entries, key))]
+    protocol = [d for key in _protocol_keys(entries, axes) if (d := _difference(entries, key, ()))]
+    stood = tuple(key for d in protocol for key in STANDS_FOR.get(d[0], ()))
+    place = ("dataset", *SEEDS[1:], *(k for k in axes if k not in (*OF_METHOD, METRIC)))
+    settings = [
+        d for key in _config_keys(entries) if key not in axes and not key.startswith(stood)
+        and (d := _difference(entries, key, _scope(key, place)))
+    ]
+    differences = [*protocol, *settings]
     _refuse("these runs cannot share a table", differences, mixed)
-    return [f"{d[0]} ({_listed(_values(entries, d))})" for d in differences]
+    return [f"{d[0]} ({_values(entries, d)})" for d in differences]
 
 
 def same_config(
     cell: Sequence[RunFacts], place: str, mixed: Sequence[str] | None
-) -> tuple[list[RunFacts], list[str]]:
-    """Return a cell's runs, each seed once, and words for what differs on request.
+) -> tuple[list[RunFacts], list[str], list[str]]:
+    """Return a cell's runs, each seed once, words for what differs on request, and the copies.
 
     Args:
         cell: runs of one row and column.
         place: row and column in words.
         mixed: see ``same_protocol``.
 
+    Returns:
+        Runs; words; of each copy dropped, ``PATH (a copy of PATH)``.
+
     Raises:
-        ConfigError: the seeds differ in more than the seed, or two different runs have one seed.
+        ConfigError: the seeds differ in more than the seed, two different runs have one seed, or
+            two runs of one identity have different numbers.
     """
     by_seeds: dict[tuple[Any, ...], RunFacts] = {}
+    copies = []
     for entry in cell:
         twin = by_seeds.setdefault(entry.seeds, entry)
-        if twin.run.digest != entry.run.digest and not entry.reference:
-            settings = _config_difference(twin, entry)
-            raise ConfigError(
-                f"{place}: {twin.run.path} and {entry.run.path} have the same seeds"
-                f"{f' and differ in {_words(settings, runs=False)}' if settings else ''}; "
-                "drop one with --exclude or --where, or tell them apart with rows or columns"
-            )
+        if twin is not entry and not entry.reference:
+            _refuse_twins(twin, entry, place)
+            copies.append(f"{entry.run.path} (a copy of {twin.run.path})")
     runs = list(by_seeds.values())
     allowed: list[str] = []
     for other in runs[1:]:
@@ -86,46 +138,133 @@ def same_config(
         _refuse(f"{place}: its runs differ in more than the seed", differences, mixed)
         allowed += [d[0] for d in differences]
     return runs, [
-        f"{key} ({_listed({_text(e.config.get(key)): None for e in runs if e.config})})"
+        f"{key} ({_listed({_text(e.fact(key)): None for e in runs if e.config})})"
         for key in dict.fromkeys(allowed)
+    ], copies
+
+
+def different_number(a: Run, b: Run) -> tuple[str, Any, Any] | None:
+    """Return the first number that two results both have with different values; None for none.
+
+    Wall time and what caches spared are no results. Where only one has a number, as a newer
+    version's, nothing is said.
+    """
+    left, right = (dict(_leaves(run.results)) for run in (a, b))
+    names = sorted((name for name in left if name in right),
+                   key=lambda name: (name != "last.personal", not name.startswith("last.")))
+    return next(((n, left[n], right[n]) for n in names if left[n] != right[n]), None)
+
+
+def _refuse_twins(a: RunFacts, b: RunFacts, place: str) -> None:
+    """Refuse two runs of one cell and seed unless one is a copy of the other."""
+    settings = _config_difference(a, b)
+    same = a.config and b.config and not settings and a.run.protocol == b.run.protocol
+    if a.run.digest != b.run.digest and not same:
+        raise ConfigError(
+            f"{place}: {a.run.path} and {b.run.path} have the same seeds"
+            f"{f' and differ in {_words(settings, runs=False)}' if settings else ''}; "
+            "drop one with --exclude or --where, or tell them apart with rows or columns"
+        )
+    number = different_number(a.run, b.run)
+    if number:
+        raise ConfigError(
+            f"{place}: {a.run.path} and {b.run.path} are two runs of one identity with different "
+            f"numbers ({number[0]} is {_text(number[1])} and {_text(number[2])}): other code, "
+            "another machine, or a file that was edited; give the folder of the one that counts, "
+            "or move the other away"
+        )
+
+
+def _leaves(value: Any, at: str = "") -> Iterable[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not str(key).startswith(VOLATILE):
+                yield from _leaves(item, f"{at}.{key}" if at else str(key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{at}.{index}")
+    else:
+        yield at, value
+
+
+def _protocol_keys(entries: Sequence[RunFacts], axes: Sequence[str]) -> list[str]:
+    """Return the keys that hold for the whole table: what is said in words, and ``WIDE``."""
+    protocol = {k: None for e in entries for k in e.run.protocol}
+    wide = {k: None for e in entries for k in e.config if _wide(k)}
+    out = (*axes, *SEEDS, *OF_METHOD)
+    method = [] if "trainer" in axes else [k for k in METHOD if k not in axes]
+    return [*method, *(k for k in (*protocol, *wide) if k not in out)]
+
+
+def _config_keys(entries: Sequence[RunFacts]) -> list[str]:
+    """Return the keys of the identity that are neither a method's own, nor free, nor wide."""
+    return [
+        *(part for part in IDENTITY if any(part in e.identity for e in entries)),
+        *dict.fromkeys(
+            k for e in entries for k in e.config
+            if k not in FREE and not _wide(k) and (not k.startswith(OWN) or k in NOT_OWN)
+        ),
     ]
 
 
-def _keys(entries: Sequence[RunFacts], axes: Sequence[str]) -> list[str]:
-    protocol = {k: None for e in entries for k in e.run.protocol}
-    config = {k: None for e in entries for k in e.config if k in WIDE or k.startswith(WIDE_PREFIX)}
-    out = (*axes, *SEEDS, *OF_METHOD)
-    method = [] if "trainer" in axes else [k for k in METHOD if k not in axes]
-    return [*method, *(k for k in (*protocol, *config) if k not in out)]
+def _wide(key: str) -> bool:
+    return key in WIDE or key.startswith(WIDE_PREFIX)
 
 
-def _difference(entries: Sequence[RunFacts], key: str) -> Clash | None:
+def _scope(key: str, place: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the keys among whose equals a key of the identity has to agree."""
+    if key in IDENTITY and key in SCOPES:
+        return (*SCOPES[key], *place)
+    return (*place, "tag") if key.startswith(RULE) else place
+
+
+def _difference(
+    entries: Sequence[RunFacts], key: str, scope: tuple[str, ...]
+) -> Clash | None:
+    bound = _bound(entries, key)
+    if len({_plain(e.fact(key)) for e in bound}) < 2:
+        return None
     first: dict[tuple[str, ...], RunFacts] = {}
-    for entry in _bound(entries, key):
-        other = first.setdefault(_group(entry, key), entry)
-        if other.fact(key) != entry.fact(key):
+    for entry in bound:
+        other = first.setdefault(_group(entry, key, scope), entry)
+        if _plain(other.fact(key)) != _plain(entry.fact(key)):
             return key, other.fact(key), other, entry.fact(key), entry
     return None
 
 
+def _plain(value: Any) -> str:
+    """Return a value as text, a tuple as the list that JSON makes of it."""
+    return repr(list(value) if isinstance(value, tuple) else value)
+
+
 def _bound(entries: Sequence[RunFacts], key: str) -> list[RunFacts]:
     """Return the entries that ``key`` means anything to."""
-    training = key in TRAINING or key in WIDE or key.startswith(WIDE_PREFIX)
+    config = key.isupper() and (not key.startswith(EVALUATED) or key == "TEST.SELECT")
+    training = key in TRAINING or config or _wide(key)
     return [
         e for e in entries
         if e.reference != "zero-shot" and e.names(key) and (e.trains or not training)
     ]
 
 
-def _group(entry: RunFacts, key: str) -> tuple[str, ...]:
-    return tuple(str(entry.fact(k)) for k in SCOPES.get(key, ()))
+def _group(entry: RunFacts, key: str, scope: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(str(entry.fact(k)) for k in scope or SCOPES.get(key, ()))
 
 
-def _values(entries: Sequence[RunFacts], difference: Clash) -> list[str]:
-    """Return every value of a key among the entries that should agree with the first."""
+def _values(entries: Sequence[RunFacts], difference: Clash) -> str:
+    """Return a key's values; where each data set has one of them, with the data sets."""
     key, first = difference[0], difference[2]
-    alike = [e for e in _bound(entries, key) if _group(e, key) == _group(first, key)]
-    return list(dict.fromkeys(_text(e.fact(key)) for e in alike))
+    scope = SCOPES.get(key, ())
+    alike = [e for e in _bound(entries, key) if _group(e, key, scope) == _group(first, key, scope)]
+    sets: dict[str, dict[str, None]] = {}
+    for e in alike:
+        sets.setdefault(str(e.fact("dataset")), {})[_text(e.fact(key))] = None
+    if len(sets) > 1 and all(len(values) == 1 for values in sets.values()):
+        by_value: dict[str, list[str]] = {}
+        for name, values in sets.items():
+            by_value.setdefault(next(iter(values)), []).append(name)
+        return "; ".join(f"{value}: {', '.join(names)}" for value, names in by_value.items())
+    return _listed(dict.fromkeys(_text(e.fact(key)) for e in alike))
 
 
 def _refuse(what: str, differences: Sequence[Clash], mixed: Sequence[str] | None) -> None:
@@ -141,18 +280,17 @@ def _refuse(what: str, differences: Sequence[Clash], mixed: Sequence[str] | None
 
 
 def _config_difference(a: RunFacts, b: RunFacts) -> list[Clash]:
-    skipped = tuple(key.upper() for key in SEEDS)
-    keys = [k for k in dict.fromkeys((*a.config, *b.config)) if k not in skipped]
+    keys = [k for k in dict.fromkeys((*IDENTITY[1:], *a.config, *b.config)) if k not in FREE]
     return [
-        (k, a.config.get(k), a, b.config.get(k), b) for k in keys
-        if a.config.get(k) != b.config.get(k)
+        (k, a.fact(k), a, b.fact(k), b) for k in keys
+        if a.names(k) and b.names(k) and _plain(a.fact(k)) != _plain(b.fact(k))
     ]
 
 
 def _words(differences: Sequence[Clash], runs: bool = True) -> str:
     parts = [
-        f"{key} is {_text(a)} in {x.run.path} and {_text(b)} in {y.run.path}" if runs and not at
-        else f"{key} {_text(a)} and {_text(b)}"
+        f"{GLOSS.get(key, key)} is {_text(a)} in {x.run.path} and {_text(b)} in {y.run.path}"
+        if runs and not at else f"{GLOSS.get(key, key)} {_text(a)} and {_text(b)}"
         for at, (key, a, x, b, y) in enumerate(differences[:MOST])
     ]
     more = len(differences) - MOST

@@ -4,14 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
+from fedvlm.config.keys import default_schema
+from fedvlm.config.option import Schema
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.report.collect import SEEDS, Run
 
 METRIC = "metric"  # the axis that is no property of a run
 METHOD = ("trainer", "peft", "tag")  # what makes a method's name
-REFERENCES = {"zero-shot": "zero_shot", "untrained": "untrained"}  # flag -> section of the results
+SECTIONS_AS_ROWS = {"zero-shot": "zero_shot", "untrained": "untrained"}  # flag -> section
+# Kinds of the references that a run holds (docs/references.md) -> a group's heading.
+KINDS = {
+    "alone": "references without collaboration", "together": "references in one round",
+    "bound": "bound, data pooled",
+}
+REFERENCES = (*SECTIONS_AS_ROWS, *KINDS)
+REFERENCE_NAMES = {
+    "majority": "commonest class", "zero_shot": "zero-shot",
+    "zero_shot_local": "zero-shot, own classes", "zero_shot_prior": "zero-shot, class shares",
+    "logreg": "logistic regression", "afl": "federated ridge (AFL)",
+    "pooled": "logistic regression, pooled",
+}
+IDENTITY = ("images", "transform", "device")  # parts of an identity that a table compares
 
 # Protocol keys that came later: what older runs did.
 BEFORE = {"server_holdout": 0, "unseen_clients": 0, "cohort": 0}
@@ -26,12 +42,16 @@ class RunFacts:
     Attributes:
         run: where the numbers come from.
         config: the identity's config, flat (``OPTIM.LR`` -> 0.005); empty where unreadable.
-        reference: empty for the run itself, else a name in ``REFERENCES``.
+        identity: the parts of it in ``IDENTITY``.
+        reference: empty for the run itself, else the name of its reference.
+        kind: the reference's, one of ``KINDS``; empty for a section that stands among methods.
     """
 
     run: Run
     config: Mapping[str, Any] = field(default_factory=dict)
+    identity: Mapping[str, Any] = field(default_factory=dict)
     reference: str = ""
+    kind: str = ""
 
     @property
     def seeds(self) -> tuple[Any, ...]:
@@ -43,17 +63,38 @@ class RunFacts:
         """Whether the run took a step; a zero-shot run's rounds and batches mean nothing."""
         return self.run.totals().get("local_steps") != 0
 
+    @property
+    def collaborates(self) -> bool:
+        """Whether anything was sent; LocalOnly and ZeroShot are no federated methods."""
+        totals = self.run.totals()
+        return any(totals.get(name) != 0 for name in ("bytes_up", "bytes_down"))
+
+    @property
+    def numbers(self) -> Mapping[str, Any]:
+        """A reference's numbers; empty for the run itself."""
+        if self.kind:
+            numbers = self.run.section("references").get(self.reference)
+            return numbers if isinstance(numbers, Mapping) else {}
+        return self.run.section(SECTIONS_AS_ROWS.get(self.reference, ""))
+
     def fact(self, key: str) -> Any:
-        """Return a protocol or config value; None where the run has none such, or an empty one."""
-        protocol = self.run.protocol
-        value = (
-            self.config.get(key) if key.isupper() else protocol.get(key, BEFORE.get(key))
-        )
+        """Return a protocol, config or identity value; None where there is none, or an empty one.
+
+        A config key that an identity leaves out because it changes nothing has its neutral value.
+        """
+        if key.isupper():
+            value = self.config[key] if key in self.config else _neutral(key)
+        elif key in self.run.protocol:
+            value = self.run.protocol[key]
+        else:
+            value = self.identity.get(key, BEFORE.get(key))
         return None if value == "" else value
 
     def names(self, key: str) -> bool:
         """Whether the run says anything of ``key``; one of an older version may not."""
-        return bool(self.config) if key.isupper() else key in self.run.protocol or key in BEFORE
+        if key.isupper():
+            return key in self.config or (bool(self.config) and _neutral(key) is not None)
+        return key in self.run.protocol or key in self.identity or key in BEFORE
 
     def label(self, key: str, axes: Sequence[str]) -> str:
         """Return what stands in a table's header for ``key``.
@@ -73,6 +114,8 @@ class RunFacts:
         return "none" if value is None else str(value)
 
     def _method(self, axes: Sequence[str]) -> str:
+        if self.kind:
+            return REFERENCE_NAMES.get(self.reference, self.reference.replace("_", " "))
         if self.reference == "zero-shot":
             return "zero-shot"
         apart = {key: "" for key in METHOD[1:] if key in axes}
@@ -85,14 +128,26 @@ def facts_of(runs: Iterable[Run]) -> tuple[list[RunFacts], list[str]]:
     entries, notes = [], []
     for run in runs:
         config: dict[str, Any] = {}
+        identity: dict[str, Any] = {}
         try:
             config = run.identity_config()
+            whole = run.manifest()["identity"]
+            identity = {key: whole[key] for key in IDENTITY if key in whole}
         except DataError as error:
             notes.append(f"{run.path}: {error}; its hyper-parameters were not compared")
-        entries.append(RunFacts(run, config))
+        entries.append(RunFacts(run, config, identity))
     return entries, notes
 
 
+@cache
+def _neutral(key: str) -> Any:
+    option = _schema().get(key)
+    return None if option is None else option.neutral
+
+
+@cache
+def _schema() -> Schema:
+    return default_schema()
 
 
 def check_keys(keys: Iterable[str], entries: Sequence[RunFacts], flag: str) -> None:
@@ -101,7 +156,9 @@ def check_keys(keys: Iterable[str], entries: Sequence[RunFacts], flag: str) -> N
     Raises:
         ConfigError: with the nearest known key.
     """
-    known = [*dict.fromkeys(k for e in entries for k in (*e.run.protocol, *e.config)), METRIC]
+    known = [*dict.fromkeys(
+        k for e in entries for k in (*e.run.protocol, *e.config, *e.identity)
+    ), METRIC]
     for key in keys:
         if key not in known:
             short = ", ".join(k for k in known if not k.isupper())
@@ -145,16 +202,36 @@ def _is(entry: RunFacts, key: str, value: str) -> bool:
     names = {"" if fact is None else str(fact)}
     if key == "trainer":
         names.add(entry.run.method)
-    if key.endswith("_digest"):
+    if key.endswith("_digest") or key in IDENTITY:
         return bool(value) and any(name.startswith(value) for name in names)
     return value in names
 
 
 def with_references(entries: Sequence[RunFacts], names: Sequence[str]) -> list[RunFacts]:
-    """Return the entries and, for each name, the reference numbers that their results hold."""
+    """Return the entries and the reference numbers in their results that ``names`` asks for.
+
+    Args:
+        names: of ``REFERENCES``. What has a row of its own among the methods (``zero-shot``)
+            comes first, the kinds come last.
+    """
     extra = [
         replace(e, reference=name)
-        for name in names for e in entries
-        if isinstance(e.run.results.get(REFERENCES[name]), Mapping)
+        for name in names if name in SECTIONS_AS_ROWS for e in entries
+        if isinstance(e.run.results.get(SECTIONS_AS_ROWS[name]), Mapping)
     ]
-    return [*extra, *entries]
+    twice = {SECTIONS_AS_ROWS[name] for name in names if name in SECTIONS_AS_ROWS}
+    kinds = [
+        one for one in references_of(entries)
+        if one.kind in names and one.reference not in twice
+    ]
+    return [*extra, *entries, *kinds]
+
+
+def references_of(entries: Iterable[RunFacts]) -> list[RunFacts]:
+    """Return the references that the entries' results hold, by kind and as the runs order them."""
+    every = [
+        replace(e, reference=str(name), kind=str(numbers.get("kind")))
+        for e in entries for name, numbers in e.run.section("references").items()
+        if isinstance(numbers, Mapping) and numbers.get("kind") in KINDS
+    ]
+    return sorted(every, key=lambda one: list(KINDS).index(one.kind))

@@ -41,9 +41,10 @@ class Experiment:
     name: str
     seeds: dict[str, dict[str, float]] = field(default_factory=dict)
 
-    def values(self, keyword: str) -> list[float]:
-        """Return a number of all seeds that have it."""
-        return [numbers[keyword] for numbers in self.seeds.values() if keyword in numbers]
+    def values(self, keyword: str) -> dict[str, float]:
+        """Return a number of all seeds that have it, by seed folder."""
+        return {seed: numbers[keyword] for seed, numbers in self.seeds.items()
+                if keyword in numbers}
 
 
 def parse_log(lines: Iterable[str], test_log: bool = False) -> dict[str, float]:
@@ -119,12 +120,12 @@ def logs_table(
     most = max(cell.n for line in cells for cell in line)
     cells = [[replace(c, fewer=0 < c.n < most) for c in line] for line in cells]
     rows = [folder.resolve().name if one.name == "." else one.name for one in experiments]
-    notes = [_as_coop(row, one.values("accuracy"))
+    notes = [_as_coop(row, list(one.values("accuracy").values()))
              for row, one in zip(rows, experiments, strict=True) if one.values("accuracy")]
     if any(cell.fewer for line in cells for cell in line):
         notes.insert(0, f"† fewer than {most} seeds")
     if len(experiments) > 1:
-        cells.append([average(column) for column in zip(*cells, strict=True)])
+        cells.append([average(column, ci) for column in zip(*cells, strict=True)])
         rows.append(AVERAGE)
     return Table(
         tuple(columns), "experiment", tuple(rows), tuple(columns), tuple(map(tuple, cells)),
@@ -168,7 +169,8 @@ def _caption(
     kind = "half the 95 % t-interval of the mean" if ci else "sample standard deviation"
     parts = ["; ".join(words) + " (%)", f"Mean ± {kind} over n = {most} logs"]
     if len(experiments) > 1:
-        parts.append("Average: mean over experiments of the means")
+        parts.append("Average: mean over experiments of the means, its spread that of the seeds "
+                     "which all have")
     parts.append(f"From the logs below {folder}, which name no protocol: nobody checked that the "
                  "rows may be compared")
     if command:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.report.collect import finite
-from fedvlm.report.tables.facts import REFERENCES, RunFacts
+from fedvlm.report.tables.facts import RunFacts
 from fedvlm.runs.metrics import read_metrics
 
 SECTIONS = {
@@ -23,6 +24,18 @@ RATIOS = {
     "kb_per_client_round": (("bytes_up", "bytes_down"), "client_rounds"),
     "seconds_per_round": (("seconds",), "rounds"),
 }
+QUARTILES = {"personal_q1": 0, "personal_median": 1, "personal_q3": 2}
+HURT, OWN_REFERENCE = "hurt", "logreg"  # the client's own classifier: what it has by itself
+TOP = {"gain": "points", HURT: "share"}  # sections of the results that are one number, named so
+STEPS = "steps"
+# Short words for columns that stand beside a table's metric.
+COLUMNS = {
+    "gain": "gain", "balanced": "personal_balanced", "before": "personal_before_ft",
+    "worst": "personal_worst", "hurt": HURT, "ece": "personal_ece", "nll": "personal_nll",
+    "steps": STEPS, "final": "spent.final_epochs", "up": "totals.bytes_up",
+    "down": "totals.bytes_down", "bytes": "bytes", "seconds": "totals.seconds",
+    "trainable": "trainable",
+}
 
 
 @dataclass(frozen=True)
@@ -34,7 +47,7 @@ class Metric:
         words: its definition.
         unit: as shown, after ``scale``.
         lower: whether smaller is better.
-        harmonic: whether it is a harmonic mean, so that an average is a mean of such means.
+        parts: of a harmonic mean, the numbers that it is of.
         scale: factor from the stored number to the shown one.
         digits: decimals shown; None: the table's.
     """
@@ -43,9 +56,14 @@ class Metric:
     words: str
     unit: str = "%"
     lower: bool = False
-    harmonic: bool = False
+    parts: tuple[str, ...] = ()
     scale: float = 1.0
     digits: int | None = None
+
+    @property
+    def counted(self) -> bool:
+        """Whether it is a count: of steps, parameters, bytes."""
+        return self.unit in ("count", "MB", "kB")
 
     @property
     def title(self) -> str:
@@ -66,6 +84,19 @@ DEFINED = {m.name: m for m in (
     Metric("personal_worst", "personal accuracy of the worst client"),
     Metric("personal_worst_decile", "mean personal accuracy of the worst tenth of the clients"),
     Metric("personal_micro", "personal accuracy over the pooled test images of all clients"),
+    Metric("personal_balanced", "each client's mean over its classes of their accuracy, unweighted "
+                                "mean over clients"),
+    Metric("personal_q1", "first quartile over clients of personal accuracy"),
+    Metric("personal_median", "median over clients of personal accuracy"),
+    Metric("personal_q3", "third quartile over clients of personal accuracy"),
+    Metric("gain", "collaboration gain: personal minus the best reference without collaboration "
+                   "(the run's settings are as they were given, tuned or not)", "points"),
+    Metric(HURT, "share of the clients whose personal accuracy is below that of a logistic "
+                 "regression of their own", lower=True),
+    Metric("personal_ece", "expected calibration error of the personal models, mean over clients",
+           lower=True),
+    Metric("personal_nll", "negative log-likelihood of the personal models, mean over clients",
+           "nats", True, digits=3),
     Metric("personal_macro_f1", "macro-F1 of the personal models, mean over clients"),
     Metric("global", "the shared model on the whole test set"),
     Metric("global_macro_f1", "macro-F1 of the shared model on the whole test set"),
@@ -74,8 +105,9 @@ DEFINED = {m.name: m for m in (
     Metric("base_other", "the personal models on base classes that their client has no training "
                          "image of, mean over clients"),
     Metric("new", "the personal models on unseen classes, mean over clients"),
-    Metric("hm2", "harmonic mean of base_all and new", harmonic=True),
-    Metric("hm3", "harmonic mean of personal, base_all and new", harmonic=True),
+    Metric("hm2", "harmonic mean of base_all and new", parts=("base_all", "new")),
+    Metric("hm3", "harmonic mean of personal, base_all and new",
+           parts=("personal", "base_all", "new")),
     Metric("cm", "mean of personal and hm2"),
     Metric("unseen", "the shared model on the domain that no client holds"),
     Metric("unseen_personal", "the personal models on the domain that no client holds, mean over "
@@ -91,6 +123,7 @@ DEFINED = {m.name: m for m in (
     Metric("macro_f1", "macro-F1 that the log reports last"),
     Metric("seconds", "seconds of the last round's training and aggregation", "s", True),
     Metric("totals.seconds", "seconds of training and aggregation", "s", True),
+    Metric("bytes", "bytes up and down of all clients", "MB", True, scale=1e-6, digits=2),
     Metric("totals.bytes_up", "bytes sent by all clients", "MB", True, scale=1e-6, digits=2),
     Metric("totals.bytes_down", "bytes sent to all clients", "MB", True, scale=1e-6, digits=2),
     Metric("kb_per_client_round", "bytes up and down together, per participating client and round",
@@ -98,6 +131,8 @@ DEFINED = {m.name: m for m in (
     Metric("seconds_per_round", "seconds of training and aggregation, mean over rounds", "s", True,
            digits=2),
     Metric("personal_clients", "clients behind personal, where not all are", "count", digits=0),
+    _count(STEPS, "local steps of all clients, the final fine-tuning included"),
+    _count("spent.final_epochs", "epochs of the final fine-tuning"),
     _count("totals.rounds", "rounds done"),
     _count("totals.local_steps", "local steps of all clients"),
     _count("totals.samples", "training samples of all clients"),
@@ -126,7 +161,8 @@ def metric(name: str) -> Metric:
         return Metric(name, f"the shared model on {rest}'s test images, with its class names")
     if section in SECTIONS and (rest in DEFINED or rest.startswith("target.")):
         inner = metric(rest)
-        return replace(inner, name=name, words=f"{inner.words}; {SECTIONS[section]}")
+        return replace(inner, name=name, words=f"{inner.words}; {SECTIONS[section]}",
+                       parts=tuple(f"{section}.{part}" for part in inner.parts))
     if section == TOTALS:
         return _count(name, f"'{rest}' of the run's totals")
     return Metric(name, f"'{name}' as the results name it", "")
@@ -137,7 +173,7 @@ def metrics_of(entries: Sequence[RunFacts]) -> list[str]:
     names: dict[str, None] = {}
     for entry in entries:
         run = entry.run
-        for section in ("last", *SECTIONS, TOTALS):
+        for section in ("last", *SECTIONS, "spent", TOTALS):
             numbers = run.totals() if section == TOTALS else run.section(section)
             head = "" if section == "last" else f"{section}."
             names |= {
@@ -146,7 +182,8 @@ def metrics_of(entries: Sequence[RunFacts]) -> list[str]:
             }
         if finite(run.info.get("trainable")) is not None:
             names["trainable"] = None
-        names |= {name: None for name in RATIOS if _ratio(entry, name) is not None}
+        derived = (*RATIOS, *QUARTILES, *TOP, STEPS, "bytes")
+        names |= {name: None for name in derived if value_of(entry, name) is not None}
     return list(names)
 
 
@@ -170,17 +207,40 @@ def check_metrics(words: Sequence[str], entries: Sequence[RunFacts]) -> tuple[st
     return tuple(dict.fromkeys(names))
 
 
+def check_columns(words: Sequence[str], entries: Sequence[RunFacts]) -> tuple[str, ...]:
+    """Return the metrics of ``--columns``: short words of ``COLUMNS``, or metrics by their names.
+
+    Raises:
+        ConfigError: neither; with the nearest known word. A short word that no run has a number
+            for is no mistake: its column is empty.
+    """
+    known = [*COLUMNS, *metrics_of(entries)]
+    for word in words:
+        if word not in known and not word.startswith(ROUNDS_TO):
+            raise ConfigError(f"--columns {word}: there is no such column"
+                              f"{did_you_mean(word, known)} (known: {', '.join(COLUMNS)}, and "
+                              "whatever --metric takes)")
+    return tuple(dict.fromkeys(COLUMNS.get(word, word) for word in words))
+
+
 def value_of(entry: RunFacts, name: str) -> float | None:
     """Return a number of a run, unscaled; None where it has none such."""
     run = entry.run
     if entry.reference:
-        return finite(run.results[REFERENCES[entry.reference]].get(name))
+        return finite(entry.numbers.get(name))
     if name.startswith(ROUNDS_TO):
         return _first_round(entry, _target(name))
     if name == "trainable":
         return finite(run.info.get(name))
     if name in RATIOS:
         return _ratio(entry, name)
+    if name in QUARTILES or name in TOP:
+        return _of_clients(entry, name)
+    if name == STEPS:
+        return _steps(entry)
+    if name == "bytes":
+        parts = [finite(run.totals().get(part)) for part in ("bytes_up", "bytes_down")]
+        return None if parts[0] is None or parts[1] is None else parts[0] + parts[1]
     if name.startswith(f"{TOTALS}."):
         return finite(run.totals().get(name.partition(".")[2]))
     return finite(run.value(name))
@@ -192,6 +252,46 @@ def _ratio(entry: RunFacts, name: str) -> float | None:
     parts = [part for n in names if (part := finite(totals.get(n))) is not None]
     whole = finite(totals.get(count))
     return sum(parts) / whole if whole and len(parts) == len(names) else None
+
+
+def _steps(entry: RunFacts) -> float | None:
+    """Return all local steps; of an older run its totals', to which final phases are added."""
+    spent = finite(entry.run.section("spent").get("local_steps"))
+    if spent is not None:
+        return spent
+    totals = entry.run.totals()
+    steps = finite(totals.get("local_steps"))
+    return None if steps is None else steps + (finite(totals.get("finetune_steps")) or 0.0)
+
+
+def _of_clients(entry: RunFacts, name: str) -> float | None:
+    """Return a number of ``QUARTILES`` or ``TOP``: as the run says it, else from clients' rows."""
+    run = entry.run
+    told = run.section(name).get(TOP[name]) if name in TOP else run.last.get(name)
+    if finite(told) is not None or name == "gain":
+        return finite(told)
+    rows = accuracies(run.last)
+    if name in QUARTILES:
+        return statistics.quantiles(rows.values(), method="inclusive")[QUARTILES[name]] \
+            if len(rows) > 1 else None
+    own = accuracies(run.section("references").get(OWN_REFERENCE))
+    both = [client for client in rows if client in own]
+    below = sum(rows[client] < own[client] for client in both)
+    return 100 * below / len(both) if both else None
+
+
+def accuracies(record: Any) -> dict[Any, float]:
+    """Return the clients' accuracies in percent of a record with rows ``clients``; empty of none.
+
+    Clients without a test image are left out.
+    """
+    rows = record.get("clients") if isinstance(record, Mapping) else None
+    if not isinstance(rows, list):
+        return {}
+    counts = {r.get("client"): (finite(r.get("correct")), finite(r.get("n"))) for r in rows
+              if isinstance(r, Mapping)}
+    return {client: 100 * correct / n for client, (correct, n) in counts.items()
+            if correct is not None and n}
 
 
 def rounds_to_problems(names: Sequence[str], entries: Sequence[RunFacts]) -> list[str]:

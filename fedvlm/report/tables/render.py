@@ -1,7 +1,4 @@
-"""Tables as text: Markdown, CSV, LaTeX or HTML; every name is escaped for its format.
-
-LaTeX is for plain pdflatex: no package is needed.
-"""
+"""Tables as text: Markdown, CSV, LaTeX (``tex``) or HTML; every name is escaped for its format."""
 
 from __future__ import annotations
 
@@ -12,74 +9,17 @@ from collections.abc import Callable, Sequence
 
 from fedvlm.console.rows import one_line
 from fedvlm.core.spelling import cell_text
-from fedvlm.report.tables.cells import BEST, FEWER, SECOND, TableCell
+from fedvlm.report.tables.cells import BEST, PEER, TableCell
 from fedvlm.report.tables.table import Table
-
-_ESCAPES = {
-    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
-    '"': "''",  # \textquotedbl wants another font encoding
-    **{c: f"\\{c}" for c in "&%$#_{}"},
-    "±": r"$\pm$", FEWER: r"$\dagger$", "×": r"$\times$", "≥": r"$\geq$", "≤": r"$\leq$",
-    "–": "--", "—": "---", "…": "...",
-    # No ligatures (`--tag`, ?`); after a line's end `[` and `*` would be arguments.
-    **{c: f"{{{c}}}" for c in "-`[*"},
-}
-
-
-def tex(tables: Sequence[Table], standalone: bool = False) -> str:
-    """Return ``table`` environments, or a document that pdflatex turns into pages."""
-    body = "\n".join("\n".join(_lines(table)) for table in tables) + "\n"
-    if not standalone:
-        return body
-    return f"\\documentclass{{article}}\n\\begin{{document}}\n{body}\\end{{document}}\n"
-
-
-def escape_tex(text: str) -> str:
-    """Return ``text`` as one line of LaTeX that shows it literally.
-
-    A character that plain pdflatex has no glyph for stands as its code point: ``[U+6570]``.
-    """
-    return "".join(_character(c) for c in one_line(text))
-
-
-def _character(c: str) -> str:
-    if c in _ESCAPES:
-        return _ESCAPES[c]
-    accented = "\u00c0" <= c <= "\u00ff" and c not in "ÐÞðþ×÷"
-    return c if c.isascii() or accented else f"{{[}}U+{ord(c):04X}]"
-
-
-def _lines(table: Table) -> list[str]:
-    heads = [escape_tex(text) for text in (table.corner, *table.columns)]
-    lines = [r"\begin{table}[htbp]", r"\centering", r"\footnotesize",
-             rf"\caption{{{escape_tex(table.caption)}}}",
-             rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}", r"\hline", _row(heads),
-             r"\hline"]
-    for label, cells in zip(table.rows, table.cells, strict=True):
-        lines.append(_row([escape_tex(label), *(_cell(cell, table.ci) for cell in cells)]))
-    lines += [r"\hline", r"\end{tabular}"]
-    lines += [rf"\par {escape_tex(note)}" for note in table.notes]
-    return [*lines, r"\end{table}"]
-
-
-def _cell(cell: TableCell, ci: bool) -> str:
-    form = {BEST: r"\textbf{%s}", SECOND: r"\underline{%s}"}.get(cell.rank, "%s")
-    spread = cell.spread(ci)
-    mean = f"${cell.text}$" if cell.text.startswith("-") and cell.mean is not None else cell.text
-    return form % mean + (rf" $\pm$ {spread}" if spread else "") + escape_tex(cell.suffix)
-
-
-def _row(words: Sequence[str]) -> str:
-    return " & ".join(words) + r" \\"
-
+from fedvlm.report.tables.tex import heading_at, tex
 
 _MARKDOWN = "\\`*_{}[]<>#|&~$"
-_CSV_HEAD = ("row", "column", "metric", "mean", "std", "ci95", "n", "runs", "mark")
+_CSV_HEAD = ("row", "column", "metric", "mean", "std", "ci95", "n", "runs", "mark",
+             "text", "group")
 
 
 def markdown(tables: Sequence[Table], standalone: bool = False) -> str:
-    """Return pipe tables with their captions; best bold, second underlined."""
+    """Return pipe tables with their captions; best bold, its peers underlined."""
     return "\n\n".join("\n".join(_markdown_lines(table)) for table in tables) + "\n"
 
 
@@ -92,14 +32,16 @@ def csv_text(tables: Sequence[Table], standalone: bool = False) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(_CSV_HEAD)
     for table in tables:
-        for row, line in zip(table.rows, table.cells, strict=True):
+        groups = table.groups or ("",) * len(table.rows)
+        for row, group, line in zip(table.rows, groups, table.cells, strict=True):
             for column, cell in zip(table.columns, line, strict=True):
-                mark = {BEST: "best", SECOND: "second"}.get(cell.rank, "")
+                marks = ({BEST: "best", PEER: "peer"}.get(cell.rank, ""),
+                         "fewer" if cell.fewer else "", "below" if cell.below else "")
                 count = ["", ""] if cell.average else [cell.n, cell.of]
                 writer.writerow([
                     cell_text(one_line(row)), cell_text(one_line(column)), cell.metric,
                     *("" if v is None else repr(v) for v in (cell.mean, cell.std, cell.ci)),
-                    *count, " ".join(w for w in (mark, "fewer" if cell.fewer else "") if w),
+                    *count, " ".join(mark for mark in marks if mark), cell_text(cell.text), group,
                 ])
     return out.getvalue()
 
@@ -135,7 +77,9 @@ def escape_html(text: str) -> str:
 def _markdown_lines(table: Table) -> list[str]:
     heads = [escape_markdown(text) for text in (table.corner, *table.columns)]
     lines = [_pipes(heads), _pipes(["---", *["---:"] * len(table.columns)])]
-    for row, cells in zip(table.rows, table.cells, strict=True):
+    for at, (row, cells) in enumerate(zip(table.rows, table.cells, strict=True)):
+        if heading := heading_at(table, at):
+            lines.append(_pipes([f"*{escape_markdown(heading)}*", *[""] * len(table.columns)]))
         words = [_marked(cell, table.ci, "**{}**", "<u>{}</u>") for cell in cells]
         lines.append(_pipes([escape_markdown(row), *words]))
     notes = [f"- {escape_markdown(note)}" for note in table.notes]
@@ -146,7 +90,10 @@ def _html_lines(table: Table) -> list[str]:
     head = "".join(f"<th>{escape_html(text)}</th>" for text in (table.corner, *table.columns))
     lines = ['<table class="fedvlm-table">', f"<caption>{escape_html(table.caption)}</caption>",
              f"<thead><tr>{head}</tr></thead>", "<tbody>"]
-    for row, cells in zip(table.rows, table.cells, strict=True):
+    for at, (row, cells) in enumerate(zip(table.rows, table.cells, strict=True)):
+        if heading := heading_at(table, at):
+            lines.append(f'<tr class="group"><th colspan="{len(table.columns) + 1}">'
+                         f"{escape_html(heading)}</th></tr>")
         data = "".join(
             f'<td title="{cell.counted}">'
             f"{_marked(cell, table.ci, '<strong>{}</strong>', '<u>{}</u>')}</td>" for cell in cells
@@ -159,11 +106,20 @@ def _html_lines(table: Table) -> list[str]:
     return lines
 
 
-def _marked(cell: TableCell, ci: bool, best: str, second: str) -> str:
+def _marked(cell: TableCell, ci: bool, best: str, peer: str) -> str:
     """Return a cell's words, which need no escaping, with its mark."""
-    form = {BEST: best, SECOND: second}.get(cell.rank, "{}")
+    form = {BEST: best, PEER: peer}.get(cell.rank, "{}")
     spread = cell.spread(ci)
     return form.format(cell.text) + (f" ± {spread}" if spread else "") + cell.suffix
+
+
+def notes_text(tables: Sequence[Table]) -> str:
+    """Return what stands behind tables, for a file beside one: captions, notes, versions."""
+    parts = []
+    for table in tables:
+        made = [f"Made with {table.made}."] if table.made else []
+        parts.append("\n".join([table.caption, *made, *(f"- {note}" for note in table.notes)]))
+    return "\n\n".join(parts) + "\n"
 
 
 def _pipes(words: Sequence[str]) -> str:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import Collected
 from fedvlm.report.tables.apart import shares
-from fedvlm.report.tables.caption import caption, notes_on
-from fedvlm.report.tables.cells import AVERAGE, Grid, TableCell, averages, cell_of, with_marks
+from fedvlm.report.tables.beside import columns_beside, difference_columns, differences
+from fedvlm.report.tables.caption import brief, brief_difference, caption, notes_on, versions
+from fedvlm.report.tables.cells import (
+    AVERAGE,
+    BELOW,
+    H_OF_AVERAGES,
+    MEAN_OF_H,
+    NOT_RIVALS,
+    Grid,
+    TableCell,
+    average,
+    averaged_by,
+    harmonic_of_averages,
+    with_marks,
+)
 from fedvlm.report.tables.check import same_config
 from fedvlm.report.tables.facts import (
     METRIC,
@@ -21,13 +34,17 @@ from fedvlm.report.tables.facts import (
     filtered,
     with_references,
 )
+from fedvlm.report.tables.layout import Line, cell_at, in_order, label_of, labels, named
 from fedvlm.report.tables.metrics import (
-    ROUNDS_TO,
+    check_columns,
     check_metrics,
     metric,
     rounds_to_problems,
-    value_of,
 )
+from fedvlm.report.tables.papers import Paper
+from fedvlm.report.tables.rivals import beaten_by, coincidences, disagreements
+
+Places = Mapping[tuple[str, str, str], list[RunFacts]]  # row, column, metric -> its runs
 
 
 @dataclass(frozen=True)
@@ -43,6 +60,11 @@ class Spec:
         mixed: keys in which runs may differ; empty: any; None: nothing may.
         ci: whether the 95 % t-interval is shown instead of the standard deviation.
         digits: decimals of percentages.
+        columns: numbers that stand beside the metric, as means over the data sets.
+        versus: a method; the others get their paired differences to it.
+        order: of the rows: ``name``, ``best`` (first), or methods that come first.
+        papers: method -> what its card says; groups rows where there are any.
+        names: whether methods and data sets are spelt as in papers.
     """
 
     rows: tuple[str, ...] = ("trainer",)
@@ -54,6 +76,11 @@ class Spec:
     mixed: tuple[str, ...] | None = None
     ci: bool = False
     digits: int = 1
+    columns: tuple[str, ...] = ()
+    versus: str = ""
+    order: tuple[str, ...] = ("name",)
+    papers: Mapping[str, Paper] = field(default_factory=dict)
+    names: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,6 +96,10 @@ class Table:
         notes: what is marked, missing, left out.
         ci: whether the spread shown is the 95 % t-interval.
         n: the most seeds of a cell.
+        brief: the caption in one sentence, for a paper.
+        made: versions and code behind the runs.
+        groups: per row the heading that it stands under; empty where there are none.
+        methods: per row the method's name; '' for references and averages.
     """
 
     metrics: tuple[str, ...]
@@ -80,15 +111,21 @@ class Table:
     notes: tuple[str, ...] = ()
     ci: bool = False
     n: int = 0
+    brief: str = ""
+    made: str = ""
+    groups: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
 
 
 def tables(collected: Collected, spec: Spec, command: str = "") -> list[Table]:
     """Return the tables that ``spec`` asks for: one, or one per metric without such an axis.
 
-    Data sets whose protocols differ have tables of their own (``apart``).
+    Data sets whose protocols differ have tables of their own (``apart``). With ``versus`` each is
+    followed by that of its differences per data set.
 
     Raises:
-        ConfigError: unknown keys or metrics, nothing left after the filters, mixed protocols.
+        ConfigError: unknown keys or metrics, nothing left after the filters, mixed protocols,
+            two runs of one identity with different numbers.
     """
     every, notes = facts_of(collected.runs)
     axes = (*spec.rows, *spec.cols)
@@ -97,19 +134,22 @@ def tables(collected: Collected, spec: Spec, command: str = "") -> list[Table]:
     check_keys(spec.cols, every, "--cols")
     check_keys(spec.mixed or (), every, "--mixed")
     entries = filtered(every, spec.where, spec.exclude)
-    spec = replace(spec, metrics=check_metrics(spec.metrics, entries))
+    spec = replace(spec, metrics=check_metrics(spec.metrics, entries),
+                   columns=check_columns(spec.columns, entries))
     kept = shares(entries, spec.rows, spec.cols, spec.mixed)
     notes += [*collected.problems, *rounds_to_problems(spec.metrics, entries)]
     if collected.unfinished:
         notes.append(f"{len(collected.unfinished)} unfinished run(s) left out: "
                      f"{_listed([str(p) for p in collected.unfinished])}")
     groups = [spec.metrics] if METRIC in axes else [(name,) for name in spec.metrics]
-    out = []
+    made: list[Table] = []
     for share in kept:
-        everyone = with_references(share.entries, spec.reference)
-        said = [*([share.note] if share.note else []), *notes_on(share.entries, axes), *notes]
-        out += [_one(everyone, spec, names, share.mixed, said, command) for names in groups]
-    return out
+        runs = named(share.entries, spec.papers) if spec.names else share.entries
+        said = [*([share.note] if share.note else []), *coincidences(runs, axes),
+                *notes_on(runs, axes), *notes]
+        for names in groups:
+            made += _of_metrics(runs, spec, names, share.mixed, said, command)
+    return made
 
 
 def _check_axes(spec: Spec, axes: Sequence[str]) -> None:
@@ -119,87 +159,177 @@ def _check_axes(spec: Spec, axes: Sequence[str]) -> None:
     if spec.reference and "trainer" not in axes:
         raise ConfigError("--reference needs trainer among --rows or --cols: its numbers stand "
                           "beside those of the methods")
+    for flag, value in (("--columns", spec.columns), ("--versus", spec.versus)):
+        if value and ("trainer" not in spec.rows or METRIC in axes):
+            raise ConfigError(f"{flag} needs trainer among --rows, and no axis {METRIC}; the "
+                              "numbers of --columns can be given to --metric")
 
 
-def _label(entry: RunFacts, keys: Sequence[str], axes: Sequence[str], name: str) -> str:
-    """Return an entry's row or column label for the metric ``name``."""
-    return " / ".join(
-        metric(name).title if key == METRIC else entry.label(key, axes) for key in keys
-    )
-
-
-def _ordered(
-    entries: Sequence[RunFacts], keys: Sequence[str], axes: Sequence[str], names: Sequence[str]
-) -> list[str]:
-    """Return all labels of an axis: metrics as asked, numbers by size, the rest by name.
-
-    The zero-shot reference comes first.
-    """
-    places: dict[str, tuple[tuple[int, float, str], ...]] = {}
-    for entry in entries:
-        for at, name in enumerate(names):
-            order = tuple(
-                (0, float(at), "") if key == METRIC else _order(entry, key, axes) for key in keys
-            )
-            places[_label(entry, keys, axes, name)] = order
-    return sorted(places, key=lambda text: (places[text], text))
-
-
-def _order(entry: RunFacts, key: str, axes: Sequence[str]) -> tuple[int, float, str]:
-    if key == "trainer" and entry.reference == "zero-shot":
-        return 0, 0.0, ""
-    value = entry.fact(key)
-    if key == "shots" and value == -1:
-        return 2, 0.0, ""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return 1, float(value), ""
-    return 3, 0.0, entry.label(key, axes).casefold()
-
-
-def _one(
+def _of_metrics(
     entries: Sequence[RunFacts], spec: Spec, names: tuple[str, ...], mixed: Sequence[str],
     notes: Sequence[str], command: str,
-) -> Table:
-    """Return the table of ``names``."""
+) -> list[Table]:
+    """Return the table of ``names``, and that of differences where they are asked for."""
     axes = (*spec.rows, *spec.cols)
-    rows = _ordered(entries, spec.rows, axes, names)
-    columns = _ordered(entries, spec.cols, axes, names)
-    places: dict[tuple[str, str, str], list[RunFacts]] = {}
-    for entry in entries:
+    everyone = with_references(entries, spec.reference)
+    columns = labels(everyone, spec.cols, axes, names)
+    by_place: dict[tuple[str, str, str], list[RunFacts]] = {}
+    for entry in everyone:
         for name in names:
-            place = (_label(entry, spec.rows, axes, name), _label(entry, spec.cols, axes, name))
-            places.setdefault((*place, name), []).append(entry)
-    cells, differing, seeds = {}, list(mixed), []
-    for (row, column, name), here in places.items():
-        runs, inside = same_config(here, f"{row}, {column}", spec.mixed)
-        cells[row, column] = _cell(runs, name, spec)
-        seeds.append({e.seeds for e in runs})
-        differing += [words for words in inside if words not in differing]
-    missing = TableCell(names[0])
-    grid = tuple(tuple(cells.get((r, c), missing) for c in columns) for r in rows)
-    most = max((cell.n for line in grid for cell in line), default=0)
-    grid = tuple(tuple(replace(c, fewer=0 < c.n < most) for c in line) for line in grid)
-    grid, rows, columns, averaged = averages(grid, rows, columns, spec.rows, spec.cols)
-    grid = with_marks(grid, spec.rows, spec.cols)
-    extra = _extra(entries, spec, axes, names)
+            place = (label_of(entry, spec.rows, axes, name), label_of(entry, spec.cols, axes, name))
+            by_place.setdefault((*place, name), []).append(entry)
+    places, differing, copies = _unique(by_place, spec.mixed)
+    lines = _lines(everyone, spec, names, columns, places)
+    lines, columns, averaged = _with_averages(lines, columns, spec, names, places)
+    sets = [at for at, column in enumerate(columns) if column not in
+            (AVERAGE, H_OF_AVERAGES, MEAN_OF_H)]
+    ends = [any(e.reference and label_of(e, spec.cols, axes, n) == c for e in everyone
+                for n in names) for c in columns]
+    lines = _marked(lines, spec, ends)
+    lines, beaten = beaten_by(lines, columns, entries, places, spec.cols, axes)
+    extra = _extra(everyone, spec, axes, names)
+    lines = in_order(lines, spec.order, averaged == "cols")
+    base = lines
+    if spec.columns:
+        lines, columns = columns_beside(lines, columns, len(sets), spec.columns, places, names[0],
+                                        spec.ci, spec.digits)
+    if spec.versus:
+        lines, columns = difference_columns(base, lines, columns, sets, spec.versus)
+    most = max((c.n for line in base for c in line.cells if not c.average), default=0)
     runs = [e for e in entries if not e.reference]
-    return Table(
+    marked = _any_mark(base, spec, ends)
+    remarks = [
+        *_remarks(base, columns, most, extra, bool(averaged), beaten),
+        *_unpaired([{e.seeds for e in here} for here in places.values()]), *_copies(copies),
+        *disagreements(everyone, names), *notes,
+    ]
+    table = Table(
         names, " / ".join(spec.rows),
-        tuple(f"{r}*" if r in extra else r for r in rows),
-        tuple(f"{c}*" if c in extra else c for c in columns), grid,
-        caption(runs, names, axes, differing, averaged, spec.ci, most, command),
-        (*_remarks(grid, rows, columns, most, extra, averaged), *_unpaired(seeds), *notes),
-        spec.ci, most,
+        tuple(f"{one.label}*" if one.label in extra else one.label for one in lines),
+        tuple(f"{c}*" if c in extra else c for c in columns), tuple(one.cells for one in lines),
+        caption(runs, names, axes, [*mixed, *differing], averaged != "", spec.ci, most, command,
+                marked, spec.columns),
+        tuple(remarks), spec.ci, most, brief(names, spec.ci, most, marked, bool(beaten)),
+        versions(runs), tuple(one.group for one in lines) if any(o.group for o in lines) else (),
+        tuple(one.method for one in lines),
     )
+    if not spec.versus:
+        return [table]
+    return [table, _difference_table(table, base, columns[:len(sets)], spec, command)]
 
 
-def _cell(runs: Sequence[RunFacts], name: str, spec: Spec) -> TableCell:
-    values = [v for entry in runs if (v := value_of(entry, name)) is not None]
-    decimals = metric(name).digits
-    digits = spec.digits if decimals is None else decimals
-    if name.startswith(ROUNDS_TO) and len(values) < len(runs):  # a mean of the lucky seeds lies
-        return TableCell(name, n=len(values), of=len(runs), reached=len(values), digits=digits)
-    return cell_of(name, values, len(runs), spec.ci, digits)
+def _unique(
+    places: Mapping[tuple[str, str, str], list[RunFacts]], mixed: Sequence[str] | None
+) -> tuple[dict[tuple[str, str, str], list[RunFacts]], list[str], list[str]]:
+    """Return each cell's runs, a seed once; what differs on request; the copies left out."""
+    unique: dict[tuple[str, str, str], list[RunFacts]] = {}
+    differing: dict[str, None] = {}
+    copies: dict[str, None] = {}
+    for (row, column, name), here in places.items():
+        runs, words, twins = same_config(here, f"{row}, {column}", mixed)
+        unique[row, column, name] = runs
+        differing |= dict.fromkeys(words)
+        copies |= dict.fromkeys(twins)
+    return unique, list(differing), list(copies)
+
+
+def _lines(
+    entries: Sequence[RunFacts], spec: Spec, names: Sequence[str], columns: Sequence[str],
+    places: Places,
+) -> list[Line]:
+    """Return the rows with the cells of their columns, not yet in the order asked for."""
+    axes = (*spec.rows, *spec.cols)
+    rows = labels(entries, spec.rows, axes, names)
+    metrics = {(row, column): name for row, column, name in places}
+    first = {label_of(e, spec.rows, axes, n): e for e in reversed(entries) for n in names}
+    lines = []
+    for row in rows:
+        entry = first[row]
+        cells = tuple(
+            cell_at(places[row, column, metrics[row, column]], metrics[row, column], spec.ci,
+                    spec.digits)
+            if (row, column) in metrics else TableCell(names[0]) for column in columns
+        )
+        lines.append(Line.of(row, cells, entry, spec.rows, spec.papers))
+    most = max((cell.n for line in lines for cell in line.cells), default=0)
+    return [
+        replace(line, cells=tuple(replace(c, fewer=0 < c.n < most) for c in line.cells))
+        for line in lines
+    ]
+
+
+def _with_averages(
+    lines: list[Line], columns: list[str], spec: Spec, names: Sequence[str], places: Places
+) -> tuple[list[Line], list[str], str]:
+    """Add averages over data sets; of a harmonic mean both, H of the averages first.
+
+    Returns:
+        Rows, column labels, and the axis that got an average (``cols``, ``rows`` or '').
+    """
+    axis = averaged_by(spec.rows, spec.cols, len(lines), len(columns))
+    if not axis:
+        return lines, columns, ""
+    both = any(metric(name).parts for name in names)
+    titles = [H_OF_AVERAGES, MEAN_OF_H] if both else [AVERAGE]
+
+    def of(cells: Sequence[TableCell], keys: Sequence[tuple[str, str]]) -> tuple[TableCell, ...]:
+        plain = average(cells, spec.ci)
+        parts = metric(plain.metric).parts
+        if not both:
+            return (plain,)
+        if not parts:
+            return plain, plain
+        inner = [
+            [cell_at(places.get((*key, plain.metric), ()), part, spec.ci, spec.digits)
+             for key in keys] for part in parts
+        ]
+        return harmonic_of_averages(plain, inner, spec.ci), plain
+
+    if axis == "cols":
+        wider = [replace(one, cells=(*one.cells, *of(one.cells, [(one.label, c) for c in columns])))
+                 for one in lines]
+        return wider, [*columns, *titles], axis
+    below = [of(cells, [(one.label, column) for one in lines])
+             for column, cells in zip(columns, zip(*(o.cells for o in lines), strict=True),
+                                      strict=True)]
+    ends = [Line(title, tuple(cells)) for title, cells in
+            zip(titles, zip(*below, strict=True), strict=True)]
+    return [*lines, *ends], columns, axis
+
+
+def _marked(lines: Sequence[Line], spec: Spec, references: Sequence[bool]) -> list[Line]:
+    """Mark the best of each column; references do not compete.
+
+    Args:
+        references: whether a column is a reference's, where the columns are methods.
+    """
+    rivals = [not one for one in references] if "trainer" in spec.cols else \
+        [line.rival for line in lines]
+    grid = with_marks(tuple(line.cells for line in lines), spec.rows, spec.cols, rivals)
+    return [replace(line, cells=cells) for line, cells in zip(lines, grid, strict=True)]
+
+
+def _any_mark(lines: Sequence[Line], spec: Spec, references: Sequence[bool]) -> bool | None:
+    """Say whether a cell has a mark; None where there are no two rivals.
+
+    Args:
+        references: see ``_marked``.
+    """
+    rivals = references.count(False) if "trainer" in spec.cols else \
+        0 if NOT_RIVALS & {*spec.rows} else sum(line.rival for line in lines)
+    return None if rivals < 2 else any(c.rank for line in lines for c in line.cells)
+
+
+def _difference_table(
+    table: Table, lines: Sequence[Line], sets: Sequence[str], spec: Spec, command: str
+) -> Table:
+    rows, columns, words = differences(lines, sets, spec.versus)
+    return Table(
+        table.metrics, table.corner, tuple(one.label for one in rows), tuple(columns),
+        tuple(one.cells for one in rows), f"{words} Made by: {command}." if command else words,
+        (), False, table.n, brief_difference(table.metrics[0], spec.versus), table.made, (),
+        tuple(one.method for one in rows),
+    )
 
 
 def _extra(
@@ -208,28 +338,30 @@ def _extra(
     """Return the row or column labels of methods that use extra data, and which."""
     keys = spec.rows if "trainer" in spec.rows or "trainer" not in axes else spec.cols
     return {
-        _label(e, keys, axes, name): str(e.fact("extra_data"))
+        label_of(e, keys, axes, name): str(e.fact("extra_data"))
         for e in entries if e.fact("extra_data") and not e.reference for name in names
     }
 
 
 def _remarks(
-    grid: Grid, rows: Sequence[str], columns: Sequence[str], most: int,
-    extra: dict[str, str], averaged: bool,
+    lines: Sequence[Line], columns: Sequence[str], most: int, extra: Mapping[str, str],
+    averaged: bool, beaten: Sequence[str],
 ) -> list[str]:
     """Return the notes that explain a table's signs."""
     notes = []
+    cells = [cell for line in lines for cell in line.cells]
     fewer = [
-        f"{r} / {c} n = {cell.n}" for r, line in zip(rows, grid, strict=True)
-        for c, cell in zip(columns, line, strict=True)
+        f"{line.label} / {c} n = {cell.n}" for line in lines
+        for c, cell in zip(columns, line.cells, strict=False)
         if cell.fewer and not cell.average and cell.reached is None
     ]
     if fewer:
-        notes.append(f"† fewer than {most} seeds: {_listed(fewer)}")
-    lost = [cell for line in grid for cell in line if cell.reached is not None]
-    if lost:
+        notes.append(f"† fewer than {most} seeds, so without a mark: {_listed(fewer)}")
+    if beaten:
+        notes.append(f"{BELOW} below a reference of its kind: {_listed(beaten, 30)}")
+    if any(cell.reached is not None for cell in cells):
         notes.append("(a/b): only a of b seeds reach that accuracy, so there is no mean")
-    if averaged and any(cell.mean is None for line in grid for cell in line):
+    if averaged and any(cell.mean is None for cell in cells):
         notes.append(f"{AVERAGE}: only where no data set is missing")
     for words in dict.fromkeys(extra.values()):
         whose = ", ".join(label for label, what in extra.items() if what == words)
@@ -243,6 +375,11 @@ def _unpaired(seeds: Sequence[set[tuple[Any, ...]]]) -> list[str]:
     if len({frozenset(s) for s in seeds if len(s) == most}) < 2:
         return []
     return ["the cells do not hold the same seeds, so differences between them include the seeds'"]
+
+
+def _copies(copies: Sequence[str]) -> list[str]:
+    many = f"{len(copies)} equal copies" if len(copies) > 1 else "1 equal copy"
+    return [f"{many} of a run dropped: {_listed(copies, 3)}"] if copies else []
 
 
 def _listed(words: Sequence[str], most: int = 6) -> str:

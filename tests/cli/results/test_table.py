@@ -30,11 +30,26 @@ def test_writes_a_file_whose_ending_names_the_format(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     write_seeds(tmp_path / "runs", "A", [80.0])
-    for ending, sign in {"md": "| A |", "tex": r"\hline", "html": "<table", "csv": "row,"}.items():
+    signs = {"md": "| A |", "tex": r"\toprule", "html": "<table", "csv": "row,"}
+    for ending, sign in signs.items():
         out = tmp_path / f"t.{ending}"
         assert main(["table", str(tmp_path / "runs"), "--out", str(out)]) == 0
         assert sign in out.read_text("utf-8")
     assert "note: personal: each client" in capsys.readouterr().err  # CSV has no caption
+    assert "Made by: fedvlm table" in (tmp_path / "t.notes.txt").read_text("utf-8")
+
+
+def test_latex_with_paper_names_comes_with_its_citations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for trainer in ("MOON", "LocalOnly"):
+        write_seeds(tmp_path / "runs", trainer, [80.0, 81.0], "Cifar100", peft="prompt")
+    words = ["--names", "paper", "--order", "best", "--label", "tab:main", "--versus", "LocalOnly"]
+    assert main(["table", str(tmp_path / "runs"), *words, "--out", str(tmp_path / "m.tex")]) == 0
+    text, bib = ((tmp_path / f"m.{end}").read_text("utf-8") for end in ("tex", "bib"))
+    assert r"MOON~\cite{li2021model}" in text and "CIFAR-100" in text and "[prompt]" not in text
+    assert r"\label{tab:main}" in text and "@inproceedings{li2021model," in bib
+    assert "citations:" in capsys.readouterr().out
 
 
 def test_base_to_new_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -63,6 +63,85 @@ def test_methods_may_differ_in_hyper_parameters_but_not_in_batch_size(tmp_path: 
         table(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("key", "one", "other"),
+    [
+        ("FED.PLAIN", False, True), ("FED.LEGACY", False, True), ("OPTIM.CLOCK", "run", "round"),
+        ("MODEL.LOADER", "open_clip", "timm"), ("FED.FIRST_ROUND_ALL", True, False),
+        ("FED.INVENTED_LATER", 1, 2), ("DATASET.ON_CORRUPT", "skip", "refuse"),
+        ("FED.EARLY_STOP", None, 3),  # None: left out of an identity, which is its neutral 0
+        ("FED.AGGREGATOR", None, "median"),
+        ("images", "aaaa", "bbbb"), ("transform", "cccc", "dddd"),
+        ("device", "cpu", "cuda"),
+    ],
+)
+def test_what_nobody_thought_of_is_refused_too(tmp_path: Path, key: str, one: Any, other: Any):
+    """Whatever changes numbers, outside the method's own namespace, must be the same."""
+    def write(trainer: str, value: Any, **more: Any) -> Path:
+        part = {} if value is None else {key: value}
+        read = {"OPTIM.LR_SCHEDULER": "cosine", "FED.FRAC": 0.5}  # else some keys are not read
+        where = {"config": read | part} if key.isupper() else {"identity": part}
+        return write_run(tmp_path, trainer, last=LAST, **where, **more)
+
+    a, b = write("A", one), write("B", other)
+    with pytest.raises(ConfigError) as refused:
+        table(tmp_path)
+    said = str(refused.value)
+    assert key in said and str(a) in said and str(b) in said and f"--mixed {key}" in said
+    assert str(other)[:8] in said and "\n" not in said
+    assert f"{key} (" in table(tmp_path, mixed=(key,)).caption
+    assert len(table(tmp_path, rows=("trainer", key)).rows) == 2
+
+
+def test_own_settings_layout_and_other_data_sets_may_differ(tmp_path: Path):
+    write_run(tmp_path, "A", last=LAST, config={"FED.PLAIN": False, "DATASET.ON_CORRUPT": "skip"})
+    own = {"TRAINER.B.MU": 1, "OPTIM.LR": 0.5, "PEFT.RANK": 4, "FED.CHUNK": 7, "FED.SITES": "0-4",
+           "FED.FINETUNE_LR": 0.1, "TEST.COMPUTE_CMAT": True}
+    for key, value in own.items():
+        config = {"FED.PLAIN": False, "DATASET.ON_CORRUPT": "skip", key: value}
+        write_run(tmp_path, f"B{key}", last=LAST, config=config)
+    write_run(tmp_path, "A", "DTD", last=LAST, config={"FED.PLAIN": True})
+    write_run(tmp_path, "C", last=LAST, tag="median", config={
+        "FED.PLAIN": False, "DATASET.ON_CORRUPT": "skip", "FED.AGGREGATOR": "median"})
+    assert len(table(tmp_path).rows) == 9
+
+
+def test_a_key_that_a_protocol_word_stands_for_goes_with_it(tmp_path: Path):
+    for shots in (1, 2):
+        write_run(tmp_path, "A", last=LAST, shots=shots, data_digest=f"{shots}" * 64,
+                  config={"DATASET.NUM_SHOTS": shots})
+    assert table(tmp_path, cols=("shots",)).columns == ("shots 1", "shots 2")
+    assert "shots (1, 2)" in table(tmp_path, cols=("data_digest",), mixed=("shots",)).caption
+
+
+def test_mixed_says_which_data_set_has_which_value(tmp_path: Path):
+    write_run(tmp_path, "A", "Pets", last=LAST)
+    write_run(tmp_path, "A", "DTD", last=LAST, shots=4)
+    assert "shots (4: DTD; 16: Pets)" in table(tmp_path, mixed=("shots",)).caption
+
+
+def test_one_identity_with_two_numbers_is_refused_whatever_the_folders_are_called(tmp_path: Path):
+    """Else the folder's name decides which of them is shown."""
+    a = write_run(tmp_path, "A", last={"personal": 56.9, "seconds": 1.0}, folder="old")
+    b = write_run(tmp_path, "A", last={"personal": 55.5, "seconds": 9.0}, folder="new")
+    write_run(tmp_path, "B", last=LAST)
+    with pytest.raises(ConfigError) as refused:
+        table(tmp_path, mixed=())
+    said = str(refused.value)
+    assert str(a) in said and str(b) in said and "two runs of one identity" in said
+    assert "last.personal is 55.5 and 56.9" in said
+
+
+def test_a_copy_is_dropped_with_a_note(tmp_path: Path):
+    """Wall time is no number, and what only a newer version writes is no difference."""
+    a = write_run(tmp_path, "A", last=LAST | {"seconds": 1.0}, folder="x")
+    b = write_run(tmp_path, "A", last=LAST | {"seconds": 9.0}, folder="y",
+                  sections={"gain": {"points": 1.0}})
+    found = table(tmp_path, metrics=("personal",))
+    assert found.cells[0][0].n == 1
+    assert f"1 equal copy of a run dropped: {b} (a copy of {a})" in found.notes
+
+
 def test_final_fine_tuning_is_a_variant_where_a_tag_names_it(tmp_path: Path):
     key = "FED.FINETUNE_EPOCHS"
     write_seeds(tmp_path, "A", [1.0], config={key: -1})

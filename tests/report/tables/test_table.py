@@ -10,7 +10,14 @@ import pytest
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import collect
-from fedvlm.report.tables.cells import BEST, SECOND, TableCell
+from fedvlm.report.tables.cells import (
+    BEST,
+    H_OF_AVERAGES,
+    MEAN_OF_H,
+    PEER,
+    TableCell,
+    harmonic,
+)
 from fedvlm.report.tables.table import Spec, Table, tables
 from tests.report.table_runs import write_run, write_seeds
 
@@ -43,24 +50,40 @@ def test_one_seed_has_no_spread(tmp_path: Path):
     assert "no spread" in found.caption
 
 
-def test_best_second_and_ties_go_by_what_is_shown(tmp_path: Path):
-    for trainer, value in {"A": 80.04, "B": 79.96, "C": 70.0, "D": 60.0}.items():
-        write_seeds(tmp_path, trainer, [value])
+def test_bold_is_what_the_pairs_tell_apart_and_not_what_is_highest(tmp_path: Path):
+    """Spreads over seeds are the partitions'; B and C lose to A by the same in every one."""
+    for trainer, values in {"A": [60.0, 70.0, 80.0], "B": [59.0, 69.1, 79.0],
+                            "C": [50.0, 60.1, 70.0]}.items():
+        write_seeds(tmp_path, trainer, values)
     found = table(tmp_path)
-    ranks = {row: cell(found, row, "Pets").rank for row in found.rows}
-    assert ranks == {"A": BEST, "B": BEST, "C": SECOND, "D": 0}
-    exact = table(tmp_path, digits=2)
-    assert [line[0].rank for line in exact.cells] == [BEST, SECOND, 0, 0]
+    assert [line[0].rank for line in found.cells] == [BEST, 0, 0]
+    assert "Bold: told apart from every other method" in found.caption
+    write_seeds(tmp_path, "D", [58.0, 72.0, 79.0])
+    found = table(tmp_path)
+    assert [line[0].rank for line in found.cells] == [PEER, 0, 0, PEER]
+    assert "underlined: not told apart from the best" in found.caption
+
+
+def test_nothing_is_bold_where_nobody_is_told_apart_or_seeds_lack(tmp_path: Path):
+    write_seeds(tmp_path, "A", [90.0])
+    write_seeds(tmp_path, "B", [10.0])
+    found = table(tmp_path)
+    assert [line[0].rank for line in found.cells] == [0, 0] and "one seed tells" in found.caption
+    write_seeds(tmp_path / "more", "C", [50.0, 60.0, 70.0])
+    write_seeds(tmp_path / "more", "D", [51.0, 59.0, 70.5])
+    more = table(tmp_path)
+    assert [line[0].rank for line in more.cells] == [0, 0, 0, 0]  # A has more, of one seed
+    assert "Nothing is bold: no method is told apart" in more.caption
 
 
 def test_lower_is_better_for_costs_and_equal_figures_get_no_mark(tmp_path: Path):
     for trainer, sent in {"A": 3_000_000, "B": 1_000_000}.items():
         totals = {"bytes_up": sent, "seconds": 1.0, "local_steps": 4}
-        write_seeds(tmp_path, trainer, [50.0], info={"totals": totals})
+        write_seeds(tmp_path, trainer, [50.0, 50.0], info={"totals": totals})
     found = table(tmp_path, cols=("metric",), metrics=("personal", "totals.bytes_up"))
     assert found.columns == ("personal", "totals.bytes_up (MB)")
     assert [c.text for c in found.cells[1]] == ["50.0", "1.00"]
-    assert [[c.rank for c in line] for line in found.cells] == [[0, SECOND], [0, BEST]]
+    assert [[c.rank for c in line] for line in found.cells] == [[0, 0], [0, BEST]]
 
 
 def test_traffic_and_seconds_per_round(tmp_path: Path):
@@ -79,13 +102,11 @@ def test_traffic_and_seconds_per_round(tmp_path: Path):
 
 def test_methods_as_columns_compete_within_a_row(tmp_path: Path):
     for trainer, (pets, dtd) in {"A": (90.0, 40.0), "B": (80.0, 50.0)}.items():
-        write_seeds(tmp_path, trainer, [pets])
-        write_seeds(tmp_path, trainer, [dtd], "DTD")
+        write_seeds(tmp_path, trainer, [pets, pets])
+        write_seeds(tmp_path, trainer, [dtd, dtd], "DTD")
     found = table(tmp_path, rows=("dataset",), cols=("trainer",))
     assert found.rows == ("DTD", "Pets", "average")
-    assert [[c.rank for c in line] for line in found.cells] == [
-        [SECOND, BEST], [BEST, SECOND], [0, 0],
-    ]  # both averages are 65.0
+    assert [[c.rank for c in line] for line in found.cells] == [[0, BEST], [BEST, 0], [0, 0]]
 
 
 def test_fewer_seeds_are_marked_and_missing_cells_spoil_the_average(tmp_path: Path):
@@ -99,16 +120,35 @@ def test_fewer_seeds_are_marked_and_missing_cells_spoil_the_average(tmp_path: Pa
     assert cell(found, "A", "average").fewer
     assert cell(found, "B", "DTD").text == cell(found, "B", "average").text == "-"
     notes = " ".join(found.notes)
-    assert "† fewer than 2 seeds: A / DTD n = 1" in notes and "no data set is missing" in notes
+    assert "† fewer than 2 seeds, so without a mark: A / DTD n = 1" in notes
+    assert "no data set is missing" in notes
 
 
-def test_average_of_harmonic_means_is_a_mean_of_harmonic_means(tmp_path: Path):
-    for dataset, hm in {"Pets": 60.0, "DTD": 40.0}.items():
-        write_run(tmp_path, "A", dataset, last={"hm2": hm, "base_all": 50.0})
+def test_both_averages_of_a_harmonic_mean_are_there_and_named(tmp_path: Path):
+    """H of the averages (80 and 40: 53.3) is CoOp's, the mean of the sets' H the federated ones'.
+
+    The published averages of MaPLe's README are H of its averages: H(82.28, 75.14) = 78.55.
+    """
+    for dataset, base, new in (("Pets", 90.0, 60.0), ("DTD", 70.0, 20.0)):
+        h = 2 * base * new / (base + new)
+        write_run(tmp_path, "A", dataset, last={"hm2": h, "base_all": base, "new": new})
     found = table(tmp_path, rows=("dataset",), cols=("metric",), metrics=("base_all", "hm2"))
-    assert cell(found, "average", "hm2").mean == 50.0
-    assert "of hm2 a mean of harmonic means" in found.caption
+    assert found.rows[-2:] == (H_OF_AVERAGES, MEAN_OF_H)
+    assert [cell(found, row, "hm2").text for row in found.rows[-2:]] == ["53.3", "51.6"]
+    assert [cell(found, row, "base_all").text for row in found.rows[-2:]] == ["80.0", "80.0"]
     assert all(c.rank == 0 for line in found.cells for c in line)  # data sets are no rivals
+    wide = table(tmp_path, metrics=("hm2",))
+    assert wide.columns[-2:] == (H_OF_AVERAGES, MEAN_OF_H)
+    assert [c.text for c in wide.cells[0][-2:]] == ["53.3", "51.6"] and "twice" in wide.caption
+    assert harmonic([82.28, 75.14]) == pytest.approx(78.55, abs=0.005)
+
+
+def test_the_average_has_the_spread_of_its_seeds(tmp_path: Path):
+    write_seeds(tmp_path, "A", [50.0, 54.0, 99.0])
+    write_seeds(tmp_path, "A", [20.0, 28.0], "DTD")
+    found = table(tmp_path, where=(("seed", "1"), ("seed", "2")))
+    assert cell(found, "A", "average").text == "38.0"
+    assert cell(found, "A", "average").std == pytest.approx(18**0.5)  # of 35 and 41
 
 
 def test_several_metrics_without_an_axis_make_several_tables(tmp_path: Path):
@@ -261,8 +301,8 @@ def test_a_run_of_an_older_version_lacks_a_key_and_that_is_told(tmp_path: Path):
 def test_a_missing_first_cell_does_not_turn_the_order(tmp_path: Path):
     for trainer, seconds in {"B": 9.0, "C": 1.0}.items():
         totals = {"seconds": seconds, "local_steps": 4}
-        write_run(tmp_path, trainer, "DTD", last={"personal": 50.0}, info={"totals": totals})
-    write_run(tmp_path, "A", "Pets", last={"personal": 50.0})
+        write_seeds(tmp_path, trainer, [50.0, 50.0], "DTD", info={"totals": totals})
+    write_seeds(tmp_path, "A", [50.0, 50.0], "Pets")
     found = table(tmp_path, cols=("dataset", "metric"), metrics=("personal", "totals.seconds"))
     column = "DTD / totals.seconds (s)"
-    assert [cell(found, row, column).rank for row in "ABC"] == [0, SECOND, BEST]
+    assert [cell(found, row, column).rank for row in "ABC"] == [0, 0, BEST]

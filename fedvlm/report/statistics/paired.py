@@ -16,12 +16,13 @@ from fedvlm.core.stats import mean, sample_std, t_interval
 LEVEL = 0.95
 RESAMPLES = 10_000
 FEWEST = 6  # a two-sided signed-rank test of fewer differences cannot reach 0.05 (5 give 0.0625)
+FEWEST_BOOTSTRAP = 10  # of three values the percentile bootstrap is [smallest, largest]
 BOOTSTRAP_SEED = 0
 METHODS = (
     f"95 % intervals of the mean difference: Student's t, and the percentile bootstrap "
-    f"({RESAMPLES:,} resamples, seed {BOOTSTRAP_SEED}; too narrow for few pairs); p: Wilcoxon's "
-    f"signed-rank test, two-sided, zero differences left out, from {FEWEST} others on; nothing is "
-    "corrected for several comparisons"
+    f"({RESAMPLES:,} resamples, seed {BOOTSTRAP_SEED}) from {FEWEST_BOOTSTRAP} pairs on; p: "
+    f"Wilcoxon's signed-rank test, two-sided, zero differences left out, from {FEWEST} others on; "
+    "nothing is corrected for several comparisons"
 )
 
 Interval = tuple[float, float]
@@ -36,7 +37,7 @@ class Paired:
         a, b, difference: means.
         std: sample standard deviation of the differences; None of one pair.
         t: Student's t-interval of the mean difference; None of one pair.
-        bootstrap: its percentile bootstrap interval; None of one pair.
+        bootstrap: its percentile bootstrap interval; None below ``FEWEST_BOOTSTRAP`` pairs.
         wins, ties, losses: pairs where B is above, equal to, below A.
         wilcoxon: two-sided p of the signed-rank test; None below ``FEWEST`` unequal pairs.
     """
@@ -92,12 +93,12 @@ def paired(a: Sequence[float], b: Sequence[float]) -> Paired | None:
 
 
 def bootstrap(differences: Sequence[float]) -> Interval | None:
-    """Return the percentile bootstrap interval of the mean; None for fewer than two values.
+    """Return the percentile bootstrap interval of the mean; None below ``FEWEST_BOOTSTRAP`` values.
 
     Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13. The resamples are
     a function of the number of values alone: the same input gives the same interval.
     """
-    if len(differences) < 2:
+    if len(differences) < FEWEST_BOOTSTRAP:
         return None
     n = len(differences)
     stream = numpy_stream(BOOTSTRAP_SEED, "report.compare.bootstrap", n)
@@ -122,6 +123,21 @@ def wilcoxon(differences: Sequence[float]) -> float | None:
     from scipy.stats import wilcoxon as test  # start-up: 1 s of comparisons without a test
 
     return float(test(unequal).pvalue)
+
+
+def holm(values: Sequence[float | None]) -> list[float | None]:
+    """Return p values adjusted for how many there are; None stays None and counts for nothing.
+
+    Holm, A Simple Sequentially Rejective Multiple Test Procedure (1979): the smallest of m is
+    multiplied by m, the next by m - 1, ..., never below the one before, never above 1.
+    """
+    order = sorted((p, at) for at, p in enumerate(values) if p is not None)
+    adjusted: list[float | None] = [None] * len(values)
+    highest = 0.0
+    for rank, (p, at) in enumerate(order):
+        highest = max(highest, min(1.0, (len(order) - rank) * p))
+        adjusted[at] = highest
+    return adjusted
 
 
 def mcnemar(a_right: Sequence[bool], b_right: Sequence[bool]) -> McNemar:

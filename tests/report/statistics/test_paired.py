@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fedvlm.report.compare.paired import bootstrap, mcnemar, paired, wilcoxon
+from fedvlm.report.statistics.paired import bootstrap, holm, mcnemar, paired, wilcoxon
 
 
 def test_mean_difference_and_t_interval() -> None:
@@ -32,12 +32,12 @@ def test_one_pair_has_no_interval_and_none_has_nothing() -> None:
 def test_equal_numbers() -> None:
     found = paired([5.0] * 8, [5.0] * 8)
     assert found is not None
-    assert found.t == found.bootstrap == (0.0, 0.0) and found.ties == 8
+    assert found.t == (0.0, 0.0) and found.bootstrap is None and found.ties == 8
     assert found.wilcoxon is None
 
 
 def test_bootstrap() -> None:
-    assert bootstrap([0.0, 1.0]) == (0.0, 1.0)  # a mean is 0, 1/2, 1 with 1/4, 1/2, 1/4
+    assert bootstrap([0.0, 1.0] * 4 + [1.0]) is None  # nine: too narrow to be shown
     values = [float(i % 10) for i in range(400)]
     low, high = bootstrap(values) or (0.0, 0.0)
     half = 1.959963984540054 * math.sqrt(8.25 / 400)
@@ -51,6 +51,11 @@ def test_signed_rank() -> None:
     assert wilcoxon([1.0, 2.0, 3.0, 4.0, 5.0, 0.0]) is None
     # sum of negative ranks 1: two of the 64 sign patterns have it or less, and as many mirrored
     assert wilcoxon([-1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) == pytest.approx(4 / 64)
+
+
+def test_holm() -> None:
+    assert holm([0.01, None, 0.04, 0.03]) == pytest.approx([0.03, None, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == [1.0, 1.0] and holm([]) == []
 
 
 def test_mcnemar() -> None:

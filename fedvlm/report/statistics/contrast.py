@@ -1,0 +1,117 @@
+"""Two methods over seeds and data sets, and the best of several: what their pairs tell apart.
+
+A method's numbers are one mapping per data set, from a seed's key to its value. Only seeds that
+both methods have are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedvlm.core.stats import mean, t_interval
+from fedvlm.report.statistics.paired import wilcoxon
+from fedvlm.report.statistics.pooled import detectable, pooled_variance, random_effects
+
+Numbers = Sequence[Mapping[Any, float]]  # per data set: seed's key -> value
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Differences B - A.
+
+    Attributes:
+        sets, pairs: data sets with a pair; pairs in all.
+        mean: mean difference over the sets.
+        low, high: its 95 % interval: over sets where there are several, else over seeds; None of
+            one pair.
+        detectable: the smallest true difference seen with a probability of 80 %; None of one pair.
+        wins, ties, losses: sets where B is above, equal to, below A; of an experiment on one set
+            its seeds.
+        p: Wilcoxon's signed-rank test over sets; None of fewer than six that differ.
+    """
+
+    sets: int
+    pairs: int
+    mean: float
+    low: float | None
+    high: float | None
+    detectable: float | None
+    wins: int
+    ties: int
+    losses: int
+    p: float | None
+
+    @property
+    def apart(self) -> int:
+        """1 where the interval lies above zero, -1 where below; 0 where it holds zero, or none."""
+        if self.low is None or self.high is None:
+            return 0
+        return (self.low > 0) - (self.high < 0)
+
+
+def contrast(a: Numbers, b: Numbers) -> Contrast | None:
+    """Return what the pairs of two methods say; None where no data set has one.
+
+    Over several sets: a random-effects mean (``pooled.random_effects``) of the sets' mean
+    differences. The variance within sets is pooled over them: the two to five seeds of one set
+    estimate none, and three seeds that happen to agree would take the whole mean.
+    """
+    sets = [[y[seed] - x[seed] for seed in sorted(x.keys() & y.keys(), key=str)]
+            for x, y in zip(a, b, strict=True)]
+    sets = [pairs for pairs in sets if pairs]
+    if not sets:
+        return None
+    means = [mean(pairs) or 0.0 for pairs in sets]
+    units = means if len(a) > 1 else sets[0]
+    count = sum(map(len, sets))
+    signs = (sum(x > 0 for x in units), sum(x == 0 for x in units), sum(x < 0 for x in units))
+    if len(sets) == 1:
+        half = t_interval(sets[0])
+        if half is None:
+            return Contrast(1, count, means[0], None, None, None, *signs, None)
+        return Contrast(1, count, means[0], means[0] - half, means[0] + half,
+                        detectable(count - 1) * _error(sets[0]), *signs, None)
+    within = pooled_variance(sets)
+    over = random_effects(means, [within / len(pairs) for pairs in sets])
+    return Contrast(len(sets), count, over.mean, over.low, over.high, over.detectable, *signs,
+                    wilcoxon(means))
+
+
+def leaders(methods: Sequence[Numbers], lower: bool = False) -> tuple[int, list[int]] | None:
+    """Return who is best and who cannot be told apart from it, as places in ``methods``.
+
+    A method is told apart from the best where the interval of their paired differences excludes
+    zero. The best is best by itself only where all others are, each at 5 %: for a claim against
+    every other method that is an intersection-union test, which needs no correction for their
+    number (Berger, Multiparameter Hypothesis Testing and Acceptance Sampling, 1982).
+
+    Args:
+        methods: each one's numbers, over the same data sets.
+        lower: whether smaller is better.
+
+    Returns:
+        None of fewer than two methods, or where some cannot be compared at all.
+    """
+    centres = [mean(mean(numbers.values()) for numbers in one) for one in methods]
+    there = [at for at, centre in enumerate(centres) if centre is not None]
+    if len(there) < 2:
+        return None
+    sign = -1 if lower else 1
+    best = max(there, key=lambda at: sign * (centres[at] or 0.0))
+    peers = []
+    for at in there:
+        if at == best:
+            continue
+        seen = contrast(methods[at], methods[best])
+        if seen is None:
+            return None
+        if seen.apart != sign:
+            peers.append(at)
+    return best, peers
+
+
+def _error(pairs: Sequence[float]) -> float:
+    """Return the standard error of a mean."""
+    return (pooled_variance([pairs]) / len(pairs)) ** 0.5

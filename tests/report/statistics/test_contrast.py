@@ -1,0 +1,60 @@
+"""Paired differences over seeds and sets, and who is told apart from the best."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from scipy.stats import t
+
+from fedvlm.report.statistics.contrast import contrast, leaders
+
+
+def numbers(*sets: list[float]) -> list[dict[int, float]]:
+    """Return one mapping per set, seeds 1, 2, ..."""
+    return [dict(enumerate(values, start=1)) for values in sets]
+
+
+def test_of_one_set_the_seeds_are_the_pairs() -> None:
+    seen = contrast(numbers([50, 60, 70]), numbers([51, 62, 73]))
+    half = t.ppf(0.975, 2) / math.sqrt(3)  # differences 1, 2, 3
+    assert seen is not None and (seen.sets, seen.pairs, seen.mean) == (1, 3, 2.0)
+    assert (seen.low, seen.high) == pytest.approx((2 - half, 2 + half)) and seen.apart == 0
+    assert (seen.wins, seen.ties, seen.losses, seen.p) == (3, 0, 0, None)
+
+
+def test_several_sets_are_the_units_however_many_seeds_they_have() -> None:
+    a = numbers([0.0] * 5, [0.0] * 5, [0.0] * 5)
+    seen = contrast(a, numbers([1.0] * 5, [2.0] * 5, [-6.0] * 5))
+    half = t.ppf(0.975, 2) * math.sqrt(19) / math.sqrt(3)  # 1, 2, -6: sample variance 19
+    assert seen is not None and (seen.sets, seen.pairs, seen.mean) == (3, 15, -1.0)
+    assert (seen.low, seen.high) == pytest.approx((-1 - half, -1 + half))
+    assert (seen.wins, seen.ties, seen.losses, seen.p) == (2, 0, 1, None)
+
+
+def test_a_set_is_not_weighed_by_how_well_its_seeds_happen_to_agree() -> None:
+    a = numbers([0.0, 0.0], [0.0, 0.0])
+    seen = contrast(a, numbers([9.0, 9.0], [0.0, 2.0]))
+    assert seen is not None and seen.mean == pytest.approx(5.0)
+
+
+def test_signed_ranks_from_six_sets_on() -> None:
+    a, b = numbers(*[[0.0]] * 6), numbers(*[[float(i)] for i in range(1, 7)])
+    assert contrast(a[:5], b[:5]).p is None
+    assert contrast(a, b).p == pytest.approx(2 / 64)
+
+
+def test_only_common_seeds_and_sets_are_paired() -> None:
+    seen = contrast([{1: 1.0, 2: 2.0}, {1: 5.0}], [{2: 3.0, 3: 9.0}, {2: 5.0}])
+    assert seen is not None and (seen.sets, seen.pairs, seen.mean, seen.low) == (1, 1, 1.0, None)
+    assert contrast([{1: 1.0}], [{2: 1.0}]) is None
+
+
+def test_the_best_is_alone_only_where_all_others_are_told_apart() -> None:
+    best, noisy, worse = numbers([80, 82, 81]), numbers([79, 83, 80]), numbers([70, 72.1, 71])
+    assert leaders([worse, best, noisy]) == (1, [2])
+    assert leaders([best, worse]) == (0, [])
+    assert leaders([best, worse], lower=True) == (1, [])
+    assert leaders([best, best]) == (0, [1])  # equal: nothing to tell
+    assert leaders([numbers([1.0]), numbers([2.0])]) == (1, [0])  # one seed tells nothing
+    assert leaders([best, [{}]]) is None and leaders([best, [{9: 1.0}]]) is None

@@ -1,0 +1,91 @@
+"""What stands beside a metric: spent and gained, differences to a method; rows in an order."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy.stats import t
+
+from fedvlm.core.errors import ConfigError
+from fedvlm.report.collect import collect
+from fedvlm.report.tables.papers import paper_of
+from fedvlm.report.tables.table import Spec, Table, tables
+from tests.report.table_runs import write_seeds
+
+SETS = ("Cifar100", "DTD", "Pets")
+
+
+def made(root: Path, **spec: Any) -> list[Table]:
+    return tables(collect([root]), Spec(**spec), "fedvlm table x")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """FedAvg; B above it by 1, 2, 6 on average; C below by 10 everywhere; D with one set."""
+    root = tmp_path_factory.mktemp("beside")
+    for at, (name, gain) in enumerate(zip(SETS, (1.0, 2.0, 6.0), strict=True)):
+        base = [50.0 + at, 60.0 + at]
+        info = {"totals": {"local_steps": 100 * (at + 1), "bytes_up": 1, "bytes_down": 1}}
+        write_seeds(root, "FedAvg", base, name, info=info, peft="prompt")
+        write_seeds(root, "B", [base[0] + gain - 0.5, base[1] + gain + 0.5], name, info=info)
+        write_seeds(root, "C", [x - 10 for x in base], name, info=info)
+    write_seeds(root, "D", [99.0, 99.0], "DTD")
+    return root
+
+
+def test_differences_to_a_method_have_their_interval_over_data_sets(runs: Path) -> None:
+    main, apart = made(runs, versus="fedavg")
+    assert main.columns == (*SETS, "average", "minus FedAvg [prompt] [95 %]", "+/=/-")
+    text = dict(zip(main.rows, ([c.text for c in line[-2:]] for line in main.cells), strict=True))
+    half = t.ppf(0.975, 2) * math.sqrt(7 / 3)  # of 1, 2, 6
+    assert text["B"] == [f"+3.0 [{3 - half:+.1f}, {3 + half:+.1f}]", "3/0/0"]
+    assert text["C"] == ["-10.0 [-10.0, -10.0]", "0/0/3"]
+    assert text["FedAvg [prompt]"] == ["-", "-"] and text["D"][1] == "1/0/0"
+    assert apart.rows == ("B", "C", "D")
+    assert apart.columns == (*SETS, "all sets", "+/=/-", "detectable", "p (Holm)")
+    first = [c.text for c in apart.cells[0]]
+    half = t.ppf(0.975, 1) * 0.5
+    assert first[0] == f"+1.0 [{1 - half:+.1f}, {1 + half:+.1f}]" and first[-1] == "-"
+    assert "random-effects mean" in apart.caption and "Made by: fedvlm table x." in apart.caption
+
+
+def test_columns_beside_are_means_over_the_data_sets(runs: Path) -> None:
+    (found,) = made(runs, columns=("steps", "totals.bytes_up"))
+    assert found.columns[-2:] == ("steps", "up (MB)")
+    assert [c.text for c in found.cells[0][-2:]] == ["200", "0.00"]
+    assert found.cells[0][-2].spread(False) == ""  # counted, and equal in all seeds
+    assert "local steps of all clients" in found.caption
+
+
+@pytest.mark.parametrize(("spec", "said"), [
+    ({"versus": "FedAvgg"}, "did you mean 'FedAvg"),
+    ({"columns": ("gian",)}, "--columns gian.*did you mean 'gain'"),
+    ({"order": ("B", "Q")}, "--order Q: the table has no such method"),
+    ({"versus": "B", "cols": ("metric",)}, "--versus needs trainer"),
+    ({"columns": ("gain",), "rows": ("dataset",), "cols": ("trainer",)}, "--columns needs"),
+])
+def test_unknown_words_are_refused(runs: Path, spec: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        made(runs, **spec)
+
+
+def test_rows_in_an_order(runs: Path) -> None:
+    assert made(runs)[0].rows == ("B", "C", "D", "FedAvg [prompt]")
+    assert made(runs, order=("best",))[0].rows == ("B", "FedAvg [prompt]", "C", "D")
+    assert made(runs, order=("C", "fedavg"))[0].rows == ("C", "FedAvg [prompt]", "B", "D")
+
+
+def test_paper_names_and_groups(runs: Path) -> None:
+    papers = {
+        "FedAvg": paper_of("FedAvg: mean.\n\nShared: all\nPersonal: none\n", "FedAvg"),
+        "B": paper_of("B-Net: x.\n\nShared: body\nPersonal: the head\n", "B"),
+        "C": paper_of("C: alone.\n\nShared: none\nPersonal: all\n", "C"),
+    }
+    papers |= {p.title: p for p in papers.values()}
+    (found,) = made(runs, papers=papers, names=True)
+    assert found.rows == ("D", "C", "FedAvg", "B-Net")
+    assert found.groups == ("", "no collaboration", "one shared model", "personal models")
+    assert found.columns[0] == "CIFAR-100" and found.methods[3] == "B-Net"

@@ -1,0 +1,96 @@
+"""References in a table: their rows, who lies below them, and rows that are one model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedvlm.report.collect import collect
+from fedvlm.report.tables.table import Spec, Table, tables
+from tests.report.table_runs import reference, rows, write_run
+
+ALL = ("alone", "together", "bound")
+REFERENCES = {"references": {
+    "chance": reference("alone", 1, 1), "logreg": reference("alone", 6, 4),
+    "afl": reference("together", 6, 6), "pooled": reference("bound", 9, 9),
+}}
+
+
+def table(root: Path, **spec: Any) -> Table:
+    (found,) = tables(collect([root]), Spec(**spec))
+    return found
+
+
+def write(root: Path, trainer: str, *correct: int, sent: int = 100, **more: Any) -> Path:
+    """Write a run whose clients have so many of ten right."""
+    clients = rows(*correct)
+    personal = sum(row["accuracy"] for row in clients) / len(clients)
+    totals = {"local_steps": 4, "bytes_up": sent, "bytes_down": sent}
+    return write_run(root, trainer, last={"personal": personal, "clients": clients},
+                     info={"totals": totals}, **({"sections": REFERENCES} | more))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("rivals")
+    write(root, "FedAvg", 6, 5)
+    write(root, "FedProx", 6, 5)
+    write(root, "Good", 8, 8)
+    write(root, "LocalOnly", 5, 6, sent=0)
+    return root
+
+
+def test_references_stand_in_groups_below_the_methods(runs: Path) -> None:
+    found = table(runs, reference=ALL)
+    assert found.rows == (
+        "FedAvg", "FedProx", "Good", "LocalOnly", "chance", "logistic regression",
+        "federated ridge (AFL)", "logistic regression, pooled",
+    )
+    heads = ["references without collaboration"] * 2
+    assert list(found.groups[4:6]) == heads and found.groups[0] == ""
+    assert found.groups[6] != found.groups[5] and found.groups[7].startswith("bound")
+    assert [line[0].text for line in found.cells[4:]] == ["10.0", "50.0", "60.0", "90.0"]
+    assert table(runs, reference=("alone",)).rows[-1] == "logistic regression"
+    assert table(runs).rows == ("FedAvg", "FedProx", "Good", "LocalOnly")
+
+
+def test_a_method_below_a_reference_of_its_kind_is_marked(runs: Path) -> None:
+    """FedAvg, 55, beats what is alone and not AFL; LocalOnly, 55, is held against the former."""
+    found = table(runs)
+    assert [line[0].below for line in found.cells] == [True, True, False, False]
+    assert found.cells[0][0].suffix == "↓"
+    (note,) = [n for n in found.notes if n.startswith("↓")]
+    assert "FedAvg: federated ridge (AFL) (Pets)" in note and "LocalOnly" not in note
+
+
+def test_rows_that_are_one_model_are_named(runs: Path) -> None:
+    (note,) = [n for n in table(runs).notes if n.startswith("the same predictions")]
+    assert note.endswith("in all 1 run): FedAvg, FedProx")
+
+
+def test_of_a_run_without_references_nothing_is_said(tmp_path: Path) -> None:
+    write(tmp_path, "FedAvg", 1, 1, sections={})
+    found = table(tmp_path, reference=ALL, columns=("gain", "hurt", "balanced"))
+    assert found.rows == ("FedAvg",) and found.groups == ()
+    assert [c.text for c in found.cells[0]] == ["10.0", "-", "-", "-"]
+
+
+def test_hurt_gain_and_quartiles(tmp_path: Path) -> None:
+    """Below their own logistic regression, 60 and 40: the first of two clients."""
+    write(tmp_path, "A", 5, 9)
+    write(tmp_path, "B", 6, 9, sections=REFERENCES | {"gain": {"points": 25.0},
+                                                      "hurt": {"share": 12.5}})
+    names = ("gain", "hurt", "personal_q1", "personal_median")
+    found = table(tmp_path, cols=("metric",), metrics=names)
+    assert [c.text for c in found.cells[0]] == ["-", "50.0", "60.0", "70.0"]
+    assert [c.text for c in found.cells[1]] == ["25.0", "12.5", "67.5", "75.0"]
+
+
+def test_references_that_disagree_are_told(tmp_path: Path) -> None:
+    write(tmp_path, "A", 5, 9)
+    other = {"references": REFERENCES["references"] | {"chance": reference("alone", 3, 3)}}
+    write(tmp_path, "B", 5, 8, sections=other)
+    said = " ".join(table(tmp_path, reference=ALL).notes)
+    assert "references disagree: personal of chance is 10.00 in" in said and "30.00 in" in said
