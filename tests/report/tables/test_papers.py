@@ -36,7 +36,9 @@ def test_no_author_is_made_up_and_no_paper_is_no_entry() -> None:
 def test_every_card_has_a_group_and_every_paper_a_key_of_its_own() -> None:
     papers = {stem: paper_of(card(path), stem) for stem, path in trainer_files().items()}
     groups = {stem: paper.group for stem, paper in papers.items()}
-    assert {s for s, g in groups.items() if g == ALONE} == {"local_only", "zeroshot"}
+    assert {s for s, g in groups.items() if g == ALONE} == {
+        "clip_adapter", "local_only", "tip_adapter", "zeroshot"
+    }
     assert {s for s, g in groups.items() if g == ONE_MODEL} == {
         "fedavg", "feddyn", "fedprox", "moon", "promptfl", "scaffold"}
     assert {groups["fedtv"], groups["fedproto"], groups["fedala"]} == {PERSONAL}
