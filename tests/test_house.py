@@ -133,7 +133,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/core/stats.py": {
         "start-up: 0.1 s of verbs that show no spread over clients": ("numpy",),
-        "start-up: 1 s of tables without intervals": ("scipy.stats",),
+        "start-up: 0.1 s of tables without intervals": ("scipy.special",),
     },
     "fedvlm/data/builtin/sets.py": {
         "start-up: scikit-learn, for Digits only": ("sklearn.datasets",),

@@ -40,9 +40,9 @@ def t_interval(values: Iterable[float | None], level: float = 0.95) -> float | N
     spread = sample_std(there)
     if spread is None:
         return None
-    from scipy.stats import t  # start-up: 1 s of tables without intervals
+    from scipy.special import stdtrit  # start-up: 0.1 s of tables without intervals
 
-    quantile = float(t.ppf((1 + level) / 2, len(there) - 1))
+    quantile = float(stdtrit(len(there) - 1, (1 + level) / 2))
     return quantile * spread / math.sqrt(len(there))
 
 

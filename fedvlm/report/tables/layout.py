@@ -35,7 +35,7 @@ class Line:
         papers: Mapping[str, Paper],
     ) -> Line:
         """Return the row of a method or a reference."""
-        if entry.reference:
+        if entry.reference and "trainer" in keys:
             kind = KINDS.get(entry.kind, "")
             return cls(label, cells, kind, "", entry.kind or entry.reference)
         name = str(entry.fact("trainer") or "") if "trainer" in keys else ""

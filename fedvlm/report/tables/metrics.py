@@ -28,6 +28,7 @@ QUARTILES = {"personal_q1": 0, "personal_median": 1, "personal_q3": 2}
 HURT, OWN_REFERENCE = "hurt", "logreg"  # the client's own classifier: what it has by itself
 TOP = {"gain": "points", HURT: "share"}  # sections of the results that are one number, named so
 STEPS = "steps"
+DERIVED = (*RATIOS, *QUARTILES, *TOP, STEPS, "bytes")
 # Short words for columns that stand beside a table's metric.
 COLUMNS = {
     "gain": "gain", "balanced": "personal_balanced", "before": "personal_before_ft",
@@ -182,8 +183,8 @@ def metrics_of(entries: Sequence[RunFacts]) -> list[str]:
             }
         if finite(run.info.get("trainable")) is not None:
             names["trainable"] = None
-        derived = (*RATIOS, *QUARTILES, *TOP, STEPS, "bytes")
-        names |= {name: None for name in derived if value_of(entry, name) is not None}
+        names |= {name: None for name in DERIVED
+                  if name not in names and value_of(entry, name) is not None}
     return list(names)
 
 

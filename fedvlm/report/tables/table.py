@@ -179,13 +179,14 @@ def _of_metrics(
             place = (label_of(entry, spec.rows, axes, name), label_of(entry, spec.cols, axes, name))
             by_place.setdefault((*place, name), []).append(entry)
     places, differing, copies = _unique(by_place, spec.mixed)
-    lines = _lines(everyone, spec, names, columns, places)
+    references = [any(e.reference and label_of(e, spec.cols, axes, n) == c for e in everyone
+                for n in names) and "trainer" in spec.cols for c in columns]
+    lines = _lines(everyone, spec, names, columns, places, references)
     lines, columns, averaged = _with_averages(lines, columns, spec, names, places)
     sets = [at for at, column in enumerate(columns) if column not in
             (AVERAGE, H_OF_AVERAGES, MEAN_OF_H)]
-    ends = [any(e.reference and label_of(e, spec.cols, axes, n) == c for e in everyone
-                for n in names) for c in columns]
-    lines = _marked(lines, spec, ends)
+    references += [False] * (len(columns) - len(references))
+    lines = _marked(lines, spec, references)
     lines, beaten = beaten_by(lines, columns, entries, places, spec.cols, axes)
     extra = _extra(everyone, spec, axes, names)
     lines = in_order(lines, spec.order, averaged == "cols")
@@ -195,9 +196,9 @@ def _of_metrics(
                                         spec.ci, spec.digits)
     if spec.versus:
         lines, columns = difference_columns(base, lines, columns, sets, spec.versus)
-    most = max((c.n for line in base for c in line.cells if not c.average), default=0)
+    most = _most(base, references)
     runs = [e for e in entries if not e.reference]
-    marked = _any_mark(base, spec, ends)
+    marked = _any_mark(base, spec, references)
     remarks = [
         *_remarks(base, columns, most, extra, bool(averaged), beaten),
         *_unpaired([{e.seeds for e in here} for here in places.values()]), *_copies(copies),
@@ -235,9 +236,13 @@ def _unique(
 
 def _lines(
     entries: Sequence[RunFacts], spec: Spec, names: Sequence[str], columns: Sequence[str],
-    places: Places,
+    places: Places, references: Sequence[bool],
 ) -> list[Line]:
-    """Return the rows with the cells of their columns, not yet in the order asked for."""
+    """Return the rows with the cells of their columns, not yet in the order asked for.
+
+    Args:
+        references: see ``_marked``.
+    """
     axes = (*spec.rows, *spec.cols)
     rows = labels(entries, spec.rows, axes, names)
     metrics = {(row, column): name for row, column, name in places}
@@ -251,11 +256,19 @@ def _lines(
             if (row, column) in metrics else TableCell(names[0]) for column in columns
         )
         lines.append(Line.of(row, cells, entry, spec.rows, spec.papers))
-    most = max((cell.n for line in lines for cell in line.cells), default=0)
+    most = _most(lines, references)
     return [
-        replace(line, cells=tuple(replace(c, fewer=0 < c.n < most) for c in line.cells))
-        for line in lines
+        replace(line, cells=tuple(
+            cell if ref else replace(cell, fewer=0 < cell.n < most)
+            for cell, ref in zip(line.cells, references, strict=True)
+        )) if line.rival else line for line in lines
     ]
+
+
+def _most(lines: Sequence[Line], references: Sequence[bool]) -> int:
+    """Return the most seeds of a cell; references do not count, which gather those of all runs."""
+    return max((cell.n for line in lines if line.rival
+                for cell, ref in zip(line.cells, references, strict=False) if not ref), default=0)
 
 
 def _with_averages(

@@ -39,8 +39,8 @@ def test_other_protocols_give_a_table_per_data_set(tmp_path: Path) -> None:
     assert (digits.columns, pets.columns) == (("Digits",), ("Pets",))
     assert [[c.mean for c in line] for line in digits.cells] == [[20.0], [21.0]]
     assert digits.notes[0] == pets.notes[0]
-    differ = "as they differ in rounds (5: Digits; 2: Pets)"
-    assert f"a table for each data set, {differ}" in digits.notes[0]
+    assert "a table for each data set, as they differ in rounds (5: Digits; 2: Pets)" in \
+        digits.notes[0]
     assert "5 rounds" in digits.caption and "2 rounds" in pets.caption
 
 

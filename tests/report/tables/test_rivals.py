@@ -94,3 +94,16 @@ def test_references_that_disagree_are_told(tmp_path: Path) -> None:
     write(tmp_path, "B", 5, 8, sections=other)
     said = " ".join(table(tmp_path, reference=ALL).notes)
     assert "references disagree: personal of chance is 10.00 in" in said and "30.00 in" in said
+
+
+def test_methods_as_columns_leave_references_without_marks(tmp_path: Path) -> None:
+    for seed in (1, 2, 3):
+        write(tmp_path, "A", 2, seed, seed=seed)
+        if seed != 2:
+            write(tmp_path, "B", 9, seed + 6, seed=seed)
+    write(tmp_path, "B", 9, 9, seed=4)
+    found = table(tmp_path, rows=("dataset",), cols=("trainer",), reference=ALL)
+    assert found.rows == ("Pets",) and found.groups == ()
+    assert found.columns[:3] == ("A", "B", "chance")
+    assert [cell.rank for cell in found.cells[0]] == [0, 1, 0, 0, 0, 0]
+    assert not any(cell.fewer for cell in table(tmp_path, reference=ALL).cells[0])
