@@ -7,7 +7,7 @@ import gc
 import os
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from fedvlm.job.dry import built_only, dry_run, evaluation_only
 from fedvlm.job.identity import present
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import Recorder
-from fedvlm.job.results import results_of, seed_table
+from fedvlm.job.results import Results, results_of, seed_table
 from fedvlm.job.show import draw_partition, say_results
 from fedvlm.job.sinks import Sinks
 from fedvlm.runs.folder import RunFolder
@@ -57,7 +57,7 @@ def run_job(
         KeyboardInterrupt: the state after the last whole round is saved.
     """
     sinks = Sinks(cfg.SINKS)
-    with _threads(cfg):
+    with threads_of(cfg):
         if args.dry_run:
             return dry_run(cfg)
         if getattr(args, "eval_only", False):
@@ -71,7 +71,7 @@ def run_job(
 
 
 @contextlib.contextmanager
-def _threads(cfg: CfgNode) -> Iterator[None]:
+def threads_of(cfg: CfgNode) -> Iterator[None]:
     """Work with as many threads as the work can use, where the user gave no number."""
     before = torch.get_num_threads()
     torch.set_num_threads(
@@ -95,6 +95,7 @@ def _run(
         cfg.OUTPUT_DIR, place, built.identity, present=partial(present, cfg.TRAINER.NAME)
     )
     _check_resume(cfg, folder)
+    folder.keep = int(cfg.TRAIN.KEEP_STATES)
     console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
     if folder.finished is not None:
         console.notes([*folder.notes, f"finished before; results are in {folder.results_path}"])
@@ -137,8 +138,7 @@ def _train(
     if on_disk(built):
         built.federation.keep_on_disk(folder.records)
     state = restore(built, folder)
-    if not (folder.path / "models" / "start.safetensors").exists():
-        folder.save_model("start", built.federation.p0)
+    folder.save_start(built.federation.p0)
     lines = header(built)
     console.header(lines)
     log.header(lines, [f"{key}: {value}" for key, value in flat(cfg).items()])
@@ -146,14 +146,27 @@ def _train(
         screen.notes([*built.notes, *folder.notes])
     title = f"{built.data.name}, {partition_name(cfg)}, data seed {cfg.DATA_SEED}"
     draw_partition(folder.path, title)
+    results = to_the_end(built, folder, state, screens, sinks, began)
+    for screen in screens:
+        screen.result(results.table)
+        screen.notes(results.notes)
+    log.finish(results.headline)
+    return folder.write_results(results.run_info, results.protocol, results.numbers)
+
+
+def to_the_end(
+    built: Built, folder: RunFolder, state: FedState | None, screens: Sequence[Any], sinks: Sinks,
+    began: float,
+) -> Results:
+    """Run and record the rounds after ``state`` (None: all); return what is said at the end."""
     recorder = Recorder(built, folder, screens, sinks)
     reference = zero_shot(
         built.model, built.test, built.data, recorder.evaluator.panel, built.meter.template,
-        batch_size=int(cfg.DATALOADER.TEST.BATCH_SIZE),
+        batch_size=int(built.cfg.DATALOADER.TEST.BATCH_SIZE),
     ) if built.backbone.has_text else None
 
     done, _ = read_metrics(folder.metrics_path)
-    sinks.open(folder.path, folder.digest, flat(cfg), done, screens)
+    sinks.open(folder.path, folder.digest, flat(built.cfg), done, screens)
     built.federation.subscribers.append(recorder)
     built.federation.savers.append(recorder.save)
     try:
@@ -161,14 +174,8 @@ def _train(
     except KeyboardInterrupt:
         recorder.save_last()
         raise
-
     records, _ = read_metrics(folder.metrics_path)
-    results = results_of(built, reference, records, time.perf_counter() - began)
-    for screen in screens:
-        screen.result(results.table)
-        screen.notes(results.notes)
-    log.finish(results.headline)
-    return folder.write_results(results.run_info, results.protocol, results.numbers)
+    return results_of(built, reference, records, time.perf_counter() - began)
 
 
 def restore(built: Built, folder: RunFolder) -> FedState | None:

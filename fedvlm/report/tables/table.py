@@ -97,7 +97,7 @@ def tables(collected: Collected, spec: Spec, command: str = "") -> list[Table]:
     spec = replace(spec, metrics=check_metrics(spec.metrics, entries))
     mixed = same_protocol(entries, axes, spec.mixed)
     everyone = with_references(entries, spec.reference)
-    notes += [*notes_on(entries, axes), *collected.problems,
+    notes += [*notes_on(entries, axes), *collected.notes(),
               *rounds_to_problems(spec.metrics, entries)]
     if collected.unfinished:
         notes.append(f"{len(collected.unfinished)} unfinished run(s) left out: "
