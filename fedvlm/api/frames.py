@@ -57,9 +57,10 @@ def clients(path: Path) -> pandas.DataFrame:
 def results(folder: str | Path = "output") -> pandas.DataFrame:
     """Return a row per finished run at or below a folder: its path, protocol and last numbers.
 
-    Columns: ``run``, ``method``, ``seal`` (sealed, or unsealed: made before runs were), what a table must not mix (``dataset``, ``shots``, ``partition``,
-    ``seed``, ...) and the metrics of the last round by name. Damaged runs are left out; they are in
-    ``attrs["problems"]``, one sentence each.
+    Columns: ``run``, ``method``, ``seal`` (``unsealed``: made before runs were sealed), what a
+    table must not mix (``dataset``, ``shots``, ``partition``, ``seed``, ...) and the metrics of the
+    last round by name. Damaged runs are left out; they are in ``attrs["problems"]``, one sentence
+    each.
 
     Raises:
         DataError: no such folder, or no finished run below it.

@@ -377,8 +377,8 @@ class RunFolder:
             self.notes += metrics.truncate_metrics(self.metrics_path, -1)
         self._manifest = record
 
-    def _write_manifest(self, manifest: Mapping[str, Any] | None = None) -> None:
-        record: dict[str, Any] = files.json_ready(self._manifest if manifest is None else manifest)
+    def _write_manifest(self, contents: Mapping[str, Any] | None = None) -> None:
+        record: dict[str, Any] = files.json_ready(self._manifest if contents is None else contents)
         record["seal"] = seal_of(record)
         files.write_json(self._writable("manifest.json"), record)
 

@@ -212,8 +212,9 @@ def _states(folder: Path, seals: Sequence[str] | None = None) -> Iterator[str]:
         if seals is not None and line is not None and line not in seals:
             yield f"metrics.jsonl is not the one that state/{path.name} vouches for"
     index = read_json(place / "index.json")
-    stems = index.get("states") if isinstance(index, dict) else None
-    if seals is None and names and stems != [p.stem for p in names]:  # a kill may come between
+    stems = [p.stem for p in names]
+    good = [{"format": number, "states": stems} for number in FORMATS]
+    if seals is None and names and index not in good:  # a kill may come between
         yield "state/index.json is damaged (it does not name the states that are there)"
 
 
