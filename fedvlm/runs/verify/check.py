@@ -73,8 +73,8 @@ def inspect(folder: Path) -> Verdict:
     path = folder / "results.json"
     record = whole_results(read_json(path))
     if record is not None:
-        found = [*_told(folder, record, whole=True), *_states(folder), *_models(folder),
-                 *_rounds(folder, record)]
+        found = [*_told(folder, record, whole=True), *_states(folder), *_models(folder)]
+        found += _rounds(folder, record) if seal_fits(record) else ()
         return _verdict(folder, record, iter(found))
     if path.exists():
         return Verdict(folder, UNSEALED, ("results.json is damaged (it is no results file)",))
@@ -243,11 +243,11 @@ def _rounds(folder: Path, results: Mapping[str, Any]) -> Iterator[str]:
     told = results["results"]
     for section, round_ in (("untrained", 0), ("last", _round(told, "last", records)),
                             ("selected", _round(told, "selected", records))):
-        numbers, record = told.get(section), by_round.get(round_)
-        if not isinstance(numbers, Mapping) or record is None:
+        numbers, row = told.get(section), by_round.get(round_)
+        if not isinstance(numbers, Mapping) or row is None:
             continue
         for name, value in numbers.items():
-            if name in record and name not in NO_RESULT and _text(record[name]) != _text(value):
+            if name in row and name not in NO_RESULT and _text(row[name]) != _text(value):
                 yield f"results.json: {section}.{name} is not that of metrics.jsonl"
     spent = results["run_info"].get("totals")
     if isinstance(spent, Mapping):

@@ -25,7 +25,7 @@ from fedvlm.core.stats import (
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 Numbers = Mapping[str, Any]
-CLIENTS, UNSEEN_ROWS, NONE = "clients", "unseen_clients_rows", ""
+CLIENTS, UNSEEN_ROWS = "clients", "unseen_clients_rows"
 CLOSE = 1e-9  # older runs summed in another order
 
 
@@ -39,7 +39,7 @@ def _micro(rows: Rows, _: Numbers) -> float | None:
     return pooled([row["correct"] for row in rows], [row["n"] for row in rows])
 
 
-#: number -> (the rows it is of, if any, how it follows from them and the numbers before it).
+#: number -> (the rows it is of, how it follows from them and the numbers before it).
 DERIVED: Mapping[str, tuple[str, Callable[[Rows, Numbers], float | None]]] = {
     "personal": (CLIENTS, _over("accuracy")),
     "personal_std": (CLIENTS, _over("accuracy", population_std)),
@@ -52,9 +52,9 @@ DERIVED: Mapping[str, tuple[str, Callable[[Rows, Numbers], float | None]]] = {
     "base_other": (CLIENTS, _over("base_other")),
     "new": (CLIENTS, _over("new")),
     "unseen_personal": (CLIENTS, _over("unseen")),
-    "hm2": (NONE, lambda _, n: harmonic_mean(n["base_all"], n["new"])),
-    "hm3": (NONE, lambda _, n: harmonic_mean(n["personal"], n["base_all"], n["new"])),
-    "cm": (NONE, lambda _, n: cm(n["personal"], n["hm2"])),
+    "hm2": (CLIENTS, lambda _, n: harmonic_mean(n["base_all"], n["new"])),
+    "hm3": (CLIENTS, lambda _, n: harmonic_mean(n["personal"], n["base_all"], n["new"])),
+    "cm": (CLIENTS, lambda _, n: cm(n["personal"], n["hm2"])),
     "unseen_clients": (UNSEEN_ROWS, _over("accuracy")),
     "unseen_clients_std": (UNSEEN_ROWS, _over("accuracy", population_std)),
     "unseen_clients_worst": (UNSEEN_ROWS, _over("accuracy", worst)),
@@ -100,16 +100,15 @@ def _consistency(record: Mapping[str, Any], place: str) -> Iterator[str]:
 def _derived(record: Mapping[str, Any], place: str) -> Iterator[str]:
     """Yield the numbers that do not follow from the rows beside them."""
     for name, (rows, formula) in DERIVED.items():
-        there = record.get(rows, [])
-        if name not in record or not isinstance(there, list) or not (there or rows == NONE):
+        there = record.get(rows)
+        if name not in record or not isinstance(there, list) or not there:
             continue
         try:
             value = formula(there, record)
         except (KeyError, TypeError, ValueError):
             continue  # rows of a version that did not have it, or numbers named already
         if not _equal(value, record[name]):
-            others = "the numbers beside it" if rows == NONE else "its clients' rows"
-            yield f"{place}{name} is {record[name]}, {others} say {value}"
+            yield f"{place}{name} is {record[name]}, its clients' rows say {value}"
     targets = [v for k, v in record.items() if k.startswith("target.")]
     if targets and "targets" in record and all(v is None or _number(v) for v in targets):
         value = mean(targets)

@@ -92,7 +92,8 @@ def test_what_is_damaged_is_named(
 
 @pytest.mark.parametrize(("name", "spoil", "words"), [
     ("results.json", lambda r: r["results"]["last"].update(personal=70.0), "rows say 62.5"),
-    ("results.json", lambda r: r["results"]["table"][0].update(personal=70.0), "table has personal"),
+    ("results.json", lambda r: r["results"]["table"][0].update(personal=70.0),
+     "table has personal"),
     ("results.json", lambda r: r["results"]["untrained"].update(personal=70.0),
      "untrained.personal is not that of metrics.jsonl"),
     ("results.json", lambda r: r["run_info"]["totals"].update(rounds=3), "totals.rounds is 3"),
