@@ -108,6 +108,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/cli/results/report.py": {
         "start-up: 1 s of matplotlib": ("fedvlm.report.pages.sweep", "fedvlm.report.pages.run"),
     },
+    "fedvlm/cli/results/verify.py": {
+        "start-up: PyTorch, 2 s": ("fedvlm.api.replay",),
+    },
     "fedvlm/cli/run/run.py": {
         "start-up: NumPy, 0.15 s": ("fedvlm.job.resolve",),
         "start-up: PyTorch, 2 s": ("fedvlm.job.run",),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.report.collect import collect
-from fedvlm.runs.metrics import read_metrics
+from fedvlm.runs.metrics import read_chain, read_metrics
 
 if TYPE_CHECKING:
     import pandas
@@ -38,8 +38,11 @@ def metrics(path: Path) -> pandas.DataFrame:
 
     Mappings become columns with a dot (``counters.steps``); what is told by client is left out:
     ``clients`` has it.
+
+    Raises:
+        DataError: the file is damaged.
     """
-    return frame([_plain(record) for record in read_metrics(path / "metrics.jsonl")[0]])
+    return frame([_plain(record) for record in _rounds(path)])
 
 
 def clients(path: Path) -> pandas.DataFrame:
@@ -47,16 +50,17 @@ def clients(path: Path) -> pandas.DataFrame:
     return frame([
         {"round": record["round"]}
         | {k: v for k, v in row.items() if not isinstance(v, dict | list)}
-        for record in read_metrics(path / "metrics.jsonl")[0] for row in record.get(CLIENT, ())
+        for record in _rounds(path) for row in record.get(CLIENT, ())
     ])
 
 
 def results(folder: str | Path = "output") -> pandas.DataFrame:
     """Return a row per finished run at or below a folder: its path, protocol and last numbers.
 
-    Columns: ``run``, ``method``, what a table must not mix (``dataset``, ``shots``, ``partition``,
-    ``seed``, ...) and the metrics of the last round by name. Damaged runs are left out; they are in
-    ``attrs["problems"]``, one sentence each.
+    Columns: ``run``, ``method``, ``seal`` (``unsealed``: made before runs were sealed), what a
+    table must not mix (``dataset``, ``shots``, ``partition``, ``seed``, ...) and the metrics of the
+    last round by name. Damaged runs are left out; they are in ``attrs["problems"]``, one sentence
+    each.
 
     Raises:
         DataError: no such folder, or no finished run below it.
@@ -70,10 +74,20 @@ def results(folder: str | Path = "output") -> pandas.DataFrame:
     rows = []
     for run in found.runs:
         last = {k: v for k, v in run.last.items() if isinstance(v, int | float | None)}
-        rows.append({"run": str(run.path), "method": run.method} | dict(run.protocol) | last)
+        about = {"run": str(run.path), "method": run.method, "seal": run.seal}
+        rows.append(about | dict(run.protocol) | last)
     table = frame(rows)
     table.attrs["problems"] = found.problems
     return table
+
+
+def _rounds(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a run's rounds; the last line of one that was killed may be cut."""
+    file = path / "metrics.jsonl"
+    broken = read_chain(file).broken
+    if broken:
+        raise DataError(f"'{file}': {broken}; fedvlm verify {path} looks at the whole run")
+    return read_metrics(file)[0]
 
 
 def _plain(record: Mapping[str, Any]) -> dict[str, Any]:

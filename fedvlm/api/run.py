@@ -117,8 +117,15 @@ class Run:
 
     @cached_property
     def record(self) -> Record | None:
-        """``results.json`` read and checked; None before the run is finished."""
-        return next(iter(collect([self.path]).runs), None)
+        """``results.json`` read and checked; None before the run is finished.
+
+        Raises:
+            DataError: the run is damaged; names the file.
+        """
+        seen = collect([self.path])
+        if seen.problems:
+            raise DataError(seen.problems[0])
+        return next(iter(seen.runs), None)
 
     # ---- inside ------------------------------------------------------------------------------
     @cached_property

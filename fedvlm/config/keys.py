@@ -478,6 +478,10 @@ def _test() -> Schema:
             0, "rounds between checkpoints (0 and 1: every round); the last round, a stop and "
             "SIGUSR1 save too", low=0,
         ),
+        "TRAIN.KEEP_STATES": Option(
+            2, "checkpoints that stay on disk, the newest ones; all (0) of them let fedvlm verify "
+            "--replay begin at any", low=0, never=(1,), words={"all": 0}, neutral=2,
+        ),
         "TEST.EVAL_EVERY": Option(
             1,
             "rounds between evaluations, the last is always one; auto (0): so many that they train "

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+DECILE = 0.1
 
 
 def mean(values: Iterable[float | None]) -> float | None:
@@ -29,6 +31,42 @@ def population_std(values: Iterable[float | None]) -> float | None:
 
     there = present(values)
     return float(np.std(there)) if there else None
+
+
+def worst(values: Iterable[float | None]) -> float | None:
+    """Return the smallest value."""
+    return min(present(values), default=None)
+
+
+def worst_decile(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the lowest tenth of the values, of one value at least (rounded up)."""
+    ascending = sorted(present(values))
+    return mean(ascending[: math.ceil(DECILE * len(ascending))]) if ascending else None
+
+
+def pooled(correct: Sequence[int], counts: Sequence[int]) -> float | None:
+    """Return accuracy over all samples of all clients together (``personal_micro``)."""
+    total = sum(counts)
+    return 100.0 * sum(correct) / total if total else None
+
+
+def harmonic_mean(*values: float | None) -> float | None:
+    """Return the harmonic mean; 0 if any value is 0, None if any is missing.
+
+    Raises:
+        ValueError: no values, or a negative one.
+    """
+    there = present(values)
+    if not values or any(v < 0 for v in there):
+        raise ValueError(f"no harmonic mean of {values}")
+    if len(there) < len(values):
+        return None
+    return 0.0 if 0 in there else len(there) / math.fsum(1.0 / v for v in there)
+
+
+def cm(personal: float | None, hm2: float | None) -> float | None:
+    """Return ``(personal + hm2) / 2``."""
+    return None if personal is None or hm2 is None else (personal + hm2) / 2
 
 
 def t_interval(values: Iterable[float | None], level: float = 0.95) -> float | None:

@@ -1,22 +1,25 @@
 """Metrics as pure functions; every accuracy is in percent.
 
 ``accuracy`` and ``macro_f1`` are Dassl's (scikit-learn's ``f1_score`` over the classes
-present in ``y_true``). Mean and spread over clients are ``core.stats``'s: unweighted; a client
+present in ``y_true``). What is made of clients' numbers is ``core.stats``'s: unweighted; a client
 without a value (None: it has no such samples) is left out.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedvlm.core.stats import mean, present
+from fedvlm.core.stats import cm, harmonic_mean, pooled, present, worst, worst_decile
 
-DECILE = 0.1
 BINS = 15  # of the calibration error
+
+__all__ = [
+    "BINS", "accuracy", "balanced_accuracy", "calibration_error", "cm", "harmonic_mean", "macro_f1",
+    "pooled", "quartiles", "worst", "worst_decile",
+]
 
 
 def accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> float | None:
@@ -78,42 +81,6 @@ def quartiles(values: Iterable[float | None]) -> tuple[float | None, float | Non
         return None, None, None
     low, middle, high = np.quantile(there, (0.25, 0.5, 0.75)).tolist()
     return low, middle, high
-
-
-def harmonic_mean(*values: float | None) -> float | None:
-    """Return the harmonic mean; 0 if any value is 0, None if any is missing.
-
-    Raises:
-        ValueError: no values, or a negative one.
-    """
-    present = [v for v in values if v is not None]
-    if not values or any(v < 0 for v in present):
-        raise ValueError(f"no harmonic mean of {values}")
-    if len(present) < len(values):
-        return None
-    return 0.0 if 0 in present else len(present) / math.fsum(1.0 / v for v in present)
-
-
-def cm(personal: float | None, hm2: float | None) -> float | None:
-    """Return ``(personal + hm2) / 2``."""
-    return None if personal is None or hm2 is None else (personal + hm2) / 2
-
-
-def worst(values: Iterable[float | None]) -> float | None:
-    """Return the smallest value."""
-    return min(present(values), default=None)
-
-
-def worst_decile(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the lowest tenth of the values, of one value at least (rounded up)."""
-    ascending = sorted(present(values))
-    return mean(ascending[: math.ceil(DECILE * len(ascending))]) if ascending else None
-
-
-def pooled(correct: Sequence[int], counts: Sequence[int]) -> float | None:
-    """Return accuracy over all samples of all clients together (``personal_micro``)."""
-    total = sum(counts)
-    return 100.0 * sum(correct) / total if total else None
 
 
 def _pair(y_true: ArrayLike, y_pred: ArrayLike) -> tuple[np.ndarray, np.ndarray]:

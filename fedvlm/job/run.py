@@ -7,7 +7,7 @@ import gc
 import os
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from fedvlm.job.dry import built_only, dry_run, evaluation_only
 from fedvlm.job.identity import identity_config, present
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import Recorder
-from fedvlm.job.results import reference_rows, results_of, seed_table
+from fedvlm.job.results import Results, reference_rows, results_of, seed_table
 from fedvlm.job.results.against import sentences
 from fedvlm.job.results.classes import matrix_file
 from fedvlm.job.show import draw_partition, say_results
@@ -61,7 +61,7 @@ def run_job(
         KeyboardInterrupt: the state after the last whole round is saved.
     """
     sinks = Sinks(cfg.SINKS)
-    with _threads(cfg):
+    with threads_of(cfg):
         if args.dry_run:
             return dry_run(cfg)
         if getattr(args, "eval_only", False):
@@ -75,7 +75,7 @@ def run_job(
 
 
 @contextlib.contextmanager
-def _threads(cfg: CfgNode) -> Iterator[None]:
+def threads_of(cfg: CfgNode) -> Iterator[None]:
     """Work with as many threads as the work can use, where the user gave no number."""
     before = torch.get_num_threads()
     torch.set_num_threads(
@@ -100,6 +100,7 @@ def _run(
     folder = RunFolder.claim(
         cfg.OUTPUT_DIR, place, built.identity, present=partial(present, cfg.TRAINER.NAME)
     )
+    folder.keep = int(cfg.TRAIN.KEEP_STATES)
     console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
     if folder.finished is not None:
         console.notes([*folder.notes, f"finished before; results are in {folder.results_path}"])
@@ -170,8 +171,7 @@ def _train(
     if on_disk(built):
         built.federation.keep_on_disk(folder.records)
     state = restore(built, folder)
-    if not (folder.path / "models" / "start.safetensors").exists():
-        folder.save_model("start", built.federation.p0)
+    folder.save_start(built.federation.p0)
     lines = header(built)
     console.header(lines)
     log.header(lines, [f"{key}: {value}" for key, value in flat(cfg).items()])
@@ -179,17 +179,33 @@ def _train(
         screen.notes([*built.notes, *folder.notes])
     title = f"{built.data.name}, {partition_name(cfg)}, data seed {cfg.DATA_SEED}"
     draw_partition(folder.path, title)
+    results = to_the_end(built, folder, state, screens, sinks, began)
+    for screen in screens:
+        screen.result(results.table)
+        screen.notes(results.notes)
+    log.finish(results.headline, classes=results.classes)
+    if cfg.TEST.COMPUTE_CMAT:
+        counts = read_metrics(folder.metrics_path)[0][-1]["confusion"]["personal"]
+        folder.write_bytes("cmat.pt", matrix_file(counts, len(built.data.classnames)))
+    return folder.write_results(results.run_info, results.protocol, results.numbers)
+
+
+def to_the_end(
+    built: Built, folder: RunFolder, state: FedState | None, screens: Sequence[Any], sinks: Sinks,
+    began: float,
+) -> Results:
+    """Run and record the rounds after ``state`` (None: all); return what is said at the end."""
     recorder = Recorder(built, folder, screens, sinks)
     reference = zero_shot(
         built.model, built.test, built.data, recorder.evaluator.panel, built.meter.template,
-        batch_size=int(cfg.DATALOADER.TEST.BATCH_SIZE),
+        batch_size=int(built.cfg.DATALOADER.TEST.BATCH_SIZE),
     ) if built.backbone.has_text else None
     beside = reference_rows(
         built, recorder.evaluator.panel, reference, progress
-    ) if cfg.TEST.REFERENCES else None
+    ) if built.cfg.TEST.REFERENCES else None
 
     done, _ = read_metrics(folder.metrics_path)
-    sinks.open(folder.path, folder.digest, flat(cfg), done, screens)
+    sinks.open(folder.path, folder.digest, flat(built.cfg), done, screens)
     built.federation.subscribers.append(recorder)
     built.federation.savers.append(recorder.save)
     try:
@@ -197,17 +213,8 @@ def _train(
     except KeyboardInterrupt:
         recorder.save_last()
         raise
-
     records, _ = read_metrics(folder.metrics_path)
-    results = results_of(built, reference, records, time.perf_counter() - began, beside)
-    for screen in screens:
-        screen.result(results.table)
-        screen.notes(results.notes)
-    log.finish(results.headline, classes=results.classes)
-    if cfg.TEST.COMPUTE_CMAT:
-        counts = records[-1]["confusion"]["personal"]
-        folder.write_bytes("cmat.pt", matrix_file(counts, len(built.data.classnames)))
-    return folder.write_results(results.run_info, results.protocol, results.numbers)
+    return results_of(built, reference, records, time.perf_counter() - began, beside)
 
 
 def restore(built: Built, folder: RunFolder) -> FedState | None:

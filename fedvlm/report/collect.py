@@ -17,8 +17,9 @@ from fedvlm.config.keys import default_schema
 from fedvlm.config.sections import read_keys
 from fedvlm.core.errors import DataError
 from fedvlm.core.spelling import text_of_cell
-from fedvlm.runs.identity import read_results
+from fedvlm.runs.identity import read_json, whole_results
 from fedvlm.runs.metrics import read_metrics
+from fedvlm.runs.verify.check import BEFORE, SEALED, UNSEALED, glance, one_digest_one_seed
 
 SEEDS = ("seed", "data_seed")  # keys of a protocol that differ between the runs of one cell
 _PARTITION = {"client", "domain", "part", "class", "images"}  # columns of partition.csv
@@ -32,6 +33,7 @@ class Run:
         path: its folder.
         protocol, results, info: sections of ``results.json`` (``info`` is ``run_info``).
         digest: the run's identity digest.
+        seal: ``sealed``, or ``unsealed`` where nothing vouches for its files (made before that).
     """
 
     path: Path
@@ -39,6 +41,7 @@ class Run:
     results: Mapping[str, Any]
     info: Mapping[str, Any]
     digest: str = ""
+    seal: str = UNSEALED
 
     @property
     def method(self) -> str:
@@ -118,16 +121,31 @@ class Collected:
     Attributes:
         runs: finished runs, sorted by path.
         unfinished: folders with a manifest and no results.
-        problems: one sentence per file that cannot be read.
+        problems: one sentence per run that is damaged; it is in none of the lists above.
     """
 
     runs: list[Run] = field(default_factory=list)
     unfinished: list[Path] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
+    def notes(self) -> list[str]:
+        """Return what is to be said before anything is made of the runs."""
+        return [*self.problems, *self.bare()]
+
+    def bare(self) -> list[str]:
+        """Return a note that counts the runs without seal, if there are any."""
+        bare = [run for run in self.runs if run.seal != SEALED]
+        if not bare:
+            return []
+        which = f"{bare[0].path}{' and others' if len(bare) > 1 else ''}"
+        return [f"{len(bare)} of {len(self.runs)} run(s) have {BEFORE}: {which}"]
+
 
 def collect(folders: Sequence[Path]) -> Collected:
-    """Read all run folders at or below the given ones, each once.
+    """Read and check all run folders at or below the given ones, each once.
+
+    What is damaged, or does not follow from its clients' rows, is a problem and no run
+    (``runs.verify``).
 
     Raises:
         DataError: a folder does not exist.
@@ -146,6 +164,9 @@ def collect(folders: Sequence[Path]) -> Collected:
                     _take(path, collected)
                 below.clear()
     collected.runs.sort(key=lambda run: str(run.path))
+    doubles = one_digest_one_seed([(run.path, run.digest, run.protocol) for run in collected.runs])
+    collected.problems.extend(f"{path}: {why}; it is left out" for path, why in doubles.items())
+    collected.runs[:] = [run for run in collected.runs if run.path not in doubles]
     return collected
 
 
@@ -179,14 +200,18 @@ def _take(path: Path, collected: Collected) -> None:
     if not file.exists():
         collected.unfinished.append(path)
         return
-    record = read_results(file)
+    record = whole_results(read_json(file))
     good = record is not None and isinstance(record["results"].get("last"), dict)
     if record is None or not good or "trainer" not in record["protocol"]:
         collected.problems.append(f"{file} is damaged or of another version: it is left out")
         return
+    verdict = glance(path, record)
+    if verdict.damage:
+        collected.problems.append(f"{verdict.sentence()}; the run is left out")
+        return
     collected.runs.append(
         Run(path, record["protocol"], record["results"], record["run_info"],
-            record["identity_digest"])
+            record["identity_digest"], verdict.seal)
     )
 
 

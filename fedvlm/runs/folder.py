@@ -43,8 +43,12 @@ from fedvlm.runs.identity import (
     shorten,
 )
 from fedvlm.runs.records import Records
-from fedvlm.runs.seal import storable
+from fedvlm.runs.seal import seal_of, sha256
 from fedvlm.runs.state import SavedState
+from fedvlm.runs.tensors import storable
+from fedvlm.runs.verify.cover import METRICS, cover
+
+START = "start"  # the untrained tensors, in ``models/``
 
 
 def look_ahead(
@@ -103,6 +107,7 @@ class RunFolder:
         digest: the run's identity digest; of a folder that was there, the one recorded in it.
         finished: contents of ``results.json`` where the run is done already, else None.
         notes: what the user should be told (lock taken over, states passed over, ...).
+        keep: how many states stay on disk (``runs.state``).
     """
 
     def __init__(
@@ -113,9 +118,12 @@ class RunFolder:
         self.digest = identity_digest(identity)
         self.finished: dict[str, Any] | None = None
         self.notes: list[str] = []
+        self.keep = state.KEEP
         self._lock: lock.RunLock | None = None
         self._manifest: dict[str, Any] = {}
         self._above = self.path  # the nearest folder that was there before
+        self._last: str | None = None  # seal of the last line of the metrics, once it is known
+        self._seals: dict[Any, str] = {}  # round -> seal of its line
 
     @classmethod
     def create(
@@ -223,10 +231,13 @@ class RunFolder:
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Append one line to ``metrics.jsonl``; see ``runs.metrics``."""
-        metrics.append_metrics(self._writable("metrics.jsonl"), record)
+        path = self._writable("metrics.jsonl")
+        self._last = metrics.append_metrics(path, record, self._last)
+        self._seals[record.get("round")] = self._last
 
     def truncate_metrics(self, after_round: int) -> None:
         """Drop lines after a round, and cut ones; what went is told in ``notes``."""
+        self._last, self._seals = None, {}
         self.notes += metrics.truncate_metrics(self._writable("metrics.jsonl"), after_round)
 
     def save_state(
@@ -234,16 +245,43 @@ class RunFolder:
         records: Mapping[str, Sequence[Sequence[str]]] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write the state after ``round``, which names ``records``; see ``runs.state``."""
+        """Write the state after ``round``, which names ``records``; see ``runs.state``.
+
+        It vouches for the metrics up to its round.
+        """
+        line = {METRICS: self._seals[round]} if round in self._seals else {}
         state.save_state(
-            self._writable("state"), round, server, records or {}, extra or {},
-            identity=self.digest,
+            self._writable("state"), round, server, records or {}, line | dict(extra or {}),
+            identity=self.digest, keep=self.keep,
         )
 
     def save_model(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Write ``models/<name>.safetensors``: tensors by their own names."""
         self._models()
         self.save_tensors(f"models/{name}", tensors)
+
+    def save_start(self, tensors: Mapping[str, Tensor]) -> None:
+        """Write the untrained tensors as ``models/start``; in a run that goes on, check them.
+
+        Raises:
+            DataError: they are there, damaged, and this machine does not make the same ones.
+        """
+        path = self.path / "models" / f"{START}.safetensors"
+        ours = sha256(safetensors.torch.save(storable(tensors)))
+        began = self._manifest.get("facts", {}).get(START)
+        if path.exists():
+            there = sha256(path.read_bytes())
+            if there in (ours, began or there):
+                return
+            if began != ours:
+                raise DataError(
+                    f"'{path}' is damaged, and this machine makes other untrained tensors than the "
+                    "run began with; put it back, or run the same under another --tag"
+                )
+            self.notes.append(f"models/{path.name} was damaged: it is written again")
+        if began != ours:
+            self.record_facts(**{START: ours})
+        self.save_model(START, tensors)
 
     def save_models(self, number: int, clients: Sequence[int], models: state.TreeView) -> None:
         """Write models ``[K, ...]`` of ``clients`` as ``models/personal<number>``, a record.
@@ -261,8 +299,22 @@ class RunFolder:
         return folder
 
     def load_newest_state(self) -> SavedState | None:
-        """Return the newest valid state, or None; what was passed over is told in ``notes``."""
-        newest, notes = state.load_newest_state(self.state_dir, identity=self.digest)
+        """Return the newest valid state, or None; what was passed over is told in ``notes``.
+
+        A state that vouches for other metrics than are there does not count.
+        """
+        chain = metrics.read_chain(self.metrics_path)
+        there = set(chain.seals)
+
+        def refuse(saved: SavedState) -> str:
+            seal = saved.extra.get(METRICS)  # states of before have none
+            fits = seal is None or seal in there
+            what = chain.broken or chain.cut or "lines are missing or were changed"
+            return "" if fits else f"{self.metrics_path.name}: {what}"
+
+        newest, notes = state.load_newest_state(
+            self.state_dir, identity=self.digest, refuse=refuse
+        )
         self.notes += notes
         return newest
 
@@ -270,7 +322,7 @@ class RunFolder:
         """Return the state to go on from (None: the beginning) and cut the metrics to fit it."""
         newest = self.load_newest_state()
         if newest is not None:
-            state.settle(self._writable("state"), newest.round, self.digest)
+            state.settle(self._writable("state"), newest.round, self.digest, self.keep)
             for kind, named in (newest.records or {}).items():
                 self.records[kind].load(named)
         self.truncate_metrics(newest.round if newest is not None else -1)
@@ -293,6 +345,8 @@ class RunFolder:
     ) -> dict[str, Any]:
         """Write ``results.json``, which makes the run finished, and return its contents.
 
+        It is sealed, and ``covers`` what else says what the run was (``runs.verify.cover``).
+
         Args:
             run_info: seconds, counters and the like; this session's command, versions and machine
                 are added.
@@ -301,12 +355,12 @@ class RunFolder:
         """
         session = self._manifest["sessions"][-1]
         about = {k: session[k] for k in ("command", "started", "versions", "git", "machine")}
-        record: dict[str, Any] = {
+        record: dict[str, Any] = files.json_ready({
             "format": FORMAT, "identity_digest": self.digest,
             "run_info": about | {"ended": manifest.now()} | dict(run_info),
-            "protocol": dict(protocol), "results": dict(results),
-        }
-        record = files.json_ready(record)
+            "protocol": dict(protocol), "results": dict(results), "covers": cover(self.path),
+        })
+        record["seal"] = seal_of(record)
         files.write_json(self._writable("results.json"), record)
         self.finished = record
         return record
@@ -386,6 +440,11 @@ class RunFolder:
         earlier = self._checked()
         if earlier is not None:
             self.identity, self.digest = earlier["identity"], earlier["identity_digest"]
+            if earlier.get("seal", seal_of(earlier)) != seal_of(earlier):
+                self.notes.append(
+                    "manifest.json was changed since the last session; the run's identity in it is "
+                    "whole"
+                )
         files.remove_leftovers(self.path)
         session = manifest.session(argv)
         record = earlier or {
@@ -400,7 +459,7 @@ class RunFolder:
                     + shorten(changed)
                 )
         record["sessions"].append(session)
-        files.write_json(self.path / "manifest.json", record)
+        self._write_manifest(record)
         with files.explain_errors(self.state_dir):
             self.state_dir.mkdir(exist_ok=True)
         for folder in (self.state_dir, self.path / "models"):
@@ -412,8 +471,10 @@ class RunFolder:
             self.notes += metrics.truncate_metrics(self.metrics_path, -1)
         self._manifest = record
 
-    def _write_manifest(self) -> None:
-        files.write_json(self._writable("manifest.json"), self._manifest)
+    def _write_manifest(self, contents: Mapping[str, Any] | None = None) -> None:
+        record: dict[str, Any] = files.json_ready(self._manifest if contents is None else contents)
+        record["seal"] = seal_of(record)
+        files.write_json(self._writable("manifest.json"), record)
 
     def _writable(self, name: str) -> Path:
         """Return the path of a file to write; the lock must be held."""

@@ -18,6 +18,7 @@ import yaml
 
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.runs.lock import NAME as LOCK_NAME
+from fedvlm.runs.seal import seal_of
 
 FORMAT = 1  # of manifest.json and results.json
 _LIMIT = 60  # bytes of one part; the longest folder name has two of them
@@ -206,7 +207,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
                 "say which run that is; move it away or choose another --tag"
             )
         return None
-    record = _read_json(path)
+    record = read_json(path)
     good = (
         isinstance(record, dict) and isinstance(record.get("identity"), dict)
         and isinstance(record.get("sessions"), list)
@@ -264,8 +265,16 @@ def earlier_results(
 
 
 def read_results(path: Path) -> dict[str, Any] | None:
-    """Return a ``results.json`` with all its sections, or None where there is none such."""
-    record = _read_json(path)
+    """Return a ``results.json`` with all its sections, or None where there is none such.
+
+    One whose seal does not fit is none. What it covers is not looked at (``runs.verify.check``).
+    """
+    record = whole_results(read_json(path))
+    return record if record is not None and seal_fits(record) else None
+
+
+def whole_results(record: Any) -> dict[str, Any] | None:
+    """Return what was read of a ``results.json`` if it has all sections, whatever its seal."""
     sections = ("run_info", "protocol", "results")
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         return None
@@ -274,7 +283,16 @@ def read_results(path: Path) -> dict[str, Any] | None:
     return record if all(isinstance(record.get(s), dict) for s in sections) else None
 
 
-def _read_json(path: Path) -> Any:
+def seal_fits(record: Mapping[str, Any]) -> bool:
+    """Say whether the seal of a ``results.json`` fits; one of before has none, and does."""
+    if "seal" not in record and "covers" not in record:
+        return True
+    covered = isinstance(record.get("covers"), dict)
+    return covered and record.get("seal") == seal_of(record)
+
+
+def read_json(path: Path) -> Any:
+    """Return what a JSON file holds; None where it cannot be read."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

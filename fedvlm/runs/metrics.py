@@ -1,18 +1,25 @@
 """``metrics.jsonl``: one JSON object per line and event, whole lines only; what they add up to.
 
+The lines are a chain: each ends with a seal over its own bytes and the seal of the line before, so
+that a changed, lost or moved line shows, and the last seal stands for the whole file. Files from
+before have no seals; a run that goes on in one seals what it adds.
+
 The totals are those of the whole run: all sessions of a resumed one count.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedvlm.core import files
 from fedvlm.core.errors import DataError
+from fedvlm.runs.seal import sha256
 
 # In our records -> in the totals. Tower forwards are those of training; the evaluation's and the
 # filling of the feature cache are not among them. ``text_passes`` counts a pass of several stacked
@@ -21,43 +28,105 @@ NAMES = {"steps": "local_steps"}
 COUNTERS = ("local_steps", "samples", "image_forwards", "text_passes", "text_tokens")
 
 
-def append_metrics(path: Path, record: Mapping[str, Any]) -> None:
-    """Append ``record`` as one line and make it durable before returning.
+_SEAL = re.compile(rb', "seal": "([0-9a-f]{64})"\}')
+_WIDTH = len(', "seal": ""}') + 64
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The lines of a file as far as they hold.
+
+    Attributes:
+        bodies: each line's JSON without its seal.
+        seals: the seal after each of them; of a line without one, what it would be.
+        bare: how many lines have no seal; they come first.
+        broken: what is wrong with the first line that does not hold; it and the rest are left out.
+        cut: the last line has no end, as a kill leaves it; it is left out.
+    """
+
+    bodies: list[bytes] = field(default_factory=list)
+    seals: list[str] = field(default_factory=list)
+    bare: int = 0
+    broken: str = ""
+    cut: str = ""
+
+    @property
+    def last(self) -> str:
+        """The last seal; empty before the first line."""
+        return self.seals[-1] if self.seals else ""
+
+
+def read_chain(path: Path) -> Chain:
+    """Return the chain in a file, empty where there is no file.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return Chain()
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise DataError(f"cannot read '{path}': {why}; make it readable") from error
+    *lines, tail = data.split(b"\n")
+    bodies: list[bytes] = []
+    seals: list[str] = []
+    bare, broken = 0, ""
+    for number, line in enumerate(lines, start=1):
+        told = _SEAL.fullmatch(line[-_WIDTH:])
+        body = line[:-_WIDTH] + b"}" if told else line
+        seal = _link(seals[-1] if seals else "", body)
+        if told and told[1].decode() != seal:
+            broken = f"line {number} is damaged (its seal does not fit)"
+        elif not told and len(seals) > bare:
+            broken = f"line {number} is damaged (it has no seal)"
+        if broken:
+            break
+        bare += not told
+        bodies.append(body)
+        seals.append(seal)
+    cut = f"the last line ({len(lines) + 1}) is cut" if tail.strip() and not broken else ""
+    return Chain(bodies, seals, bare, broken, cut)
+
+
+def append_metrics(path: Path, record: Mapping[str, Any], before: str | None = None) -> str:
+    """Append ``record`` as one sealed line, make it durable, and return the seal.
 
     NaN and infinities become null; their places and kinds are kept in ``non_finite``.
+
+    Args:
+        record: a mapping that is not empty.
+        before: the seal of the last line; None: it is read.
 
     Raises:
         DataError: disk full, folder read-only or deleted; earlier lines are intact.
     """
-    files.append_line(path, json.dumps(files.json_ready(dict(record)), allow_nan=False))
+    before = read_chain(path).last if before is None else before
+    body = json.dumps(files.json_ready(dict(record)), allow_nan=False)
+    seal = _link(before, body.encode())
+    files.append_line(path, f'{body[:-1]}, "seal": "{seal}"}}')
+    return seal
 
 
 def read_metrics(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the records of a file that may be cut, and a note per line left out.
+    """Return the records of a file that may be cut, and a note on every line left out.
 
     A file that does not exist has no records.
     """
+    chain = read_chain(path)
     records: list[dict[str, Any]] = []
     notes: list[str] = []
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return records, notes
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise DataError(f"cannot read '{path}': {why}; make it readable") from error
-    lines = data.split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        last = number == len(lines)
-        if not line.strip() and (last or line == b""):
-            continue
-        record = None if last else _parse(line)
+    for number, body in enumerate(chain.bodies, start=1):
+        record = _parse(body)
         if record is not None:
             records.append(record)
-        elif last:
-            notes.append(f"{path.name}: the last line ({number}) is cut and was dropped")
-        else:
+        elif body:
             notes.append(f"{path.name}: line {number} is damaged and was dropped")
+    if chain.broken:
+        notes.append(f"{path.name}: {chain.broken}; it and what follows was dropped")
+    if chain.cut:
+        notes.append(f"{path.name}: {chain.cut} and was dropped")
     return records, notes
 
 
@@ -65,19 +134,31 @@ def truncate_metrics(path: Path, after_round: int) -> list[str]:
     """Drop records of rounds later than ``after_round``, cut and damaged lines; return notes.
 
     A record without ``round`` counts as round 0. With ``after_round = -1`` nothing is left. The
-    file is rewritten atomically, and only if something goes.
+    file is rewritten atomically, and only if something goes; what stays keeps its bytes.
 
     Raises:
         DataError: the file cannot be read or written.
     """
-    records, notes = read_metrics(path)
-    rest = [r for r in records if _round(r) <= after_round]
-    dropped = len(records) - len(rest)
+    chain, (_, notes) = read_chain(path), read_metrics(path)
+    rest: list[bytes] = []
+    dropped, gap = 0, False  # after a gap no seal fits
+    for number, (body, seal) in enumerate(zip(chain.bodies, chain.seals, strict=True)):
+        record, bare = _parse(body), number < chain.bare
+        if record is None:
+            gap = True
+        elif _round(record) > after_round or (gap and not bare):
+            dropped, gap = dropped + 1, True
+        else:
+            rest.append(body if bare else body[:-1] + f', "seal": "{seal}"}}'.encode())
     if dropped:
         notes.append(f"{path.name}: {dropped} lines after round {after_round} are done again")
     if notes:
-        files.write_text(path, "".join(json.dumps(r, allow_nan=False) + "\n" for r in rest))
+        files.write_bytes(path, b"".join(line + b"\n" for line in rest))
     return notes
+
+
+def _link(before: str, body: bytes) -> str:
+    return sha256(before.encode() + b"\n" + body)
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import safetensors
 import safetensors.torch
@@ -30,17 +30,16 @@ from fedvlm.core import files
 from fedvlm.core.errors import DataError
 from fedvlm.core.trees import State, Tree
 from fedvlm.runs.seal import (
+    RECORD,
     Damaged,
-    check_file,
+    checked_record,
     read_bytes,
-    read_tensors,
     sealed,
     sha256,
-    storable,
     unsealed,
 )
+from fedvlm.runs.tensors import read_tensors, storable
 
-FORMAT = 1
 MOST = 64  # records that a checkpoint may name
 _NAME = re.compile(r"([a-z]+\d{6,})\.(json|safetensors)")
 Group = tuple[Sequence[int], Sequence[int], State]  # clients, versions, their rows [K, ...]
@@ -108,7 +107,7 @@ class Records:
             told.append({"ids": list(ids), "versions": list(versions), "slots": layout[-1]})
         data = safetensors.torch.save(storable(keys))
         record = {
-            "format": FORMAT, "identity": self.identity, "name": name, "groups": told,
+            "format": RECORD, "identity": self.identity, "name": name, "groups": told,
             "sha256": sha256(data), "bytes": len(data),
         }
         text = sealed(record)
@@ -203,7 +202,7 @@ class Records:
         """
         self._entries, self._rows, self._new = {}, {}, {}
         for name, digest in named:
-            record = _checked(self.folder, name, digest, self.identity)
+            record = checked_record(self.folder, name, digest, self.identity)
             layout = [group["slots"] for group in record["groups"]]
             count = sum(len(group["ids"]) for group in record["groups"])
             self._entries[name] = Entry(digest, layout, count)
@@ -286,7 +285,7 @@ def read_models(folder: Path, name: str = "personal") -> dict[int, Tree]:
         try:
             data = read_bytes(path)
             identity = json.loads(data)["identity"]
-            record = unsealed(path, data, (FORMAT,), identity)
+            record = unsealed(path, data, (RECORD,), identity)
             tensors = read_tensors(path.with_suffix(".safetensors"), record)
         except (Damaged, ValueError, KeyError, TypeError) as error:
             raise DataError(f"'{path}' cannot be read: {error}") from error
@@ -299,29 +298,3 @@ def read_models(folder: Path, name: str = "personal") -> dict[int, Tree]:
     if not out:
         raise DataError(f"'{folder}' holds no models called {name}000000, ...")
     return out
-
-
-def check_records(folder: Path, named: Iterable[Sequence[str]], identity: str) -> None:
-    """Check every record that a checkpoint names, tensors included.
-
-    Raises:
-        Damaged: names the first that does not count.
-    """
-    for name, digest in named:
-        record = _checked(folder, name, digest, identity)
-        try:
-            check_file(folder / f"{name}.safetensors", record)
-        except Damaged as error:
-            raise Damaged(f"{folder.name}/{error}") from error
-
-
-def _checked(folder: Path, name: str, digest: str, identity: str) -> dict[str, Any]:
-    path = folder / f"{name}.json"
-    try:
-        data = read_bytes(path)
-        record = unsealed(path, data, (FORMAT,), identity)
-    except Damaged as error:
-        raise Damaged(f"{folder.name}/{error}") from error
-    if sha256(data) != digest:
-        raise Damaged(f"{folder.name}/{path.name} is not the record that the state names")
-    return record

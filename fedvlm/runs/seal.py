@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
-from torch import Tensor
+RECORD = 1  # format of the records of clients' rows (``runs.records``)
 
 
 class Damaged(Exception):
@@ -22,7 +20,12 @@ class Damaged(Exception):
 
 def sealed(record: dict[str, Any]) -> str:
     """Return ``record`` as JSON text with a seal over it."""
-    return json.dumps(record | {"seal": sha256(_canonical(record))}, indent=1) + "\n"
+    return json.dumps(record | {"seal": seal_of(record)}, indent=1) + "\n"
+
+
+def seal_of(record: Mapping[str, Any]) -> str:
+    """Return the seal over a JSON record: the hash of its values, however they are spaced."""
+    return sha256(_canonical({k: v for k, v in record.items() if k != "seal"}))
 
 
 def unsealed(path: Path, data: bytes, formats: tuple[int, ...], identity: str) -> dict[str, Any]:
@@ -39,7 +42,7 @@ def unsealed(path: Path, data: bytes, formats: tuple[int, ...], identity: str) -
     if record.get("format") not in formats:
         known = " or ".join(map(str, formats))
         raise Damaged(f"{path.name} has format {record.get('format')}, not {known}")
-    if seal != sha256(_canonical(record)):
+    if seal != seal_of(record):
         raise Damaged(f"{path.name} is damaged (its seal does not fit)")
     if record.get("identity") != identity:
         raise Damaged(f"{path.name} belongs to another run")
@@ -64,13 +67,35 @@ def check_file(path: Path, record: Mapping[str, Any]) -> None:
         raise Damaged(f"{path.name} is damaged (its hash is not the recorded one)")
 
 
-def read_tensors(path: Path, record: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return all tensors of the file beside a sealed record (``Damaged`` as ``check_file``)."""
-    check_file(path, record)
+def checked_record(folder: Path, name: str, digest: str, identity: str) -> dict[str, Any]:
+    """Return the JSON of a record of clients' rows.
+
+    Raises:
+        Damaged: it is missing, changed, or not the one that ``digest`` is of.
+    """
+    path = folder / f"{name}.json"
     try:
-        return safetensors.torch.load(read_bytes(path))
-    except (safetensors.SafetensorError, ValueError, KeyError) as error:
-        raise Damaged(f"{path.name} is not a safetensors file ({error})") from error
+        data = read_bytes(path)
+        record = unsealed(path, data, (RECORD,), identity)
+    except Damaged as error:
+        raise Damaged(f"{folder.name}/{error}") from error
+    if sha256(data) != digest:
+        raise Damaged(f"{folder.name}/{path.name} is not the record that the state names")
+    return record
+
+
+def check_records(folder: Path, named: Iterable[Iterable[str]], identity: str) -> None:
+    """Check every record that a checkpoint names, tensors included.
+
+    Raises:
+        Damaged: names the first that does not count.
+    """
+    for name, digest in named:
+        record = checked_record(folder, name, digest, identity)
+        try:
+            check_file(folder / f"{name}.safetensors", record)
+        except Damaged as error:
+            raise Damaged(f"{folder.name}/{error}") from error
 
 
 def read_bytes(path: Path) -> bytes:
@@ -79,18 +104,6 @@ def read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise Damaged(_unreadable(path, error)) from error
-
-
-def storable(keys: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors on the CPU and contiguous; those that share memory are copied apart."""
-    seen: set[int] = set()
-    out: dict[str, Tensor] = {}
-    for key, tensor in keys.items():
-        plain = tensor.detach().to("cpu").contiguous()
-        storage = plain.untyped_storage().data_ptr()
-        out[key] = plain.clone() if storage in seen else plain
-        seen.add(storage)
-    return out
 
 
 def sha256(data: bytes) -> str:

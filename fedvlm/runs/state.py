@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,22 +24,16 @@ from torch import Tensor
 
 from fedvlm.core import files
 from fedvlm.core.trees import TreeView
-from fedvlm.runs.records import Records, check_records
-from fedvlm.runs.seal import (
-    Damaged,
-    read_bytes,
-    read_tensors,
-    sealed,
-    sha256,
-    storable,
-    unsealed,
-)
+from fedvlm.runs.records import Records
+from fedvlm.runs.seal import Damaged, check_records, read_bytes, sealed, sha256, unsealed
+from fedvlm.runs.tensors import read_tensors, storable
 
 StateView = Mapping[str, TreeView]  # a state that is read only
 
 FORMAT, OLD = 2, 1
 KINDS = ("clients", "held")  # folders of records: what clients keep, what the server keeps of them
 KEEP = 2  # states kept on disk: the newest, and the one before it in case the newest is damaged
+ALL = 0  # every one
 _NAME = re.compile(r"round_(\d{4,})\.(json|safetensors)")
 
 
@@ -72,14 +66,16 @@ def save_state(
     extra: Mapping[str, Any],
     *,
     identity: str,
+    keep: int = KEEP,
 ) -> None:
-    """Write the state after ``round`` into ``folder``, then drop all but the newest two.
+    """Write the state after ``round`` into ``folder``, then drop all but the newest.
 
     Args:
         folder: the run's ``state/``; it must exist.
         records: kind -> the records that count (``runs.records.Records.accept``); on disk already.
         extra: JSON values kept beside the tensors (infinities and NaN come back as such).
         identity: digest of the run, see ``runs.identity_digest``.
+        keep: how many states stay; ``ALL``.
 
     Raises:
         DataError: disk full, folder read-only or deleted; the state before is still valid.
@@ -101,10 +97,10 @@ def save_state(
     }
     files.write_bytes(folder / f"{stem}.safetensors", data)
     files.write_text(folder / f"{stem}.json", sealed(record))
-    settle(folder, round, identity)
+    settle(folder, round, identity, keep)
 
 
-def settle(folder: Path, newest: int, identity: str) -> None:
+def settle(folder: Path, newest: int, identity: str, keep: int = KEEP) -> None:
     """Make the index name the last states up to round ``newest`` and drop all others.
 
     The end of ``save_state``, and of a resume: a kill may have come between state and index, or
@@ -113,7 +109,7 @@ def settle(folder: Path, newest: int, identity: str) -> None:
     Raises:
         DataError: as ``save_state``.
     """
-    rounds = sorted(r for r in _rounds_on_disk(folder) if r <= newest)[-KEEP:]
+    rounds = sorted(r for r in rounds_on_disk(folder) if r <= newest)[-keep:]  # of ALL: all
     index = {"format": FORMAT, "states": [f"round_{r:04d}" for r in rounds]}
     if _read_index(folder) != index:
         files.write_json(folder / "index.json", index)
@@ -129,7 +125,8 @@ def settle(folder: Path, newest: int, identity: str) -> None:
 
 
 def load_newest_state(
-    folder: Path, *, identity: str, only: int | None = None
+    folder: Path, *, identity: str, only: int | None = None,
+    refuse: Callable[[SavedState], str] = lambda _: "",
 ) -> tuple[SavedState | None, list[str]]:
     """Return the newest valid state in ``folder`` (or None), and a note per state passed over.
 
@@ -138,19 +135,22 @@ def load_newest_state(
 
     Args:
         only: the round that is wanted; None: the newest.
+        refuse: why a state that is whole does not count; empty where it does.
     """
     notes: list[str] = []
     if not folder.is_dir():
         return None, notes
-    for number in sorted(_rounds_on_disk(folder) | _rounds_in_index(folder, notes), reverse=True):
+    for number in sorted(rounds_on_disk(folder) | _rounds_in_index(folder, notes), reverse=True):
         if only not in (None, number):
             continue
         try:
             state = _read(folder, number, identity)
+            why = refuse(state)
         except Damaged as error:
-            notes.append(f"state of round {number} passed over: {error}")
-            continue
-        return state, notes
+            why = str(error)
+        if not why:
+            return state, notes
+        notes.append(f"state of round {number} passed over: {why}")
     if notes:
         notes.append(
             f"NO VALID STATE is left in '{folder}': the run starts again from the beginning"
@@ -217,7 +217,8 @@ def _all_used(tensors: Mapping[str, Tensor], *states: StateView) -> None:
         raise Damaged(f"{more} tensors more than the layout names")
 
 
-def _rounds_on_disk(folder: Path) -> set[int]:
+def rounds_on_disk(folder: Path) -> set[int]:
+    """Return the rounds of all states in ``folder``, whole or not."""
     with files.explain_errors(folder / "index.json"):
         matches = [_NAME.fullmatch(p.name) for p in folder.iterdir()]
     return {int(m[1]) for m in matches if m and m[2] == "json"}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import resource
 import shutil
@@ -28,6 +27,7 @@ from fedvlm.core.errors import DataError
 from fedvlm.federation.clients import ClientStore, DiskStore, MemoryStore
 from fedvlm.runs import manifest, records
 from fedvlm.runs.folder import RunFolder, RunPath, identity_digest, read_results
+from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.state import load_newest_state
 
 PARTS = RunPath("personal", "toy", 1, "Toy", "none", "iid", 1, 1)
@@ -295,7 +295,7 @@ def test_previous_state_survives_a_disk_that_fills_up(tmp_path: Path) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
             signal.signal(signal.SIGXFSZ, handler)
-        assert (run.path / "metrics.jsonl").read_text() == json.dumps({"round": 1}) + "\n"
+        assert read_metrics(run.path / "metrics.jsonl") == ([{"round": 1}], [])
         state = run.restore()
         assert state is not None and state.round == 1
         names = sorted(p.name for p in run.state_dir.iterdir())

@@ -8,7 +8,8 @@ from typing import Any
 
 import safetensors.torch
 
-from fedvlm.runs.seal import sealed, sha256, storable
+from fedvlm.runs.seal import sealed, sha256
+from fedvlm.runs.tensors import storable
 
 
 def save_format_1(

@@ -27,6 +27,7 @@ from fedvlm.runs.folder import (
 )
 from fedvlm.runs.identity import config_text, safe_name
 from fedvlm.runs.metrics import read_metrics
+from fedvlm.runs.seal import seal_of
 
 PARTS = RunPath("base2new", "EuroSAT", 16, "FedTV", "ViT-B/16", "dirichlet-0.3", 1, 2, tag="try")
 IDENTITY = {"FED": {"ROUNDS": 3, "FRAC": 0.1}, "seed": 1, "digests": {"backbone": "ab"}}
@@ -132,17 +133,21 @@ def test_finished_run_is_reported_not_run_again(tmp_path: Path) -> None:
     for resume in (True, False):
         again = make(tmp_path, resume=resume)
         assert again.finished == written == read_results(run.results_path)
-    assert set(written) == {"format", "identity_digest", "run_info", "protocol", "results"}
+    assert set(written) == {
+        "format", "identity_digest", "run_info", "protocol", "results", "covers", "seal",
+    }
     assert written["run_info"]["versions"]["torch"] and written["results"] == {"personal": 81.25}
     with pytest.raises(RuntimeError, match="finished"):
         again.append_metrics({})
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', "seal"])
 def test_damaged_results_are_no_results(tmp_path: Path, text: str) -> None:
     with make(tmp_path) as run:
         run.write_results({}, {}, {})
-    run.results_path.write_text(text)
+    edited = run.results_path.read_text().replace('"results": {}', '"results": {"personal": 924.0}')
+    assert "924" in edited
+    run.results_path.write_text(edited if text == "seal" else text)
     with make(tmp_path) as run:
         assert run.finished is None and any("results.json is damaged" in n for n in run.notes)
 
@@ -151,7 +156,7 @@ def test_foreign_results_are_refused(tmp_path: Path) -> None:
     with make(tmp_path) as run:
         run.write_results({}, {}, {})
     record = json.loads(run.results_path.read_text()) | {"identity_digest": "f" * 64}
-    run.results_path.write_text(json.dumps(record))
+    run.results_path.write_text(json.dumps(record | {"seal": seal_of(record)}))
     with pytest.raises(ConfigError, match="results of another run"):
         make(tmp_path)
 

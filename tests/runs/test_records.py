@@ -15,8 +15,8 @@ from fedvlm.core.errors import DataError, FedvlmError
 from fedvlm.core.trees import State
 from fedvlm.federation.clients import DiskStore, MemoryStore
 from fedvlm.runs import records
-from fedvlm.runs.records import Records, check_records, read_models
-from fedvlm.runs.seal import Damaged
+from fedvlm.runs.records import Records, read_models
+from fedvlm.runs.seal import Damaged, check_records
 
 ME = "this-run"
 CPU = torch.device("cpu")

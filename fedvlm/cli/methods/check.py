@@ -17,7 +17,7 @@ EXAMPLES = (
     "fedvlm check ./my.py:MyMethod TRAINER.MYMETHOD.MIX 0.3",
     "fedvlm check --trainer-config-file my.yaml ./my.py:MyMethod",
 )
-ALSO = ("invariants", "verify", "validate")
+ALSO = ("invariants", "validate")
 
 
 def flags(parser: Parser) -> None:

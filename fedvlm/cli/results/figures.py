@@ -42,7 +42,7 @@ def main(args: Namespace) -> int:
     """
     folders = run_folders(args.folders)
     collected = collect(folders)
-    complain(*collected.problems, prefix="note")
+    complain(*collected.notes(), prefix="note")
     if not collected.runs:
         raise no_runs(folders, collected)
     from fedvlm.report.figures import style  # start-up: 1 s of matplotlib

@@ -48,7 +48,7 @@ def main(args: Namespace) -> int:
     elif args.into and not into.parent.is_dir():
         raise ConfigError(f"--into {args.into}: there is no folder {into.parent}; make it first")
     collected = collect(folders)
-    complain(*collected.problems, prefix="note")
+    complain(*collected.notes(), prefix="note")
     if not collected.runs:
         raise no_runs(folders, collected)
     origin = shlex.join(["fedvlm", "report", *args.words])

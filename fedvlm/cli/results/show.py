@@ -10,8 +10,10 @@ from typing import Any
 from fedvlm.cli.nearest import nearest_path
 from fedvlm.cli.results._folders import unfinished
 from fedvlm.console.parser import Parser
-from fedvlm.console.screen import say
+from fedvlm.console.screen import complain, say
 from fedvlm.core.errors import DataError
+from fedvlm.runs.identity import whole_results
+from fedvlm.runs.verify.check import BEFORE, SEALED, whole
 
 EXAMPLES = (
     "fedvlm show RUN_FOLDER",
@@ -29,10 +31,14 @@ def main(args: Namespace) -> int:
     """Print the headline numbers by name.
 
     Raises:
-        DataError: a folder without a readable ``results.json``.
+        DataError: a folder without a readable ``results.json``, or a damaged run.
     """
     for word in args.folders:
-        numbers = flat(read(Path(word).expanduser()))
+        folder = Path(word).expanduser()
+        results = read(folder)
+        if whole_results(results) is not None and whole(folder, results).seal != SEALED:
+            complain(f"{word} has {BEFORE}", prefix="note")
+        numbers = flat({k: v for k, v in results.items() if k not in ("covers", "seal")})
         say(word, *(f"  {key} {value}" for key, value in numbers.items()))
     return 0
 

@@ -98,6 +98,7 @@ def _caveats(collected: Collected, sweeps: Sequence[Journal]) -> list[Content]:
     extra = {run.method: run.protocol["extra_data"] for run in runs
              if run.protocol.get("extra_data")}
     caveats += [f"{method} uses extra data: {what}." for method, what in sorted(extra.items())]
+    caveats += collected.bare()
     failed = sum(len(sweep.failed()) for sweep in sweeps)
     lacking = [(failed, "failed"), (len(collected.unfinished), "unfinished"),
                (len(collected.problems), "damaged")]

@@ -137,7 +137,7 @@ def tables(collected: Collected, spec: Spec, command: str = "") -> list[Table]:
     spec = replace(spec, metrics=check_metrics(spec.metrics, entries),
                    columns=check_columns(spec.columns, entries))
     kept = shares(entries, spec.rows, spec.cols, spec.mixed)
-    notes += [*collected.problems, *rounds_to_problems(spec.metrics, entries)]
+    notes += [*collected.notes(), *rounds_to_problems(spec.metrics, entries)]
     if collected.unfinished:
         notes.append(f"{len(collected.unfinished)} unfinished run(s) left out: "
                      f"{_listed([str(p) for p in collected.unfinished])}")

@@ -1,0 +1,322 @@
+"""``replay``: run the last rounds of a finished run again, and compare what comes out, bit by bit.
+
+A seal shows damage and accidents; whoever edits a number everywhere and seals it again is found
+only by doing the work again. That is done in a temporary folder: the run's own state of an earlier
+round is copied there, and the main job goes on from it to the end. It needs the run's images.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedvlm.api.rebuild import config_of, run_folder
+from fedvlm.console.screen import progress
+from fedvlm.core import files
+from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.job.build import Built, build
+from fedvlm.job.describe import run_path
+from fedvlm.job.identity import present
+from fedvlm.job.results import Results
+from fedvlm.job.run import on_disk, restore, threads_of, to_the_end
+from fedvlm.job.sinks import Sinks
+from fedvlm.runs import manifest
+from fedvlm.runs.folder import RunFolder
+from fedvlm.runs.identity import identity_plain, read_manifest, read_results, refuse_other, shorten
+from fedvlm.runs.metrics import read_metrics
+from fedvlm.runs.records import read_models
+from fedvlm.runs.state import (
+    ALL,
+    KINDS,
+    SavedState,
+    load_newest_state,
+    open_records,
+    rounds_on_disk,
+)
+from fedvlm.runs.verify.check import inspect
+from fedvlm.runs.verify.numbers import PERCENT
+
+POINTS = 1.0  # how far an accuracy may be off on another machine, in points
+SHARE = 0.01  # how far a tensor may be off there, as a share of its norm
+TIME = ("seconds",)  # is no number of the run
+
+_ROW = re.compile(r"(clients|rows)\.\d")
+Leaves = dict[str, Any]  # place -> number, word or tensor
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What came of running rounds again.
+
+    Attributes:
+        first, last: the rounds that were run again.
+        since: the round of the state that it went on from; None: from the untrained start.
+        why: why it began earlier than asked; empty where it did not.
+        seconds: what it took.
+        compared: how many numbers and tensors of which kind.
+        differences: what is not as recorded, in words; empty where all is.
+        elsewhere: in what machine and versions differ from those of the run.
+        points: how far accuracies were allowed to be off; None: everything is equal bit for bit,
+            or had to be.
+    """
+
+    path: Path
+    first: int
+    last: int
+    since: int | None
+    why: str
+    seconds: float
+    compared: Mapping[str, int]
+    differences: list[str] = field(default_factory=list)
+    elsewhere: list[str] = field(default_factory=list)
+    points: float | None = None
+
+    @property
+    def equal(self) -> bool:
+        """Whether the run is what its rounds give."""
+        return not self.differences
+
+    def lines(self) -> list[str]:
+        """Return what was run and what came out, for the screen."""
+        origin = "the untrained start" if self.since is None else f"the state of round {self.since}"
+        counts = ", ".join(f"{n:,} {kind}" for kind, n in self.compared.items() if n)
+        several = self.first < self.last
+        span = f"rounds {self.first} to {self.last}" if several else f"round {self.last}"
+        out = [f"replayed {span} from {origin} in "
+               f"{self.seconds:.1f} s{f' ({self.why})' if self.why else ''}"]
+        if self.elsewhere:
+            out.append(f"made elsewhere: {shorten(self.elsewhere)}")
+        if self.differences:
+            more = len(self.differences) - 8
+            out += [f"NOT EQUAL, {text}" for text in self.differences[:8]]
+            out += [f"and {more:,} more"] if more > 0 else []
+        elif self.points is None:
+            out.append(f"equal bit for bit: {counts}")
+        else:
+            out.append(
+                f"equal within {self.points:g} points of accuracy and {SHARE:.0%} of a tensor's "
+                f"norm, not bit for bit: {counts}; clients' rows were not compared"
+            )
+        if self.first > 1:
+            out.append(f"rounds before {self.first} were not run again")
+        return out
+
+
+def replay(
+    folder: str | Path, rounds: int = 1, *, points: float = POINTS,
+    changes: Mapping[str, str] | None = None,
+) -> Replay:
+    """Run the last ``rounds`` of a finished run again and compare them with what it recorded.
+
+    It begins at the newest state that was kept before them (``TRAIN.KEEP_STATES``), or from the
+    start. On the machine and versions that made the run everything has to be equal bit for bit:
+    rows of metrics, the server's tensors, clients' rows, results. Elsewhere, where that fails,
+    accuracies may be off by ``points``.
+
+    Args:
+        folder: a finished run.
+        rounds: as many as the run has, or more: the whole run.
+        changes: other values of config keys that move no number: ``DATASET.ROOT``, ``DEVICE``,
+            ``MODEL.INIT_WEIGHTS``.
+
+    Raises:
+        ConfigError: no such number of rounds; or data, method or settings are others than the
+            run's; says which.
+        DataError: no finished run, or it is damaged (``runs.verify.check``).
+    """
+    if rounds < 1:
+        raise ConfigError(f"--replay {rounds}: at least one round is run again")
+    path, began = run_folder(folder), time.perf_counter()
+    verdict = inspect(path)
+    results = read_results(path / "results.json")
+    told = read_manifest(path)
+    if verdict.damage:
+        raise DataError(f"{verdict.sentence()}; what is damaged cannot be replayed")
+    if results is None or told is None:
+        raise DataError(f"'{path}' is not finished, so there is no result to run again")
+    records, _ = read_metrics(path / "metrics.jsonl")
+    if not records:
+        raise DataError(f"'{path / 'metrics.jsonl'}' has no rounds to compare with")
+    last = int(records[-1]["round"])
+    since = _start(path, str(told["identity_digest"]), last, rounds)
+    first = 0 if since is None else since + 1
+    quiet = {"SINKS": "()", "RESUME": ""}
+    with tempfile.TemporaryDirectory(prefix="fedvlm-replay-") as place:
+        cfg = config_of(path, {**(changes or {}), **quiet, "OUTPUT_DIR": place})
+        with threads_of(cfg):
+            built = build(cfg, progress)
+            refuse_other(path, told["identity"], identity_plain(built.identity),
+                         partial(present, cfg.TRAINER.NAME))
+            again, made = _again(built, path, Path(place), told, since)
+            here = manifest.session()
+            elsewhere = [line for session in told["sessions"]
+                         for line in manifest.differences(session, here)]
+        recorded, seen = (
+            _leaves(p, rows, r, first, digest) for p, rows, r, digest in (
+                (path, records, {"results": results["results"], "protocol": results["protocol"]},
+                 str(told["identity_digest"])),
+                (again.path, read_metrics(again.metrics_path)[0],
+                 {"results": made.numbers, "protocol": made.protocol}, again.digest),
+            )
+        )
+    elsewhere = [e for e in dict.fromkeys(elsewhere) if not e.startswith("git.changed")]
+    differences = list(_differences(recorded, seen, None))
+    allowed = None
+    if differences and any(not e.startswith("git.") for e in elsewhere):
+        allowed, differences = points, list(_differences(recorded, seen, points))
+    wanted = last - rounds
+    why = "" if wanted <= 0 or since == wanted else (
+        f"asked for {rounds}, no state of round {wanted} is kept; TRAIN.KEEP_STATES keeps more"
+    )
+    return Replay(
+        path, max(first, 1), last, since, why, time.perf_counter() - began, _counts(recorded),
+        differences, elsewhere, allowed,
+    )
+
+
+def _start(path: Path, identity: str, last: int, rounds: int) -> int | None:
+    """Return the round of the newest whole state that is old enough; None: the start."""
+    if not (path / "state").is_dir():
+        return None
+    kept = [r for r in rounds_on_disk(path / "state") if 0 < r <= last - rounds]
+    for number in sorted(kept, reverse=True):
+        if load_newest_state(path / "state", identity=identity, only=number)[0] is not None:
+            return number
+    return None
+
+
+def _again(
+    built: Built, path: Path, output: Path, told: Mapping[str, Any], since: int | None
+) -> tuple[RunFolder, Results]:
+    """Run from a copy of the state of round ``since`` to the end."""
+    place = run_path(built.cfg, built.data.name, built.federation.trainer.name)
+    copy = output / place.relative()
+    copy.mkdir(parents=True)
+    files.write_json(copy / "manifest.json", {k: v for k, v in told.items() if k != "seal"})
+    if since is not None:
+        (copy / "state").mkdir()
+        for name in (f"round_{since:04d}.json", f"round_{since:04d}.safetensors"):
+            shutil.copy(path / "state" / name, copy / "state" / name)
+        for kind in KINDS:
+            if (path / "state" / kind).is_dir():
+                shutil.copytree(path / "state" / kind, copy / "state" / kind)
+        shutil.copy(path / "metrics.jsonl", copy / "metrics.jsonl")
+    folder = RunFolder.create(
+        output, place, built.identity, present=partial(present, built.cfg.TRAINER.NAME)
+    )
+    folder.keep = ALL
+    with folder:
+        if on_disk(built):
+            built.federation.keep_on_disk(folder.records)
+        state = restore(built, folder)
+        if (state.round if state else None) != since:
+            raise DataError(f"'{path}': {'; '.join(folder.notes) or 'its state cannot be read'}")
+        return folder, to_the_end(built, folder, state, (), Sinks(()), time.perf_counter())
+
+
+# ---- comparing -------------------------------------------------------------------------------
+def _leaves(
+    path: Path, rows: list[dict[str, Any]], results: Mapping[str, Any], first: int, identity: str
+) -> Leaves:
+    """Return everything that is compared, by its place."""
+    out: Leaves = {}
+    for row in rows:
+        if row["round"] >= first:
+            out |= _numbers(f"round {row['round']}", row)
+    out |= _numbers("results.json", files.json_ready(dict(results)))
+    state, _ = load_newest_state(path / "state", identity=identity)
+    if state is not None:
+        out |= _tensors(path, identity, state)
+    if any((path / "models").glob("personal??????.json")):
+        for client, tree in read_models(path / "models").items():
+            out |= {f"model of client {client}: {name}": v for name, v in tree.items()}
+    return out
+
+
+def _tensors(path: Path, identity: str, state: SavedState) -> Leaves:
+    out: Leaves = {f"server state: {slot}/{name}": v
+                   for slot, tree in state.server.items() for name, v in tree.items()}
+    for client, slots in state.clients.items():  # of format 1
+        out |= {f"row of client {client}: {slot}/{name}": v
+                for slot, tree in slots.items() for name, v in tree.items()}
+    logs = open_records(path / "state", identity)
+    for kind, named in (state.records or {}).items():
+        logs[kind].load(named)
+        for version, ids, rows in logs[kind].live():
+            for k, client in enumerate(ids):
+                what = f"{'row of' if kind == KINDS[0] else 'held for'} client {client}"
+                out[f"{what}: round"] = version
+                out |= {f"{what}: {slot}/{name}": v[k]
+                        for slot, tree in rows.items() for name, v in tree.items()}
+    return out
+
+
+def _numbers(place: str, value: Any) -> Leaves:
+    if isinstance(value, Mapping):
+        pairs = [(key, item) for key, item in value.items() if key not in TIME]
+    elif isinstance(value, list):
+        pairs = list(enumerate(value))
+    else:
+        return {place: value}
+    out: Leaves = {}
+    for key, item in pairs:
+        out |= _numbers(f"{place}: {key}" if ": " not in place else f"{place}.{key}", item)
+    return out
+
+
+def _differences(recorded: Leaves, seen: Leaves, points: float | None) -> Iterator[str]:
+    """Yield what differs: bit by bit, or by more than ``points`` allows."""
+    for place in dict.fromkeys([*recorded, *seen]):
+        if place not in recorded or place not in seen:
+            if points is None:
+                yield f"{place}: {'only the replay' if place in seen else 'only the run'} has it"
+            continue
+        a, b = recorded[place], seen[place]
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            if a.dtype == b.dtype and a.shape == b.shape and _bits(a) == _bits(b):
+                continue
+            share = _share(a, b) if a.shape == b.shape else float("inf")
+            if points is None or not share <= SHARE:
+                yield f"{place}: the tensors differ by {share:.2g} of their norm"
+        elif type(a) is type(b) and a == b:
+            continue
+        elif points is None or (_is_mean(place) and not _near(a, b, points)):
+            yield f"{place}: recorded {a}, replayed {b}"
+
+
+def _is_mean(place: str) -> bool:
+    """Say whether a number is one of all clients: single ones may move by an image."""
+    name = place.rpartition(": ")[2].rpartition(".")[2]
+    return name in PERCENT and not _ROW.search(place) and not name.endswith(("worst", "decile"))
+
+
+def _near(a: Any, b: Any, points: float) -> bool:
+    numbers = isinstance(a, int | float) and isinstance(b, int | float)
+    return numbers and abs(a - b) <= points
+
+
+def _bits(value: Tensor) -> bytes:
+    return bytes(value.contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def _share(a: Tensor, b: Tensor) -> float:
+    one, other = a.double(), b.double()
+    return float((one - other).norm() / one.norm().clamp_min(1e-12))
+
+
+def _counts(leaves: Leaves) -> dict[str, int]:
+    """Return how much was compared, by kind."""
+    kinds = {"round ": "numbers of rounds", "results.json": "of the results",
+             "server state": "tensors of the server", "row of": "of clients' rows",
+             "held for": "of what the server holds", "model of": "of personal models"}
+    return {word: sum(place.startswith(head) for place in leaves) for head, word in kinds.items()}

@@ -1,0 +1,118 @@
+"""Whether runs are what they were when they ended: seals, and numbers computed again.
+
+A line for each run: ok, unsealed (made before runs were sealed), unfinished, or damaged with the
+file. A seal shows damage and accidents. --replay shows forgery: it runs the last rounds again,
+from the state that was kept, and compares bits; it needs the run's images.
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedvlm.cli.results._folders import run_folders
+from fedvlm.console.parser import Parser, whole
+from fedvlm.console.screen import complain, say
+from fedvlm.core.errors import ConfigError, DataError, FedvlmError
+from fedvlm.runs.identity import read_json, whole_results
+from fedvlm.runs.verify.check import DAMAGED, Verdict, inspect, one_digest_one_seed
+
+EXAMPLES = (
+    "fedvlm verify output",
+    "fedvlm verify --replay 1 RUN_FOLDER  # the last round, bit for bit",
+    "fedvlm verify --replay 1000 RUN_FOLDER --root DATA  # the whole run; the images lie elsewhere",
+)
+ALSO = ("seal", "seals", "check-runs", "replay", "integrity", "audit")
+REPLAYED = {"root": "DATASET.ROOT", "device": "DEVICE", "weights": "MODEL.INIT_WEIGHTS"}
+
+
+def flags(parser: Parser) -> None:
+    """Add what the verb takes."""
+    add = parser.add_argument
+    add("folders", nargs="+", metavar="RUN_OR_OUTPUT", help="a run folder, or one with runs at "
+        "any depth (OUTPUT_DIR)")
+    add("--replay", type=whole(1), default=0, metavar="N", help="also run the last N rounds of "
+        "each finished run again and compare; as many as it has: the whole run")
+    add("--root", default="", metavar="DATA", help="--replay: where the images are now")
+    add("--device", default="", metavar="NAME", help="--replay: where to compute (as the run did)")
+    add("--weights", default="", metavar="FILE", help="--replay: where the backbone's weights are")
+    add("--tolerance", default="1", metavar="POINTS", help="--replay on another machine or other "
+        "versions, where bits differ: how far an accuracy may be off (1)")
+
+
+def main(args: Namespace) -> int:
+    """Print a line for each run.
+
+    Returns:
+        0, or 3 where a run is damaged or a replay does not give its numbers.
+
+    Raises:
+        ConfigError: wrong flags.
+        DataError: no run there.
+    """
+    rounds, points = args.replay, _points(args.tolerance)
+    words = [w for w in REPLAYED if getattr(args, w)]
+    if words and not rounds:
+        raise ConfigError(f"--{words[0]} is for --replay N; add it, or drop --{words[0]}")
+    paths = [path for folder in run_folders(args.folders) for path in runs_below(folder)]
+    if not paths:
+        raise DataError(f"no run below {', '.join(args.folders)}; give a run folder or OUTPUT_DIR")
+    verdicts = [inspect(path) for path in dict.fromkeys(paths)]
+    doubles = _doubles(verdicts)
+    bad = 0
+    for verdict in verdicts:
+        clauses = [*verdict.damage, *([doubles[verdict.path]] if verdict.path in doubles else [])]
+        word = DAMAGED if clauses else verdict.word
+        about = "; ".join(clauses) or ", ".join(verdict.remarks)
+        say(f"{word:<11}{verdict.path}{f': {about}' if about else ''}")
+        bad += bool(clauses)
+        if rounds and verdict.finished and not clauses:
+            bad += not _replayed(args, verdict.path, rounds, points)
+    counts = Counter(DAMAGED if v.path in doubles else v.word for v in verdicts)
+    if len(verdicts) > 1:
+        say(f"{len(verdicts)} runs: {', '.join(f'{n} {word}' for word, n in counts.items())}")
+    return DataError.exit_code if bad else 0
+
+
+def runs_below(folder: Path) -> Iterator[Path]:
+    """Yield the run folders at or below ``folder``, by path."""
+    for here, below, names in os.walk(folder):
+        below[:] = sorted(b for b in below if not b.startswith("."))
+        if "manifest.json" in names or "results.json" in names:
+            below.clear()
+            yield Path(here)
+
+
+def _doubles(verdicts: list[Verdict]) -> dict[Path, str]:
+    """Return the runs whose identity another seed claims, too."""
+    records = [(v.path, whole_results(read_json(v.path / "results.json"))) for v in verdicts]
+    return one_digest_one_seed(
+        [(path, r["identity_digest"], r["protocol"]) for path, r in records if r is not None]
+    )
+
+
+def _replayed(args: Namespace, path: Path, rounds: int, points: float) -> bool:
+    """Replay a run and say what came out; return whether it is what it says."""
+    from fedvlm.api.replay import replay  # start-up: PyTorch, 2 s
+
+    changes = {key: getattr(args, word) for word, key in REPLAYED.items() if getattr(args, word)}
+    try:
+        seen = replay(path, rounds, points=points, changes=changes)
+    except FedvlmError as error:
+        complain(f"not replayed: {error}")
+        return False
+    say(*(f"{'':<11}{line}" for line in seen.lines()))
+    return seen.equal
+
+
+def _points(word: str) -> float:
+    try:
+        points = float(word)
+    except ValueError:
+        points = -1.0
+    if not 0 <= points <= 100:
+        raise ConfigError(f"--tolerance {word}: points of accuracy, 0 to 100")
+    return points

@@ -1,0 +1,34 @@
+"""Tensors beside sealed records: safetensors, checked before they are read. No pickle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from fedvlm.runs.seal import Damaged, check_file, read_bytes
+
+
+def read_tensors(path: Path, record: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return all tensors of the file beside a sealed record (``Damaged`` as ``check_file``)."""
+    check_file(path, record)
+    try:
+        return safetensors.torch.load(read_bytes(path))
+    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        raise Damaged(f"{path.name} is not a safetensors file ({error})") from error
+
+
+def storable(keys: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors on the CPU and contiguous; those that share memory are copied apart."""
+    seen: set[int] = set()
+    out: dict[str, Tensor] = {}
+    for key, tensor in keys.items():
+        plain = tensor.detach().to("cpu").contiguous()
+        storage = plain.untyped_storage().data_ptr()
+        out[key] = plain.clone() if storage in seen else plain
+        seen.add(storage)
+    return out

@@ -1,0 +1,267 @@
+"""Is a run folder what its run left? Seals, and numbers computed again.
+
+``glance`` looks at what tables, pages and the API read; ``inspect`` at every byte that counts. A
+seal shows damage and accidents: whoever edits a number and seals it again is found by running the
+rounds again only (``fedvlm verify --replay``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from fedvlm.core.errors import DataError
+from fedvlm.runs.identity import identity_digest, read_json, seal_fits, whole_results
+from fedvlm.runs.metrics import read_chain, read_metrics, totals
+from fedvlm.runs.seal import Damaged, check_file, check_records, read_bytes, seal_of, unsealed
+from fedvlm.runs.verify.cover import BARE, METRICS, damage, missing
+from fedvlm.runs.verify.numbers import problems, protocol_problems
+
+SEALED, UNSEALED, DAMAGED, UNFINISHED, OK = "sealed", "unsealed", "damaged", "unfinished", "ok"
+BEFORE = "no seal (made before fedvlm sealed its runs)"
+FORMATS = (2, 1)  # of states (``runs.state``)
+MOST = 5  # sentences on one run
+NO_RESULT = ("seconds", "similarity")  # of a round's record, beside or left out of the results
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was seen of one run folder.
+
+    Attributes:
+        seal: ``sealed`` or ``unsealed``: whether the finished run vouches for itself.
+        damage: a clause for each thing that is not as the run left it, its file first.
+        finished: whether it has results.
+        remarks: what was deleted, or is not sealed.
+    """
+
+    path: Path
+    seal: str
+    damage: tuple[str, ...] = ()
+    finished: bool = True
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def word(self) -> str:
+        """``ok``, ``unsealed``, ``unfinished`` or ``damaged``."""
+        if self.damage:
+            return DAMAGED
+        if not self.finished:
+            return UNFINISHED
+        return OK if self.seal == SEALED else UNSEALED
+
+    def sentence(self) -> str:
+        """Return the damage in one sentence; empty where there is none."""
+        return f"{self.path}: {'; '.join(self.damage)}" if self.damage else ""
+
+
+def glance(folder: Path, record: Mapping[str, Any]) -> Verdict:
+    """Check what readers read of a finished run: everything but tensors.
+
+    Args:
+        record: its ``results.json``.
+    """
+    return _verdict(folder, record, _told(folder, record, whole=False))
+
+
+def inspect(folder: Path) -> Verdict:
+    """Check every file of a run folder that counts, finished or not."""
+    path = folder / "results.json"
+    record = whole_results(read_json(path))
+    if record is not None:
+        found = [*_told(folder, record, whole=True), *_states(folder), *_models(folder)]
+        found += _rounds(folder, record) if seal_fits(record) else ()
+        return _verdict(folder, record, iter(found))
+    if path.exists():
+        return Verdict(folder, UNSEALED, ("results.json is damaged (it is no results file)",))
+    if not (folder / "manifest.json").exists():
+        return Verdict(folder, UNSEALED, ("manifest.json is missing",))
+    chain = read_chain(folder / "metrics.jsonl")
+    told = [f"metrics.jsonl: {chain.broken}"] if chain.broken else []
+    found = [*_manifest(folder, ""), *told, *_states(folder, chain.seals)]
+    remarks = [f"rounds: {len(chain.seals)}", *([chain.cut] if chain.cut else [])]
+    return Verdict(folder, UNSEALED, tuple(islice(found, MOST)), False, tuple(remarks))
+
+
+def whole(folder: Path, record: Mapping[str, Any]) -> Verdict:
+    """Return ``glance``'s verdict on a run whose numbers are about to be shown.
+
+    Raises:
+        DataError: something is damaged; names the file.
+    """
+    verdict = glance(folder, record)
+    if verdict.damage:
+        raise DataError(
+            f"{verdict.sentence()}; put the file back, or make the run again under another --tag "
+            f"(fedvlm verify {folder} looks at everything)"
+        )
+    return verdict
+
+
+def one_digest_one_seed(runs: Sequence[tuple[Path, str, Mapping[str, Any]]]) -> dict[Path, str]:
+    """Return a clause for each run whose identity digest another seed has, too.
+
+    Args:
+        runs: folder, identity digest, protocol.
+    """
+    seeds: dict[str, dict[tuple[Any, Any], Path]] = {}
+    for path, digest, protocol in runs:
+        seed = (protocol.get("seed"), protocol.get("data_seed"))
+        seeds.setdefault(digest, {}).setdefault(seed, path)
+    out = {}
+    for path, digest, protocol in runs:
+        seed = (protocol.get("seed"), protocol.get("data_seed"))
+        others = [f"{s[0]} ({p})" for s, p in seeds[digest].items() if s != seed]
+        if digest and others:
+            out[path] = (
+                f"results.json says seed {seed[0]}, but the same identity digest has seed "
+                f"{others[0]}: one of them was edited"
+            )
+    return out
+
+
+def _verdict(folder: Path, record: Mapping[str, Any], found: Iterator[str]) -> Verdict:
+    covers = record.get("covers")
+    whole_seal = isinstance(covers, Mapping) and not covers.get(BARE)
+    remarks = []
+    if isinstance(covers, Mapping):
+        if covers.get(BARE):
+            remarks.append(f"the first {covers[BARE]} lines of metrics.jsonl have {BEFORE}")
+        gone = missing(folder, covers)
+        remarks += [f"without {', '.join(gone)}"] if gone else []
+    else:
+        remarks.append(BEFORE)
+    seal = SEALED if whole_seal else UNSEALED
+    return Verdict(folder, seal, tuple(islice(found, MOST)), True, tuple(remarks))
+
+
+def _told(folder: Path, record: Mapping[str, Any], whole: bool) -> Iterator[str]:
+    """Yield what is wrong with results, manifest, config, partition, log and the metrics' chain."""
+    if not seal_fits(record):
+        yield "results.json is damaged (its seal does not fit)"
+        return
+    for clause in problems(record["results"]):
+        yield f"results.json: {clause}"
+    yield from (f"results.json: {clause}" for clause in _last(record["results"]))
+    yield from _manifest(folder, str(record["identity_digest"]), record, whole)
+    covers = record.get("covers")
+    if isinstance(covers, Mapping):
+        yield from damage(folder, covers, whole)
+
+
+def _last(results: Mapping[str, Any]) -> Iterator[str]:
+    """Yield numbers of the last row of the table that are not the last round's."""
+    table, last = results.get("table"), results.get("last")
+    if isinstance(table, list) and table and isinstance(table[-1], dict) and isinstance(last, dict):
+        for name, value in table[-1].items():
+            if name in last and value != last[name]:
+                yield f"table has {name} {value}, last has {last[name]}"
+
+
+def _manifest(
+    folder: Path, digest: str, record: Mapping[str, Any] | None = None, whole: bool = True
+) -> Iterator[str]:
+    """Yield what is wrong with the manifest, alone and beside the results."""
+    path, told = folder / "manifest.json", record or {}
+    bound = whole or "covers" in told  # a page of an old run can do without
+    manifest = read_json(path)
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("identity"), dict):
+        if bound and (path.exists() or "covers" in told):
+            yield f"manifest.json is {'not readable' if path.exists() else 'missing'}"
+        return
+    identity = manifest["identity"]
+    if "seal" in manifest and manifest["seal"] != seal_of(manifest):
+        yield "manifest.json is damaged (its seal does not fit)"
+    elif whole and identity_digest(identity) != manifest.get("identity_digest"):
+        yield "manifest.json is damaged (its identity has another digest)"
+    elif "covers" in told and "seal" not in manifest:
+        yield "manifest.json is damaged (it has no seal)"
+    elif digest and manifest.get("identity_digest", None if bound else digest) != digest:
+        yield "results.json is of another run than manifest.json"
+    elif record is not None:
+        for clause in protocol_problems(record["protocol"], identity):
+            yield f"results.json: {clause}"
+
+
+def _states(folder: Path, seals: Sequence[str] | None = None) -> Iterator[str]:
+    """Yield the states that do not count, with the file.
+
+    Args:
+        seals: of the metrics' chain, for an unfinished run: a state vouches for one of them.
+    """
+    place = folder / "state"
+    if not place.is_dir():
+        return
+    manifest = read_json(folder / "manifest.json")
+    identity = str(manifest.get("identity_digest", "")) if isinstance(manifest, dict) else ""
+    names = sorted(place.glob("round_*.json"), key=lambda p: (len(p.name), p.name))
+    for path in names:
+        try:
+            record = unsealed(path, read_bytes(path), FORMATS, identity)
+            check_file(path.with_suffix(".safetensors"), record)
+            for kind, named in record.get("records", {}).items():
+                check_records(place / kind, named, identity)
+        except Damaged as error:
+            yield f"state/{error}"
+            continue
+        line = record.get("extra", {}).get(METRICS)
+        if seals is not None and line is not None and line not in seals:
+            yield f"metrics.jsonl is not the one that state/{path.name} vouches for"
+    index = read_json(place / "index.json")
+    stems = [p.stem for p in names]
+    good = [{"format": number, "states": stems} for number in FORMATS]
+    if seals is None and names and index not in good:  # a kill may come between
+        yield "state/index.json is damaged (it does not name the states that are there)"
+
+
+def _models(folder: Path) -> Iterator[str]:
+    """Yield damaged personal models of the last round."""
+    for path in sorted((folder / "models").glob("personal*.json")):
+        try:
+            told = read_json(path)
+            identity = str(told.get("identity")) if isinstance(told, dict) else ""
+            check_file(
+                path.with_suffix(".safetensors"), unsealed(path, read_bytes(path), (1,), identity)
+            )
+        except Damaged as error:
+            yield f"models/{error}"
+
+
+def _rounds(folder: Path, results: Mapping[str, Any]) -> Iterator[str]:
+    """Yield rounds whose numbers are none, and results that are not those of the rounds."""
+    records, notes = read_metrics(folder / "metrics.jsonl")
+    if not records:
+        return
+    yield from notes
+    for at, record in enumerate(records):
+        yield from (f"metrics.jsonl, line {at + 1}: {clause}" for clause in problems(record))
+    by_round = {record.get("round"): record for record in records}
+    told = results["results"]
+    for section, round_ in (("untrained", 0), ("last", _round(told, "last", records)),
+                            ("selected", _round(told, "selected", records))):
+        numbers, row = told.get(section), by_round.get(round_)
+        if not isinstance(numbers, Mapping) or row is None:
+            continue
+        for name, value in numbers.items():
+            if name in row and name not in NO_RESULT and _text(row[name]) != _text(value):
+                yield f"results.json: {section}.{name} is not that of metrics.jsonl"
+    spent = results["run_info"].get("totals")
+    if isinstance(spent, Mapping):
+        again = totals(records)
+        for name, value in spent.items():
+            if name in again and name != "seconds" and _text(again[name]) != _text(value):
+                yield f"results.json: totals.{name} is {value}, metrics.jsonl says {again[name]}"
+
+
+def _round(results: Mapping[str, Any], section: str, records: Sequence[Mapping[str, Any]]) -> Any:
+    numbers = results.get(section)
+    usual = records[-1].get("round") if section == "last" else None
+    return numbers.get("round", usual) if isinstance(numbers, Mapping) else None
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)

@@ -1,0 +1,173 @@
+"""The one place where a run's numbers are computed again from the rows of its clients.
+
+``DERIVED`` says how each number follows from the rows; a new one is a line there. ``problems``
+checks a record of numbers: what follows from the rows does, what is a percentage lies in 0..100,
+everything is finite. Nothing here knows who wrote the record, so tables, pages, the API and
+``fedvlm verify`` ask the same questions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from fedvlm.core.stats import (
+    cm,
+    harmonic_mean,
+    mean,
+    pooled,
+    population_std,
+    worst,
+    worst_decile,
+)
+
+Row = Mapping[str, Any]
+Rows = Sequence[Row]
+Numbers = Mapping[str, Any]
+CLIENTS, UNSEEN_ROWS = "clients", "unseen_clients_rows"
+CLOSE = 1e-9  # older runs summed in another order
+
+
+def _over(column: str, summary: Callable[[list[Any]], float | None] = mean) -> Callable[
+    [Rows, Numbers], float | None
+]:
+    return lambda rows, _: summary([row[column] for row in rows])
+
+
+def _micro(rows: Rows, _: Numbers) -> float | None:
+    return pooled([row["correct"] for row in rows], [row["n"] for row in rows])
+
+
+#: number -> (the rows it is of, how it follows from them and the numbers before it).
+DERIVED: Mapping[str, tuple[str, Callable[[Rows, Numbers], float | None]]] = {
+    "personal": (CLIENTS, _over("accuracy")),
+    "personal_std": (CLIENTS, _over("accuracy", population_std)),
+    "personal_worst": (CLIENTS, _over("accuracy", worst)),
+    "personal_worst_decile": (CLIENTS, _over("accuracy", worst_decile)),
+    "personal_micro": (CLIENTS, _micro),
+    "personal_macro_f1": (CLIENTS, _over("macro_f1")),
+    "personal_before_ft": (CLIENTS, _over("accuracy_before_ft")),
+    "base_all": (CLIENTS, _over("base_all")),
+    "base_other": (CLIENTS, _over("base_other")),
+    "new": (CLIENTS, _over("new")),
+    "unseen_personal": (CLIENTS, _over("unseen")),
+    "hm2": (CLIENTS, lambda _, n: harmonic_mean(n["base_all"], n["new"])),
+    "hm3": (CLIENTS, lambda _, n: harmonic_mean(n["personal"], n["base_all"], n["new"])),
+    "cm": (CLIENTS, lambda _, n: cm(n["personal"], n["hm2"])),
+    "unseen_clients": (UNSEEN_ROWS, _over("accuracy")),
+    "unseen_clients_std": (UNSEEN_ROWS, _over("accuracy", population_std)),
+    "unseen_clients_worst": (UNSEEN_ROWS, _over("accuracy", worst)),
+}
+#: Percentages, wherever in the results they stand; ``target.<NAME>`` is one, too.
+PERCENT = frozenset(DERIVED) | {
+    "global", "global_macro_f1", "unseen", "targets", "accuracy", "macro_f1", "accuracy_before_ft",
+    "val",
+}
+FREE = ("aggregation", "train", "similarity")  # a method's own numbers, by its own names
+#: protocol key -> where the manifest's identity says the same.
+PROTOCOL = {
+    "dataset": "DATASET.NAME", "trainer": "TRAINER.NAME", "shots": "DATASET.NUM_SHOTS",
+    "subsample": "DATASET.SUBSAMPLE_CLASSES", "backbone": "MODEL.BACKBONE.NAME",
+    "batch_size": "DATALOADER.TRAIN_X.BATCH_SIZE", "rounds": "FED.ROUNDS",
+    "local_epochs": "FED.LOCAL_EPOCHS", "seed": "SEED", "data_seed": "DATA_SEED",
+    "selection": "TEST.SELECT", "budget": "FED.BUDGET", "unseen_clients": "FED.UNSEEN_CLIENTS",
+}
+DIGESTS = {"data_digest": "data", "backbone_digest": "backbone"}
+
+
+def problems(record: Mapping[str, Any], place: str = "") -> Iterator[str]:
+    """Yield what cannot be true of a record's numbers, each with its place (``last.personal``).
+
+    Args:
+        record: a round's record, a section of the results, or all of them.
+    """
+    yield from _ranges(record, place)
+    yield from _consistency(record, place)
+
+
+def _consistency(record: Mapping[str, Any], place: str) -> Iterator[str]:
+    """Yield what does not follow from the rows, in the record and in what it holds."""
+    for rows in (CLIENTS, UNSEEN_ROWS):
+        if isinstance(record.get(rows), list):
+            yield from _rows(record[rows], f"{place}{rows}")
+    yield from _derived(record, place)
+    for key, item in record.items():
+        if isinstance(item, Mapping) and key not in FREE:
+            yield from _consistency(item, f"{place}{key}.")
+
+
+def _derived(record: Mapping[str, Any], place: str) -> Iterator[str]:
+    """Yield the numbers that do not follow from the rows beside them."""
+    for name, (rows, formula) in DERIVED.items():
+        there = record.get(rows)
+        if name not in record or not isinstance(there, list) or not there:
+            continue
+        try:
+            value = formula(there, record)
+        except (KeyError, TypeError, ValueError):
+            continue  # rows of a version that did not have it, or numbers named already
+        if not _equal(value, record[name]):
+            yield f"{place}{name} is {record[name]}, its clients' rows say {value}"
+    targets = [v for k, v in record.items() if k.startswith("target.")]
+    if targets and "targets" in record and all(v is None or _number(v) for v in targets):
+        value = mean(targets)
+        if not _equal(value, record["targets"]):
+            yield f"{place}targets is {record['targets']}, the data sets say {value}"
+
+
+def _rows(rows: Sequence[Any], place: str) -> Iterator[str]:
+    """Yield the clients' rows in which n, correct and accuracy do not agree."""
+    seen: set[Any] = set()
+    for at, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            yield f"{place}.{at} is no row"
+            continue
+        n, correct, who = row.get("n"), row.get("correct"), row.get("client", at)
+        if who in seen:
+            yield f"{place}: client {who} stands there twice"
+        seen.add(who)
+        if not (isinstance(n, int) and isinstance(correct, int) and n >= correct >= 0):
+            yield f"{place}: client {who} has {correct} right of {n}"
+        elif "accuracy" in row and not _equal(100 * correct / n if n else None, row["accuracy"]):
+            yield f"{place}: client {who} has {correct} right of {n}, accuracy {row['accuracy']}"
+
+
+def _ranges(value: Any, place: str, name: str = "") -> Iterator[str]:
+    """Yield numbers that are not finite, and percentages outside 0..100."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if key in FREE:
+                continue
+            percent = key in PERCENT or str(key).startswith("target.")
+            yield from _ranges(item, f"{place}{key}.", str(key) if percent else "")
+    elif isinstance(value, list):
+        for at, item in enumerate(value):
+            yield from _ranges(item, f"{place}{at}.", name)
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield f"{place[:-1]} is {value}"
+    elif name and value is not None and not (_number(value) and 0 <= value <= 100):
+        yield f"{place[:-1]} is {value!r}: not a percentage"
+
+
+def protocol_problems(
+    protocol: Mapping[str, Any], identity: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield where the protocol of results and the identity in the manifest disagree."""
+    config = identity.get("config")
+    pairs = [(key, identity[other]) for key, other in DIGESTS.items() if other in identity]
+    if isinstance(config, Mapping):
+        pairs += [(key, config[other]) for key, other in PROTOCOL.items() if other in config]
+    for key, wanted in pairs:
+        if key in protocol and protocol[key] != wanted:
+            yield f"protocol.{key} is {protocol[key]!r}, the manifest says {wanted!r}"
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if a is None or b is None or not (_number(a) and _number(b)):
+        return a is b
+    return math.isclose(a, b, rel_tol=CLOSE, abs_tol=CLOSE)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,86 @@
+"""Numbers computed again from the clients' rows."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+
+from fedvlm.runs.verify.numbers import problems, protocol_problems
+
+RECORD: dict[str, Any] = {
+    "round": 3, "personal": 50.0, "personal_std": 50.0, "personal_worst": 0.0,
+    "personal_worst_decile": 0.0, "personal_micro": 75.0, "base_all": 40.0, "new": 60.0,
+    "hm2": 48.0, "hm3": 3 / (1 / 50 + 1 / 40 + 1 / 60), "cm": 49.0, "global": 30.0,
+    "target.Cars": 10.0, "target.Pets": 20.0, "targets": 15.0, "unseen_clients": 25.0,
+    "train": {"0": {"loss": 140.0, "new": -3.0}},
+    "clients": [
+        {"client": 0, "n": 3, "correct": 3, "accuracy": 100.0, "base_all": 40.0, "new": 60.0},
+        {"client": 1, "n": 1, "correct": 0, "accuracy": 0.0, "base_all": 40.0, "new": 60.0},
+        {"client": 2, "n": 0, "correct": 0, "accuracy": None, "base_all": None, "new": None},
+    ],
+    "unseen_clients_rows": [{"client": 9, "n": 4, "correct": 1, "accuracy": 25.0}],
+}
+
+
+def said(**changes: Any) -> str:
+    record = copy.deepcopy(RECORD)
+    for place, value in changes.items():
+        *path, name = place.split("__")
+        node: Any = record
+        for part in path:
+            node = node[int(part) if part.isdigit() else part]
+        node[name] = value
+    return "; ".join(problems(record))
+
+
+def test_true_numbers_are_left_in_peace() -> None:
+    assert said() == ""
+
+
+@pytest.mark.parametrize(("place", "value", "words"), [
+    ("personal", 924.0, "personal is 924.0: not a percentage"),
+    ("personal", 50.1, "personal is 50.1, its clients' rows say 50.0"),
+    ("personal", None, "personal is None, its clients' rows say 50.0"),
+    ("personal_std", 1.0, "personal_std"), ("personal_worst", 1.0, "personal_worst"),
+    ("personal_worst_decile", 1.0, "decile"), ("personal_micro", 74.0, "say 75.0"),
+    ("base_all", 41.0, "base_all"), ("new", 61.0, "new"),
+    ("hm2", 49.0, "hm2 is 49.0, its clients' rows say 4"),
+    ("hm3", 49.0, "hm3"), ("cm", 50.0, "say 49.0"), ("targets", 16.0, "say 15.0"),
+    ("unseen_clients", 26.0, "unseen_clients is 26.0"), ("global", -1.0, "not a percentage"),
+    ("global", math.nan, "global is nan"), ("global", True, "not a percentage"),
+    ("target.Cars", 101.0, "target.Cars is 101.0: not a percentage"),
+    ("clients__0__correct", 4, "client 0 has 4 right of 3"),
+    ("clients__0__correct", 2, "client 0 has 2 right of 3, accuracy 100.0"),
+    ("clients__1__n", -1, "client 1 has 0 right of -1"),
+    ("clients__1__client", 0, "client 0 stands there twice"),
+    ("clients__2__accuracy", 0.0, "client 2 has 0 right of 0, accuracy 0.0"),
+    ("clients__1", "row", "clients.1 is no row"),
+    ("unseen_clients_rows__0__accuracy", 26.0, "client 9 has 1 right of 4"),
+])  # fmt: skip
+def test_a_number_that_cannot_be_is_named(place: str, value: Any, words: str) -> None:
+    if place == "clients__1":
+        record = copy.deepcopy(RECORD)
+        record["clients"][1] = value
+        assert words in "; ".join(problems(record))
+    else:
+        assert words in said(**{place: value})
+
+
+def test_numbers_of_a_section_are_found_wherever_they_stand() -> None:
+    results = {"references": {"ridge": RECORD | {"personal_micro": 1.0}}, "table": [{"new": 101}]}
+    assert list(problems(results)) == [
+        "table.0.new is 101: not a percentage",
+        "references.ridge.personal_micro is 1.0, its clients' rows say 75.0",
+    ]
+
+
+def test_a_protocol_of_another_config_is_named() -> None:
+    identity = {"config": {"SEED": 1, "FED.ROUNDS": 5}, "data": "d", "backbone": "b"}
+    protocol = {"seed": 1, "rounds": 5, "data_digest": "d", "shots": 16}
+    assert list(protocol_problems(protocol, identity)) == []
+    (clause,) = protocol_problems(protocol | {"seed": 2}, identity)
+    assert clause == "protocol.seed is 2, the manifest says 1"
+    assert len(list(protocol_problems(protocol | {"data_digest": "e", "rounds": 6}, identity))) == 2
