@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedvlm.report.tables.cells import BEST, PEER
 from fedvlm.report.tables.check import TRAINING
 from fedvlm.report.tables.facts import BEFORE, RunFacts
 from fedvlm.report.tables.metrics import metric
@@ -40,7 +41,7 @@ MOST = 4  # values, revisions or notes of one kind named
 def caption(
     runs: Sequence[RunFacts], names: Sequence[str], axes: Sequence[str], differing: Sequence[str],
     averaged: bool, ci: bool, n: int, command: str,
-    marked: bool | None = None, beside: Sequence[str] = (),
+    marked: frozenset[int] | None = None, beside: Sequence[str] = (),
 ) -> str:
     """Return the caption as plain sentences.
 
@@ -53,7 +54,7 @@ def caption(
         ci: whether the spread is the 95 % t-interval.
         n: the most seeds of a cell.
         command: what made the table; empty for unknown.
-        marked: whether a cell has a mark; None where nobody competes.
+        marked: the marks that cells have; None where nobody competes.
         beside: metrics of the columns beside.
     """
     parts = [
@@ -90,7 +91,9 @@ BRIEFLY = {
 }
 
 
-def brief(names: Sequence[str], ci: bool, n: int, marked: bool | None, below: bool) -> str:
+def brief(
+    names: Sequence[str], ci: bool, n: int, marked: frozenset[int] | None, below: bool
+) -> str:
     """Return the caption as one sentence, for a paper; the rest is in its comments.
 
     Args:
@@ -102,9 +105,11 @@ def brief(names: Sequence[str], ci: bool, n: int, marked: bool | None, below: bo
     unit = f" ({units.pop()})" if len(units) == 1 and "" not in units else ""
     kind = "half the 95% t-interval" if ci else "sample standard deviation"
     words = f"{what}{unit}, mean ± {kind} over {n} seeds" if n > 1 else f"{what}{unit}, one seed"
-    if marked:
-        words += ("; bold: told apart from every other method by the 95% interval of paired "
-                  "differences; underlined: not told apart from the best")
+    apart = "; bold: told apart from every other method by the 95% interval of paired differences"
+    peers = "; underlined: not told apart from the best by the 95% interval of paired differences"
+    words += apart if marked and BEST in marked else ""
+    words += "" if not marked or PEER not in marked else (
+        peers.partition(" by ")[0] if BEST in marked else peers)
     return words + ("; ↓: below a reference of its kind" if below else "") + "."
 
 
@@ -115,7 +120,7 @@ def brief_difference(name: str, versus: str) -> str:
             "such experiments.")
 
 
-def _marks(marked: bool, n: int) -> str:
+def _marks(marked: frozenset[int], n: int) -> str:
     """Say what bold and underlined mean, or why there is neither."""
     if marked:
         return ("bold: told apart from every other method by the 95 % interval of paired "

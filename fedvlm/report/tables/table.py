@@ -198,7 +198,7 @@ def _of_metrics(
         lines, columns = difference_columns(base, lines, columns, sets, spec.versus)
     most = _most(base, references)
     runs = [e for e in entries if not e.reference]
-    marked = _any_mark(base, spec, references)
+    marked = _marks(base, spec, references)
     remarks = [
         *_remarks(base, columns, most, extra, bool(averaged), beaten),
         *_unpaired([{e.seeds for e in here} for here in places.values()]), *_copies(copies),
@@ -322,15 +322,19 @@ def _marked(lines: Sequence[Line], spec: Spec, references: Sequence[bool]) -> li
     return [replace(line, cells=cells) for line, cells in zip(lines, grid, strict=True)]
 
 
-def _any_mark(lines: Sequence[Line], spec: Spec, references: Sequence[bool]) -> bool | None:
-    """Say whether a cell has a mark; None where there are no two rivals.
+def _marks(
+    lines: Sequence[Line], spec: Spec, references: Sequence[bool]
+) -> frozenset[int] | None:
+    """Return the marks that cells have; None where there are no two rivals.
 
     Args:
         references: see ``_marked``.
     """
     rivals = references.count(False) if "trainer" in spec.cols else \
         0 if NOT_RIVALS & {*spec.rows} else sum(line.rival for line in lines)
-    return None if rivals < 2 else any(c.rank for line in lines for c in line.cells)
+    if rivals < 2:
+        return None
+    return frozenset(cell.rank for line in lines for cell in line.cells if cell.rank)
 
 
 def _difference_table(

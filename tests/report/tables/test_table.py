@@ -62,6 +62,7 @@ def test_bold_is_what_the_pairs_tell_apart_and_not_what_is_highest(tmp_path: Pat
     found = table(tmp_path)
     assert [line[0].rank for line in found.cells] == [PEER, 0, 0, PEER]
     assert "underlined: not told apart from the best" in found.caption
+    assert "bold" not in found.brief and "underlined: not told apart" in found.brief
 
 
 def test_nothing_is_bold_where_nobody_is_told_apart_or_seeds_lack(tmp_path: Path):
