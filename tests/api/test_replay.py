@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from fedvlm.api import replay as module
 from fedvlm.api.replay import replay
 from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.runs import manifest
 from fedvlm.runs.verify.check import inspect
 from tests import jobs
-from tests.attacks.forge import copy, forge, unfinish
+from tests.attacks.forge import copy, forge
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two rounds that is fine-tuned at the end; the states of rounds 1 and 2 are kept."""
+    """A run of three rounds, fine-tuned at the end, that keeps the states of all."""
     output = tmp_path_factory.mktemp("run")
-    assert jobs.run(output, "--trainer", "FedAvg", "--finetune-epochs", "1") == 0
+    words = ("--trainer", "FedAvg", "--finetune-epochs", "1", "--rounds", "3")
+    assert jobs.run(output, *words, "TRAIN.KEEP_STATES", "all") == 0
     return jobs.folder(output)
 
 
-def test_the_last_round_is_equal_bit_for_bit(
+def test_the_last_rounds_are_equal_bit_for_bit(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
-    assert main(["verify", "--replay", "1", str(run)]) == 0
+    assert [p.stem for p in sorted(run.glob("state/round_*.json"))] == [
+        "round_0000", "round_0001", "round_0002", "round_0003",
+    ]
+    assert main(["verify", "--replay", "2", str(run)]) == 0
     told = capsys.readouterr().out
-    assert "replayed round 2 from the state of round 1" in told and "rounds before 2" in told
+    assert "replayed rounds 2 to 3 from the state of round 1" in told and "rounds before 2" in told
     assert "equal bit for bit" in told and "of personal models" in told
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
 
@@ -37,39 +45,54 @@ def test_the_last_round_is_equal_bit_for_bit(
 def test_a_forged_and_resealed_run_is_caught(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Seals cannot tell, running it again can; without states from the start."""
+    """Seals cannot tell, running it again can; where no state is kept, from the start."""
     folder = copy(run, tmp_path / "run")
     forge(folder)
+    shutil.rmtree(folder / "state")
     assert inspect(folder).word == "ok"
-    assert main(["verify", "--replay", "5", str(folder)]) == 3
+    assert main(["verify", "--replay", "1", str(folder)]) == 3
     told = capsys.readouterr().out
-    assert "replayed rounds 1 to 2 from the untrained start" in told
-    assert "NOT EQUAL, round 2: personal: recorded 100.0, replayed " in told
+    assert "replayed rounds 1 to 3 from the untrained start" in told
+    assert "no state of round 2 is kept; TRAIN.KEEP_STATES keeps more" in told
+    assert "NOT EQUAL, round 3: personal: recorded 100.0, replayed " in told
 
 
 def test_elsewhere_a_tolerance_is_allowed_and_said(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other versions: what differs by bits only passes, and a forged number does not."""
-    from fedvlm.api import replay as module
+    """With other versions a mean may be off by a point, and the lines say so."""
+    real, calls = module._leaves, list[int]()
 
-    real = module._leaves
-    calls: list[float] = []
-
-    def moved(*args: object) -> dict[str, object]:
-        out = real(*args)  # type: ignore[arg-type]
-        calls.append(1.0)
-        off = 0.5 if len(calls) % 2 == 0 else 0.0
-        return {k: v + off if k == "round 2: personal" else v for k, v in out.items()}
+    def moved(*args: Any) -> dict[str, Any]:
+        calls.append(1)
+        off = 0.5 if len(calls) == 2 else 0.0  # the replay's
+        return {k: v + off if k == "round 3: personal" else v for k, v in real(*args).items()}
 
     monkeypatch.setattr(module, "_leaves", moved)
-    assert not replay(run).equal  # here every bit counts
     monkeypatch.setattr(manifest, "versions", lambda: {"torch": "9.9"})
-    seen = replay(run)
+    seen = module.replay(run)
     assert seen.equal and seen.points == 1.0
     assert "equal within 1 points of accuracy" in " ".join(seen.lines())
     assert "versions.torch" in " ".join(seen.lines())
-    assert not replay(run, points=0.1).equal
+
+
+def test_what_differs_bit_by_bit_and_within_a_tolerance() -> None:
+    a = {"round 3: personal": 50.0, "round 3: clients.0.accuracy": 20.0, "round 3: note": "x",
+         "server state: global/w": torch.ones(4), "model of client 0: w": torch.ones(4)}
+    near = a | {"round 3: personal": 50.5, "round 3: clients.0.accuracy": 40.0,
+                "server state: global/w": torch.ones(4) * 1.001}
+    assert list(module._differences(a, dict(a), None)) == []
+    assert len(list(module._differences(a, near, None))) == 3
+    assert list(module._differences(a, near, 1.0)) == []
+    (clause,) = module._differences(a, near, 0.1)
+    assert clause == "round 3: personal: recorded 50.0, replayed 50.5"
+    far = a | {"server state: global/w": torch.ones(4) * 2}
+    (clause,) = module._differences(a, far, 1.0)
+    assert clause == "server state: global/w: the tensors differ by 1 of their norm"
+    thin = {k: v for k, v in a.items() if "model" not in k}  # models/ was deleted
+    assert list(module._differences(thin, a, None)) == []
+    (clause,) = module._differences(a, thin, None)
+    assert clause == "model of client 0: w: only the run has it"
 
 
 def test_what_cannot_be_replayed_says_so(run: Path, tmp_path: Path) -> None:
@@ -78,7 +101,7 @@ def test_what_cannot_be_replayed_says_so(run: Path, tmp_path: Path) -> None:
         replay(folder, 0)
     with pytest.raises(ConfigError, match=r"OPTIM\.LR: 0\.005 -> 0\.5"):
         replay(folder, changes={"OPTIM.LR": "0.5"})
-    unfinish(folder)
+    (folder / "results.json").unlink()
     with pytest.raises(DataError, match="is not finished"):
         replay(folder)
     (folder / "metrics.jsonl").write_text("x\n")

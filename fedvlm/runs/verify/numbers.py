@@ -127,6 +127,8 @@ def _rows(rows: Sequence[Any], place: str) -> Iterator[str]:
         if who in seen:
             yield f"{place}: client {who} stands there twice"
         seen.add(who)
+        if "n" not in row or "correct" not in row:
+            continue
         if not (isinstance(n, int) and isinstance(correct, int) and n >= correct >= 0):
             yield f"{place}: client {who} has {correct} right of {n}"
         elif "accuracy" in row and not _equal(100 * correct / n if n else None, row["accuracy"]):
