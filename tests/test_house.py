@@ -53,6 +53,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/api/frames.py": {
         "optional: fedvlm[pandas]": ("pandas",),
     },
+    "fedvlm/api/model.py": {
+        "start-up: open_clip, 3 s": ("fedvlm.export.write",),
+    },
     "fedvlm/cli/data/_findings.py": {
         "start-up: rich, for a terminal only": ("rich.console",),
         "start-up: rich": ("rich.table", "rich.text", "fedvlm.console.live"),
