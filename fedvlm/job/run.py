@@ -38,6 +38,7 @@ from fedvlm.job.sinks import Sinks
 from fedvlm.runs.folder import RunFolder
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.state import clear_states
+from fedvlm.runs.verify.check import BEFORE, SEALED, whole
 
 MEMORY_BYTES = 4 << 30  # of clients' states; above it FED.STORE auto keeps them on disk
 
@@ -98,7 +99,10 @@ def _run(
     folder.keep = int(cfg.TRAIN.KEEP_STATES)
     console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
     if folder.finished is not None:
-        console.notes([*folder.notes, f"finished before; results are in {folder.results_path}"])
+        seal = whole(folder.path, folder.finished).seal
+        bare = [f"it has {BEFORE}"] if seal != SEALED else []
+        before = f"finished before; results are in {folder.results_path}"
+        console.notes([*folder.notes, before, *bare])
         if cfg.TEST.KEEP_LOGITS and not (folder.path / "logits.safetensors").exists():
             console.notes(["it kept no logits: run it again under another --tag to have them"])
         console.result(folder.finished["results"]["table"])
