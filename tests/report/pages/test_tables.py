@@ -39,7 +39,7 @@ def test_one_data_set_has_one_table_of_all_numbers(tmp_path: Path):
 
 
 def test_a_page_shows_every_number_of_its_setting(tmp_path: Path):
-    last = {"personal": 50.0, "base_all": 40.0, "base_other": 30.0, "targets": 20.0,
+    last = {"personal": 50.0, "base_all": 40.0, "base_other": 30.0, "targets": 10.0,
             "target.Cars": 10.0}
     write_run(tmp_path, "A", last=last)
     page = str(of_group(collect([tmp_path]).runs, ""))
