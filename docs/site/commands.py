@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 
 from docs.site.tables import code, row, table
-
 from fedvlm.cli.methods.config import meaning
 from fedvlm.cli.verbs import Verb, sections, verbs
 from fedvlm.config.keys import default_schema

@@ -10,8 +10,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # mkdocs loads this file by its path
 
-from docs.site import commands, methods, notebooks  # noqa: E402
 from mkdocs.structure.files import File, Files  # noqa: E402
+
+from docs.site import commands, methods, notebooks  # noqa: E402
 
 CONTRIBUTING = "contributing.md"
 # A link from docs/ to elsewhere in the repository, as it works there -> the page of the site.

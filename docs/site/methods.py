@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from docs.site.tables import code, row, table
-
 from fedvlm.cli.methods.config import meaning
 from fedvlm.core.repository import repository
 from fedvlm.federation.cards import card, fields, trainer_files, year

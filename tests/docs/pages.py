@@ -1,7 +1,7 @@
 """A page of ``docs/`` as something that runs: its blocks, in order, in a folder of their own.
 
-``sh`` and ``python`` blocks are run, but for those behind ``<!-- not run: why -->``: of these, every
-fedvlm command is read by its parser. A block with ``title="file"`` is written to that file. A
+``sh`` and ``python`` blocks are run, but for those behind ``<!-- not run: why -->``: of these,
+every fedvlm command is read by its parser. A block with ``title="file"`` is written to that file. A
 ``text`` block shows what the block before it printed: each of its lines must be there, numbers
 aside; ``...`` stands for any lines.
 """
@@ -27,8 +27,8 @@ from tests.jobs import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
 BLOCK = re.compile(
-    r"(?:^<!-- not run: (?P<why>.*?) -->\n)?^```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n"
-    r"(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL,
+    r"(?:^<!-- not run: (?P<why>.*?) -->\n)?^```(?P<language>\w+)"
+    r"(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL,
 )
 PROGRAMS = (["fedvlm"], ["python", "-m", "fedvlm"], ["python", "federated_main.py"])
 SHELL = re.compile(r"[|<>;&`]|\$\(")  # what only a shell does
@@ -137,8 +137,8 @@ class Session:
     def _shell(self, text: str) -> str:
         env = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
-            ["bash", "-euc", FUNCTIONS + text], env=env, capture_output=True, text=True, timeout=300,
-            check=False,
+            ["bash", "-euc", FUNCTIONS + text], env=env, capture_output=True, text=True,
+            timeout=300, check=False,
         )
         assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-2000:]}"
         return done.stdout
