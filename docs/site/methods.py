@@ -59,9 +59,10 @@ class Method:
 
     @property
     def _personal_model(self) -> bool:
-        hooks = ("personalize", "own_finetune")
-        changed = any(getattr(self.trainer, h) is not getattr(Trainer, h) for h in hooks)
-        return changed or not self.fields["Personal"].startswith("none")
+        personal = self.fields["Personal"]
+        ends = self.trainer.own_finetune is not Trainer.own_finetune
+        makes = self.trainer.personalize is not Trainer.personalize and personal != "none"
+        return ends or makes or not personal.startswith("none")
 
 
 def methods() -> list[Method]:

@@ -1,6 +1,6 @@
 """Notebooks: run (``python -m docs.site.notebooks``) and shown as pages.
 
-They are kept with their text output and nothing else: no picture, no timing, no path of a machine.
+They are kept with the text that they print and nothing else: no picture, no metadata of a machine.
 """
 
 from __future__ import annotations
