@@ -113,10 +113,14 @@ def _note(cell: Cell, notes: list[str], who: str) -> int:
 
 
 def main() -> None:
-    """Print a table per backbone, in the order of ``BACKBONES`` or of the words given."""
-    for name in sys.argv[1:] or BACKBONES:
+    """Print a table per backbone: of the words given (``tiny``, ``tiny:fedtv``: one row), or all."""
+    chosen: dict[str, list[str]] = {}
+    for word in sys.argv[1:] or BACKBONES:
+        name, _, row = word.partition(":")
+        chosen.setdefault(name, []).extend([row] if row else models(name))
+    for name, rows in chosen.items():
         made = []
-        for cell in cells(name):
+        for cell in cells(name, rows):
             made.append(cell)
             sys.stderr.write(f"{name} {cell}\n")
         print(f"### {name}\n\n{markdown(made)}\n", flush=True)
