@@ -25,9 +25,8 @@ def test_the_table_has_numbers_and_reasons() -> None:
 def test_every_method_is_exported_or_refused(name: str) -> None:
     formats = ["safetensors", "peft", "open_clip"] + ["onnx"] * (not onnx_file.missing())
     cells = {c.format: c for c in matrix({name: trained(name)}, formats)}
-    for form in ("safetensors", "onnx"):  # every method of this repository goes into these
-        if form in cells:
-            assert cells[form].difference is not None, cells[form].reason
+    if "onnx" in cells:  # holds every method, as a graph where there is no recipe
+        assert cells["onnx"].difference is not None, cells["onnx"].reason
     for cell in cells.values():
         assert cell.difference is None or cell.difference <= TOLERANCE, cell
         assert (cell.difference is None) == bool(cell.reason), cell
