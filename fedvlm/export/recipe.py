@@ -184,8 +184,8 @@ def _refuse(trained: TrainedModel, who: str) -> None:
     if isinstance(trained.trainer, ModuleTrainer):
         raise Unheld(
             who,
-            f"{who} trains a torch module of its own, which only --format onnx holds, as a graph; "
-            "its state_dict: ModuleTrainer.export(model, params)"
+            f"{who} trains a torch module of its own, which only --format onnx may hold, as a "
+            "graph; its state_dict: ModuleTrainer.export(model, params)"
         )
     unknown = sorted(set(params) - set(matching(params, KNOWN)))
     if unknown:
