@@ -184,13 +184,15 @@ def _refuse(trained: TrainedModel, who: str) -> None:
         raise ConfigError(f"'{bad}' holds numbers that are not finite: there is no model to export")
     if isinstance(trained.trainer, ModuleTrainer):
         raise Unheld(
-            who, f"{who} trains a torch module of its own, which only --format onnx holds, as a graph; "
-            "its state_dict: ModuleTrainer.export(model, params)"
+            who,
+            f"{who} trains a torch module of its own, which only --format onnx may hold, as a "
+            "graph; its state_dict: ModuleTrainer.export(model, params)"
         )
     unknown = sorted(set(params) - set(matching(params, KNOWN)))
     if unknown:
         raise Unheld(
-            who, f"{who} has {len(unknown)} tensor(s) that only --format onnx holds, as a graph, the "
+            who,
+            f"{who} has {len(unknown)} tensor(s) that only --format onnx holds, as a graph, the "
             f"first '{unknown[0]}'{did_you_mean(unknown[0], set(params) - set(unknown))}"
         )
     if "gate.on" in params and len(trained.classnames) < 2:
@@ -275,7 +277,8 @@ def _prove(recipe: Recipe, trained: TrainedModel, who: str) -> Recipe:
     gap = difference(ours, wanted)
     if not gap <= TOLERANCE:
         raise Unheld(
-            who, f"{who} predicts otherwise than its tensors say (image features against constant class "
+            who,
+            f"{who} predicts otherwise than its tensors say (image features against constant class "
             f"features, towers and adapters as named): logits differ by {gap:.1e}, allowed "
             f"{TOLERANCE:.0e}; only --format onnx may hold it, as a graph"
         )

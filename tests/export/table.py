@@ -113,7 +113,7 @@ def _note(cell: Cell, notes: list[str], who: str) -> int:
 
 
 def main() -> None:
-    """Print a table per backbone: of the words given (``tiny``, ``tiny:fedtv``: one row), or all."""
+    """Print a table per backbone: of the words (``tiny``; ``tiny:fedtv`` is one row), or all."""
     chosen: dict[str, list[str]] = {}
     for word in sys.argv[1:] or BACKBONES:
         name, _, row = word.partition(":")

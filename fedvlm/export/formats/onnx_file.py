@@ -58,7 +58,7 @@ def write(recipe: Recipe, trained: TrainedModel, folder: Path, common: Path) -> 
     size = sum(v.numel() * v.element_size() for v in model.state_dict().values())
     if size > MOST:
         raise ConfigError(f"the tower has {size / 1e9:.1f} GB, and one ONNX file holds 2 GB")
-    split_attention(model.get_submodule("towers"))  # plain products instead of torch's fused attention
+    split_attention(model.get_submodule("towers"))  # plain products, not torch's fused attention
     noise, quiet = io.StringIO(), logging.getLogger("torch.onnx")
     level = quiet.level
     quiet.setLevel(logging.ERROR)
