@@ -34,6 +34,18 @@ def word_context(model: VLModel, text: str) -> Tensor:
     return context.detach().clone().cpu()
 
 
+def start_context(
+    model: VLModel, words: str, n_ctx: int, generator: torch.Generator
+) -> Tensor:
+    """Return the start ``[n, text_width]`` of a context: the embeddings of ``words``, else random.
+
+    Words give n themselves, as in CoOp; ``n_ctx`` is that of a random start.
+    """
+    return word_context(model, words) if words else random_context(
+        (n_ctx, model.text_width), generator
+    )
+
+
 def low_rank_prompt(
     n_prompts: int, n_ctx: int, width: int, rank: int, generator: torch.Generator
 ) -> Tree:
@@ -62,8 +74,9 @@ def low_rank_prompt(
 
 
 def personal_prompt(p: Tree) -> Tensor:
-    """Return P = sigma + U diag(S) V, ``[K, N, n_ctx, width]``."""
-    return p["text.sigma"] + (p["text.U"] * p["text.S"].unsqueeze(-2)) @ p["text.V"]
+    """Return P = sigma + U diag(S) V, ``[K, N, n_ctx, width]``; without S it is sigma + U V."""
+    left = p["text.U"] * p["text.S"].unsqueeze(-2) if "text.S" in p else p["text.U"]
+    return p["text.sigma"] + left @ p["text.V"]
 
 
 def orthogonality(p: Tree, squared: bool) -> Tensor:

@@ -6,13 +6,12 @@ groups.
 
 from __future__ import annotations
 
-from math import prod
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedvlm.core.trees import Tree
+from fedvlm.models.adapt.layers import layer
 
 MLP, TOWER = "mlp", "tower"
 KINDS = (MLP, TOWER)
@@ -24,7 +23,7 @@ def small_mlp(width: int, hidden: int, classes: int, generator: torch.Generator)
     """Return ``small.fc1``, ``small.fc2``: weights ``[out, in]`` and biases."""
     tree: Tree = {}
     for i, (into, out) in enumerate(((width, hidden), (hidden, classes)), start=1):
-        tree |= _layer(f"small.fc{i}", (out, into), generator)
+        tree |= layer(f"small.fc{i}", (out, into), generator)
     return tree
 
 
@@ -32,17 +31,8 @@ def small_tower(classes: int, generator: torch.Generator) -> Tree:
     """Return ``small.conv1..3`` ``[out, in, 3, 3]`` and ``small.fc`` ``[C, 64]`` with biases."""
     tree: Tree = {}
     for i, (into, out) in enumerate(zip(WIDTHS[:-1], WIDTHS[1:], strict=True), start=1):
-        tree |= _layer(f"small.conv{i}", (out, into, SIDE, SIDE), generator)
-    return tree | _layer("small.fc", (classes, WIDTHS[-1]), generator)
-
-
-def _layer(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tree:
-    """Return weight and bias, uniform in +-1/sqrt(fan in)."""
-    bound = prod(shape[1:]) ** -0.5
-    return {
-        f"{name}.{part}": (torch.rand(size, generator=generator) * 2 - 1) * bound
-        for part, size in (("weight", shape), ("bias", shape[:1]))
-    }
+        tree |= layer(f"small.conv{i}", (out, into, SIDE, SIDE), generator)
+    return tree | layer("small.fc", (classes, WIDTHS[-1]), generator)
 
 
 def mlp_logits(p: Tree, z: Tensor) -> Tensor:

@@ -1,0 +1,85 @@
+"""Methods about a learned context: one that is shared, or a shared one beside a client's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedvlm.config.option import Option
+from fedvlm.core.trees import State, Tree, per_client
+from fedvlm.federation.batches import Batch
+from fedvlm.federation.context import Context
+from fedvlm.federation.trainer import Predictor, Trainer, cross_entropy
+from fedvlm.models.adapt.contexts import random_context, start_context
+from fedvlm.models.vlmodel import VLModel
+
+GLOBAL, LOCAL = "text.ctx.global", "text.ctx.local"
+TRAINED = "text.trained"  # of a personal model: 1 where the client has trained its own context
+N_CTX = Option(16, "context tokens", low=1)
+
+
+class ContextTrainer(Trainer):
+    """FedAvg of one context ``text.ctx [n, text_width]`` that may start as words."""
+
+    groups = ((r"text\.ctx", "shared"),)
+    options = {
+        "N_CTX": Option(4, "context tokens of a random start", low=1),
+        "CTX_INIT": Option("a photo of a", "words that the context starts as; '' is random"),
+    }
+
+    def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
+        """Return the context."""
+        return {"text.ctx": start_context(model, self.cfg.CTX_INIT, self.cfg.N_CTX, generator)}
+
+
+class PairTrainer(Trainer):
+    """A shared context and one that stays with its client.
+
+    The model of somebody who has not trained yet, the global one among them, has the shared context
+    in both places: an untrained one of its own would be noise.
+    """
+
+    groups = ((r"text\.ctx\.global", "shared"), (r"text\.ctx\.local", "personal"))
+    options = {"N_CTX": N_CTX}
+    exempt = {"G4": "a client's own context counts from its first round on, trained or not"}
+
+    def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
+        """Return both contexts ``[n_ctx, text_width]``, N(0, 0.02^2)."""
+        shape = (self.cfg.N_CTX, model.text_width)
+        return {name: random_context(shape, generator) for name in (GLOBAL, LOCAL)}
+
+    def prompt_sets(self, batch_size: int) -> int:
+        """Return 2."""
+        return 2
+
+    def texts(self, model: VLModel, p: Tree) -> tuple[Tensor, Tensor]:
+        """Return the text features of the shared and of the client's own context, ``[K, C, d]``."""
+        if p[GLOBAL].shape == p[LOCAL].shape:
+            both = model.text(torch.stack([p[GLOBAL], p[LOCAL]], 1)).unbind(1)
+            return both[0], both[1]
+        return model.text(p[GLOBAL]), model.text(p[LOCAL])
+
+    def classify(
+        self, model: VLModel, p: Tree, texts: tuple[Tensor, Tensor]
+    ) -> Predictor:
+        """Return ``x -> logits`` by the two sets of text features."""
+        raise NotImplementedError
+
+    def predictor(self, model: VLModel, p: Tree) -> Predictor:
+        """Return ``x -> logits``; without an own context the shared one takes its place."""
+        shared, own = self.texts(model, p)
+        on = p.get(TRAINED)
+        own = shared if on is None else torch.where(per_client(on > 0, own), own, shared)
+        return self.classify(model, p, (shared, own))
+
+    def loss(
+        self, model: VLModel, p: Tree, b: Batch
+    ) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
+        """Return the cross-entropy with the client's own context, ``[K]``."""
+        return cross_entropy(self.classify(model, p, self.texts(model, p))(b.x), b)
+
+    def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
+        """Return the client's model, and whether it has trained."""
+        return state["w"] | received | {TRAINED: (~ctx.fresh).to(ctx.model.dtype)}

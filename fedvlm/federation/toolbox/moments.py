@@ -1,0 +1,105 @@
+"""First and second moments of a client's features by class, and closed forms on sums of them.
+
+Moments add up over clients, so that what is computed of their sum is what one computer with all
+images would have computed: a ridge regression, or a Gaussian discriminant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedvlm.core.trees import in_double
+from fedvlm.federation.context import Context
+from fedvlm.federation.toolbox.prototypes import Features, membership
+
+TAG = "moments"  # one shuffle for every caller: sums run in the same order, whoever asks
+ABSENT = -1e4  # score of a class that nobody has an image of
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums over samples, float64; leading axes are free (``[K, ...]`` of K clients).
+
+    Attributes:
+        count: samples per class, ``[..., C]``.
+        total: sum of the features of each class, ``[..., C, d]``.
+        gram: sum of z z' over all samples, ``[..., d, d]``.
+    """
+
+    count: Tensor
+    total: Tensor
+    gram: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """Class means ``[..., C, d]``; zeros for a class without a sample."""
+        return self.total / self.count.clamp_min(1)[..., None]
+
+    @property
+    def within(self) -> Tensor:
+        """Scatter of the samples around the means of their classes, ``[..., d, d]``."""
+        return self.gram - self.total.mT @ self.mean
+
+
+def moments(ctx: Context, features: Features, classes: int, width: int) -> Moments:
+    """Return the moments of ``features({}, x) [K, B, width]`` over each client's training split.
+
+    Args:
+        ctx: the chunk of clients.
+        features: as for ``prototypes.class_means``; nothing is trained.
+        classes, width: C and d.
+    """
+    place = ctx.model.device
+    count = in_double(torch.zeros(ctx.k, classes, device=place))
+    total = in_double(torch.zeros(ctx.k, classes, width, device=place))
+    gram = in_double(torch.zeros(ctx.k, width, width, device=place))
+    with torch.no_grad():
+        for batch in ctx.batches(TAG):
+            z, member = in_double(features({}, batch.x)), in_double(membership(batch, classes))
+            at = slice(len(z)) if batch.rows is None else batch.rows.to(total.device)
+            count[at] += member.sum(1)
+            total[at] += member.mT @ z
+            gram[at] += (z * member.sum(-1)[..., None]).mT @ z
+    return Moments(count, total, gram)
+
+
+def ridge(gram: Tensor, cross: Tensor, strength: float = 0.0) -> Tensor:
+    """Return the W ``[..., d, C]`` that minimises |Z W - Y|^2 + strength |W|^2.
+
+    Without ``strength`` it is the least-squares solution of least norm, where several fit.
+
+    Args:
+        gram, cross: Z'Z ``[..., d, d]`` and Z'Y ``[..., d, C]``, float64.
+        strength: of the ridge, from 0.
+    """
+    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    if strength > 0:
+        return torch.linalg.solve(gram + strength * eye, cross)
+    return torch.linalg.pinv(gram, hermitian=True) @ cross
+
+
+def discriminant(mean: Tensor, scatter: Tensor, freedom: Tensor, there: Tensor, shrink: float
+                 ) -> tuple[Tensor, Tensor]:
+    """Return weights ``[..., C, d]`` and biases ``[..., C]`` of a Gaussian discriminant.
+
+    One covariance for all classes, ``scatter / freedom``, moved by ``shrink`` towards a multiple of
+    the identity of the same trace; classes are equally likely, those not ``there`` out of question.
+
+    Args:
+        mean: ``[..., C, d]``.
+        scatter: ``[..., d, d]``.
+        freedom: ``[...]``, above 0.
+        there: ``[..., C]`` bool.
+        shrink: above 0 and at most 1.
+    """
+    width = scatter.shape[-1]
+    eye = torch.eye(width, dtype=scatter.dtype, device=scatter.device)
+    cov = scatter / freedom[..., None, None]
+    size = (cov.diagonal(dim1=-2, dim2=-1).mean(-1)).clamp_min(torch.finfo(cov.dtype).tiny)
+    cov = (1 - shrink) * cov + shrink * size[..., None, None] * eye
+    weight = torch.linalg.solve(cov, mean.mT).mT
+    bias = -(weight * mean).sum(-1) / 2
+    return weight * there[..., None], torch.where(there, bias, ABSENT)

@@ -1,0 +1,86 @@
+"""Linear layers and attention over trees: weights by name, a leading client axis ``K``.
+
+Trees have no client axis where they are made, ``[K, ...]`` where they are applied.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedvlm.core.trees import Tree
+
+
+def layer(name: str, shape: tuple[int, ...], generator: torch.Generator, bias: bool = True) -> Tree:
+    """Return ``{name}.weight`` of ``shape [out, in, ...]`` and ``{name}.bias [out]``.
+
+    Uniform in +-1/sqrt(fan in), as torch's layers.
+    """
+    bound = prod(shape[1:]) ** -0.5
+    sizes = {"weight": shape} | ({"bias": shape[:1]} if bias else {})
+    return {
+        f"{name}.{part}": (torch.rand(size, generator=generator) * 2 - 1) * bound
+        for part, size in sizes.items()
+    }
+
+
+def norm(name: str, width: int) -> Tree:
+    """Return a LayerNorm's ``{name}.weight`` (ones) and ``{name}.bias`` (zeros)."""
+    return {f"{name}.weight": torch.ones(width), f"{name}.bias": torch.zeros(width)}
+
+
+def linear(p: Tree, name: str, x: Tensor) -> Tensor:
+    """Return ``x W' + b``, ``[K, ..., out]``, of ``x [K, ..., in]``; b where there is one."""
+    weight, bias = p[f"{name}.weight"], p.get(f"{name}.bias")
+    out = x.flatten(1, -2) @ weight.mT if x.dim() > 2 else (x[:, None] @ weight.mT)
+    if bias is not None:
+        out = out + bias[:, None]
+    return out.reshape(*x.shape[:-1], weight.shape[1])
+
+
+def layer_norm(p: Tree, name: str, x: Tensor) -> Tensor:
+    """Return the LayerNorm ``name`` of ``x [K, ..., width]``."""
+    middle = [1] * (x.dim() - 2)
+    weight, bias = (p[f"{name}.{part}"] for part in ("weight", "bias"))
+    shape = len(weight), *middle, weight.shape[-1]
+    return F.layer_norm(x, x.shape[-1:]) * weight.reshape(shape) + bias.reshape(shape)
+
+
+def attention(
+    name: str, width: int, generator: torch.Generator, bias: bool = True
+) -> Tree:
+    """Return the four square maps ``{name}.{q,k,v,o}`` of a multi-head attention."""
+    tree: Tree = {}
+    for part in "qkvo":
+        tree |= layer(f"{name}.{part}", (width, width), generator, bias)
+    return tree
+
+
+def attend(
+    p: Tree, name: str, query: Tensor, key: Tensor, heads: int, mask: Tensor | None = None
+) -> Tensor:
+    """Return the attention of ``query [K, ..., n, width]`` over ``key [K, ..., m, width]``.
+
+    Keys are the values, too. Vaswani et al. 2017, eq. 1 with 1/sqrt(width/heads).
+
+    Args:
+        mask: True for the keys that are there, ``[K, 1, ..., 1, m]`` with an axis for the heads.
+    """
+    q, k, v = (split(linear(p, f"{name}.{part}", x), heads)
+               for part, x in zip("qkv", (query, key, key), strict=True))
+    q, k, v = (t.transpose(-2, -3) for t in (q, k, v))
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return linear(p, f"{name}.o", mixed.transpose(-2, -3).flatten(-2))
+
+
+def split(x: Tensor, heads: int) -> Tensor:
+    """Return ``[..., heads, width / heads]`` of ``[..., width]``."""
+    return x.unflatten(-1, (heads, -1))
+
+
+def fitting_heads(width: int, heads: int) -> int:
+    """Return the largest number of heads up to ``heads`` that divides ``width``."""
+    return next(h for h in range(heads, 0, -1) if width % h == 0)

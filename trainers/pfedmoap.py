@@ -1,0 +1,178 @@
+"""pFedMoAP: other clients' contexts are experts; a local attention mixes their text features.
+
+Paper: Luo et al., Mixture of Experts Made Personalized: Federated Prompt Learning for
+    Vision-Language Models, ICLR 2025.
+Equations: z_p, T_p: every (d / D_GATE)-th channel of z = x/|x| and of T; per class E = {T_p(v_k)} and
+    {T_p(v_j)}, j the clients whose contexts came; T_M = MHA(q = z_p, k = v = E) with HEADS heads and
+    scores times SCALING; logits = scale (z_p . T_M + LAMBDA z . T(v_k)); CE; server v = sum_k p_k v_k,
+    and everybody's last context for the others.
+Shared: text.ctx (as it is also sent on to other clients)
+Personal: gate.*
+Frozen: both towers, the logit scale; the experts within a round.
+Defaults: EXPERTS 9 beside the own (10 in all), D_GATE 128, HEADS 8, SCALING 10, LAMBDA 0.5, SGD lr
+    0.002 and 0.01 for the gate.
+Departures from the paper: experts are drawn at random, as in the public code; SELECT nearest takes
+    those at the smallest distance from the client's own last context, as the paper writes. The
+    scores' factor is the public code's.
+Departures from the authors' code: no dropout in the gate; contexts of this round's start (there of
+    the last round that a client took part in, too); VARIANT fixed takes cosines to T_M and divides
+    by sqrt(D_GATE / HEADS) (there a plain inner product, which grows with W_v and W_o).
+Extra data: none.
+Cost: ViT-B/16: 8,192 numbers up, (1 + EXPERTS) x 8,192 down; one packed text pass per step and one per
+    expert and round. The server keeps every client's context and sends it to others: it needs single
+    models, so that no secure aggregation can stand before it.
+Command: python federated_main.py --demo --trainer pFedMoAP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedvlm.config.option import Option
+from fedvlm.core.trees import State, Tree
+from fedvlm.federation.aggregation.updates import Updates, weighted_mean
+from fedvlm.federation.batches import Batch
+from fedvlm.federation.context import Context, Upload
+from fedvlm.federation.server import ServerContext
+from fedvlm.federation.toolbox.contexts import N_CTX
+from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor, Trainer, cross_entropy
+from fedvlm.models.adapt.contexts import random_context
+from fedvlm.models.adapt.layers import attention, fitting_heads, linear, split
+from fedvlm.models.vlmodel import VLModel
+
+CTX, EXPERT = "text.ctx", "expert.{}.ctx"
+SEEN, IDS = "seen", "clients"  # of whom the server has a context
+
+
+@TRAINER_REGISTRY.register("pFedMoAP")
+class PFedMoAP(Trainer):
+    """See the module's card."""
+
+    name = "pFedMoAP"
+    groups = ((r"text\.ctx", "shared"), (r"gate\..*", "personal"))
+    extras_down = (r"expert\.\d+\.ctx",)
+    aggregators = ()  # experts are single contexts
+    server_optim = False
+    exempt = {"G4": "experts arrive, trained or not"}
+    options = {
+        "N_CTX": N_CTX,
+        "EXPERTS": Option(9, "contexts of other clients that a client receives", low=1),
+        "SELECT": Option("random", "which: drawn, or nearest to its own last one",
+                         choices=("random", "nearest")),
+        "D_GATE": Option(128, "most channels of the gate", low=1),
+        "HEADS": Option(8, "most heads of the gate", low=1),
+        "SCALING": Option(10.0, "factor of the gate's scores", low=0.0, low_open=True),
+        "LAMBDA": Option(0.5, "weight of the logits of the client's own context", low=0.0),
+        "VARIANT": Option("published", "published or fixed: see the card",
+                          choices=("published", "fixed")),
+    }
+
+    def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
+        """Return the context and the gate's four maps with biases."""
+        shape = (self.cfg.N_CTX, model.text_width)
+        width = min(int(self.cfg.D_GATE), model.embed_dim)
+        return {CTX: random_context(shape, generator), **attention("gate", width, generator)}
+
+    # ---- client ---------------------------------------------------------------------------
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+        """Train context and gate; the experts' text features are computed once."""
+        with torch.no_grad():
+            experts = self.experts(ctx.model, received)
+        loss = partial(self.mixed_loss, experts=experts)
+        w = ctx.fit({n: v for n, v in (state["w"] | received).items() if n in ctx.groups.of}, loss)
+        return state | {"w": w.params}, ctx.upload(w.params)
+
+    def mixed_loss(self, model: VLModel, p: Tree, b: Batch, *, experts: Tensor | None) -> Tensor:
+        """Return the cross-entropy ``[K]``; ``experts [K, E, C, d]`` are those of the chunk."""
+        there = None if experts is None else b.cut(experts)
+        return cross_entropy(self.classify(model, p, there)(b.x), b)
+
+    def experts(self, model: VLModel, p: Tree) -> Tensor | None:
+        """Return the text features of the contexts that came, ``[K, E, C, d]``; None without."""
+        came = [p[n] for n in map(EXPERT.format, range(self.cfg.EXPERTS)) if n in p]
+        return model.text(torch.stack(came, 1)) if came else None
+
+    def predictor(self, model: VLModel, p: Tree) -> Predictor:
+        """Return ``x -> logits`` with the experts among ``p``."""
+        return self.classify(model, p, self.experts(model, p))
+
+    def text_features(self, model: VLModel, p: Tree) -> Tensor:
+        """Return those of the client's own context, ``[K, C, d]``."""
+        return model.text(p[CTX])
+
+    def classify(self, model: VLModel, p: Tree, experts: Tensor | None) -> Predictor:
+        """Return ``x -> logits``; without experts the own context's alone."""
+        own = self.text_features(model, p)
+        if experts is None:
+            return lambda x: model.logits(self.image_features(model, p, x), own)
+        width = p["gate.q.weight"].shape[-1]
+        heads = fitting_heads(width, int(self.cfg.HEADS))
+        fixed = self.cfg.VARIANT == "fixed"
+        factor = self.cfg.SCALING / ((width / heads) ** 0.5 if fixed else 1.0)
+        texts = pool(torch.cat([own.unsqueeze(1), experts], 1), width).transpose(1, 2)
+        key, value = (split(linear(p, f"gate.{n}", texts), heads) for n in "kv")
+
+        def logits(x: Mapping[str, Tensor]) -> Tensor:
+            z = F.normalize(self.image_features(model, p, x), dim=-1)
+            small = pool(z, width)
+            query = split(linear(p, "gate.q", small), heads)  # [K, B, H, e]
+            scores = torch.einsum("kbhe,kcnhe->kbchn", query, key) * factor
+            mixed = torch.einsum("kbchn,kcnhe->kbche", scores.softmax(-1), value).flatten(-2)
+            out = linear(p, "gate.o", mixed)  # [K, B, C, width]
+            if fixed:
+                small, out = F.normalize(small, dim=-1), F.normalize(out, dim=-1)
+            near = (out @ small.unsqueeze(-1)).squeeze(-1)
+            return model.scale * (near + self.cfg.LAMBDA * z @ own.mT)
+
+        return logits
+
+    # ---- server ---------------------------------------------------------------------------
+    def init_server(self, ctx: ServerContext, start: Tree) -> State:
+        """Return the common start; no client's context is there yet."""
+        none = torch.zeros(0, dtype=torch.int64)
+        return super().init_server(ctx, start) | {SEEN: {IDS: none}}
+
+    def download(self, ctx: ServerContext, server: State, client: int) -> Tree:
+        """Return the mean, and the last contexts of EXPERTS others.
+
+        All clients of a round receive equally many: EXPERTS, or one less than there are contexts.
+        """
+        seen = server[SEEN][IDS].tolist()
+        others = [c for c in seen if c != client]
+        count = min(self.cfg.EXPERTS, max(len(seen) - 1, 0))
+        if not count:
+            return server["w"]
+        order = torch.randperm(len(others), generator=ctx.stream("experts", client)).tolist()
+        others = [others[i] for i in order]
+        own = ctx.held.get(client).get("own")
+        if self.cfg.SELECT == "nearest" and own is not None:
+            others = nearest(own[CTX], {c: ctx.held.get(c)["own"][CTX] for c in others})
+        return server["w"] | {
+            EXPERT.format(i): ctx.held.get(c)["own"][CTX] for i, c in enumerate(others[:count])
+        }
+
+    def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
+        """Return the mean, and keep every context that arrived."""
+        for k, client in enumerate(updates.clients):
+            ctx.held.put(client, {"own": {CTX: updates.params[CTX][k]}})
+        ids = sorted({*server[SEEN][IDS].tolist(), *updates.clients})
+        return server | {
+            "w": weighted_mean(updates), SEEN: {IDS: torch.tensor(ids, dtype=torch.int64)}
+        }
+
+
+def pool(x: Tensor, width: int) -> Tensor:
+    """Return ``width`` channels of ``x [..., d]``, every (d // width)-th."""
+    return x[..., :: x.shape[-1] // width][..., :width]
+
+
+def nearest(own: Tensor, others: Mapping[int, Tensor]) -> list[int]:
+    """Return the keys of ``others`` by rising distance from ``own``."""
+    far = torch.stack([(v - own).norm() for v in others.values()])
+    ids = list(others)
+    return [ids[i] for i in far.argsort(stable=True).tolist()]
