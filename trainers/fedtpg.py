@@ -31,16 +31,9 @@ from fedvlm.core.trees import State, Tree
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer, cross_entropy
+from fedvlm.models.adapt.attention import attend, attention_tree
 from fedvlm.models.adapt.contexts import random_context
-from fedvlm.models.adapt.layers import (
-    attend,
-    attention,
-    fitting_heads,
-    layer,
-    layer_norm,
-    linear,
-    norm,
-)
+from fedvlm.models.adapt.layers import fitting_heads, layer, layer_norm, linear, norm
 from fedvlm.models.vlmodel import VLModel
 
 NET = "text.net"
@@ -68,7 +61,7 @@ class FedTPG(Trainer):
         d, hidden = model.embed_dim, model.embed_dim * self.cfg.FF
         tree = {f"{NET}.queries": random_context((self.cfg.N_CTX, d), generator)}
         tree |= {**norm(f"{NET}.norm.query", d), **norm(f"{NET}.norm.key", d)}
-        tree |= {**attention(f"{NET}.attn", d, generator), **norm(f"{NET}.norm.ff", d)}
+        tree |= {**attention_tree(f"{NET}.attn", d, generator), **norm(f"{NET}.norm.ff", d)}
         tree |= layer(f"{NET}.ff1", (2 * hidden, d), generator)
         tree |= layer(f"{NET}.ff2", (d, hidden), generator)
         if model.text_width != d:
@@ -86,8 +79,8 @@ class FedTPG(Trainer):
         keys = layer_norm(p, f"{NET}.norm.key", names.expand(len(p[f"{NET}.queries"]), -1, -1))
         query = layer_norm(p, f"{NET}.norm.query", p[f"{NET}.queries"])
         heads = fitting_heads(d, self.cfg.HEADS)
-        which = None if mask is None else mask[:, None, None]
-        x = attend(p, f"{NET}.attn", query, keys, heads, which)
+        seen = None if mask is None else mask[:, None]
+        x = attend(p, f"{NET}.attn", heads, query, keys, seen)
         value, gate = linear(p, f"{NET}.ff1", layer_norm(p, f"{NET}.norm.ff", x)).chunk(2, -1)
         x = x + linear(p, f"{NET}.ff2", value * F.gelu(gate))
         return linear(p, f"{NET}.out", x) if f"{NET}.out.weight" in p else x
@@ -107,6 +100,6 @@ class FedTPG(Trainer):
     def own_loss(self, model: VLModel, p: Tree, b: Batch, *, held: Tensor) -> Tensor:
         """Return the cross-entropy over the classes that each client holds, ``[K]``."""
         mask = b.cut(held)
-        text = model.text(self.context(model, p, mask))
-        logits = model.logits(self.image_features(model, p, b.x), text)
-        return cross_entropy(logits.masked_fill(~mask[:, None], -torch.inf), b)
+        text = model.text(self.context(model, p, mask), mask)
+        logits = model.logits(self.image_features(model, p, b.x), text, mask)
+        return cross_entropy(logits, b)

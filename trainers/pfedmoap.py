@@ -41,8 +41,9 @@ from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.server import ServerContext
 from fedvlm.federation.toolbox.contexts import N_CTX
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor, Trainer, cross_entropy
+from fedvlm.models.adapt.attention import attention_tree
 from fedvlm.models.adapt.contexts import random_context
-from fedvlm.models.adapt.layers import attention, fitting_heads, linear, split
+from fedvlm.models.adapt.layers import fitting_heads, linear, split
 from fedvlm.models.vlmodel import VLModel
 
 CTX, EXPERT = "text.ctx", "expert.{}.ctx"
@@ -76,7 +77,7 @@ class PFedMoAP(Trainer):
         """Return the context and the gate's four maps with biases."""
         shape = (self.cfg.N_CTX, model.text_width)
         width = min(int(self.cfg.D_GATE), model.embed_dim)
-        return {CTX: random_context(shape, generator), **attention("gate", width, generator)}
+        return {CTX: random_context(shape, generator), **attention_tree("gate", width, generator)}
 
     # ---- client ---------------------------------------------------------------------------
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:

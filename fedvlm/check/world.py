@@ -43,7 +43,7 @@ SIZES, BATCH = (7, 5, 3, 1), 4  # two clients below the batch size, one with a s
 VAL, TEST = 2, 3  # samples per client
 PROXY = 2 * len(BASE)  # images of the server's own
 ROUNDS, EPOCHS = 3, 2
-TEXT = {"context_length": 24, "vocab_size": 64, "width": 16, "heads": 2, "layers": 2}
+TEXT = {"context_length": 28, "vocab_size": 64, "width": 16, "heads": 2, "layers": 2}
 VIT = {"image_size": 8, "layers": 2, "width": 16, "head_width": 8, "patch_size": 4}
 RESNET = {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8, "head_width": 64}
 EMBED = 12  # not the text width: a method that takes one for the other fails
@@ -54,7 +54,7 @@ class Letters:
 
     start_id, eot_token_id = 62, 63
 
-    def __call__(self, texts: Sequence[str], context_length: int = 24) -> Tensor:
+    def __call__(self, texts: Sequence[str], context_length: int = 28) -> Tensor:
         """Return ids ``[n, context_length]``, padded with 0."""
         ids = torch.zeros(len(texts), context_length, dtype=torch.int64)
         for row, text in enumerate(texts):

@@ -81,8 +81,10 @@ def ridge(gram: Tensor, cross: Tensor, strength: float = 0.0) -> Tensor:
     return torch.linalg.pinv(gram, hermitian=True) @ cross
 
 
-def discriminant(mean: Tensor, scatter: Tensor, freedom: Tensor, there: Tensor, shrink: float
-                 ) -> tuple[Tensor, Tensor]:
+def discriminant(
+    mean: Tensor, scatter: Tensor, freedom: Tensor, there: Tensor, shrink: float,
+    least: float = 0.0,
+) -> tuple[Tensor, Tensor]:
     """Return weights ``[..., C, d]`` and biases ``[..., C]`` of a Gaussian discriminant.
 
     One covariance for all classes, ``scatter / freedom``, moved by ``shrink`` towards a multiple of
@@ -94,11 +96,12 @@ def discriminant(mean: Tensor, scatter: Tensor, freedom: Tensor, there: Tensor, 
         freedom: ``[...]``, above 0.
         there: ``[..., C]`` bool.
         shrink: above 0 and at most 1.
+        least: variance of a channel that is assumed where there is less (a single sample has none).
     """
     width = scatter.shape[-1]
     eye = torch.eye(width, dtype=scatter.dtype, device=scatter.device)
     cov = scatter / freedom[..., None, None]
-    size = (cov.diagonal(dim1=-2, dim2=-1).mean(-1)).clamp_min(torch.finfo(cov.dtype).tiny)
+    size = cov.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(least)
     cov = (1 - shrink) * cov + shrink * size[..., None, None] * eye
     weight = torch.linalg.solve(cov, mean.mT).mT
     bias = -(weight * mean).sum(-1) / 2

@@ -1,4 +1,4 @@
-"""Linear layers and attention over trees: weights by name, a leading client axis ``K``.
+"""Linear layers and norms over trees: weights by name, a leading client axis ``K``.
 
 Trees have no client axis where they are made, ``[K, ...]`` where they are applied.
 """
@@ -47,33 +47,6 @@ def layer_norm(p: Tree, name: str, x: Tensor) -> Tensor:
     weight, bias = (p[f"{name}.{part}"] for part in ("weight", "bias"))
     shape = len(weight), *middle, weight.shape[-1]
     return F.layer_norm(x, x.shape[-1:]) * weight.reshape(shape) + bias.reshape(shape)
-
-
-def attention(
-    name: str, width: int, generator: torch.Generator, bias: bool = True
-) -> Tree:
-    """Return the four square maps ``{name}.{q,k,v,o}`` of a multi-head attention."""
-    tree: Tree = {}
-    for part in "qkvo":
-        tree |= layer(f"{name}.{part}", (width, width), generator, bias)
-    return tree
-
-
-def attend(
-    p: Tree, name: str, query: Tensor, key: Tensor, heads: int, mask: Tensor | None = None
-) -> Tensor:
-    """Return the attention of ``query [K, ..., n, width]`` over ``key [K, ..., m, width]``.
-
-    Keys are the values, too. Vaswani et al. 2017, eq. 1 with 1/sqrt(width/heads).
-
-    Args:
-        mask: True for the keys that are there, ``[K, 1, ..., 1, m]`` with an axis for the heads.
-    """
-    q, k, v = (split(linear(p, f"{name}.{part}", x), heads)
-               for part, x in zip("qkv", (query, key, key), strict=True))
-    q, k, v = (t.transpose(-2, -3) for t in (q, k, v))
-    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    return linear(p, f"{name}.o", mixed.transpose(-2, -3).flatten(-2))
 
 
 def split(x: Tensor, heads: int) -> Tensor:

@@ -1,0 +1,72 @@
+"""MaPLe: deep text prompts whose linear images are the visual prompts, averaged over clients.
+
+Paper: Khattak et al., MaPLe: Multi-modal Prompt Learning, CVPR 2023; here with FedAvg, as the
+    federated papers run it.
+Equations: for blocks b < DEPTH text prompts P_b [N_CTX, w_t], visual prompts V_b = P_b W_b' + c_b;
+    both take the place of the last block's; logits = scale z(V) . T(P); CE; server: sum_k p_k.
+Shared: text.ctx, text.prompt.*, image.couple.*
+Personal: none
+Frozen: both towers, the logit scale.
+Defaults: N_CTX 2, DEPTH 9, P_0 starts as the first tokens of "a photo of a", SGD lr 0.0035.
+Departures from the paper: FedAvg around it.
+Departures from the authors' code: none known. Towers of unequal depth prompt the blocks that both
+    have.
+Extra data: none.
+Cost: ViT-B/16: 3,555,072 numbers each way (published: 3.55 M); both towers run in every step.
+Command: python federated_main.py --demo --trainer MaPLe
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedvlm.config.option import Option
+from fedvlm.core.trees import Tree
+from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer
+from fedvlm.models.adapt.layers import layer, linear
+from fedvlm.models.adapt.prompts import IMAGE, TEXT, prompted_text, text_prompts, visual_prompts
+from fedvlm.models.towers.vision import stream_name
+from fedvlm.models.vlmodel import VLModel
+
+COUPLE = "image.couple"
+
+
+@TRAINER_REGISTRY.register("MaPLe")
+class MaPLe(Trainer):
+    """See the module's card."""
+
+    name = "MaPLe"
+    title = "MaPLe (FedAvg)"
+    groups = ((r"text\.ctx|text\.prompt\.\d+|image\.couple\.\d+\.(weight|bias)", "shared"),)
+    options = {
+        "N_CTX": Option(2, "prompts of a block", low=1),
+        "DEPTH": Option(9, "blocks with prompts, from the first on", low=1),
+        "CTX_INIT": Option("a photo of a", "words whose first tokens P_0 starts as; '' is random"),
+    }
+
+    def streams(self, model: VLModel) -> tuple[str, ...]:
+        """Return what enters the first block."""
+        return (stream_name(0),)
+
+    def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
+        """Return text prompts and, for each, the layer that leads to the image tower."""
+        width = model.vision.width
+        depth = min(int(self.cfg.DEPTH), len(model.vision.blocks))
+        tree = text_prompts(model, self.cfg.CTX_INIT, self.cfg.N_CTX, depth, generator)
+        for block in range(len(tree)):
+            tree |= layer(f"{COUPLE}.{block}", (width, model.text_width), generator)
+        return tree
+
+    def text_features(self, model: VLModel, p: Tree) -> Tensor:
+        """Return T(P), ``[K, C, d]``."""
+        return prompted_text(model, p)
+
+    def image_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
+        """Return z(V), ``[K, B, d]``."""
+        first = {0: p["text.ctx"]}
+        prompts = first | {int(n.removeprefix(TEXT)): v for n, v in p.items() if TEXT in n}
+        rows = {f"{IMAGE}{b}": linear(p, f"{COUPLE}.{b}", v) for b, v in prompts.items()}
+        return model.adapted_image(x, visual_prompts(model, rows))[0]
