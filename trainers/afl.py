@@ -2,9 +2,9 @@
 
 Paper: He et al., AFL: A Single-Round Analytic Approach for Federated Learning with Pre-trained
     Models, CVPR 2025.
-Equations: client C_k = Z_k'Z_k + GAMMA I, W_k = C_k^-1 Z_k'Y_k, Y one-hot; server
-    W = (sum_k C_k - K GAMMA I + KEEP I)^+ sum_k C_k W_k: with KEEP 0 the least-squares solution on
-    all clients' images, however they are dealt. logits = z W.
+Equations: client C_k = Z_k'Z_k + GAMMA I, W_k = C_k^-1 Z_k'Y_k, Y one-hot; server W = (sum_k C_k -
+    K GAMMA I + KEEP I)^+ sum_k C_k W_k: with KEEP 0 the least-squares solution on all clients'
+    images, however they are dealt. logits = z W.
 Shared: head.weight (the server's solution; clients send C_k and W_k as extras)
 Personal: none
 Frozen: both towers.

@@ -7,8 +7,8 @@ Equations: a(x) = softmax(W2 tanh(W1 x + b1) + b2); x' = a(x) x; CLIP's symmetri
 Shared: image.adapter.fc1.*, image.adapter.fc2.*
 Personal: none
 Frozen: both towers, the logit scale.
-Defaults: Adam, lr 5e-5, ADAM_BETA2 0.98, weight decay 0.2 (the authors'), which add to the
-    gradient as in torch.optim.Adam.
+Defaults: Adam, lr 5e-5, ADAM_BETA2 0.98, weight decay 0.2 (the authors'), which add to the gradient
+    as in torch.optim.Adam.
 Departures from the paper: none known.
 Departures from the authors' code: padding is in neither direction of the loss; a fresh optimiser
     per client and round.

@@ -1,9 +1,10 @@
 """FedDDA: a shared and a personal half of the prompt, a shared and a personal adapter, and a gate.
 
-Paper: Yang et al., FedDDA, ICML 2025 (public repository MoratalYang/FedDDA; the paper's text was not
-    available).
-Equations: text of class c: "v_g c with a style of v_k."; A(x) = relu(W2 relu(W1 x)); w = softmax(W x);
-    x' = w_1 x + w_2 A_k(x) + w_3 A_g(x); logits = scale x'/|x'| . T; CE; server: sum_k p_k of v_g, A_g.
+Paper: Yang et al., FedDDA, ICML 2025 (public repository MoratalYang/FedDDA; the paper's text was
+    not available).
+Equations: text of class c: "v_g c with a style of v_k."; A(x) = relu(W2 relu(W1 x)); w = softmax(W
+    x); x' = w_1 x + w_2 A_k(x) + w_3 A_g(x); logits = scale x'/|x'| . T; CE; server: sum_k p_k of
+    v_g, A_g.
 Shared: text.ctx.global, image.shared_adapter.*
 Personal: text.ctx.local, image.personal_adapter.*, gate.weight
 Frozen: both towers, the logit scale.
@@ -12,9 +13,9 @@ Departures from the paper: not known (its text was not available).
 Departures from the authors' code: a fresh optimiser per client and round. The global model has the
     personal parts of the start.
 Extra data: none.
-Cost: ViT-B/16: 267,776 trained, 133,120 sent each way. The second half stands behind the class name,
-    so that the texts of classes share nothing: one full text pass per class, prompt set and step (the
-    plain path), which makes it many times slower than PromptFL.
+Cost: ViT-B/16: 267,776 trained, 133,120 sent each way. The second half stands behind the class
+    name, so that the texts of classes share nothing: one full text pass per class, prompt set and
+    step (the plain path), which makes it many times slower than PromptFL.
 Command: python federated_main.py --demo --trainer FedDDA
 """
 

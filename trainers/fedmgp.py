@@ -2,23 +2,23 @@
 
 Paper: Bo et al., FedMGP: Personalized Federated Learning with Multi-Group Text-Visual Prompts,
     NeurIPS 2025.
-Equations: group g: logits_g = scale z(V_g) . T(P_g); L = mean_g CE(logits_g) + DIV L_div; prediction
-    by mean_g logits_g. After training a client draws SENT groups without replacement with
-    probability softmax_g(max_i cos(P_g, G_i) / TEMP), G the prompts of the last round (round 1:
-    evenly), text and visual by themselves; server G_i = sum_k p_k of what was drawn i-th; it takes
-    the place of the drawn groups.
+Equations: group g: logits_g = scale z(V_g) . T(P_g); L = mean_g CE(logits_g) + DIV L_div;
+    prediction by mean_g logits_g. After training a client draws SENT groups without replacement
+    with probability softmax_g(max_i cos(P_g, G_i) / TEMP), G the prompts of the last round (round
+    1: evenly), text and visual by themselves; server G_i = sum_k p_k of what was drawn i-th; it
+    takes the place of the drawn groups.
 Shared: text.prompt.sent, image.prompt.sent (copies of what was drawn)
 Personal: text.prompt.groups, image.prompt.groups
 Frozen: both towers, the logit scale.
-Defaults: GROUPS 5 of TOKENS 2 in each tower, SENT 2, TEMP 1, DIV 1, text starts as "a photo of a"'s first
-    tokens with noise 0.01; SGD lr 0.001.
-Departures from the paper: VARIANT fixed has the paper's L_div, the mean cosine of two groups' features;
-    published the public code's, whose sign brings groups together: + mean |f_i - f_j|. The global
-    model, which the paper does not judge, predicts by G.
+Defaults: GROUPS 5 of TOKENS 2 in each tower, SENT 2, TEMP 1, DIV 1, text starts as "a photo of a"'s
+    first tokens with noise 0.01; SGD lr 0.001.
+Departures from the paper: VARIANT fixed has the paper's L_div, the mean cosine of two groups'
+    features; published the public code's, whose sign brings groups together: + mean |f_i - f_j|.
+    The global model, which the paper does not judge, predicts by G.
 Departures from the authors' code: a client's draw comes from the run's seeds (there from 42).
 Extra data: none.
-Cost: ViT-B/16: 12,800 trained, 5,120 sent each way (published: 12.8k, 5.1k); GROUPS passes through the
-    image tower and packed text passes per step.
+Cost: ViT-B/16: 12,800 trained, 5,120 sent each way (published: 12.8k, 5.1k); GROUPS passes through
+    the image tower and packed text passes per step.
 Command: python federated_main.py --demo --trainer FedMGP
 """
 
@@ -176,8 +176,8 @@ class FedMGP(Trainer):
         if ctx.round <= 1:  # nothing was averaged yet; both towers draw alike
             near, side = torch.zeros_like(near), "both"
         noise = torch.stack([
-            torch.rand(near.shape[1], generator=ctx.stream(f"groups/{side}", c), dtype=torch.float64)
-            for c in ctx.clients
+            torch.rand(near.shape[1], generator=g, dtype=torch.float64)
+            for g in (ctx.stream(f"groups/{side}", c) for c in ctx.clients)
         ])
         noise = -torch.log(-torch.log(noise.clamp(1e-12, 1 - 1e-12)))
         scores = near / self.cfg.TEMP + noise.to(near, non_blocking=True)

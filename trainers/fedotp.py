@@ -2,9 +2,9 @@
 
 Paper: Li et al., Global and Local Prompts Cooperation via Optimal Transport for Federated Learning,
     CVPR 2024.
-Equations: S_mn = cos(f_m, t_n) of patch m and context n, per class; Q = exp((S - 1)/EPS); from u = v
-    = 1, ITERS times u = min((1/M) / (Q v), 1), v = (GAMMA/2) / (Q' u); logit_c = scale sum_mn
-    u_m Q_mn v_n S_mn, the plan without gradient; CE; server v_g = sum_k p_k v_g,k.
+Equations: S_mn = cos(f_m, t_n) of patch m and context n, per class; Q = exp((S - 1)/EPS); from u =
+    v = 1, ITERS times u = min((1/M) / (Q v), 1), v = (GAMMA/2) / (Q' u); logit_c = scale sum_mn u_m
+    Q_mn v_n S_mn, the plan without gradient; CE; server v_g = sum_k p_k v_g,k.
 Shared: text.ctx.global
 Personal: text.ctx.local
 Frozen: both towers, the logit scale.
@@ -16,8 +16,8 @@ Departures from the authors' code: in log space; always ITERS iterations (there 
     change over the batch is below 1e-3, which lets images and clients mix, and None where a number
     is not finite); a fresh optimiser per client and round.
 Extra data: none.
-Cost: ViT-B/16: 16,384 trained, 8,192 sent each way (published: 8.2k); two packed text passes and
-    M x 2 x C scores per image and step; patch features are cached (196 x 512 numbers an image).
+Cost: ViT-B/16: 16,384 trained, 8,192 sent each way (published: 8.2k); two packed text passes and M
+    x 2 x C scores per image and step; patch features are cached (196 x 512 numbers an image).
 Command: python federated_main.py --demo --trainer FedOTP
 """
 

@@ -1,22 +1,22 @@
 """FedPGP: a low-rank personal context on a shared one, held between CLIP's text and its own.
 
-Paper: Cui et al., Harmonizing Generalization and Personalization in Federated Prompt Learning,
-    ICML 2024.
-Equations: P = sigma + U V; L = CE(scale z . T(P), y)
-    + MU mean_c CE_2([cos(T0_c, Tg_c), cos(Tg_c, T_c)] / TEMP, first), T = T(P), Tg = T(sigma),
-    T0 the template's text features; server sigma = sum_k p_k sigma_k.
+Paper: Cui et al., Harmonizing Generalization and Personalization in Federated Prompt Learning, ICML
+    2024.
+Equations: P = sigma + U V; L = CE(scale z . T(P), y) + MU mean_c CE_2([cos(T0_c, Tg_c), cos(Tg_c,
+    T_c)] / TEMP, first), T = T(P), Tg = T(sigma), T0 the template's text features; server sigma =
+    sum_k p_k sigma_k.
 Shared: text.sigma
 Personal: text.U, text.V
 Frozen: both towers, the logit scale.
-Defaults: N_CTX 16, RANK 8, MU 0.5, TEMP 0.5, NUM_PROMPT 1, SGD lr 0.001; 10 rounds x 2 local
-    epochs (this project's budget; the authors' scripts use 25 x 2).
+Defaults: N_CTX 16, RANK 8, MU 0.5, TEMP 0.5, NUM_PROMPT 1, SGD lr 0.001; 10 rounds x 2 local epochs
+    (this project's budget; the authors' scripts use 25 x 2).
 Departures from the paper: none known.
 Departures from the authors' code: a fresh optimiser per client and round; no test set in any
     choice; the average is one of weights n_k (there every client of a round counts by its share of
     all users' samples).
 Extra data: none.
-Cost: ViT-B/16: 12,416 trained, 8,192 sent each way; with NUM_PROMPT 2 24,832 and 16,384, as FedMGP's
-    table says of it; two packed text passes per step, images from the feature cache.
+Cost: ViT-B/16: 12,416 trained, 8,192 sent each way; with NUM_PROMPT 2 24,832 and 16,384, as
+    FedMGP's table says of it; two packed text passes per step, images from the feature cache.
 Command: python federated_main.py --demo --trainer FedPGP
 """
 

@@ -1,10 +1,11 @@
 """FedPHA: a shared context of fixed length beside personal ones of any length.
 
-Paper: Fang et al., FedPHA: Federated Prompt Learning for Heterogeneous Client Adaptation, ICML 2025.
-Equations: v_g = A S B' (singular values falling), B2 the right singular vectors behind the first
-    (1 - RATIO) share; proj(v) = v B2 B2'; L = CE(z . T(v_k)) + CE(z . T(v_g))
-    + mean |T(v_k) - T(proj(v_k))|^2 + mean_c relu(ALPHA - |T_c(v_k) - T_c(v_g)|);
-    prediction by T(v_k); server v_g = sum_k p_k v_g,k.
+Paper: Fang et al., FedPHA: Federated Prompt Learning for Heterogeneous Client Adaptation, ICML
+    2025.
+Equations: v_g = A S B' (singular values falling), B2 the right singular vectors behind the first (1
+    - RATIO) share; proj(v) = v B2 B2'; L = CE(z . T(v_k)) + CE(z . T(v_g)) + mean |T(v_k) -
+    T(proj(v_k))|^2 + mean_c relu(ALPHA - |T_c(v_k) - T_c(v_g)|); prediction by T(v_k); server v_g =
+    sum_k p_k v_g,k.
 Shared: text.ctx.global
 Personal: text.ctx.local
 Frozen: both towers, the logit scale.

@@ -10,8 +10,8 @@ Defaults: N_CTX 4, HEADS 4, FF 4, SGD lr 0.003 (the authors'; 500 epochs of one 
 Departures from the paper: every client sees the names of all classes of the run; CLASSES own gives
     it those of its own training images, as in the paper, where clients hold disjoint classes.
 Departures from the authors' code: names are encoded once (there in each step); no optional
-    self-attention behind it (off there). Towers whose text width is not that of the joint
-    embedding get a linear layer at the end.
+    self-attention behind it (off there). Towers whose text width is not that of the joint embedding
+    get a linear layer at the end.
 Extra data: none.
 Cost: ViT-B/16: 4,206,080 numbers each way with 4 tokens, 4,208,128 with 8 (published by FedMGP:
     4,208.1k); one packed text pass per step.

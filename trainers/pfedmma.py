@@ -1,10 +1,10 @@
-"""pFedMMA: personal bottlenecks in both towers meet in a small shared layer, the only one that travels.
+"""pFedMMA: personal bottlenecks in both towers meet in a small layer, the only one that travels.
 
 Paper: Mohammadi et al., pFedMMA: Personalized Federated Fine-Tuning with Multi-Modal Adapter for
     Vision-Language Models, ICLR 2026 (arXiv 2507.05394).
-Equations: in the last BLOCKS blocks of both towers h = MLP(x) + SCALE U relu(S relu(D x)), D, U of each
-    tower, S [HIDDEN x HIDDEN] common to both; logits = scale z . T, T of the template; CE; server
-    S = sum_k p_k S_k.
+Equations: in the last BLOCKS blocks of both towers h = MLP(x) + SCALE U relu(S relu(D x)), D, U of
+    each tower, S [HIDDEN x HIDDEN] common to both; logits = scale z . T, T of the template; CE;
+    server S = sum_k p_k S_k.
 Shared: both.mm_adapter.*
 Personal: image.mm_adapter.*, text.mm_adapter.*
 Frozen: both towers, the logit scale.
@@ -12,11 +12,11 @@ Defaults: BLOCKS 8 (the authors' 5 to 12), HIDDEN 32, SCALE 0.001, SGD lr 0.001.
 Departures from the paper: known from its abstract and public code. What the bottleneck reads, x
     behind the MLP's norm, is not certain: that file of the public code was not available. Layers
     have biases, as there; S's bias travels with it.
-Departures from the authors' code: a fresh optimiser per client and round. The global model has
-    the bottlenecks of the start.
+Departures from the authors' code: a fresh optimiser per client and round. The global model has the
+    bottlenecks of the start.
 Extra data: none.
-Cost: ViT-B/16: 676,096 trained, 8,448 sent each way; both towers run from the first changed block on
-    in every step (tokens are cached below it).
+Cost: ViT-B/16: 674,560 trained, 8,448 sent each way; both towers run from the first changed block
+    on in every step (tokens are cached below it).
 Command: python federated_main.py --demo --trainer pFedMMA
 """
 

@@ -2,10 +2,10 @@
 
 Paper: Luo et al., Mixture of Experts Made Personalized: Federated Prompt Learning for
     Vision-Language Models, ICLR 2025.
-Equations: z_p, T_p: every (d / D_GATE)-th channel of z = x/|x| and of T; per class E = {T_p(v_k)} and
-    {T_p(v_j)}, j the clients whose contexts came; T_M = MHA(q = z_p, k = v = E) with HEADS heads and
-    scores times SCALING; logits = scale (z_p . T_M + LAMBDA z . T(v_k)); CE; server v = sum_k p_k v_k,
-    and everybody's last context for the others.
+Equations: z_p, T_p: every (d / D_GATE)-th channel of z = x/|x| and of T; per class E = {T_p(v_k)}
+    and {T_p(v_j)}, j the clients whose contexts came; T_M = MHA(q = z_p, k = v = E) with HEADS
+    heads and scores times SCALING; logits = scale (z_p . T_M + LAMBDA z . T(v_k)); CE; server v =
+    sum_k p_k v_k, and everybody's last context for the others.
 Shared: text.ctx (as it is also sent on to other clients)
 Personal: gate.*
 Frozen: both towers, the logit scale; the experts within a round.
@@ -18,9 +18,9 @@ Departures from the authors' code: no dropout in the gate; contexts of this roun
     the last round that a client took part in, too); VARIANT fixed takes cosines to T_M and divides
     by sqrt(D_GATE / HEADS) (there a plain inner product, which grows with W_v and W_o).
 Extra data: none.
-Cost: ViT-B/16: 8,192 numbers up, (1 + EXPERTS) x 8,192 down; one packed text pass per step and one per
-    expert and round. The server keeps every client's context and sends it to others: it needs single
-    models, so that no secure aggregation can stand before it.
+Cost: ViT-B/16: 8,192 numbers up, (1 + EXPERTS) x 8,192 down; one packed text pass per step and one
+    per expert and round. The server keeps every client's context and sends it to others: it needs
+    single models, so that no secure aggregation can stand before it.
 Command: python federated_main.py --demo --trainer pFedMoAP
 """
 

@@ -2,8 +2,8 @@
 
 Paper: Pan et al., Federated Learning from Vision-Language Foundation Models: Theoretical Analysis
     and Method, NeurIPS 2024.
-Equations: T = (1 - FRAC) T(v_g) + FRAC T(v_k), each T of length 1; logits = scale z . T; CE;
-    server v_g = sum_k p_k v_g,k.
+Equations: T = (1 - FRAC) T(v_g) + FRAC T(v_k), each T of length 1; logits = scale z . T; CE; server
+    v_g = sum_k p_k v_g,k.
 Shared: text.ctx.global
 Personal: text.ctx.local
 Frozen: both towers, the logit scale.

@@ -2,17 +2,17 @@
 
 Paper: Khattak et al., Self-regulating Prompts: Foundational Model Adaptation without Forgetting,
     ICCV 2023; here with FedAvg, as the federated papers run it.
-Equations: CE + TEXT_LOSS_WEIGHT |T - T0|_1 + IMAGE_LOSS_WEIGHT |z - z0|_1 + KL(p0 || p), all features of
-    length 1 and norms as means over channels; T0 the mean of the templates' text features, z0 and
-    p0 those of the frozen towers. Server: sum_k p_k; GPA: the last round's model is
-    sum_t g_t P_t / sum g, g_t = exp(-(t - m)^2 / (2 s^2)).
+Equations: CE + TEXT_LOSS_WEIGHT |T - T0|_1 + IMAGE_LOSS_WEIGHT |z - z0|_1 + KL(p0 || p), all
+    features of length 1 and norms as means over channels; T0 the mean of the templates' text
+    features, z0 and p0 those of the frozen towers. Server: sum_k p_k; GPA: the last round's model
+    is sum_t g_t P_t / sum g, g_t = exp(-(t - m)^2 / (2 s^2)).
 Shared: text.ctx, text.prompt.*, image.prompt.*
 Personal: none
 Frozen: both towers, the logit scale.
-Defaults: N_CTX 4 in each tower, DEPTH 9, weights 25 and 10, GPA_MEAN 0.75 and GPA_STD 0.05 of the rounds
-    (there epochs 15 and 1 of 20), SGD lr 0.0025.
-Departures from the paper: the averaging of prompts over epochs is one over rounds, at the server, and
-    GPA False leaves it out; templates are the data set's (there 60 of ImageNet's); FedAvg.
+Defaults: N_CTX 4 in each tower, DEPTH 9, weights 25 and 10, GPA_MEAN 0.75 and GPA_STD 0.05 of the
+    rounds (there epochs 15 and 1 of 20), SGD lr 0.0025.
+Departures from the paper: the averaging of prompts over epochs is one over rounds, at the server,
+    and GPA False leaves it out; templates are the data set's (there 60 of ImageNet's); FedAvg.
 Departures from the authors' code: VARIANT fixed divides KL by the samples, as the paper writes;
     published divides by samples and classes, as the public code.
 Extra data: none.
@@ -63,7 +63,8 @@ class PromptSRC(Trainer):
         "TEXT_LOSS_WEIGHT": Option(25.0, "weight of the text features' distance", low=0.0),
         "IMAGE_LOSS_WEIGHT": Option(10.0, "weight of the image features' distance", low=0.0),
         "GPA": Option(True, "the last round's model is an average over rounds"),
-        "GPA_MEAN": Option(0.75, "the round that weighs most, as a share of all", low=0.0, high=1.0),
+        "GPA_MEAN": Option(0.75, "the round that weighs most, as a share of all", low=0.0,
+                           high=1.0),
         "GPA_STD": Option(0.05, "width of its bell, as a share of all", low=0.0, low_open=True),
         "VARIANT": Option("published", "how KL is divided: see the card",
                           choices=("published", "fixed")),

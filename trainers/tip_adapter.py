@@ -2,8 +2,8 @@
 
 Paper: Zhang et al., Tip-Adapter: Training-free Adaption of CLIP for Few-shot Classification, ECCV
     2022; here as a local reference.
-Equations: logits = scale z . T0 + ALPHA sum_i exp(-BETA (1 - z . z_i)) onehot(y_i), over the client's
-    training images i; z = x/|x|.
+Equations: logits = scale z . T0 + ALPHA sum_i exp(-BETA (1 - z . z_i)) onehot(y_i), over the
+    client's training images i; z = x/|x|.
 Shared: none
 Personal: the cache (made anew of the client's images at every evaluation)
 Frozen: both towers, the logit scale.

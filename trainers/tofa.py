@@ -3,24 +3,24 @@
 Paper: Zhang et al., TOFA: Training-Free One-Shot Federated Adaptation for Vision-Language Models,
     AAAI 2026 (arXiv 2511.16423). This is an interpretation: the paper's text was not at hand, only
     its abstract and a detailed summary; what is ours is listed below.
-Equations: z = x/|x| of class c is N(m_c, S) with a normal-inverse-Wishart posterior; the server's from
-    all clients and no prior, a client's q(theta_k) ~ L(D_k) L(D)^PRIOR: counts, means and scatters
-    add up with weight PRIOR. f_V: the Gaussian discriminant of the posterior means. Texts t_c^m, m =
-    0 the set's template: u_k(t_c^m) the mean probability of c for the client's images of c with t_c^m
-    in the place of t_c^0; r_c^m = mean_k u_k(t_c^0) log(u_k(t_c^m) / u_k(t_c^0)); f_T = scale z . sum_m
-    softmax_m(r / TEMP) t_c^m. f = eta f_V + (1 - eta) f_T, eta = v / (v + t), v and t the largest
-    probabilities of f_V and f_T.
+Equations: z = x/|x| of class c is N(m_c, S) with a normal-inverse-Wishart posterior; the server's
+    from all clients and no prior, a client's q(theta_k) ~ L(D_k) L(D)^PRIOR: counts, means and
+    scatters add up with weight PRIOR. f_V: the Gaussian discriminant of the posterior means. Texts
+    t_c^m, m = 0 the set's template: u_k(t_c^m) the mean probability of c for the client's images of
+    c with t_c^m in the place of t_c^0; r_c^m = mean_k u_k(t_c^0) log(u_k(t_c^m) / u_k(t_c^0)); f_T
+    = scale z . sum_m softmax_m(r / TEMP) t_c^m. f = eta f_V + (1 - eta) f_T, eta = v / (v + t), v
+    and t the largest probabilities of f_V and f_T.
 Shared: head.visual, head.bias, head.mix (the server's; clients send moments and scores)
 Personal: none; a client's own discriminant is made of its images at every evaluation.
 Frozen: both towers, the logit scale.
 Defaults: PRIOR 0.5, SHRINK 0.1, TEMP 0.1, one round; eight templates.
-Departures from the paper: ours are PRIOR, SHRINK (towards a multiple of the identity), equal chances
-    of the classes, TEMP, the means of the posterior in the place of its whole, and the texts:
-    templates of CLIP's authors, where every client asks a language model.
+Departures from the paper: ours are PRIOR, SHRINK (towards a multiple of the identity), equal
+    chances of the classes, TEMP, the means of the posterior in the place of its whole, and the
+    texts: eight plain templates, where every client asks a language model for sentences.
 Departures from the authors' code: none was published.
 Extra data: none; a client tells the moments of its features by class.
-Cost: ViT-B/16, C = 100: 314,244 numbers up and 365,244 down in float64; no training; a text pass per
-    template, once. A client counts once, in whatever round it is drawn.
+Cost: ViT-B/16, C = 100: 314,344 numbers up and 365,644 down in float64; no training; a text pass
+    per template, once. A client counts once, in whatever round it is drawn.
 Command: python federated_main.py --demo --trainer TOFA
 """
 
@@ -42,12 +42,13 @@ from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor, Trainer
 from fedvlm.models.vlmodel import VLModel
 
 VISUAL, BIAS, MIX = "head.visual", "head.bias", "head.mix"
-COUNT, TOTAL, GRAM, SCORE, VOTES = (f"tofa.{n}" for n in ("count", "total", "gram", "score", "votes"))
+COUNT, TOTAL, GRAM, SCORE = (f"tofa.{n}" for n in ("count", "total", "gram", "score"))
+VOTES = "tofa.votes"  # clients with images of a class
 SUMS, COUNTED = "sums", "counted"  # slots: of the server; of a client at the server
 LEAST = 1e-3  # of the variance of a feature of length 1
 TEMPLATES = (
-    "a photo of a {}.", "itap of a {}.", "a bad photo of the {}.", "a origami {}.",
-    "a photo of the large {}.", "a {} in a video game.", "art of the {}.", "a photo of the small {}.",
+    "a photo of a {}.", "a close-up photo of a {}.", "a blurry photo of a {}.", "a picture of one {}.",
+    "a photo of several {}.", "a drawing of a {}.", "a {} from afar.", "{}.",
 )
 
 

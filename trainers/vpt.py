@@ -1,19 +1,19 @@
 """VPT: visual prompts in the image tower's blocks, averaged over clients.
 
 Paper: Jia et al., Visual Prompt Tuning, ECCV 2022; here with FedAvg, on CLIP.
-Equations: [x_b, _] = Block_b([x_{b-1}, P_b]) for blocks b < DEPTH, each with TOKENS rows P_b of its own
-    (DEPTH 1: shallow, the rows of P_0 stay); logits = scale z . T0; server P = sum_k p_k P_k.
+Equations: [x_b, _] = Block_b([x_{b-1}, P_b]) for blocks b < DEPTH, each with TOKENS rows P_b of its
+    own (DEPTH 1: shallow, the rows of P_0 stay); logits = scale z . T0; server P = sum_k p_k P_k.
 Shared: image.prompt.*
 Personal: none
 Frozen: both towers, the logit scale.
-Defaults: DEPTH 9, TOKENS 4, SGD lr 0.005. DEPTH 1 is VPT-shallow, 0 takes all blocks (VPT-deep).
+Defaults: DEPTH 9, TOKENS 4, SGD lr 0.005. A DEPTH of 1 is VPT-shallow, of 0 VPT-deep (all blocks).
 Departures from the paper: the template's text features classify (there a linear head); prompts
     start as N(0, 0.02^2) (there uniform), P_0 goes through CLIP's first norm, rows stand behind the
     image's (their order changes nothing); FedAvg around it.
 Departures from the authors' code: none known.
 Extra data: none.
-Cost: ViT-B/16: 27,648 numbers each way (shallow 3,072); the image tower runs in every step, since no
-    block lies below the first prompt; its embeddings are cached.
+Cost: ViT-B/16: 27,648 numbers each way (shallow 3,072); the image tower runs in every step, since
+    no block lies below the first prompt; its embeddings are cached.
 Command: python federated_main.py --demo --trainer VPT
 """
 

@@ -89,7 +89,7 @@ def around_names(model: VLModel, front: Tensor, back: Tensor, between: str) -> T
 def _surrounded(
     model: VLModel, n: int, m: int, between: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ids ``[C, L]``, where they are read out ``[C]`` and where ``back`` stands ``[C, m]``."""
+    """Return ids ``[C, L]``, where they are read out ``[C]``, and ``back``'s places ``[C, m]``."""
     backbone = model.backbone
     names = [f"{clean_name(name)} {between}" for name in model.classnames]
     gap = " ".join([PLACEHOLDER] * n), " ".join([PLACEHOLDER] * m)

@@ -41,7 +41,7 @@ FINE_ROLES = (
     (LORA, r".*\.lora\..*"),
     (CONTEXT, r"(text\.(ctx|sigma|U|S|V)|(text|image)\.prompt)(\..*)?"),
     (LINEAR, r"(head|small|gate)\..*"),
-    (ADAPTER, r".*adapter\..*|image\.(fusion|private)\..*"),
+    (ADAPTER, r".*adapter\..*|image\.(fusion|private|couple)\..*|(text|image)\.net\..*"),
 )
 
 

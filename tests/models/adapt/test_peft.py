@@ -44,9 +44,24 @@ ROLES = {
     "head.weight": "head", "head.weight.private.left": "head", "head.weight.private.right": "head",
     "small.fc*.weight": "head", "small.fc*.bias": "head", "small.conv*.weight": "head",
     "small.conv*.bias": "head", "small.fc.weight": "head", "small.fc.bias": "head",
+    "text.ctx.global": "context", "text.ctx.local": "context", "text.prompt.*": "context",
+    "image.prompt.*": "context", "text.prompt.groups": "context", "text.prompt.sent": "context",
+    "image.prompt.groups": "context", "image.prompt.sent": "context",
+    "image.couple.*.weight": "adapter", "image.couple.*.bias": "adapter",
+    "image.adapter.fc*.weight": "adapter", "image.adapter.fc*.bias": "adapter",
+    "both.mm_adapter.*.weight": "adapter", "both.mm_adapter.*.bias": "adapter",
+    **{f"{side}.mm_adapter.*.{site}.{part}": "adapter" for side in ("image", "text")
+       for site in ("down", "up") for part in ("weight", "bias")},
+    **{f"{name}.{part}": "adapter" for part in ("weight", "bias") for name in (
+        "text.net.fc*", "text.net.ff*", "image.net.ff*", "image.net.text",
+        *(f"{side}.net.{site}" for side in ("text", "image") for site in (
+            "attn.q", "attn.k", "attn.v", "attn.o", "norm.query", "norm.key", "norm.ff")),
+    )}, "text.net.queries": "adapter",
+    **{f"gate.{site}.{part}": "head" for site in "qkvo" for part in ("weight", "bias")},
+    "gate.weight": "head", "head.visual": "head", "head.bias": "head", "head.mix": "head",
 }
 
-NUMBERS = r"(?<=lora\.)\d+\.[a-z]+|(?<=fc)\d+|(?<=conv)\d+|(?<=\.)\d+(\.(attn|mlp))?"
+NUMBERS = r"(?<=lora\.)\d+\.[a-z]+|(?<=fc)\d+|(?<=ff)\d+|(?<=conv)\d+|(?<=\.)\d+(\.(attn|mlp))?"
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,65 @@
+"""FedMGP: groups as clients of their own, what is drawn, and where it comes back."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from fedvlm.check.world import Setup
+from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.toolbox.contexts import TRAINED
+from tests.trainers.small_world import batch, method, model, tree, world
+
+OPTS = {"GROUPS": 3, "SENT": 2}
+
+
+def test_groups_are_models_of_their_own() -> None:
+    trainer, fixed = (method("FedMGP", **OPTS, VARIANT=v) for v in ("published", "fixed"))
+    vpt = method("VPT", DEPTH=1, TOKENS=2)
+    p, b = tree(trainer), batch(names=("pixels",))
+    logits, losses, views = [], [], []
+    for g in range(3):
+        rows = {"image.prompt.0": p["image.prompt.groups"][:, g]}
+        text = model().text(p["text.prompt.groups"][:, g])
+        z = vpt.image_features(model(), rows, b.x)
+        logits.append(model().logits(z, text))
+        views.append((F.normalize(z, dim=-1), text))
+        losses.append(torch.stack([
+            F.cross_entropy(logits[-1][k, : int(b.w[k].sum())], b.y[k, : int(b.w[k].sum())])
+            for k in range(2)
+        ]))
+    got = trainer.predict(model(), p | {TRAINED: torch.ones(2).double()}, b.x)
+    assert torch.allclose(got, torch.stack(logits).mean(0), atol=1e-9)
+    _, parts = trainer.loss(model(), p, b)
+    assert torch.allclose(parts["cls_loss"], torch.stack(losses).mean(0), atol=1e-9)
+    _, ours = fixed.loss(model(), p, b)
+    pairs = ((0, 1), (0, 2), (1, 2))
+    k, n = 1, int(b.w[1].sum())
+    cosine = [sum((views[i][side][k][:m] * views[j][side][k][:m]).sum(-1).mean() for i, j in pairs)
+              for side, m in ((0, n), (1, 4))]
+    assert torch.allclose(ours["div_loss"][k], (cosine[0] + cosine[1]) / 6, atol=1e-9)
+
+
+def test_the_drawn_groups_travel_and_the_mean_takes_their_place() -> None:
+    run = world().record(load_trainer("FedMGP"), Setup(rounds=2, opts=OPTS | {"TEMP": 1e-6}))
+    for before, after, event in zip(run.states[:-1], run.states[1:], run.events, strict=True):
+        for client, message in event.updates.messages().items():
+            state = after.clients[client]
+            ranks = {}
+            for side in ("text", "image"):
+                groups = state["w"][f"{side}.prompt.groups"]
+                rank = ranks[side] = state["rank"][f"rank.{side}"].long()
+                assert torch.equal(message[f"{side}.prompt.sent"], groups[rank])
+                assert len(set(rank.tolist())) == 2
+                if event.round == 2:  # at no temperature: the nearest to the last round's
+                    home = before.server["w"][f"{side}.prompt.sent"].flatten(1)
+                    near = F.cosine_similarity(groups.flatten(1)[:, None], home[None], dim=-1)
+                    assert set(rank.tolist()) == set(near.amax(1).topk(2).indices.tolist())
+            if event.round == 1:
+                assert torch.equal(ranks["text"], ranks["image"])
+    models = {c: {n: v[k] for n, v in p.items()} for ids, p in
+              run.fed.personal(run.fed.adopt(run.states[2]), range(4)) for k, c in enumerate(ids)}
+    for client, p in models.items():
+        rank = run.states[2].clients[client]["rank"]["rank.text"].long()
+        sent = run.states[2].server["w"]["text.prompt.sent"]
+        assert torch.equal(p["text.prompt.groups"][rank], sent)

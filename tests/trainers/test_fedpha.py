@@ -1,0 +1,37 @@
+"""FedPHA: the projector, own lengths, and who predicts by which context."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from fedvlm.check.world import Setup
+from fedvlm.core.errors import ConfigError
+from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.toolbox.contexts import GLOBAL, LOCAL
+from tests.trainers.small_world import method, world
+
+
+def test_projector_keeps_the_directions_behind_the_first_share() -> None:
+    projector = sys.modules[type(method("FedPHA")).__module__].projector
+    context = torch.diag(torch.tensor([5.0, 4, 3, 2, 1], dtype=torch.float64))[None, :, :]
+    assert torch.allclose(
+        projector(context, 0.6)[0], torch.diag(torch.tensor([0.0, 0, 1, 1, 1]).double()), atol=1e-12
+    )
+    assert int(projector(context, 1.0)[0].diagonal().sum().round()) == 5
+
+
+def test_every_client_has_a_context_of_its_own_length() -> None:
+    cls = load_trainer("FedPHA")
+    opts = {"N_CTX": 3, "LOCAL_LENGTHS": (1, 3)}
+    fed = world().federation(cls, Setup(rounds=1, chunk=4, opts=opts))
+    state = fed.run()
+    lengths = {c: fed.clients.read([c], state.versions)[c]["w"][LOCAL].shape[0] for c in range(4)}
+    assert lengths == {0: 1, 1: 3, 2: 1, 3: 3} and state.server["w"][GLOBAL].shape[0] == 3
+    models = list(fed.personal(state, range(4)))
+    assert sorted(c for ids, _ in models for c in ids) == [0, 1, 2, 3]
+    assert all(p[LOCAL].shape[1] == lengths[ids[0]] for ids, p in models)
+    with pytest.raises(ConfigError, match="LOCAL_LENGTHS holds 9; lengths are"):
+        world().federation(cls, Setup(opts={"LOCAL_LENGTHS": (9,), "N_CTX": 3})).run()

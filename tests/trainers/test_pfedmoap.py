@@ -1,0 +1,47 @@
+"""pFedMoAP: the gate against torch's attention; whose contexts are sent to whom."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from fedvlm.check.world import Setup
+from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.server import Held
+from tests.trainers.small_world import batch, method, model, tree, world
+
+
+def test_gate_is_torchs_attention_over_contexts() -> None:
+    trainer = method("pFedMoAP", N_CTX=2, D_GATE=6, HEADS=3, LAMBDA=0.4, VARIANT="published",
+                     SCALING=2**-0.5)  # of a head of two channels: torch's factor
+    p, b = tree(trainer, 1), batch(1)
+    others = torch.randn(3, *p["text.ctx"].shape[1:], generator=torch.Generator().manual_seed(5))
+    p |= {f"expert.{i}.ctx": v[None].double() for i, v in enumerate(others)}
+    got = trainer.predict(model(), p, b.x)[0]
+    z = F.normalize(b.x["features"][0], dim=-1)
+    own = model().text(p["text.ctx"])[0]
+    texts = torch.cat([own[None], model().text(others.double())])[..., ::2]  # [E, C, 6]
+    mha = torch.nn.MultiheadAttention(6, 3, dtype=torch.float64)
+    mha.load_state_dict({
+        "in_proj_weight": torch.cat([p[f"gate.{s}.weight"][0] for s in "qkv"]),
+        "in_proj_bias": torch.cat([p[f"gate.{s}.bias"][0] for s in "qkv"]),
+        "out_proj.weight": p["gate.o.weight"][0], "out_proj.bias": p["gate.o.bias"][0],
+    })
+    for c in range(texts.shape[1]):
+        key = texts[:, c].unsqueeze(1).expand(-1, len(z), -1)  # experts by images
+        out = mha(z[None, :, ::2], key, key)[0][0]
+        want = model().scale * ((z[:, ::2] * out).sum(-1) + 0.4 * z @ own[c])
+        assert torch.allclose(got[:, c], want, atol=1e-9)
+
+
+def test_nobody_gets_its_own_context_and_the_nearest_come_first() -> None:
+    cls = load_trainer("pFedMoAP")
+    setup = Setup(rounds=1, opts={"N_CTX": 2, "SELECT": "nearest", "EXPERTS": 2})
+    fed = world().federation(cls, setup)
+    state = fed.run()
+    last = {c: fed.server_context(2, Held(fed.held, state.held)).held.get(c)["own"]["text.ctx"]
+            for c in range(4)}
+    for client, down in fed.downloads(state, 2, range(4)).items():
+        experts = [v for n, v in down.items() if n.startswith("expert.")]
+        far = sorted((float((v - last[client]).norm()), c) for c, v in last.items() if c != client)
+        assert all(torch.equal(v, last[c]) for v, (_, c) in zip(experts, far[:2], strict=True))

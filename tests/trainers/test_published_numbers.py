@@ -1,0 +1,61 @@
+"""How many numbers train and travel at ViT-B/16's shapes: the papers', without its weights."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fedvlm.core.trees import numel, pick
+from fedvlm.federation.groups import resolve
+from tests.trainers.small_world import method
+
+CLASSES = 100
+
+
+def vit_b16() -> Any:
+    """Return what ``trainables`` reads of a ViT-B/16: sizes."""
+    blocks = [SimpleNamespace(index=i, shape=lambda site: (768, 768)) for i in range(12)]
+    return SimpleNamespace(
+        text_width=512, embed_dim=512, classnames=("x",) * CLASSES, has_text=True,
+        vision=SimpleNamespace(width=768, blocks=blocks),
+        backbone=SimpleNamespace(text_blocks=blocks),
+        anchor=lambda kind, n: torch.zeros(CLASSES, 512),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "trained", "sent"),
+    [
+        ("FedPGP", {}, 12_416, 8_192),
+        ("FedPGP", {"NUM_PROMPT": 2}, 24_832, 16_384),  # FedMGP, table 3: 24.8k, 16.4k
+        ("FedOTP", {}, 16_384, 8_192),  # 16.4k, 8.2k
+        ("PromptFolio", {}, 16_384, 8_192),  # 16.4k, 8.2k
+        ("FedTPG", {}, 4_206_080, 4_206_080),
+        ("FedTPG", {"N_CTX": 8}, 4_208_128, 4_208_128),  # 4208.1k
+        ("FedMGP", {"CTX_INIT": ""}, 12_800, 5_120),  # 12.8k, 5.1k
+        ("FedCLIP", {}, 525_312, 525_312),  # 5.3e5
+        ("MaPLe", {"CTX_INIT": ""}, 3_555_072, 3_555_072),  # 3.55 M
+        ("PromptSRC", {"CTX_INIT": ""}, 46_080, 46_080),
+        ("VPT", {}, 27_648, 27_648),
+        ("VPT", {"DEPTH": 1}, 3_072, 3_072),
+        ("FedPHA", {}, 16_384, 8_192),
+        ("pFedMoAP", {}, 8_192 + 66_048, 8_192),
+        ("CoCoOp", {"CTX_INIT": ""}, 35_360, 35_360),
+        ("KgCoOp", {"CTX_INIT": ""}, 2_048, 2_048),
+        ("ProGrad", {}, 8_192, 8_192),
+        ("FedDDA", {}, 267_776, 133_120),
+        ("CLIP-Adapter", {}, 131_072, 0),
+        ("pFedMMA", {}, 674_560, 8_448),
+        ("FedMVP", {}, 9_845_760, 9_845_760),
+    ],
+)  # fmt: skip
+def test_numbers_at_vit_b16(name: str, options: dict[str, Any], trained: int, sent: int) -> None:
+    trainer = method(name, **options)
+    tree = trainer.trainables(vit_b16(), torch.Generator())
+    groups = resolve(tree, trainer.rules(list(tree)), name)
+    copies = sum(v.numel() for n, v in tree.items() if n.endswith(".prompt.sent"))
+    assert numel(tree) - copies == trained
+    assert numel(pick(tree, groups.shared)) == sent
