@@ -109,8 +109,8 @@ class AFL(Trainer):
             if ctx.held.get(client):
                 continue
             ctx.held.put(client, {COUNTED: {COUNTED: torch.ones(())}})
-            gram, own = (updates.extras[n][k].cpu().double() for n in (GRAM, WEIGHT))
-            eye = torch.eye(len(gram), dtype=gram.dtype)
+            gram, own = (updates.extras[n][k].to(sums["gram"]) for n in (GRAM, WEIGHT))
+            eye = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
             sums["gram"] = sums["gram"] + (gram - self.cfg.GAMMA * eye)
             sums["cross"] = sums["cross"] + gram @ own.mT
         head = ridge(sums["gram"], sums["cross"], self.cfg.KEEP).mT

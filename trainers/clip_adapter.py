@@ -2,14 +2,14 @@
 
 Paper: Gao et al., CLIP-Adapter: Better Vision-Language Models with Feature Adapters, International
     Journal of Computer Vision 2024 (arXiv 2021); here as a local reference.
-Equations: A(z) = relu(W2 relu(W1 z)); z' = RATIO A(z) + (1 - RATIO) z, z = x/|x|; logits = scale
-    z'/|z'| . T0; CE.
+Equations: A(x) = relu(W2 relu(W1 x)); x' = RATIO A(x) + (1 - RATIO) x; logits = scale x'/|x'| . T0;
+    CE.
 Shared: none
 Personal: image.adapter.fc1.weight, image.adapter.fc2.weight
 Frozen: both towers, the logit scale.
 Defaults: RATIO 0.2, hidden width d / REDUCTION, REDUCTION 4, SGD lr 0.002.
 Departures from the paper: none known; the visual adapter alone, which is the paper's choice.
-Departures from the authors' code: z has length 1 before the adapter (there the feature as it is).
+Departures from the authors' code: none known.
 Extra data: none.
 Cost: ViT-B/16: 131,072 trained, no byte travels; no text pass in a step. `global` is the untrained
     start.
@@ -62,7 +62,7 @@ class CLIPAdapter(Trainer):
         return model.anchor("template", 0).expand(len(p[f"{FIRST}.weight"]), -1, -1)
 
     def image_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
-        """Return z', ``[K, B, d]``."""
-        z = F.normalize(model.image(x), dim=-1)
+        """Return x', ``[K, B, d]``."""
+        z = model.image(x)
         out = F.relu(linear(p, SECOND, F.relu(linear(p, FIRST, z))))
         return z.lerp(out, self.cfg.RATIO)

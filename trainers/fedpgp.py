@@ -12,8 +12,7 @@ Defaults: N_CTX 16, RANK 8, MU 0.5, TEMP 0.5, NUM_PROMPT 1, SGD lr 0.001; 10 rou
     (this project's budget; the authors' scripts use 25 x 2).
 Departures from the paper: none known.
 Departures from the authors' code: a fresh optimiser per client and round; no test set in any
-    choice; the average is one of weights n_k (there every client of a round counts by its share of
-    all users' samples).
+    choice.
 Extra data: none.
 Cost: ViT-B/16: 12,416 trained, 8,192 sent each way; with NUM_PROMPT 2 24,832 and 16,384, as
     FedMGP's table says of it; two packed text passes per step, images from the feature cache.

@@ -31,7 +31,7 @@ from fedvlm.core.trees import State, Tree
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context
 from fedvlm.federation.toolbox.contexts import GLOBAL, LOCAL, PairTrainer
-from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor, cross_entropy
+from fedvlm.federation.trainer import TRAINER_REGISTRY, cross_entropy
 from fedvlm.models.vlmodel import VLModel
 
 
@@ -69,10 +69,6 @@ class FedPHA(PairTrainer):
             f"N_CTX {self.cfg.N_CTX}",
         )
         return {"w": start | {LOCAL: start[LOCAL][: int(length)]}}
-
-    def classify(self, model: VLModel, p: Tree, texts: tuple[Tensor, Tensor]) -> Predictor:
-        """Return ``x -> logits`` by the own text features."""
-        return lambda x: model.logits(self.image_features(model, p, x), texts[1])
 
     def loss(self, model: VLModel, p: Tree, b: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss ``[K]`` and its parts."""

@@ -14,9 +14,8 @@ Defaults: EXPERTS 9 beside the own (10 in all), D_GATE 128, HEADS 8, SCALING 10,
 Departures from the paper: experts are drawn at random, as in the public code; SELECT nearest takes
     those at the smallest distance from the client's own last context, as the paper writes. The
     scores' factor is the public code's.
-Departures from the authors' code: no dropout in the gate; contexts of this round's start (there of
-    the last round that a client took part in, too); VARIANT fixed takes cosines to T_M and divides
-    by sqrt(D_GATE / HEADS) (there a plain inner product, which grows with W_v and W_o).
+Departures from the authors' code: no dropout in the gate; VARIANT fixed takes cosines to T_M and
+    divides by sqrt(D_GATE / HEADS) (there a plain inner product, which grows with W_v and W_o).
 Extra data: none.
 Cost: ViT-B/16: 8,192 numbers up, (1 + EXPERTS) x 8,192 down; one packed text pass per step and one
     per expert and round. The server keeps every client's context and sends it to others: it needs

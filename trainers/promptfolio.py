@@ -7,8 +7,8 @@ Equations: T = (1 - FRAC) T(v_g) + FRAC T(v_k), each T of length 1; logits = sca
 Shared: text.ctx.global
 Personal: text.ctx.local
 Frozen: both towers, the logit scale.
-Defaults: N_CTX 16, FRAC 0.2, SGD lr 0.001 (the paper's tables; the authors' command line says 0.4
-    and 8 tokens).
+Defaults: N_CTX 16, FRAC 0.4, SGD lr 0.001 (the authors' command line has 8 tokens; other toolkits
+    run FRAC at 0.2).
 Departures from the paper: none known; a client that never trained, and the global model, use v_g
     alone.
 Departures from the authors' code: a fresh optimiser per client and round.
@@ -22,10 +22,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedvlm.config.option import Option
-from fedvlm.core.trees import Tree
 from fedvlm.federation.toolbox.contexts import PairTrainer
-from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.federation.trainer import TRAINER_REGISTRY
 
 
 @TRAINER_REGISTRY.register("PromptFolio")
@@ -35,10 +33,9 @@ class PromptFolio(PairTrainer):
     name = "PromptFolio"
     options = {
         **PairTrainer.options,
-        "FRAC": Option(0.2, "share of the client's own context", low=0.0, high=1.0),
+        "FRAC": Option(0.4, "share of the client's own context", low=0.0, high=1.0),
     }
 
-    def classify(self, model: VLModel, p: Tree, texts: tuple[Tensor, Tensor]) -> Predictor:
-        """Return ``x -> logits`` by the mixed text features, which are not normalised again."""
-        mixed = texts[0].lerp(texts[1], self.cfg.FRAC)
-        return lambda x: model.logits(self.image_features(model, p, x), mixed)
+    def blend(self, shared: Tensor, own: Tensor) -> Tensor:
+        """Return the mixed text features, which are not normalised again."""
+        return shared.lerp(own, self.cfg.FRAC)

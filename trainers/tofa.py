@@ -47,8 +47,8 @@ VOTES = "tofa.votes"  # clients with images of a class
 SUMS, COUNTED = "sums", "counted"  # slots: of the server; of a client at the server
 LEAST = 1e-3  # of the variance of a feature of length 1
 TEMPLATES = (
-    "a photo of a {}.", "a close-up photo of a {}.", "a blurry photo of a {}.", "a picture of one {}.",
-    "a photo of several {}.", "a drawing of a {}.", "a {} from afar.", "{}.",
+    "a photo of a {}.", "a close-up photo of a {}.", "a blurry photo of a {}.",
+    "a picture of one {}.", "a photo of several {}.", "a drawing of a {}.", "a {} from afar.", "{}.",
 )
 
 
@@ -155,7 +155,7 @@ class TOFA(Trainer):
     def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return the discriminant of the client's posterior, and the shared texts."""
         own = self.moments(ctx)
-        everybody = Moments(*(received[n] for n in (COUNT, TOTAL, GRAM)))
+        everybody = Moments(*(received[n].to(own.count) for n in (COUNT, TOTAL, GRAM)))
         a = self.cfg.PRIOR
         both = Moments(
             own.count + a * everybody.count, own.total + a * everybody.total,

@@ -21,6 +21,20 @@ from fedvlm.models.vlmodel import VLModel
 from .broken_trainers import BROKEN, Good
 
 TRAINERS = sorted(trainer_files())
+# Tried by QUICK in `make test`, by all in `make test-all`: each of them costs 1 to 4 s.
+BASELINES = {
+    "afl", "clip_adapter", "cocoop", "fedclip", "feddda", "fedmgp", "fedmvp", "fedotp", "fedpgp",
+    "fedpha", "fedtpg", "kgcoop", "maple", "pfedmma", "pfedmoap", "prograd", "promptfolio",
+    "promptsrc", "tip_adapter", "tofa", "vpt",
+}
+QUICK = {"G1", "G10"}
+EACH = [
+    pytest.param(
+        trainer, name,
+        marks=[pytest.mark.slow] if trainer in BASELINES and name not in QUICK else (),
+    )
+    for trainer in TRAINERS for name in INVARIANTS
+]
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +43,7 @@ def world() -> World:
     return World()
 
 
-@pytest.mark.parametrize("name", list(INVARIANTS))
-@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize(("trainer", "name"), EACH)
 def test_invariant(world: World, trainer: str, name: str) -> None:
     cls = load_trainer(trainer)
     if name not in cls.exempt:

@@ -61,18 +61,31 @@ class PairTrainer(Trainer):
             return both[0], both[1]
         return model.text(p[GLOBAL]), model.text(p[LOCAL])
 
+    def blend(self, shared: Tensor, own: Tensor) -> Tensor:
+        """Return the text features that classify, ``[K, C, d]``; by default the client's own."""
+        return own
+
     def classify(
         self, model: VLModel, p: Tree, texts: tuple[Tensor, Tensor]
     ) -> Predictor:
-        """Return ``x -> logits`` by the two sets of text features."""
-        raise NotImplementedError
+        """Return ``x -> logits`` by the two sets of text features; by default by ``blend``."""
+        text = self.blend(*texts)
+        return lambda x: model.logits(self.image_features(model, p, x), text)
 
-    def predictor(self, model: VLModel, p: Tree) -> Predictor:
-        """Return ``x -> logits``; without an own context the shared one takes its place."""
+    def settled(self, model: VLModel, p: Tree) -> tuple[Tensor, Tensor]:
+        """Return ``texts``; without an own context the shared one takes its place."""
         shared, own = self.texts(model, p)
         on = p.get(TRAINED)
         own = shared if on is None else torch.where(per_client(on > 0, own), own, shared)
-        return self.classify(model, p, (shared, own))
+        return shared, own
+
+    def text_features(self, model: VLModel, p: Tree) -> Tensor:
+        """Return ``blend`` of the settled texts."""
+        return self.blend(*self.settled(model, p))
+
+    def predictor(self, model: VLModel, p: Tree) -> Predictor:
+        """Return ``x -> logits`` by the settled texts."""
+        return self.classify(model, p, self.settled(model, p))
 
     def loss(
         self, model: VLModel, p: Tree, b: Batch
