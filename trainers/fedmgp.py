@@ -89,7 +89,7 @@ class FedMGP(Trainer):
         c = self.cfg
         self.require(
             c.SENT < c.GROUPS,
-            f"TRAINER.FEDMGP.SENT {c.SENT} is not below GROUPS {c.GROUPS}: a client that sends all of "
+            f"TRAINER.FEDMGP.SENT {c.SENT} is not below GROUPS {c.GROUPS}: who sends all of "
             "them keeps nothing; lower it",
         )
         shapes = {s: (c.GROUPS, c.TOKENS, w) for s, w in
