@@ -76,7 +76,10 @@ PART = {
     "clients": each(whole(0, MOST_CLIENTS)), "rows": by(name, whole(-16, 16)),
     "counts": by(name, each(whole())),
 }
-MEASURE = {"split": text("test|val"), "finetuned": flag, "cross": flag, "away": flag}
+MEASURE = {
+    "split": text("test|val"), "finetuned": flag, "cross": flag, "away": flag, "calibration": flag,
+    "confusion": flag,
+}
 COUNTS = {"train": whole(), "val": whole(), "test": whole(), "classes": each(whole(), 10**6)}
 
 VALUES: Mapping[str, Mapping[str, Check]] = {

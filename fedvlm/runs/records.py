@@ -147,7 +147,8 @@ class Records:
                 damage.append(str(error))
                 continue
             layout = [group["slots"] for group in record["groups"]]
-            self._entries[name] = Entry(digest, layout, sum(len(g["ids"]) for g in record["groups"]))
+            count = sum(len(group["ids"]) for group in record["groups"])
+            self._entries[name] = Entry(digest, layout, count)
             for g, group in enumerate(record["groups"]):
                 for row, (c, v) in enumerate(zip(group["ids"], group["versions"], strict=True)):
                     self._new.setdefault(c, {})[v] = Place(name, g, row)

@@ -35,7 +35,7 @@ CHUNK = 4
 CONFIG: dict[str, Any] = {"OPTIM.LR": 0.05, "TRAINER.NAME": "any", "FED.ROUNDS": 2, "X.DIR": "/a/b"}
 RUN = "ab" * 16
 NAMES = ("site0", "site1")
-ALL = Measure(cross=True)
+ALL = Measure(cross=True, calibration=True, confusion=True)
 
 
 @dataclass
