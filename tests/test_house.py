@@ -33,6 +33,7 @@ FLOORS: Mapping[str, set[str]] = {
     "federation": {"core", "config", "models"},
     "evaluation": {"core", "models", "federation"},
     "compat": {"core", "config", "models", "federation"},
+    "distributed": {"core", "config", "runs", "models", "data", "federation", "evaluation"},
     "report": {"core", "config", "console", "runs"},
     "check": {"core", "config", "models", "federation", "runs", "compat"},
     "export": {"core", "config", "models", "federation"},

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from fedvlm.federation.context import Context, without_kept
 from fedvlm.federation.local.guard import Looked, guarded
 from fedvlm.federation.local.sent import Upload, refusal
 from fedvlm.federation.plan import Chunk, plan_chunks
+from fedvlm.federation.server import Measure, Question, Row
 from fedvlm.federation.trainer import Trainer
 
 MakeContext = Callable[[Sequence[int]], Context]
@@ -61,6 +62,11 @@ class Engine(Protocol):
         """Where each client is, by id; empty: all at one site."""
         ...
 
+    @property
+    def here(self) -> bool:
+        """Whether clients' states and personal models are in this process."""
+        ...
+
     def run(
         self, trainer: Trainer, make: MakeContext, downloads: Mapping[int, Tree],
         clients: Clients, accepted: Mapping[int, int],
@@ -70,6 +76,16 @@ class Engine(Protocol):
         Args:
             clients: what they keep between rounds.
             accepted: who works, with the version to start from (0: it never worked).
+        """
+        ...
+
+    def rows(
+        self, question: Question, measure: Measure, here: Callable[[], Iterable[Row]]
+    ) -> Iterable[Row]:
+        """Return numbers of personal models, from where they are.
+
+        Args:
+            here: measures them in this process.
         """
         ...
 
@@ -83,6 +99,13 @@ class LocalEngine:
 
     chunk: int = 8
     sites: Sequence[int] = ()
+    here: ClassVar[bool] = True
+
+    def rows(
+        self, question: Question, measure: Measure, here: Callable[[], Iterable[Row]]
+    ) -> Iterable[Row]:
+        """See ``Engine.rows``."""
+        return here()
 
     def run(
         self, trainer: Trainer, make: MakeContext, downloads: Mapping[int, Tree],
