@@ -8,7 +8,9 @@ from pathlib import Path
 
 from fedvlm.cli.nearest import nearest_path
 from fedvlm.core.errors import DataError
-from fedvlm.report.collect import Collected
+from fedvlm.federation.cards import card_of
+from fedvlm.report.collect import Collected, Run
+from fedvlm.report.tables.papers import Paper, paper_of
 
 
 def run_folders(words: Iterable[str]) -> list[Path]:
@@ -22,6 +24,13 @@ def run_folders(words: Iterable[str]) -> list[Path]:
         if not folder.is_dir():
             raise DataError(f"{folder} is not a folder with runs{nearest_path(folder)}")
     return folders
+
+
+def papers_of(runs: Iterable[Run]) -> dict[str, Paper]:
+    """Return what the cards say of the runs' methods, by the methods' names and by their titles."""
+    names = {str(run.protocol["trainer"]) for run in runs}
+    papers = {name: paper_of(card_of(name), name) for name in sorted(names)}
+    return papers | {paper.title: paper for paper in papers.values()}
 
 
 def no_runs(folders: Sequence[Path], collected: Collected) -> DataError:

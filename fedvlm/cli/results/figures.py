@@ -1,19 +1,20 @@
-"""PNG, SVG and CSV of one run or of many."""
+"""PDF, PNG, SVG and CSV of one run or of many."""
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
 
-from fedvlm.cli.results._folders import no_runs, run_folders
+from fedvlm.cli.results._folders import no_runs, papers_of, run_folders
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import complain, say
-from fedvlm.core.errors import DataError
+from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.report.collect import collect
 
 EXAMPLES = (
     "fedvlm figures output/sweep-demo",
-    "fedvlm figures output --into figures/ --metric global --column  # as wide as a paper's column",
+    "fedvlm figures output --into figures/ --width 5.5 --font serif  # beside NeurIPS' text",
+    "fedvlm figures output --metric global --column  # as wide as a paper's column",
 )
 ALSO = ("plot", "plots", "draw", "curves", "chart")
 
@@ -27,7 +28,13 @@ def flags(parser: Parser) -> None:
         "folder)")
     add("--metric", default="personal", metavar="NAME", help="accuracy of a round: personal, "
         "global, new, ... (personal)")
-    add("--column", action="store_true", help="one column of a paper wide (3.3 in), else two (6.8)")
+    add("--width", type=_inches, default=0.0, metavar="INCHES", help="of the figures (6.8); text "
+        "has 7 points or more at that width")
+    add("--column", action="store_true", help="one column of a paper wide (3.3 in)")
+    add("--font", choices=("sans", "serif"), default="sans",
+        help="serif: STIX, beside Times (sans)")
+    add("--names", choices=("paper", "run"), default="paper", help="methods as papers spell them, "
+        "or as the runs' results do (paper)")
 
 
 def main(args: Namespace) -> int:
@@ -37,9 +44,11 @@ def main(args: Namespace) -> int:
         0 if any was made; 3 if none could be.
 
     Raises:
-        ConfigError: no run has the metric.
+        ConfigError: no run has the metric, or both ``--width`` and ``--column``.
         DataError: no finished run there, or ``--into`` cannot be written.
     """
+    if args.width and args.column:
+        raise ConfigError("--column is --width 3.3; drop one of them")
     folders = run_folders(args.folders)
     collected = collect(folders)
     complain(*collected.notes(), prefix="note")
@@ -50,10 +59,22 @@ def main(args: Namespace) -> int:
     from fedvlm.report.figures.selection import Selection  # start-up: 1 s of matplotlib
 
     into = Path(args.into).expanduser() if args.into else folders[0] / "figures"
-    width = style.COLUMN if args.column else style.PAGE
-    names, missing = write_figures(Selection(collected.runs, args.metric), into, width)
+    width = style.COLUMN if args.column else args.width or style.PAGE
+    papers = papers_of(collected.runs) if args.names == "paper" else {}
+    selection = Selection(collected.runs, args.metric, papers)
+    names, missing = write_figures(selection, into, width, args.font)
     if collected.unfinished:
         complain(f"{len(collected.unfinished)} unfinished runs are left out", prefix="note")
     complain(*(f"not made: {why}" for why in missing), prefix="note")
-    say(*(f"{into / name}.png .svg .csv" for name in names))
+    say(*(f"{into / name}.pdf .png .svg .csv" for name in names))
     return 0 if names else DataError.exit_code
+
+
+def _inches(word: str) -> float:
+    try:
+        width = float(word)
+    except ValueError:
+        width = 0.0
+    if not 2 <= width <= 20:
+        raise ArgumentTypeError(f"wants inches from 2 to 20, got '{word}'")
+    return width

@@ -11,17 +11,16 @@ from argparse import ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedvlm.cli.results._folders import no_runs, run_folders
+from fedvlm.cli.results._folders import no_runs, papers_of, run_folders
 from fedvlm.console.parser import Parser, whole
 from fedvlm.console.screen import complain, say
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.federation.cards import card_of
 from fedvlm.report.collect import Collected, Run, collect
 from fedvlm.report.tables.facts import KINDS, METRIC, REFERENCES, Pair, RunFacts
 from fedvlm.report.tables.logs import logs_table
 from fedvlm.report.tables.metrics import COLUMNS, metrics_of
-from fedvlm.report.tables.papers import Paper, bibliography, paper_of
+from fedvlm.report.tables.papers import Paper, bibliography
 from fedvlm.report.tables.render import FORMATS, notes_text
 from fedvlm.report.tables.table import Spec, Table, tables
 from fedvlm.report.tables.tex import Style, tex
@@ -131,9 +130,7 @@ def _papers(args: Namespace, runs: Sequence[Run]) -> dict[str, Paper]:
     """Return what the cards say of the runs' methods, by name and title; else nothing."""
     if args.names != "paper":
         return {}
-    names = {str(run.protocol["trainer"]) for run in runs}
-    papers = {name: paper_of(card_of(name), name) for name in names}
-    return papers | {paper.title: paper for paper in papers.values()}
+    return papers_of(runs)
 
 
 def _from_runs(args: Namespace, command: str) -> tuple[list[Table], dict[str, Paper]]:

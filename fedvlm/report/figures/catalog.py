@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -14,6 +15,7 @@ from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.report import figures as folder
 from fedvlm.report.collect import Run
 from fedvlm.report.figures import style
+from fedvlm.report.figures.lines import MANY, order_of
 from fedvlm.report.figures.selection import Selection
 
 MEMBERS = ("ORDER", "CAPTION", "OF", "select", "draw", "rows")
@@ -71,11 +73,15 @@ def parts_of(figure: FigureModule) -> Callable[[Any], Mapping[str, Any]] | None:
 
 
 def write_figures(
-    selection: Selection, into: Path, width: float = style.PAGE
+    selection: Selection, into: Path, width: float = style.PAGE, font: str = "sans"
 ) -> tuple[list[str], list[str]]:
-    """Write every figure that the runs have numbers for, as PNG, SVG and CSV.
+    """Write every figure that the runs have numbers for, as PDF, PNG, SVG and CSV.
 
-    Seeds of one config are averaged, nothing else is.
+    Seeds of one config are averaged, nothing else is. Of more methods than colours tell apart each
+    panel also gets a figure of its own, in which each method has axes.
+
+    Args:
+        width: inches; font: of ``style.FONTS``.
 
     Returns:
         Names of figures, and one sentence per figure that could not be made.
@@ -95,14 +101,28 @@ def write_figures(
             continue
         data, why = data_of(figure, selection)
         if data is not None:
-            drawing = figure.draw(data, title, width)
-            style.write(into, figure.NAME, drawing, figure.rows(data))
-            names.append(figure.NAME)
+            for name, part in {figure.NAME: data, **_apart(figure, data)}.items():
+                with style.font(font):
+                    style.write(into, name, figure.draw(part, title, width), figure.rows(part))
+                names.append(name)
         elif why:
             missing.append(f"{figure.NAME}: {why}")
     if of_one:
         missing.append(f"{', '.join(of_one)}: are of one run; give its folder alone")
     return names, missing
+
+
+def _apart(figure: FigureModule, data: Any) -> dict[str, Any]:
+    """Return the panels of many methods by the names of their files."""
+    divide = parts_of(figure)
+    if divide is None or len(data) < 2 or len(order_of(data)) <= MANY:
+        return {}
+    alone: dict[str, Any] = {}
+    for at, (title, part) in enumerate(divide(data).items(), start=1):
+        slug = re.sub(r"[^a-z0-9.]+", "-", title.lower()).strip("-") or str(at)
+        name = f"{figure.NAME}-{slug}"
+        alone[name if name not in alone else f"{name}-{at}"] = part
+    return alone
 
 
 def title_of(run: Run) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,15 +11,14 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from fedvlm.report.collect import finite
 from fedvlm.report.figures import style
 from fedvlm.report.figures.selection import Selection
 
 NAME, ORDER, OF = "clients", 20, "run"
-CAPTION = ("Personal accuracy of each client over rounds, best at the end on top; what was not "
-           "evaluated is blank.")
+CAPTION = ("Personal accuracy of each client after the rounds that were evaluated, best at the end "
+           "on top; a client that was not is blank.")
 
 _VALUES_UP_TO = 30  # clients, whose last accuracy is written beside their row
 
@@ -27,7 +27,8 @@ _VALUES_UP_TO = 30  # clients, whose last accuracy is written beside their row
 class Clients:
     """Accuracy in percent, ``grid[i][j]``: client ``clients[i]`` after round ``rounds[j]``.
 
-    None: not evaluated after that round, or no test image. Clients are sorted by their last known
+    Rounds after which no client was evaluated are left out. None: the client
+    was not evaluated then, or has no test image. Clients are sorted by their last known
     accuracy, best first.
     """
 
@@ -48,7 +49,7 @@ def from_rounds(records: Sequence[Mapping[str, Any]]) -> Clients:
         int(record["round"]): {int(c["client"]): c.get("accuracy") for c in record["clients"]}
         for record in records if record.get("clients")
     }
-    rounds = sorted(int(record["round"]) for record in records if "round" in record)
+    rounds = sorted(by_round)
     rows = {
         client: [finite(by_round.get(r, {}).get(client)) for r in rounds]
         for client in sorted({c for by_client in by_round.values() for c in by_client})
@@ -82,7 +83,7 @@ def draw(data: Clients, title: str = "", width: float = style.PAGE) -> Figure:
     with style.styled():
         figure = style.blank(width, tall + 0.65)
         axes = figure.add_subplot()
-        edges = [r - 0.5 for r in data.rounds] + [data.rounds[-1] + 0.5 if data.rounds else 0.5]
+        edges = _edges(data.rounds)
         image = axes.pcolormesh(
             edges, np.arange(len(data.clients) + 1) - 0.5, np.ma.masked_invalid(grid),
             cmap=style.LEVELS, vmin=low, vmax=high, rasterized=grid.size > 2000,
@@ -91,12 +92,23 @@ def draw(data: Clients, title: str = "", width: float = style.PAGE) -> Figure:
         axes.grid(False)
         axes.set_title(style.shortened(title, int(width * 15)))
         axes.set_xlabel("round")
-        axes.xaxis.set_major_locator(MaxNLocator(int(width * 2), integer=True))
+        shown = style.thinned(len(data.rounds), max(int(width * 3), 2))
+        axes.set_xticks([data.rounds[at] for at in shown])
         _name_rows(axes, data, tall)
         bar = figure.colorbar(image, ax=axes, fraction=0.05, aspect=max(tall / 0.1, 5), pad=0.01)
         bar.outline.set_visible(False)  # type: ignore[operator]
         bar.set_label("personal accuracy (%)")
     return figure
+
+
+def _edges(rounds: Sequence[int]) -> list[float]:
+    """Return where the cells of rounds meet: half way, so that no round left out is a gap."""
+    if not rounds:
+        return [0.0]
+    between = [(a + b) / 2 for a, b in itertools.pairwise(rounds)]
+    first = (between[0] - rounds[0]) if between else 0.5
+    last = (rounds[-1] - between[-1]) if between else 0.5
+    return [rounds[0] - first, *between, rounds[-1] + last]
 
 
 def _name_rows(axes: Axes, data: Clients, tall: float) -> None:
@@ -109,7 +121,7 @@ def _name_rows(axes: Axes, data: Clients, tall: float) -> None:
     for i, row in enumerate(data.grid):
         last = next((v for v in reversed(row) if v is not None), None)
         axes.annotate(
-            "\N{EN DASH}" if last is None else f"{last:.1f}", (data.rounds[-1] + 0.5, i), (3, 0),
-            textcoords="offset points", va="center", fontsize=6, annotation_clip=False,
+            "\N{EN DASH}" if last is None else f"{last:.1f}", (_edges(data.rounds)[-1], i), (3, 0),
+            textcoords="offset points", va="center", fontsize=style.SMALL, annotation_clip=False,
         )
 

@@ -1,25 +1,31 @@
 """Few-shot curves as in CoOp (Zhou et al. 2022, Fig. 3): accuracy over shots, zero-shot as a star.
 
-One panel per dataset and, of two and more, one for their average.
+One panel per dataset and, of two and more, one for their average. Each doubling of the shots has
+the same width; zero shots, which no logarithm reaches, stand one doubling before the first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from fedvlm.core.stats import mean, sample_std
+from fedvlm.report.collect import Run
 from fedvlm.report.figures import lines, style
+from fedvlm.report.figures.drawing.levels import Level, levels_of
 from fedvlm.report.figures.lines import Line, Panel
 from fedvlm.report.figures.selection import PLACE, Group, Selection, titles
 
 NAME, ORDER, OF = "few_shot", 5, "runs"
 CAPTION = ("Personal accuracy over shots per class, mean and band of one standard deviation over "
-           "seeds; the star is zero-shot.")
+           "seeds, a doubling of the shots a step; the star is zero-shot, dotted to where the "
+           "methods start.")
 
 _SHOTS = PLACE.index("shots")
 _STAR: dict[str, Any] = {"marker": "*", "color": style.INK, "markersize": 8, "linestyle": "none",
@@ -47,7 +53,8 @@ def select(selection: Selection) -> list[Panel] | str:
     for title, methods in zip(names, places.values(), strict=True):
         stars.append(_zero_shot(methods.values(), metric))
         over = [_over_shots(label, [by_shots], metric) for label, by_shots in methods.items()]
-        panels.append(Panel(title, _drawable(over), stars[-1], metric))
+        panels.append(Panel(title, _drawable(over), stars[-1], metric,
+                            _levels(methods.values(), metric)))
     if len(places) > 1:
         first, *others = places.values()
         shared = [label for label in first if all(label in methods for methods in others)]
@@ -73,14 +80,36 @@ def draw(panels: Sequence[Panel], title: str = "", width: float = style.PAGE) ->
     )
 
 
-def _fill(axes: Axes, panel: Panel, order: Mapping[str, int]) -> None:
+def _fill(axes: Axes, panel: Panel, order: Mapping[str, int | None]) -> None:
+    shots = sorted({x for line in panel.lines for x in line.x if x > 0}) or [1.0]
+    nothing = shots[0] / 2  # where zero shots stand on the logarithmic axis
     for line in panel.lines:
+        line = replace(line, x=[max(x, nothing) for x in line.x])
         lines.draw_band(axes, line, order[line.label], markers=True)
+        if panel.zero_shot is not None and line.x and line.mean[0] is not None \
+                and order[line.label] is not None:
+            axes.plot([nothing, line.x[0]], [panel.zero_shot, line.mean[0]], linewidth=0.6,
+                      linestyle=(0, (1, 2)), color=style.line_style(order[line.label])["color"],
+                      zorder=2)
+    star = panel.zero_shot is not None or any(x <= 0 for line in panel.lines for x in line.x)
     if panel.zero_shot is not None:
-        axes.plot([0], [panel.zero_shot], **_STAR)
-    shots = sorted({int(x) for line in panel.lines for x in line.x} | {0})
-    axes.set_xticks(shots, [str(s) for s in shots])
-    axes.set_xlim(0, max(shots) or 1)
+        axes.plot([nothing], [panel.zero_shot], **_STAR)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator([nothing, *shots] if star else shots))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: "0" if x < shots[0] else f"{x:g}"))
+    axes.set_xlim(nothing if star else shots[0] / 1.1, shots[-1] * (1 if len(shots) > 1 else 1.1))
+
+
+def _levels(methods: Iterable[Mapping[int, Group]], metric: str) -> list[Level]:
+    """Return the references over shots; a reference that knows no training image is the star."""
+    by_shots: dict[int, list[Run]] = {}
+    for groups in methods:
+        for shots, group in groups.items():
+            by_shots.setdefault(shots, []).extend(group.runs.values())
+    return [replace(level, x=float(shots)) for shots, runs in sorted(by_shots.items())
+            if any(run.section("references") for run in runs)
+            for level in levels_of(runs, metric)]
 
 
 def _over_shots(label: str, by_place: Sequence[Mapping[int, Group]], metric: str) -> Line:
@@ -99,7 +128,8 @@ def _over_shots(label: str, by_place: Sequence[Mapping[int, Group]], metric: str
             centre.append(mean(means))
             std.append(sample_std(means))
             n.append(len(means))
-    return Line(label, x, centre, std, n)
+    family = next(iter(by_place[0].values())).family
+    return Line(label, x, centre, std, n, family=family)
 
 
 def _zero_shot(methods: Iterable[Mapping[int, Group]], metric: str) -> float | None:

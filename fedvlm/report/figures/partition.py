@@ -181,7 +181,7 @@ def _mark_domains(axes: Axes, data: Holdings) -> None:
         axes.annotate(
             style.shortened(data.domains[start] or "none", 14), (1, (start + end - 1) / 2),
             (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
-            fontsize=6.5, annotation_clip=False,
+            fontsize=style.SMALL, annotation_clip=False,
         )
         if start:
             axes.axhline(start - 0.5, color=style.FAINT, linewidth=0.6)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from fedvlm.core.errors import DataError
+from fedvlm.core.errors import DataError, fold
 from fedvlm.core.stats import mean, sample_std
-from fedvlm.report.collect import Run
+from fedvlm.report.collect import Run, finite
+from fedvlm.report.figures.drawing.levels import Level, levels_of
 from fedvlm.report.figures.lines import Line, Panel
+from fedvlm.report.tables.facts import RunFacts
+from fedvlm.report.tables.layout import named
+from fedvlm.report.tables.papers import DATASETS, Paper
 
 PLACE = ("dataset", "setting", "shots", "partition", "held_out", "backbone")  # what a panel is of
 FREE = {"SEED", "DATA_SEED", "FED.INDEX_FILE", "DATASET.FEWSHOT_FILE"}  # seeds may differ in them
 
 Curve = Mapping[int, tuple[float, float]]  # round -> (x, value)
+Value = Callable[[Mapping[str, Any]], float | None]  # of a round's record
 
 
 @dataclass
@@ -28,6 +34,7 @@ class Group:
         method: the method's name; ``label``: the same and what sets it apart from its neighbours.
         config: what changes the numbers, without the seeds.
         runs: by (seed, data seed); ``records``: their rounds.
+        family: the method's, as its card says; empty for unknown.
     """
 
     place: tuple[Any, ...]
@@ -36,6 +43,7 @@ class Group:
     runs: dict[tuple[Any, Any], Run] = field(default_factory=dict)
     records: dict[tuple[Any, Any], list[dict[str, Any]]] = field(default_factory=dict)
     label: str = ""
+    family: str = ""
 
 
 @dataclass(frozen=True)
@@ -45,10 +53,12 @@ class Selection:
     Attributes:
         runs: finished runs; one at least.
         metric: an accuracy of a round.
+        papers: method -> what its card says: how it is spelt, its family.
     """
 
     runs: Sequence[Run]
     metric: str = "personal"
+    papers: Mapping[str, Paper] = field(default_factory=dict)
 
     @property
     def run(self) -> Run:
@@ -75,35 +85,69 @@ class Selection:
         """Why there is no line over rounds."""
         return f"no round has {self.metric} for all seeds of a method"
 
-    def panels(self, curve: Callable[[Sequence[Mapping[str, Any]]], Curve]) -> list[Panel]:
+    def panels(
+        self, curve: Callable[[Sequence[Mapping[str, Any]], Value], Curve]
+    ) -> list[Panel]:
         """Return one panel per place, with one line per group over its seeds' curves.
 
+        A line is of the numbers before a final fine-tuning; what that adds stands in ``after``.
+
         Args:
-            curve: of the records of one run.
+            curve: of the records of one run and of what is read of each.
         """
         places: dict[tuple[Any, ...], list[Line]] = {}
         for group in self.groups:
-            line = over_seeds(group.label, [curve(rounds) for rounds in group.records.values()])
+            line, plain = (
+                over_seeds(group.label, [curve(rounds, value) for rounds in group.records.values()])
+                for value in (self._before, self._plain)
+            )
             if line.x:
-                places.setdefault(group.place, []).append(line)
+                moved = plain.mean[-1] is not None and plain.mean[-1] != line.mean[-1]
+                after = (plain.x[-1], plain.mean[-1] or 0.0, plain.std[-1]) if moved else None
+                places.setdefault(group.place, []).append(
+                    replace(line, after=after, family=group.family))
         names = titles(list(places), PLACE)
-        return [Panel(name, lines, metric=self.metric)
-                for name, lines in zip(names, places.values(), strict=True)]
+        return [Panel(name, lines, metric=self.metric, levels=self.levels(place))
+                for name, (place, lines) in zip(names, places.items(), strict=True)]
+
+    def levels(self, place: tuple[Any, ...]) -> list[Level]:
+        """Return the references of a place."""
+        return levels_of(
+            (run for group in self.groups if group.place == place for run in group.runs.values()),
+            self.metric,
+        )
+
+    def _plain(self, record: Mapping[str, Any]) -> float | None:
+        return finite(record.get(self.metric))
+
+    def _before(self, record: Mapping[str, Any]) -> float | None:
+        before = finite(record.get(f"{self.metric}_before_ft"))
+        return self._plain(record) if before is None else before
 
     @cached_property
     def _grouped(self) -> tuple[list[Group], list[str]]:
-        return groups_of(self.runs)
+        return groups_of(self.runs, self.papers)
 
 
-def groups_of(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
-    """Return the groups of all runs by place and label, and a sentence per run left out."""
+def groups_of(
+    runs: Sequence[Run], papers: Mapping[str, Paper]
+) -> tuple[list[Group], list[str]]:
+    """Return the groups of all runs by place and label, and a sentence per run left out.
+
+    Args:
+        papers: methods are spelt as they say; without any as the runs say.
+    """
     by_key: dict[str, Group] = {}
     problems = []
-    for run in runs:
+    spelt = [e.run.method for e in named([RunFacts(run) for run in runs], papers)] if papers \
+        else [run.method for run in runs]
+    for run, method in zip(runs, spelt, strict=True):
         place = tuple(run.protocol.get(key, "") for key in PLACE)
         config = _config(run)
         key = json.dumps([place, run.method, config], sort_keys=True, default=str)
-        group = by_key.setdefault(key, Group(place, run.method, config))
+        paper = papers.get(str(run.protocol.get("trainer")))
+        family = paper.group if paper else ""
+        group = by_key.setdefault(key, Group(place, method, config, family=family))
         seeds = (run.protocol.get("seed"), run.protocol.get("data_seed"))
         if seeds in group.runs:
             first = group.runs[seeds].path
@@ -117,10 +161,11 @@ def groups_of(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
 
 
 def titles(places: Sequence[Sequence[Any]], keys: Sequence[str]) -> list[str]:
-    """Return a title per place: the dataset, and whatever else differs between places."""
+    """Return a title per place: the data set's paper name, and what else differs between places."""
     varying = [i for i in range(len(keys)) if i and len({str(p[i]) for p in places}) > 1]
     return [
-        ", ".join([str(p[0]), *(_words(keys[i], p[i]) for i in varying if p[i] != "")])
+        ", ".join([DATASETS.get(fold(str(p[0])), str(p[0])),
+                   *(_words(keys[i], p[i]) for i in varying if p[i] != "")])
         for p in places
     ]
 
@@ -169,7 +214,20 @@ def _label(groups: Sequence[Group]) -> None:
 def _words(key: str, value: Any) -> str:
     if key == "shots":
         return "all images" if value == -1 else "1 shot" if value == 1 else f"{value} shots"
-    return f"without {value}" if key == "held_out" else str(value)
+    if key == "held_out":
+        return f"without {value}"
+    return partition_words(str(value)) if key == "partition" else str(value)
+
+
+def partition_words(text: str) -> str:
+    """Return a partition in words: ``dirichlet-0.3-K10-f1`` -> Dirichlet(0.3), 10 clients."""
+    match = re.fullmatch(r"([a-z]+)(?:-([\d.]+))?-K(\d+)-f([\d.]+)", text)
+    if match is None:
+        return text
+    kind, level, clients, share = match.groups()
+    words = (kind.capitalize() if kind == "dirichlet" else kind) + (f"({level})" if level else "")
+    part = "" if float(share) == 1 else f", {float(share):.0%} a round"
+    return f"{words}, {clients} clients{part}"
 
 
 def _sortable(value: Any) -> tuple[float, str]:

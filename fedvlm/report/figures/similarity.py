@@ -120,5 +120,5 @@ def _write_values(axes: Axes, grid: np.ndarray, limit: float) -> None:
         if np.isfinite(value):
             dark = abs(value) > 0.6 * limit
             short = f"{value:.2f}".replace("0.", ".", 1).replace("-", "\N{MINUS SIGN}")
-            axes.text(j, i, short, ha="center", va="center", fontsize=5.5,
+            axes.text(j, i, short, ha="center", va="center", fontsize=style.SMALL,
                       color=style.ON_DARK if dark else style.ON_LIGHT)

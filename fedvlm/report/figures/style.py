@@ -1,7 +1,7 @@
-"""The look of all figures, and how they are written: PNG, SVG and the CSV behind them.
+"""The look of all figures, and how they are written: PDF, PNG, SVG and the CSV behind them.
 
 Figures are made with matplotlib's objects, never with pyplot, so that no state is left behind.
-Settings apply inside ``styled()`` only.
+Settings apply inside ``styled()`` only. No text is smaller than 7 points at the width asked for.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import io
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +25,29 @@ from fedvlm.core import files
 from fedvlm.core.spelling import cell_text
 
 COLUMN, PAGE = 3.3, 6.8  # inches: one and two columns of a paper
+SMALL = 7  # points, the least that venues take
 DPI = 200
 INK, FAINT, GRID = "#222222", "#6b6b6b", "#e4e4e4"
+REST = "#bdbdc2"  # the lines of others, behind those that matter
 ON_LIGHT, ON_DARK = "#212121", "#fefefe"  # inside coloured cells: a dark page leaves them alone
 # Okabe and Ito 2008, grey for yellow (unreadable on white); more than eight are dashed
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7f7f7f")
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)), (0, (5, 1.5, 1.2, 1.5)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+# Family of a method -> colour and marker: told apart without colours too.
+FAMILIES = {
+    "": ("#0072B2", "o"), "one shared model": ("#0072B2", "o"),
+    "personal models": ("#D55E00", "D"), "no collaboration": ("#009E73", "s"),
+}
+# STIX is Times' companion and comes with matplotlib, as DejaVu does: the same bytes everywhere.
+FONTS = {"sans": ["DejaVu Sans", "Verdana", "Arial"], "serif": ["STIXGeneral", "DejaVu Serif"]}
+_FONT: ContextVar[str] = ContextVar("font", default="sans")
 LEVELS = "viridis"  # accuracy: one direction
 DIVERGING = "RdBu_r"  # cosines: 0 in the middle
 STYLE: dict[Any, Any] = {
-    "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],
-    "font.size": 7, "axes.titlesize": 7.5, "axes.labelsize": 7, "xtick.labelsize": 6.5,
-    "ytick.labelsize": 6.5, "legend.fontsize": 6.5,
+    "font.sans-serif": FONTS["sans"], "font.serif": FONTS["serif"],
+    "font.size": SMALL, "axes.titlesize": 7.5, "axes.labelsize": SMALL, "xtick.labelsize": SMALL,
+    "ytick.labelsize": SMALL, "legend.fontsize": SMALL,
     "text.parse_math": False, "text.usetex": False,  # names may hold $ and _
     "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": FAINT, "xtick.color": FAINT,
     "ytick.color": FAINT, "xtick.labelcolor": INK, "ytick.labelcolor": INK,
@@ -48,6 +59,7 @@ STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.3, "lines.markersize": 3.2, "figure.facecolor": "white",
     "figure.constrained_layout.h_pad": 0.05, "figure.constrained_layout.w_pad": 0.05,
     "svg.fonttype": "none", "svg.hashsalt": "fedvlm",  # text stays text; the same ids every time
+    "pdf.fonttype": 42,  # TrueType: some venues refuse type 3
 }
 
 
@@ -58,7 +70,19 @@ def styled() -> Iterator[None]:
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # SVG viewers have it
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)
+        family = "serif" if _FONT.get() == "serif" else "sans-serif"
+        matplotlib.rcParams["font.family"] = family
         yield
+
+
+@contextlib.contextmanager
+def font(name: str) -> Iterator[None]:
+    """Draw in a font of ``FONTS`` inside the block."""
+    token = _FONT.set(name)
+    try:
+        yield
+    finally:
+        _FONT.reset(token)
 
 
 def blank(width: float, height: float) -> Figure:
@@ -85,12 +109,24 @@ def panels(count: int, width: float, height: float, most: int = 0) -> tuple[Figu
     return figure, axes[:count]
 
 
-def line_style(index: int) -> dict[str, Any]:
-    """Return colour and dashes of the ``index``-th line of a figure."""
+def line_style(index: int | None) -> dict[str, Any]:
+    """Return colour and dashes of the ``index``-th line of a figure; None: one of the rest."""
+    if index is None:
+        return {"color": REST, "linestyle": "-"}
     return {
         "color": PALETTE[index % len(PALETTE)],
         "linestyle": DASHES[index // len(PALETTE) % len(DASHES)],
     }
+
+
+def family_index(family: str) -> int:
+    """Return the index of the line that has a family's colour."""
+    return PALETTE.index(FAMILIES.get(family, FAMILIES[""])[0])
+
+
+def gid(label: str) -> str:
+    """Return the name that an artist of a method has in an SVG: the page finds it by that."""
+    return f"method:{label}"
 
 
 def marker(index: int) -> str:
@@ -128,6 +164,12 @@ def svg_text(figure: Figure) -> str:
     return _saved(figure, "svg", dpi=DPI, metadata={"Date": None}).decode()
 
 
+def pdf_bytes(figure: Figure) -> bytes:
+    """Return a figure as PDF, its fonts inside; the same figure gives the same bytes."""
+    return _saved(figure, "pdf", dpi=DPI, metadata={"CreationDate": None, "Producer": None,
+                                                    "Creator": None})
+
+
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return rows as CSV, columns in the order of their first appearance; None is an empty cell."""
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -141,15 +183,22 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
 def write(
     folder: Path, name: str, figure: Figure, rows: Sequence[Mapping[str, Any]] | None
 ) -> list[Path]:
-    """Write ``name.png``, ``name.svg`` and, with ``rows``, ``name.csv``; return their paths.
+    """Write ``name.png``, ``name.svg`` and, with ``rows``, ``name.pdf`` and ``name.csv``.
+
+    Returns:
+        Their paths.
 
     Raises:
         DataError: the folder cannot be written.
     """
     with files.explain_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
+    with styled():
+        figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # laid out once for all kinds: of many axes it takes seconds
     contents = {"png": png_bytes(figure), "svg": svg_text(figure).encode()}
     if rows is not None:
+        contents["pdf"] = pdf_bytes(figure)
         contents["csv"] = csv_text(rows).encode("utf-8", errors="surrogateescape")
     for kind, data in contents.items():
         files.write_bytes(folder / f"{name}.{kind}", data)

@@ -10,27 +10,29 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from fedvlm.report.collect import finite
 from fedvlm.report.figures import lines, style
 from fedvlm.report.figures.lines import Line, Panel
-from fedvlm.report.figures.selection import Selection
+from fedvlm.report.figures.selection import Selection, Value
 
 NAME, ORDER, OF = "traffic", 60, "both"
-CAPTION = "Personal accuracy against the MB sent until then, all clients, up and down."
+CAPTION = ("Personal accuracy against the MB sent until then, all clients, up and down. Paths end "
+           "before a final fine-tuning, the hollow marker is after it.")
 MB = 1e6
 
 
 def select(selection: Selection) -> list[Panel] | str:
     """Return one panel per place: the metric over the MB sent so far by all clients, both ways."""
-    def curve(rounds: Sequence[Mapping[str, Any]]) -> dict[int, tuple[float, float]]:
+    def curve(
+        rounds: Sequence[Mapping[str, Any]], value: Value
+    ) -> dict[int, tuple[float, float]]:
         total, points = 0.0, {}
         for record in rounds:
             total += sum(
                 sum((record.get(way) or {}).values()) for way in ("bytes_up", "bytes_down")
             )
-            value = finite(record.get(selection.metric))
-            if value is not None:
-                points[int(record["round"])] = (total / MB, value)
+            number = value(record)
+            if number is not None:
+                points[int(record["round"])] = (total / MB, number)
         return points
 
     panels = selection.panels(curve)
@@ -61,7 +63,7 @@ def draw(panels: Sequence[Panel], title: str = "", width: float = style.PAGE) ->
     )
 
 
-def _fill(axes: Axes, panel: Panel, order: Mapping[str, int]) -> None:
+def _fill(axes: Axes, panel: Panel, order: Mapping[str, int | None]) -> None:
     sent = [x for line in panel.lines for x in line.x if x > 0]
     low, high = (min(sent), max(sent)) if sent else (1.0, 10.0)
     silent = any(line.x and not _sends(line) for line in panel.lines)
@@ -71,7 +73,7 @@ def _fill(axes: Axes, panel: Panel, order: Mapping[str, int]) -> None:
         _path(axes, line, order[line.label], nothing)
     axes.set_xscale("log")
     axes.set_xlim(nothing / 1.6 if silent else low / 1.4, high * 1.4)
-    ticks = _ticks(low, high)
+    ticks = ticks_of(low, high)
     axes.xaxis.set_major_locator(FixedLocator([nothing, *ticks] if silent else ticks))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(
@@ -81,20 +83,31 @@ def _fill(axes: Axes, panel: Panel, order: Mapping[str, int]) -> None:
         axes.axvline(border, color=style.FAINT, linewidth=0.6, linestyle=":")
 
 
-def _path(axes: Axes, line: Line, index: int, nothing: float) -> None:
+def _path(axes: Axes, line: Line, index: int | None, nothing: float) -> None:
     look = style.line_style(index)
     mean = [math.nan if m is None else m for m in line.mean]
     if _sends(line):
         path = [(x, m) for x, m in zip(line.x, mean, strict=True) if x > 0]
-        axes.plot(*zip(*path, strict=True), alpha=0.55, linewidth=1.0, zorder=2, **look)
+        if path:
+            axes.plot(*zip(*path, strict=True), alpha=1 if index is None else 0.55,
+                      linewidth=0.6 if index is None else 1.0, zorder=1 if index is None else 2,
+                      gid=style.gid(line.label), **look)
     at = max((i for i, m in enumerate(mean) if math.isfinite(m)), default=None)
     if at is None:
         return
-    axes.errorbar(
-        [line.x[at] if _sends(line) else nothing], [mean[at]], yerr=[line.std[at] or 0.0],
-        fmt=style.marker(index), color=look["color"], markersize=4.5, capsize=2,
-        elinewidth=0.9, capthick=0.9, zorder=4, clip_on=False,
-    )
+    x = line.x[at] if _sends(line) else nothing
+    if index is None:
+        axes.plot([x], [mean[at]], marker="o", markersize=2, zorder=1, clip_on=False,
+                  gid=style.gid(line.label), **look)
+        return
+    ends = [(mean[at], line.std[at], look["color"])]
+    ends += [(line.after[1], line.after[2], "white")] if line.after else []
+    for value, std, face in ends:
+        axes.errorbar(
+            [x], [value], yerr=[std or 0.0], fmt=style.marker(index), color=look["color"],
+            markerfacecolor=face, markersize=4.5, capsize=2, elinewidth=0.9, capthick=0.9,
+            zorder=4, clip_on=False,
+        )
 
 
 def _anything_sent(panel: Panel) -> bool:
@@ -105,7 +118,7 @@ def _sends(line: Line) -> bool:
     return any(x > 0 for x in line.x)
 
 
-def _ticks(low: float, high: float) -> list[float]:
+def ticks_of(low: float, high: float) -> list[float]:
     """Return round numbers from ``low`` to ``high``: decades, with 2 and 5 where few fit."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     steps = (1, 2, 5) if last - first <= 2 else (1, 3) if last - first <= 3 else (1,)

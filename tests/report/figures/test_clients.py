@@ -25,8 +25,8 @@ def test_clients(shape: tuple[int, int]) -> None:
     check(clients.draw(clients.from_rounds(records(*shape)), AWKWARD, style.COLUMN))
 
 
-def test_clients_are_sorted_by_their_last_accuracy_and_unknown_rounds_are_blank() -> None:
+def test_clients_are_sorted_by_their_last_accuracy_without_rounds_not_evaluated() -> None:
     data = clients.from_rounds(records(3, 4))
-    assert data.clients == [2, 0, 1] and data.rounds == [0, 1, 2, 3]
-    assert data.grid == [[14, 17, None, 23], [0, 3, None, 9], [None] * 4]
+    assert data.clients == [2, 0, 1] and data.rounds == [0, 1, 3]
+    assert data.grid == [[14, 17, 23], [0, 3, 9], [None] * 3]
     assert len(clients.rows(data)) == 6

@@ -82,5 +82,35 @@ def test_the_csv_holds_the_very_numbers(tmp_path: Path) -> None:
     selection = Selection([make(tmp_path, "A", 1, [10, 1 / 3], config={"X": name})])
     panels = convergence.select(selection)
     rows = list(csv.DictReader(io.StringIO(style.csv_text(convergence.rows(panels)))))
-    assert [float(r["mean"]) for r in rows] == [10, 1 / 3]
-    assert [r["std"] for r in rows] == ["", ""] and rows[0]["seeds"] == "1"
+    assert [float(r["mean"]) for r in rows] == [10, 1 / 3, 30], "the last is zero-shot's"
+    assert [r["std"] for r in rows] == [""] * 3 and rows[0]["seeds"] == "1"
+
+
+def test_a_line_ends_before_the_final_fine_tuning(tmp_path: Path) -> None:
+    run = make(tmp_path, "Rep", 1, [10, 20, 50])
+    path = run.path / "metrics.jsonl"
+    first, second, last = path.read_text().splitlines()
+    path.write_text("\n".join([first, second, last.replace(
+        '"personal": 50', '"personal": 50, "personal_before_ft": 30')]) + "\n")
+    selection = Selection([run, make(tmp_path, "A", 1, [10, 20, 40])])
+    for figure in (convergence, traffic):
+        plain, tuned = figure.select(selection)[0].lines
+        assert tuned.mean == [10, 20, 30] and tuned.after is not None
+        assert tuned.after[1] == 50 and plain.after is None
+        assert [row["metric"] for row in figure.rows(figure.select(selection))][3:7] == [
+            *["personal_before_ft"] * 3, "personal"]
+        drawing = figure.draw(figure.select(selection))
+        check(drawing)
+        ends = [list(one.get_ydata()) for one in drawing.axes[0].lines]
+        assert [10, 20, 30, 50] not in ends and [50] in ends, "joined by nothing"
+
+
+def test_many_methods_have_axes_each_or_the_best_a_colour() -> None:
+    panel = lines([f"method {i}" for i in range(12)])
+    alone = convergence.draw([panel], width=5.5)
+    titles = [each.get_title("left") for each in alone.axes]
+    assert titles[0] == "method 11" and len(titles) == 12, "the best first"
+    assert [one.get_color() for one in alone.axes[0].lines].count(style.REST) == 11
+    together = convergence.draw([panel, panel], width=5.5)
+    colours = [one.get_color() for one in together.axes[0].lines]
+    assert colours.count(style.REST) == 6 and len({*colours}) == 7

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import re
 import sys
+from pathlib import Path
 
 import matplotlib
 import pytest
+from matplotlib.text import Text
 from PIL import Image
 
 from fedvlm.report.figures import convergence, style
@@ -60,3 +62,20 @@ def test_a_name_without_glyphs_warns_nobody(recwarn: pytest.WarningsRecorder):
         figure = convergence.draw([lines(["\u6570\u5b66"])], width=style.PAGE)
     style.png_bytes(figure)
     assert not [w for w in recwarn if "Glyph" in str(w.message)]
+
+
+def test_two_calls_write_the_same_bytes_with_fonts_inside(tmp_path: Path) -> None:
+    kinds = ("pdf", "png", "svg", "csv")
+    for folder in ("a", "b"):
+        with style.font("serif"):
+            style.write(tmp_path / folder, "x", convergence.draw(PLAIN, width=3), [{"x": 1}])
+    for kind in kinds:
+        one, other = ((tmp_path / folder / f"x.{kind}").read_bytes() for folder in ("a", "b"))
+        assert one == other
+    pdf = (tmp_path / "a" / "x.pdf").read_bytes()
+    assert b"STIXGeneral" in pdf and b"/Type3" not in pdf
+
+
+def test_no_text_is_smaller_than_seven_points() -> None:
+    figure = convergence.draw([*PLAIN, *PLAIN], width=5.5)
+    assert min(text.get_fontsize() for text in figure.findobj(Text)) >= style.SMALL

@@ -1,0 +1,156 @@
+"""Accuracy against all bytes of the run, with the front: nobody is better for as little."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from fedvlm.core.stats import mean, sample_std
+from fedvlm.report.collect import finite
+from fedvlm.report.figures import style
+from fedvlm.report.figures.drawing.levels import Level, draw_levels, legend_of, level_rows
+from fedvlm.report.figures.lines import LABEL_LENGTH, WORDS, legend_above
+from fedvlm.report.figures.selection import PLACE, Selection, titles
+from fedvlm.report.figures.traffic import MB, ticks_of
+
+NAME, ORDER, OF = "pareto", 55, "runs"
+CAPTION = ("Personal accuracy at the end against all bytes of the run, up and down, all clients, "
+           "means over seeds. Numbered: the front, whom no method beats with as few bytes; grey: "
+           "the others.")
+
+
+@dataclass(frozen=True)
+class Point:
+    """A method: MB (10^6 bytes) and accuracy in percent, means over ``n`` seeds.
+
+    ``std`` is that of the accuracy, None of one seed.
+    """
+
+    label: str
+    mb: float
+    accuracy: float
+    std: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class Plane:
+    """A panel: all methods by bytes, the labels of the front, the references."""
+
+    title: str
+    points: Sequence[Point]
+    front: Sequence[str]
+    levels: Sequence[Level] = ()
+    metric: str = "personal"
+
+
+def select(selection: Selection) -> list[Plane] | str:
+    """Return one panel per place where something is sent."""
+    places: dict[tuple[Any, ...], list[Point]] = {}
+    for group in selection.groups:
+        pairs = []
+        for run in group.runs.values():
+            sent = [finite(run.totals().get(way)) for way in ("bytes_up", "bytes_down")]
+            value = run.value(selection.metric)
+            if value is not None and None not in sent:
+                pairs.append((sum(x or 0.0 for x in sent) / MB, value))
+        if pairs:
+            places.setdefault(group.place, []).append(Point(
+                group.label, mean(x for x, _ in pairs) or 0.0, mean(y for _, y in pairs) or 0.0,
+                sample_std(y for _, y in pairs), len(pairs)))
+    planes = [
+        Plane(title, sorted(points, key=lambda p: (p.mb, -p.accuracy, p.label)), front_of(points),
+              selection.levels(place), selection.metric)
+        for title, (place, points) in zip(titles(list(places), PLACE), places.items(), strict=True)
+        if any(point.mb for point in points)
+    ]
+    return planes or "nothing was sent, or no run says how much"
+
+
+def front_of(points: Sequence[Point]) -> list[str]:
+    """Return the labels of the Pareto front by bytes: all with as few bytes are below them."""
+    front: list[str] = []
+    best = -math.inf
+    for point in sorted(points, key=lambda p: (p.mb, -p.accuracy, p.label)):
+        if point.accuracy > best:
+            front.append(point.label)
+            best = point.accuracy
+    return front
+
+
+def rows(planes: Sequence[Plane]) -> list[dict[str, Any]]:
+    """Return one row per panel and method, then the references."""
+    lines: list[dict[str, Any]] = []
+    for plane in planes:
+        lines += [
+            {"panel": plane.title, "method": p.label, "MB": p.mb, "metric": plane.metric,
+             "mean": p.accuracy, "std": p.std, "seeds": p.n,
+             "front": "yes" if p.label in plane.front else "no"} for p in plane.points
+        ]
+        lines += level_rows(plane.title, plane.levels, plane.metric)
+    return lines
+
+
+def draw(planes: Sequence[Plane], title: str = "", width: float = style.PAGE) -> Figure:
+    """Return the figure; a method that sends nothing stands at a tick of 0 at the left."""
+    numbers = {label: at + 1 for at, label in
+               enumerate(dict.fromkeys(label for plane in planes for label in plane.front))}
+    with style.styled():
+        most = max(int(width / 2.2), 1)
+        figure, axes = style.panels(len(planes), width, 1.9, most)
+        for plane, each in zip(planes, axes, strict=True):
+            _draw(each, plane, numbers)
+            each.set_title(style.shortened(plane.title, int(width * 15 / min(most, len(planes)))))
+            place = each.get_subplotspec()
+            if place is None or place.is_first_col():
+                each.set_ylabel(WORDS.get(plane.metric, f"{plane.metric} (%)"))
+        figure.supxlabel("MB sent in the whole run, up and down, all clients",
+                         fontsize=style.SMALL)
+        key: list[tuple[Any, str]] = [
+            (Line2D([], [], linestyle="none", marker="o", markersize=5, color=style.PALETTE[0]),
+             f"{n} {style.shortened(label, LABEL_LENGTH)}")
+            for label, n in numbers.items()
+        ]
+        others = Line2D([], [], linestyle="none", marker="o", markersize=3, color=style.REST)
+        legend_above(figure, {}, extra=[*key, (others, "beaten by one with as few bytes"),
+                                        *legend_of(plane.levels for plane in planes)])
+    return figure
+
+
+def _draw(axes: Axes, plane: Plane, numbers: Mapping[str, int]) -> None:
+    sent = [p.mb for p in plane.points if p.mb > 0]
+    low, high = min(sent), max(sent)
+    nothing = low / 3 if high / low < 30 else low / 5  # where nothing sent stands
+    silent = len(sent) < len(plane.points)
+    at = {p.label: (p.mb or nothing, p.accuracy) for p in plane.points}
+    for point in plane.points:
+        if point.label not in plane.front:
+            axes.plot(*[[v] for v in at[point.label]], marker="o", markersize=3, color=style.REST,
+                      linestyle="none", zorder=2, clip_on=False, gid=style.gid(point.label))
+    front = [at[label] for label in plane.front]
+    axes.step(*zip(*[*front, (high * 1.5, front[-1][1])], strict=True), where="post",
+              color=style.PALETTE[0], linewidth=1.0, zorder=2.5)
+    for label in plane.front:
+        axes.plot(*[[v] for v in at[label]], marker="o", markersize=9.5, color=style.PALETTE[0],
+                  zorder=3, clip_on=False, gid=style.gid(label))
+        axes.annotate(str(numbers[label]), at[label], ha="center", va="center_baseline",
+                      color=style.ON_DARK, fontsize=style.SMALL, zorder=4)
+    draw_levels(axes, plane.levels)
+    axes.set_xscale("log")
+    axes.set_xlim(nothing / 1.5 if silent else low / 1.5, high * 1.5)
+    ticks = ticks_of(low, high)
+    axes.xaxis.set_major_locator(FixedLocator([nothing, *ticks] if silent else ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(
+        FuncFormatter(lambda x, _: "0" if silent and x < math.sqrt(nothing * low) else f"{x:g}"))
+    values = [p.accuracy for p in plane.points] + [one.value for one in plane.levels]
+    margin = max(0.1 * (max(values) - min(values)), 1.0)
+    axes.set_ylim(min(values) - margin, max(values) + margin)
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))

@@ -1,0 +1,92 @@
+"""The forest of intervals, the boxes over clients, the Pareto front: their numbers, their looks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedvlm.core.stats import t_interval
+from fedvlm.report.collect import Run, collect
+from fedvlm.report.figures import distribution, forest, pareto, style
+from fedvlm.report.figures.pareto import Point
+from fedvlm.report.figures.selection import Selection
+from fedvlm.report.tables.papers import Paper
+from tests.report.table_runs import reference, rows, write_run
+
+from .drawings import AWKWARD, check
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    """Give twelve methods on two data sets with three seeds; the first is best by far."""
+    root = tmp_path_factory.mktemp("many")
+    for data, base in (("Cifar100", 3), ("EuroSAT", 5)):
+        for at in range(12):
+            name = AWKWARD if at == 11 else f"M{at}"
+            for seed in (1, 2, 3):
+                right = (base + (4 if at == 0 else 0), base, max(base - seed % 2, 0))
+                clients = rows(*right, n=10)
+                mean = sum(row["accuracy"] for row in clients) / 3
+                write_run(
+                    root, name, data, seed, {"personal": mean, "clients": clients},
+                    info={"totals": {"bytes_up": at * 1e6, "bytes_down": 0}},
+                    sections={"references": {"logreg": reference("alone", 1, 1, 1),
+                                             "majority": reference("alone", 0, 0, 0),
+                                             "pooled": reference("bound", 9, 9, 9)}},
+                )
+    return collect([root]).runs
+
+
+def test_a_forest_has_the_tables_intervals_and_tells_the_best_apart(many: list[Run]) -> None:
+    panels = forest.select(Selection(many))
+    assert [panel.title for panel in panels] == ["average of 2", "CIFAR-100", "EuroSAT"]
+    average, cifar, _ = panels
+    best, other = cifar.methods["M0"], cifar.methods["M1"]
+    values = [100 * (7 + 3 + right) / 30 for right in (2, 3, 2)]
+    assert best.n == 3 and best.mean == pytest.approx(sum(values) / 3)
+    assert best.half == pytest.approx(t_interval(values))
+    assert best.peer and not other.peer, "paired, all seeds lie 13 points apart"
+    assert average.methods["M0"].mean == pytest.approx(
+        (best.mean + panels[2].methods["M0"].mean) / 2)
+    assert [(one.kind, one.name, one.value) for one in cifar.levels] == [
+        ("alone", "logistic regression", 10.0),
+        ("bound", "logistic regression, pooled", 90.0)]
+    table = forest.rows(panels)
+    assert table[0]["method"] == "M0" and table[0]["told_apart_from_best"] == "no"
+    assert table[12]["method"] == "mean over the data sets (best without collaboration)"
+
+
+def test_clients_quartiles_stand_beside_their_own_reference(many: list[Run]) -> None:
+    panels = distribution.select(Selection(many))
+    assert isinstance(panels, list)
+    first = distribution.rows(panels)[0]
+    assert first["method"] == "M0" and first["clients"] == 9 and first["worst"] == 20
+    assert (first["q1"], first["median"], first["q3"]) == (30, 30, 70)
+    assert list(distribution.rows(panels)[12].items())[1] == ("method", distribution.REFERENCE)
+    assert distribution.select(Selection(many, "global")) is None
+
+
+def test_the_front_holds_who_is_best_for_as_few_bytes(many: list[Run]) -> None:
+    points = [Point("cheap", 1, 50, None, 1), Point("same bytes", 1, 40, None, 1),
+              Point("dear", 9, 60, None, 1), Point("worse and dearer", 20, 55, None, 1)]
+    assert pareto.front_of(points) == ["cheap", "dear"]
+    planes = pareto.select(Selection(many))
+    assert isinstance(planes, list) and planes[0].front == ["M0"], "best and sends nothing"
+
+
+@pytest.mark.parametrize("figure", [forest, distribution, pareto])
+def test_many_methods_fit_a_narrow_and_a_wide_page(figure, many: list[Run]) -> None:
+    papers = {"M0": Paper("M0", "no collaboration"), "M1": Paper("M1", "personal models")}
+    data = figure.select(Selection(many, papers=papers))
+    with style.font("serif"):
+        check(figure.draw(data, width=5.5))
+    check(figure.draw(data, width=style.COLUMN))
+
+
+def test_one_run_has_no_interval(tmp_path: Path) -> None:
+    write_run(tmp_path, "A", last={"personal": 50.0})
+    panels = forest.select(Selection(collect([tmp_path]).runs))
+    one = panels[0].methods["A"]
+    assert one.half is None and one.peer and len(panels) == 1
+    check(forest.draw(panels))
