@@ -27,6 +27,7 @@ from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.models.adapt.gates import KINDS
 from fedvlm.models.adapt.visual import OUTPUTS
 from fedvlm.models.load.names import known_tags, open_clip_name
+from fedvlm.models.towers.adapters import plain_lora
 from fedvlm.models.vlmodel import VLModel
 
 TOLERANCE = 1e-5  # of logits, relative to the largest one where that is above 1
@@ -134,7 +135,8 @@ def read(trained: TrainedModel) -> Recipe:
     trainer, model = trained.trainer, trained.model
     who = trainer.title or type(trainer).__name__
     _refuse(trained, who)
-    p = {n: v.detach().cpu().float() for n, v in trained.params.items()}
+    p = plain_lora({n: v.detach().cpu().float() for n, v in trained.params.items()})
+    _refuse_names(p, who)
     forms = {k: str(v) for k, v in trainer.forms().items()}
     odd = [k for k, v in forms.items() if v not in FORMS.get(k, ())]
     if odd:
@@ -182,12 +184,17 @@ def _refuse(trained: TrainedModel, who: str) -> None:
     bad = first_non_finite(params)
     if bad is not None:
         raise ConfigError(f"'{bad}' holds numbers that are not finite: there is no model to export")
+    if "gate.on" in params and len(trained.classnames) < 2:
+        raise ConfigError(f"{who}: a gate over one class is no classifier to export")
     if isinstance(trained.trainer, ModuleTrainer):
         raise Unheld(
             who,
             f"{who} trains a torch module of its own, which only --format onnx may hold, as a "
             "graph; its state_dict: ModuleTrainer.export(model, params)"
         )
+
+
+def _refuse_names(params: Tree, who: str) -> None:
     unknown = sorted(set(params) - set(matching(params, KNOWN)))
     if unknown:
         raise Unheld(
@@ -195,8 +202,6 @@ def _refuse(trained: TrainedModel, who: str) -> None:
             f"{who} has {len(unknown)} tensor(s) that only --format onnx holds, as a graph, the "
             f"first '{unknown[0]}'{did_you_mean(unknown[0], set(params) - set(unknown))}"
         )
-    if "gate.on" in params and len(trained.classnames) < 2:
-        raise ConfigError(f"{who}: a gate over one class is no classifier to export")
 
 
 def _image_side(p: Tree, forms: Mapping[str, str], who: str) -> tuple[list[tuple[str, str]], Tree]:

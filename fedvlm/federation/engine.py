@@ -19,7 +19,7 @@ from fedvlm.core.errors import FedvlmError, failure_text
 from fedvlm.core.trees import State, Tree, expand, first_non_finite, matching, pick, stack
 from fedvlm.federation.aggregation.arrival import Part, Rows
 from fedvlm.federation.aggregation.updates import Updates, join
-from fedvlm.federation.clients import Clients
+from fedvlm.federation.clients import Clients, W
 from fedvlm.federation.context import Context, without_kept
 from fedvlm.federation.local.guard import Looked, guarded
 from fedvlm.federation.local.sent import Upload, refusal
@@ -126,7 +126,9 @@ class LocalEngine:
             work.counters.update(ctx.counters)
             stay = _collect(work, trainer.name, ctx, done, looked)
             if stay:
-                new = {slot: _rows(tree, stay) for slot, tree in done.state.items()}
+                # What is the server's is not kept, and lies there once: no copy for each client.
+                own = {slot: _own(ctx, slot, tree) for slot, tree in done.state.items()}
+                new = {slot: _rows(tree, stay) for slot, tree in own.items()}
                 ids = [ids[k] for k in stay]
                 clients.put(ctx.round, ids, new)
                 work.versions |= dict.fromkeys(ids, ctx.round)
@@ -227,6 +229,12 @@ def _collect(
         {n: [row[k] for k in stay] for n, row in counts.items()},
     ))
     return stay
+
+
+def _own(ctx: Context, slot: str, tree: Tree) -> Tree:
+    """Return of slot ``w`` what is not the server's."""
+    server = ctx.groups.server if slot == W else ()
+    return {n: v for n, v in tree.items() if n not in server} if server else tree
 
 
 def _rows(tree: Tree, at: Sequence[int]) -> Tree:

@@ -37,6 +37,7 @@ from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context, without_ke
 from fedvlm.federation.engine import Engine, LocalEngine, laid
 from fedvlm.federation.groups import SERVER, SHARED, Finetune, resolve
 from fedvlm.federation.local.guard import guarded
+from fedvlm.federation.local.sent import WHOLE, Portion
 from fedvlm.federation.optim import Schedule
 from fedvlm.federation.plan import Budget, Plan, check_footing, plan_chunks
 from fedvlm.federation.server import (
@@ -246,16 +247,25 @@ class Federation:
         trainer.seal()
 
     def context(
-        self, clients: Sequence[int], round_: int = 0, worked: Container[int] = ()
+        self, clients: Sequence[int], round_: int = 0, worked: Container[int] = (),
+        portion: Portion | None = None,
     ) -> Context:
-        """Return the context of a chunk of clients in a round; ``worked``: who ever did."""
+        """Return the context of a chunk of clients in a round.
+
+        Args:
+            worked: who ever did.
+            portion: of the shared tensors; by default what the method trains in this round.
+        """
         plan = self.plan
+        if portion is None:
+            portion = self.trainer.portion(round_, self.groups) if round_ else WHOLE
         return Context(
             self.model, self.groups, self.batcher, list(clients), round_, plan.seed, plan.epochs,
             plan.optim, plan.schedule or Schedule(plan.optim.lr),
             self.trainer.extras_up, self.trainer.metrics, self.weighting, plan.nonfinite,
             plan.clock_per_round, tuple(c not in worked for c in clients),
             effort=plan.effort, patience=plan.early_stop, class_counts=self.roster.classes,
+            portion=portion,
         )
 
     def server_context(self, round_: int, held: Held) -> ServerContext:
@@ -551,7 +561,8 @@ class Federation:
         )
         worked = {c for c, version in versions.items() if version}
         for ids in (list(chunk.clients) for chunk in chunks):
-            ctx, began = self.context(ids, question.round, worked), time.perf_counter()
+            ctx = self.context(ids, question.round, worked, WHOLE)
+            began = time.perf_counter()
             models = guarded(ctx, partial(self._models, ctx, question))[0]
             if question.tune:
                 each = (time.perf_counter() - began) / len(ids)

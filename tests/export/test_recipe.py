@@ -33,6 +33,7 @@ FUSION = "TRAINER.THORKI.FUSION"
     ("fedavg", "--peft", "prompt+lora"), ("fedavg", "--peft", "prompt+adapter"),
     ("fedavg", "PEFT.LN", "True", "--peft", "prompt+lora"), ("fedavg", "PEFT.CSC", "True"),
     ("fedavg", "--peft", "text-lora"), ("fedavg", "--peft", "head"),
+    ("fedavg", "--peft", "text-lora+lora", "PEFT.LORA_AVG", "residual", "PEFT.PRIVATE_RANK", "2"),
     ("fedproto", "TRAINER.FEDPROTO.PREDICT", "head"), ("fedproto",), ("zeroshot",),
     ("feddecomp", "--peft", "prompt+adapter"), ("thorki", "--peft", "prompt+adapter"),
     *[("thorki", FUSION, kind) for kind in KINDS],
