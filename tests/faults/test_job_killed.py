@@ -16,6 +16,8 @@ from fedvlm.core import files
 from fedvlm.job import run as cli_run
 from tests import jobs
 
+pytestmark = pytest.mark.usefixtures("pictures")  # every write point is counted
+
 
 class Stop(BaseException):
     """As sudden as a kill: nothing catches it."""

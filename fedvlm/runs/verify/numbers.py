@@ -136,13 +136,16 @@ def _rows(rows: Sequence[Any], place: str) -> Iterator[str]:
         if not isinstance(row, Mapping):
             yield f"{place}.{at} is no row"
             continue
-        n, correct, who = row.get("n"), row.get("correct"), row.get("client", at)
+        n: Any = row.get("n")
+        correct: Any = row.get("correct")
+        who = row.get("client", at)
         if who in seen:
             yield f"{place}: client {who} stands there twice"
         seen.add(who)
         if "n" not in row or "correct" not in row:
             continue
-        if not (isinstance(n, int) and _number(correct) and n >= correct >= 0):  # chance: n / C
+        counts = isinstance(n, int) and isinstance(correct, int | float)  # chance: n / classes
+        if not counts or not n >= correct >= 0:
             yield f"{place}: client {who} has {correct} right of {n}"
         elif "accuracy" in row and not _equal(100 * correct / n if n else None, row["accuracy"]):
             yield f"{place}: client {who} has {correct} right of {n}, accuracy {row['accuracy']}"
