@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -135,13 +135,16 @@ class Site:
         """Measure personal models, or the model as it comes; only numbers leave."""
         fed, values = self.federation, frame.values
         measure = Measure(**values["measure"])
-        accepted, downloads = self._addressed(frame)
-        ids = list(accepted)
-        if values["model"] == "template":
+        if values["model"] == "template":  # nothing of the run is in it
+            self._like(frame)
+            ids = list(numbered(values["accepted"]))
+            self._mine(ids)
             if not isinstance(fed.meter, ClientMeter):
                 raise Refused("this site measures no model as it comes")
             rows: list[Row] = only_numbers(fed.meter.template(measure, ids), ids)
         else:
+            accepted, downloads = self._addressed(frame)
+            ids = list(accepted)
             question = Question(values["round"], ids, downloads, accepted, values["tune"])
             with self._states(values["run"], accepted):
                 rows = only_numbers(fed.measured(question, measure), ids)
@@ -177,7 +180,7 @@ class Site:
         if frame.values["like"] != self.like:
             raise Refused("the request is of a run with another config, model or version")
 
-    def _mine(self, ids: Mapping[int, object]) -> None:
+    def _mine(self, ids: Iterable[int]) -> None:
         stray = sorted(set(ids) - set(self.clients))
         if stray:
             raise Refused(f"clients {stray[:8]} are not at this site")

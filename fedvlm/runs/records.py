@@ -154,6 +154,10 @@ class Records:
                     self._new.setdefault(c, {})[v] = Place(name, g, row)
         return damage
 
+    def rows(self) -> list[tuple[int, int]]:
+        """Return (client, version) of the rows that no checkpoint names yet, ascending."""
+        return sorted((c, v) for c, versions in self._new.items() for v in versions)
+
     def names(self) -> set[str]:
         """Return the names of the records in the folder, half-written ones among them."""
         with files.explain_errors(self.folder):

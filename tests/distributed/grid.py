@@ -6,13 +6,14 @@ clients of the other site are not numbers at a site, and the server has counts o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedvlm.check.compare import copy_fed
 from fedvlm.check.world import BASE, BATCH, NEW, Setup, World
@@ -85,6 +86,19 @@ def measured(fed: Federation) -> list[list[Row]]:
     return out
 
 
+class Tapped(InProcess):
+    """A carrier that keeps all that it carries."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.frames: list[bytes] = []
+
+    def ask(self, frames: Mapping[str, bytes], seconds: float) -> Mapping[str, bytes | str]:
+        out = super().ask(frames, seconds)
+        self.frames += [*frames.values(), *(v for v in out.values() if isinstance(v, bytes))]
+        return out
+
+
 @dataclass
 class Grid:
     """Two sites and a server, whose parts may be taken down and put up again."""
@@ -101,7 +115,7 @@ class Grid:
 
     def __post_init__(self) -> None:
         """Put the sites up."""
-        self.carrier = InProcess({})
+        self.carrier = Tapped()
         self.restart()
 
     def restart(self) -> None:
@@ -137,6 +151,29 @@ class Grid:
             out |= fed.clients.read(ids, versions)
         return out
 
+    def private(self, slots: Sequence[str] = ()) -> dict[str, Tensor]:
+        """Return all that has to stay at the sites, by what it is.
+
+        The personal tensors of all versions on their disks, all tensors of ``slots``, and the
+        clients' training images.
+        """
+        out: dict[str, Tensor] = {}
+        for name, site in self.sites.items():
+            store = SiteStore(self.folder / name, RUN, torch.device("cpu"))
+            mine = set(site.federation.groups.personal)
+            for client, version in store.records.rows():
+                ((_, state),) = store.get([client], [version])
+                out |= {
+                    f"{slot}/{leaf} of client {client}, round {version}": v
+                    for slot, tree in state.items() for leaf, v in tree.items()
+                    if leaf in mine or slot in slots
+                }
+        for c, split in enumerate(self.world.splits):
+            for i in split.train.tolist():
+                out[f"pixels of image {i} of client {c}"] = self.world.pixels[i]
+                out[f"features of image {i} of client {c}"] = self.world.features[i]
+        return out
+
     def whole(self, fed: Federation, state: FedState) -> Whole:
         """Return the state with the clients' tensors of the sites."""
         server = fed.read(state)
@@ -148,3 +185,15 @@ def local(world: World, trainer: type[Trainer], setup: Setup) -> tuple[Whole, li
     fed = federation(world, trainer, setup)
     rows = measured(fed)
     return copy_fed(fed.read(fed.run())), rows
+
+
+def leaks(private: Mapping[str, Tensor], frames: Sequence[bytes]) -> list[str]:
+    """Return which private values lie in a frame, byte by byte, also in single precision.
+
+    Constant tensors (a mask of ones, a start of zeros) tell nothing and are passed over.
+    """
+    everything = b"\n".join(frames)
+    return [
+        what for what, v in private.items() if v.numel() > 3 and v.double().std() > 0
+        and any(w.contiguous().numpy().tobytes() in everything for w in (v, v.float()))
+    ]

@@ -11,7 +11,7 @@ from fedvlm.check.compare import same_fed
 from fedvlm.check.world import World
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
-from tests.distributed.grid import Grid, local, measured
+from tests.distributed.grid import Grid, Tapped, leaks, local, measured
 
 TRAINERS = sorted(trainer_files())
 
@@ -25,7 +25,10 @@ def world() -> World:
 def test_over_frames_every_method_gives_the_same_bits(
     world: World, name: str, tmp_path: Path
 ) -> None:
-    """Two sites that see their own data, a server that sees counts; answers in reverse order."""
+    """Two sites that see their own data, a server that sees counts; answers in reverse order.
+
+    No personal tensor of any round and no training image is in any frame.
+    """
     trainer = load_trainer(name)
     grid = Grid(world, trainer, tmp_path)
     whole, rows = local(world, trainer, grid.setup)
@@ -35,3 +38,5 @@ def test_over_frames_every_method_gives_the_same_bits(
     same_fed(grid.whole(fed, state), whole, f"{name} over frames")
     assert json.dumps(told) == json.dumps(rows)
     assert grid.said == grid.logs == []
+    assert isinstance(grid.carrier, Tapped)
+    assert leaks(grid.private(), grid.carrier.frames) == []
