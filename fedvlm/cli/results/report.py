@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedvlm.cli.results._folders import no_runs, run_folders
+from fedvlm.cli.results._folders import no_runs, papers_of, run_folders
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import complain, say
 from fedvlm.core import files
@@ -72,7 +72,8 @@ def _over_all(
         say(f"{len(collected.runs)} pages of runs, {PAGE} in each folder")
     trainers = dict.fromkeys(str(run.protocol["trainer"]) for run in collected.runs)
     cards = {name: card_of(name) for name in trainers}
-    return sweep_page(collected, folders, into.parent, cards, args.title, origin)
+    return sweep_page(collected, folders, into.parent, cards, args.title, origin,
+                      papers_of(collected.runs))
 
 
 def _page(run: Run, title: str, origin: str) -> str:

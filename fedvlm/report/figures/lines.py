@@ -202,12 +202,17 @@ def legend_above(
     if not entries and not heading:
         return
     rows = _legend_rows([len(label) for _, label in entries], figure.get_figwidth() * 72)
-    figure.legend(
+    legend = figure.legend(
         [handle for handle, _ in entries], [label for _, label in entries],
         loc="outside upper left", frameon=False, ncols=max(math.ceil(len(entries) / rows), 1),
         handlelength=2.0, columnspacing=1.4, borderaxespad=0.2, labelspacing=0.35,
         title=heading or None, alignment="left", title_fontsize=8,
     )
+    coloured = [label for label, index in order.items() if index is not None]
+    for label, handle, text in zip(coloured, legend.legend_handles, legend.texts, strict=False):
+        text.set_gid(style.gid(label))
+        if handle is not None:
+            handle.set_gid(style.gid(label))
     figure.set_figheight(figure.get_figheight() + rows * 0.135 + (0.2 if heading else 0.05))
 
 

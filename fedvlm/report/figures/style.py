@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -25,6 +26,7 @@ from fedvlm.core import files
 from fedvlm.core.spelling import cell_text
 
 COLUMN, PAGE = 3.3, 6.8  # inches: one and two columns of a paper
+METHOD = "method:"  # before a method's label, in an SVG
 SMALL = 7  # points, the least that venues take
 DPI = 200
 INK, FAINT, GRID = "#222222", "#6b6b6b", "#e4e4e4"
@@ -126,7 +128,7 @@ def family_index(family: str) -> int:
 
 def gid(label: str) -> str:
     """Return the name that an artist of a method has in an SVG: the page finds it by that."""
-    return f"method:{label}"
+    return f"{METHOD}{quote(label, safe='')}"  # quoted: matplotlib's own quoting is not one rule
 
 
 def marker(index: int) -> str:

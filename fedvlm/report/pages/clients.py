@@ -8,7 +8,8 @@ from typing import Any
 
 from fedvlm.core.errors import DataError
 from fedvlm.report.collect import finite, read_partition
-from fedvlm.report.pages.html import Content, Html, cell, decimal, element, signed, table
+from fedvlm.report.pages.grid import table
+from fedvlm.report.pages.html import Content, Html, cell, decimal, element, signed
 from fedvlm.report.pages.numbers import megabytes
 
 LENGTH = 40  # points of a client's curve at most

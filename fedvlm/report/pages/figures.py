@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fedvlm.report.collect import Run
 from fedvlm.report.figures import style
 from fedvlm.report.figures.catalog import FigureModule, all_figures, data_of, parts_of
+from fedvlm.report.figures.lines import MANY, order_of
 from fedvlm.report.figures.selection import Selection
 from fedvlm.report.pages.html import Html, element, join
 from fedvlm.report.pages.svg import inline
+from fedvlm.report.pages.templates import render
 
 
 @dataclass
@@ -33,11 +34,9 @@ class Drawings:
         except Exception as error:  # whatever matplotlib makes of odd numbers
             self.missing.append(f"{name}: {' '.join(str(error).split())}")
             return
-        self.figures.append(element(
-            "figure",
-            element("div", inline(svg, name, figure.CAPTION), class_="drawing", tabindex="0",
-                    role="region", aria_label=name.replace("-", " ")),
-            element("figcaption", figure.CAPTION),
+        self.figures.append(render(
+            "figure", name=name.replace("-", " "), caption=figure.CAPTION,
+            svg=inline(svg, name, figure.CAPTION),
         ))
 
     def html(self) -> Html:
@@ -55,14 +54,13 @@ def of_run(run: Run) -> Html:
     return drawings.html()
 
 
-def of_runs(runs: Sequence[Run]) -> Html:
+def of_runs(selection: Selection) -> Html:
     """Return the figures over several runs: whole ones, then those of each data set together."""
-    selection = Selection(runs)
     drawings = Drawings(missing=list(selection.problems))
     by_heading: dict[str, list[tuple[FigureModule, Any]]] = {}
     for figure, data in _data(selection, "runs", drawings):
         parts = parts_of(figure)
-        if parts is None:
+        if parts is None or len(order_of(data)) > MANY:  # a method is found by pointing at it
             drawings.add(figure, data)
         else:
             for heading, part in parts(data).items():

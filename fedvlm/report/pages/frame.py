@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from fedvlm.report.pages.html import Content, Html, element, items, join
+from fedvlm.report.pages.html import Content, Html
+from fedvlm.report.pages.templates import render
 
 
 @dataclass(frozen=True)
@@ -32,31 +33,14 @@ def page(title: str, intro: Content, sections: Sequence[Section], origin: str = 
         origin: what made the page.
     """
     style, script = static("page.css"), static("page.js")
-    parts = [s for s in sections if s.content]
-    links = [element("a", s.heading, href=f"#{s.key}") for s in parts]
-    body = [
-        element("section", element("h2", s.heading), s.content, id=s.key) for s in parts
-    ]
     policy = (
         f"default-src 'none'; style-src-elem '{_digest(style)}'; style-src-attr 'unsafe-inline'; "
         f"script-src '{_digest(script)}'; img-src data:; base-uri 'none'; form-action 'none'"
     )
-    head = element(
-        "head", element("meta", charset="utf-8"),
-        Html(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("meta", name="generator", content="fedvlm"),
-        element("title", title), Html(f"<style>{style}</style>"),
+    return render(
+        "page", title=title, intro=intro, sections=[s for s in sections if s.content],
+        origin=origin, policy=Html(policy), style=Html(style), script=Html(script),
     )
-    command = element("p", "Made by ", element("code", origin))
-    main = join([
-        element("header", element("h1", title), intro),
-        element("nav", items(links), aria_label="Sections"), element("main", *body),
-        element("footer", command) if origin else None,
-        Html(f"<script>{script}</script>"),
-    ], "\n")
-    return f'<!DOCTYPE html>\n<html lang="en">{head}\n<body>\n{main}\n</body></html>\n'
 
 
 def static(name: str) -> str:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import html
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from fedvlm.console.rows import one_line
 
-LONG = 32  # characters; longer text in a cell is given room
 MINUS = "\N{MINUS SIGN}"
-_CELL = re.compile(r"<t[hd]\b[^>]*>")
 _VOID = {"meta", "input", "br"}  # elements without an end tag
 
 
@@ -18,6 +15,10 @@ class Html(str):
     """Text that is markup already; only what this room made, or an escaped name."""
 
     __slots__ = ()
+
+    def __html__(self) -> str:
+        """Tell a template that this is markup."""
+        return str(self)
 
 
 Content = str | int | float | None | Html
@@ -73,39 +74,6 @@ def facts(values: Mapping[str, Content]) -> Html:
     return element("dl", *pairs, class_="facts") if pairs else Html("")
 
 
-def table(
-    heads: Sequence[Content], rows: Iterable[Sequence[Content] | Html], *,
-    caption: Content = None, sortable: bool = False, tall: bool = False, key: str = "",
-) -> Html:
-    """Return a table in a box of its own, which scrolls where the table is wide.
-
-    The first cell of a row is its header. Numbers are set to the right; a cell made by ``cell``
-    is taken as it is, a whole row too.
-
-    Args:
-        caption: what the table shows.
-        sortable: whether the page's script makes its headers buttons.
-        tall: whether the box scrolls downwards too.
-        key: id of the table.
-    """
-    body = [row if isinstance(row, Html) else _row(row) for row in rows]
-    numbers = {
-        at for row in body for at, one in enumerate(_CELL.findall(row)) if 'class="number"' in one
-    }
-    head = element("tr", *(
-        element("th", one, scope="col", class_="number" if at in numbers else None)
-        for at, one in enumerate(heads)
-    ))
-    inside = element(
-        "table", element("caption", element("span", caption)) if caption else None,
-        element("thead", head), element("tbody", *body),
-        class_="sortable" if sortable else None, id=key or None,
-    )
-    # tabindex: a box that scrolls can be reached by keyboard
-    return element("div", inside, class_="box tall" if tall else "box", tabindex="0", role="region",
-                   aria_label=caption if caption and not isinstance(caption, Html) else "table")
-
-
 def search(key: str, hint: str) -> Html:
     """Return a field that filters the rows of the table ``key``; the page's script shows it."""
     field = element("input", type="search", autocomplete="off", placeholder=hint)
@@ -128,19 +96,3 @@ def signed(value: float) -> str:
     """Return a difference with its sign, one decimal."""
     text = f"{abs(value):.1f}"
     return text if text == "0.0" else f"{'+' if value > 0 else MINUS}{text}"
-
-
-def _row(cells: Sequence[Content]) -> Html:
-    return element("tr", *(_cell(at, one) for at, one in enumerate(cells)))
-
-
-def _cell(at: int, content: Content) -> Html:
-    if isinstance(content, Html) and content.startswith("<td"):
-        return content
-    plain = isinstance(content, str) and not isinstance(content, Html)
-    size = len(str(content)) if plain else 0
-    kind = ("number" if isinstance(content, int | float) and at else
-            "words" if size > LONG else "short" if size else None)
-    if at == 0:
-        return element("th", content, scope="row", class_=kind)
-    return element("td", content, class_=kind)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedvlm.report.collect import Run, finite
+from fedvlm.report.pages.grid import table
 from fedvlm.report.pages.html import (
     Content,
     Html,
@@ -16,7 +17,6 @@ from fedvlm.report.pages.html import (
     items,
     join,
     signed,
-    table,
 )
 from fedvlm.report.tables.caption import NOT_COMPARABLE
 from fedvlm.report.tables.metrics import DEFINED, metric

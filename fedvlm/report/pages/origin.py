@@ -11,16 +11,8 @@ import yaml
 
 from fedvlm.core.errors import DataError
 from fedvlm.report.collect import Run
-from fedvlm.report.pages.html import (
-    Html,
-    element,
-    escaped,
-    facts,
-    join,
-    lines,
-    search,
-    table,
-)
+from fedvlm.report.pages.grid import table
+from fedvlm.report.pages.html import Html, element, escaped, facts, join, lines, search
 
 DEFAULT = "default"
 _FIELD = re.compile(r"^([A-Z][^:\n]*):(.*(?:\n(?:[ \t]+.*)?)*)", re.MULTILINE)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import unquote
 
-from fedvlm.report.pages.html import Html, element
+from fedvlm.report.figures.style import METHOD
+from fedvlm.report.pages.html import Html, element, escaped
 
 # What the figures are drawn in (``style``), and the page's variables that take its place. The
 # labels inside heat-map cells have colours of their own and stay: so do the cells.
@@ -13,6 +15,7 @@ COLOURS = {
     "#ffffff": "--fig-ground", "#000000": "--fig-ink",
     "#0072b2": "--fig-1", "#d55e00": "--fig-2", "#009e73": "--fig-3", "#cc79a7": "--fig-4",
     "#e69f00": "--fig-5", "#56b4e9": "--fig-6", "#7f7f7f": "--fig-8",
+    "#bdbdc2": "--fig-rest",
 }
 SCALE = 1.85  # pixels per point at most: 7-point text becomes 13 pixels
 _COLOUR = re.compile(r"#[0-9a-f]{6}\b", re.IGNORECASE)
@@ -55,10 +58,15 @@ def inline(svg: str, name: str, label: str) -> Html:
 
 
 def _with_ids(body: str, name: str) -> str:
-    """Return the markup with ``name`` in its ids; those that nothing refers to, or repeat, go."""
+    """Return the markup with ``name`` in its ids; those that nothing refers to, or repeat, go.
+
+    Those that name a method (``style.gid``) become ``data-method``.
+    """
     used = {at[2] for at in _REFERENCE.finditer(body)}
 
     def keep(at: re.Match[str]) -> str:
+        if at[1].startswith(METHOD):
+            return f' data-method="{escaped(unquote(at[1].removeprefix(METHOD)))}"'
         if at[1] not in used:
             return ""
         used.discard(at[1])

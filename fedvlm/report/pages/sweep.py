@@ -11,8 +11,11 @@ from urllib.parse import quote
 
 from fedvlm.core.errors import DataError
 from fedvlm.report.collect import Collected, Run, finite
+from fedvlm.report.figures import style
+from fedvlm.report.figures.selection import Selection
 from fedvlm.report.pages import PAGE, figures
 from fedvlm.report.pages.frame import Section, page
+from fedvlm.report.pages.grid import table
 from fedvlm.report.pages.html import (
     Content,
     Html,
@@ -24,13 +27,17 @@ from fedvlm.report.pages.html import (
     join,
     lines,
     search,
-    table,
 )
 from fedvlm.report.pages.journal import Journal, journals
 from fedvlm.report.pages.numbers import box
 from fedvlm.report.pages.origin import method_card
+from fedvlm.report.pages.svg import COLOURS
 from fedvlm.report.pages.tables import groups, of_group
+from fedvlm.report.pages.templates import render
 from fedvlm.report.tables.caption import NOT_COMPARABLE
+from fedvlm.report.tables.facts import RunFacts
+from fedvlm.report.tables.layout import named
+from fedvlm.report.tables.papers import Paper
 
 SEED_KEYS = {"SEED", "DATA_SEED"}
 MOST_VALUES = 6  # values of a setting shown
@@ -38,7 +45,7 @@ MOST_VALUES = 6  # values of a setting shown
 
 def sweep_page(
     collected: Collected, folders: Sequence[Path], here: Path, cards: Mapping[str, str],
-    title: str = "", origin: str = "",
+    title: str = "", origin: str = "", papers: Mapping[str, Paper] | None = None,
 ) -> str:
     """Return the page over all runs of some folders as one HTML document.
 
@@ -48,19 +55,22 @@ def sweep_page(
         cards: method's name -> its card.
         title: instead of one made of methods and data sets.
         origin: the command that makes the page.
+        papers: method -> what its card says: how it is spelt, its family.
     """
+    selection = Selection(collected.runs, papers=papers or {})
     sweeps, problems = journals(folders)
     tables = [
-        join([element("h3", name), of_group(runs, origin)])
+        join([element("h3", name), of_group(runs, origin, papers or {})])
         for name, runs in groups(collected.runs).items()
     ]
     gaps = join([_missing(collected, sweeps, here), items(problems)])
     parts = [
+        Section("methods", "Methods", _methods(selection)),
         Section("tables", "Tables", join(tables)),
-        Section("figures", "Figures", figures.of_runs(collected.runs)),
+        Section("figures", "Figures", figures.of_runs(selection)),
         Section("matrix", "Methods and data sets", _matrix(collected, sweeps)),
         Section("missing", "Missing and failed", gaps),
-        Section("runs", "Runs", _listing(collected.runs, here)),
+        Section("runs", "Runs", _listing(collected.runs, here, papers or {})),
         Section("differences", "What differs in the configs",
                 _differences(collected.runs)),
         Section("made", "How it was made", _commands(collected.runs, sweeps)),
@@ -68,6 +78,18 @@ def sweep_page(
     ]
     intro = join([_introduction(collected.runs), box(_caveats(collected, sweeps))])
     return page(title or _title(collected.runs, sweeps), intro, parts, origin)
+
+
+def _methods(selection: Selection) -> Html:
+    """Return the legend by family, whose boxes hide methods."""
+    families: dict[str, list[str]] = {}
+    for group in sorted(selection.groups, key=lambda one: one.label.casefold()):
+        labels = families.setdefault(group.family, [])
+        if group.label not in labels:
+            labels.append(group.label)
+    order = {name: families[name] for name in style.FAMILIES if name in families}
+    colours = {name: COLOURS[style.FAMILIES[name][0].lower()] for name in order}
+    return render("methods", families=order, colours=colours)
 
 
 def _title(runs: Sequence[Run], sweeps: Sequence[Journal]) -> str:
@@ -180,14 +202,16 @@ def _missing(collected: Collected, sweeps: Sequence[Journal], here: Path) -> Htm
     return join(parts) if any(parts) else Html("")
 
 
-def _listing(runs: Sequence[Run], here: Path) -> Html:
+def _listing(runs: Sequence[Run], here: Path, papers: Mapping[str, Paper]) -> Html:
     """Return all runs with their headline; a run that has a page is linked.
 
     Args:
         here: folder of the page, which links are relative to.
+        papers: methods and data sets are spelt as in the tables, whose cells filter this list.
     """
     rows = []
-    for run in runs:
+    spelt = named([RunFacts(run) for run in runs], papers) if papers else map(RunFacts, runs)
+    for run in (one.run for one in spelt):
         protocol, personal = run.protocol, run.value("personal")
         path = _relative(run.path, here)
         name: Content = run.method
@@ -274,7 +298,8 @@ def _commands(runs: Sequence[Run], sweeps: Sequence[Journal]) -> Html:
     for sweep in sweeps:
         if sweep.plan:
             parts += [element("h3", f"Plan of the sweep {sweep.name}"),
-                      element("pre", lines(sweep.plan), class_="plan")]
+                      element("pre", lines(sweep.plan), class_="plan", tabindex="0", role="region",
+                              aria_label=f"Plan of the sweep {sweep.name}")]
     words = dict.fromkeys(str(run.info["command"]) for run in runs if run.info.get("command"))
     if words:
         parts.append(element(

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import Collected, Run
-from fedvlm.report.pages.html import Html, cell, element, items, join, table
-from fedvlm.report.tables.cells import BEST, PEER, TableCell
-from fedvlm.report.tables.facts import BEFORE, facts_of
+from fedvlm.report.pages.grid import row_of, table
+from fedvlm.report.pages.html import Html, cell, element, items, join
+from fedvlm.report.tables.cells import AVERAGE, BEST, H_OF_AVERAGES, PEER, TableCell
+from fedvlm.report.tables.facts import BEFORE, KINDS, facts_of
 from fedvlm.report.tables.metrics import metric, metrics_of
+from fedvlm.report.tables.papers import Paper
 from fedvlm.report.tables.table import Spec, Table, tables
 
 ACCURACIES = (
     "personal", "global", "base_all", "base_other", "new", "hm2", "hm3", "cm", "unseen",
     "unseen_personal", "targets", "personal_before_ft", "personal_worst", "unseen_clients",
 )
+BESIDE = ("gain", "steps", "bytes")  # beside personal: what was won, what was spent
 COSTS = ("totals.bytes_up", "totals.seconds", "trainable")
 # What may differ between data sets.
 PLACE = ("shots", "partition", "held_out", "server_holdout", "subsample", "targets")
@@ -31,7 +34,9 @@ def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return by_name
 
 
-def of_group(runs: Sequence[Run], command: str) -> Html:
+def of_group(
+    runs: Sequence[Run], command: str, papers: Mapping[str, Paper] | None = None
+) -> Html:
     """Return all tables of one setting and backbone, with what they mix and what they mean."""
     collected, numbers = Collected(runs=list(runs)), metrics_of(facts_of(runs)[0])
     targets = tuple(n for n in numbers if n.startswith("target."))
@@ -40,20 +45,36 @@ def of_group(runs: Sequence[Run], command: str) -> Html:
     )
     inside = tuple(key for key in PLACE if _varies_inside(runs, key))
     between = tuple(key for key in PLACE if key not in inside and _values(runs, key) > 1)
-    spec = Spec(mixed=between or None, reference=() if _has_zero_shot(runs) else ("zero-shot",))
+    zero = () if _has_zero_shot(runs) else ("zero-shot",)
+    flat = {name: replace(paper, group="") for name, paper in (papers or {}).items()}
+    spec = Spec(mixed=between or None, reference=(*zero, *KINDS), order=("best",), papers=flat,
+                names=bool(flat))
     if inside or _values(runs, "dataset") > 1:
-        spec = replace(spec, cols=("dataset", *inside), metrics=(*scores, *costs))
-        return join(_tables(collected, spec, command))
+        spec = replace(spec, cols=("dataset", *inside))
+        beside = tuple(n for n in BESIDE if n in numbers)
+        first = replace(spec, metrics=scores[:1], columns=beside)
+        shown = [*_tables(collected, first, command),
+                 *_tables(collected, replace(spec, metrics=scores[1:]), command, silent=True)]
+        dear = _tables(collected, replace(spec, metrics=costs, reference=()), command, silent=True)
+        return join([*shown, element("details", element("summary", "costs"), *dear)
+                     if dear else None])
+    beside = tuple(n for n in BESIDE if n in numbers and n not in costs)
     return join(
-        one for names in (scores, costs) if names
+        one for names in (scores, (*beside, *costs)) if names
         for one in _tables(collected, replace(spec, cols=("metric",), metrics=names), command)
     )
 
 
-def _tables(collected: Collected, spec: Spec, command: str) -> list[Html]:
-    """Return the tables; those that mix protocols come with a warning."""
+def _tables(
+    collected: Collected, spec: Spec, command: str, silent: bool = False
+) -> list[Html]:
+    """Return the tables; those that mix protocols come with a warning.
+
+    Args:
+        silent: whether having no number is no matter.
+    """
     if not spec.metrics:
-        return [element("p", "None of these runs has a number to show.")]
+        return [] if silent else [element("p", "None of these runs has a number to show.")]
     try:
         return [_one(each) for each in tables(collected, spec, command)]
     except ConfigError as error:
@@ -68,30 +89,52 @@ def _tables(collected: Collected, spec: Spec, command: str) -> list[Html]:
 def _one(numbers: Table) -> Html:
     several = len(numbers.metrics) > 1
     first = metric(numbers.metrics[0])
-    rows = [[row, *(_cell(one, numbers.ci) for one in line)]
-            for row, line in zip(numbers.rows, numbers.cells, strict=True)]
+    rows = [
+        row_of([row, *(_cell(one, numbers.ci, row if method else "", "" if several else column)
+                       for column, one in zip(numbers.columns, line, strict=True))],
+               data_method=row.removesuffix("*") if method else None,
+               class_=None if method else "reference")
+        for row, line, method in zip(numbers.rows, numbers.cells, numbers.methods, strict=True)
+        if method or any(one.mean is not None for one in line)
+    ]
+    lower = [at for at, column in enumerate(zip(*numbers.cells, strict=True), start=1)
+             if metric(column[0].metric).lower]
+    average = any(one.average for line in numbers.cells for one in line)
+    title = "Costs" if first.name in COSTS and several else \
+        "Accuracy (%)" if several else first.title
     better = "lower is better" if first.lower else "higher is better"
     spread = ("mean and sample standard deviation over up to "
               f"{numbers.n} seeds" if numbers.n > 1 else "one seed")
     words = spread if several else f"{first.words} ({first.unit}, {better}; {spread})"
     return join([
-        element("h4", "Costs" if first.name in COSTS and several else
-                "Accuracy (%)" if several else first.title),
-        table([numbers.corner, *numbers.columns], rows, caption=words, sortable=True),
+        element("h4", title),
+        element("div", table([numbers.corner, *numbers.columns], rows, caption=words,
+                             sortable=True, lower=lower, name=f"{title}: {words}"),
+                class_="wide averaged" if average and not numbers.metrics[1:] else "wide"),
         element("details", element("summary", "meaning, protocol, data and notes"),
                 element("p", numbers.caption), items(numbers.notes)),
     ])
 
 
-def _cell(number: TableCell, ci: bool) -> Html:
-    """Return a number with its spread: the best bold, who is not told apart from it underlined."""
+def _cell(number: TableCell, ci: bool, row: str, column: str) -> Html:
+    """Return a number with its spread: the best bold, who is not told apart from it underlined.
+
+    Args:
+        row: the method's label; empty where no runs of the list are behind the cell.
+        column: its label, data set first; empty where it is no data set.
+    """
     mark = {BEST: "strong", PEER: "u"}.get(number.rank)
     spread = number.spread(ci)
     words = join([
-        element(mark, number.text) if mark else number.text, f" ± {spread}" if spread else None,
-        number.suffix,
+        element(mark, number.text) if mark else number.text,
+        element("small", f" ± {spread}") if spread else None, number.suffix,
     ])
-    return cell(words, number.mean, title=number.counted)
+    if row and number.n and not number.average and not number.words:
+        names = (row.removesuffix("*"), column.removesuffix("*").partition(" / ")[0])
+        words = element("a", words, href="#runs", data_words=" ".join(
+            f'"{name}"' for name in names if name))
+    kind = "average" if column in (AVERAGE, H_OF_AVERAGES) else None
+    return cell(words, number.mean, title=number.counted, data_kind=kind)
 
 
 def _value(run: Run, key: str) -> str:

@@ -34,7 +34,9 @@
       while (head.firstChild) button.appendChild(head.firstChild);
       head.appendChild(button);
       button.addEventListener("click", function () {
-        sort(table, column, head.getAttribute("aria-sort") === "ascending");
+        var now = head.getAttribute("aria-sort");
+        var first = head.getAttribute("data-first") || (head.className === "number" ? "descending" : "ascending");
+        sort(table, column, now ? now === "ascending" : first === "descending"); // the best first
       });
     });
   });
@@ -43,11 +45,14 @@
     var count = box.querySelector("output");
     var rows = document.querySelectorAll("#" + box.getAttribute("data-filter") + " tbody tr");
     function apply() {
-      var words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+      var words = input.value.toLowerCase().match(/"[^"]*"|\S+/g) || [];
       var shown = 0;
       rows.forEach(function (row) {
         var text = row.textContent.toLowerCase();
-        row.hidden = !words.every(function (word) { return text.indexOf(word) >= 0; });
+        var cells = Array.prototype.map.call(row.cells, function (one) { return '"' + one.textContent.toLowerCase() + '"'; });
+        row.hidden = !words.every(function (word) { // "in quotes": a whole cell
+          return word.length > 1 && word[0] === '"' ? cells.indexOf(word) >= 0 : text.indexOf(word) >= 0;
+        });
         if (!row.hidden) shown += 1;
       });
       count.textContent = shown + " of " + rows.length;
@@ -55,6 +60,51 @@
     box.hidden = false;
     input.addEventListener("input", apply);
     apply();
+    if (box.getAttribute("data-filter") === "run-table") {
+      document.querySelectorAll("a[data-words]").forEach(function (link) { // a cell shows its runs
+        link.addEventListener("click", function () {
+          input.value = link.getAttribute("data-words");
+          apply();
+        });
+      });
+    }
+  });
+  var marked = document.querySelectorAll("[data-method]");
+  function of(name) {
+    return Array.prototype.filter.call(marked, function (one) { return one.getAttribute("data-method") === name; });
+  }
+  document.querySelectorAll("[data-switches]").forEach(function (box) {
+    var all = box.querySelector("[data-all]");
+    var inputs = box.querySelectorAll("input");
+    function apply() {
+      var off = 0;
+      inputs.forEach(function (input) {
+        if (!input.checked) off += 1;
+        of(input.value).forEach(function (one) {
+          if (one.tagName !== "LABEL") one.toggleAttribute("hidden", !input.checked);
+        });
+      });
+      all.hidden = !off;
+    }
+    inputs.forEach(function (input) {
+      input.disabled = false;
+      input.addEventListener("change", apply);
+    });
+    all.addEventListener("click", function () {
+      inputs.forEach(function (input) { input.checked = true; });
+      apply();
+    });
+  });
+  marked.forEach(function (one) {
+    var name = one.getAttribute("data-method");
+    one.addEventListener("pointerenter", function () {
+      document.body.classList.add("pointing");
+      of(name).forEach(function (same) { same.classList.add("lit"); });
+    });
+    one.addEventListener("pointerleave", function () {
+      document.body.classList.remove("pointing");
+      of(name).forEach(function (same) { same.classList.remove("lit"); });
+    });
   });
   document.querySelectorAll("[data-copy]").forEach(function (button) {
     var source = document.getElementById(button.getAttribute("data-copy"));

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fedvlm.report.pages.html import Html, cell, element, escaped, signed, table
+from fedvlm.report.pages.grid import table
+from fedvlm.report.pages.html import Html, cell, element, escaped, signed
 
 
 def test_elements_escape_what_is_not_theirs():

@@ -17,6 +17,7 @@ from fedvlm.report.collect import collect
 from fedvlm.report.pages import figures
 from fedvlm.report.pages.html import Html
 from fedvlm.report.pages.sweep import sweep_page
+from fedvlm.report.tables.papers import Paper
 from tests.report.page_runs import NASTY, Reader, cells_below, whole_run
 from tests.report.table_runs import write_run, write_seeds
 
@@ -63,7 +64,8 @@ def test_a_sweep_page_has_means_ranks_and_gaps(tmp_path: Path, undrawn: None):
     found = Reader(page)
     assert "Sweep all & <more>" in found.text()
     assert cells_below(page, "<h4>personal</h4>") == [
-        ["FedAvg", "55.0 ± 7.1", "75.0 ± 7.1", "65.0 ± 7.1"], ["FedProx", "-", "90.0 ± 0.0", "-"]]
+        ["FedAvg", "55.0 ± 7.1", "75.0 ± 7.1", "65.0 ± 7.1", "4"],
+        ["FedProx", "-", "90.0 ± 0.0", "-", "-"]]
     assert "<strong>90.0" not in page, "20 and 10 points of two seeds tell nobody apart"
     assert cells_below(page, 'id="matrix"') == [
         ["FedAvg", "2", "2", "none"], ["FedProx", "none, 2 failed", "2", "none"],
@@ -74,6 +76,26 @@ def test_a_sweep_page_has_means_ranks_and_gaps(tmp_path: Path, undrawn: None):
     assert "exit code -9" in gaps and "stopped" not in gaps
     assert "Not all runs are here (2 failed)" in found.text()
     assert found.text("cards") == "Method cards FedAvg FedAvg: card"
+
+
+def test_methods_can_be_hidden_and_cells_lead_to_their_runs(tmp_path: Path):
+    nasty = 'Fed"<b>'
+    for name, value in (("FedAvg", 70.0), ("Ditto", 60.0), (nasty, 50.0)):
+        for data in ("Cifar100", "EuroSAT"):
+            write_run(tmp_path, name, data, last={"personal": value}, curve=[1, value])
+    papers = {"FedAvg": Paper("FedAvg", "one shared model"),
+              "Ditto": Paper("Ditto", "personal models")}
+    page = sweep_page(collect([tmp_path]), [tmp_path], tmp_path, {}, papers=papers)
+    found = Reader(page)
+    switches = [v for tag, name, v in found.attributes if (tag, name) == ("input", "value")]
+    assert switches == [nasty, "FedAvg", "Ditto"], "by family"
+    for name in switches:
+        tags = {tag for tag, key, v in found.attributes if (key, v) == ("data-method", name)}
+        assert tags == {"tr", "label", "g"}, "rows, boxes and lines of a method have its name"
+    words = [v for tag, name, v in found.attributes if name == "data-words"]
+    assert '"FedAvg" "CIFAR-100"' in words
+    assert ["FedAvg", "CIFAR-100"] in [row[:2] for row in cells_below(page, 'id="run-table"')]
+    assert [row[0] for row in cells_below(page, "<h4>personal</h4>")][:2] == ["FedAvg", "Ditto"]
 
 
 def test_unfinished_and_damaged_runs_are_listed(tmp_path: Path, undrawn: None):
@@ -103,7 +125,7 @@ def test_hostile_names_stay_text_and_links_stay_inside(tmp_path: Path, undrawn: 
     page = sweep_page(collect([tmp_path]), [tmp_path], tmp_path, {NASTY: NASTY}, NASTY, NASTY)
     found = Reader(page)
     assert found.tags["script"] == found.tags["style"] == 1 and found.tags["b"] == 0
-    links = [v for tag, name, v in found.attributes if tag == "a" and not v.startswith("#")]
+    links = [v for tag, name, v in found.attributes if (tag, name) == ("a", "href") and v[0] != "#"]
     assert links == ["a%20%22b%22%20%3Cc%3E%20%26%2520%23/seed1/report.html"]
     assert [k for k, n in found.ids.items() if n > 1] == []
 
@@ -121,7 +143,8 @@ def test_the_verb_writes_the_page_of_a_run_and_of_all(
     into.mkdir()
     assert cli.main(["report", str(tmp_path), "--into", str(into / "a.html"), "--runs"]) == 0
     page = (into / "a.html").read_text()
-    links = [v for tag, name, v in Reader(page).attributes if tag == "a" and v[0] != "#"]
+    links = [v for tag, name, v in Reader(page).attributes
+             if (tag, name) == ("a", "href") and v[0] != "#"]
     assert len(links) == 6 and all((into / link).is_file() for link in links)
 
 

@@ -51,6 +51,8 @@ def strips(
         each.set_ylim(max(len(methods), 1) - 0.5, -0.5)
         each.set_yticks(range(len(methods)), names if at % columns == 0 else [""] * len(methods))
         each.tick_params(axis="y", length=0)
+        for text, label in zip(each.get_yticklabels(), methods, strict=True):
+            text.set_gid(style.gid(label))
         each.spines["left"].set_visible(False)
         each.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
     figure.supxlabel(x_label, fontsize=style.SMALL)
