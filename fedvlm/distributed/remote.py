@@ -112,21 +112,15 @@ class RemoteEngine:
             self.home[client], self.counts[client] = site, count
 
     def roster(self) -> Roster:
-        """Return what the sites say of their clients; of each one the counts, and nothing else.
-
-        Raises:
-            ConfigError: their counts are of different numbers of classes.
-        """
+        """Return what the sites say of their clients: counts, and nothing else."""
         ids = range(len(self.sites))
-        classes = [self.counts[c]["classes"] for c in ids]
-        if len({len(row) for row in classes}) > 1:
-            raise ConfigError("the sites count images of different numbers of classes")
         train, val, test = (
             np.array([self.counts[c][n] for c in ids], np.int64) for n in ("train", "val", "test")
         )
-        return Roster(
-            train, val, test, np.array(classes, np.int64), np.asarray(self.sites, np.int64)
-        )
+        classes = np.zeros((len(ids), max(len(self.counts[c]["classes"]) for c in ids)), np.int64)
+        for row, c in zip(classes, ids, strict=True):  # a site counts up to its last class
+            row[: len(self.counts[c]["classes"])] = self.counts[c]["classes"]
+        return Roster(train, val, test, classes, np.asarray(self.sites, np.int64))
 
     def join(self, fed: Federation) -> None:
         """Let the clients of ``fed`` be at the sites that were met.
@@ -141,7 +135,7 @@ class RemoteEngine:
             if odd:
                 raise ConfigError(f"site {site} cannot take part: it differs in {odd}")
         for n in ("train", "val", "test", "classes"):
-            if not np.array_equal(getattr(roster, n), getattr(fed.roster, n)):
+            if not _alike(getattr(roster, n), getattr(fed.roster, n)):
                 raise ConfigError(f"the sites count other images ({n}) than this run was told")
         fed.roster = replace(fed.roster, site=roster.site)
         self._like = likeness(self.config, ours)
@@ -398,6 +392,14 @@ class _Round:
             dict.fromkeys(clients, round_), parts, self.dropped | self.refused | lost,
             self.counters,
         )
+
+
+def _alike(ours: np.ndarray, theirs: np.ndarray) -> bool:
+    """Return whether counts are equal; classes that only one side has are without images."""
+    wide = min(ours.shape[-1], theirs.shape[-1])
+    beyond = ours[..., wide:].any() or theirs[..., wide:].any()
+    same = np.array_equal(ours[..., :wide], theirs[..., :wide])
+    return bool(len(ours) == len(theirs) and same and not beyond)
 
 
 def _absent(client: int, like: Row) -> Row:

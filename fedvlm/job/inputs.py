@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -20,6 +21,7 @@ from fedvlm.config.build import flat
 from fedvlm.core.progress import Progress
 from fedvlm.data.federated import FederatedData, build_federation
 from fedvlm.data.memory.given import MemorySet
+from fedvlm.data.own.site import SiteFile
 from fedvlm.data.packs.place import pack_of
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.load.backbones import load_backbone
@@ -62,6 +64,22 @@ class GivenInputs(Inputs):
     def data(self, cfg: CfgNode, progress: Progress | None) -> FederatedData:
         """See ``Inputs``."""
         return build_federation(cfg, progress, self.given.read(cfg, progress))
+
+
+class SiteInputs(Inputs):
+    """The data of one site's clients, and towers as usual: nothing else is opened.
+
+    Args:
+        file: what the site's clients have.
+        folder: where their images are.
+    """
+
+    def __init__(self, file: SiteFile, folder: Path) -> None:
+        self.file, self.folder = file, folder
+
+    def data(self, cfg: CfgNode, progress: Progress | None) -> FederatedData:
+        """See ``Inputs``."""
+        return self.file.load(cfg, self.folder)
 
 
 class SharedInputs(Inputs):
