@@ -3,16 +3,22 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+PAGES  := $(VENV)/.docs
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --progress-bar off
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all mutants wheel-test check bench clean
+.PHONY: help install demo test test-all mutants wheel-test check docs bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(STAMP): pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]'
+	$(PIP) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(PAGES): $(STAMP)
+	$(PIP) -c constraints.txt -e '.[docs]'
 	@touch $@
 
 install: $(STAMP) ## make .venv with the pinned packages and fedvlm itself
@@ -35,6 +41,9 @@ wheel-test: $(STAMP) ## build the wheel, install it into a venv of its own, use 
 check: $(STAMP) ## lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: $(PAGES) ## the documentation as a site in build/site; a dead link or an unknown name fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
 
 bench: $(STAMP) ## speed of FedTV against the reference recipe (ViT-B/16, 50 classes)
 	$(BIN)/python -m fedvlm bench fedtv --backbone ViT-B/16 --classes 50

@@ -1,4 +1,4 @@
-"""From an empty folder: train FedTV, ask client 3, export it, ask that (tests/wheel.sh)."""
+"""From an empty folder: train FedTV, ask client 3, export its model, ask that (tests/wheel.sh)."""
 
 import json
 

@@ -53,7 +53,7 @@ def test_constraints_are_plain_pins_of_everything_declared() -> None:
     names = [distribution(line) for line in lines]
     assert names == sorted(set(names), key=lambda name: name)
     declared = PROJECT["dependencies"] + [
-        line for extra in ("dev", "onnx", "pandas")
+        line for extra in ("dev", "docs", "onnx", "pandas")
         for line in PROJECT["optional-dependencies"][extra]
     ]
     assert {distribution(line) for line in declared} - set(names) == set()

@@ -65,7 +65,9 @@ class AFL(Trainer):
     }
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
-        """Return the template's text features ``[C, d]``."""
+        """Return the template's text features ``[C, d]``; zeros where there is no text tower."""
+        if not model.has_text:
+            return {HEAD: torch.zeros(len(model.classnames), model.embed_dim)}
         return {HEAD: model.anchor("template", 0).detach().clone().cpu().float()}
 
     def prompt_sets(self, batch_size: int) -> int:

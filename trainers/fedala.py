@@ -49,6 +49,7 @@ class FedALA(PeftTrainer):
     name = "FedALA"
     reads_old = True
     same_basis = True
+    lora_refused = {"alternate": "mixes all that it receives into its own model, and half rests"}
     options = {
         "MIX_LR": Option(1.0, "step of the mixing weights (eta)", low=0.0),
         "SHARE": Option(0.8, "share of the data they are learned on", low=0.0, high=1.0,

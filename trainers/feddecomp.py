@@ -39,12 +39,11 @@ from fedvlm.federation.server import ServerContext
 from fedvlm.federation.toolbox.regularise import UNIFORM
 from fedvlm.federation.trainer import TRAINER_REGISTRY
 from fedvlm.models.adapt.peft import BODY, role, tower_lora
-from fedvlm.models.towers.adapters import add_lora
+from fedvlm.models.towers.adapters import PRIVATE_LORA
 from fedvlm.models.vlmodel import VLModel
 
 DOWN, UP = "image.private.down", "image.private.up"
 LEFT, RIGHT = ".private.left", ".private.right"
-PRIVATE_LORA = ".private.lora."  # instead of ".lora.", in a name
 WITH_TERM = ("text.ctx", "head.weight")  # matrices that get a low-rank term; never both trained
 
 
@@ -59,6 +58,7 @@ class FedDecomp(PeftTrainer):
         "PRIVATE_EPOCHS": Option(1, "local epochs that train the private parts", low=1),
     }
     phases = True
+    lora_refused = {"PRIVATE_RANK": "has a private LoRA already, of TRAINER.FEDDECOMP.RANK"}
     exempt = {"G5": "shared and private parts are trained in turn, never together"}
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
@@ -92,11 +92,11 @@ class FedDecomp(PeftTrainer):
         whole = {
             n: v + p[n + LEFT] @ p[n + RIGHT] if n + LEFT in p else v for n, v in p.items()
         }
-        return super().text_features(model, with_private_lora(whole))
+        return super().text_features(model, whole)
 
     def image_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return features of the shared and the private part, ``[K, B, d]``."""
-        z = super().image_features(model, with_private_lora(p), x)
+        z = super().image_features(model, p, x)
         if DOWN not in p:
             return z
         return z + F.gelu(z @ p[DOWN].mT) @ p[UP].mT
@@ -122,12 +122,6 @@ class FedDecomp(PeftTrainer):
         w = ctx.fit(start, self.loss, train=(PERSONAL,), epochs=own, tag="private").params
         w = ctx.fit(w, self.loss, train=(SHARED,), epochs=ctx.epochs - own, after=own).params
         return state | {"w": w}, ctx.upload(w)
-
-
-def with_private_lora(p: Tree) -> Tree:
-    """Return the tree whose LoRA is the shared one plus the private one, as one of both ranks."""
-    own = {n.replace(PRIVATE_LORA, ".lora."): v for n, v in p.items() if PRIVATE_LORA in n}
-    return add_lora(p, own)
 
 
 def uniform(shape: Sequence[int], generator: torch.Generator) -> Tensor:

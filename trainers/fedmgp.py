@@ -81,11 +81,16 @@ class FedMGP(Trainer):
         return int(self.cfg.GROUPS)
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
-        """Return the groups ``[GROUPS, TOKENS, width]`` of both towers, and the first SENT."""
+        """Return the groups ``[GROUPS, TOKENS, width]`` of both towers, and the first SENT.
+
+        Raises:
+            ConfigError: as many groups travel as there are.
+        """
         c = self.cfg
         self.require(
-            c.SENT <= c.GROUPS,
-            f"TRAINER.FEDMGP.SENT {c.SENT} is above GROUPS {c.GROUPS}: lower it",
+            c.SENT < c.GROUPS,
+            f"TRAINER.FEDMGP.SENT {c.SENT} is not below GROUPS {c.GROUPS}: who sends all of "
+            "them keeps nothing; lower it",
         )
         shapes = {s: (c.GROUPS, c.TOKENS, w) for s, w in
                   zip(SIDES, (model.text_width, model.vision.width), strict=True)}

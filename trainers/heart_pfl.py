@@ -98,6 +98,7 @@ class HeartPFL(PeftTrainer):
     metrics = (r"loss", r"ce", r"hda", r"v/(loss|ce|prox|hda)")
     needs = (peft.BODY,)
     same_basis = True
+    lora_refused = {"share_a": "distils whole models at the server, which would lack B"}
     options = {
         "PROX": Option(0.02, "weight of |v - w|^2 in the personal loss (paper: 1)", low=0.0),
         "HDA_WEIGHT": Option(0.1, "weight of the feature alignment", low=0.0),

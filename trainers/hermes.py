@@ -72,6 +72,10 @@ class Hermes(PeftTrainer):
 
     name = "Hermes"
     same_basis = True
+    lora_refused = {
+        "share_a": "prunes components, of which both factors travel",
+        "PRIVATE_RANK": "would prune what is never averaged",
+    }
     aggregators = ()  # entry by entry, over those who kept it
     server_optim = False
     extras_up = (r"mask\..+",)

@@ -34,8 +34,6 @@ from fedvlm.models.adapt.multimodal import MultiModalEdits, mm_adapters
 from fedvlm.models.towers.vision import stream_name
 from fedvlm.models.vlmodel import VLModel
 
-ADAPTER = ".mm_adapter."
-
 
 @TRAINER_REGISTRY.register("pFedMMA")
 class PFedMMA(Trainer):
@@ -72,9 +70,8 @@ class PFedMMA(Trainer):
 
     def text_features(self, model: VLModel, p: Tree) -> Tensor:
         """Return the template's text features through the changed tower, ``[K, C, d]``."""
-        blocks = len(model.backbone.text_blocks)
+        blocks, clients = len(model.backbone.text_blocks), len(p["both.mm_adapter.0.weight"])
         edits = self.edits("text", p, blocks)
-        clients = next(iter(p.values())).shape[0]
         return model.adapted_text(edits, clients, blocks - self.depth(model))
 
     def image_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:

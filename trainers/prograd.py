@@ -43,7 +43,6 @@ class ProGrad(ContextTrainer):
         "LAMBDA": Option(1.0, "share of the conflicting part that is taken out", low=0.0),
         "TEMP": Option(1.0, "temperature of both sides of KL", low=0.0, low_open=True),
     }
-    exempt = {"G5": "gradients are projected: it is no descent on one loss"}
 
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Train on aligned gradients."""

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from fedvlm.config.option import Option
 from fedvlm.core.trees import State, Tree
+from fedvlm.federation.aggregation.rules import EVERY
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.server import ServerContext
@@ -52,8 +53,8 @@ class PromptSRC(Trainer):
     title = "PromptSRC (FedAvg)"
     metrics = (r"(.+/)?loss", r"(cls|text|image|logit)_loss")
     groups = ((r"text\.ctx|(text|image)\.prompt\.\d+", "shared"),)
-    aggregators = ()  # the mean, and its average over rounds
-    server_optim = False
+    aggregators = EVERY
+    server_optim = False  # the average over rounds has its place
     exempt = {"G5": "the last round's model is an average over rounds"}
     options = {
         "N_CTX": Option(4, "prompts of a block in each tower", low=1),

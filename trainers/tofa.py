@@ -48,8 +48,8 @@ SUMS, COUNTED = "sums", "counted"  # slots: of the server; of a client at the se
 LEAST = 1e-3  # of the variance of a feature of length 1
 TEMPLATES = (
     "a photo of a {}.", "a close-up photo of a {}.", "a blurry photo of a {}.",
-    "a picture of one {}.", "a photo of several {}.", "a drawing of a {}.",
-    "a {} from afar.", "{}.",
+    "a picture of one {}.", "a photo of several {}.", "a drawing of a {}.", "a {} from afar.",
+    "{}.",
 )
 
 

@@ -17,12 +17,13 @@ from fedvlm.api.images import Images, as_list, batches
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree, expand
 from fedvlm.export.trained import Facts, TrainedModel
-from fedvlm.export.write import Exported, export
 from fedvlm.federation.trainer import Predictor, Trainer
 from fedvlm.models.vlmodel import VLModel
 
 if TYPE_CHECKING:
     import pandas
+
+    from fedvlm.export.write import Exported
 
 BATCH = 64  # images at a time
 
@@ -173,6 +174,8 @@ class Model:
         Raises:
             ConfigError: a folder that is there, or a method that the format cannot hold.
         """
+        from fedvlm.export.write import export  # start-up: open_clip, 3 s
+
         return export(self.trained, Path(folder).expanduser(), format)
 
     def with_classes(

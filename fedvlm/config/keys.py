@@ -404,8 +404,20 @@ def _peft() -> Schema:
             neutral=False,
         ),
         "PEFT.LORA_AVG": Option(
-            "factors", "average of LoRA: both factors, B only with A frozen, or the product",
-            choices=("factors", "freeze_a", "product_svd"),
+            "factors", "what is shared of LoRA and how it is averaged (docs/lora.md)",
+            choices=("factors", "freeze_a", "product_svd", "by_norm", "fair", "residual", "stack",
+                     "share_a", "alternate"),
+        ),
+        "PEFT.LORA_RIDGE": Option(
+            0.01, "lambda of PEFT.LORA_AVG fair", low=0, low_open=True, neutral=0.01
+        ),
+        "PEFT.RANKS": Option(
+            (), "LoRA ranks of the clients in turn, such as 2,4,8, of PEFT.RANK at the server; "
+            "empty: all have that", neutral=(),
+        ),
+        "PEFT.PRIVATE_RANK": Option(
+            0, "rank of a second LoRA in the same layers that stays with its client; 0: none",
+            low=0, neutral=0,
         ),
     }
 

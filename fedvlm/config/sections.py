@@ -70,7 +70,14 @@ SECTIONS = (
     ),
     Section(("PEFT.N_CTX",), _if("PEFT.TEXT", "prompt")),
     Section(("PEFT.WIDTH",), _if("PEFT.VISUAL", "feature", "adapter")),
-    Section(("PEFT.RANK", "PEFT.ALPHA", "PEFT.TARGETS", "PEFT.LORA_AVG"), _peft("lora")),
+    Section((
+        "PEFT.RANK", "PEFT.ALPHA", "PEFT.TARGETS", "PEFT.LORA_AVG", "PEFT.RANKS",
+        "PEFT.PRIVATE_RANK",
+    ), _peft("lora")),
+    Section(
+        ("PEFT.LORA_RIDGE",),
+        lambda get: _peft("lora")(get) and get("PEFT.LORA_AVG") == "fair",
+    ),
     Section(("PEFT.BLOCKS",), _peft("lora", "adapter")),
     Section(
         ("OPTIM.MOMENTUM", "OPTIM.SGD_DAMPNING", "OPTIM.SGD_NESTEROV"), _optimiser("sgd")

@@ -30,6 +30,12 @@ class DivergedError(FedvlmError):
     exit_code = 4
 
 
+class QuorumError(FedvlmError):
+    """Fewer clients than the quorum answered in a round; the state before it is kept."""
+
+    exit_code = 6
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ``; did you mean 'X'?`` for the nearest known name (case, dash, underscore aside).
 

@@ -44,6 +44,17 @@ def worst_decile(values: Iterable[float | None]) -> float | None:
     return mean(ascending[: math.ceil(DECILE * len(ascending))]) if ascending else None
 
 
+def quartiles(values: Iterable[float | None]) -> tuple[float | None, float | None, float | None]:
+    """Return lower quartile, median and upper quartile, between neighbours by straight lines."""
+    there = present(values)
+    if not there:
+        return None, None, None
+    import numpy as np  # start-up: 0.1 s of verbs that show no spread over clients
+
+    low, middle, high = np.quantile(there, (0.25, 0.5, 0.75)).tolist()
+    return low, middle, high
+
+
 def pooled(correct: Sequence[int], counts: Sequence[int]) -> float | None:
     """Return accuracy over all samples of all clients together (``personal_micro``)."""
     total = sum(counts)

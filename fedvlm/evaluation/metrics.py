@@ -7,12 +7,10 @@ without a value (None: it has no such samples) is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedvlm.core.stats import cm, harmonic_mean, pooled, present, worst, worst_decile
+from fedvlm.core.stats import cm, harmonic_mean, pooled, quartiles, worst, worst_decile
 
 BINS = 15  # of the calibration error
 
@@ -72,15 +70,6 @@ def calibration_error(correct: ArrayLike, confidence: ArrayLike) -> float | None
     place = np.clip(np.ceil(sure * BINS).astype(np.int64) - 1, 0, BINS - 1)
     gaps = np.bincount(place, weights=right.astype(np.float64) - sure, minlength=BINS)
     return 100.0 * float(np.abs(gaps).sum()) / len(right)
-
-
-def quartiles(values: Iterable[float | None]) -> tuple[float | None, float | None, float | None]:
-    """Return lower quartile, median and upper quartile, between neighbours by straight lines."""
-    there = present(values)
-    if not there:
-        return None, None, None
-    low, middle, high = np.quantile(there, (0.25, 0.5, 0.75)).tolist()
-    return low, middle, high
 
 
 def _pair(y_true: ArrayLike, y_pred: ArrayLike) -> tuple[np.ndarray, np.ndarray]:

@@ -25,6 +25,7 @@ from fedvlm.federation.trainer import Predictor
 from fedvlm.models.features.sources import SampleSource
 
 BROKEN = -1  # the label where a model's logits are not finite: never right, never another class
+ABSENT = "absent"  # of a client's row: its site did not answer
 DOMAIN = "domain"
 UNSEEN = "unseen"
 UNSEEN_CLIENTS = "unseen_clients"
@@ -375,10 +376,14 @@ def unseen_client_scores(rows: Sequence[Row]) -> dict[str, Any]:
 def notes(rows: Sequence[Row]) -> list[str]:
     """Say which clients are missing from a mean, and where logits were not finite."""
     sentences = []
-    empty = [whole(row, "client") for row in rows if not row["n"]]
+    away = [whole(row, "client") for row in rows if row.get(ABSENT)]
+    if away:
+        sentences.append(f"{_clients(away)} whose site did not answer: in no number")
+    empty = [whole(row, "client") for row in rows if not row["n"] and not row.get(ABSENT)]
     if empty:
         sentences.append(f"{_clients(empty)} without test samples: left out of personal")
-    full = [whole(row, "client") for row in rows if row.get("base_other", 0.0) is None]
+    full = [whole(row, "client") for row in rows
+            if row.get("base_other", 0.0) is None and not row.get(ABSENT)]
     if full:
         sentences.append(f"{_clients(full)} with every class in training: left out of base_other")
     for row in rows:

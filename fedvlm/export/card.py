@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from fedvlm.export.recipe import Recipe, steps_in_words
 from fedvlm.export.towers import hub_name
 from fedvlm.export.trained import Facts, TrainedModel
-from fedvlm.federation.cards import card_of
+from fedvlm.federation.cards import card_of, fields
 
 UNKNOWN = "unknown"
 
@@ -59,10 +59,10 @@ def readme(recipe: Recipe, trained: TrainedModel, library: str, usage: str) -> s
 def _rows(recipe: Recipe, trained: TrainedModel, base: str) -> Mapping[str, str]:
     """Return what every card says, in order."""
     facts, backbone, look = trained.facts, trained.model.backbone, recipe.card["transform"]
-    paper = re.search(r"^Paper: (.*(?:\n[ \t]+.*)*)", card_of(trained.trainer.name), re.MULTILINE)
+    paper = fields(card_of(trained.trainer.name)).get("Paper", "")
     rows = {
         "Base model": f"{backbone.name} ({backbone.weights})" + (f", {base}" if base else ""),
-        "Method": recipe.card["method"] + (f": {' '.join(paper[1].split())}" if paper else ""),
+        "Method": recipe.card["method"] + (f": {' '.join(paper.split())}" if paper else ""),
         "Whose": facts.owner or "not said", "Data": facts.data or "not said",
         "Prediction": steps_in_words(recipe.card["steps"]),
         "Image": f"{look['size']} pixels, {look['interpolation']}, {look['resize_mode']}, mean "

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, did_you_mean
@@ -27,6 +27,7 @@ from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.models.adapt.gates import KINDS
 from fedvlm.models.adapt.visual import OUTPUTS
 from fedvlm.models.load.names import known_tags, open_clip_name
+from fedvlm.models.towers.adapters import plain_lora
 from fedvlm.models.vlmodel import VLModel
 
 TOLERANCE = 1e-5  # of logits, relative to the largest one where that is above 1
@@ -45,7 +46,7 @@ RESIDUAL = {n: rf"image\.{n}\.(down|up)" for n in ("adapter", "private")}  # in 
 VIEWS = r"image\.(shared|personal)_adapter\.fc[12]\.weight"
 FUSION = r"image\.fusion\.(query|key)\.(weight|bias)"
 PROTOTYPES = r"proto\.(mean|count)"
-SMALL = r"small\.fc[12]\.(weight|bias)"
+SMALL = r"small\.(fc[12]?|conv[123])\.(weight|bias)"
 GATE = r"gate\.(w1|b1|w2|b2|a|on|spread)"
 # Constant per class list: ``text_features`` says what comes of them.
 TEXT = (
@@ -54,6 +55,18 @@ TEXT = (
     r"text\.lora\.\d+\.(q|k|v|o|fc|proj)\.[AB]",
 )
 KNOWN = (LORA, NORMS, ADAPTER, *RESIDUAL.values(), VIEWS, FUSION, PROTOTYPES, SMALL, GATE, *TEXT)
+
+
+class Unheld(ConfigError):
+    """A model whose prediction is no recipe: ``onnx`` may hold it as a graph (``traced``).
+
+    Attributes:
+        who: the method.
+    """
+
+    def __init__(self, who: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.who = who
 
 
 @dataclass(frozen=True)
@@ -94,7 +107,8 @@ class Recipe:
         by = "by_name" if "pretrained" in self.card["tower"] else "by_file"
         needs = {"base", by, *self.card["adapted"], *steps}
         needs |= {"two_towers"} if self.card["towers"] == 2 else set()
-        needs |= {name for step, name in self.card["steps"] if step == "gated"}
+        if "gated" in steps:
+            needs |= {self.card["steps"][-1][1], "small_" + self.card["small"]}
         lines, keep = [], False
         for line in Path(runner.__file__).read_text(encoding="utf-8").splitlines():
             part = re.match(r"\s*# part: (.*)", line)
@@ -105,7 +119,7 @@ class Recipe:
         text = "\n".join(lines) + "\n" + runner.TAIL
         return text if text.count("\n") <= 60 else re.sub(r"\n\n+", "\n", text)
 
-    def module(self, model: VLModel) -> runner.Model:
+    def module(self, model: VLModel) -> nn.Module:
         """Return the model in process, over plain copies of the frozen image tower."""
         towers = [plain_visual(model) for _ in range(self.card["towers"])]
         return runner.Model(self.card, self.tensors, towers).eval()
@@ -121,7 +135,8 @@ def read(trained: TrainedModel) -> Recipe:
     trainer, model = trained.trainer, trained.model
     who = trainer.title or type(trainer).__name__
     _refuse(trained, who)
-    p = {n: v.detach().cpu().float() for n, v in trained.params.items()}
+    p = plain_lora({n: v.detach().cpu().float() for n, v in trained.params.items()})
+    _refuse_names(p, who)
     forms = {k: str(v) for k, v in trainer.forms().items()}
     odd = [k for k, v in forms.items() if v not in FORMS.get(k, ())]
     if odd:
@@ -147,12 +162,16 @@ def read(trained: TrainedModel) -> Recipe:
     inside = {"lora": LORA, "norms": NORMS, "adapter": ADAPTER}
     adapted = [part for part, names in inside.items() if matching(p, [names])]
     tensors |= _taken(p, *inside.values())
-    two = bool(adapted) and steps[-1][0] == "gated"
+    small = ""  # Thorki's second model
+    if steps[-1][0] == "gated":
+        small = "tower" if "small.fc.weight" in tensors else "mlp"
+    two = bool(adapted) and small == "mlp"
     card = {
         "format": "fedvlm 1", "method": who, "classnames": list(trained.classnames),
         "scale": float(model.scale), "adapted": adapted, "steps": steps, "forms": forms,
         "lora": _lora_scale(trained, who) if any(".lora." in n for n in p) else 0.0,
-        "towers": 2 if two else 1, "transform": _transform(model), "tower": _tower(model),
+        "towers": 2 if two else 1, "small": small, "transform": transform_of(model),
+        "tower": _tower(model),
     }
     lora = {n: v for n, v in p.items() if re.fullmatch(r"(image|text)\.lora\..*", n)}
     return _prove(Recipe(card, tensors, lora), trained, who)
@@ -160,24 +179,29 @@ def read(trained: TrainedModel) -> Recipe:
 
 def _refuse(trained: TrainedModel, who: str) -> None:
     backbone, params = trained.model.backbone, trained.params
-    if isinstance(trained.trainer, ModuleTrainer):
-        raise ConfigError(
-            f"{who} trains a torch module of its own, which no format can rebuild: take its "
-            "state_dict by ModuleTrainer.export(model, params)"
-        )
     if backbone.dtype is torch.bfloat16:
         raise ConfigError("the towers are in bfloat16: load the model in float32 to export it")
     bad = first_non_finite(params)
     if bad is not None:
         raise ConfigError(f"'{bad}' holds numbers that are not finite: there is no model to export")
-    unknown = sorted(set(params) - set(matching(params, KNOWN)))
-    if unknown:
-        raise ConfigError(
-            f"{who} has {len(unknown)} tensor(s) that no export format knows, the first "
-            f"'{unknown[0]}'{did_you_mean(unknown[0], set(params) - set(unknown))}"
-        )
     if "gate.on" in params and len(trained.classnames) < 2:
         raise ConfigError(f"{who}: a gate over one class is no classifier to export")
+    if isinstance(trained.trainer, ModuleTrainer):
+        raise Unheld(
+            who,
+            f"{who} trains a torch module of its own, which only --format onnx may hold, as a "
+            "graph; its state_dict: ModuleTrainer.export(model, params)"
+        )
+
+
+def _refuse_names(params: Tree, who: str) -> None:
+    unknown = sorted(set(params) - set(matching(params, KNOWN)))
+    if unknown:
+        raise Unheld(
+            who,
+            f"{who} has {len(unknown)} tensor(s) that only --format onnx holds, as a graph, the "
+            f"first '{unknown[0]}'{did_you_mean(unknown[0], set(params) - set(unknown))}"
+        )
 
 
 def _image_side(p: Tree, forms: Mapping[str, str], who: str) -> tuple[list[tuple[str, str]], Tree]:
@@ -219,7 +243,8 @@ def _placed(trained: TrainedModel) -> Tree:
     return {n: v.detach().to(model.device, model.dtype) for n, v in trained.params.items()}
 
 
-def _transform(model: VLModel) -> dict[str, Any]:
+def transform_of(model: VLModel) -> dict[str, Any]:
+    """Return the image transform as plain values."""
     return {k: list(v) if isinstance(v, tuple) else v
             for k, v in asdict(model.backbone.transform_spec).items()}
 
@@ -248,22 +273,30 @@ def _prove(recipe: Recipe, trained: TrainedModel, who: str) -> Recipe:
     """
     model, side = trained.model, trained.model.backbone.image_size
     pixels = torch.randn(PROBES, 3, side, side, generator=rng.stream(0, "export"))
+    wanted = wanted_of(trained, pixels)
     with torch.no_grad():
-        predict = trained.trainer.predictor(model, expand(_placed(trained), 1))
-        streams = {"pixels": pixels[None].to(model.device, model.dtype)}
-        wanted = predict(streams)[0].detach().cpu().float()
         try:
             ours = recipe.module(model)(pixels)
         except KeyError as error:
-            raise ConfigError(f"{who} has no tensor {error}, which the others need") from error
+            raise Unheld(who, f"{who} has no tensor {error}, which the others need") from error
     gap = difference(ours, wanted)
     if not gap <= TOLERANCE:
-        raise ConfigError(
+        raise Unheld(
+            who,
             f"{who} predicts otherwise than its tensors say (image features against constant class "
             f"features, towers and adapters as named): logits differ by {gap:.1e}, allowed "
-            f"{TOLERANCE:.0e}; no format can hold it"
+            f"{TOLERANCE:.0e}; only --format onnx may hold it, as a graph"
         )
     return Recipe(recipe.card, recipe.tensors, recipe.lora, gap, pixels, wanted)
+
+
+def wanted_of(trained: TrainedModel, pixels: Tensor) -> Tensor:
+    """Return the trainer's own logits ``[n, C]`` of ``pixels [n, 3, S, S]``, float32 on the CPU."""
+    model = trained.model
+    with torch.no_grad():
+        predict = trained.trainer.predictor(model, expand(_placed(trained), 1))
+        streams = {"pixels": pixels[None].to(model.device, model.dtype)}
+        return predict(streams)[0].detach().cpu().float()
 
 
 def difference(ours: Tensor, wanted: Tensor) -> float:
@@ -291,5 +324,6 @@ def classifier(recipe: Recipe) -> Tree:
 def steps_in_words(steps: Sequence[Sequence[str]]) -> str:
     """Return the way from pixels to logits for a card."""
     words = {"residual": "adapter", "fusion": "fusion of three views", "cosine": "cosine to class "
-             "features", "distance": "distance to prototypes", "gated": "gate with a small model"}
+             "features", "distance": "distance to prototypes", "gated": "gate with a small model",
+             "traced": "the method's own prediction as one graph"}
     return ", ".join(["image tower", *(words[step] for step, _ in steps)])

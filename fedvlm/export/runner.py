@@ -28,6 +28,8 @@ class Model(torch.nn.Module):  # pixels [n, 3, S, S] to logits [n, classes]
         x = native = self.towers[0](pixels)
         # part: two_towers
         native = self.towers[-1](pixels)  # of the tower as it came
+        # part: small_tower
+        native = pixels if self.card["small"] == "tower" else native
         # part: base
         for step, name in self.card["steps"]:
             x = getattr(self, step)(name, x, native)
@@ -89,10 +91,19 @@ class Model(torch.nn.Module):  # pixels [n, 3, S, S] to logits [n, classes]
 
     # part: gated
     def gated(self, name, large, native):  # Thorki: both models' logits in their own units
-        p = self.p
-        h = F.layer_norm(native, native.shape[-1:]) @ p["small.fc1.weight"].T + p["small.fc1.bias"]
-        small = F.linear(F.gelu(h), p["small.fc2.weight"], p["small.fc2.bias"])
-        return getattr(self, name)(large / p["gate.spread"][0], small / p["gate.spread"][1], p)
+        small, (a, b) = getattr(self, "small_" + self.card["small"])(native), self.p["gate.spread"]
+        return getattr(self, name)(large / a, small / b, self.p)
+
+    # part: small_mlp
+    def small_mlp(self, z):  # of the frozen image feature
+        h = F.layer_norm(z, z.shape[-1:]) @ self.p["small.fc1.weight"].T + self.p["small.fc1.bias"]
+        return F.linear(F.gelu(h), self.p["small.fc2.weight"], self.p["small.fc2.bias"])
+
+    # part: small_tower
+    def small_tower(self, x):  # of the pixels
+        for n in ("small.conv1.", "small.conv2.", "small.conv3."):
+            x = F.gelu(F.conv2d(x, self.p[n + "weight"], self.p[n + "bias"], stride=2, padding=1))
+        return F.linear(x.mean((-2, -1)), self.p["small.fc.weight"], self.p["small.fc.bias"])
 
     # part: average
     def average(self, a, b, p):
@@ -127,14 +138,13 @@ class Model(torch.nn.Module):  # pixels [n, 3, S, S] to logits [n, classes]
 
 # part: base
 def load(folder):
-    card = json.loads((folder / "model.json").read_text(encoding="utf-8"))
-    towers, base = [], card["tower"]
+    card, towers = json.loads((folder / "model.json").read_text(encoding="utf-8")), []
     for _ in range(card["towers"]):
         # part: by_name
-        clip = open_clip.create_model(base["name"], pretrained=base["pretrained"])
+        clip = open_clip.create_model(card["tower"]["name"], pretrained=card["tower"]["pretrained"])
         # part: by_file
-        clip = getattr(open_clip, base["class"])(**base["arch"])
-        clip.visual.load_state_dict(load_file(folder / base["file"]))
+        clip = getattr(open_clip, card["tower"]["class"])(**card["tower"]["arch"])
+        clip.visual.load_state_dict(load_file(folder / card["tower"]["file"]))
         # part: base
         towers.append(clip.visual.eval().requires_grad_(False))
     return Model(card, load_file(folder / "model.safetensors"), towers).eval()

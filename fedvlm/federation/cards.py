@@ -44,10 +44,18 @@ def card(path: Path) -> str:
         raise ConfigError(f"{path}: is not a Python file ({error})") from None
 
 
+def fields(text: str) -> dict[str, str]:
+    """Return the ``Field: text`` parts of a card, line breaks as they are.
+
+    A field's further lines are indented. The first line (name and sentence) is one like them.
+    """
+    parts = re.findall(r"^([A-Z][^:\n]*):[ \t]*(.*(?:\n[ \t]+.*)*)", text, flags=re.MULTILINE)
+    return dict(parts)
+
+
 def year(text: str) -> str:
     """Return the year in the ``Paper:`` field of a card, or an empty string."""
-    field = re.search(r"^Paper:(.*(?:\n[ \t]+.*)*)", text, flags=re.MULTILINE)
-    match = _YEAR.search(field.group(1)) if field else None
+    match = _YEAR.search(fields(text).get("Paper", ""))
     return match.group() if match else ""
 
 

@@ -33,7 +33,7 @@ from fedvlm.federation.local import sent
 from fedvlm.federation.local.effort import Effort, Trace, Work, steps_of, way_of
 from fedvlm.federation.local.ledger import Flags, Means
 from fedvlm.federation.local.parts import cut, inverse, joined, take
-from fedvlm.federation.local.sent import Ranks, Upload
+from fedvlm.federation.local.sent import WHOLE, Portion, Ranks, Upload
 from fedvlm.federation.local.stop import Patience
 from fedvlm.federation.optim import SGD, OptimSpec, Rate, Schedule
 from fedvlm.models.vlmodel import VLModel
@@ -111,6 +111,7 @@ class Context:
         patience: epochs without a better validation loss that end a client's fit; 0: none do.
         kept: optimisers' states from round to round (``OPTIM.KEEP_STATE``); None: none is kept.
         class_counts: training images of every client by class, ``[N, C]`` (``Roster.classes``).
+        portion: what of the shared tensors is trained and sent in this round.
     """
 
     model: VLModel
@@ -136,6 +137,7 @@ class Context:
     patience: int = 0
     kept: State | None = None
     class_counts: np.ndarray | None = field(default=None, repr=False)
+    portion: Portion = WHOLE
     _whole: Batcher | None = field(default=None, repr=False)
     _means: Means | None = field(default=None, repr=False)
     _rates: dict[tuple[int, ...], Rate] = field(default_factory=dict, init=False, repr=False)
@@ -531,13 +533,14 @@ class Context:
     def trained(self, params: Tree, train: Sequence[str]) -> list[str]:
         """Return the names in ``params`` that groups or patterns ``train`` select.
 
-        None of the group ``server``: the server alone moves those.
+        None of the group ``server``, which the server alone moves, and none that rests.
         """
         groups = set(self.groups.names(*train))
         names = groups | set(
             matching(params, [t for t in train if t not in (SHARED, PERSONAL)])
         )
-        return [n for n in params if n in names and n not in self.groups.server]
+        still = {*self.groups.server, *self.portion.resting}
+        return [n for n in params if n in names and n not in still]
 
     def clock(self, local_epoch: int) -> int:
         """Return the 0-based epoch of the schedule's clock."""
@@ -575,8 +578,10 @@ class Context:
         if weight is None:
             sizes = self.sizes
             weight = (sizes > 0).to(sizes) if self.weighting == UNIFORM else sizes
-        left = sent.absent(self.groups.shared, only)
+        idle = {*sent.absent(self.groups.shared, only), *self.portion.resting}
+        left = [n for n in self.groups.shared if n in idle]
         whole = pick(params, set(self.groups.shared) - set(left))
+        ranks = self.portion.of(self.clients, whole, rows) | dict(ranks or {})
         parts, places, told = sent.cut(whole, rows, ranks)
         return Upload(parts, weight, extras or {}, left, places, told)
 

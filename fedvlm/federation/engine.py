@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,11 +19,12 @@ from fedvlm.core.errors import FedvlmError, failure_text
 from fedvlm.core.trees import State, Tree, expand, first_non_finite, matching, pick, stack
 from fedvlm.federation.aggregation.arrival import Part, Rows
 from fedvlm.federation.aggregation.updates import Updates, join
-from fedvlm.federation.clients import Clients
+from fedvlm.federation.clients import Clients, W
 from fedvlm.federation.context import Context, without_kept
 from fedvlm.federation.local.guard import Looked, guarded
 from fedvlm.federation.local.sent import Upload, refusal
 from fedvlm.federation.plan import Chunk, plan_chunks
+from fedvlm.federation.server import Measure, Question, Row
 from fedvlm.federation.trainer import Trainer
 
 MakeContext = Callable[[Sequence[int]], Context]
@@ -61,6 +62,11 @@ class Engine(Protocol):
         """Where each client is, by id; empty: all at one site."""
         ...
 
+    @property
+    def here(self) -> bool:
+        """Whether clients' states and personal models are in this process."""
+        ...
+
     def run(
         self, trainer: Trainer, make: MakeContext, downloads: Mapping[int, Tree],
         clients: Clients, accepted: Mapping[int, int],
@@ -70,6 +76,16 @@ class Engine(Protocol):
         Args:
             clients: what they keep between rounds.
             accepted: who works, with the version to start from (0: it never worked).
+        """
+        ...
+
+    def rows(
+        self, question: Question, measure: Measure, here: Callable[[], Iterable[Row]]
+    ) -> Iterable[Row]:
+        """Return numbers of personal models, from where they are.
+
+        Args:
+            here: measures them in this process.
         """
         ...
 
@@ -83,6 +99,13 @@ class LocalEngine:
 
     chunk: int = 8
     sites: Sequence[int] = ()
+    here: ClassVar[bool] = True
+
+    def rows(
+        self, question: Question, measure: Measure, here: Callable[[], Iterable[Row]]
+    ) -> Iterable[Row]:
+        """See ``Engine.rows``."""
+        return here()
 
     def run(
         self, trainer: Trainer, make: MakeContext, downloads: Mapping[int, Tree],
@@ -103,7 +126,9 @@ class LocalEngine:
             work.counters.update(ctx.counters)
             stay = _collect(work, trainer.name, ctx, done, looked)
             if stay:
-                new = {slot: _rows(tree, stay) for slot, tree in done.state.items()}
+                # What is the server's is not kept, and lies there once: no copy for each client.
+                own = {slot: _own(ctx, slot, tree) for slot, tree in done.state.items()}
+                new = {slot: _rows(tree, stay) for slot, tree in own.items()}
                 ids = [ids[k] for k in stay]
                 clients.put(ctx.round, ids, new)
                 work.versions |= dict.fromkeys(ids, ctx.round)
@@ -204,6 +229,12 @@ def _collect(
         {n: [row[k] for k in stay] for n, row in counts.items()},
     ))
     return stay
+
+
+def _own(ctx: Context, slot: str, tree: Tree) -> Tree:
+    """Return of slot ``w`` what is not the server's."""
+    server = ctx.groups.server if slot == W else ()
+    return {n: v for n, v in tree.items() if n not in server} if server else tree
 
 
 def _rows(tree: Tree, at: Sequence[int]) -> Tree:

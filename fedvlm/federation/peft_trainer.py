@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -11,17 +12,37 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.core.trees import Tree
+from fedvlm.core.trees import State, Tree
+from fedvlm.federation.aggregation.lora import (
+    RULES,
+    LoraRule,
+    fair,
+    folded,
+    fresh,
+    norm_weights,
+    residual,
+    shared_sites,
+)
 from fedvlm.federation.aggregation.rules import MEAN
-from fedvlm.federation.aggregation.updates import Updates, require_finite
-from fedvlm.federation.groups import Rule
+from fedvlm.federation.aggregation.updates import Updates, require_finite, weighted_mean
+from fedvlm.federation.groups import FROZEN, PERSONAL, SERVER, SHARED, Groups, Rule
+from fedvlm.federation.local.sent import Portion
 from fedvlm.federation.server import ServerContext
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.adapt import peft
 from fedvlm.models.adapt.average import average_peft
-from fedvlm.models.towers.adapters import FACTOR_A, is_factor
+from fedvlm.models.towers.adapters import (
+    DELTA,
+    FACTOR_A,
+    FACTOR_B,
+    PRIVATE_LORA,
+    delta_of,
+    is_factor,
+)
 from fedvlm.models.vlmodel import VLModel
 
+FACTORS = "factors"
+AS_BEFORE = (FACTORS, "freeze_a", "product_svd")  # idle where no LoRA is shared, not refused
 WAYS_OUT = {
     peft.BODY: "PEFT.VISUAL feature, lora or adapter (--peft prompt+lora)",
     peft.HEAD: "PEFT.TEXT prompt or PEFT.HEAD linear (--peft prompt)",
@@ -35,11 +56,14 @@ class PeftTrainer(Trainer):
         roles: group of each role: ``{"body": "shared", "head": "personal"}`` is FedPer's.
         needs: roles that must not be empty.
         same_basis: the method compares or subtracts tensors of two rounds or two models.
+        lora_refused: values of ``PEFT.LORA_AVG``, or ``RANKS`` or ``PRIVATE_RANK``, that do not go
+            with the method, with the reason; what its hooks show is refused anyway.
     """
 
     roles: ClassVar[Mapping[str, str]] = {peft.BODY: "shared", peft.HEAD: "shared"}
     needs: ClassVar[tuple[str, ...]] = ()
     same_basis: ClassVar[bool] = False
+    lora_refused: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, cfg: CfgNode) -> None:
         """Read what is trained."""
@@ -52,35 +76,27 @@ class PeftTrainer(Trainer):
         return self.spec.open_vocabulary
 
     @property
-    def averages_products(self) -> bool:
-        """Whether LoRA is averaged as products (``PEFT.LORA_AVG product_svd``)."""
-        return self.spec.average == "product_svd" and (
-            "lora" in (self.spec.text, self.spec.visual)
-        )
+    def lora_rule(self) -> LoraRule:
+        """What ``PEFT.LORA_AVG`` asks for; the plain mean of factors where there is no LoRA."""
+        return RULES[self.spec.average if self.spec.has_lora else FACTORS]
 
     @property
     def aggregators(self) -> Sequence[str]:
         """All, unless LoRA's products are averaged: there is no rule but the mean for those."""
-        return (MEAN,) if self.averages_products else super().aggregators
+        return (MEAN,) if self.lora_rule.mean else super().aggregators
 
     @property
     def server_optim(self) -> bool:
         """Whether a server optimiser may be used: its moments need factors of one basis."""
-        return not self.averages_products
+        return not self.lora_rule.mean
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return what ``PEFT`` asks for.
 
         Raises:
-            ConfigError: a role that the method needs is empty (the ways out are listed), or LoRA
-                averaged so that factors of two rounds do not compare.
+            ConfigError: a role that the method needs is empty (the ways out are listed), or a
+                rule of LoRA that does not go with the method.
         """
-        if self.same_basis and self.averages_products:
-            raise ConfigError(
-                f"{self.name} compares a client's own LoRA factors with the server's, and "
-                "PEFT.LORA_AVG product_svd makes other factors of the same product each round: set "
-                "it to factors or freeze_a"
-            )
         tree = peft.build(self.spec, model, generator)
         for role in self.needs:
             if not any(peft.role(name) == role for name in tree):
@@ -88,16 +104,98 @@ class PeftTrainer(Trainer):
                     f"{self.name} needs something to train on the {role} side; "
                     f"set {WAYS_OUT[role]}"
                 )
-        return tree
+        if self.spec.has_lora:
+            groups = zip(tree, self.rules(list(tree)), strict=False)  # its own come after these
+            shared = [name for name, (_, group) in groups if group == SHARED]
+            self._refuse_lora(shared)
+            if self.lora_rule.folds:
+                tree |= {
+                    delta_of(s): torch.zeros(len(tree[s + FACTOR_B]), tree[s + FACTOR_A].shape[1])
+                    for s in shared_sites(shared)
+                }
+        return tree | peft.private_lora(self.spec, model, generator)
+
+    def _refuse_lora(self, shared: Collection[str]) -> None:
+        """Refuse a rule, ranks or a second LoRA that do not go with the method.
+
+        Raises:
+            ConfigError: with the reason and a way out.
+        """
+        spec, refused = self.spec, self.lora_refused
+        problems = {f"LORA_AVG {spec.average}": (
+            refused.get(spec.average) or self._lora_problem(shared), "set it to factors or freeze_a"
+        )}
+        if spec.ranks:
+            problems["RANKS"] = refused.get("RANKS") or self._rank_problem(shared), "leave it out"
+        if spec.private_rank:
+            problems["PRIVATE_RANK"] = refused.get("PRIVATE_RANK", ""), "leave it out"
+        for key, (reason, way_out) in problems.items():
+            who = self.name or type(self).__name__
+            self.require(not reason, f"PEFT.{key}: {who} {reason}: {way_out}")
+
+    def _lora_problem(self, shared: Collection[str]) -> str:
+        rule, kind = self.lora_rule, type(self)
+        if not rule.steady and self.same_basis:
+            return (
+                "compares a client's own LoRA factors with the server's, and this rule makes other "
+                "factors each round"
+            )
+        if self.spec.average in AS_BEFORE:
+            return ""
+        if not shared_sites(shared):
+            return "shares no LoRA, so there is none to average"
+        if rule.mean and MEAN not in self.aggregators:
+            return "does not average what clients send"
+        if rule.turns and kind.aggregate is not PeftTrainer.aggregate:
+            return "does more with an upload than average it, and here half of it rests each round"
+        own = (kind.aggregate, kind.init_client, kind.download, kind.shared) != (
+            PeftTrainer.aggregate, Trainer.init_client, PeftTrainer.download, Trainer.shared
+        )
+        if rule.folds and (own or self.same_basis or self.reads_old):
+            return (
+                "keeps models of earlier rounds, or a server of its own, and this rule moves the "
+                "frozen layers below them"
+            )
+        return ""
+
+    def _rank_problem(self, shared: Collection[str]) -> str:
+        kind = type(self)
+        if self.spec.average == "freeze_a":
+            return "is asked for PEFT.LORA_AVG freeze_a, whose A of one rank is everybody's"
+        if not shared_sites(shared):
+            return "shares no LoRA, and it is the download that has a client's rank"
+        if (kind.aggregate, kind.init_client, kind.download) != (
+            PeftTrainer.aggregate, Trainer.init_client, PeftTrainer.download
+        ):
+            return "keeps or sends models of its own, which would have the whole rank"
+        return ""
 
     def rules(self, names: Sequence[str]) -> Sequence[Rule]:
-        """Return one rule per tensor, by its role; under ``freeze_a`` LoRA's A is frozen."""
-        fixed = self.spec.average == "freeze_a"
-        return [
-            (re.escape(name), "frozen" if fixed and is_factor(name) and name.endswith(FACTOR_A)
-             else self.roles[peft.role(name)])
-            for name in names
-        ]
+        """Return one rule per tensor, by its role.
+
+        Under ``freeze_a`` LoRA's A is frozen, under ``share_a`` its B is personal. A private LoRA
+        is personal, and what the server adds to a layer the server's.
+        """
+        return [(re.escape(name), self._group(name)) for name in names]
+
+    def _group(self, name: str) -> str:
+        if PRIVATE_LORA in name:
+            return PERSONAL
+        if DELTA in name:
+            return SERVER
+        end = name[-len(FACTOR_A):] if is_factor(name) else ""
+        by_rule = {("freeze_a", FACTOR_A): FROZEN, ("share_a", FACTOR_B): PERSONAL}
+        return by_rule.get((self.spec.average, end)) or self.roles[peft.role(name)]
+
+    def portion(self, round_: int, groups: Groups) -> Portion:
+        """Return LoRA's ranks by client, and which factor rests: A in odd rounds (RoLoRA).
+
+        B comes first: it starts at zero, where A has no gradient.
+        """
+        end = FACTOR_A if round_ % 2 else FACTOR_B
+        factors = groups.shared if self.lora_rule.turns else ()
+        resting = tuple(n for n in factors if is_factor(n) and n.endswith(end))
+        return Portion(resting, self.spec.ranks if self.spec.has_lora else ())
 
     def streams(self, model: VLModel) -> tuple[str, ...]:
         """Return image features, or what enters the first changed block of the image tower."""
@@ -110,10 +208,50 @@ class PeftTrainer(Trainer):
         Raises:
             DivergedError: the aggregate is not finite.
         """
-        if not self.averages_products:
-            return super().combine(ctx, updates)
-        each = [{n: v[k] for n, v in updates.params.items()} for k in range(len(updates))]
-        return require_finite(average_peft(each, updates.weight.tolist(), "product_svd"))
+        kind, p, weight = self.spec.average, updates.params, updates.weight.tolist()
+        lora = shared_sites(p) if self.spec.has_lora else []
+        if kind == "product_svd" and self.spec.has_lora:
+            each = [{n: v[k] for n, v in p.items()} for k in range(len(updates))]
+            return require_finite(average_peft(each, weight, kind, bool(self.spec.ranks)))
+        tree = super().combine(ctx, updates)
+        factors = {s + end: tree[s + end] for s in lora for end in (FACTOR_A, FACTOR_B)
+                   if s + end in tree}
+        if kind == "fair" and lora:
+            tree |= fair(p, shares(weight), factors, self.spec.ridge)
+        elif kind == "by_norm" and lora:
+            own = replace(updates, params={n: p[n] for n in factors})
+            tree |= weighted_mean(own, norm_weights(own.params, weight))
+        elif self.lora_rule.turns:
+            resting = self.portion(ctx.round, ctx.groups).resting
+            tree = {n: v for n, v in tree.items() if n not in resting}
+        return require_finite(tree)
+
+    def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
+        """Return the server's state after a round; by ``residual`` and ``stack`` with layers moved.
+
+        Raises:
+            DivergedError: the new model is not finite.
+        """
+        new = super().aggregate(ctx, server, updates)
+        if not self.lora_rule.folds:
+            return new
+        old, w, share = server["w"], new["w"], shares(updates.weight.tolist())
+        old = {n: old[n] for n in ctx.groups.server}
+        factors = {n: v for n, v in w.items() if is_factor(n)}
+        if self.spec.average == "residual":
+            moved = residual(updates.params, share, old, factors)
+        else:
+            moved = folded(updates.params, share, old)
+            moved = {n: v.to(old[n]) for n, v in moved.items()}
+            moved |= fresh(factors, ctx.stream("lora.stack"))
+        return new | {"w": w | require_finite(moved)}
+
+    def download(self, ctx: ServerContext, server: State, client: int) -> Tree:
+        """Return the global model, of LoRA as many components as the client has."""
+        tree, rank = super().download(ctx, server, client), self.spec.rank_of(client)
+        if not self.spec.has_lora or rank == self.spec.rank:
+            return tree
+        return ctx.cut(tree, ranks=dict.fromkeys(shared_sites(tree), rank))
 
     def text_features(self, model: VLModel, params: Tree) -> Tensor:
         """See ``peft.text_features``."""
@@ -122,3 +260,8 @@ class PeftTrainer(Trainer):
     def image_features(self, model: VLModel, params: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """See ``peft.image_features``."""
         return peft.image_features(self.spec, model, params, x)
+
+
+def shares(weights: Sequence[float]) -> list[float]:
+    """Return weights that sum to one."""
+    return [w / sum(weights) for w in weights]

@@ -37,6 +37,7 @@ from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context, without_ke
 from fedvlm.federation.engine import Engine, LocalEngine, laid
 from fedvlm.federation.groups import SERVER, SHARED, Finetune, resolve
 from fedvlm.federation.local.guard import guarded
+from fedvlm.federation.local.sent import WHOLE, Portion
 from fedvlm.federation.optim import Schedule
 from fedvlm.federation.plan import Budget, Plan, check_footing, plan_chunks
 from fedvlm.federation.server import (
@@ -45,6 +46,7 @@ from fedvlm.federation.server import (
     Held,
     Measure,
     Proxy,
+    Question,
     Roster,
     Row,
     ServerContext,
@@ -245,16 +247,25 @@ class Federation:
         trainer.seal()
 
     def context(
-        self, clients: Sequence[int], round_: int = 0, worked: Container[int] = ()
+        self, clients: Sequence[int], round_: int = 0, worked: Container[int] = (),
+        portion: Portion | None = None,
     ) -> Context:
-        """Return the context of a chunk of clients in a round; ``worked``: who ever did."""
+        """Return the context of a chunk of clients in a round.
+
+        Args:
+            worked: who ever did.
+            portion: of the shared tensors; by default what the method trains in this round.
+        """
         plan = self.plan
+        if portion is None:
+            portion = self.trainer.portion(round_, self.groups) if round_ else WHOLE
         return Context(
             self.model, self.groups, self.batcher, list(clients), round_, plan.seed, plan.epochs,
             plan.optim, plan.schedule or Schedule(plan.optim.lr),
             self.trainer.extras_up, self.trainer.metrics, self.weighting, plan.nonfinite,
             plan.clock_per_round, tuple(c not in worked for c in clients),
             effort=plan.effort, patience=plan.early_stop, class_counts=self.roster.classes,
+            portion=portion,
         )
 
     def server_context(self, round_: int, held: Held) -> ServerContext:
@@ -521,30 +532,49 @@ class Federation:
         Raises:
             DivergedError: the fine-tuning is not finite (policy ``abort``).
         """
-        tune = finetune and self.finetunes(state)
+        yield from self.models(self._question(state, clients, finetune), chunk)
+
+    def _question(self, state: FedState, clients: Sequence[int], finetune: bool) -> Question:
+        """Return the question for personal models, with what their clients receive."""
+        return Question(
+            state.round, list(clients), self.downloads(state, state.round, clients),
+            {c: state.versions.get(c, 0) for c in clients},
+            finetune and self.finetunes(state),
+        )
+
+    def models(self, question: Question, chunk: int | None = None) -> Models:
+        """Yield the personal models that are asked for, where clients' states are (``personal``).
+
+        Raises:
+            FedvlmError: clients' states are at other places.
+        """
+        clients, versions = list(question.clients), question.versions
+        if not self.engine.here:
+            raise FedvlmError(
+                "personal models stay at their sites: ask for numbers of them (rows)"
+            )
         most: int = chunk or self.engine.chunk
-        given = self.downloads(state, state.round, clients)
         chunks = plan_chunks(
-            clients, self.batcher.sizes(list(clients)), self.roster.site[list(clients)].tolist(),
-            self.clients.forms(clients, state.versions, given),
+            clients, self.batcher.sizes(clients), self.roster.site[clients].tolist(),
+            self.clients.forms(clients, versions, question.downloads),
             most if self.trainer.batched else 1,
         )
+        worked = {c for c, version in versions.items() if version}
         for ids in (list(chunk.clients) for chunk in chunks):
-            ctx, began = self.context(ids, state.round, state.versions), time.perf_counter()
-            models = guarded(ctx, partial(self._models, ctx, state, given, tune))[0]
-            if tune:
+            ctx = self.context(ids, question.round, worked, WHOLE)
+            began = time.perf_counter()
+            models = guarded(ctx, partial(self._models, ctx, question))[0]
+            if question.tune:
                 each = (time.perf_counter() - began) / len(ids)
                 self.finetune_seconds |= dict.fromkeys(ids, each)
             yield ids, models
 
-    def _models(
-        self, ctx: Context, state: FedState, given: Mapping[int, Tree], tune: bool
-    ) -> Tree:
+    def _models(self, ctx: Context, question: Question) -> Tree:
         """Return the personal models of a chunk, made from copies of its own."""
-        received = laid(given, ctx)
-        own = without_kept(self.clients.stacked(ctx.clients, state.versions))
+        received = laid(question.downloads, ctx)
+        own = without_kept(self.clients.stacked(ctx.clients, question.versions))
         with self.clients.explain(f"trainer {self.trainer.name}"):
-            if tune:
+            if question.tune:
                 return self.trainer.finetune(ctx, own, received, self.finetuning)
             return self.trainer.personalize(ctx, own, received)
 
@@ -561,10 +591,19 @@ class Federation:
         Raises:
             FedvlmError: there is no meter, or its rows are not numbers of all of them.
         """
+        question = self._question(state, clients, measure.finetuned)
+        rows = self.engine.rows(question, measure, lambda: self.measured(question, measure))
+        return only_numbers(rows, clients)
+
+    def measured(self, question: Question, measure: Measure) -> Iterable[Row]:
+        """Return what the meter of this place finds on personal models.
+
+        Raises:
+            FedvlmError: there is no meter.
+        """
         if self.meter is None:
             raise FedvlmError("nothing here measures personal models: set Federation.meter")
-        models = self.personal(state, clients, finetune=measure.finetuned)
-        return only_numbers(self.meter(measure, models), clients)
+        return self.meter(measure, self.models(question))
 
     def _publish(self, state: FedState, total: int, **work: Any) -> None:
         """Tell the subscribers of a round, then the savers; ``work`` is what was done in it."""

@@ -84,6 +84,25 @@ class Measure:
     confusion: bool = False
 
 
+@dataclass(frozen=True)
+class Question:
+    """Which personal models are asked for, in plain values and downloads: it may travel.
+
+    Attributes:
+        round: after which they are.
+        clients: whose.
+        downloads: what each of them receives then.
+        versions: the round in which each last worked, 0 for never.
+        tune: with the final fine-tuning.
+    """
+
+    round: int
+    clients: Sequence[int]
+    downloads: Mapping[int, Tree]
+    versions: Mapping[int, int]
+    tune: bool = False
+
+
 def only_numbers(rows: Iterable[Row], clients: Sequence[int]) -> list[Row]:
     """Return the rows of ``clients`` in their order, if nothing but numbers is in them.
 

@@ -25,7 +25,8 @@ from fedvlm.federation.aggregation.rules import EVERY, combine
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import FIT, SAMPLES, Context, Upload
-from fedvlm.federation.groups import PERSONAL, SERVER, SHARED, TAG, Finetune, Rule
+from fedvlm.federation.groups import PERSONAL, SERVER, SHARED, TAG, Finetune, Groups, Rule
+from fedvlm.federation.local.sent import WHOLE, Portion
 from fedvlm.federation.server import Proxy, ServerContext
 from fedvlm.models.vlmodel import VLModel
 
@@ -308,6 +309,13 @@ class Trainer:
             self.personalize(ctx, state, received), self.loss, train=how.train,
             epochs=how.epochs, lr=how.lr or ctx.optim.lr, tag=TAG,
         ).params
+
+    def portion(self, round_: int, groups: Groups) -> Portion:
+        """Return what of the shared tensors clients train and send in a round; by default all.
+
+        ``ctx.fit``, ``grad`` and ``upload`` keep to it, so that ``client_update`` need not.
+        """
+        return WHOLE
 
     # ---- server ---------------------------------------------------------------------------
     def init_server(self, ctx: ServerContext, start: Tree) -> State:

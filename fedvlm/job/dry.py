@@ -26,6 +26,7 @@ from fedvlm.evaluation import Evaluator
 from fedvlm.federation.aggregation.updates import join
 from fedvlm.federation.batches import SplitBatcher, Step
 from fedvlm.federation.clients import on
+from fedvlm.federation.groups import SERVER, SHARED
 from fedvlm.federation.local.images import Around
 from fedvlm.federation.rounds import FedState, Models, RoundFinished, state_of
 from fedvlm.federation.server import Held, Measure, Row, only_numbers
@@ -225,9 +226,10 @@ def _trained(folder: str, epoch: str) -> tuple[dict[str, Any], SavedState | None
 def _check_tensors(built: Built, shared: Tree, folder: str) -> None:
     """Refuse tensors of another method, backbone or class list (``ConfigError``)."""
     groups, start = built.federation.groups, built.federation.p0
-    for name in sorted({*groups.shared, *shared}):
+    common = groups.names(SHARED, SERVER)
+    for name in sorted({*common, *shared}):
         here, there = (t[name].shape if name in t else None for t in (start, shared))
-        if here != there or name not in groups.shared:
+        if here != there or name not in common:
             sizes = [list(v) if v is not None else "none" for v in (there, here)]
             raise ConfigError(
                 f"--model-dir {folder}: '{name}' has shape {sizes[0]} there and {sizes[1]} in "

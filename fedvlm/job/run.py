@@ -42,6 +42,7 @@ from fedvlm.job.sinks import Sinks
 from fedvlm.runs.folder import RunFolder, look_ahead
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.state import clear_states
+from fedvlm.runs.verify.check import BEFORE, SEALED, whole
 
 MEMORY_BYTES = 4 << 30  # of clients' states; above it FED.STORE auto keeps them on disk
 
@@ -103,7 +104,10 @@ def _run(
     folder.keep = int(cfg.TRAIN.KEEP_STATES)
     console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
     if folder.finished is not None:
-        console.notes([*folder.notes, f"finished before; results are in {folder.results_path}"])
+        seal = whole(folder.path, folder.finished).seal
+        bare = [f"it has {BEFORE}"] if seal != SEALED else []
+        before = f"finished before; results are in {folder.results_path}"
+        console.notes([*folder.notes, before, *bare])
         if cfg.TEST.KEEP_LOGITS and not (folder.path / "logits.safetensors").exists():
             console.notes(["it kept no logits: run it again under another --tag to have them"])
         for key, part in (("PER_CLASS_RESULT", "per_class"), ("COMPUTE_CMAT", "confusion")):

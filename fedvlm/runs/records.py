@@ -32,7 +32,9 @@ from fedvlm.core.trees import State, Tree
 from fedvlm.runs.seal import (
     RECORD,
     Damaged,
+    check_file,
     checked_record,
+    lone_record,
     read_bytes,
     sealed,
     sha256,
@@ -129,6 +131,60 @@ class Records:
         """Forget rows of a client that are newer than ``version`` and named by no checkpoint."""
         for newer in [v for v in self._new.get(client, {}) if v > version]:
             del self._new[client][newer]
+
+    def scan(self) -> list[str]:
+        """Take over every record of the folder: no checkpoint names them, the newest name wins.
+
+        Returns:
+            Why records do not count, a clause each.
+        """
+        self._entries, self._rows, self._new = {}, {}, {}
+        damage = []
+        for name in sorted(self.names(), key=_number):
+            try:
+                record, digest = lone_record(self.folder, name, self.identity)
+            except Damaged as error:
+                damage.append(str(error))
+                continue
+            layout = [group["slots"] for group in record["groups"]]
+            count = sum(len(group["ids"]) for group in record["groups"])
+            self._entries[name] = Entry(digest, layout, count)
+            for g, group in enumerate(record["groups"]):
+                for row, (c, v) in enumerate(zip(group["ids"], group["versions"], strict=True)):
+                    self._new.setdefault(c, {})[v] = Place(name, g, row)
+        return damage
+
+    def rows(self) -> list[tuple[int, int]]:
+        """Return (client, version) of the rows that no checkpoint names yet, ascending."""
+        return sorted((c, v) for c, versions in self._new.items() for v in versions)
+
+    def names(self) -> set[str]:
+        """Return the names of the records in the folder, half-written ones among them."""
+        with files.explain_errors(self.folder):
+            matches = [_NAME.fullmatch(p.name) for p in self.folder.glob("*")]
+        return {match[1] for match in matches if match}
+
+    def check(self, places: Sequence[Place]) -> None:
+        """Check that the tensors of these rows are as they were written.
+
+        Raises:
+            Damaged: names the first record that is not.
+        """
+        for name in sorted({place.record for place in places}):
+            check_file(
+                self.folder / f"{name}.safetensors",
+                lone_record(self.folder, name, self.identity)[0],
+            )
+
+    def prune(self, floor: Mapping[int, int]) -> None:
+        """Delete rows older than ``floor``, of these clients, as far as whole records go."""
+        for client, least in floor.items():
+            rows = self._new.get(client, {})
+            for old in [v for v in rows if v < least]:
+                del rows[old]
+        live = {place.record for rows in self._new.values() for place in rows.values()}
+        self._entries = {name: e for name, e in self._entries.items() if name in live}
+        self.sweep(live)
 
     def read(self, places: Sequence[Place]) -> State:
         """Return rows of one form, ``[K, ...]`` on the CPU.
@@ -298,3 +354,7 @@ def read_models(folder: Path, name: str = "personal") -> dict[int, Tree]:
     if not out:
         raise DataError(f"'{folder}' holds no models called {name}000000, ...")
     return out
+
+
+def _number(name: str) -> int:
+    return int(name.lstrip("abcdefghijklmnopqrstuvwxyz"))

@@ -73,15 +73,24 @@ def checked_record(folder: Path, name: str, digest: str, identity: str) -> dict[
     Raises:
         Damaged: it is missing, changed, or not the one that ``digest`` is of.
     """
+    record, here = lone_record(folder, name, identity)
+    if here != digest:
+        raise Damaged(f"{folder.name}/{name}.json is not the record that the state names")
+    return record
+
+
+def lone_record(folder: Path, name: str, identity: str) -> tuple[dict[str, Any], str]:
+    """Return the JSON of a record that no checkpoint has to name, and its digest.
+
+    Raises:
+        Damaged: it is missing or changed.
+    """
     path = folder / f"{name}.json"
     try:
         data = read_bytes(path)
-        record = unsealed(path, data, (RECORD,), identity)
+        return unsealed(path, data, (RECORD,), identity), sha256(data)
     except Damaged as error:
         raise Damaged(f"{folder.name}/{error}") from error
-    if sha256(data) != digest:
-        raise Damaged(f"{folder.name}/{path.name} is not the record that the state names")
-    return record
 
 
 def check_records(folder: Path, named: Iterable[Iterable[str]], identity: str) -> None:

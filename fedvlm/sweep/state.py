@@ -33,6 +33,7 @@ from fedvlm.runs.identity import (
 from fedvlm.runs.lock import holder
 from fedvlm.runs.manifest import now
 from fedvlm.runs.metrics import read_metrics
+from fedvlm.runs.verify.check import whole
 from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.worker import Outcome
 
@@ -127,7 +128,7 @@ def state_of(cell: Cell, attempt: dict[str, Any] | None) -> CellState:
 
     Raises:
         ConfigError: its folder holds a run of another config.
-        DataError: its folder cannot be read as a run.
+        DataError: its folder cannot be read as a run, or is damaged.
     """
     folder = cell.folder
     manifest = read_manifest(folder) if folder.is_dir() else None
@@ -143,6 +144,7 @@ def state_of(cell: Cell, attempt: dict[str, Any] | None) -> CellState:
             )
         results = read_results(folder / "results.json")
         if results is not None:
+            whole(folder, results)
             return CellState(DONE, value=headline(results))
     if holder(folder):
         return CellState(RUNNING)

@@ -107,6 +107,24 @@ def test_a_flip_in_an_unfinished_folder_moves_no_number(whole: Path, tmp_path: P
         unfinished(whole, tmp_path / "output", seed)
 
 
+def test_the_same_command_shows_no_damaged_run(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An edited number is not shown again: results are made anew, other files are named."""
+    folder = copy(jobs.folder(whole), tmp_path / jobs.folder(whole).relative_to(whole))
+    results = folder / "results.json"
+    wrong = results.read_text().replace('"personal": ', '"personal": 9', 1)
+    results.write_text(wrong)
+    assert jobs.run(tmp_path) == 0
+    assert "results.json is damaged: it will be written again" in capsys.readouterr().out
+    jobs.same(whole, tmp_path)
+    assert inspect(folder).word == "ok"
+    config = folder / "config.yaml"
+    config.write_text(config.read_text() + "\n")
+    assert jobs.run(tmp_path) == 3
+    assert "config.yaml is damaged" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_all_flips(whole: Path, tmp_path: Path) -> None:
     for seed in ALL_FINISHED:

@@ -46,7 +46,7 @@ def commands(name: str) -> list[str]:
 
 
 METHODS = {"prox.py": "MyProx", "torch_head.py": "TorchHead"}  # in the order of the page
-AFTER = ("sweep", "table", "figures", "report", "compare")  # read runs
+AFTER = ("sweep", "table", "figures", "report", "compare", "verify")  # read runs
 DATA = ("doctor", "data", "features")
 ALL = [(name, command) for name in PAGES for command in commands(name)]
 

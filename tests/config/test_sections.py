@@ -35,6 +35,8 @@ READS = {
     "PEFT.N_CTX": {"PEFT.TEXT": "prompt"}, "PEFT.WIDTH": {"PEFT.VISUAL": "adapter"},
     "PEFT.RANK": {"PEFT.TEXT": "lora"}, "PEFT.ALPHA": {"PEFT.VISUAL": "lora"},
     "PEFT.TARGETS": {"PEFT.VISUAL": "lora"}, "PEFT.LORA_AVG": {"PEFT.TEXT": "lora"},
+    "PEFT.RANKS": {"PEFT.TEXT": "lora"}, "PEFT.PRIVATE_RANK": {"PEFT.VISUAL": "lora"},
+    "PEFT.LORA_RIDGE": {"PEFT.TEXT": "lora", "PEFT.LORA_AVG": "fair"},
     "PEFT.BLOCKS": {"PEFT.VISUAL": "adapter"},
     "OPTIM.MOMENTUM": {"OPTIM.NAME": "sgd"}, "OPTIM.SGD_DAMPNING": {"OPTIM.NAME": "sgd"},
     "OPTIM.SGD_NESTEROV": {"OPTIM.NAME": "sgd"},

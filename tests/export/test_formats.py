@@ -102,7 +102,9 @@ def test_peft_loads_the_adapter_on_transformers_clip(
 
 
 @pytest.mark.parametrize("words", [LORA, ("--peft", "prompt"), ("--peft", "head"),
-                                   ("--peft", "prompt+lora", "PEFT.LN", "True")], ids=" ".join)
+                                   ("--peft", "prompt+lora", "PEFT.LN", "True"),
+                                   (*LORA[:2], "PEFT.LORA_AVG", "stack", "PEFT.PRIVATE_RANK", "2")],
+                         ids=" ".join)
 def test_open_clip_loads_merged_weights(
     words: tuple[str, ...], tmp_path: Path, image: Path
 ) -> None:

@@ -33,6 +33,7 @@ FUSION = "TRAINER.THORKI.FUSION"
     ("fedavg", "--peft", "prompt+lora"), ("fedavg", "--peft", "prompt+adapter"),
     ("fedavg", "PEFT.LN", "True", "--peft", "prompt+lora"), ("fedavg", "PEFT.CSC", "True"),
     ("fedavg", "--peft", "text-lora"), ("fedavg", "--peft", "head"),
+    ("fedavg", "--peft", "text-lora+lora", "PEFT.LORA_AVG", "residual", "PEFT.PRIVATE_RANK", "2"),
     ("fedproto", "TRAINER.FEDPROTO.PREDICT", "head"), ("fedproto",), ("zeroshot",),
     ("feddecomp", "--peft", "prompt+adapter"), ("thorki", "--peft", "prompt+adapter"),
     *[("thorki", FUSION, kind) for kind in KINDS],
@@ -69,11 +70,11 @@ def test_a_recipe_that_is_wrong_is_not_let_out(fault: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", ["image.ln.0.weight", "image.prompt.3", "text.meta.weight",
-                                  "small.conv1.weight"])
-def test_a_tensor_that_nobody_knows_is_refused_by_name(name: str) -> None:
+                                  "small.conv4.weight"])
+def test_a_tensor_that_no_recipe_knows_is_refused_by_name(name: str) -> None:
     whole = trained("fedavg")
     more = replace(whole, params=whole.params | {name: torch.zeros(3)})
-    with pytest.raises(ConfigError, match=f"no export format knows, the first '{name}'"):
+    with pytest.raises(ConfigError, match=f"only --format onnx holds.*first '{name}'"):
         read(more)
 
 

@@ -20,8 +20,8 @@ from fedvlm.federation.rounds import RoundFinished, check_aggregation
 METHODS = [load_trainer(stem).name for stem in trainer_files()]
 WITHOUT_PROXY = ("TRAINER.HEART-PFL.AKT", "no")
 NO_RULE = {"Hermes": (), "FedProto": (), "SCAFFOLD": ("mean",), "FedDyn": ("mean",),
-           "FedAS": ("mean",), "FedFomo": ()}
-OWN_STEP = {*NO_RULE, "pFedMe"}
+           "FedAS": ("mean",), "FedFomo": (), "pFedMoAP": (), "AFL": (), "TOFA": ()}
+OWN_STEP = {*NO_RULE, "pFedMe", "PromptSRC"}
 
 
 @pytest.fixture(scope="module")

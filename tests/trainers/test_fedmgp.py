@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 
 from fedvlm.check.world import Setup
+from fedvlm.core.errors import ConfigError
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.toolbox.contexts import TRAINED
 from tests.trainers.small_world import batch, method, model, tree, world
@@ -63,3 +65,9 @@ def test_the_drawn_groups_travel_and_the_mean_takes_their_place() -> None:
         rank = run.states[2].clients[client]["rank"]["rank.text"].long()
         sent = run.states[2].server["w"]["text.prompt.sent"]
         assert torch.equal(p["text.prompt.groups"][rank], sent)
+
+
+def test_a_client_keeps_something() -> None:
+    trainer = method("FedMGP", GROUPS=2, SENT=2)
+    with pytest.raises(ConfigError, match="SENT 2 is not below GROUPS 2"):
+        trainer.trainables(model(), torch.Generator())

@@ -137,7 +137,7 @@ def exact(world: World, **setup: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "opts", [["PEFT.TEXT", "prompt"], ["PEFT.TEXT", "prompt", "PEFT.VISUAL", "feature"]]
+    "opts", [["PEFT.TEXT", "lora"], ["PEFT.TEXT", "prompt", "PEFT.VISUAL", "feature"]]
 )
 def test_exact_is_refused_on_the_packed_tower(opts: list[str]) -> None:
     """Its attention would drop out of the Hessian in silence; said when the run is built."""

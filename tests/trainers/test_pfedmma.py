@@ -5,7 +5,11 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from fedvlm.core.rng import stream
+from fedvlm.core.trees import cast
 from fedvlm.models.towers.blocks import NoEdits
+from fedvlm.models.vlmodel import VLModel
+from tests.models.toys import NAMES, toy
 from tests.trainers.small_world import batch, gradient, method, model, tree
 
 
@@ -50,3 +54,18 @@ def test_both_towers_move_the_shared_layer() -> None:
              for n, v in p.items()}
     text_only = gradient(trainer, still, b)["both.mm_adapter.0.weight"]
     assert float(text_only.abs().max()) > 0
+
+
+def test_packed_texts_are_the_plain_ones() -> None:
+    """On a tower whose norms are not neutral: what the bottleneck reads is behind the norm."""
+    trainer, found = method("pFedMMA", SCALE=0.5, BLOCKS=2), []
+    backbone = toy("vit", dtype=torch.float64)
+    for packed in (False, True):
+        m = VLModel(backbone, NAMES, packed=packed)
+        start = cast(trainer.trainables(m, stream(1, "init")), torch.float64, torch.device("cpu"))
+        draw = torch.Generator().manual_seed(4)
+        p = {n: v + 0.1 * torch.randn(2, *v.shape, generator=draw).double()
+             for n, v in start.items()}
+        found.append(trainer.text_features(m, p))
+        assert m.notes == []
+    assert torch.allclose(*found, atol=1e-9)

@@ -49,6 +49,7 @@ def vit_b16() -> Any:
         ("FedDDA", {}, 267_776, 133_120),
         ("CLIP-Adapter", {}, 131_072, 0),
         ("pFedMMA", {}, 674_560, 8_448),
+        ("AFL", {}, 51_200, 51_200),  # what comes back; the server solves for it
         ("FedMVP", {}, 9_845_760, 9_845_760),
     ],
 )  # fmt: skip

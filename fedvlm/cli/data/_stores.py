@@ -87,7 +87,7 @@ def _row(info: StoreInfo) -> dict[str, object]:
         "images": f"{info.rows:,}" if not info.state else info.state,
         "of": ", ".join([*([about["stream"]] if "stream" in about else []),
                          transform_words(about.get("transform", "-"))]),
-        "numbers": " ".join([*([about["dtype"]] if "stream" in about else []),
+        "numbers": " ".join([*(["bf16 of"] if about.get("dtype") == "bfloat16" else []),
                              *about.get("numerics", "-").split()[:3],
                              *([f"batch {about['batch']}"] if "batch" in about else [])]),
         "MB": f"{info.size / 1e6:,.1f}",

@@ -62,10 +62,11 @@ def reference_lines(schema: Schema, word: str = "") -> list[str]:
     keys = [k for k, o in schema.items() if o.used and word.upper() in k]
     width = max((len(f"{k} {schema[k].default!r}") for k in keys), default=0)
     lefts = {k: f"{k} {schema[k].default!r}" for k in sorted(keys)}
-    return [f"{left:<{min(width, 48)}}  {_rule(schema[k])}" for k, left in lefts.items()]
+    return [f"{left:<{min(width, 48)}}  {meaning(schema[k])}" for k, left in lefts.items()]
 
 
-def _rule(option: Option) -> str:
+def meaning(option: Option) -> str:
+    """Return an option's help and what it may hold, in words."""
     rules = []
     if option.choices:
         rules.append(" | ".join(str(c) or "''" for c in option.choices))

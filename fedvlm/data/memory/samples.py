@@ -238,15 +238,25 @@ def _only(by_kind: Sequence[str], usual: Sequence[str], names: Sequence[str], wh
 def _names_of(dataset: Any, columns: Columns | None) -> tuple[str, ...] | None:
     """Return the class names of a ``ClassLabel``, or of torchvision's ``classes``."""
     names: Any = None
-    if is_table(dataset) and columns is not None:
-        names = getattr(dict(dataset.features or {}).get(columns[1]), "names", None)
     for _ in range(_NESTED):
         if names is not None or dataset is None:
             break
-        names, dataset = getattr(dataset, "classes", None), getattr(dataset, "dataset", None)
+        names = _label_names(dataset, columns) if is_table(dataset) else getattr(
+            dataset, "classes", None
+        )
+        dataset = getattr(dataset, "dataset", None)
     if isinstance(names, list | tuple) and names and all(isinstance(n, str) for n in names):
         return tuple(names)
     return None
+
+
+def _label_names(table: Any, columns: Columns | None) -> Any:
+    """Return the names of a table's label column, or of its only ``ClassLabel``."""
+    features = dict(table.features or {})
+    if columns is not None:
+        return getattr(features.get(columns[1]), "names", None)
+    found = [f.names for f in features.values() if type(f).__name__ == "ClassLabel"]
+    return found[0] if len(found) == 1 else None
 
 
 def _has_transform(dataset: Any) -> bool:

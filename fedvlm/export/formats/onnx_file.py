@@ -24,6 +24,7 @@ LIBRARY = "onnx"
 FILE = "model.onnx"
 OPSET = 18
 MOST = 1_900_000_000  # bytes in one file
+MOST_IMAGES = 1 << 16  # at once
 NEEDS = ("onnx", "onnxscript", "onnxruntime")
 
 
@@ -57,7 +58,7 @@ def write(recipe: Recipe, trained: TrainedModel, folder: Path, common: Path) -> 
     size = sum(v.numel() * v.element_size() for v in model.state_dict().values())
     if size > MOST:
         raise ConfigError(f"the tower has {size / 1e9:.1f} GB, and one ONNX file holds 2 GB")
-    split_attention(model.towers)  # plain products instead of torch's fused attention
+    split_attention(model.get_submodule("towers"))  # plain products, not torch's fused attention
     noise, quiet = io.StringIO(), logging.getLogger("torch.onnx")
     level = quiet.level
     quiet.setLevel(logging.ERROR)
@@ -69,11 +70,22 @@ def write(recipe: Recipe, trained: TrainedModel, folder: Path, common: Path) -> 
             torch.onnx.export(
                 model, (recipe.pixels,), str(folder / FILE), input_names=["pixels"],
                 output_names=["logits"], opset_version=OPSET, dynamo=True, external_data=False,
-                dynamic_shapes={"pixels": {0: torch.export.Dim("images")}}, verbose=False,
+                dynamic_shapes={"pixels": {0: torch.export.Dim("images", max=MOST_IMAGES)}},
+                verbose=False,
             )
+    except torch.onnx.OnnxExporterError as error:
+        raise ConfigError(
+            f"{recipe.card['method']} cannot be traced as one graph, which ONNX wants: "
+            f"{_reason(error)}"
+        ) from error
     finally:
         quiet.setLevel(level)
     graph = onnx.load(str(folder / FILE))
+    if not graph.graph.input[0].type.tensor_type.shape.dim[0].dim_param:
+        raise ConfigError(
+            f"{recipe.card['method']} cannot be traced for any number of images: its prediction "
+            "reads how many there are"
+        )
     keys = ("method", "classnames", "transform")
     onnx.helper.set_model_props(graph, {k: json.dumps(recipe.card[k]) for k in keys})
     onnx.save(graph, str(folder / FILE))
@@ -83,6 +95,14 @@ def write(recipe: Recipe, trained: TrainedModel, folder: Path, common: Path) -> 
         "logits = session.run(None, {'pixels': pixels})[0]  # float32 [n, 3, S, S]\n```\n\n"
         "Class names and transform stand in model.json and in the file's own properties."
     )
+
+
+def _reason(error: BaseException) -> str:
+    """Return why a trace failed, on one line: the first cause's own words."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}"
 
 
 def read(folder: Path) -> Callable[[Tensor], Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedvlm.core.errors import FedvlmError
 from fedvlm.core.trees import Tree, matching
 from fedvlm.federation.aggregation.arrival import Rows
-from fedvlm.models.towers.adapters import FACTOR_A, FACTOR_B
+from fedvlm.models.towers.adapters import FACTOR_A, FACTOR_B, is_factor
 
 AXES = {FACTOR_A: -2, FACTOR_B: -1}  # where LoRA's components lie
 Ranks = Sequence[int] | Tensor
@@ -40,6 +40,30 @@ class Upload:
     absent: Sequence[str] = ()
     rows: Mapping[str, Rows] = field(default_factory=dict)
     told: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Portion:
+    """What of the shared tensors takes part in a round, whatever the method's own steps are.
+
+    Attributes:
+        resting: tensors that nobody trains or sends in this round.
+        ranks: client k sends the first ``ranks[k mod n]`` components of each LoRA; none: all.
+    """
+
+    resting: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+
+    def of(
+        self, clients: Sequence[int], params: Tree, rows: Mapping[str, Rows] | None
+    ) -> dict[str, Ranks]:
+        """Return the ranks of each LoRA in ``params`` of which no rows are chosen."""
+        each = [self.ranks[c % len(self.ranks)] for c in clients] if self.ranks else []
+        names = [n for n in params if is_factor(n) and n not in (rows or {})] if each else []
+        return {n[:-len(FACTOR_A)]: each for n in names}
+
+
+WHOLE = Portion()
 
 
 def absent(shared: Sequence[str], only: Sequence[str] | None) -> list[str]:

@@ -19,7 +19,8 @@ RULES = ("factors", "freeze_a", "product_svd")
 
 
 def average_peft(
-    trees: Sequence[Mapping[str, Tensor]], weights: Sequence[float], rule: str = "factors"
+    trees: Sequence[Mapping[str, Tensor]], weights: Sequence[float], rule: str = "factors",
+    ordered: bool = False,
 ) -> Tree:
     """Return the weighted average of the clients' trees.
 
@@ -29,6 +30,7 @@ def average_peft(
         rule: ``factors``: mean of A and mean of B (published practice). ``freeze_a``: the same for
             B, and A (equal for all, never trained) is as it was: exact. ``product_svd``: the best
             approximation of rank r of mean(BA).
+        ordered: see ``product_svd``.
 
     Raises:
         ConfigError: unknown rule.
@@ -50,12 +52,13 @@ def average_peft(
     if rule == "product_svd":
         for site in sites(first):
             pairs = [(t[site + FACTOR_A], t[site + FACTOR_B]) for t in trees]
-            out[site + FACTOR_A], out[site + FACTOR_B] = product_svd(pairs, share)
+            out[site + FACTOR_A], out[site + FACTOR_B] = product_svd(pairs, share, 0, ordered)
     return out
 
 
 def product_svd(
-    pairs: Sequence[tuple[Tensor, Tensor]], share: Sequence[float], rank: int = 0
+    pairs: Sequence[tuple[Tensor, Tensor]], share: Sequence[float], rank: int = 0,
+    ordered: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return (A ``[r, in]``, B ``[out, r]``) nearest to sum_k p_k B_k A_k in Frobenius norm.
 
@@ -68,10 +71,12 @@ def product_svd(
         pairs: (A_k ``[r_k, in]``, B_k ``[out, r_k]``); ranks may differ.
         share: p_k, summing to 1.
         rank: of the result; 0: of the first pair.
+        ordered: components by falling singular value instead, A's rows orthonormal: then the first
+            r components are the best approximation of rank r (FlexLoRA, Bai et al. 2024).
     """
     first = pairs[0][0]
     kept, dtype = rank or first.shape[0], first.dtype
-    if kept == first.shape[0] and all(torch.equal(a, first) for a, _ in pairs):
+    if not ordered and kept == first.shape[0] and all(torch.equal(a, first) for a, _ in pairs):
         return first.clone(), _mean([b for _, b in pairs], share)  # exact as it is
     a = torch.cat([in_double(pair[0]) for pair in pairs])
     b = torch.cat([p * in_double(pair[1]) for pair, p in zip(pairs, share, strict=True)], dim=1)
@@ -79,7 +84,7 @@ def product_svd(
     q_a, r_a = torch.linalg.qr(a.mT)
     u, s, vh = torch.linalg.svd(r_b @ r_a.mT, full_matrices=False)
     left, right = q_b @ u[:, :kept] * s[:kept], vh[:kept] @ q_a.mT
-    if all(pair[0].shape[0] == kept for pair in pairs):
+    if not ordered and all(pair[0].shape[0] == kept for pair in pairs):
         near = _mean([in_double(pair[0]) for pair in pairs], share)
         right, left = _near(left, right, int((s[:kept] > 1e-12 * s[0]).sum()), near)
     return right.to(dtype).to(first.device), left.to(dtype).to(first.device)

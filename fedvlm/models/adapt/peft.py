@@ -19,12 +19,15 @@ from torch import Tensor
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree
 from fedvlm.models.adapt.contexts import random_context, word_context
+from fedvlm.models.towers.adapters import LORA as LORA_MARK
 from fedvlm.models.towers.adapters import (
+    PRIVATE_LORA,
     TreeEdits,
     adapter_tree,
     ln_tree,
     lora_tree,
     parse_targets,
+    whole_lora,
 )
 from fedvlm.models.towers.blocks import FrozenBlock
 from fedvlm.models.towers.text import text_blocks
@@ -63,7 +66,10 @@ class PeftSpec:
         rank, alpha: of LoRA; its update is scaled by alpha / rank.
         targets: layers that LoRA changes, of ``adapters.WORDS``.
         blocks: how many of a tower's last blocks are changed; 0: all.
-        average: how LoRA is averaged (``average.RULES``).
+        average: how LoRA is averaged (``aggregation.lora.RULES``).
+        ranks: of the clients' LoRA, client k has the (k mod n)-th; none: all have ``rank``.
+        private_rank: of a second LoRA in the same layers that stays with its client; 0: none.
+        ridge: lambda of ``average`` fair.
     """
 
     text: str = "prompt"
@@ -79,6 +85,9 @@ class PeftSpec:
     ctx_init: str = ""
     csc: bool = False
     ln: bool = False
+    ranks: tuple[int, ...] = ()
+    private_rank: int = 0
+    ridge: float = 0.01
 
     @classmethod
     def of(cls, cfg: Any) -> PeftSpec:
@@ -86,13 +95,15 @@ class PeftSpec:
 
         Raises:
             ConfigError: nothing would be trained, a text side beside a linear head, words or
-                contexts by class without a prompt, or an unknown target.
+                contexts by class without a prompt, an unknown target, or a client's rank that is
+                no number from 1 to ``PEFT.RANK``.
         """
         node = cfg.PEFT
         spec = cls(
             node.TEXT, node.VISUAL, node.HEAD, int(node.N_CTX), int(node.WIDTH), int(node.RANK),
             float(node.ALPHA), parse_targets(node.TARGETS), int(node.BLOCKS), node.LORA_AVG,
             str(node.CTX_INIT).strip(), bool(node.CSC), bool(node.LN),
+            parse_ranks(node.RANKS, int(node.RANK)), int(node.PRIVATE_RANK), float(node.LORA_RIDGE),
         )
         if (spec.text, spec.visual, spec.head, spec.ln) == ("none", "none", "text", False):
             raise ConfigError("PEFT trains nothing: set PEFT.TEXT, PEFT.VISUAL or PEFT.HEAD linear")
@@ -120,6 +131,15 @@ class PeftSpec:
         return self.visual in IN_TOWER or self.ln
 
     @property
+    def has_lora(self) -> bool:
+        """Whether LoRA is trained in some tower."""
+        return "lora" in (self.text, self.visual)
+
+    def rank_of(self, client: int) -> int:
+        """Return the rank of a client's LoRA."""
+        return self.ranks[client % len(self.ranks)] if self.ranks else self.rank
+
+    @property
     def scale(self) -> float:
         """LoRA's alpha / rank."""
         return self.alpha / self.rank
@@ -136,6 +156,21 @@ class PeftSpec:
                 "0 takes all"
             )
         return blocks[len(blocks) - self.blocks :] if self.blocks else blocks
+
+
+def parse_ranks(given: Sequence[object], most: int) -> tuple[int, ...]:
+    """Return the numbers that ``PEFT.RANKS`` lists.
+
+    Raises:
+        ConfigError: a word that is no whole number from 1 to ``most``, ``PEFT.RANK``.
+    """
+    for word in given:
+        if not str(word).isdecimal() or not 1 <= int(str(word)) <= most:
+            raise ConfigError(
+                f"PEFT.RANKS has '{word}': ranks of clients are whole numbers from 1 to PEFT.RANK "
+                f"({most})"
+            )
+    return tuple(int(str(word)) for word in given)
 
 
 def role(name: str) -> str:
@@ -228,6 +263,22 @@ def tower_lora(
     return lora_tree(tower, changed, spec.targets, rank, generator)
 
 
+def private_lora(spec: PeftSpec, model: VLModel, generator: torch.Generator) -> Tree:
+    """Return a second LoRA of rank ``PEFT.PRIVATE_RANK`` in every layer that has one.
+
+    ``<tower>.private.lora.<block>.<site>.{A,B}``; both products are added to the layer, with the
+    scale of the first (Nguyen et al., dual adapter, arXiv 2503.07552; FedDPA, NeurIPS 2024).
+    """
+    out: Tree = {}
+    for tower, kind in (("image", spec.visual), ("text", spec.text)):
+        if kind == "lora" and spec.private_rank:
+            own = tower_lora(
+                spec, model, tower, generator, spec.private_rank, "PEFT.PRIVATE_RANK"
+            )
+            out |= {n.replace(LORA_MARK, PRIVATE_LORA): v for n, v in own.items()}
+    return out
+
+
 def first_block(spec: PeftSpec, model: VLModel) -> int | None:
     """Return the first changed block of the image tower; None where it stays frozen.
 
@@ -247,7 +298,8 @@ def text_features(spec: PeftSpec, model: VLModel, p: Tree) -> Tensor:
     k = next(iter(p.values())).shape[0]
     if spec.text == "lora":
         changed = spec.changed(text_blocks(model.backbone), "text")
-        return model.adapted_text(TreeEdits("text", p, spec.scale), k, changed[0].index)
+        edits = TreeEdits("text", whole_lora(p), spec.scale)
+        return model.adapted_text(edits, k, changed[0].index)
     anchor = model.anchor("template", 0)
     return anchor.expand(k, *anchor.shape)
 
@@ -269,4 +321,4 @@ def image_taps(
     For ``PEFT.VISUAL`` lora and adapter and ``PEFT.LN``, from tokens or pixels. A tap is ``[K, B,
     n, width]``, its first row the class token's; taps must not lie below a stream ``tokens.<b>``.
     """
-    return model.adapted_image(x, TreeEdits("image", p, spec.scale), taps)
+    return model.adapted_image(x, TreeEdits("image", whole_lora(p), spec.scale), taps)

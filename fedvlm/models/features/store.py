@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import sqlite3
+import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ ENV = "FEDVLM_CACHE"
 ROWS = ".rows"
 _TIMEOUT_S = 120.0
 _QUERY_KEYS = 4096  # places looked up at a time
-_TRIES = 20
+_TRIES, _PAUSE_S = 20, 0.02
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS places (key TEXT NOT NULL, view INTEGER NOT NULL, "
     "place INTEGER NOT NULL, crc INTEGER NOT NULL, PRIMARY KEY (key, view)) WITHOUT ROWID",
@@ -94,7 +95,7 @@ class FeatureStore:
 
     def _open(self) -> None:
         """Open both files of one store: a clean-up or a renaming in between shows in the rows."""
-        for _ in range(_TRIES):
+        for turn in range(_TRIES):
             try:
                 self._rows = RowFile(self.path.with_suffix(ROWS), self.width, self.dtype)
             except OSError as error:
@@ -103,7 +104,12 @@ class FeatureStore:
                 self._db = self._connect()
             except sqlite3.OperationalError as error:
                 self._rows.close()
-                raise self._unwritable(error) from error
+                # A new index that two processes make at once: its log is set up without waiting.
+                code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+                if code != sqlite3.SQLITE_BUSY or turn == _TRIES - 1:
+                    raise self._unwritable(error) from error
+                time.sleep(_PAUSE_S * (turn + 1))
+                continue
             except sqlite3.DatabaseError as error:
                 self._set_aside(error)
                 continue

@@ -3,10 +3,12 @@
 Names: ``<tower>.lora.<block>.<q|k|v|o|fc|proj>.{A [r, in], B [out, r]}`` (LoRA),
 ``<tower>.adapter.<block>.<attn|mlp>.{ln,down,up}.{weight,bias}`` (bottlenecks) and
 ``<tower>.ln.<block>.<1|2>.{weight,bias}`` (what is added to a LayerNorm's own); tower is ``image``
-or ``text``. All start as the frozen tower, bit for bit: B, up and ln are zero. For several clients
-at once a low-rank update is one frozen product, then two batched ones. ``image.prompt.<block>``
-``[n, width]`` are visual prompts: rows that enter there and stay until the next block that has
-some (shallow: one block; deep: each).
+or ``text``. ``<tower>.private.lora.*`` is a second LoRA in the same layers (``whole_lora``),
+``<tower>.delta.<block>.<site> [out, in]`` what a server added to the frozen layer, counted as a
+product ``B A`` is. All start as the frozen tower, bit for bit: B, up and ln are zero. For several
+clients at once a low-rank update is one frozen product, then two batched ones.
+``image.prompt.<block> [n, width]`` are visual prompts: rows that enter there and stay until the
+next block that has some (shallow: one block; deep: each).
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from fedvlm.models.towers.layers import frozen_linear
 
 FACTOR_A, FACTOR_B = ".A", ".B"
 PROMPT = "prompt"
+LORA, DELTA, PRIVATE_LORA = ".lora.", ".delta.", ".private.lora."
+NUMERIC_ZERO = 1e-7  # of the largest singular value: below it a dense change has no rank
 WORDS = {"q": ("q",), "k": ("k",), "v": ("v",), "o": ("o",), "fc": ("fc",), "proj": ("proj",),
          "mlp": ("fc", "proj")}  # fmt: skip
 
@@ -149,15 +153,18 @@ class TreeEdits(Edits):
         """
         name = f"{self.tower}.lora.{block}.{site}"
         a, b = self.p.get(name + FACTOR_A), self.p.get(name + FACTOR_B)
+        delta = self.p.get(name.replace(LORA, DELTA))
         if a is None and b is None:
-            return frozen_linear(x, weight, bias)
-        if a is None or b is None:
+            out = frozen_linear(x, weight, bias)
+        elif a is None or b is None:
             there, lacking = (FACTOR_A, FACTOR_B) if b is None else (FACTOR_B, FACTOR_A)
             raise FedvlmError(
                 f"LoRA at {name} has {name}{there} but no {name}{lacking}: join what was received "
                 "with what the client keeps (state['w'] | received)"
             )
-        return lora_linear(x, weight, bias, a, b, self.scale * factor)
+        else:
+            out = lora_linear(x, weight, bias, a, b, self.scale * factor)
+        return out if delta is None else out + self.scale * factor * by_client(x, delta)
 
     def norm(self, block: int, place: int, x: Tensor, norm: nn.LayerNorm) -> Tensor:
         """Return ``r (weight + w) + bias + b``, r the normalised rows of ``x [K, B, n, width]``."""
@@ -202,6 +209,18 @@ def lora_linear(
     flat = x.flatten(1, -2)
     update = flat.bmm(a.mT).bmm((scale * b).mT)
     return frozen_linear(x, weight, bias) + update.view(*x.shape[:-1], b.shape[1])
+
+
+def by_client(x: Tensor, weight: Tensor) -> Tensor:
+    """Return ``x W_k^T`` for every client k, differentiable in ``x``.
+
+    Args:
+        x: [K, ..., in].
+        weight: [K, out, in]; one matrix for all (client stride 0) is one product.
+    """
+    if weight.stride(0) == 0:
+        return frozen_linear(x, weight[0])
+    return x.flatten(1, -2).bmm(weight.mT).view(*x.shape[:-1], weight.shape[1])
 
 
 def is_factor(name: str) -> bool:
@@ -252,3 +271,31 @@ def add_lora(
     """
     axes = {FACTOR_A: -2, FACTOR_B: -1}
     return {**p, **{n: torch.cat([p[n], v], axes[n[-2:]]) for n, v in more.items()}}
+
+
+def delta_of(site: str) -> str:
+    """Return the name of the dense change at a LoRA's site: ``image.delta.3.q``."""
+    return site.replace(LORA, DELTA)
+
+
+def whole_lora(p: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return the tree whose LoRA is the shared one plus the private one, as one of both ranks."""
+    own = {n.replace(PRIVATE_LORA, LORA): v for n, v in p.items() if PRIVATE_LORA in n}
+    return add_lora(p, own) if own else p
+
+
+def plain_lora(p: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tree, no client axis, whose LoRA alone is all that changes the layers.
+
+    A private LoRA is joined to the shared one. A dense change becomes the factors of its singular
+    value decomposition, of its numeric rank: at most the inputs of its layer.
+    """
+    out = {n: v for n, v in whole_lora(p).items() if PRIVATE_LORA not in n}
+    for name in [n for n in out if DELTA in n]:
+        delta, site = out.pop(name), name.replace(DELTA, LORA)
+        u, s, vh = torch.linalg.svd(delta.double(), full_matrices=False)
+        rank = int((s > NUMERIC_ZERO * s[0]).sum())
+        if rank:
+            more = {FACTOR_A: vh[:rank], FACTOR_B: u[:, :rank] * s[:rank]}
+            out = add_lora(out, {site + end: v.to(delta.dtype) for end, v in more.items()})
+    return out

@@ -29,8 +29,12 @@ def onednn_available() -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias`` without autograd: [..., in], [out, in] -> [..., out]."""
-    if x.dtype is torch.float32 and x.device.type == "cpu" and onednn_available():
+    """``x @ weight.T + bias`` without autograd: [..., in], [out, in] -> [..., out].
+
+    A graph that is exported has the plain product: no other library knows oneDNN's.
+    """
+    fast = x.dtype is torch.float32 and x.device.type == "cpu" and onednn_available()
+    if fast and not torch.compiler.is_exporting():
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return out
     return F.linear(x, weight, bias)

@@ -18,6 +18,7 @@ from fedvlm.core.stats import (
     mean,
     pooled,
     population_std,
+    quartiles,
     worst,
     worst_decile,
 )
@@ -35,6 +36,10 @@ def _over(column: str, summary: Callable[[list[Any]], float | None] = mean) -> C
     return lambda rows, _: summary([row[column] for row in rows])
 
 
+def _quartile(which: int) -> Callable[[Rows, Numbers], float | None]:
+    return lambda rows, _: quartiles([row["accuracy"] for row in rows])[which]
+
+
 def _micro(rows: Rows, _: Numbers) -> float | None:
     return pooled([row["correct"] for row in rows], [row["n"] for row in rows])
 
@@ -48,6 +53,12 @@ DERIVED: Mapping[str, tuple[str, Callable[[Rows, Numbers], float | None]]] = {
     "personal_micro": (CLIENTS, _micro),
     "personal_macro_f1": (CLIENTS, _over("macro_f1")),
     "personal_before_ft": (CLIENTS, _over("accuracy_before_ft")),
+    "personal_balanced": (CLIENTS, _over("balanced")),
+    "personal_q1": (CLIENTS, _quartile(0)),
+    "personal_median": (CLIENTS, _quartile(1)),
+    "personal_q3": (CLIENTS, _quartile(2)),
+    "personal_nll": (CLIENTS, _over("nll")),
+    "personal_ece": (CLIENTS, _over("ece")),
     "base_all": (CLIENTS, _over("base_all")),
     "base_other": (CLIENTS, _over("base_other")),
     "new": (CLIENTS, _over("new")),
@@ -60,9 +71,9 @@ DERIVED: Mapping[str, tuple[str, Callable[[Rows, Numbers], float | None]]] = {
     "unseen_clients_worst": (UNSEEN_ROWS, _over("accuracy", worst)),
 }
 #: Percentages, wherever in the results they stand; ``target.<NAME>`` is one, too.
-PERCENT = frozenset(DERIVED) | {
+PERCENT = (frozenset(DERIVED) - {"personal_nll"}) | {
     "global", "global_macro_f1", "unseen", "targets", "accuracy", "macro_f1", "accuracy_before_ft",
-    "val",
+    "val", "balanced", "ece",
 }
 FREE = ("aggregation", "train", "similarity")  # a method's own numbers, by its own names
 #: protocol key -> where the manifest's identity says the same.
@@ -118,18 +129,23 @@ def _derived(record: Mapping[str, Any], place: str) -> Iterator[str]:
 
 def _rows(rows: Sequence[Any], place: str) -> Iterator[str]:
     """Yield the clients' rows in which n, correct and accuracy do not agree."""
+    if all(isinstance(row, int) for row in rows):
+        return  # ids of clients
     seen: set[Any] = set()
     for at, row in enumerate(rows):
         if not isinstance(row, Mapping):
             yield f"{place}.{at} is no row"
             continue
-        n, correct, who = row.get("n"), row.get("correct"), row.get("client", at)
+        n: Any = row.get("n")
+        correct: Any = row.get("correct")
+        who = row.get("client", at)
         if who in seen:
             yield f"{place}: client {who} stands there twice"
         seen.add(who)
         if "n" not in row or "correct" not in row:
             continue
-        if not (isinstance(n, int) and isinstance(correct, int) and n >= correct >= 0):
+        counts = isinstance(n, int) and isinstance(correct, int | float)  # chance: n / classes
+        if not counts or not n >= correct >= 0:
             yield f"{place}: client {who} has {correct} right of {n}"
         elif "accuracy" in row and not _equal(100 * correct / n if n else None, row["accuracy"]):
             yield f"{place}: client {who} has {correct} right of {n}, accuracy {row['accuracy']}"

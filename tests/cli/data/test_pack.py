@@ -68,8 +68,11 @@ def numbers(run: Path) -> tuple[list[Line], Line]:
     """What a run's metrics and results say, without its times."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     results: Line = json.loads((run / "results.json").read_text())["results"]
-    for line in (*lines, results["last"]):
-        line.pop("seconds")
+    for line in lines:
+        del line["seconds"], line["seal"]  # the seal is over the seconds, too
+    for key in ("seconds", "seal"):
+        results["last"].pop(key, None)
+    del results["spent"]["seconds"]
     return lines, results
 
 

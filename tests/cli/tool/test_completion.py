@@ -48,7 +48,7 @@ def test_bash_offers_verbs_flags_and_names(script):
     assert "eurosat" in bash(text, "fedvlm run --dataset eu")
     assert bash(text, "fedvlm --roun") == ["--rounds"]
     assert bash(text, "fedvlm data pre") == ["prepare"]
-    assert bash(text, "fedvlm list fedt") == ["fedtv"]
+    assert bash(text, "fedvlm list fedtv") == ["fedtv"]
 
 
 @pytest.mark.parametrize("shell", SHELLS)

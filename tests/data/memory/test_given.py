@@ -60,6 +60,11 @@ def test_a_test_share_is_drawn_by_the_data_seed(pool: Any) -> None:
     assert any("0.3 of each class are its test images" in note for note in first.notes)
 
 
+def test_a_client_may_be_left_out_to_be_tested_on() -> None:
+    keys = MemorySet(TWO, NAMES, given={"FED.HELD_OUT_DOMAIN": "south"}).keys
+    assert keys["FED.PARTITION"] == "domain" and keys["FED.CLIENTS"] == 1
+
+
 def test_a_pool_is_dealt_as_the_flags_say() -> None:
     assert MemorySet(rows(1), NAMES).keys["FED.PARTITION"] == "iid"  # three classes are few
     keys = MemorySet(rows(1), NAMES, given={"FED.PARTITION": "dirichlet"}).keys

@@ -44,6 +44,10 @@ def test_class_names_of_torchvision_s_kind_are_found_through_subsets() -> None:
     whole.classes = NAMES  # type: ignore[attr-defined]
     inner: Any = torch.utils.data.Subset(torch.utils.data.Subset(whole, [0, 1, 2]), [2])
     assert samples(inner).classnames == tuple(NAMES)
+    part = torch.utils.data.Subset(Table.of(rows(1)), [2, 3])  # type: ignore[arg-type]
+    for columns in (None, ("img", "kind")):
+        assert samples(part, columns).classnames == tuple(NAMES)
+    assert list(samples(part, ("img", "kind")).labels(NAMES)) == [2, 0]
 
 
 @pytest.mark.parametrize(("label", "want"), [

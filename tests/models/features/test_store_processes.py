@@ -174,3 +174,23 @@ def test_a_store_deleted_while_it_is_opened_is_opened_anew(
     assert len(tries) == 2
     monkeypatch.undo()
     expect_whole(path, 1)
+
+
+def test_an_index_that_another_process_is_making_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that set up the log of a new index at once: SQLite tells one of them at once."""
+    original, calls = FeatureStore._connect, list[int]()
+
+    def busy(self: FeatureStore) -> sqlite3.Connection:
+        calls.append(1)
+        if len(calls) < 3:
+            error = sqlite3.OperationalError("database is locked")
+            error.sqlite_errorcode = sqlite3.SQLITE_BUSY_RECOVERY
+            raise error
+        return original(self)
+
+    monkeypatch.setattr(FeatureStore, "_connect", busy)
+    with FeatureStore(tmp_path / "a.sqlite", 4) as store:
+        store.put_many(["x"], 0, torch.ones(1, 4))
+        assert len(store) == 1 and len(calls) == 3

@@ -1,0 +1,52 @@
+"""mkdocs' hooks: adds the pages that are made of code, and mends links that leave ``docs/``."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # mkdocs loads this file by its path
+
+from mkdocs.structure.files import File, Files  # noqa: E402
+
+from docs.site import commands, methods, notebooks  # noqa: E402
+
+CONTRIBUTING = "contributing.md"
+# A link from docs/ to elsewhere in the repository, as it works there -> the page of the site.
+ELSEWHERE = {
+    "../CONTRIBUTING.md": CONTRIBUTING, "../trainers/": f"{methods.FOLDER}/index.md",
+    "../fedvlm/cli/": commands.COMMANDS, "../fedvlm/config/": commands.KEYS,
+}
+_made: dict[str, str] = {}
+
+
+def on_config(config: Any) -> Any:
+    """Make the pages, and put the methods and notebooks into the navigation."""
+    _made.clear()
+    _made.update(methods.pages() | commands.pages() | notebooks.pages())
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    _made[CONTRIBUTING] = text.replace("](docs/", "](")
+    for part in config.nav:
+        for title, entries in part.items():
+            if title in ("Methods", "Notebooks"):
+                folder = f"{title.lower()}/"
+                entries += [p for p in _made if p.startswith(folder) and p not in entries]
+    return config
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages."""
+    for path, text in _made.items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Lead links that leave ``docs/`` to the page that stands for what they name."""
+    up = "../" * page.file.src_uri.count("/")
+    for here, there in ELSEWHERE.items():
+        markdown = markdown.replace(f"]({up}{here}", f"]({up}{there}")
+    return re.sub(r"<!-- (?:not run|setup).*?-->\n", "", markdown, flags=re.DOTALL)

@@ -1,0 +1,160 @@
+"""A page per method, made of its card, its class and its YAML; and one index by family.
+
+The family follows from what the card says is shared and personal and from which hooks the class
+has of its own, so that a new file in ``trainers/`` needs no line here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from docs.site.tables import code, row, table
+from fedvlm.cli.methods.config import meaning
+from fedvlm.core.repository import repository
+from fedvlm.federation.cards import card, fields, trainer_files, year
+from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.trainer import Trainer
+
+FOLDER = "methods"
+OWN, ONE, PART, COPY, NONE = (
+    "Made for CLIP: they bring the prompts and adapters that they train",
+    "One model for all, over any trainable set (`--peft`)",
+    "A part of the model stays with the client, over any trainable set",
+    "A model of one's own for each client, over any trainable set",
+    "References: nothing is shared",
+)
+FAMILIES = (OWN, ONE, PART, COPY, NONE)
+SHORT = ("Shared", "Personal", "Frozen", "Defaults", "Extra data", "Cost")
+LONG = (
+    "Departures from the paper", "Departures from the authors' code", "Expected numbers",
+)
+_SOME_SET = re.compile(r"\bPEFT\b|\bbody\b|\bhead\b")  # a method that takes what it is given
+_A_PART = re.compile(r"(the )?(body|head)\b|(image|text|small)\.|\*\.")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method as its pages need it."""
+
+    stem: str
+    title: str
+    sentence: str
+    fields: Mapping[str, str]
+    year: str
+    trainer: type[Trainer]
+
+    @property
+    def family(self) -> str:
+        """One of ``FAMILIES``."""
+        shared, personal = self.fields["Shared"], self.fields["Personal"]
+        if shared.startswith("none") and not self.trainer.extras_up:
+            return NONE
+        if not _SOME_SET.search(f"{shared} {personal}"):
+            return OWN
+        if _A_PART.match(personal):
+            return PART
+        return COPY if self._personal_model else ONE
+
+    @property
+    def _personal_model(self) -> bool:
+        personal = self.fields["Personal"]
+        ends = self.trainer.own_finetune is not Trainer.own_finetune
+        makes = self.trainer.personalize is not Trainer.personalize and personal != "none"
+        return ends or makes or not personal.startswith("none")
+
+
+def methods() -> list[Method]:
+    """Return every method of ``trainers/``, by name."""
+    every = []
+    for stem, path in trainer_files().items():
+        text = card(path)
+        title, _, sentence = text.partition("\n")[0].partition(":")
+        every.append(
+            Method(stem, title, sentence.strip(), fields(text), year(text), load_trainer(stem))
+        )
+    return sorted(every, key=lambda m: m.title.lower())
+
+
+def pages() -> dict[str, str]:
+    """Return the pages, ``methods/index.md`` first: path in the site -> Markdown."""
+    every = methods()
+    made = {f"{FOLDER}/index.md": _index(every)}
+    return made | {f"{FOLDER}/{m.stem}.md": _page(m) for m in every}
+
+
+def _index(every: list[Method]) -> str:
+    lines = [
+        "# Methods", f"{len(every)} methods, each one file of `trainers/`; a page is made of the "
+        "file's card, options and settings. `fedvlm list NAME` prints the card, `--trainer NAME` "
+        "runs it. Where a method leaves the trainable set open, `--peft` chooses it: `prompt`, "
+        "`prompt+lora`, `text-lora`, `feature`, `head+adapter`, and so on.",
+    ]
+    for family in FAMILIES:
+        rows = [
+            row(f"[{m.title}]({m.stem}.md)", m.year, m.sentence) for m in every
+            if m.family == family
+        ]
+        if rows:
+            lines += [f"## {family}", table(("method", "year", "what it does"), rows)]
+    return "\n\n".join(lines) + "\n"
+
+
+def _page(m: Method) -> str:
+    parts = m.fields
+    lines = [f"# {m.title}", _sentence(m.sentence), f"*{_line(parts['Paper'])}*"]
+    lines += [code("sh", re.sub(r"\s*\n\s*", " ", parts["Command"]))]
+    lines += [table(("", ""), [row(f"**{name}**", _tensors(_line(parts[name]))) for name in SHORT])]
+    lines += ["## Equations", code("text", parts["Equations"])]
+    for name in LONG:
+        if name in parts:
+            lines += [f"## {name}", _sentence(_line(parts[name]))]
+    lines += _options(m) + _contract(m)
+    settings = repository() / "configs" / "trainers" / f"{m.stem}.yaml"
+    if settings.is_file():
+        lines += [f"## `configs/trainers/{m.stem}.yaml`",
+                  code("yaml", settings.read_text(encoding="utf-8"))]
+    return "\n\n".join(lines) + "\n"
+
+
+def _options(m: Method) -> list[str]:
+    """Return the section of the method's own config keys."""
+    if not m.trainer.options:
+        return []
+    node = f"TRAINER.{m.trainer.name.upper()}"
+    rows = [
+        row(f"`{name}`", f"`{option.default!r}`", meaning(option))
+        for name, option in m.trainer.options.items()
+    ]
+    return ["## Options", f"Keys below `{node}`: `--opts {node}.{next(iter(m.trainer.options))} "
+            "VALUE`, or the YAML.", table(("key", "default", "meaning"), rows)]
+
+
+def _contract(m: Method) -> list[str]:
+    """Return what the class declares to the driver, where it is not the default."""
+    trainer, rows = m.trainer, []
+    travels = {"sent beside the shared tensors": trainer.extras_up,
+               "received beside them": trainer.extras_down, "numbers that travel": trainer.metrics}
+    for what, patterns in travels.items():
+        if patterns:
+            rows.append(row(what, ", ".join(f"`{p}`" for p in patterns)))
+    if not trainer.batched:
+        rows.append(row("clients", "computed one by one"))
+    rows += [row(f"invariant {g} exempted", why) for g, why in trainer.exempt.items()]
+    if not rows:
+        return []
+    return ["## What it declares", table(("", ""), rows)]
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _tensors(text: str) -> str:
+    """Set names of tensors and keys as code, so that their stars stay stars."""
+    return re.sub(r"(?<![\w`])((?:[a-z_]+|\*)(?:\.(?:[A-Za-z_]+|\*))+)", r"`\1`", text)

@@ -1,0 +1,42 @@
+"""Who carries frames between a server and its sites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+Answer = Callable[[bytes], bytes]
+
+
+class Carrier(Protocol):
+    """Brings frames to sites and their answers back.
+
+    Who a site is, the carrier has made sure of; nothing that a frame claims counts.
+    """
+
+    def sites(self) -> list[str]:
+        """Return the names of the sites that are there."""
+        ...
+
+    def ask(self, frames: Mapping[str, bytes], seconds: float) -> Mapping[str, bytes | str]:
+        """Send each site its frame; return its answer, or why there is none (a sentence)."""
+        ...
+
+
+class InProcess:
+    """Sites in this process; each frame is packed and unpacked as on a real wire.
+
+    Args:
+        sites: by name; they answer in the reverse order of the names.
+    """
+
+    def __init__(self, sites: Mapping[str, Answer]) -> None:
+        self.answers = dict(sites)
+
+    def sites(self) -> list[str]:
+        """See ``Carrier.sites``."""
+        return list(self.answers)
+
+    def ask(self, frames: Mapping[str, bytes], seconds: float) -> Mapping[str, bytes | str]:
+        """See ``Carrier.ask``."""
+        return {s: self.answers[s](frames[s]) for s in sorted(frames, reverse=True)}

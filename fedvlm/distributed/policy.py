@@ -1,0 +1,232 @@
+"""What a server does about sites that do not answer well, and what it takes of an answer.
+
+A site's word counts for nothing: names, shapes, types, rows, weights and finiteness are checked
+here once more, client by client, against what the server itself sent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.trees import Tree, first_non_finite, matching, pick, stack
+from fedvlm.distributed.schema import PARTS
+from fedvlm.distributed.site import METRIC, WEIGHT
+from fedvlm.distributed.wire import Frame
+from fedvlm.federation.aggregation.arrival import Part, Rows
+from fedvlm.federation.context import Context
+from fedvlm.federation.local import sent
+
+Form = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What happens when a site does not answer well.
+
+    Attributes:
+        deadline: seconds for an answer.
+        quorum: share of a round's clients that have to answer, 0 to 1.
+        retries: how often those that did not answer are asked again.
+        wait: seconds before that.
+        max_norm: of an update less what its client received; 0: no limit.
+        refusals: rounds in a row with refused updates after which a site is asked no more.
+    """
+
+    deadline: float = 600.0
+    quorum: float = 1.0
+    retries: int = 2
+    wait: float = 20.0
+    max_norm: float = 0.0
+    refusals: int = 3
+
+    def __post_init__(self) -> None:
+        """Refuse a quorum that is none.
+
+        Raises:
+            ConfigError: it is not between 0 and 1.
+        """
+        if not 0 <= self.quorum <= 1:
+            raise ConfigError(f"a quorum of {self.quorum:g}: it is a share of clients, 0 to 1")
+
+    def needed(self, clients: int) -> int:
+        """Return how many of so many clients have to answer."""
+        return math.ceil(self.quorum * clients - 1e-9)
+
+
+class Odd(FedvlmError):
+    """Why a part of an answer is not taken: one clause."""
+
+
+def read_parts(
+    frame: Frame, ctx: Context, downloads: Mapping[int, Tree], asked: Sequence[int]
+) -> tuple[list[Part], dict[int, str], list[int]]:
+    """Return the parts of a site's answer that keep the contract.
+
+    Args:
+        ctx: of the round, of any of its clients.
+        downloads: what the server sent.
+        asked: the clients that this site was asked for.
+
+    Returns:
+        Parts; why the updates of other clients of ``asked`` are refused; ids of clients that the
+        site was not asked for, or answers for twice.
+    """
+    parts, refused, foreign, seen = list[Part](), dict[int, str](), list[int](), set[int]()
+    for p, values in enumerate(frame.values["parts"]):
+        ids = values["clients"]
+        odd = [c for k, c in enumerate(ids) if c not in asked or c in seen or c in ids[:k]]
+        seen |= set(ids)
+        if odd:  # the rest of such a part is not believed either
+            foreign += odd
+            refused |= dict.fromkeys(
+                (c for c in ids if c in asked), "its update came with those of other clients"
+            )
+            continue
+        try:
+            trees = {kind: frame.trees[f"{kind}/{p}"] for kind in PARTS}
+            parts.append(_part(ids, values, trees, ctx, downloads))
+        except Odd as error:
+            refused |= dict.fromkeys(ids, str(error))
+    gone = set(refused)
+    return [p for p in parts if not gone & set(p.clients)], refused, sorted(set(foreign))
+
+
+def _part(
+    ids: Sequence[int], values: Mapping[str, Any], trees: Mapping[str, Tree], ctx: Context,
+    downloads: Mapping[int, Tree],
+) -> Part:
+    """Return a part on the model's device.
+
+    Raises:
+        Odd: names, shapes, types or rows that the method does not send.
+    """
+    k, (up, extra, told, index) = len(ids), (trees[kind] for kind in PARTS)
+    received = stack([pick(downloads[c], ctx.groups.shared) for c in ids]) if ids else {}
+    _names(up, extra, told, received, ctx)
+    rows: dict[str, Rows] = {}
+    axes, counts = values["rows"], values["counts"]
+    if not axes.keys() == counts.keys() == index.keys() or axes.keys() - up.keys():
+        raise Odd("its update tells of rows of other tensors than it sends")
+    device = ctx.model.device
+    for name, at in index.items():
+        home, axis = received[name], axes[name]
+        if at.dtype != torch.int64 or at.dim() != 2 or len(at) != k or not (
+            -home.dim() < axis < home.dim() - 1
+        ):
+            raise Odd(f"the rows of '{name}' have an index of another form")
+        rows[name] = Rows(at.to(device), axis)
+        number = rows[name].told(home.shape[rows[name].along(home)]).tolist()
+        said = [sent.refusal(name, n, home.shape[rows[name].along(home)]) for n in number]
+        if any(said) or counts[name] != number:
+            raise Odd(f"its update sends {next(filter(None, said), 'other rows than it counts')}")
+    for name, v in up.items():
+        shape = list(received[name].shape)
+        if name in rows:
+            shape[rows[name].along(received[name])] = rows[name].index.shape[1]
+        if list(v.shape) != shape or v.dtype != received[name].dtype:
+            raise Odd(f"'{name}' is {list(v.shape)} {v.dtype}, not {shape}")
+    for name, v in extra.items():
+        if v.dim() == 0 or len(v) != k:
+            raise Odd(f"'{name}' has no row for each client")
+    for name, v in told.items():
+        if v.shape != (k,) or v.dtype != torch.float64:
+            raise Odd(f"'{name}' is not a number for each client")
+    there = {n: {m: v.to(device) for m, v in tree.items()} for n, tree in
+             (("up", up), ("extra", extra), ("received", received))}
+    return Part(
+        tuple(ids), there["up"], told[WEIGHT], there["extra"],
+        {n.removeprefix(METRIC): v for n, v in told.items() if n != WEIGHT}, there["received"],
+        rows, dict(counts),
+    )
+
+
+def _names(up: Tree, extra: Tree, told: Tree, received: Tree, ctx: Context) -> None:
+    """Refuse tensors and numbers that the method does not declare."""
+    stray = sorted(set(up) - set(received))
+    allowed = set(matching(extra, ctx.extras)) - set(ctx.groups.server)
+    stray += sorted(set(extra) - allowed)
+    metrics = [n.removeprefix(METRIC) for n in told if n != WEIGHT]
+    stray += sorted(set(metrics) - set(matching(metrics, ctx.metrics)))
+    if stray:
+        raise Odd(f"its update has tensors that the method does not send: {stray[:4]}")
+    if WEIGHT not in told:
+        raise Odd("its update has no weight")
+
+
+def weigh(part: Part, max_norm: float) -> dict[int, str]:
+    """Return why updates of single clients are refused: what is not finite, weights, norms."""
+    out: dict[int, str] = {}
+    for k, client in enumerate(part.clients):
+        tree = {n: v[k] for n, v in (part.params | part.extras).items()}
+        bad, weight = first_non_finite(tree), float(part.weight[k])
+        if bad is not None:
+            out[client] = f"update '{bad}' is not finite"
+        elif not 0 <= weight < math.inf:
+            out[client] = f"its weight is {weight}"
+    if max_norm:
+        for client, norm in zip(part.clients, _norms(part), strict=True):
+            if norm > max_norm:
+                out.setdefault(client, f"its update has norm {norm:.3g}, above {max_norm:g}")
+    return out
+
+
+def _norms(part: Part) -> list[float]:
+    dense = part.arrive()
+    total: Tensor = torch.zeros(len(dense), dtype=torch.float64)
+    for name, v in dense.params.items():
+        gap = v.double().cpu() - dense.received[name].double().cpu()
+        total += gap.reshape(len(dense), -1).square().sum(1)
+    norms: list[float] = total.sqrt().tolist()
+    return norms
+
+
+def without(part: Part, refused: Mapping[int, str]) -> Part | None:
+    """Return a part without some of its clients; None where nobody is left."""
+    stay = [k for k, c in enumerate(part.clients) if c not in refused]
+    if len(stay) == len(part.clients):
+        return part
+    if not stay:
+        return None
+    at = torch.tensor(stay, dtype=torch.int64)
+
+    def cut(tree: Tree) -> Tree:
+        return {n: v[at.to(v.device)] for n, v in tree.items()}
+
+    return replace(
+        part, clients=tuple(part.clients[k] for k in stay), params=cut(part.params),
+        weight=part.weight[at], extras=cut(part.extras), metrics=cut(part.metrics),
+        received=cut(part.received),
+        rows={n: Rows(r.index[at.to(r.index.device)], r.axis) for n, r in part.rows.items()},
+        counts={n: [row[k] for k in stay] for n, row in part.counts.items()},
+    )
+
+
+def outvoted(parts: Sequence[Part]) -> dict[int, str]:
+    """Return why clients are refused whose extras or rows do not stack with most others'."""
+    forms = [_form(part.extras) for part in parts]
+    votes: Counter[Form] = Counter()
+    for part, form in zip(parts, forms, strict=True):
+        votes[form] += len(part.clients)
+    most = max(votes, key=lambda form: votes[form], default=())
+    axes: dict[str, int] = {}
+    out: dict[int, str] = {}
+    for part, form in zip(parts, forms, strict=True):
+        along = {n: rows.along(part.params[n]) for n, rows in part.rows.items()}
+        if form != most:
+            out |= dict.fromkeys(part.clients, "its extras have another form than the others'")
+        elif any(axes.setdefault(n, axis) != axis for n, axis in along.items()):
+            out |= dict.fromkeys(part.clients, "its rows lie along another axis than the others'")
+    return out
+
+
+def _form(tree: Tree) -> Form:
+    return tuple(sorted(((n, v.dtype, tuple(v.shape[1:])) for n, v in tree.items()),
+                        key=lambda leaf: leaf[0]))

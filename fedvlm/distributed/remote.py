@@ -1,0 +1,412 @@
+"""The server's side: an engine whose clients live at sites (``federation.engine.Engine``).
+
+The loop stays the driver's; a round's work and the numbers of personal models are asked for by
+frames. Of its clients the server keeps the versions that it accepted, and nothing else.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedvlm.core.errors import ConfigError, DivergedError, FedvlmError, QuorumError
+from fedvlm.core.trees import Tree
+from fedvlm.distributed.carriers import Carrier
+from fedvlm.distributed.facts import facts, likeness, odd_facts
+from fedvlm.distributed.policy import Policy, outvoted, read_parts, weigh, without
+from fedvlm.distributed.schema import numbered
+from fedvlm.distributed.store import AwayStore
+from fedvlm.distributed.wire import Frame, WireError, pack, unpack
+from fedvlm.evaluation.scores import ABSENT
+from fedvlm.federation.aggregation.arrival import Part
+from fedvlm.federation.clients import Clients
+from fedvlm.federation.context import Context
+from fedvlm.federation.engine import MakeContext, RoundWork
+from fedvlm.federation.rounds import Federation
+from fedvlm.federation.server import Measure, Question, Roster, Row
+from fedvlm.federation.trainer import Trainer
+
+ANSWERS = {"hello": "welcome", "work": "worked", "evaluate": "evaluated", "forget": "forgot"}
+PAUSE = 0.2  # seconds between looks for sites that are not there yet
+
+
+@dataclass
+class RemoteEngine:
+    """Clients at sites.
+
+    Args:
+        carrier: brings frames there and back.
+        config: the run's, as far as it moves numbers (plain JSON values).
+        chunk: clients stacked at once, at every site.
+        policy: about sites that do not answer well.
+        run_id: digest of this very run: sites keep its states under it.
+        say: hears what went wrong, a sentence each.
+
+    Attributes:
+        home: the site of each client.
+        counts: what the sites said of their clients' images.
+        met, data: what each site said that it is; digests of its data.
+        sites: each client's site as a number, in the carrier's order.
+        refusals: rounds in a row in which something of a site was refused.
+        excluded: sites that are asked no more.
+        traffic: bytes of frames, ``down`` and ``up``.
+    """
+
+    carrier: Carrier
+    config: Mapping[str, Any]
+    chunk: int = 8
+    policy: Policy = field(default_factory=Policy)
+    run_id: str = field(default_factory=lambda: secrets.token_hex(16))
+    say: Callable[[str], None] = lambda words: None
+    home: dict[int, str] = field(default_factory=dict)
+    counts: dict[int, dict[str, Any]] = field(default_factory=dict)
+    met: dict[str, dict[str, str]] = field(default_factory=dict)
+    data: dict[str, str] = field(default_factory=dict)
+    sites: Sequence[int] = ()
+    refusals: Counter[str] = field(default_factory=Counter)
+    excluded: set[str] = field(default_factory=set)
+    traffic: Counter[str] = field(default_factory=Counter)
+    here: ClassVar[bool] = False
+    _like: str = ""
+
+    # ---- handshake ---------------------------------------------------------------------------
+    def meet(self, clients: int, seconds: float = 60.0) -> None:
+        """Ask every site who it is, until all clients have a home.
+
+        Raises:
+            ConfigError: a site's config differs (it names the keys), two sites claim a client, or
+                clients are nowhere after ``seconds``.
+        """
+        until = time.monotonic() + seconds
+        while True:
+            hello = Frame("hello", {
+                "run": self.run_id, "nonce": secrets.token_hex(8), "config": dict(self.config),
+            })
+            here = self.carrier.sites()
+            for site, reply in self._ask({s: hello for s in here if s not in self.met}).items():
+                if isinstance(reply, str):
+                    raise ConfigError(f"site {site} cannot take part: {reply}")
+                self._welcome(site, reply)
+            lacking = sorted(set(range(clients)) - set(self.home))
+            if not lacking:
+                break
+            if time.monotonic() >= until:
+                raise ConfigError(
+                    f"no site has clients {lacking[:8]}; there are {', '.join(self.met) or 'none'}"
+                )
+            time.sleep(PAUSE)
+        order = {site: at for at, site in enumerate(self.carrier.sites())}
+        self.sites = tuple(order[self.home[c]] for c in range(clients))
+
+    def _welcome(self, site: str, reply: Frame) -> None:
+        self.met[site], self.data[site] = dict(reply.values["facts"]), reply.values["data"]
+        for client, count in numbered(reply.values["clients"]).items():
+            if client in self.home:
+                raise ConfigError(f"sites {self.home[client]} and {site} both have client {client}")
+            self.home[client], self.counts[client] = site, count
+
+    def roster(self) -> Roster:
+        """Return what the sites say of their clients; of each one the counts, and nothing else.
+
+        Raises:
+            ConfigError: their counts are of different numbers of classes.
+        """
+        ids = range(len(self.sites))
+        classes = [self.counts[c]["classes"] for c in ids]
+        if len({len(row) for row in classes}) > 1:
+            raise ConfigError("the sites count images of different numbers of classes")
+        train, val, test = (
+            np.array([self.counts[c][n] for c in ids], np.int64) for n in ("train", "val", "test")
+        )
+        return Roster(
+            train, val, test, np.array(classes, np.int64), np.asarray(self.sites, np.int64)
+        )
+
+    def join(self, fed: Federation) -> None:
+        """Let the clients of ``fed`` be at the sites that were met.
+
+        Raises:
+            ConfigError: a site has other versions, tensors, classes or sizes; they are named.
+        """
+        fed.engine, fed.clients.store = self, AwayStore()
+        ours, roster = facts(fed), self.roster()
+        for site, theirs in self.met.items():
+            odd = odd_facts(theirs, ours)
+            if odd:
+                raise ConfigError(f"site {site} cannot take part: it differs in {odd}")
+        for n in ("train", "val", "test", "classes"):
+            if not np.array_equal(getattr(roster, n), getattr(fed.roster, n)):
+                raise ConfigError(f"the sites count other images ({n}) than this run was told")
+        fed.roster = replace(fed.roster, site=roster.site)
+        self._like = likeness(self.config, ours)
+
+    # ---- work --------------------------------------------------------------------------------
+    def run(
+        self, trainer: Trainer, make: MakeContext, downloads: Mapping[int, Tree],
+        clients: Clients, accepted: Mapping[int, int],
+    ) -> RoundWork:
+        """See ``Engine.run``; who does not answer is asked again, then the quorum decides.
+
+        Raises:
+            DivergedError: policy ``abort`` at a site.
+            QuorumError: too few answered.
+            FedvlmError: a site has lost a state that was accepted.
+        """
+        ctx, job = make(sorted(accepted)), _Round(downloads, dict(accepted))
+        floor = getattr(clients.store, "floor", {})
+        for attempt in range(self.policy.retries + 1):
+            if attempt:
+                time.sleep(self.policy.wait)
+            self._attempt(ctx, job, floor, attempt + 1)
+            if not [c for c in job.missing if self.home[c] not in self.excluded]:
+                break
+        self._judge(ctx.round, job)
+        if len(job.missing) > len(accepted) - self.policy.needed(len(accepted)):
+            raise QuorumError(
+                f"round {ctx.round}: {len(job.missing)} of {len(accepted)} clients did not answer "
+                f"({_listing(job.why[c] for c in job.missing)}), and the quorum is "
+                f"{self.policy.quorum:g}; the state of round {ctx.round - 1} is kept: the same "
+                "command goes on there"
+            )
+        return job.work(ctx.round, self.sites)
+
+    def _attempt(
+        self, ctx: Context, job: _Round, floor: Mapping[int, int], attempt: int
+    ) -> None:
+        """Ask the sites of the clients that are missing, and take what is right."""
+        job.why |= {c: f"{self.home[c]}: excluded" for c in job.missing
+                    if self.home[c] in self.excluded}
+        versions = {c: job.accepted[c] for c in job.missing if self.home[c] not in self.excluded}
+        oldest = {c: min(floor.get(c, 0), v) for c, v in versions.items()}
+        trips = self._trips("work", ctx.round, versions, job.downloads, lambda ids: {
+            "floor": {str(c): oldest[c] for c in ids}, "seconds": float(self.policy.deadline),
+        })
+        replies = self._ask(trips)
+        for site in sorted(trips, key=lambda s: self.carrier.sites().index(s)):
+            reply, ids = replies[site], [int(c) for c in trips[site].values["accepted"]]
+            if isinstance(reply, str):
+                job.why |= dict.fromkeys(ids, f"{site}: {reply}")
+                self.say(f"round {ctx.round}, attempt {attempt}: {site}: {reply}")
+                continue
+            self._take(ctx, job, site, reply, ids)
+
+    def _take(
+        self, ctx: Context, job: _Round, site: str, reply: Frame, ids: Sequence[int]
+    ) -> None:
+        """Take the updates of an answer that keep the contract."""
+        values = reply.values
+        for counters in (values["counters"], values["towers"]):
+            job.counters.update(counters)
+        parts, refused, foreign = read_parts(reply, ctx, job.downloads, ids)
+        dropped = numbered(values["dropped"])
+        foreign += sorted(set(dropped) - set(ids))
+        if foreign:
+            self.say(
+                f"round {ctx.round}: {site} answers for clients {foreign[:8]}, for which it was "
+                "not asked, or twice: ignored"
+            )
+            job.guilty.add(site)
+        for part in parts:
+            said = weigh(part, self.policy.max_norm)
+            refused |= said
+            rest = without(part, said)
+            if rest is not None:
+                job.parts.append((site, rest))
+        job.refuse(site, refused)
+        job.dropped |= {c: f"{site}: {why}" for c, why in dropped.items() if c in ids}
+        job.missing -= {*dropped, *refused, *(c for part in parts for c in part.clients)}
+
+    def _judge(self, round_: int, job: _Round) -> None:
+        """Leave out what does not stack with most others; exclude who is refused all the time."""
+        odd = outvoted([part for _, part in job.parts])
+        for site in {self.home[c] for c in odd}:
+            job.refuse(site, {c: why for c, why in odd.items() if self.home[c] == site})
+        left = [(site, without(part, odd)) for site, part in job.parts]
+        job.parts = [(site, part) for site, part in left if part is not None]
+        for client, why in job.refused.items():
+            self.say(f"round {round_}: the update of client {client} is refused ({why})")
+        asked = {self.home[c] for c in job.accepted} - self.excluded
+        for site in sorted(asked):
+            self.refusals[site] = self.refusals[site] + 1 if site in job.guilty else 0
+            if self.refusals[site] >= self.policy.refusals:
+                self.excluded.add(site)
+                self.say(
+                    f"round {round_}: {site} is excluded from now on: refused "
+                    f"{self.refusals[site]} rounds in a row"
+                )
+
+    # ---- evaluation --------------------------------------------------------------------------
+    def rows(
+        self, question: Question, measure: Measure, here: Callable[[], Iterable[Row]]
+    ) -> Iterable[Row]:
+        """See ``Engine.rows``: from the sites; logits stay there.
+
+        Raises:
+            QuorumError: too few answered.
+        """
+        return self._rows(question, measure, "personal")
+
+    def template(self, measure: Measure, clients: Sequence[int]) -> list[Row]:
+        """Return the rows of the model as it comes (``ClientMeter.template``)."""
+        none: dict[int, Tree] = {c: {} for c in clients}
+        return self._rows(Question(0, clients, none, dict.fromkeys(clients, 0)), measure,
+                          "template")
+
+    def _rows(self, question: Question, measure: Measure, model: str) -> list[Row]:
+        plain = {n: v for n, v in asdict(measure).items() if n != "keep_logits"}
+        rows: dict[int, Row] = {}
+        missing, why = set(question.clients), dict[int, str]()
+        for attempt in range(self.policy.retries + 1):
+            if attempt:
+                time.sleep(self.policy.wait)
+            versions = {c: question.versions.get(c, 0) for c in missing
+                        if self.home[c] not in self.excluded}
+            trips = self._trips(
+                "evaluate", question.round, versions, question.downloads,
+                lambda ids: {"tune": question.tune, "model": model, "measure": plain},
+            )
+            for site, reply in self._ask(trips).items():
+                ids = {int(c) for c in trips[site].values["accepted"]}
+                if isinstance(reply, str):
+                    why |= dict.fromkeys(ids, f"{site}: {reply}")
+                    self.say(f"numbers of round {question.round}, {site}: {reply}")
+                    continue
+                rows |= {r["client"]: r for r in reply.values["rows"] if r["client"] in ids}
+            missing -= rows.keys()
+            if not [c for c in missing if self.home[c] not in self.excluded]:
+                break
+        total = len(question.clients)
+        if len(missing) > total - self.policy.needed(total) or (missing and not rows):
+            raise QuorumError(
+                f"round {question.round}: no numbers of {len(missing)} of {total} clients "
+                f"({_listing(why.get(c, f'{self.home[c]}: excluded') for c in missing)}), and the "
+                f"quorum is {self.policy.quorum:g}; what was saved is kept, and the same command "
+                "goes on there"
+            )
+        return [rows.get(c) or _absent(c, next(iter(rows.values()))) for c in question.clients]
+
+    # ---- frames ------------------------------------------------------------------------------
+    def _trips(
+        self, op: str, round_: int, versions: Mapping[int, int], downloads: Mapping[int, Tree],
+        more: Callable[[Sequence[int]], dict[str, Any]],
+    ) -> dict[str, Frame]:
+        """Return a request for each site; what several clients receive travels there once.
+
+        Args:
+            more: values of a request for these clients.
+        """
+        out: dict[str, Frame] = {}
+        for site in dict.fromkeys(self.home[c] for c in sorted(versions)):
+            ids = [c for c in sorted(versions) if self.home[c] == site]
+            refs: dict[tuple[tuple[str, int], ...], str] = {}
+            trees, down = dict[str, Tree](), dict[str, str]()
+            for c in ids:
+                mark = tuple((n, id(v)) for n, v in downloads[c].items())
+                down[str(c)] = ref = refs.setdefault(mark, str(len(refs)))
+                trees[f"down/{ref}"] = downloads[c]
+            out[site] = Frame(op, {
+                "run": self.run_id, "like": self._like, "nonce": secrets.token_hex(8),
+                "round": round_, "accepted": {str(c): versions[c] for c in ids}, "down": down,
+                **more(ids),
+            }, trees)
+        return out
+
+    def forget(self, keep: Mapping[int, int]) -> None:
+        """Let the sites delete their clients' states but the versions named (0: all)."""
+        frames = {}
+        for site in sorted({self.home[c] for c in keep}):
+            ids = [c for c in sorted(keep) if self.home[c] == site]
+            frames[site] = Frame("forget", {
+                "run": self.run_id, "like": self._like, "nonce": secrets.token_hex(8),
+                "keep": {str(c): keep[c] for c in ids},
+            })
+        for site, reply in self._ask(frames).items():
+            if isinstance(reply, str):
+                self.say(f"{site} did not forget: {reply}")
+
+    def _ask(self, frames: Mapping[str, Frame]) -> dict[str, Frame | str]:
+        """Return each site's answer, or why there is none that fits.
+
+        Raises:
+            DivergedError, FedvlmError: a failure at a site that ends the run.
+        """
+        sent = {site: pack(frame) for site, frame in frames.items()}
+        self.traffic["down"] += sum(map(len, sent.values()))
+        replies = self.carrier.ask(sent, self.policy.deadline) if sent else {}
+        return {
+            site: self._read(site, frames[site], replies.get(site, "no answer")) for site in frames
+        }
+
+    def _read(self, site: str, asked: Frame, data: bytes | str) -> Frame | str:
+        if isinstance(data, str):
+            return data
+        self.traffic["up"] += len(data)
+        try:
+            reply = unpack(data)
+        except WireError as error:
+            return str(error)
+        values = reply.values
+        if reply.op == "failed" and values["nonce"] in ("", asked.values["nonce"]):
+            if values["kind"] == "diverged":
+                raise DivergedError(f"{site}: {values['text']}")
+            if values["kind"] == "lost":
+                raise FedvlmError(f"{site}: {values['text']}")
+            return str(values["text"])
+        if values["nonce"] != asked.values["nonce"]:
+            return "a late answer to another request"
+        if reply.op != ANSWERS[asked.op] or values.get("round") != asked.values.get("round"):
+            return "an answer to another question"
+        return reply
+
+
+@dataclass
+class _Round:
+    """A round's work as far as it came in."""
+
+    downloads: Mapping[int, Tree]
+    accepted: dict[int, int]
+    parts: list[tuple[str, Part]] = field(default_factory=list)
+    dropped: dict[int, str] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+    why: dict[int, str] = field(default_factory=dict)
+    guilty: set[str] = field(default_factory=set)
+    counters: Counter[str] = field(default_factory=Counter)
+    missing: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        """Wait for everybody."""
+        self.missing = set(self.accepted)
+
+    def refuse(self, site: str, why: Mapping[int, str]) -> None:
+        """Note whose updates are not taken."""
+        self.refused |= {c: f"{site}: {words}" for c, words in why.items()}
+        if why:
+            self.guilty.add(site)
+
+    def work(self, round_: int, sites: Sequence[int]) -> RoundWork:
+        """Return the round's work, parts in the order of the sites."""
+        parts = sorted((part for _, part in self.parts), key=lambda part: sites[part.clients[0]])
+        clients = [c for part in parts for c in part.clients]
+        lost = {c: self.why.get(c, "no answer") for c in sorted(self.missing)}
+        return RoundWork(
+            dict.fromkeys(clients, round_), parts, self.dropped | self.refused | lost,
+            self.counters,
+        )
+
+
+def _absent(client: int, like: Row) -> Row:
+    """Return the row of a client whose site did not answer."""
+    none: Row = dict.fromkeys(like)
+    return none | {"client": client, "n": 0, "correct": 0, ABSENT: 1}
+
+
+def _listing(words: Iterable[str]) -> str:
+    return "; ".join(sorted(set(words)))[:300]
+
+

@@ -1,0 +1,148 @@
+"""What the frames of ``fedvlm-wire/1`` hold, by op: their values and the names of their trees.
+
+Whoever reads a frame may rely on it: types, ranges and names are those listed here, and nothing
+else is there. Whether a client exists, or a tensor has the right shape, is for the reader to say.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+MOST_CLIENTS, MOST_TEXT = 10**9, 2000
+Check = Callable[[Any], bool]
+_ID = re.compile(r"0|[1-9]\d{0,8}")
+
+
+def whole(low: int = 0, high: int = 2**53) -> Check:
+    """Return the check of a whole number in a range."""
+    return lambda v: type(v) is int and low <= v <= high
+
+
+def text(pattern: str = r"[\s\S]*", most: int = MOST_TEXT) -> Check:
+    """Return the check of a text of which all matches."""
+    shape = re.compile(pattern)
+    return lambda v: isinstance(v, str) and len(v) <= most and shape.fullmatch(v) is not None
+
+
+def flag(v: Any) -> bool:
+    """Check a truth value."""
+    return isinstance(v, bool)
+
+
+def number(v: Any) -> bool:
+    """Check a finite number, or nothing."""
+    return v is None or type(v) is int or (type(v) is float and math.isfinite(v))
+
+
+def each(check: Check, most: int = MOST_CLIENTS) -> Check:
+    """Return the check of a list."""
+    return lambda v: isinstance(v, list) and len(v) <= most and all(map(check, v))
+
+
+def by(key: Check, value: Check) -> Check:
+    """Return the check of a mapping."""
+    return lambda v: isinstance(v, dict) and all(key(k) and value(x) for k, x in v.items())
+
+
+def record(fields: Mapping[str, Check]) -> Check:
+    """Return the check of a mapping with exactly these keys."""
+    return lambda v: (
+        isinstance(v, dict) and v.keys() == fields.keys() and all(fields[k](v[k]) for k in fields)
+    )
+
+
+def setting(v: Any) -> bool:
+    """Check a value of a config: a scalar, or a list of such."""
+    return number(v) or isinstance(v, (bool, str)) or (isinstance(v, list) and all(map(setting, v)))
+
+
+def row(v: Any) -> bool:
+    """Check a client's row of numbers."""
+    return by(name, number)(v) and whole()(v.get("client"))
+
+
+name = text(r"[^\x00-\x1f\x7f]+", 500)
+client = text(_ID.pattern, 9)
+hexes = text(r"[0-9a-f]{8,64}", 64)
+versions = by(client, whole())
+_where = {"run": hexes, "like": hexes, "nonce": hexes}
+_trip = {**_where, "round": whole(), "accepted": versions, "down": by(client, text(r"\d{1,9}"))}
+_back = {"nonce": hexes, "round": whole()}
+PARTS = ("up", "extra", "told", "rows")  # trees of a part
+PART = {
+    "clients": each(whole(0, MOST_CLIENTS)), "rows": by(name, whole(-16, 16)),
+    "counts": by(name, each(whole())),
+}
+MEASURE = {
+    "split": text("test|val"), "finetuned": flag, "cross": flag, "away": flag, "calibration": flag,
+    "confusion": flag,
+}
+COUNTS = {"train": whole(), "val": whole(), "test": whole(), "classes": each(whole(), 10**6)}
+
+VALUES: Mapping[str, Mapping[str, Check]] = {
+    "hello": {"run": hexes, "nonce": hexes, "config": by(name, setting)},
+    "welcome": {
+        "nonce": hexes, "facts": by(name, text()), "clients": by(client, record(COUNTS)),
+        "data": hexes,
+    },
+    "work": {**_trip, "floor": versions, "seconds": number},
+    "worked": {
+        **_back, "parts": each(record(PART)), "dropped": by(client, text()),
+        "counters": by(name, whole()), "towers": by(name, whole()),
+    },
+    "evaluate": {
+        **_trip, "tune": flag, "model": text("personal|template"), "measure": record(MEASURE),
+    },
+    "evaluated": {**_back, "rows": each(row)},
+    "forget": {**_where, "keep": versions},
+    "forgot": {"nonce": hexes},
+    "failed": {"nonce": text("|[0-9a-f]{8,64}", 64), "kind": text("[a-z]+", 20), "text": text()},
+}
+TREES: Mapping[str, re.Pattern[str]] = {
+    "work": re.compile(r"down/\d{1,9}"), "evaluate": re.compile(r"down/\d{1,9}"),
+    "worked": re.compile(r"(up|extra|told|rows)/\d{1,9}"),
+}
+
+
+def misfit(op: str, values: Any, trees: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return what of a frame does not fit its op; empty: nothing.
+
+    Values of the other side are not quoted: they could be anything.
+    """
+    if op not in VALUES:
+        return "its op is none of " + ", ".join(VALUES)
+    fields = VALUES[op]
+    if not isinstance(values, dict) or values.keys() != fields.keys():
+        return f"'{op}' has {', '.join(fields)}, no more and no less"
+    bad = [key for key, check in fields.items() if not check(values[key])]
+    if bad:
+        return f"'{bad[0]}' of '{op}' is not what it has to be"
+    for tree, leaves in trees.items():
+        if op not in TREES or not TREES[op].fullmatch(tree):
+            return f"'{op}' has a tree that does not belong there"
+        if not all(map(name, leaves)):
+            return f"'{op}' has a tensor without a proper name"
+    if op in ("work", "evaluate"):
+        if values["accepted"].keys() != values["down"].keys():
+            return f"'{op}' names other clients in 'down' than in 'accepted'"
+        if {f"down/{ref}" for ref in values["down"].values()} != trees.keys():
+            return f"'{op}' names downloads that are not there, or brings others"
+    if op == "work":
+        accepted, floor, round_ = values["accepted"], values["floor"], values["round"]
+        if any(v >= round_ for v in accepted.values()):
+            return "'work' starts from a version that is not older than its round"
+        if accepted.keys() != floor.keys() or any(floor[c] > v for c, v in accepted.items()):
+            return "'floor' of 'work' is above 'accepted', or of other clients"
+    if op == "worked":
+        parts = range(len(values["parts"]))
+        if {f"{kind}/{p}" for p in parts for kind in PARTS} != trees.keys():
+            return "'worked' has other trees than its parts say"
+    return ""
+
+
+def numbered(values: Mapping[str, Any]) -> dict[int, Any]:
+    """Return a mapping by client with the clients as numbers, ascending."""
+    return {int(c): values[c] for c in sorted(values, key=int)}

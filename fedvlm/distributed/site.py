@@ -1,0 +1,245 @@
+"""A site: the clients whose data lie here. It answers frames; how they come is not its business.
+
+Every answer is a function of the frame and the site's disk. What leaves is what a method's clients
+upload and declare, counts, and rows of numbers; personal tensors, images, logits and paths do not,
+and neither do the texts of errors that this room did not write: they could quote any of these.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedvlm.core.errors import DivergedError, FedvlmError
+from fedvlm.core.trees import Tree, matching
+from fedvlm.distributed.facts import digest, facts, likeness, odd_keys
+from fedvlm.distributed.schema import numbered
+from fedvlm.distributed.store import LostState, SiteStore, opened
+from fedvlm.distributed.wire import Frame, WireError, pack, unpack
+from fedvlm.evaluation.meter import ClientMeter
+from fedvlm.federation.aggregation.arrival import Part
+from fedvlm.federation.groups import SERVER, SHARED
+from fedvlm.federation.rounds import Federation
+from fedvlm.federation.server import Measure, Question, Row, only_numbers
+
+WEIGHT = "weight"  # among a part's numbers; metrics are ``metric/<name>``
+METRIC = "metric/"
+_TOLD = re.compile(r"round \d+, client \d+: [^\n]{1,200}? is not finite")  # ``Context.fail``
+_WORD = re.compile(r"[A-Za-z_]{1,40}")
+
+
+class Refused(FedvlmError):
+    """What this site does not do; the sentence may leave it."""
+
+
+class Site:
+    """Holds the model, the data of its clients and their states; ``answer`` is all it offers.
+
+    Args:
+        federation: the run as this site sees it: its batcher and meter serve ``clients``.
+        clients: whose data are here.
+        folder: for their states.
+        config: the run's, as far as it moves numbers (plain JSON values).
+        data: digest of the site's data; by default of its counts.
+        say: hears what is for the site's own log.
+    """
+
+    def __init__(
+        self, federation: Federation, clients: Sequence[int], folder: Path,
+        config: Mapping[str, Any], data: str = "",
+        say: Callable[[str], None] = lambda words: None,
+    ) -> None:
+        self.federation, self.clients, self.folder = federation, sorted(clients), folder
+        self.config, self.data, self.say = dict(config), data, say
+        self.facts = facts(federation)
+        self.like = likeness(self.config, self.facts)
+        self._ops = {
+            "hello": self._hello, "work": self._work, "evaluate": self._evaluate,
+            "forget": self._forget,
+        }
+
+    def answer(self, data: bytes) -> bytes:
+        """Return the reply to a message; what goes wrong is a reply, too."""
+        nonce = ""
+        try:
+            frame = unpack(data)
+            nonce = str(frame.values.get("nonce", ""))
+            if frame.op not in self._ops:
+                raise Refused(f"a site is not asked for '{frame.op}'")
+            return pack(self._ops[frame.op](frame))
+        except Exception as error:
+            return pack(Frame("failed", {"nonce": nonce} | self._failure(error)))
+
+    def _failure(self, error: Exception) -> dict[str, str]:
+        """Return kind and text of a failure as they may leave; the log gets all of it."""
+        self.say(f"{type(error).__name__}: {error}")
+        if isinstance(error, (WireError, Refused)):
+            return {"kind": "refused", "text": str(error)[:500]}
+        if isinstance(error, LostState):
+            return {"kind": "lost", "text": str(error)[:500]}
+        if isinstance(error, DivergedError):
+            return {"kind": "diverged", "text": _told(str(error))}
+        name = type(error).__name__ if _WORD.fullmatch(type(error).__name__) else "an error"
+        return {"kind": "failed", "text": f"{name} at the site; what it says is in the site's log"}
+
+    # ---- ops ---------------------------------------------------------------------------------
+    def _hello(self, frame: Frame) -> Frame:
+        """Say what this site is: facts, its clients and how many images they hold.
+
+        Raises:
+            Refused: the server's config differs; the keys are named.
+        """
+        odd = odd_keys(self.config, frame.values["config"])
+        if odd:
+            raise Refused(f"the config differs in {odd}")
+        roster = self.federation.roster
+        counts = {
+            str(c): {
+                "train": int(roster.train[c]), "val": int(roster.val[c]),
+                "test": int(roster.test[c]), "classes": roster.classes[c].tolist(),
+            } for c in self.clients
+        }
+        return Frame("welcome", {
+            "nonce": frame.values["nonce"], "facts": self.facts, "clients": counts,
+            "data": self.data or digest(counts),
+        })
+
+    def _work(self, frame: Frame) -> Frame:
+        """Train clients from exactly the accepted versions; keep what is theirs, send the rest."""
+        fed, values = self.federation, frame.values
+        accepted, downloads = self._addressed(frame)
+        worked = {c for c, version in accepted.items() if version}
+        round_, towers = values["round"], Counter(fed.model.counters)
+        with self._states(values["run"], accepted) as store:
+            done = fed.engine.run(
+                fed.trainer, lambda some: fed.context(some, round_, worked), downloads,
+                fed.clients, accepted,
+            )
+            store.keep(numbered(values["floor"]))
+        trees: dict[str, Tree] = {}
+        for p, part in enumerate(done.parts):
+            trees |= {f"{kind}/{p}": tree for kind, tree in _trees(part).items()}
+        return Frame("worked", {
+            "nonce": values["nonce"], "round": round_,
+            "parts": [_values(part) for part in done.parts],
+            "dropped": {str(c): _told(why) for c, why in done.dropped.items()},
+            "counters": _counts(done.counters),
+            "towers": _counts({n: v - towers[n] for n, v in fed.model.counters.items()}),
+        }, trees)
+
+    def _evaluate(self, frame: Frame) -> Frame:
+        """Measure personal models, or the model as it comes; only numbers leave."""
+        fed, values = self.federation, frame.values
+        measure = Measure(**values["measure"])
+        if values["model"] == "template":  # nothing of the run is in it
+            self._like(frame)
+            ids = list(numbered(values["accepted"]))
+            self._mine(ids)
+            if not isinstance(fed.meter, ClientMeter):
+                raise Refused("this site measures no model as it comes")
+            rows: list[Row] = only_numbers(fed.meter.template(measure, ids), ids)
+        else:
+            accepted, downloads = self._addressed(frame)
+            ids = list(accepted)
+            question = Question(values["round"], ids, downloads, accepted, values["tune"])
+            with self._states(values["run"], accepted):
+                rows = only_numbers(fed.measured(question, measure), ids)
+        back = {"nonce": values["nonce"], "round": values["round"]}
+        return Frame("evaluated", back | {"rows": rows})
+
+    def _forget(self, frame: Frame) -> Frame:
+        """Delete states but those named."""
+        self._like(frame)
+        keep = numbered(frame.values["keep"])
+        self._mine(keep)
+        with opened(self.folder, frame.values["run"], self.federation.model.device) as store:
+            store.forget(keep)
+        return Frame("forgot", {"nonce": frame.values["nonce"]})
+
+    # ---- checks ------------------------------------------------------------------------------
+    def _addressed(self, frame: Frame) -> tuple[dict[int, int], dict[int, Tree]]:
+        """Return whom a request names: their accepted versions and downloads.
+
+        Raises:
+            Refused: other clients, tensors that no server sends, another config.
+        """
+        self._like(frame)
+        values = frame.values
+        accepted = numbered(values["accepted"])
+        self._mine(accepted)
+        device = self.federation.model.device
+        trees = {ref.removeprefix("down/"): self._download({n: v.to(device) for n, v in t.items()})
+                 for ref, t in frame.trees.items()}
+        return accepted, {c: trees[ref] for c, ref in numbered(values["down"]).items()}
+
+    def _like(self, frame: Frame) -> None:
+        if frame.values["like"] != self.like:
+            raise Refused("the request is of a run with another config, model or version")
+
+    def _mine(self, ids: Iterable[int]) -> None:
+        stray = sorted(set(ids) - set(self.clients))
+        if stray:
+            raise Refused(f"clients {stray[:8]} are not at this site")
+
+    def _download(self, tree: Tree) -> Tree:
+        """Return a download, if it is of names, shapes and types that a server sends."""
+        fed = self.federation
+        names = fed.groups.names(SHARED, SERVER)
+        extras = set(matching(tree, fed.trainer.extras_down))
+        stray = [n for n in tree if n not in names and n not in extras]
+        if stray:
+            raise Refused(f"a download holds {len(stray)} tensor(s) that the method does not send")
+        lost = [n for n in fed.groups.server if n not in tree]
+        odd = [n for n in names if n in tree and (
+            tree[n].shape != fed.p0[n].shape or tree[n].dtype != fed.p0[n].dtype)]
+        if lost or odd:
+            raise Refused(f"'{(lost + odd)[0]}' of a download is not there, or of another form")
+        return tree
+
+    @contextmanager
+    def _states(self, run: str, accepted: Mapping[int, int]) -> Iterator[SiteStore]:
+        """Hold the run's states, with those that the server accepted among them."""
+        clients = self.federation.clients
+        before = clients.store
+        with opened(self.folder, run, self.federation.model.device) as store:
+            for words in store.damage:
+                self.say(words)
+            store.require(accepted)
+            clients.store = store
+            try:
+                yield store
+            finally:
+                clients.store = before
+
+
+def _told(words: str) -> str:
+    """Return what of a message about numbers may leave: round, client and tensor."""
+    match = _TOLD.match(words)
+    return match[0] if match else "a number is not finite"
+
+
+def _counts(counters: Mapping[str, int]) -> dict[str, int]:
+    return {n: int(v) for n, v in counters.items() if v > 0}
+
+
+def _trees(part: Part) -> dict[str, Tree]:
+    """Return the tensors of a part as they travel."""
+    return {
+        "up": part.params, "extra": part.extras,
+        "told": {WEIGHT: part.weight} | {METRIC + n: v for n, v in part.metrics.items()},
+        "rows": {n: rows.index for n, rows in part.rows.items()},
+    }
+
+
+def _values(part: Part) -> dict[str, Any]:
+    """Return the plain values of a part as they travel."""
+    return {
+        "clients": list(part.clients), "rows": {n: rows.axis for n, rows in part.rows.items()},
+        "counts": {n: [int(k) for k in counts] for n, counts in part.counts.items()},
+    }
+
+

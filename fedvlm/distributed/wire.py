@@ -1,0 +1,133 @@
+"""Frames, ``fedvlm-wire/1``: one safetensors file in memory, no pickle, nothing is executed.
+
+A frame is an op, plain values (``schema``) and named trees. The values and the layout of the trees
+are JSON in the file's metadata; tensors travel as they are, in every type that safetensors has.
+Equal tensors (the very same memory) travel once. Any carrier takes a frame as bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+
+from fedvlm.core.errors import FedvlmError
+from fedvlm.core.trees import Tree
+from fedvlm.distributed.schema import misfit
+
+WIRE = "fedvlm-wire/1"
+LIMIT = 1 << 31  # bytes of a frame
+HEADER = 1 << 26  # bytes of its header
+_KEY = "fedvlm"
+_PLACE = 8  # bytes that say how long the header is
+
+
+class WireError(FedvlmError):
+    """A message that is no frame of this version; the sentence quotes nothing of it."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """An op (or its answer), its plain values, and trees by name."""
+
+    op: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    trees: Mapping[str, Tree] = field(default_factory=dict)
+
+
+def pack(frame: Frame) -> bytes:
+    """Return the frame as bytes.
+
+    Raises:
+        WireError: it does not fit its op, or is too large.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    places: dict[tuple[object, ...], str] = {}
+    layout: dict[str, dict[str, str]] = {}
+    for tree, leaves in frame.trees.items():
+        layout[tree] = {}
+        for name, value in leaves.items():
+            v = value.detach()
+            mark = (v.device, v.data_ptr(), v.shape, v.stride(), v.dtype)
+            if mark not in places or not v.numel():
+                places[mark] = f"t{len(tensors)}"
+                tensors[places[mark]] = v.to("cpu", copy=True).contiguous()
+            layout[tree][name] = places[mark]
+    _fit(frame.op, frame.values, frame.trees)
+    head = {"wire": WIRE, "op": frame.op, "values": dict(frame.values), "layout": layout}
+    data: bytes = safetensors.torch.save(tensors, {_KEY: json.dumps(head, allow_nan=False)})
+    _size(data)
+    return data
+
+
+def unpack(data: bytes) -> Frame:
+    """Return the frame; its tensors are copies of their own, laid out as new ones are.
+
+    Raises:
+        WireError: no frame, one of another version, or one that does not fit its op.
+    """
+    _size(data)
+    try:
+        head = _head(data)
+        if head["wire"] != WIRE:
+            raise WireError(f"this side speaks {WIRE}, the other another version: update one")
+        tensors = {key: v.clone() for key, v in safetensors.torch.load(data).items()}
+        layout = head["layout"]
+        trees = {
+            str(tree): {str(name): tensors[key] for name, key in leaves.items()}
+            for tree, leaves in layout.items()
+        }
+        loose = tensors.keys() - {key for leaves in layout.values() for key in leaves.values()}
+        op, values = head["op"], head["values"]
+    except (
+        SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError,
+        OverflowError, MemoryError, RuntimeError,
+    ) as error:
+        raise WireError(f"a message is not a fedvlm frame ({type(error).__name__})") from None
+    if loose or not isinstance(op, str) or head.keys() != {"wire", "op", "values", "layout"}:
+        raise WireError("a message is not a fedvlm frame (its header does not fit its tensors)")
+    _fit(op, values, trees)
+    return Frame(op, values, trees)
+
+
+def _head(data: bytes) -> dict[str, Any]:
+    """Return the header; JSON that says a key twice, or a number that is none, is refused."""
+    size = int.from_bytes(data[:_PLACE], "little")
+    if size > min(HEADER, len(data) - _PLACE):
+        raise ValueError("header")
+    outer = _parse(data[_PLACE : _PLACE + size].decode())
+    head = _parse(outer["__metadata__"][_KEY])
+    if not isinstance(head, dict):
+        raise TypeError("header")
+    return head
+
+
+def _parse(words: str) -> Any:
+    return json.loads(words, object_pairs_hook=_once, parse_constant=_no_number)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        raise ValueError("a key twice")
+    return out
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError("not a number")
+
+
+def _fit(op: str, values: Any, trees: Mapping[str, Tree]) -> None:
+    said = misfit(op, values, trees)
+    if said:
+        raise WireError(f"a frame does not fit {WIRE}: {said}")
+
+
+def _size(data: bytes) -> None:
+    if len(data) > LIMIT:
+        raise WireError(f"a message of {len(data)} bytes is above the limit of {LIMIT}")

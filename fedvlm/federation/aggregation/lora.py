@@ -1,0 +1,157 @@
+"""LoRA by name (``PEFT.LORA_AVG``): what of it travels, and what a server makes of the factors.
+
+A layer is W + s B A with s = alpha / rank. mean(B) mean(A) is not mean(B A); the rules differ in
+what they do about that. All sums run in float64 over stacked factors ``A [K, r, in]``, ``B [K,
+out, r]``; no matrix ``[out, in]`` is made where the rule does not need one. Clients of lower rank
+(``PEFT.RANKS``) have zeros behind it, which is what padding means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedvlm.core.trees import Tree, in_double
+from fedvlm.models.towers.adapters import (
+    DELTA,
+    FACTOR_A,
+    FACTOR_B,
+    LORA,
+    PRIVATE_LORA,
+    delta_of,
+    sites,
+)
+
+
+@dataclass(frozen=True)
+class LoraRule:
+    """A value of ``PEFT.LORA_AVG``.
+
+    Attributes:
+        source: the paper.
+        steady: factors of two rounds, and of two clients, compare number by number.
+        mean: it is a weighted mean, or a correction of one: no other rule by name, no server
+            optimiser.
+        folds: the server adds to the frozen layers (``<tower>.delta.*``, group ``server``).
+        turns: one factor is trained and sent in a round, the other rests.
+    """
+
+    source: str
+    steady: bool = True
+    mean: bool = False
+    folds: bool = False
+    turns: bool = False
+
+
+RULES: Mapping[str, LoraRule] = {
+    "factors": LoraRule("FedIT: Zhang et al., Towards Building the Federated GPT, ICASSP 2024"),
+    "freeze_a": LoraRule("FFA-LoRA: Sun et al., ICLR 2024"),
+    "product_svd": LoraRule("FlexLoRA: Bai et al., NeurIPS 2024", steady=False, mean=True),
+    "by_norm": LoraRule("HetLoRA: Cho et al., EMNLP 2024", mean=True),
+    "fair": LoraRule("LoRA-FAIR: Bian et al., ICCV 2025", mean=True),
+    "residual": LoraRule("FedEx-LoRA: Singhal et al., ACL 2025", mean=True, folds=True),
+    "stack": LoraRule("FLoRA: Wang et al., NeurIPS 2024", steady=False, mean=True, folds=True),
+    "share_a": LoraRule("FedSA-LoRA: Guo et al., ICLR 2025"),
+    "alternate": LoraRule("RoLoRA: Chen et al., NeurIPS 2025", turns=True),
+}
+
+
+def shared_sites(names: Iterable[str]) -> list[str]:
+    """Return the sites whose A is in ``names``, private LoRA aside."""
+    return sites({n: torch.empty(0) for n in names if PRIVATE_LORA not in n})
+
+
+def stacked(params: Tree, site: str, share: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Return L ``[out, K r]`` and R ``[K r, in]`` with L R = sum_k p_k B_k A_k, in float64.
+
+    Source: Wang et al., FLoRA, NeurIPS 2024, Eq. 5.
+    """
+    a, b = in_double(params[site + FACTOR_A]), in_double(params[site + FACTOR_B])
+    p = torch.tensor(list(share), dtype=torch.float64).to(b.device)[:, None, None]
+    return (p * b).permute(1, 0, 2).flatten(1), a.flatten(0, 1)
+
+
+def fair(params: Tree, share: Sequence[float], mean: Mapping[str, Tensor], ridge: float) -> Tree:
+    """Return the corrected factors B' of all sites.
+
+    With M = sum_k p_k B_k A_k and the means A, B: B' = B + (M - B A) A^T (A A^T + lambda I)^-1, the
+    minimum of |M - (B + D) A|^2 + lambda |D|^2 over D. Source: Bian et al., LoRA-FAIR, ICCV 2025,
+    Eq. 7, with squared distance in the place of cosine similarity, which has this closed form.
+
+    Args:
+        mean: the means of A and B, no client axis.
+    """
+    out: Tree = {}
+    for site in sites(mean):
+        a, b = in_double(mean[site + FACTOR_A]), in_double(mean[site + FACTOR_B])
+        left, right = stacked(params, site, share)
+        gram = a @ a.mT
+        gap = left @ (right @ a.mT) - b @ gram
+        more = torch.linalg.solve(gram + ridge * torch.eye(len(a)).to(gram), gap, left=False)
+        out[site + FACTOR_B] = (b + more).to(mean[site + FACTOR_B])
+    return out
+
+
+def residual(
+    params: Tree, share: Sequence[float], old: Mapping[str, Tensor], new: Mapping[str, Tensor]
+) -> Tree:
+    """Return ``<tower>.delta.*``: what it was, plus sum_k p_k B_k A_k - B A.
+
+    So that the server's layer is the mean of the clients', whatever the stored factors are rounded
+    to. Source: Singhal et al., FedEx-LoRA, ACL 2025, Eq. 8.
+
+    Args:
+        old: the changes before.
+        new: the factors A and B that clients go on from.
+    """
+    out = folded(params, share, old)
+    for site in sites(new):
+        a, b = in_double(new[site + FACTOR_A]), in_double(new[site + FACTOR_B])
+        name = delta_of(site)
+        out[name] -= b @ a
+    return {n: v.to(old[n]) for n, v in out.items()}
+
+
+def folded(params: Tree, share: Sequence[float], old: Mapping[str, Tensor]) -> Tree:
+    """Return ``<tower>.delta.*`` plus sum_k p_k B_k A_k, in float64 (FLoRA)."""
+    out: Tree = {}
+    for name in (n for n in old if DELTA in n):
+        left, right = stacked(params, name.replace(DELTA, LORA), share)
+        out[name] = in_double(old[name]) + left @ right
+    return out
+
+
+def product_norms(params: Tree) -> Tensor:
+    """Return the length ``[K]`` of every client's B A, all sites as one vector, in float64.
+
+    |B A|^2 = sum((B^T B) * (A A^T)). Source: Cho et al., HetLoRA, EMNLP 2024, 4.3.
+    """
+    square = []
+    for site in sites(params):
+        a, b = in_double(params[site + FACTOR_A]), in_double(params[site + FACTOR_B])
+        square.append(((b.mT @ b) * (a @ a.mT)).sum((1, 2)))
+    return torch.stack(square).sum(0).clamp_min(0).sqrt().cpu()
+
+
+def norm_weights(params: Tree, weights: Sequence[float]) -> list[float]:
+    """Return weights in proportion to ``product_norms``; as they are where all norms are zero.
+
+    A client of weight zero (without samples) stays at zero.
+    """
+    norms = [n if w > 0 else 0.0
+             for n, w in zip(product_norms(params).tolist(), weights, strict=True)]
+    return norms if sum(norms) > 0 else list(weights)
+
+
+def fresh(like: Mapping[str, Tensor], generator: torch.Generator) -> Tree:
+    """Return factors to start again from: A uniform in +-1/sqrt(in), B zero."""
+    out: Tree = {}
+    for site in sites(like):
+        a, b = like[site + FACTOR_A], like[site + FACTOR_B]
+        draw = torch.rand(a.shape, generator=generator) * 2 - 1
+        out[site + FACTOR_A] = (draw * a.shape[-1] ** -0.5).to(a)
+        out[site + FACTOR_B] = torch.zeros_like(b)
+    return out

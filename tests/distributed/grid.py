@@ -1,0 +1,199 @@
+"""A small federation twice: in this process, and over frames at two sites that see their own data.
+
+The backbone is one; models, methods, batchers and states are each side's own. Training images of
+clients of the other site are not numbers at a site, and the server has counts only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedvlm.check.compare import copy_fed
+from fedvlm.check.world import BASE, BATCH, NEW, Setup, World
+from fedvlm.core.trees import State
+from fedvlm.distributed.carriers import InProcess
+from fedvlm.distributed.policy import Policy
+from fedvlm.distributed.remote import RemoteEngine
+from fedvlm.distributed.site import Site
+from fedvlm.distributed.store import SiteStore
+from fedvlm.evaluation import ClientMeter
+from fedvlm.federation.batches import IndexSplit
+from fedvlm.federation.engine import LocalEngine
+from fedvlm.federation.local.images import Absent
+from fedvlm.federation.rounds import Event, Federation, FedState, RoundFinished, Whole
+from fedvlm.federation.server import Measure, Row
+from fedvlm.federation.trainer import Trainer
+
+SITES = (0, 0, 1, 1)
+CHUNK = 4
+CONFIG: dict[str, Any] = {"OPTIM.LR": 0.05, "TRAINER.NAME": "any", "FED.ROUNDS": 2, "X.DIR": "/a/b"}
+RUN = "ab" * 16
+NAMES = ("site0", "site1")
+ALL = Measure(cross=True, calibration=True, confusion=True)
+
+
+@dataclass
+class Tests:
+    """What a meter reads beside the images."""
+
+    labels: np.ndarray
+    clients: Sequence[IndexSplit]
+    global_test: np.ndarray
+    new_test: np.ndarray
+    new_classnames: Sequence[str] = NEW
+    others: Sequence[Any] = ()
+
+
+def federation(
+    world: World, trainer: type[Trainer], setup: Setup, site: int | None = None
+) -> Federation:
+    """Return a federation that measures; of one site, if it is given."""
+    splits = list(world.splits)
+    if site is not None:
+        away = tuple(c for c, s in enumerate(SITES) if s != site)
+        none = np.zeros(0, np.int64)
+        for c in away:
+            splits[c] = IndexSplit(none, none, none)
+        setup = replace(setup, splits=splits, poisoned=away)
+    fed = world.federation(trainer, replace(setup, engine=LocalEngine(CHUNK, SITES)))
+    own = [c for c, s in enumerate(SITES) if site in (None, s)]
+    test = np.concatenate([world.splits[c].test for c in range(len(SITES))])
+    tests = Tests(world.labels.numpy(), splits, test, test[: len(BASE)])
+    fed.meter = ClientMeter(
+        fed.model, fed.trainer, fed.batcher.source,  # type: ignore[attr-defined]
+        tests, batch_size=BATCH,
+    )
+    assert own
+    return fed
+
+
+def measured(fed: Federation) -> list[list[Row]]:
+    """Return a list that gets everybody's numbers after each round of ``fed``."""
+    out: list[list[Row]] = []
+
+    def hear(event: Event) -> None:
+        if isinstance(event, RoundFinished):
+            out.append(event.rows(range(len(SITES)), ALL))
+
+    fed.subscribers.append(hear)
+    return out
+
+
+class Tapped(InProcess):
+    """A carrier that keeps all that it carries."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.frames: list[bytes] = []
+
+    def ask(self, frames: Mapping[str, bytes], seconds: float) -> Mapping[str, bytes | str]:
+        out = super().ask(frames, seconds)
+        self.frames += [*frames.values(), *(v for v in out.values() if isinstance(v, bytes))]
+        return out
+
+
+@dataclass
+class Grid:
+    """Two sites and a server, whose parts may be taken down and put up again."""
+
+    world: World
+    trainer: type[Trainer]
+    folder: Path
+    setup: Setup = field(default_factory=lambda: Setup(rounds=2))
+    policy: Policy = field(default_factory=lambda: Policy(wait=0))
+    carrier: InProcess = field(init=False)
+    sites: dict[str, Site] = field(init=False)
+    said: list[str] = field(default_factory=list)
+    logs: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Put the sites up."""
+        self.carrier = Tapped()
+        self.restart()
+
+    def restart(self) -> None:
+        """Put the sites up anew, from what is on their disks."""
+        self.sites = {
+            name: Site(
+                federation(self.world, self.trainer, self.setup, s),
+                [c for c, at in enumerate(SITES) if at == s], self.folder / name, CONFIG,
+                say=self.logs.append,
+            ) for s, name in enumerate(NAMES)
+        }
+        self.carrier.answers = {name: site.answer for name, site in self.sites.items()}
+
+    def server(self) -> tuple[Federation, RemoteEngine]:
+        """Return a server that knows counts only, and has met its sites."""
+        fed = federation(self.world, self.trainer, self.setup)
+        fed.meter = None
+        fed.batcher = Absent(fed.roster, BATCH, "the server")
+        engine = RemoteEngine(
+            self.carrier, CONFIG, CHUNK, self.policy, RUN, say=self.said.append
+        )
+        engine.meet(len(SITES), 0)
+        engine.join(fed)
+        return fed, engine
+
+    def clients(self, versions: dict[int, int]) -> dict[int, State]:
+        """Return the clients' states as they lie on the sites' disks."""
+        out: dict[int, State] = {}
+        for name, site in self.sites.items():
+            fed = site.federation
+            fed.clients.store = SiteStore(self.folder / name, RUN, torch.device("cpu"))
+            ids = [c for c in site.clients if versions.get(c)]
+            out |= fed.clients.read(ids, versions)
+        return out
+
+    def private(self, slots: Sequence[str] = ()) -> dict[str, Tensor]:
+        """Return all that has to stay at the sites, by what it is.
+
+        The personal tensors of all versions on their disks, all tensors of ``slots``, and the
+        clients' training images.
+        """
+        out: dict[str, Tensor] = {}
+        for name, site in self.sites.items():
+            store = SiteStore(self.folder / name, RUN, torch.device("cpu"))
+            mine = set(site.federation.groups.personal)
+            for client, version in store.records.rows():
+                ((_, state),) = store.get([client], [version])
+                out |= {
+                    f"{slot}/{leaf} of client {client}, round {version}": v
+                    for slot, tree in state.items() for leaf, v in tree.items()
+                    if leaf in mine or slot in slots
+                }
+        for c, split in enumerate(self.world.splits):
+            for i in split.train.tolist():
+                out[f"pixels of image {i} of client {c}"] = self.world.pixels[i]
+                out[f"features of image {i} of client {c}"] = self.world.features[i]
+        return out
+
+    def whole(self, fed: Federation, state: FedState) -> Whole:
+        """Return the state with the clients' tensors of the sites."""
+        server = fed.read(state)
+        return replace(server, clients=server.clients | self.clients(state.versions))
+
+
+def local(world: World, trainer: type[Trainer], setup: Setup) -> tuple[Whole, list[list[Row]]]:
+    """Return the end of the same run in this process, and its numbers."""
+    fed = federation(world, trainer, setup)
+    rows = measured(fed)
+    return copy_fed(fed.read(fed.run())), rows
+
+
+def leaks(private: Mapping[str, Tensor], frames: Sequence[bytes]) -> list[str]:
+    """Return which private values lie in a frame, byte by byte, also in single precision.
+
+    Constant tensors (a mask of ones, a start of zeros) tell nothing and are passed over.
+    """
+    everything = b"\n".join(frames)
+    return [
+        what for what, v in private.items() if v.numel() > 3 and v.double().std() > 0
+        and any(w.contiguous().numpy().tobytes() in everything for w in (v, v.float()))
+    ]

@@ -1,0 +1,315 @@
+"""What goes wrong between a server and its sites: what happens, and what is said.
+
+The table of faults of the engine's design: a run in which nothing is lost for good ends with the
+bits of a run without a fault; whatever is left out is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedvlm.check.compare import same_fed
+from fedvlm.check.disk import read_state, write_state
+from fedvlm.check.world import Setup, World
+from fedvlm.core.errors import ConfigError, DivergedError, FedvlmError, QuorumError
+from fedvlm.core.trees import Tree
+from fedvlm.distributed.carriers import InProcess
+from fedvlm.distributed.policy import Policy
+from fedvlm.distributed.wire import Frame, pack, unpack
+from fedvlm.evaluation.scores import notes
+from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.rounds import FedState, RoundFinished, Whole
+from tests.distributed.grid import CONFIG, RUN, Grid, federation, local, measured
+
+Out = dict[str, "bytes | str"]
+ROUNDS = Setup(rounds=3)
+METHOD = load_trainer("apfl")  # two models and a number at each client
+KEEP_ON = Policy(wait=0, quorum=0.5, retries=0)
+
+
+class Faulty(InProcess):
+    """A carrier that does something to the answers of each piece of work."""
+
+    def __init__(self, fault: Callable[[Faulty, int, int, Out], Out]) -> None:
+        super().__init__({})
+        self.fault, self.attempts, self.old = fault, dict[int, int](), dict[int, Out]()
+
+    def ask(self, frames: Mapping[str, bytes], seconds: float) -> Mapping[str, bytes | str]:
+        out = dict(super().ask(frames, seconds))
+        asked = [unpack(data) for data in frames.values()]
+        if asked[0].op != "work":
+            return self.fault(self, -1, 1, out)
+        round_ = asked[0].values["round"]
+        self.attempts[round_] = self.attempts.get(round_, 0) + 1
+        self.old[round_] = dict(out)
+        return self.fault(self, round_, self.attempts[round_], out)
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World()
+
+
+@pytest.fixture(scope="module")
+def whole(world: World) -> Whole:
+    """The end of the run in which nothing goes wrong."""
+    return local(world, METHOD, ROUNDS)[0]
+
+
+class Outcome:
+    """A run over a faulty carrier."""
+
+    def __init__(
+        self, world: World, folder: Path, fault: Any, policy: Policy | None = None,
+        setup: Setup = ROUNDS,
+    ) -> None:
+        self.grid = Grid(world, METHOD, folder, setup, policy or Policy(wait=0))
+        self.grid.carrier = self.carrier = Faulty(fault)
+        self.grid.restart()
+        self.fed, self.engine = self.grid.server()
+        self.dropped: dict[int, dict[int, str]] = {}
+        self.states: list[FedState] = []
+        self.fed.subscribers.append(self.hear)
+        self.fed.savers.append(self.states.append)
+
+    def hear(self, event: object) -> None:
+        if isinstance(event, RoundFinished):
+            self.dropped[event.round] = event.dropped
+
+    def end(self) -> Whole:
+        return self.grid.whole(self.fed, self.fed.run())
+
+
+def edited(data: bytes | str, change: Callable[[dict[str, Tree], dict[str, Any]], None]) -> bytes:
+    """Return an answer with something changed in it."""
+    assert isinstance(data, bytes)
+    frame = unpack(data)
+    trees = {name: dict(tree) for name, tree in frame.trees.items()}
+    values: dict[str, Any] = dict(frame.values)
+    change(trees, values)
+    return pack(Frame(frame.op, values, trees))
+
+
+def once(new: Callable[[Faulty, Out], bytes | str], site: str = "site1") -> Any:
+    """Return the fault of the second round's first answer of a site."""
+
+    def fault(carrier: Faulty, round_: int, attempt: int, out: Out) -> Out:
+        return out | {site: new(carrier, out)} if (round_, attempt) == (2, 1) else out
+
+    return fault
+
+
+def foreign(trees: dict[str, Tree], values: dict[str, Any]) -> None:
+    """Answer for client 0, which is at the other site, with a great weight."""
+    p = len(values["parts"])
+    trees |= {f"{kind}/{p}": trees[f"{kind}/0"] for kind in ("up", "extra", "told", "rows")}
+    trees[f"told/{p}"] = {n: v * 1e9 for n, v in trees["told/0"].items()}
+    values["parts"] = [*values["parts"], {**values["parts"][0], "clients": [0, 1]}]
+
+
+@pytest.mark.parametrize(("fault", "said"), [
+    (once(lambda carrier, out: "no answer within 5 s"), "site1: no answer within 5 s"),
+    (once(lambda carrier, out: carrier.old[1]["site1"]), "a late answer to another request"),
+    (once(lambda carrier, out: b"\0" * 64), "a message is not a fedvlm frame"),
+    (once(lambda carrier, out: edited(out["site1"], foreign)), "answers for clients [0, 1]"),
+])  # fmt: skip
+def test_what_can_be_asked_again_moves_no_bit(
+    world: World, whole: Whole, tmp_path: Path, fault: Any, said: str
+) -> None:
+    run = Outcome(world, tmp_path, fault)
+    same_fed(run.end(), whole, said)
+    assert len(run.grid.said) == 1 and said in run.grid.said[0]
+    assert not any(run.dropped.values())
+
+
+def test_sites_that_start_anew_between_rounds_move_no_bit(
+    world: World, whole: Whole, tmp_path: Path
+) -> None:
+    def fault(carrier: Faulty, round_: int, attempt: int, out: Out) -> Out:
+        if round_ > 0:
+            run.grid.restart()
+        return out
+
+    run = Outcome(world, tmp_path, lambda *given: given[-1])
+    run.carrier.fault = fault
+    same_fed(run.end(), whole, "sites started anew")
+    assert run.grid.said == []
+
+
+def away(carrier: Faulty, round_: int, attempt: int, out: Out) -> Out:
+    """The second site is gone from the second round on."""
+    gone = round_ >= 2 or (round_ < 0 and 2 in carrier.attempts)
+    return {s: "not connected" if gone and s == "site1" else data for s, data in out.items()}
+
+
+def test_below_the_quorum_the_run_stops_and_goes_on_from_the_round_before(
+    world: World, whole: Whole, tmp_path: Path
+) -> None:
+    run = Outcome(world, tmp_path, away)
+    with pytest.raises(QuorumError, match="round 2: 2 of 4 clients did not answer") as told:
+        run.end()
+    assert "site1: not connected" in str(told.value) and "round 1 is kept" in str(told.value)
+    assert QuorumError.exit_code == 6 and run.carrier.attempts[2] == 3
+    run.carrier.fault = lambda *given: given[-1]
+    run.grid.restart()
+    fed, _ = run.grid.server()
+    same_fed(run.grid.whole(fed, fed.run(run.states[-1])), whole, "gone on after the quorum")
+
+
+def test_above_the_quorum_the_others_go_on(world: World, tmp_path: Path) -> None:
+    run = Outcome(world, tmp_path, away, KEEP_ON)
+    numbers = measured(run.fed)
+    end = run.end()
+    assert [row["accuracy"] is None for row in numbers[-1]] == [False, False, True, True]
+    assert end.worked == {0: 3, 1: 3, 2: 1, 3: 1}
+    assert run.dropped[2] == dict.fromkeys((2, 3), "site1: not connected")
+    assert notes(numbers[-1])[0] == ("2 clients (2, 3) whose site did not answer: in no number")
+
+
+def nan(trees: dict[str, Tree], values: dict[str, Any]) -> None:
+    name = next(iter(trees["up/0"]))
+    trees["up/0"][name] = trees["up/0"][name].clone()
+    trees["up/0"][name][0] = torch.nan
+
+
+def shape(trees: dict[str, Tree], values: dict[str, Any]) -> None:
+    trees["up/0"] = {n: v.unsqueeze(-1) for n, v in trees["up/0"].items()}
+
+
+def personal(trees: dict[str, Tree], values: dict[str, Any]) -> None:
+    trees["up/0"]["personal.secret"] = torch.zeros(2, 3)
+
+
+def extra(trees: dict[str, Tree], values: dict[str, Any]) -> None:
+    trees["extra/0"]["data.images"] = torch.zeros(2, 3)
+
+
+def number(trees: dict[str, Tree], values: dict[str, Any]) -> None:
+    trees["told/0"]["metric/labels"] = torch.zeros(2, dtype=torch.float64)
+
+
+def negative(trees: dict[str, Tree], values: dict[str, Any]) -> None:
+    trees["told/0"]["weight"] = torch.tensor([-1.0, 2.0], dtype=torch.float64)
+
+
+def far(trees: dict[str, Tree], values: dict[str, Any]) -> None:
+    trees["up/0"] = {n: v + torch.tensor([1e6, 0.0]).view(2, *[1] * (v.dim() - 1)).to(v.dtype)
+                     for n, v in trees["up/0"].items()}
+
+
+def unlike(trees: dict[str, Tree], values: dict[str, Any]) -> None:
+    trees["rows/0"] = {"nothing": torch.zeros(2, 1, dtype=torch.int64)}
+
+
+@pytest.mark.parametrize(("change", "lost", "said"), [
+    (nan, 1, "is not finite"), (shape, 2, "torch.float64, not ["), (negative, 1, "weight is -1"),
+    (personal, 2, "that the method does not send: ['personal.secret']"),
+    (extra, 2, "['data.images']"), (number, 2, "['labels']"), (unlike, 2, "rows of other tensors"),
+    (far, 1, "above 100"),
+])  # fmt: skip
+def test_a_bad_update_is_left_out_by_name_and_its_client_goes_back(
+    world: World, tmp_path: Path, change: Any, lost: int, said: str
+) -> None:
+    fault = once(lambda carrier, out: edited(out["site1"], change))
+    run = Outcome(world, tmp_path, fault, Policy(wait=0, max_norm=100.0), Setup(rounds=2))
+    end = run.end()
+    assert len(run.dropped[2]) == lost and all(said in why for why in run.dropped[2].values())
+    assert all(why.startswith("site1: ") for why in run.dropped[2].values())
+    assert [end.worked[c] for c in sorted(run.dropped[2])] == [1] * lost
+    assert len(run.grid.said) == lost and all(said in words for words in run.grid.said)
+    assert run.carrier.attempts[2] == 1  # asking again would give the same
+
+
+def test_a_site_that_is_refused_three_times_in_a_row_is_asked_no_more(
+    world: World, tmp_path: Path
+) -> None:
+    def fault(carrier: Faulty, round_: int, attempt: int, out: Out) -> Out:
+        bad = round_ > 0 and "site1" in out
+        return out | {"site1": edited(out["site1"], shape)} if bad else out
+
+    run = Outcome(world, tmp_path, fault, KEEP_ON, Setup(rounds=4))
+    end = run.end()
+    assert "site1 is excluded from now on: refused 3 rounds in a row" in run.grid.said[-1]
+    assert run.dropped[4] == dict.fromkeys((2, 3), "site1: excluded")
+    assert end.worked == {0: 4, 1: 4}
+
+
+def test_a_state_that_is_gone_stops_the_run_and_is_not_made_anew(
+    world: World, tmp_path: Path
+) -> None:
+    def fault(carrier: Faulty, round_: int, attempt: int, out: Out) -> Out:
+        for path in (tmp_path / "site1" / RUN).glob("s*.safetensors") if round_ == 1 else ():
+            path.write_bytes(path.read_bytes()[:-1])
+        return out
+
+    run = Outcome(world, tmp_path, fault)
+    with pytest.raises(FedvlmError, match="site1: client 2: the state of round 1, which") as told:
+        run.end()
+    assert "restore it from a backup" in str(told.value) and str(tmp_path) not in str(told.value)
+
+
+def test_a_site_with_another_config_is_refused_by_its_keys(world: World, tmp_path: Path) -> None:
+    grid = Grid(world, METHOD, tmp_path)
+    grid.sites["site1"].config = CONFIG | {"OPTIM.LR": 0.01, "X.DIR": "/secret", "NEW": True}
+    with pytest.raises(ConfigError) as told:
+        grid.server()
+    assert str(told.value) == (
+        "site site1 cannot take part: the config differs in NEW (True there, absent here), "
+        "OPTIM.LR (0.01 there, 0.05 here), X.DIR (another value there, another value here)"
+    )
+
+
+def test_sites_of_another_version_or_start_are_refused(world: World, tmp_path: Path) -> None:
+    grid = Grid(world, METHOD, tmp_path)
+    grid.sites["site0"].facts |= {"torch": "1.0", "trained tensors": "ab"}
+    with pytest.raises(ConfigError, match=r"it differs in torch \(1.0 there, .* here\), trained"):
+        grid.server()
+
+
+def test_clients_without_a_site_and_with_two_are_refused(world: World, tmp_path: Path) -> None:
+    grid = Grid(world, METHOD, tmp_path)
+    both = grid.carrier.answers
+    grid.carrier.answers = {"site0": both["site0"]}
+    with pytest.raises(ConfigError, match=r"no site has clients \[2, 3\]; there are site0"):
+        grid.server()
+    grid.carrier.answers = both | {"twin": both["site1"]}
+    with pytest.raises(ConfigError, match="sites site1 and twin both have client 2"):
+        grid.server()
+
+
+def test_a_number_that_is_not_finite_at_a_site_ends_the_run(world: World, tmp_path: Path) -> None:
+    grid = Grid(world, METHOD, tmp_path)
+    fed = federation(world, METHOD, Setup(rounds=2, poisoned=(2,)))
+    grid.sites["site1"].federation = fed
+    server, _ = grid.server()
+    with pytest.raises(DivergedError, match="site1: round 1, client 2: .* is not finite$"):
+        server.run()
+
+
+def test_a_server_that_dies_before_it_saves_goes_on_with_the_same_bits(
+    world: World, whole: Whole, tmp_path: Path
+) -> None:
+    """The sites have worked for two rounds more than the checkpoint knows of."""
+    run = Outcome(world, tmp_path / "grid", lambda *given: given[-1])
+    disk = tmp_path / "server"
+    disk.mkdir()
+
+    def save(state: FedState) -> None:
+        if state.round == 1:
+            write_state(disk, run.fed, state)
+            run.fed.commit(state)
+
+    run.fed.savers.append(save)
+    run.end()
+    saved = b"".join(path.read_bytes() for path in disk.rglob("*.safetensors"))
+    fed, _ = run.grid.server()
+    state = read_state(disk, fed)
+    assert (state.round, state.versions) == (1, dict.fromkeys(range(4), 1))
+    same_fed(run.grid.whole(fed, fed.run(state)), whole, "gone on from the checkpoint")
+    for client in whole.clients.values():  # no tensor of a client is in the server's files
+        assert client["v"]["text.ctx"].numpy().tobytes() not in saved

@@ -1,0 +1,42 @@
+"""Every method over frames: the bits and numbers of the run in this process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedvlm.check.compare import same_fed
+from fedvlm.check.world import World
+from fedvlm.federation.cards import trainer_files
+from fedvlm.federation.discovery import load_trainer
+from tests.distributed.grid import Grid, Tapped, leaks, local, measured
+
+TRAINERS = sorted(trainer_files())
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World()
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_over_frames_every_method_gives_the_same_bits(
+    world: World, name: str, tmp_path: Path
+) -> None:
+    """Two sites that see their own data, a server that sees counts; answers in reverse order.
+
+    No personal tensor of any round and no training image is in any frame.
+    """
+    trainer = load_trainer(name)
+    grid = Grid(world, trainer, tmp_path)
+    whole, rows = local(world, trainer, grid.setup)
+    fed, _ = grid.server()
+    told = measured(fed)
+    state = fed.run()
+    same_fed(grid.whole(fed, state), whole, f"{name} over frames")
+    assert json.dumps(told) == json.dumps(rows)
+    assert grid.said == grid.logs == []
+    assert isinstance(grid.carrier, Tapped)
+    assert leaks(grid.private(), grid.carrier.frames) == []

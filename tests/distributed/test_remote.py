@@ -1,0 +1,80 @@
+"""What a server asks of its sites beside a round's work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedvlm.check.world import World
+from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.distributed.policy import Policy
+from fedvlm.evaluation import ClientMeter
+from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.rounds import Federation, FedState
+from tests.distributed.grid import ALL, RUN, SITES, Grid, federation
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Grid:
+    return Grid(World(), load_trainer("fedper"), tmp_path_factory.mktemp("grid"))
+
+
+@pytest.fixture(scope="module")
+def end(grid: Grid) -> tuple[Federation, FedState]:
+    fed, _ = grid.server()
+    return fed, fed.run()
+
+
+def test_the_model_as_it_comes_is_measured_where_the_images_are(grid: Grid) -> None:
+    _, engine = grid.server()
+    whole = federation(grid.world, grid.trainer, grid.setup).meter
+    assert isinstance(whole, ClientMeter)
+    everybody = range(len(SITES))
+    assert list(engine.template(ALL, everybody)) == list(whole.template(ALL, everybody))
+
+
+def test_the_server_knows_counts_and_sites(grid: Grid) -> None:
+    fed, engine = grid.server()
+    told = engine.roster()
+    assert told.train.tolist() == fed.roster.train.tolist()
+    assert told.classes.tolist() == fed.roster.classes.tolist()
+    assert fed.roster.site.tolist() == list(SITES) and set(engine.data) == set(grid.sites)
+
+
+def test_personal_models_cannot_be_had_from_a_server(end: tuple[Federation, FedState]) -> None:
+    fed, state = end
+    with pytest.raises(FedvlmError, match="personal models stay at their sites"):
+        list(fed.personal(state, [0]))
+    assert fed.read(state).clients == {c: {} for c in range(len(SITES))}
+
+
+def test_sites_forget_what_they_are_told_to(
+    grid: Grid, end: tuple[Federation, FedState]
+) -> None:
+    _, engine = grid.server()
+    places = [grid.folder / site / RUN for site in grid.sites]
+    assert [len(list(p.glob("s*.json"))) for p in places] == [2, 2]  # nothing was settled
+    engine.forget(end[1].versions)
+    assert [len(list(p.glob("s*.json"))) for p in places] == [1, 1]
+    engine.forget(dict.fromkeys(range(len(SITES)), 0))
+    assert [len(list(p.glob("s*"))) for p in places] == [0, 0] and grid.said == []
+
+
+def test_a_quorum_is_a_share() -> None:
+    assert [Policy(quorum=q).needed(10) for q in (0, 0.25, 0.9, 1)] == [0, 3, 9, 10]
+    with pytest.raises(ConfigError, match="a quorum of 90: it is a share of clients, 0 to 1"):
+        Policy(quorum=90)
+
+
+def test_a_server_with_other_counts_than_the_sites_say_does_not_start(
+    grid: Grid, tmp_path: Path
+) -> None:
+    grid.server()
+    counts = grid.sites["site1"].federation.roster.train
+    counts[2] += 1
+    try:
+        with pytest.raises(ConfigError, match=r"the sites count other images \(train\)"):
+            grid.server()
+    finally:
+        counts[2] -= 1

@@ -1,0 +1,164 @@
+"""A site's answers: from the frame and its disk alone, and nothing in them that has to stay."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedvlm.check.world import World
+from fedvlm.core.errors import FedvlmError
+from fedvlm.core.trees import State
+from fedvlm.distributed.site import Site
+from fedvlm.distributed.store import AwayStore, LostState, SiteStore, opened
+from fedvlm.distributed.wire import Frame, pack, unpack
+from fedvlm.federation.discovery import load_trainer
+from tests.distributed.grid import RUN, Grid
+
+CPU = torch.device("cpu")
+MARK = "cd" * 8
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Grid:
+    return Grid(World(), load_trainer("fedper"), tmp_path_factory.mktemp("grid"))
+
+
+def work(site: Site) -> dict[str, Any]:
+    return {"run": RUN, "like": site.like, "nonce": MARK, "round": 1, "accepted": {"0": 0},
+            "floor": {"0": 0}, "down": {"0": "0"}, "seconds": 1.0}
+
+
+def down(site: Site) -> dict[str, torch.Tensor]:
+    return site.federation.downloads(site.federation.start(), 1, [0])[0]
+
+
+def ask(site: Site, op: str, **values: Any) -> Frame:
+    """Ask a site for work with one of its clients, or for what ``values`` say."""
+    if op == "work":
+        frame = Frame(op, work(site) | values, {"down/0": down(site)})
+    else:
+        frame = Frame(op, {"run": RUN, "like": site.like, "nonce": MARK} | values)
+    return unpack(site.answer(pack(frame)))
+
+
+def test_an_answer_is_a_function_of_frame_and_disk(grid: Grid) -> None:
+    site = grid.sites["site0"]
+    first, again = ask(site, "work"), ask(site, "work")
+    assert first.values == again.values and first.op == "worked"
+    for name, tree in first.trees.items():
+        assert all(torch.equal(v, again.trees[name][n]) for n, v in tree.items())
+    assert first.values["parts"][0]["clients"] == [0]
+    assert not set(first.trees["up/0"]) - set(site.federation.groups.shared)
+
+
+@pytest.mark.parametrize(("op", "values", "said"), [
+    ("work", {"like": MARK}, "of a run with another config"),
+    ("work", {"accepted": {"2": 0}, "floor": {"2": 0}, "down": {"2": "0"}}, "clients [2] are not"),
+    ("forget", {"keep": {"3": 0}}, "clients [3] are not"),
+    ("forgot", {}, "a site is not asked for 'forgot'"),
+])  # fmt: skip
+def test_what_a_site_does_not_do_it_refuses(
+    grid: Grid, op: str, values: dict[str, Any], said: str
+) -> None:
+    if op == "forgot":
+        reply = unpack(grid.sites["site0"].answer(pack(Frame("forgot", {"nonce": MARK}))))
+    else:
+        reply = ask(grid.sites["site0"], op, **values)
+    assert reply.op == "failed" and reply.values["kind"] == "refused"
+    assert said in reply.values["text"] and reply.values["nonce"] == MARK
+
+
+@pytest.mark.parametrize("tree", [
+    {"personal.secret": torch.zeros(2)}, {"text.ctx": torch.zeros(3)},
+])  # fmt: skip
+def test_a_download_that_no_server_sends_is_refused(grid: Grid, tree: dict[str, Any]) -> None:
+    site = grid.sites["site0"]
+    reply = unpack(site.answer(pack(Frame("work", work(site), {"down/0": tree}))))
+    assert reply.op == "failed" and reply.values["kind"] == "refused"
+    assert re.search("of another form|does not send", reply.values["text"])
+
+
+def test_what_an_error_says_stays_at_the_site(
+    grid: Grid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, secret = grid.sites["site0"], "/home/anna/patient_0815.png"
+
+    for error in (RuntimeError, FedvlmError):
+        def fail(*given: Any, error: type[Exception] = error, **named: Any) -> None:
+            raise error(f"cannot read {secret}")
+
+        monkeypatch.setattr(site.federation.engine.__class__, "run", fail)
+        data = site.answer(pack(Frame("work", work(site), {"down/0": down(site)})))
+        assert secret.encode() not in data and b"anna" not in data, error
+        reply = unpack(data)
+        assert reply.values["kind"] == "failed" and "the site's log" in reply.values["text"]
+    assert any(secret in words for words in grid.logs)
+
+
+def state(ids: list[int], version: int) -> State:
+    return {"w": {"a": torch.tensor([[100.0 * c + version] for c in ids])}}
+
+
+def put(folder: Path, version: int, ids: list[int], floor: dict[int, int]) -> None:
+    with opened(folder, RUN, CPU) as store:
+        store.put(version, ids, state(ids, version))
+        store.keep(floor)
+
+
+def value(folder: Path, client: int, version: int) -> float:
+    store = SiteStore(folder, RUN, CPU)
+    store.require({client: version})
+    ((_, rows),) = store.get([client], [version])
+    return float(rows["w"]["a"][0, 0])
+
+
+def test_versions_stay_until_the_server_cannot_fall_back(tmp_path: Path) -> None:
+    for version in (1, 2, 3):
+        put(tmp_path, version, [4, 5], {4: max(0, version - 2), 5: 0})
+    assert [value(tmp_path, 5, v) for v in (1, 2, 3)] == [501, 502, 503]
+    put(tmp_path, 4, [4, 5], {4: 3, 5: 3})
+    assert len(list((tmp_path / RUN).glob("s*.json"))) == 2
+    assert [value(tmp_path, 4, v) for v in (3, 4)] == [403, 404]
+    with pytest.raises(LostState, match="client 4: the state of round 2, which the server acc"):
+        value(tmp_path, 4, 2)
+
+
+def test_a_round_that_is_done_again_counts_as_it_was_written_last(tmp_path: Path) -> None:
+    put(tmp_path, 1, [0, 1], {})
+    with opened(tmp_path, RUN, CPU) as store:
+        store.put(1, [1], {"w": {"a": torch.tensor([[7.0]])}})
+        store.keep({})
+    assert value(tmp_path, 0, 1) == 1 and value(tmp_path, 1, 1) == 7
+
+
+def test_a_record_without_its_json_is_nothing_and_goes(tmp_path: Path) -> None:
+    put(tmp_path, 1, [0], {})
+    half = tmp_path / RUN / "s000002.safetensors"
+    half.write_bytes(b"cut")
+    put(tmp_path, 2, [0], {0: 1})
+    assert not half.exists() and value(tmp_path, 0, 1) == 1 and value(tmp_path, 0, 2) == 2
+
+
+def test_forget_leaves_the_version_that_is_named(tmp_path: Path) -> None:
+    for version in (1, 2):
+        put(tmp_path, version, [0, 1], {})
+    with opened(tmp_path, RUN, CPU) as store:
+        store.forget({0: 2, 1: 0})
+    assert value(tmp_path, 0, 2) == 2
+    with opened(tmp_path, RUN, CPU) as store:
+        store.forget({0: 0, 1: 0})
+    assert not list((tmp_path / RUN).glob("s*"))
+
+
+def test_a_server_keeps_versions_and_refuses_tensors() -> None:
+    store = AwayStore()
+    assert store.get([3, 1], [2, 2]) == [([3, 1], {})] and store.floor == {}
+    store.settle({3: 1})
+    store.settle({3: 2})
+    assert store.floor == {3: 1}
+    with pytest.raises(FedvlmError, match="states of clients"):
+        store.put(1, [0], state([0], 1))

@@ -1,0 +1,144 @@
+"""Frames: every type there and back, hostile headers refused in one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedvlm.distributed import wire
+from fedvlm.distributed.schema import VALUES
+from fedvlm.distributed.wire import WIRE, Frame, WireError, pack, unpack
+
+MARK = "ab" * 8
+WORK: dict[str, Any] = {
+    "run": MARK, "like": MARK, "nonce": MARK, "round": 3, "accepted": {"0": 2, "7": 0},
+    "floor": {"0": 1, "7": 0}, "down": {"0": "0", "7": "0"}, "seconds": 60.5,
+}
+FAILED = {"nonce": MARK, "kind": "refused", "text": "no"}
+
+
+def frame(**values: Any) -> Frame:
+    return Frame("work", WORK | values, {"down/0": {"text.ctx": torch.randn(2, 3)}})
+
+
+def crafted(head: Any, **tensors: torch.Tensor) -> bytes:
+    text = head if isinstance(head, str) else json.dumps(head)
+    return safetensors.torch.save(tensors, {"fedvlm": text})
+
+
+HEAD = {"wire": WIRE, "op": "failed", "values": FAILED, "layout": {}}
+
+
+@pytest.mark.parametrize("kind", [
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int64,
+    torch.uint8, torch.bool,
+])  # fmt: skip
+def test_every_type_comes_back_bit_by_bit(kind: torch.dtype) -> None:
+    tree = {
+        "x": torch.tensor([[0, 1], [1, 0]]).to(kind), "scalar": torch.tensor(1).to(kind),
+        "empty": torch.zeros(0, 3, dtype=kind), "turned": torch.ones(2, 3).to(kind).mT,
+    }
+    back = unpack(pack(Frame("work", WORK, {"down/0": tree}))).trees["down/0"]
+    assert list(back) == list(tree)
+    for name, v in tree.items():
+        assert back[name].dtype == v.dtype and back[name].shape == v.shape
+        assert torch.equal(back[name], v) and back[name].is_contiguous()
+
+
+def test_numbers_that_are_none_travel_in_tensors_and_equal_memory_travels_once() -> None:
+    big = torch.full((100_000,), torch.nan)
+    values = WORK | {"down": {"0": "0", "7": "1"}}
+    one = pack(Frame("work", values, {"down/0": {"a": big, "b": big}, "down/1": {"a": big}}))
+    assert len(one) < 1.5 * big.nbytes
+    back = unpack(one).trees
+    assert all(bool(back[t][n].isnan().all()) for t, n in (("down/0", "b"), ("down/1", "a")))
+    big.zero_()  # the frame is a copy
+    assert bool(unpack(one).trees["down/0"]["a"].isnan().all())
+
+
+def test_halves_of_one_tensor_are_two() -> None:
+    rows = torch.arange(4.0).reshape(2, 2)
+    back = unpack(pack(Frame("work", WORK, {"down/0": {"a": rows[0], "b": rows[1]}})))
+    assert back.trees["down/0"]["b"].tolist() == [2.0, 3.0]
+
+
+@pytest.mark.parametrize("values", [
+    {"round": -1}, {"round": True}, {"round": 2.0}, {"nonce": "../../x"}, {"run": ""},
+    {"accepted": {"0": 3, "7": 0}}, {"accepted": {"00": 2, "7": 0}}, {"accepted": {"-1": 0}},
+    {"floor": {"0": 2, "7": 1}}, {"floor": {}}, {"down": {"0": "0"}},
+    {"down": {"0": "1", "7": "0"}}, {"seconds": float("inf")}, {"seconds": "soon"}, {"extra": 1},
+])  # fmt: skip
+def test_values_that_do_not_fit_are_refused_on_both_sides(values: dict[str, Any]) -> None:
+    with pytest.raises(WireError, match="does not fit"):
+        pack(frame(**values))
+    text = json.dumps({"wire": WIRE, "op": "work", "values": WORK | values,
+                       "layout": {"down/0": {"a": "t0"}}})
+    with pytest.raises(WireError):
+        unpack(crafted(text, t0=torch.zeros(1)))
+
+
+@pytest.mark.parametrize("data", [
+    b"", b"\x00" * 64, b"\xff" * 64, (2**60).to_bytes(8, "little") + b"{}",
+    crafted("[" * 100_000), crafted("{}"), crafted("[]"), crafted(HEAD | {"wire": "fedvlm-wire/2"}),
+    crafted(HEAD | {"op": 3}), crafted(HEAD | {"op": "exec"}), crafted(HEAD | {"more": 1}),
+    crafted(HEAD | {"layout": {"up/0": {"a": "t9"}}}), crafted(HEAD | {"layout": {"up/0": 3}}),
+    crafted(HEAD, t0=torch.zeros(1)), crafted(HEAD | {"layout": {"up/0": {}}}),
+    crafted(json.dumps(HEAD).replace('"kind"', '"text": "twice", "kind"')),
+    crafted(json.dumps(HEAD).replace('"no"', "NaN")),
+    crafted(json.dumps(HEAD).replace('"no"', "9" * 5000)),
+    safetensors.torch.save({"t0": torch.zeros(1)}), safetensors.torch.save({}, {"other": "{}"}),
+])  # fmt: skip
+def test_hostile_messages_are_refused_in_one_short_sentence(data: bytes) -> None:
+    with pytest.raises(WireError) as told:
+        unpack(data)
+    assert len(str(told.value)) < 200 and "\n" not in str(told.value)
+
+
+def test_a_frame_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = pack(frame())
+    monkeypatch.setattr(wire, "LIMIT", len(data) - 1)
+    for work in (lambda: unpack(data), lambda: pack(frame())):
+        with pytest.raises(WireError, match="above the limit"):
+            work()
+
+
+@settings(max_examples=60, deadline=None)
+@given(at=st.integers(0, 10**6), new=st.binary(max_size=12), cut=st.integers(0, 40))
+def test_a_damaged_frame_is_read_or_refused(at: int, new: bytes, cut: int) -> None:
+    data = bytearray(GOOD)
+    place = at % len(data)
+    data[place : place + len(new)] = new
+    whole = bytes(data[: len(data) - cut])
+    try:
+        back = unpack(whole)
+    except WireError:
+        return
+    assert back.op == "work" and back.trees.keys() == {"down/0"}
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=4,
+)  # fmt: skip
+
+
+@settings(max_examples=25, deadline=None)
+@given(op=st.sampled_from([*VALUES, "x"]), values=JUNK, layout=JUNK)
+def test_any_header_is_read_or_refused(op: str, values: Any, layout: Any) -> None:
+    """Whole headers of the right op with one value of chance are tried as well."""
+    fields = list(VALUES.get(op, {}))
+    for said in (values, dict.fromkeys(fields, values)):
+        text = json.dumps({"wire": WIRE, "op": op, "values": said, "layout": layout})
+        with contextlib.suppress(WireError):
+            assert unpack(crafted(text, t0=torch.zeros(1))).op == op
+
+
+GOOD = pack(frame())

@@ -1,0 +1,66 @@
+"""The pages of ``docs/`` keep their word: what stands there runs, and shows what it shows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import BLOCK, Session, blocks, pages, read, shown
+
+ELSEWHERE = {
+    "python.md": "run by tests/api/test_page.py",
+    "architecture.md": "signatures, not programs",
+    "results.md": "what was measured, and took hours",
+}
+PAGES = [p for p in pages() if p.name not in ELSEWHERE]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty current folder; variables that a page sets are gone afterwards."""
+    monkeypatch.chdir(tmp_path)
+    before = set(os.environ)
+    yield tmp_path
+    for name in set(os.environ) - before:
+        del os.environ[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_block_runs(page: Path, folder: Path) -> None:
+    Session(page).run()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_command_is_read_by_its_parser(page: Path, folder: Path) -> None:
+    for block in blocks(page):
+        if block.title:
+            Path(block.title).write_text(block.text, encoding="utf-8")
+        for command in block.commands if block.language == "sh" else []:
+            read(command)
+
+
+def test_every_block_has_a_known_language_and_reasons_are_given() -> None:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert text.count("\n```") == 2 * len(BLOCK.findall(text)), f"{page.name}: an open block"
+        known = {"sh", "python", "text", "yaml", "json", "csv"}
+        assert {b.language for b in blocks(page)} <= known, page.name
+    every = [b for p in pages() for b in blocks(p)]
+    assert len([b for b in every if b.language == "sh" and not b.why]) > 20
+    assert all(len(b.why) > 5 for b in every if b.why)
+
+
+def test_a_page_that_lies_is_caught(folder: Path) -> None:
+    page = folder / "page.md"
+    page.write_text("```sh\necho 12 apples\n```\n```text\n3 apples\n```\n")
+    Session(page).run()
+    for wrong in ("```sh\necho 12 apples\n```\n```text\n3 pears\n```\n", "```sh\nfalse\n```\n",
+                  "```sh\nfedvlm list NoSuchMethod\n```\n", "```python\nassert False\n```\n"):
+        page.write_text(wrong)
+        with pytest.raises(AssertionError):
+            Session(page).run()
+    assert shown("a  1.5\n...\n") == ["a N"]

@@ -1,0 +1,79 @@
+"""The pages that are made of code hold all of it, and the site builds without a dead link."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs.site import commands, methods, notebooks
+from fedvlm.cli.verbs import verbs
+from fedvlm.config.keys import default_schema
+from fedvlm.federation.cards import trainer_files
+from tests.jobs import REPOSITORY
+
+
+def test_every_method_has_a_page_and_one_place_in_the_index() -> None:
+    pages = methods.pages()
+    index = pages.pop("methods/index.md")
+    assert set(pages) == {f"methods/{stem}.md" for stem in trainer_files()}
+    for path, text in pages.items():
+        assert index.count(f"]({Path(path).name})") == 1, path
+        assert text.count("```") % 2 == 0 and "| **Cost** |" in text and "--trainer" in text, path
+    assert "| `RANK` | `8` |" in pages["methods/fedtv.md"]
+    family = {m.stem: m.family for m in methods.methods()}
+    assert {s for s, f in family.items() if f == methods.NONE} == {"zeroshot", "local_only"}
+    assert family["fedtv"] == family["promptfl"] == methods.OWN
+    assert family["fedprox"] == family["scaffold"] == methods.ONE
+    assert family["fedper"] == family["fedrep"] == methods.PART
+    assert family["ditto"] == family["per_fedavg"] == methods.COPY
+
+
+def test_every_verb_and_every_key_is_on_its_page() -> None:
+    pages = commands.pages()
+    for name, verb in verbs().items():
+        assert f"### fedvlm {name}\n" in pages[commands.COMMANDS], name
+        assert verb.module().EXAMPLES[0] in pages[commands.COMMANDS], name
+    used = {key for key, option in default_schema().items() if option.used}
+    lines = pages[commands.KEYS].splitlines()
+    assert {line.split("`")[1] for line in lines if line.startswith("| `")} == used
+
+
+def test_notebooks_are_kept_clean() -> None:
+    """Text output only, which their pages show; ``python -m docs.site.notebooks`` makes it anew."""
+    for path in notebooks.notebooks():
+        book = json.loads(path.read_text(encoding="utf-8"))
+        assert book == notebooks.cleaned(book), path
+        code = [c for c in book["cells"] if c["cell_type"] == "code"]
+        assert sum(bool(c["outputs"]) for c in code) >= len(code) / 2, path
+        assert path.stat().st_size < 20_000
+    assert len(notebooks.pages()) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", notebooks.notebooks(), ids=lambda p: p.stem)
+def test_notebooks_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("nbclient", "ipykernel", "pandas"):
+        pytest.importorskip(package)
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    book = notebooks.execute(path, tmp_path)
+    old = json.loads(path.read_text(encoding="utf-8"))
+    for new, kept in zip(notebooks.cleaned(book)["cells"], old["cells"], strict=True):
+        assert bool(new.get("outputs")) == bool(kept.get("outputs")), kept["source"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not importlib.util.find_spec("mkdocs"), reason="pip install 'fedvlm[docs]'")
+def test_the_site_builds_strictly(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "-q", "-d", str(tmp_path / "site")],
+        cwd=REPOSITORY, capture_output=True, text=True, check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "site/methods/fedtv.html").is_file()
+    text = (tmp_path / "site/index.html").read_text(encoding="utf-8")
+    assert "fonts.googleapis" not in text, "the site loads something from elsewhere"
