@@ -10,5 +10,9 @@ the pages of runs and sweeps show it. It has:
   or None where there is nothing to say; may raise DataError;
 * ``draw(data, title="", width=style.PAGE)``: matplotlib's Figure, ``width`` inches wide at most;
 * ``rows(data)``: the rows of the CSV beside it;
-* optional ``parts(data)``: heading -> data, one figure each, for a page over several runs.
+* optional ``parts(data)``: heading -> data, one figure each, for a page over several runs, and of
+  many methods for files.
+
+``drawing/`` holds what several are drawn with. Artists of a method have ``style.gid`` of its label,
+by which a page finds them.
 """

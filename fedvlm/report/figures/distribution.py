@@ -35,8 +35,8 @@ class Distribution:
 
 
 def select(selection: Selection) -> list[Distribution] | str | None:
-    """Return one panel per place; None of another metric than ``personal``."""
-    if selection.metric != "personal":
+    """Return one panel per place; None of one run, or another metric than ``personal``."""
+    if selection.metric != "personal" or len(selection.runs) < 2:
         return None
     places: dict[tuple[Any, ...], dict[str, list[float]]] = {}
     own: dict[tuple[Any, ...], dict[Any, list[float]]] = {}

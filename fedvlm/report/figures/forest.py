@@ -57,12 +57,14 @@ class Forest:
     metric: str = "personal"
 
 
-def select(selection: Selection) -> list[Forest] | str:
+def select(selection: Selection) -> list[Forest] | str | None:
     """Return one panel per place and, of several, first that of their average.
 
     The average has the methods that all places have; its interval is over seeds, of their mean over
-    the places, as in tables.
+    the places, as in tables. Of one run there is nothing to compare: None.
     """
+    if len(selection.runs) < 2:
+        return None
     metric = selection.metric
     places: dict[tuple[Any, ...], dict[str, Seeds]] = {}
     families: dict[str, str] = {}

@@ -51,8 +51,10 @@ class Plane:
     metric: str = "personal"
 
 
-def select(selection: Selection) -> list[Plane] | str:
-    """Return one panel per place where something is sent."""
+def select(selection: Selection) -> list[Plane] | str | None:
+    """Return one panel per place where something is sent; None of one run."""
+    if len(selection.runs) < 2:
+        return None
     places: dict[tuple[Any, ...], list[Point]] = {}
     for group in selection.groups:
         pairs = []

@@ -87,6 +87,7 @@ def _tables(
 
 
 def _one(numbers: Table) -> Html:
+    numbers = _averages_first(numbers)
     several = len(numbers.metrics) > 1
     first = metric(numbers.metrics[0])
     rows = [
@@ -99,7 +100,6 @@ def _one(numbers: Table) -> Html:
     ]
     lower = [at for at, column in enumerate(zip(*numbers.cells, strict=True), start=1)
              if metric(column[0].metric).lower]
-    average = any(one.average for line in numbers.cells for one in line)
     title = "Costs" if first.name in COSTS and several else \
         "Accuracy (%)" if several else first.title
     better = "lower is better" if first.lower else "higher is better"
@@ -110,10 +110,20 @@ def _one(numbers: Table) -> Html:
         element("h4", title),
         element("div", table([numbers.corner, *numbers.columns], rows, caption=words,
                              sortable=True, lower=lower, name=f"{title}: {words}"),
-                class_="wide averaged" if average and not numbers.metrics[1:] else "wide"),
+                class_="wide"),
         element("details", element("summary", "meaning, protocol, data and notes"),
                 element("p", numbers.caption), items(numbers.notes)),
     ])
+
+
+def _averages_first(numbers: Table) -> Table:
+    """Return the table with its averages before the data sets: in sight however many those are."""
+    columns = list(zip(*numbers.cells, strict=True))
+    order = sorted(range(len(columns)), key=lambda at: not any(o.average for o in columns[at]))
+    return replace(
+        numbers, columns=tuple(numbers.columns[at] for at in order),
+        cells=tuple(tuple(line[at] for at in order) for line in numbers.cells),
+    )
 
 
 def _cell(number: TableCell, ci: bool, row: str, column: str) -> Html:

@@ -69,6 +69,12 @@
       });
     }
   });
+  window.addEventListener("beforeprint", function () { // on paper nothing can be opened
+    document.querySelectorAll("details:not([open])").forEach(function (one) {
+      one.open = true;
+      window.addEventListener("afterprint", function () { one.open = false; }, { once: true });
+    });
+  });
   var marked = document.querySelectorAll("[data-method]");
   function of(name) {
     return Array.prototype.filter.call(marked, function (one) { return one.getAttribute("data-method") === name; });

@@ -23,9 +23,9 @@ def runs(quick_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def names(folder: Path) -> set[str]:
     kinds = {p.suffix for p in folder.iterdir()}
-    assert kinds == {".png", ".svg", ".csv"}
+    assert kinds == {".pdf", ".png", ".svg", ".csv"}
     found = {p.stem for p in folder.iterdir()}
-    assert len(list(folder.iterdir())) == 3 * len(found)
+    assert len(list(folder.iterdir())) == 4 * len(found)
     return found
 
 
@@ -37,7 +37,7 @@ def test_one_run(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     }
     said = capsys.readouterr()
     assert "few_shot: the runs of no dataset differ in shots" in said.err
-    assert "partition.png" in said.out
+    assert "partition.pdf .png .svg .csv" in said.out
     drawn = list(csv.DictReader((tmp_path / "new" / "clients.csv").open()))
     known = {(c["client"], r["round"]): c["accuracy"] for r in _records(folder)
              for c in r["clients"]}
@@ -46,7 +46,7 @@ def test_one_run(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_several_runs(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["figures", str(runs), "--into", str(tmp_path / "new"), "--metric", "global"]) == 0
-    assert names(tmp_path / "new") == {"convergence", "traffic"}
+    assert names(tmp_path / "new") == {"convergence", "traffic", "forest", "pareto"}
     assert "of one run" in capsys.readouterr().err
     rows = list(csv.DictReader((tmp_path / "new" / "convergence.csv").open()))
     folders = sorted(p.parent for p in runs.rglob("results.json"))
@@ -65,7 +65,9 @@ def test_every_run_has_a_picture_of_its_partition(runs: Path) -> None:
 @pytest.mark.parametrize(("words", "code", "said"), [
     ([], 2, "wants a run folder"),
     (["--nope"], 2, "unknown flag '--nope'"), (["/nope"], 3, "not a folder"),
-    (["."], 3, "no finished run"), (["RUNS", "--metric", "globl"], 2, "did you mean 'global'"),
+    (["."], 3, "no finished run"), (["RUNS", "--width", "0.5"], 2, "inches from 2 to 20"),
+    (["RUNS", "--width", "5", "--column"], 2, "drop one of them"),
+    (["RUNS", "--metric", "globl"], 2, "did you mean 'global'"),
 ])
 def test_mistakes_are_one_sentence(
     words: list[str], code: int, said: str, runs: Path, tmp_path: Path,

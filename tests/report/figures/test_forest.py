@@ -40,6 +40,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 
 def test_a_forest_has_the_tables_intervals_and_tells_the_best_apart(many: list[Run]) -> None:
     panels = forest.select(Selection(many))
+    assert isinstance(panels, list)
     assert [panel.title for panel in panels] == ["average of 2", "CIFAR-100", "EuroSAT"]
     average, cifar, _ = panels
     best, other = cifar.methods["M0"], cifar.methods["M1"]
@@ -84,9 +85,13 @@ def test_many_methods_fit_a_narrow_and_a_wide_page(figure, many: list[Run]) -> N
     check(figure.draw(data, width=style.COLUMN))
 
 
-def test_one_run_has_no_interval(tmp_path: Path) -> None:
+def test_one_seed_has_no_interval_and_one_run_no_comparison(tmp_path: Path) -> None:
     write_run(tmp_path, "A", last={"personal": 50.0})
+    alone = Selection(collect([tmp_path]).runs)
+    assert [one.select(alone) for one in (forest, distribution, pareto)] == [None] * 3
+    write_run(tmp_path, "B", last={"personal": 40.0})
     panels = forest.select(Selection(collect([tmp_path]).runs))
+    assert isinstance(panels, list)
     one = panels[0].methods["A"]
     assert one.half is None and one.peer and len(panels) == 1
     check(forest.draw(panels))

@@ -29,7 +29,7 @@ PANELS: dict[str, list[Panel]] = {
     "gaps": [Panel("Set", [Line("A", [0, 1, 2], [None, math.nan, 30.0], [None, None, math.nan],
                                 [1, 1, 1])])],
     "nothing known": [Panel("Set", [Line("A", [0, 1], [None, None], [None, None], [1, 1])])],
-    "twenty methods": [lines([f"method {i}" for i in range(20)])],
+    "ten methods": [lines([f"method {i}" for i in range(10)])],
     "awkward": [Panel(AWKWARD, [line(AWKWARD), line("_hidden")], 20.0)],
     "long": [lines(["x" * 200, "y" * 200])],
     "three panels": [lines(["FedAvg", "FedTV"]) for _ in range(3)],
