@@ -217,14 +217,14 @@ class PeftTrainer(Trainer):
         factors = {s + end: tree[s + end] for s in lora for end in (FACTOR_A, FACTOR_B)
                    if s + end in tree}
         if kind == "fair" and lora:
-            tree |= fair(p, shares(weight), factors, self.spec.ridge)
+            tree |= require_finite(fair(p, shares(weight), factors, self.spec.ridge))
         elif kind == "by_norm" and lora:
             own = replace(updates, params={n: p[n] for n in factors})
             tree |= weighted_mean(own, norm_weights(own.params, weight))
         elif self.lora_rule.turns:
             resting = self.portion(ctx.round, ctx.groups).resting
             tree = {n: v for n, v in tree.items() if n not in resting}
-        return require_finite(tree)
+        return tree
 
     def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
         """Return the server's state after a round; by ``residual`` and ``stack`` with layers moved.
