@@ -26,7 +26,9 @@ def test_every_method_has_a_page_and_one_place_in_the_index() -> None:
         assert text.count("```") % 2 == 0 and "| **Cost** |" in text and "--trainer" in text, path
     assert "| `RANK` | `8` |" in pages["methods/fedtv.md"]
     family = {m.stem: m.family for m in methods.methods()}
-    assert {s for s, f in family.items() if f == methods.NONE} == {"zeroshot", "local_only"}
+    assert {s for s, f in family.items() if f == methods.NONE} == {
+        "clip_adapter", "local_only", "tip_adapter", "zeroshot"
+    }
     assert family["fedtv"] == family["promptfl"] == methods.OWN
     assert family["fedprox"] == family["scaffold"] == methods.ONE
     assert family["fedper"] == family["fedrep"] == methods.PART

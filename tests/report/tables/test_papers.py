@@ -40,7 +40,8 @@ def test_every_card_has_a_group_and_every_paper_a_key_of_its_own() -> None:
         "clip_adapter", "local_only", "tip_adapter", "zeroshot"
     }
     assert {s for s, g in groups.items() if g == ONE_MODEL} == {
-        "fedavg", "feddyn", "fedprox", "moon", "promptfl", "scaffold"}
+        "afl", "cocoop", "fedavg", "fedclip", "feddyn", "fedmvp", "fedprox", "fedtpg", "kgcoop",
+        "maple", "moon", "prograd", "promptfl", "promptsrc", "scaffold", "tofa", "vpt"}
     assert {groups["fedtv"], groups["fedproto"], groups["fedala"]} == {PERSONAL}
     keys = [paper.key for paper in papers.values() if paper.key]
     assert len(set(keys)) == len(keys) == len(papers) - 1 and not papers["local_only"].key
