@@ -61,7 +61,10 @@ def test_a_file_of_its_shape_gives_promptfl(tmp_path: Path) -> None:
     promptfl(double("coop", "CoOpDouble"), tmp_path)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s[1])
+@pytest.mark.parametrize("shape", [
+    shape if i % 2 == 0 else pytest.param(shape, marks=pytest.mark.slow)
+    for i, shape in enumerate(SHAPES)
+], ids=lambda s: s[1])
 def test_every_shape_trains_what_its_optimiser_holds(shape: tuple[str, str]) -> None:
     run = built(double(*shape), "--rounds", "1", "--local-epochs", "2")
     start = {n: v.clone() for n, v in run.federation.p0.items()}

@@ -128,7 +128,9 @@ def test_fedavg_is_not_changed_by_its_own_budget(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("pictures")  # as ``whole``, whose write points are counted
-@pytest.mark.parametrize("share", [0.5, 0.7, 0.8, 0.9, 0.97])
+@pytest.mark.parametrize("share", [
+    0.7, 0.97, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.5, 0.8, 0.9))
+])
 def test_a_stopped_run_ends_where_a_whole_one_does(
     whole: tuple[Path, int], tmp_path: Path, share: float
 ) -> None:

@@ -156,9 +156,11 @@ def test_divergence_names_client_round_and_exits_4(
 @pytest.mark.parametrize(
     ("dataset", "more"),
     [
-        ("caltech101", ["--subsample-classes", "base", "--num-users", "5", "--shots", "1"]),
         ("eurosat", ["--shots", "2"]),
-        ("cifar10", ["--num-users", "20", "--frac", "0.25", "--shots", "8"]),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (
+            ("caltech101", ["--subsample-classes", "base", "--num-users", "5", "--shots", "1"]),
+            ("cifar10", ["--num-users", "20", "--frac", "0.25", "--shots", "8"]),
+        )),
     ],
 )
 def test_real_images(dataset: str, more: list[str], tmp_path: Path) -> None:

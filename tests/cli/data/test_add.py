@@ -32,7 +32,10 @@ def record(folder: str = "out") -> dict[str, object]:
     return json.loads((jobs.folder(Path(folder)) / "results.json").read_text())
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [
+    shape if i % 3 == 0 else pytest.param(shape, marks=pytest.mark.slow)
+    for i, shape in enumerate(SHAPES)
+])
 def test_one_command_from_a_folder_to_a_finished_run(
     shape: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
