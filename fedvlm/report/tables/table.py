@@ -187,7 +187,7 @@ def _of_metrics(
             (AVERAGE, H_OF_AVERAGES, MEAN_OF_H)]
     references += [False] * (len(columns) - len(references))
     lines = _marked(lines, spec, references)
-    lines, beaten = beaten_by(lines, columns, entries, places, spec.cols, axes)
+    lines, beaten = beaten_by(lines, columns, entries, places, axes)
     extra = _extra(everyone, spec, axes, names)
     lines = in_order(lines, spec.order, averaged == "cols")
     base = lines
@@ -202,7 +202,7 @@ def _of_metrics(
     remarks = [
         *_remarks(base, columns, most, extra, bool(averaged), beaten),
         *_unpaired([{e.seeds for e in here} for here in places.values()]), *_copies(copies),
-        *disagreements(everyone, names), *notes,
+        *disagreements(everyone, names, axes), *notes,
     ]
     table = Table(
         names, " / ".join(spec.rows),
