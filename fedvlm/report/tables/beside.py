@@ -108,7 +108,7 @@ def _home(lines: Sequence[Line], versus: str) -> Line:
 def _contrast(home: Line, other: Line, sets: Sequence[int]) -> Contrast | None:
     a, b = ([one.cells[at].values[0] if one.cells[at].values else {} for at in sets]
             for one in (home, other))
-    return contrast(a, b)
+    return contrast(a, b, metric(home.cells[sets[0]].metric).counted)
 
 
 def _cells(seen: Contrast | None, line: Line, sets: Sequence[int]) -> list[TableCell]:

@@ -205,8 +205,10 @@ def ranked(cells: Sequence[TableCell], rivals: Sequence[bool]) -> list[TableCell
     """
     there = [at for at, cell in enumerate(cells)
              if rivals[at] and cell.mean is not None and cell.values and not cell.fewer]
-    verdict = leaders([cells[at].values for at in there], metric(cells[there[0]].metric).lower) \
-        if there else None
+    if not there:
+        return list(cells)
+    meant = metric(cells[there[0]].metric)
+    verdict = leaders([cells[at].values for at in there], meant.lower, meant.counted)
     if verdict is None:
         return list(cells)
     best, peers = verdict

@@ -98,7 +98,7 @@ def test_references_that_disagree_are_told(tmp_path: Path) -> None:
 
 def test_methods_as_columns_leave_references_without_marks(tmp_path: Path) -> None:
     for seed in (1, 2, 3):
-        write(tmp_path, "A", 2, seed, seed=seed)
+        write(tmp_path, "A", 2, 1 + seed // 3, seed=seed)
         if seed != 2:
             write(tmp_path, "B", 9, seed + 6, seed=seed)
     write(tmp_path, "B", 9, 9, seed=4)

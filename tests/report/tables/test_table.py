@@ -103,8 +103,9 @@ def test_traffic_and_seconds_per_round(tmp_path: Path):
 
 def test_methods_as_columns_compete_within_a_row(tmp_path: Path):
     for trainer, (pets, dtd) in {"A": (90.0, 40.0), "B": (80.0, 50.0)}.items():
-        write_seeds(tmp_path, trainer, [pets, pets])
-        write_seeds(tmp_path, trainer, [dtd, dtd], "DTD")
+        apart = 0.1 if trainer == "A" else 0.0
+        write_seeds(tmp_path, trainer, [pets, pets + apart])
+        write_seeds(tmp_path, trainer, [dtd, dtd + apart], "DTD")
     found = table(tmp_path, rows=("dataset",), cols=("trainer",))
     assert found.rows == ("DTD", "Pets", "average")
     assert [[c.rank for c in line] for line in found.cells] == [[0, BEST], [BEST, 0], [0, 0]]
@@ -301,8 +302,10 @@ def test_a_run_of_an_older_version_lacks_a_key_and_that_is_told(tmp_path: Path):
 
 def test_a_missing_first_cell_does_not_turn_the_order(tmp_path: Path):
     for trainer, seconds in {"B": 9.0, "C": 1.0}.items():
-        totals = {"seconds": seconds, "local_steps": 4}
-        write_seeds(tmp_path, trainer, [50.0, 50.0], "DTD", info={"totals": totals})
+        for seed in (1, 2):
+            totals = {"seconds": seconds * (1 + 0.01 * seed), "local_steps": 4}
+            write_run(tmp_path, trainer, "DTD", seed, {"personal": 50.0},
+                      info={"totals": totals})
     write_seeds(tmp_path, "A", [50.0, 50.0], "Pets")
     found = table(tmp_path, cols=("dataset", "metric"), metrics=("personal", "totals.seconds"))
     column = "DTD / totals.seconds (s)"
