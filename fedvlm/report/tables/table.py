@@ -13,6 +13,7 @@ from fedvlm.report.tables.beside import columns_beside, difference_columns, diff
 from fedvlm.report.tables.caption import brief, brief_difference, caption, notes_on, versions
 from fedvlm.report.tables.cells import (
     AVERAGE,
+    AVERAGED,
     BELOW,
     H_OF_AVERAGES,
     MEAN_OF_H,
@@ -195,7 +196,8 @@ def _of_metrics(
         lines, columns = columns_beside(lines, columns, len(sets), spec.columns, places, names[0],
                                         spec.ci, spec.digits)
     if spec.versus:
-        lines, columns = difference_columns(base, lines, columns, sets, spec.versus)
+        lines, columns = difference_columns(base, lines, columns, sets, spec.versus,
+                                            tuple(spec.cols) in AVERAGED)
     most = _most(base, references)
     runs = [e for e in entries if not e.reference]
     marked = _marks(base, spec, references)
@@ -340,7 +342,7 @@ def _marks(
 def _difference_table(
     table: Table, lines: Sequence[Line], sets: Sequence[str], spec: Spec, command: str
 ) -> Table:
-    rows, columns, words = differences(lines, sets, spec.versus)
+    rows, columns, words = differences(lines, sets, spec.versus, tuple(spec.cols) in AVERAGED)
     return Table(
         table.metrics, table.corner, tuple(one.label for one in rows), tuple(columns),
         tuple(one.cells for one in rows), f"{words} Made by: {command}." if command else words,
