@@ -19,7 +19,7 @@ from fedvlm.report.tables.cells import (
     harmonic,
 )
 from fedvlm.report.tables.table import Spec, Table, tables
-from tests.report.table_runs import write_run, write_seeds
+from tests.report.table_runs import reference, write_run, write_seeds
 
 
 def table(root: Path, **spec: Any) -> Table:
@@ -275,6 +275,19 @@ def test_unpaired_seeds_are_told(tmp_path: Path):
     write_run(tmp_path, "A", seed=1, last={"personal": 50.0})
     write_run(tmp_path, "B", seed=2, last={"personal": 50.0})
     assert any("same seeds" in note for note in table(tmp_path).notes)
+
+
+@pytest.mark.parametrize("axis", ["trainer", "dataset"])
+def test_unpaired_seeds_are_told_beside_references_too(tmp_path: Path, axis: str):
+    """The references have both methods' seeds, more than each of these."""
+    held = {"references": {"afl": reference("together", 1, 1)}}
+    for seed, trainer in enumerate("AABB"):
+        write_run(tmp_path, trainer, seed=seed, last={"personal": 50.0}, sections=held)
+    cols = "dataset" if axis == "trainer" else "trainer"
+    found = table(tmp_path, rows=(axis,), cols=(cols,), reference=("together",))
+    assert any("same seeds" in note for note in found.notes)
+    said = "not comparable in pairs of one seed, so without a mark: Pets"
+    assert said in found.notes
 
 
 def test_targets_and_held_out_domains(tmp_path: Path):
