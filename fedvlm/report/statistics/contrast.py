@@ -15,6 +15,7 @@ from fedvlm.report.statistics.paired import wilcoxon
 from fedvlm.report.statistics.pooled import detectable, pooled_variance, random_effects
 
 Numbers = Sequence[Mapping[Any, float]]  # per data set: seed's key -> value
+ROUNDING = 1e-9  # of a difference: seeds that differ by less agree
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,9 @@ class Contrast:
         sets, pairs: data sets with a pair; pairs in all.
         mean: mean difference over the sets.
         low, high: its 95 % interval: over sets where there are several, else over seeds; None of
-            one pair.
-        detectable: the smallest true difference seen with a probability of 80 %; None of one pair.
+            one pair, and where all differences are one number other than zero: two seeds that
+            happen to agree to the last digit shown would be certain.
+        detectable: the smallest true difference seen with a probability of 80 %; None with them.
         wins, ties, losses: sets where B is above, equal to, below A; of an experiment on one set
             its seeds.
         p: Wilcoxon's signed-rank test over sets; None of fewer than six that differ.
@@ -51,12 +53,16 @@ class Contrast:
         return (self.low > 0) - (self.high < 0)
 
 
-def contrast(a: Numbers, b: Numbers) -> Contrast | None:
+def contrast(a: Numbers, b: Numbers, exact: bool = False) -> Contrast | None:
     """Return what the pairs of two methods say; None where no data set has one.
 
     Over several sets: a random-effects mean (``pooled.random_effects``) of the sets' mean
     differences. The variance within sets is pooled over them: the two to five seeds of one set
     estimate none, and three seeds that happen to agree would take the whole mean.
+
+    Args:
+        exact: whether the numbers are counts (bytes, steps), which agree by nature: an interval
+            of no width is believed.
     """
     sets = [[y[seed] - x[seed] for seed in sorted(x.keys() & y.keys(), key=str)]
             for x, y in zip(a, b, strict=True)]
@@ -69,17 +75,21 @@ def contrast(a: Numbers, b: Numbers) -> Contrast | None:
     signs = (sum(x > 0 for x in units), sum(x == 0 for x in units), sum(x < 0 for x in units))
     if len(sets) == 1:
         half = t_interval(sets[0])
-        if half is None:
+        if half is None or (not exact and _empty(half, means[0])):
             return Contrast(1, count, means[0], None, None, None, *signs, None)
         return Contrast(1, count, means[0], means[0] - half, means[0] + half,
                         detectable(count - 1) * _error(sets[0]), *signs, None)
     within = pooled_variance(sets)
     over = random_effects(means, [within / len(pairs) for pairs in sets])
+    if over.high is not None and not exact and _empty(over.high - over.mean, over.mean):
+        return Contrast(len(sets), count, over.mean, None, None, None, *signs, wilcoxon(means))
     return Contrast(len(sets), count, over.mean, over.low, over.high, over.detectable, *signs,
                     wilcoxon(means))
 
 
-def leaders(methods: Sequence[Numbers], lower: bool = False) -> tuple[int, list[int]] | None:
+def leaders(
+    methods: Sequence[Numbers], lower: bool = False, exact: bool = False
+) -> tuple[int, list[int]] | None:
     """Return who is best and who cannot be told apart from it, as places in ``methods``.
 
     A method is told apart from the best where the interval of their paired differences excludes
@@ -90,6 +100,7 @@ def leaders(methods: Sequence[Numbers], lower: bool = False) -> tuple[int, list[
     Args:
         methods: each one's numbers, over the same data sets.
         lower: whether smaller is better.
+        exact: see ``contrast``.
 
     Returns:
         None of fewer than two methods, or where some cannot be compared at all.
@@ -104,12 +115,17 @@ def leaders(methods: Sequence[Numbers], lower: bool = False) -> tuple[int, list[
     for at in there:
         if at == best:
             continue
-        seen = contrast(methods[at], methods[best])
+        seen = contrast(methods[at], methods[best], exact)
         if seen is None:
             return None
         if seen.apart != sign:
             peers.append(at)
     return best, peers
+
+
+def _empty(half: float, centre: float) -> bool:
+    """Return whether an interval is as wide as rounding and yet excludes zero."""
+    return half <= ROUNDING * abs(centre) and centre != 0
 
 
 def _error(pairs: Sequence[float]) -> float:

@@ -44,18 +44,24 @@ def columns_beside(
 
 def difference_columns(
     base: Sequence[Line], lines: Sequence[Line], columns: Sequence[str], sets: Sequence[int],
-    versus: str,
+    versus: str, pools: bool,
 ) -> tuple[list[Line], list[str]]:
     """Add the mean paired difference to a method with its interval, and wins, ties and losses.
+
+    Nothing is added to several columns that are no data sets: they share seeds and images, so
+    their mean has no interval of this kind.
 
     Args:
         base: the rows without what stands beside them.
         sets: places of the data sets' columns.
+        pools: whether the columns are data sets, or domains, alone (``cells.AVERAGED``).
 
     Raises:
         ConfigError: the table has no such method, or several.
     """
     home = _home(base, versus)
+    if len(sets) > 1 and not pools:
+        return list(lines), list(columns)
     wider = []
     for one, line in zip(base, lines, strict=True):
         seen = _contrast(home, one, sets) if one is not home and one.rival else None
@@ -64,14 +70,27 @@ def difference_columns(
 
 
 def differences(
-    lines: Sequence[Line], columns: Sequence[str], versus: str
+    lines: Sequence[Line], columns: Sequence[str], versus: str, pools: bool
 ) -> tuple[list[Line], list[str], str]:
-    """Return the table of paired differences per data set: rows, column labels, caption."""
+    """Return the table of paired differences per column: rows, column labels, caption.
+
+    Args:
+        pools: see ``difference_columns``.
+    """
     home, sets = _home(lines, versus), range(len(columns))
     rivals = [one for one in lines if one is not home and one.rival and one.method]
+    name = metric(lines[0].cells[0].metric).name
+    words = (f"{name} minus that of {home.label}, in pairs of one seed and data seed: mean "
+             "difference and its 95 % interval. ")
+    several = len(columns) > 1
+    if several and not pools:
+        rows = [replace(one, cells=tuple(_cells(_contrast(home, one, [at]), one, [at])[0]
+                                         for at in sets)) for one in rivals]
+        return rows, list(columns), (
+            f"{words}Per column Student's t over seeds; the columns are not data sets alone, so "
+            "nothing is pooled over them.")
     whole = [_contrast(home, one, sets) for one in rivals]
     adjusted = holm([seen.p if seen else None for seen in whole])
-    several = len(columns) > 1
     rows = []
     for one, seen, p in zip(rivals, whole, adjusted, strict=True):
         each = [_cells(_contrast(home, one, [at]), one, [at])[0] for at in sets]
@@ -81,10 +100,8 @@ def differences(
         rows.append(replace(one, cells=(*(each if several else ()), *more, *ends)))
     heads = [*columns, "all sets", "+/=/-", "detectable", "p (Holm)"] if several else \
         [*columns, "+/=/-", "detectable"]
-    name = metric(lines[0].cells[0].metric).name
-    words = (
-        f"{name} minus that of {home.label}, in pairs of one seed and data seed: mean difference "
-        "and its 95 % interval. Per data set Student's t over seeds"
+    words += (
+        "Per data set Student's t over seeds"
         + ("; all sets: a random-effects mean over the data sets (Paule and Mandel's variance, "
            "Hartung and Knapp's interval), variance within sets pooled; +/=/-: data sets above, "
            "equal, below; detectable: the true mean difference that this interval would exclude "
@@ -108,7 +125,7 @@ def _home(lines: Sequence[Line], versus: str) -> Line:
 def _contrast(home: Line, other: Line, sets: Sequence[int]) -> Contrast | None:
     a, b = ([one.cells[at].values[0] if one.cells[at].values else {} for at in sets]
             for one in (home, other))
-    return contrast(a, b)
+    return contrast(a, b, metric(home.cells[sets[0]].metric).counted)
 
 
 def _cells(seen: Contrast | None, line: Line, sets: Sequence[int]) -> list[TableCell]:

@@ -188,13 +188,50 @@ def with_marks(
         rivals: for each row, or column where those are the methods, whether it competes;
             references do not.
     """
-    by_row = "trainer" in col_keys and not NOT_RIVALS & {*col_keys}
-    if by_row:
-        return tuple(tuple(ranked(line, rivals)) for line in grid)
-    if NOT_RIVALS & {*row_keys} or not grid:
+    if not grid or not _race(row_keys, col_keys):
         return grid
+    if "trainer" in col_keys:
+        return tuple(tuple(ranked(line, rivals)) for line in grid)
     columns = [ranked(column, rivals) for column in zip(*grid, strict=True)]
     return tuple(zip(*columns, strict=True))
+
+
+def unpaired(
+    grid: Grid, row_keys: Sequence[str], col_keys: Sequence[str], rivals: Sequence[bool]
+) -> list[int]:
+    """Return the columns, or rows where the columns are the methods, without a pair to compare.
+
+    There are several rivals, and one has no seed in common with the best.
+
+    Args:
+        rivals: see ``with_marks``.
+    """
+    if not _race(row_keys, col_keys):
+        return []
+    races = grid if "trainer" in col_keys else tuple(zip(*grid, strict=True))
+    return [at for at, cells in enumerate(races)
+            if len(_rivals(cells, rivals)) > 1 and _verdict(cells, rivals) is None]
+
+
+def _race(row_keys: Sequence[str], col_keys: Sequence[str]) -> bool:
+    """Return whether those side by side compete: the columns where they are methods, else rows."""
+    return not NOT_RIVALS & {*(col_keys if "trainer" in col_keys else row_keys)}
+
+
+def _rivals(cells: Sequence[TableCell], rivals: Sequence[bool]) -> list[int]:
+    """Return the places of the cells that compete; those with fewer seeds do not."""
+    return [at for at, cell in enumerate(cells)
+            if rivals[at] and cell.mean is not None and cell.values and not cell.fewer]
+
+
+def _verdict(
+    cells: Sequence[TableCell], rivals: Sequence[bool]
+) -> tuple[int, list[int]] | None:
+    there = _rivals(cells, rivals)
+    if not there:
+        return None
+    meant = metric(cells[there[0]].metric)
+    return leaders([cells[at].values for at in there], meant.lower, meant.counted)
 
 
 def ranked(cells: Sequence[TableCell], rivals: Sequence[bool]) -> list[TableCell]:
@@ -203,10 +240,7 @@ def ranked(cells: Sequence[TableCell], rivals: Sequence[bool]) -> list[TableCell
     Cells with fewer seeds do not compete. Where nobody is told apart from the best there is no
     mark.
     """
-    there = [at for at, cell in enumerate(cells)
-             if rivals[at] and cell.mean is not None and cell.values and not cell.fewer]
-    verdict = leaders([cells[at].values for at in there], metric(cells[there[0]].metric).lower) \
-        if there else None
+    there, verdict = _rivals(cells, rivals), _verdict(cells, rivals)
     if verdict is None:
         return list(cells)
     best, peers = verdict

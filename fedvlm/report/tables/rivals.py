@@ -8,29 +8,40 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from fedvlm.core.stats import mean
-from fedvlm.report.tables.facts import REFERENCE_NAMES, RunFacts, references_of
-from fedvlm.report.tables.layout import Line, label_of
+from fedvlm.report.tables.check import OF_METHOD, OWN, RULE
+from fedvlm.report.tables.facts import METRIC, REFERENCE_NAMES, RunFacts, references_of
+from fedvlm.report.tables.layout import Line
 from fedvlm.report.tables.metrics import metric, value_of
 
 Places = Mapping[tuple[str, str, str], list[RunFacts]]
+Levels = Mapping[tuple[Any, ...], Mapping[tuple[str, str], float]]  # -> (kind, name) -> number
+Pair = tuple[float, Mapping[tuple[str, str], float]]  # a value and the references beside it
 MOST = 3  # columns named; of more, how many
 ROUNDING = 0.05  # points: references of two runs that differ by less are the same
+EXACT = 1e-9  # points; less is rounding
+# Facts that change what a reference is fitted on, or counted on.
+GROUND = (
+    "dataset", "data_digest", "setting", "subsample", "shots", "partition", "backbone", "weights",
+    "backbone_digest", "cohort", "unseen_clients", "images", "transform", "DATASET.TEMPLATE",
+    "TEST.SPLIT",
+)
 
 
 def beaten_by(
     lines: Sequence[Line], columns: Sequence[str], entries: Sequence[RunFacts], places: Places,
-    cols: Sequence[str], axes: Sequence[str],
+    axes: Sequence[str],
 ) -> tuple[list[Line], list[str]]:
     """Mark the cells of methods that lie below a reference of their kind.
 
     A method that sends something is held against the references without collaboration and those
     of one round, one that sends nothing (LocalOnly) against the former. Only numbers of personal
-    models are compared, over the seeds that both have.
+    models are compared, over the seeds that both have, and only with references of the same data,
+    backbone and settings (``_ground``); an average where each of its data sets has the reference.
 
     Args:
         columns: labels; the averages' may follow.
@@ -39,25 +50,24 @@ def beaten_by(
     Returns:
         The rows, and a sentence per row that has such a cell.
     """
-    names = {name for _, _, name in places}
-    known: dict[tuple[str, str], dict[tuple[str, str], dict[Any, float]]] = {}
-    for one in references_of(entries):
-        for name in names:
-            value = value_of(one, name)
-            if value is not None and name.startswith("personal") and not metric(name).lower:
-                here = known.setdefault((label_of(one, cols, axes, name), name), {})
-                here.setdefault((one.kind, one.reference), {})[one.seeds] = value
+    levels = _levels(entries, {name for _, _, name in places}, axes)
     marked, notes = [], []
     for line in lines:
         beaten: dict[str, list[str]] = {}
         cells = list(line.cells)
         for at, column in enumerate(columns[:len(cells)]):
             cell = cells[at]
-            runs = places.get((line.label, column, cell.metric), [])
-            if not line.method or not runs or not cell.values:
+            if not cell.values:
                 continue
-            kinds = ("alone", "together") if any(e.collaborates for e in runs) else ("alone",)
-            best = _best_above(cell.values[0], known.get((column, cell.metric), {}), kinds)
+            runs = [[e for e in places.get((*key, cell.metric), ()) if not e.reference]
+                    for key in _keys(lines, columns, line, at)]
+            pairs = [
+                [(values[e.seeds], levels.get((cell.metric, e.seeds, _ground(e, axes)), {}))
+                 for e in here if e.seeds in values]
+                for here, values in zip(runs, cell.values, strict=True)
+            ]
+            sends = any(e.collaborates for here in runs for e in here)
+            best = _best_above(pairs, ("alone", "together") if sends else ("alone",))
             if best:
                 cells[at] = replace(cell, below=True)
                 beaten.setdefault(REFERENCE_NAMES.get(best, best), []).append(column)
@@ -69,18 +79,56 @@ def beaten_by(
     return marked, notes
 
 
-def _best_above(
-    values: Mapping[Any, float], known: Mapping[tuple[str, str], Mapping[Any, float]],
-    kinds: Sequence[str],
-) -> str:
-    """Return the best reference of some kinds that is above the values; '' for none."""
+def _ground(entry: RunFacts, axes: Sequence[str]) -> tuple[str, ...]:
+    """Return what a reference's numbers hang on beside the seeds; runs that agree share them.
+
+    An axis counts too, unless it is the method's own: it may change the data or the backbone.
+    """
+    own = [key for key in axes if key in (*OF_METHOD, METRIC) or key.startswith((*OWN, *RULE))]
+    keys = dict.fromkeys((*GROUND, *(key for key in axes if key not in own)))
+    return tuple(f"{key}={entry.fact(key)}" for key in sorted(keys))
+
+
+def _levels(entries: Sequence[RunFacts], names: Iterable[str], axes: Sequence[str]) -> Levels:
+    """Return the references' numbers of personal models, of metrics where more is better."""
+    levels: dict[tuple[Any, ...], dict[tuple[str, str], float]] = {}
+    wanted = [name for name in names if name.startswith("personal") and not metric(name).lower]
+    for one in references_of(entries):
+        ground = _ground(one, axes)
+        for name in wanted:
+            value = value_of(one, name)
+            if value is not None:
+                here = levels.setdefault((name, one.seeds, ground), {})
+                here.setdefault((one.kind, one.reference), value)
+    return levels
+
+
+def _keys(
+    lines: Sequence[Line], columns: Sequence[str], line: Line, at: int
+) -> list[tuple[str, str]]:
+    """Return row and column of a cell, or of all cells that it is the average of."""
+    if not line.cells[at].average:
+        return [(line.label, columns[at])]
+    row = [(line.label, column) for column, cell in zip(columns, line.cells, strict=False)
+           if not cell.average]
+    return row or [(one.label, columns[at]) for one in lines if not one.cells[at].average]
+
+
+def _best_above(sets: Sequence[Sequence[Pair]], kinds: Sequence[str]) -> str:
+    """Return the best reference of some kinds that is above the values; '' for none.
+
+    Args:
+        sets: per data set and seed the value and its references.
+    """
     above: dict[str, float] = {}
-    for (kind, name), numbers in known.items():
-        common = [seeds for seeds in values if seeds in numbers]
-        if kind in kinds and common:
-            margin = mean(numbers[seeds] - values[seeds] for seeds in common)
-            if margin is not None and margin > 0:
-                above[name] = margin
+    names = dict.fromkeys(key for pairs in sets for _, level in pairs for key in level)
+    for key in names:
+        margins = [[level[key] - value for value, level in pairs if key in level]
+                   for pairs in sets]
+        if key[0] in kinds and all(margins):
+            margin = mean(mean(one) for one in margins)
+            if margin is not None and margin > EXACT:
+                above[key[1]] = margin
     return max(above, key=lambda name: above[name]) if above else ""
 
 
@@ -111,8 +159,10 @@ def coincidences(entries: Sequence[RunFacts], axes: Sequence[str]) -> list[str]:
     ]
 
 
-def disagreements(entries: Sequence[RunFacts], names: Sequence[str]) -> list[str]:
-    """Return a note per reference of which two runs of one data set and seed say other numbers."""
+def disagreements(
+    entries: Sequence[RunFacts], names: Sequence[str], axes: Sequence[str]
+) -> list[str]:
+    """Return a note per reference of which two runs of one ground and seed say other numbers."""
     seen: dict[tuple[Any, ...], tuple[float, RunFacts]] = {}
     notes: dict[str, str] = {}
     for entry in entries:
@@ -120,7 +170,7 @@ def disagreements(entries: Sequence[RunFacts], names: Sequence[str]) -> list[str
             value = value_of(entry, name)
             if value is None:
                 continue
-            key = (entry.reference, name, entry.fact("data_digest"), *entry.seeds)
+            key = (entry.reference, name, entry.seeds, _ground(entry, axes))
             first, other = seen.setdefault(key, (value, entry))
             if abs(first - value) > ROUNDING:
                 notes.setdefault(entry.reference, (

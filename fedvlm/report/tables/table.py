@@ -13,6 +13,7 @@ from fedvlm.report.tables.beside import columns_beside, difference_columns, diff
 from fedvlm.report.tables.caption import brief, brief_difference, caption, notes_on, versions
 from fedvlm.report.tables.cells import (
     AVERAGE,
+    AVERAGED,
     BELOW,
     H_OF_AVERAGES,
     MEAN_OF_H,
@@ -22,6 +23,7 @@ from fedvlm.report.tables.cells import (
     average,
     averaged_by,
     harmonic_of_averages,
+    unpaired,
     with_marks,
 )
 from fedvlm.report.tables.check import same_config
@@ -187,7 +189,7 @@ def _of_metrics(
             (AVERAGE, H_OF_AVERAGES, MEAN_OF_H)]
     references += [False] * (len(columns) - len(references))
     lines = _marked(lines, spec, references)
-    lines, beaten = beaten_by(lines, columns, entries, places, spec.cols, axes)
+    lines, beaten = beaten_by(lines, columns, entries, places, axes)
     extra = _extra(everyone, spec, axes, names)
     lines = in_order(lines, spec.order, averaged == "cols")
     base = lines
@@ -195,14 +197,16 @@ def _of_metrics(
         lines, columns = columns_beside(lines, columns, len(sets), spec.columns, places, names[0],
                                         spec.ci, spec.digits)
     if spec.versus:
-        lines, columns = difference_columns(base, lines, columns, sets, spec.versus)
+        lines, columns = difference_columns(base, lines, columns, sets, spec.versus,
+                                            tuple(spec.cols) in AVERAGED)
     most = _most(base, references)
     runs = [e for e in entries if not e.reference]
     marked = _marks(base, spec, references)
     remarks = [
         *_remarks(base, columns, most, extra, bool(averaged), beaten),
-        *_unpaired([{e.seeds for e in here} for here in places.values()]), *_copies(copies),
-        *disagreements(everyone, names), *notes,
+        *_unpaired([{e.seeds for e in here if not e.reference} for here in places.values()]),
+        *_incomparable(base, columns, spec, references), *_copies(copies),
+        *disagreements(everyone, names, axes), *notes,
     ]
     table = Table(
         names, " / ".join(spec.rows),
@@ -316,10 +320,16 @@ def _marked(lines: Sequence[Line], spec: Spec, references: Sequence[bool]) -> li
     Args:
         references: whether a column is a reference's, where the columns are methods.
     """
-    rivals = [not one for one in references] if "trainer" in spec.cols else \
-        [line.rival for line in lines]
+    rivals = _rivals(lines, spec, references)
     grid = with_marks(tuple(line.cells for line in lines), spec.rows, spec.cols, rivals)
     return [replace(line, cells=cells) for line, cells in zip(lines, grid, strict=True)]
+
+
+def _rivals(lines: Sequence[Line], spec: Spec, references: Sequence[bool]) -> list[bool]:
+    """Return for each row, or column where those are the methods, whether it competes."""
+    if "trainer" in spec.cols:
+        return [not one for one in references]
+    return [line.rival for line in lines]
 
 
 def _marks(
@@ -340,7 +350,7 @@ def _marks(
 def _difference_table(
     table: Table, lines: Sequence[Line], sets: Sequence[str], spec: Spec, command: str
 ) -> Table:
-    rows, columns, words = differences(lines, sets, spec.versus)
+    rows, columns, words = differences(lines, sets, spec.versus, tuple(spec.cols) in AVERAGED)
     return Table(
         table.metrics, table.corner, tuple(one.label for one in rows), tuple(columns),
         tuple(one.cells for one in rows), f"{words} Made by: {command}." if command else words,
@@ -392,6 +402,17 @@ def _unpaired(seeds: Sequence[set[tuple[Any, ...]]]) -> list[str]:
     if len({frozenset(s) for s in seeds if len(s) == most}) < 2:
         return []
     return ["the cells do not hold the same seeds, so differences between them include the seeds'"]
+
+
+def _incomparable(
+    lines: Sequence[Line], columns: Sequence[str], spec: Spec, references: Sequence[bool]
+) -> list[str]:
+    """Say where nobody is marked because the best shares no seed with another."""
+    places = unpaired(tuple(line.cells for line in lines), spec.rows, spec.cols,
+                      _rivals(lines, spec, references))
+    names = [line.label for line in lines] if "trainer" in spec.cols else columns
+    where = _listed([names[at] for at in places])
+    return [f"not comparable in pairs of one seed, so without a mark: {where}"] if places else []
 
 
 def _copies(copies: Sequence[str]) -> list[str]:

@@ -58,3 +58,15 @@ def test_the_best_is_alone_only_where_all_others_are_told_apart() -> None:
     assert leaders([best, best]) == (0, [1])  # equal: nothing to tell
     assert leaders([numbers([1.0]), numbers([2.0])]) == (1, [0])  # one seed tells nothing
     assert leaders([best, [{}]]) is None and leaders([best, [{9: 1.0}]]) is None
+
+
+@pytest.mark.parametrize("sets", [1, 2])
+def test_seeds_that_happen_to_agree_are_no_certainty(sets: int) -> None:
+    """0.3 - 0.1 and 0.6 - 0.4 differ in the last bit alone; equal methods do have [0, 0]."""
+    low, high = numbers(*[[0.1, 0.4]] * sets), numbers(*[[0.3, 0.6]] * sets)
+    seen = contrast(low, high)
+    assert seen is not None and seen.mean == pytest.approx(0.2)
+    assert (seen.low, seen.high, seen.detectable, seen.apart) == (None, None, None, 0)
+    assert leaders([low, high]) == (1, [0]) and leaders([low, high], exact=True) == (1, [])
+    same = contrast(low, low)
+    assert same is not None and (same.low, same.high, same.detectable) == (0, 0, 0)

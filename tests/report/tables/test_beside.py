@@ -42,7 +42,7 @@ def test_differences_to_a_method_have_their_interval_over_data_sets(runs: Path) 
     text = dict(zip(main.rows, ([c.text for c in line[-2:]] for line in main.cells), strict=True))
     half = t.ppf(0.975, 2) * math.sqrt(7 / 3)  # of 1, 2, 6
     assert text["B"] == [f"+3.0 [{3 - half:+.1f}, {3 + half:+.1f}]", "3/0/0"]
-    assert text["C"] == ["-10.0 [-10.0, -10.0]", "0/0/3"]
+    assert text["C"] == ["-10.0", "0/0/3"]  # all the same: no interval
     assert text["FedAvg [prompt]"] == ["-", "-"] and text["D"][1] == "1/0/0"
     assert apart.rows == ("B", "C", "D")
     assert apart.columns == (*SETS, "all sets", "+/=/-", "detectable", "p (Holm)")
@@ -89,3 +89,14 @@ def test_paper_names_and_groups(runs: Path) -> None:
     assert found.rows == ("D", "C", "FedAvg", "B-Net")
     assert found.groups == ("", "no collaboration", "one shared model", "personal models")
     assert found.columns[0] == "CIFAR-100" and found.methods[3] == "B-Net"
+
+
+def test_columns_that_are_no_data_sets_are_not_pooled(tmp_path: Path) -> None:
+    for each in (1, 4, 16):
+        write_seeds(tmp_path, "A", [50.0, 60.0], shots=each)
+        write_seeds(tmp_path, "B", [51.0, 63.0 + each], shots=each)
+    main, apart = made(tmp_path, cols=("shots",), versus="A")
+    assert main.columns == apart.columns == ("shots 1", "shots 4", "shots 16")
+    assert apart.rows == ("B",) and "nothing is pooled" in apart.caption
+    half = t.ppf(0.975, 1) * 1.5  # of 1 and 4
+    assert apart.cells[0][0].text == f"+2.5 [{2.5 - half:+.1f}, {2.5 + half:+.1f}]"

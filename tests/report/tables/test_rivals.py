@@ -98,7 +98,7 @@ def test_references_that_disagree_are_told(tmp_path: Path) -> None:
 
 def test_methods_as_columns_leave_references_without_marks(tmp_path: Path) -> None:
     for seed in (1, 2, 3):
-        write(tmp_path, "A", 2, seed, seed=seed)
+        write(tmp_path, "A", 2, 1 + seed // 3, seed=seed)
         if seed != 2:
             write(tmp_path, "B", 9, seed + 6, seed=seed)
     write(tmp_path, "B", 9, 9, seed=4)
@@ -107,3 +107,37 @@ def test_methods_as_columns_leave_references_without_marks(tmp_path: Path) -> No
     assert found.columns[:3] == ("A", "B", "chance")
     assert [cell.rank for cell in found.cells[0]] == [0, 1, 0, 0, 0, 0]
     assert not any(cell.fewer for cell in table(tmp_path, reference=ALL).cells[0])
+
+
+def test_a_method_is_held_against_the_references_of_its_own_run(tmp_path: Path) -> None:
+    """At 4 shots AFL has 40, at 16 it has 80: no row is held against the other's number."""
+    for shots, afl in ((4, 4), (16, 8)):
+        held = {"references": {"afl": reference("together", afl, afl)}}
+        write(tmp_path, "A", 6, 6, shots=shots, sections=held)
+        write(tmp_path, "B", 6, 6, shots=shots, sections={}, backbone_digest="c" * 64,
+              backbone="other")
+    found = table(tmp_path, rows=("trainer", "shots", "backbone"), reference=ALL)
+    below = dict(zip(found.rows, (line[0].below for line in found.cells), strict=True))
+    assert [row for row, mark in below.items() if mark] == ["A / shots 16 / tiny"]
+    assert not any("references disagree" in note for note in found.notes)
+
+
+def test_rounding_is_not_below_a_reference(tmp_path: Path) -> None:
+    close = {"kind": "together", "personal": 60 + 1e-12}
+    write(tmp_path, "A", 6, 6, sections={"references": {"afl": close}})
+    assert not table(tmp_path).cells[0][0].below
+
+
+@pytest.mark.parametrize("axis", ["trainer", "dataset"])
+def test_averages_and_methods_as_columns_are_marked_too(tmp_path: Path, axis: str) -> None:
+    """A is below AFL in DTD by 20 and above it in Pets by 10; B lacks a reference in Pets."""
+    for dataset, afl in (("DTD", 7), ("Pets", 4)):
+        held = {"references": {"afl": reference("together", afl, afl)}}
+        write(tmp_path, "A", 5, 5, dataset=dataset, sections=held)
+    write(tmp_path, "B", 1, 1, dataset="DTD", data_digest="x")
+    write(tmp_path, "B", 9, 9, dataset="Pets", sections={}, data_digest="x")
+    cols = "dataset" if axis == "trainer" else "trainer"
+    found = table(tmp_path, rows=(axis,), cols=(cols,), mixed=())
+    below = [[cell.below for cell in line] for line in found.cells]
+    by_method = below if axis == "trainer" else [list(x) for x in zip(*below, strict=True)]
+    assert by_method == [[True, False, True], [True, False, False]]

@@ -19,7 +19,7 @@ from fedvlm.report.tables.cells import (
     harmonic,
 )
 from fedvlm.report.tables.table import Spec, Table, tables
-from tests.report.table_runs import write_run, write_seeds
+from tests.report.table_runs import reference, write_run, write_seeds
 
 
 def table(root: Path, **spec: Any) -> Table:
@@ -103,8 +103,9 @@ def test_traffic_and_seconds_per_round(tmp_path: Path):
 
 def test_methods_as_columns_compete_within_a_row(tmp_path: Path):
     for trainer, (pets, dtd) in {"A": (90.0, 40.0), "B": (80.0, 50.0)}.items():
-        write_seeds(tmp_path, trainer, [pets, pets])
-        write_seeds(tmp_path, trainer, [dtd, dtd], "DTD")
+        apart = 0.1 if trainer == "A" else 0.0
+        write_seeds(tmp_path, trainer, [pets, pets + apart])
+        write_seeds(tmp_path, trainer, [dtd, dtd + apart], "DTD")
     found = table(tmp_path, rows=("dataset",), cols=("trainer",))
     assert found.rows == ("DTD", "Pets", "average")
     assert [[c.rank for c in line] for line in found.cells] == [[0, BEST], [BEST, 0], [0, 0]]
@@ -276,6 +277,19 @@ def test_unpaired_seeds_are_told(tmp_path: Path):
     assert any("same seeds" in note for note in table(tmp_path).notes)
 
 
+@pytest.mark.parametrize("axis", ["trainer", "dataset"])
+def test_unpaired_seeds_are_told_beside_references_too(tmp_path: Path, axis: str):
+    """The references have both methods' seeds, more than each of these."""
+    held = {"references": {"afl": reference("together", 1, 1)}}
+    for seed, trainer in enumerate("AABB"):
+        write_run(tmp_path, trainer, seed=seed, last={"personal": 50.0}, sections=held)
+    cols = "dataset" if axis == "trainer" else "trainer"
+    found = table(tmp_path, rows=(axis,), cols=(cols,), reference=("together",))
+    assert any("same seeds" in note for note in found.notes)
+    said = "not comparable in pairs of one seed, so without a mark: Pets"
+    assert said in found.notes
+
+
 def test_targets_and_held_out_domains(tmp_path: Path):
     last = {"personal": 50.0, "targets": 35.0, "target.DTD": 30.0, "target.Food101": 40.0}
     write_run(tmp_path / "xd", "A", last=last, sections={"zero_shot": {"target.DTD": 20.0}})
@@ -301,8 +315,10 @@ def test_a_run_of_an_older_version_lacks_a_key_and_that_is_told(tmp_path: Path):
 
 def test_a_missing_first_cell_does_not_turn_the_order(tmp_path: Path):
     for trainer, seconds in {"B": 9.0, "C": 1.0}.items():
-        totals = {"seconds": seconds, "local_steps": 4}
-        write_seeds(tmp_path, trainer, [50.0, 50.0], "DTD", info={"totals": totals})
+        for seed in (1, 2):
+            totals = {"seconds": seconds * (1 + 0.01 * seed), "local_steps": 4}
+            write_run(tmp_path, trainer, "DTD", seed, {"personal": 50.0},
+                      info={"totals": totals})
     write_seeds(tmp_path, "A", [50.0, 50.0], "Pets")
     found = table(tmp_path, cols=("dataset", "metric"), metrics=("personal", "totals.seconds"))
     column = "DTD / totals.seconds (s)"
