@@ -75,7 +75,8 @@ PERCENT = (frozenset(DERIVED) - {"personal_nll"}) | {
     "global", "global_macro_f1", "unseen", "targets", "accuracy", "macro_f1", "accuracy_before_ft",
     "val", "balanced", "ece",
 }
-FREE = ("aggregation", "train", "similarity")  # a method's own numbers, by its own names
+#: A method's own numbers, by its own names; and counts under the names of percentages.
+FREE = ("aggregation", "train", "similarity", "confusion")
 #: protocol key -> where the manifest's identity says the same.
 PROTOCOL = {
     "dataset": "DATASET.NAME", "trainer": "TRAINER.NAME", "shots": "DATASET.NUM_SHOTS",

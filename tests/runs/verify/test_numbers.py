@@ -69,6 +69,12 @@ def test_a_number_that_cannot_be_is_named(place: str, value: Any, words: str) ->
         assert words in said(**{place: value})
 
 
+def test_confusion_counts_are_no_percentages() -> None:
+    counts = {"personal": [[0, 0, 140], [1, -1, 3]], "global": [[1, 0, 924]]}
+    assert said(confusion=counts) == ""
+    assert list(problems({"last": RECORD, "confusion": counts})) == []
+
+
 def test_numbers_of_a_section_are_found_wherever_they_stand() -> None:
     results = {"references": {"ridge": RECORD | {"personal_micro": 1.0}}, "table": [{"new": 101}]}
     assert list(problems(results)) == [
