@@ -8,7 +8,7 @@ rounds again only (``fedvlm verify --replay``).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -65,11 +65,25 @@ def glance(folder: Path, record: Mapping[str, Any]) -> Verdict:
     Args:
         record: its ``results.json``.
     """
-    return _verdict(folder, record, _told(folder, record, whole=False))
+    return _guarded(folder, lambda: _verdict(folder, record, _told(folder, record, whole=False)))
 
 
 def inspect(folder: Path) -> Verdict:
     """Check every file of a run folder that counts, finished or not."""
+    return _guarded(folder, lambda: _inspect(folder))
+
+
+def _guarded(folder: Path, check: Callable[[], Verdict]) -> Verdict:
+    """Return a verdict whatever the files hold: one of them ends no table over many runs."""
+    try:
+        return check()
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
+            RecursionError) as error:
+        why = f"a file holds what no run writes there ({type(error).__name__})"
+        return Verdict(folder, UNSEALED, (why,))
+
+
+def _inspect(folder: Path) -> Verdict:
     path = folder / "results.json"
     record = whole_results(read_json(path))
     if record is not None:
@@ -178,6 +192,8 @@ def _manifest(
         yield "manifest.json is damaged (its seal does not fit)"
     elif whole and identity_digest(identity) != manifest.get("identity_digest"):
         yield "manifest.json is damaged (its identity has another digest)"
+    elif record is not None and "seal" in manifest and "covers" not in record:
+        yield "results.json is damaged (its seal is gone, manifest.json still has one)"
     elif "covers" in told and "seal" not in manifest:
         yield "manifest.json is damaged (it has no seal)"
     elif digest and manifest.get("identity_digest", None if bound else digest) != digest:
