@@ -138,8 +138,10 @@ def _beside(
 
 def _by_class(built: Built, last: Row) -> dict[str, Any]:
     """Return what ``TEST.PER_CLASS_RESULT`` and ``TEST.COMPUTE_CMAT`` ask for."""
-    test, counts = built.cfg.TEST, last.get(CONFUSION, {})
+    test, counts = built.cfg.TEST, last.get(CONFUSION)
     out: dict[str, Any] = {}
+    if counts is None:
+        return out  # the round was run when neither was asked for
     if test.PER_CLASS_RESULT:
         out["per_class"] = {
             whose: per_class(some, built.data.classnames) for whose, some in counts.items()

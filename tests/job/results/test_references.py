@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +126,16 @@ def test_a_finished_run_says_what_it_has_not(
     assert "it was run without TEST.COMPUTE_CMAT" in told
     (line,) = sentences("FedTV", results)  # the one sentence that it ended with
     assert f"note: {line}" in told and line in (jobs.folder(quick_run) / "log.txt").read_text()
+
+
+def test_so_does_one_that_lost_its_results_and_is_resumed(
+    quick_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = shutil.copytree(quick_run, tmp_path / "run")
+    (jobs.folder(output) / "results.json").unlink()
+    more = ("TEST.COMPUTE_CMAT", "True", "TEST.PER_CLASS_RESULT", "True")
+    assert jobs.run(output, "--opts", *more) == 0
+    told = capsys.readouterr().out
+    assert "run without TEST.COMPUTE_CMAT" in told and "without TEST.PER_CLASS_RESULT" in told
+    assert not {"confusion", "per_class"} & set(jobs.results(output))
+    assert not (jobs.folder(output) / "cmat.pt").exists()
