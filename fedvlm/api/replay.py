@@ -222,7 +222,8 @@ def _again(
         state = restore(built, folder)
         if (state.round if state else None) != since:
             raise DataError(f"'{path}': {'; '.join(folder.notes) or 'its state cannot be read'}")
-        return folder, to_the_end(built, folder, state, (), Sinks(()), time.perf_counter())
+        began = time.perf_counter()
+        return folder, to_the_end(built, folder, state, (), Sinks(()), began, afresh=True)
 
 
 # ---- comparing -------------------------------------------------------------------------------

@@ -195,16 +195,20 @@ def _train(
 
 def to_the_end(
     built: Built, folder: RunFolder, state: FedState | None, screens: Sequence[Any], sinks: Sinks,
-    began: float,
+    began: float, afresh: bool = False,
 ) -> Results:
-    """Run and record the rounds after ``state`` (None: all); return what is said at the end."""
+    """Run and record the rounds after ``state`` (None: all); return what is said at the end.
+
+    Args:
+        afresh: references are made again, whatever is kept of them.
+    """
     recorder = Recorder(built, folder, screens, sinks)
     reference = zero_shot(
         built.model, built.test, built.data, recorder.evaluator.panel, built.meter.template,
         batch_size=int(built.cfg.DATALOADER.TEST.BATCH_SIZE),
     ) if built.backbone.has_text else None
     beside = reference_rows(
-        built, recorder.evaluator.panel, reference, progress
+        built, recorder.evaluator.panel, reference, progress, afresh
     ) if built.cfg.TEST.REFERENCES else None
 
     done, _ = read_metrics(folder.metrics_path)

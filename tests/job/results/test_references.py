@@ -88,6 +88,16 @@ def test_a_method_on_pixels_has_them_too(built: Built) -> None:
         assert one["personal"] == pytest.approx(want[name]["personal"], abs=2.0)
 
 
+def test_a_replay_makes_them_again(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept is neither read nor written, however good its digest."""
+    panel, files = make_panel(built), list[str]()
+    monkeypatch.setattr(module, "_read", lambda _: files.append("read"))
+    monkeypatch.setattr(module, "_keep", lambda *_: files.append("kept"))
+    again = reference_rows(built, panel, None, afresh=True)
+    assert files == []
+    assert again == reference_rows(built, panel, None) and files == ["read", "kept"]
+
+
 def test_by_class_and_without_references(quick_run: Path, tmp_path: Path) -> None:
     """The same run to the bit: what is asked for beside it is no part of its identity."""
     more = ("TEST.PER_CLASS_RESULT", "True", "TEST.COMPUTE_CMAT", "True", "TEST.REFERENCES",
