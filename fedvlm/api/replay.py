@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,7 @@ from fedvlm.runs.verify.numbers import PERCENT
 
 POINTS = 1.0  # how far an accuracy may be off on another machine, in points
 SHARE = 0.01  # how far a tensor may be off there, as a share of its norm
+WEIGHTS = "MODEL.INIT_WEIGHTS"
 TIME = ("seconds",)  # is no number of the run
 
 STORED = (("server state", "row of", "held for"), ("model of",))  # in `state/`, in `models/`
@@ -156,18 +157,20 @@ def replay(
         cfg = config_of(path, {**(changes or {}), **quiet, "OUTPUT_DIR": place})
         with threads_of(cfg):
             built = build(cfg, progress)
+            moved = same_backbone(built.identity, told["identity"])
             refuse_other(path, told["identity"], identity_plain(built.identity),
                          partial(present, cfg.TRAINER.NAME))
             again, made = _again(built, path, Path(place), told, since)
             here = manifest.session()
             elsewhere = [line for session in told["sessions"]
                          for line in manifest.differences(session, here)]
+        out = ("weights",) if moved else ()  # of the protocol: a place, the digest is compared
         recorded, seen = (
             _leaves(p, rows, r, first, digest) for p, rows, r, digest in (
-                (path, records, {"results": results["results"], "protocol": results["protocol"]},
+                (path, records, _sections(results["results"], results["protocol"], out),
                  str(told["identity_digest"])),
                 (again.path, read_metrics(again.metrics_path)[0],
-                 {"results": made.numbers, "protocol": made.protocol}, again.digest),
+                 _sections(made.numbers, made.protocol, out), again.digest),
             )
         )
     elsewhere = [e for e in dict.fromkeys(elsewhere) if not e.startswith("git.changed")]
@@ -183,6 +186,30 @@ def replay(
         path, max(first, 1), last, since, why, time.perf_counter() - began, _counts(recorded),
         differences, elsewhere, allowed,
     )
+
+
+def same_backbone(identity: dict[str, Any], recorded: Mapping[str, Any]) -> bool:
+    """Give the identity of what was built the recorded place of weights if they are the same.
+
+    Returns:
+        Whether they lie elsewhere: equal digests of the backbone, another ``MODEL.INIT_WEIGHTS``.
+    """
+    config, before = identity["config"], recorded.get("config", {})
+    if identity["backbone"] != recorded.get("backbone"):
+        return False
+    if config.get(WEIGHTS) == before.get(WEIGHTS):
+        return False
+    identity["config"] = {k: v for k, v in config.items() if k != WEIGHTS} | {
+        k: v for k, v in before.items() if k == WEIGHTS
+    }
+    return True
+
+
+def _sections(
+    results: Mapping[str, Any], protocol: Mapping[str, Any], out: Sequence[str]
+) -> dict[str, Any]:
+    kept = {k: v for k, v in protocol.items() if k not in out}
+    return {"results": results, "protocol": kept}
 
 
 def _start(path: Path, identity: str, last: int, rounds: int) -> int | None:
