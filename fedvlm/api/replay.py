@@ -49,6 +49,7 @@ from fedvlm.runs.verify.numbers import PERCENT
 POINTS = 1.0  # how far an accuracy may be off on another machine, in points
 SHARE = 0.01  # how far a tensor may be off there, as a share of its norm
 WEIGHTS = "MODEL.INIT_WEIGHTS"
+COSTS = ("counters", "spent", "participants")  # counted, not measured; and ``bytes_...``
 TIME = ("seconds",)  # is no number of the run
 
 STORED = (("server state", "row of", "held for"), ("model of",))  # in `state/`, in `models/`
@@ -323,7 +324,9 @@ def _differences(recorded: Leaves, seen: Leaves, points: float | None) -> Iterat
                 yield f"{place}: the tensors differ by {share:.2g} of their norm"
         elif type(a) is type(b) and a == b:
             continue
-        elif points is None or (_is_mean(place) and not _near(a, b, points)):
+        elif points is None or _is_cost(place) or (
+            _is_mean(place) and not _near(a, b, points)
+        ):
             yield f"{place}: recorded {a}, replayed {b}"
 
 
@@ -331,6 +334,13 @@ def _is_mean(place: str) -> bool:
     """Say whether a number is one of all clients: single ones may move by an image."""
     name = place.rpartition(": ")[2].rpartition(".")[2]
     return name in PERCENT and not _ROW.search(place) and not name.endswith(("worst", "decile"))
+
+
+def _is_cost(place: str) -> bool:
+    """Say whether a number counts work or bytes, which are equal on every machine."""
+    names = place.rpartition(": ")[2].split(".")
+    cost = any(n in COSTS or n.startswith("bytes_") for n in names)
+    return cost and names[-1] not in TIME
 
 
 def _near(a: Any, b: Any, points: float) -> bool:

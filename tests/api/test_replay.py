@@ -86,6 +86,10 @@ def test_what_differs_bit_by_bit_and_within_a_tolerance() -> None:
     assert list(module._differences(a, near, 1.0)) == []
     (clause,) = module._differences(a, near, 0.1)
     assert clause == "round 3: personal: recorded 50.0, replayed 50.5"
+    work = {"round 3: counters.samples": 4, "round 3: bytes_up.0": 8, "round 3: seconds": 1.0,
+            "results.json: results.spent.samples": 4, "results.json: results.spent.seconds": 1.0}
+    more = {k: v + 1 for k, v in work.items()}
+    assert len(list(module._differences(work, more, 100.0))) == 3  # work is equal everywhere
     far = a | {"server state: global/w": torch.ones(4) * 2}
     (clause,) = module._differences(a, far, 1.0)
     assert clause == "server state: global/w: the tensors differ by 1 of their norm"

@@ -11,6 +11,8 @@ from typing import Any
 
 from fedvlm.runs.metrics import append_metrics, read_metrics
 from fedvlm.runs.seal import seal_of
+from fedvlm.runs.verify.beside import better as better_ones
+from fedvlm.runs.verify.beside import gain, hurt, kind_of
 from fedvlm.runs.verify.cover import cover
 from fedvlm.runs.verify.numbers import DERIVED
 
@@ -75,6 +77,12 @@ def forge(folder: Path) -> None:
         better(record["results"]["last"])
         row = record["results"]["table"][-1]
         row |= {name: record["results"]["last"].get(name, old) for name, old in row.items()}
+        numbers, last = record["results"], record["results"]["last"]
+        if "references" in numbers:
+            found = numbers["references"]
+            numbers |= {"gain": gain(last["personal"], found), "hurt": hurt(last["clients"], found)}
+            worse = dict(better_ones(last["personal"], found, kind_of(numbers["spent"])))
+            numbers["below"] = [one for one in numbers["below"] if one["reference"] in worse]
         record["covers"] = cover(folder)
 
     edit(folder / "results.json", results)

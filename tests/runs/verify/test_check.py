@@ -97,6 +97,8 @@ def test_what_is_damaged_is_named(
     ("results.json", lambda r: r["results"]["untrained"].update(personal=70.0),
      "untrained.personal is not that of metrics.jsonl"),
     ("results.json", lambda r: r["run_info"]["totals"].update(rounds=3), "totals.rounds is 3"),
+    ("results.json", lambda r: r["results"].update(spent={"samples": 9}),
+     "spent.samples is 9, metrics.jsonl says 0"),
     ("results.json", lambda r: r["protocol"].update(seed=2), "the manifest says 1"),
     ("results.json", lambda r: r.update(identity_digest="f" * 64), "of another run"),
     ("manifest.json", lambda r: r["identity"].update(data="e"), "its identity has another digest"),
