@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,8 @@ from fedvlm.runs.verify.numbers import PERCENT
 
 POINTS = 1.0  # how far an accuracy may be off on another machine, in points
 SHARE = 0.01  # how far a tensor may be off there, as a share of its norm
+WEIGHTS = "MODEL.INIT_WEIGHTS"
+COSTS = ("counters", "spent", "participants")  # counted, not measured; and ``bytes_...``
 TIME = ("seconds",)  # is no number of the run
 
 STORED = (("server state", "row of", "held for"), ("model of",))  # in `state/`, in `models/`
@@ -156,18 +158,20 @@ def replay(
         cfg = config_of(path, {**(changes or {}), **quiet, "OUTPUT_DIR": place})
         with threads_of(cfg):
             built = build(cfg, progress)
+            moved = same_backbone(built.identity, told["identity"])
             refuse_other(path, told["identity"], identity_plain(built.identity),
                          partial(present, cfg.TRAINER.NAME))
             again, made = _again(built, path, Path(place), told, since)
             here = manifest.session()
             elsewhere = [line for session in told["sessions"]
                          for line in manifest.differences(session, here)]
+        out = ("weights",) if moved else ()  # of the protocol: a place, the digest is compared
         recorded, seen = (
             _leaves(p, rows, r, first, digest) for p, rows, r, digest in (
-                (path, records, {"results": results["results"], "protocol": results["protocol"]},
+                (path, records, _sections(results["results"], results["protocol"], out),
                  str(told["identity_digest"])),
                 (again.path, read_metrics(again.metrics_path)[0],
-                 {"results": made.numbers, "protocol": made.protocol}, again.digest),
+                 _sections(made.numbers, made.protocol, out), again.digest),
             )
         )
     elsewhere = [e for e in dict.fromkeys(elsewhere) if not e.startswith("git.changed")]
@@ -183,6 +187,30 @@ def replay(
         path, max(first, 1), last, since, why, time.perf_counter() - began, _counts(recorded),
         differences, elsewhere, allowed,
     )
+
+
+def same_backbone(identity: dict[str, Any], recorded: Mapping[str, Any]) -> bool:
+    """Give the identity of what was built the recorded place of weights if they are the same.
+
+    Returns:
+        Whether they lie elsewhere: equal digests of the backbone, another ``MODEL.INIT_WEIGHTS``.
+    """
+    config, before = identity["config"], recorded.get("config", {})
+    if identity["backbone"] != recorded.get("backbone"):
+        return False
+    if config.get(WEIGHTS) == before.get(WEIGHTS):
+        return False
+    identity["config"] = {k: v for k, v in config.items() if k != WEIGHTS} | {
+        k: v for k, v in before.items() if k == WEIGHTS
+    }
+    return True
+
+
+def _sections(
+    results: Mapping[str, Any], protocol: Mapping[str, Any], out: Sequence[str]
+) -> dict[str, Any]:
+    kept = {k: v for k, v in protocol.items() if k not in out}
+    return {"results": results, "protocol": kept}
 
 
 def _start(path: Path, identity: str, last: int, rounds: int) -> int | None:
@@ -222,7 +250,8 @@ def _again(
         state = restore(built, folder)
         if (state.round if state else None) != since:
             raise DataError(f"'{path}': {'; '.join(folder.notes) or 'its state cannot be read'}")
-        return folder, to_the_end(built, folder, state, (), Sinks(()), time.perf_counter())
+        began = time.perf_counter()
+        return folder, to_the_end(built, folder, state, (), Sinks(()), began, afresh=True)
 
 
 # ---- comparing -------------------------------------------------------------------------------
@@ -295,7 +324,9 @@ def _differences(recorded: Leaves, seen: Leaves, points: float | None) -> Iterat
                 yield f"{place}: the tensors differ by {share:.2g} of their norm"
         elif type(a) is type(b) and a == b:
             continue
-        elif points is None or (_is_mean(place) and not _near(a, b, points)):
+        elif points is None or _is_cost(place) or (
+            _is_mean(place) and not _near(a, b, points)
+        ):
             yield f"{place}: recorded {a}, replayed {b}"
 
 
@@ -303,6 +334,13 @@ def _is_mean(place: str) -> bool:
     """Say whether a number is one of all clients: single ones may move by an image."""
     name = place.rpartition(": ")[2].rpartition(".")[2]
     return name in PERCENT and not _ROW.search(place) and not name.endswith(("worst", "decile"))
+
+
+def _is_cost(place: str) -> bool:
+    """Say whether a number counts work or bytes, which are equal on every machine."""
+    names = place.rpartition(": ")[2].split(".")
+    cost = any(n in COSTS or n.startswith("bytes_") for n in names)
+    return cost and names[-1] not in TIME
 
 
 def _near(a: Any, b: Any, points: float) -> bool:

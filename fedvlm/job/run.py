@@ -26,6 +26,7 @@ from fedvlm.core.trees import nbytes
 from fedvlm.data.datasets import set_name
 from fedvlm.data.partition.counts import partition_csv
 from fedvlm.evaluation import zero_shot
+from fedvlm.evaluation.scores import CONFUSION
 from fedvlm.federation.clients import on
 from fedvlm.federation.rounds import FedState, state_of
 from fedvlm.job.build import Built, encode, prepare
@@ -36,7 +37,7 @@ from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import Recorder
 from fedvlm.job.results import Results, reference_rows, results_of, seed_table
 from fedvlm.job.results.against import sentences
-from fedvlm.job.results.classes import matrix_file
+from fedvlm.job.results.classes import absent_parts, matrix_file
 from fedvlm.job.show import draw_partition, say_results
 from fedvlm.job.sinks import Sinks
 from fedvlm.runs.folder import RunFolder, look_ahead
@@ -110,9 +111,7 @@ def _run(
         console.notes([*folder.notes, before, *bare])
         if cfg.TEST.KEEP_LOGITS and not (folder.path / "logits.safetensors").exists():
             console.notes(["it kept no logits: run it again under another --tag to have them"])
-        for key, part in (("PER_CLASS_RESULT", "per_class"), ("COMPUTE_CMAT", "confusion")):
-            if cfg.TEST[key] and part not in folder.finished["results"]:
-                console.notes([f"it was run without TEST.{key}: run it again under another --tag"])
+        console.notes(absent_parts(cfg, folder.finished["results"]))
         console.result(folder.finished["results"]["table"])
         console.notes(sentences(built.federation.trainer.name, folder.finished["results"]))
         return folder.finished, folder.path
@@ -186,26 +185,30 @@ def _train(
     results = to_the_end(built, folder, state, screens, sinks, began)
     for screen in screens:
         screen.result(results.table)
-        screen.notes(results.notes)
+        screen.notes([*results.notes, *absent_parts(cfg, results.numbers)])
     log.finish(results.headline, classes=results.classes)
-    if cfg.TEST.COMPUTE_CMAT:
-        counts = read_metrics(folder.metrics_path)[0][-1]["confusion"]["personal"]
+    if CONFUSION in results.numbers:
+        counts = results.numbers[CONFUSION]["personal"]
         folder.write_bytes("cmat.pt", matrix_file(counts, len(built.data.classnames)))
     return folder.write_results(results.run_info, results.protocol, results.numbers)
 
 
 def to_the_end(
     built: Built, folder: RunFolder, state: FedState | None, screens: Sequence[Any], sinks: Sinks,
-    began: float,
+    began: float, afresh: bool = False,
 ) -> Results:
-    """Run and record the rounds after ``state`` (None: all); return what is said at the end."""
+    """Run and record the rounds after ``state`` (None: all); return what is said at the end.
+
+    Args:
+        afresh: references are made again, whatever is kept of them.
+    """
     recorder = Recorder(built, folder, screens, sinks)
     reference = zero_shot(
         built.model, built.test, built.data, recorder.evaluator.panel, built.meter.template,
         batch_size=int(built.cfg.DATALOADER.TEST.BATCH_SIZE),
     ) if built.backbone.has_text else None
     beside = reference_rows(
-        built, recorder.evaluator.panel, reference, progress
+        built, recorder.evaluator.panel, reference, progress, afresh
     ) if built.cfg.TEST.REFERENCES else None
 
     done, _ = read_metrics(folder.metrics_path)

@@ -86,6 +86,10 @@ def test_what_differs_bit_by_bit_and_within_a_tolerance() -> None:
     assert list(module._differences(a, near, 1.0)) == []
     (clause,) = module._differences(a, near, 0.1)
     assert clause == "round 3: personal: recorded 50.0, replayed 50.5"
+    work = {"round 3: counters.samples": 4, "round 3: bytes_up.0": 8, "round 3: seconds": 1.0,
+            "results.json: results.spent.samples": 4, "results.json: results.spent.seconds": 1.0}
+    more = {k: v + 1 for k, v in work.items()}
+    assert len(list(module._differences(work, more, 100.0))) == 3  # work is equal everywhere
     far = a | {"server state: global/w": torch.ones(4) * 2}
     (clause,) = module._differences(a, far, 1.0)
     assert clause == "server state: global/w: the tensors differ by 1 of their norm"
@@ -93,6 +97,33 @@ def test_what_differs_bit_by_bit_and_within_a_tolerance() -> None:
     assert list(module._differences(thin, a, None)) == []
     (clause,) = module._differences(a, thin, None)
     assert clause == "model of client 0: w: only the run has it"
+
+
+def test_weights_may_lie_elsewhere_if_they_are_the_same() -> None:
+    told = {"backbone": "b", "config": {"SEED": 1, "MODEL.INIT_WEIGHTS": "/there/w.pt"}}
+    here = {"backbone": "b", "config": {"SEED": 1, "MODEL.INIT_WEIGHTS": "w.pt"}}
+    other = here | {"backbone": "c"}
+    assert module.same_backbone(here, told) and here == told
+    assert not module.same_backbone(here, told)
+    assert not module.same_backbone(other, told)
+    assert other["config"] == {"SEED": 1, "MODEL.INIT_WEIGHTS": "w.pt"}
+
+
+def test_a_replay_with_weights_elsewhere_is_the_run(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their place is in identity and protocol; the digest says that they are the run's."""
+    real = module.build
+
+    def moved(*args: Any) -> Any:
+        built = real(*args)
+        built.identity["config"]["MODEL.INIT_WEIGHTS"] = "/elsewhere/w.pt"
+        monkeypatch.setattr(built.backbone, "weights", "/elsewhere/w.pt")
+        return built
+
+    monkeypatch.setattr(module, "build", moved)
+    seen = replay(run)
+    assert seen.equal and seen.points is None
 
 
 def test_what_cannot_be_replayed_says_so(run: Path, tmp_path: Path) -> None:

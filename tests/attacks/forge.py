@@ -11,7 +11,10 @@ from typing import Any
 
 from fedvlm.runs.metrics import append_metrics, read_metrics
 from fedvlm.runs.seal import seal_of
+from fedvlm.runs.verify.beside import better as better_ones
+from fedvlm.runs.verify.beside import gain, hurt, kind_of
 from fedvlm.runs.verify.cover import cover
+from fedvlm.runs.verify.numbers import DERIVED
 
 PICTURES = (".png", ".svg", ".html")  # made again from the rest, covered by nothing
 
@@ -52,18 +55,12 @@ def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 def better(numbers: dict[str, Any]) -> None:
-    """Let every client have every image right, and all means follow."""
-    for row in numbers.get("clients", ()):
+    """Let every client have every image right, and all that follows from the rows follow."""
+    for row in numbers["clients"]:
         row |= {"correct": row["n"], "accuracy": 100.0}
-    for name in ("personal", "personal_worst", "personal_worst_decile", "personal_micro"):
-        if name in numbers:
-            numbers[name] = 100.0
-    if "personal_std" in numbers:
-        numbers["personal_std"] = 0.0
-    if numbers.get("hm3") is not None:
-        low = (numbers["base_all"], numbers["new"])
-        numbers["hm3"] = 3 / (1 / 100 + sum(1 / v for v in low)) if all(low) else 0.0
-        numbers["cm"] = (100 + numbers["hm2"]) / 2
+    for name, (rows, formula) in DERIVED.items():
+        if name in numbers and numbers.get(rows):
+            numbers[name] = formula(numbers[rows], numbers)
 
 
 def forge(folder: Path) -> None:
@@ -78,7 +75,14 @@ def forge(folder: Path) -> None:
 
     def results(record: dict[str, Any]) -> None:
         better(record["results"]["last"])
-        better(record["results"]["table"][-1])
+        row = record["results"]["table"][-1]
+        row |= {name: record["results"]["last"].get(name, old) for name, old in row.items()}
+        numbers, last = record["results"], record["results"]["last"]
+        if "references" in numbers:
+            found = numbers["references"]
+            numbers |= {"gain": gain(last["personal"], found), "hurt": hurt(last["clients"], found)}
+            worse = dict(better_ones(last["personal"], found, kind_of(numbers["spent"])))
+            numbers["below"] = [one for one in numbers["below"] if one["reference"] in worse]
         record["covers"] = cover(folder)
 
     edit(folder / "results.json", results)

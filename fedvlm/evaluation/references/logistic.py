@@ -113,7 +113,11 @@ def regressions(
 
 
 def _chunks(shares: Sequence[Share]) -> Iterator[list[int]]:
-    """Yield places of shares, large ones first, those with and without validation images apart."""
+    """Yield places of shares, large ones first.
+
+    Apart are those with and without validation images, and those of more than ``LARGE`` training
+    images: what a client's regression is does not hang on whose are solved beside it.
+    """
     order = sorted(range(len(shares)), key=lambda i: (
         not len(shares[i].val), -len(shares[i].train), i
     ))
@@ -124,6 +128,7 @@ def _chunks(shares: Sequence[Share]) -> Iterator[list[int]]:
             n = max(len(first.train), 1)
             size = 8 * n * min(n, 1024) * (1 if len(first.val) else FOLDS)
             split = bool(len(first.val)) != bool(len(shares[i].val))
+            split |= (len(first.train) > LARGE) != (len(shares[i].train) > LARGE)
             if split or size * (len(chunk) + 1) > CHUNK_BYTES:
                 yield chunk
                 chunk = []

@@ -6,13 +6,12 @@ collaboration, every other one beside those of federations too. Nobody has to re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from fedvlm.evaluation.references import ALONE, BOUND, TOGETHER
+from fedvlm.evaluation.references import BOUND
+from fedvlm.runs.verify.beside import References, better
 
-EXACT = 1e-9  # points; less is rounding
-TUNED = ("logreg",)  # alone, and something of it is chosen on validation images
 WORDS = {
     "chance": "chance",
     "majority": "each client's commonest class",
@@ -31,7 +30,6 @@ ROWS = {  # of the final table; zero-shot has its own, with more numbers
     "afl": "AFL (together)",
     "pooled": "pooled (bound)",
 }
-References = Mapping[str, Mapping[str, Any]]
 
 
 def below(
@@ -47,63 +45,11 @@ def below(
     Returns:
         ``reference``, ``kind``, ``personal`` of the reference, and a ``sentence``.
     """
-    kinds = (ALONE,) if kind == ALONE else (ALONE, TOGETHER)
-    better = [
-        (name, float(one["personal"])) for name, one in found.items()
-        if one["kind"] in kinds and one["personal"] is not None and personal is not None
-        and one["personal"] > personal + EXACT
-    ]
     return [
         {"reference": name, "kind": found[name]["kind"], "personal": value, "sentence":
          f"{method}'s personal {personal:.1f} is below {WORDS[name]}, {value:.1f}"}
-        for name, value in sorted(better, key=lambda pair: -pair[1])
+        for name, value in better(personal, found, kind)
     ]
-
-
-def gain(personal: float | None, found: References) -> dict[str, Any] | None:
-    """Return the collaboration gain: the method less the best reference without collaboration.
-
-    The best one by the same test images, in the reference's favour. None without a number.
-
-    Returns:
-        ``points``, ``reference``, ``personal`` of the reference, ``untuned``: what of the two has
-        nothing chosen on validation images (the method's settings are the user's: they count as
-        not tuned).
-    """
-    alone = {
-        name: float(one["personal"]) for name, one in found.items()
-        if one["kind"] == ALONE and one["personal"] is not None
-    }
-    if personal is None or not alone:
-        return None
-    name = max(alone, key=lambda n: alone[n])
-    return {
-        "points": personal - alone[name], "reference": name, "personal": alone[name],
-        "untuned": "method" if name in TUNED else "both",
-    }
-
-
-def hurt(
-    clients: Sequence[Mapping[str, Any]], found: References, name: str = "logreg"
-) -> dict[str, Any] | None:
-    """Return whom federation hurts: clients whose model is below their own logistic regression.
-
-    Returns:
-        ``share`` (percent of the clients with test images), ``clients`` (their ids), ``of`` (how
-        many have test images), ``reference``. None where it was not made.
-    """
-    if name not in found:
-        return None
-    own = {row["client"]: row["accuracy"] for row in found[name]["clients"]}
-    rated = [row for row in clients
-             if row["accuracy"] is not None and own.get(row["client"]) is not None]
-    worse = [row["client"] for row in rated if row["accuracy"] < own[row["client"]] - EXACT]
-    if not rated:
-        return None
-    return {
-        "share": 100.0 * len(worse) / len(rated), "clients": worse, "of": len(rated),
-        "reference": name,
-    }
 
 
 def sentences(method: str, results: Mapping[str, Any]) -> list[str]:

@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from yacs.config import CfgNode
 
 from fedvlm.core.stats import mean
+from fedvlm.evaluation.scores import CONFUSION
 
 Counts = Sequence[Sequence[int]]  # (true, predicted, images); predicted -1: logits not finite
 
@@ -32,6 +34,19 @@ def per_class(counts: Counts, names: Sequence[str]) -> list[dict[str, Any]]:
         {"class": i, "name": name, "n": total[i], "correct": right[i],
          "accuracy": 100.0 * right[i] / total[i] if total[i] else None}
         for i, name in enumerate(names)
+    ]
+
+
+def absent_parts(cfg: CfgNode, numbers: Mapping[str, Any]) -> list[str]:
+    """Return a note for what is asked for now and was not when the last round ran.
+
+    Args:
+        numbers: the section ``results`` of ``results.json``.
+    """
+    return [
+        f"it was run without TEST.{key}: run it again under another --tag"
+        for key, part in (("PER_CLASS_RESULT", "per_class"), ("COMPUTE_CMAT", CONFUSION))
+        if cfg.TEST[key] and part not in numbers
     ]
 
 

@@ -24,6 +24,7 @@ from fedvlm.job.describe import partition_name, setting, trained_words
 from fedvlm.job.results import against
 from fedvlm.job.results.classes import class_lines, per_class
 from fedvlm.runs.metrics import sentence, spent, totals
+from fedvlm.runs.verify.beside import References, gain, hurt, kind_of
 
 METRICS = (
     "personal", "personal_std", "personal_worst", "personal_worst_decile", "personal_micro",
@@ -65,7 +66,7 @@ class Results:
 
 def results_of(
     built: Built, zero_shot: Row | None, records: Sequence[Row], seconds: float,
-    references: against.References | None = None,
+    references: References | None = None,
 ) -> Results:
     """Return the results of a run from its rounds' records.
 
@@ -121,25 +122,24 @@ def results_of(
 
 
 def _beside(
-    built: Built, last: Row, spent: Row, references: against.References
+    built: Built, last: Row, spent: Row, references: References
 ) -> dict[str, Any]:
     """Return the references, and what the method is beside them."""
     method, personal = built.federation.trainer.name, last["personal"]
-    silent = not spent["bytes_up"] and not spent["bytes_down"]
     return {
         "references": dict(references),
-        "below": against.below(
-            method, personal, references, against.ALONE if silent else against.TOGETHER
-        ),
-        "gain": against.gain(personal, references),
-        "hurt": against.hurt(last["clients"], references),
+        "below": against.below(method, personal, references, kind_of(spent)),
+        "gain": gain(personal, references),
+        "hurt": hurt(last["clients"], references),
     }
 
 
 def _by_class(built: Built, last: Row) -> dict[str, Any]:
     """Return what ``TEST.PER_CLASS_RESULT`` and ``TEST.COMPUTE_CMAT`` ask for."""
-    test, counts = built.cfg.TEST, last.get(CONFUSION, {})
+    test, counts = built.cfg.TEST, last.get(CONFUSION)
     out: dict[str, Any] = {}
+    if counts is None:
+        return out  # the round was run when neither was asked for
     if test.PER_CLASS_RESULT:
         out["per_class"] = {
             whose: per_class(some, built.data.classnames) for whose, some in counts.items()

@@ -34,7 +34,7 @@ STREAM = "features"
 
 def reference_rows(
     built: Built, panel: Panel, zero_shot: Mapping[str, Any] | None,
-    progress: Progress | None = None,
+    progress: Progress | None = None, afresh: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """Return the references of a run, by name in the order in which they are shown.
 
@@ -42,13 +42,14 @@ def reference_rows(
         panel: whose test images are judged, and whose training images count.
         zero_shot: the template's metrics (``evaluation.zero_shot``); None: no text tower.
         progress: called where images are encoded, for methods that stream something else.
+        afresh: take nothing that is kept, and keep nothing: for a replay, which believes no file.
 
     Raises:
         DataError: an image changed meanwhile, or the feature store cannot be written.
     """
     members = built.federation.roster.members
     path = _path(built, panel, members)
-    plain = _read(path)
+    plain = None if afresh else _read(path)
     if plain is None or zero_shot is not None:
         asked = Asked(
             features_source(built, panel, members, progress), built.data, panel.clients, members,
@@ -56,7 +57,8 @@ def reference_rows(
         )
         if plain is None:
             plain = references(asked)
-            _keep(path, plain)
+            if not afresh:
+                _keep(path, plain)
         if zero_shot is not None:
             plain = plain | zero_shots(asked, built.model, zero_shot["clients"])
     return order(plain)

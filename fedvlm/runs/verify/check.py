@@ -8,7 +8,7 @@ rounds again only (``fedvlm verify --replay``).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,10 +16,11 @@ from typing import Any
 
 from fedvlm.core.errors import DataError
 from fedvlm.runs.identity import identity_digest, read_json, seal_fits, whole_results
-from fedvlm.runs.metrics import read_chain, read_metrics, totals
+from fedvlm.runs.metrics import read_chain, read_metrics, spent, totals
 from fedvlm.runs.seal import Damaged, check_file, check_records, read_bytes, seal_of, unsealed
+from fedvlm.runs.verify.beside import disagreements
 from fedvlm.runs.verify.cover import BARE, METRICS, damage, missing
-from fedvlm.runs.verify.numbers import problems, protocol_problems
+from fedvlm.runs.verify.numbers import problems, protocol_problems, shorter
 
 SEALED, UNSEALED, DAMAGED, UNFINISHED, OK = "sealed", "unsealed", "damaged", "unfinished", "ok"
 BEFORE = "no seal (made before fedvlm sealed its runs)"
@@ -65,11 +66,25 @@ def glance(folder: Path, record: Mapping[str, Any]) -> Verdict:
     Args:
         record: its ``results.json``.
     """
-    return _verdict(folder, record, _told(folder, record, whole=False))
+    return _guarded(folder, lambda: _verdict(folder, record, _told(folder, record, whole=False)))
 
 
 def inspect(folder: Path) -> Verdict:
     """Check every file of a run folder that counts, finished or not."""
+    return _guarded(folder, lambda: _inspect(folder))
+
+
+def _guarded(folder: Path, check: Callable[[], Verdict]) -> Verdict:
+    """Return a verdict whatever the files hold: one of them ends no table over many runs."""
+    try:
+        return check()
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
+            RecursionError) as error:
+        why = f"a file holds what no run writes there ({type(error).__name__})"
+        return Verdict(folder, UNSEALED, (why,))
+
+
+def _inspect(folder: Path) -> Verdict:
     path = folder / "results.json"
     record = whole_results(read_json(path))
     if record is not None:
@@ -147,6 +162,7 @@ def _told(folder: Path, record: Mapping[str, Any], whole: bool) -> Iterator[str]
     for clause in problems(record["results"]):
         yield f"results.json: {clause}"
     yield from (f"results.json: {clause}" for clause in _last(record["results"]))
+    yield from (f"results.json: {clause}" for clause in disagreements(record["results"]))
     yield from _manifest(folder, str(record["identity_digest"]), record, whole)
     covers = record.get("covers")
     if isinstance(covers, Mapping):
@@ -178,6 +194,8 @@ def _manifest(
         yield "manifest.json is damaged (its seal does not fit)"
     elif whole and identity_digest(identity) != manifest.get("identity_digest"):
         yield "manifest.json is damaged (its identity has another digest)"
+    elif record is not None and "seal" in manifest and "covers" not in record:
+        yield "results.json is damaged (its seal is gone, manifest.json still has one)"
     elif "covers" in told and "seal" not in manifest:
         yield "manifest.json is damaged (it has no seal)"
     elif digest and manifest.get("identity_digest", None if bound else digest) != digest:
@@ -249,12 +267,12 @@ def _rounds(folder: Path, results: Mapping[str, Any]) -> Iterator[str]:
         for name, value in numbers.items():
             if name in row and name not in NO_RESULT and _text(row[name]) != _text(value):
                 yield f"results.json: {section}.{name} is not that of metrics.jsonl"
-    spent = results["run_info"].get("totals")
-    if isinstance(spent, Mapping):
-        again = totals(records)
-        for name, value in spent.items():
+    for section, costs, again in (("totals", results["run_info"].get("totals"), totals(records)),
+                                  ("spent", told.get("spent"), spent(records))):
+        for name, value in costs.items() if isinstance(costs, Mapping) else ():
             if name in again and name != "seconds" and _text(again[name]) != _text(value):
-                yield f"results.json: totals.{name} is {value}, metrics.jsonl says {again[name]}"
+                yield (f"results.json: {section}.{name} is {shorter(value)}, metrics.jsonl says "
+                       f"{again[name]}")
 
 
 def _round(results: Mapping[str, Any], section: str, records: Sequence[Mapping[str, Any]]) -> Any:

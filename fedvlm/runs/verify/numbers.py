@@ -27,6 +27,8 @@ Row = Mapping[str, Any]
 Rows = Sequence[Row]
 Numbers = Mapping[str, Any]
 CLIENTS, UNSEEN_ROWS = "clients", "unseen_clients_rows"
+MOST = 2**53  # images of a client, and what a float counts
+WIDTH = 60  # characters of a value in a sentence
 CLOSE = 1e-9  # older runs summed in another order
 
 
@@ -75,7 +77,8 @@ PERCENT = (frozenset(DERIVED) - {"personal_nll"}) | {
     "global", "global_macro_f1", "unseen", "targets", "accuracy", "macro_f1", "accuracy_before_ft",
     "val", "balanced", "ece",
 }
-FREE = ("aggregation", "train", "similarity")  # a method's own numbers, by its own names
+#: A method's own numbers, by its own names; and counts under the names of percentages.
+FREE = ("aggregation", "train", "similarity", "confusion")
 #: protocol key -> where the manifest's identity says the same.
 PROTOCOL = {
     "dataset": "DATASET.NAME", "trainer": "TRAINER.NAME", "shots": "DATASET.NUM_SHOTS",
@@ -116,10 +119,10 @@ def _derived(record: Mapping[str, Any], place: str) -> Iterator[str]:
             continue
         try:
             value = formula(there, record)
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, ArithmeticError):
             continue  # rows of a version that did not have it, or numbers named already
         if not _equal(value, record[name]):
-            yield f"{place}{name} is {record[name]}, its clients' rows say {value}"
+            yield f"{place}{name} is {shorter(record[name])}, its clients' rows say {value}"
     targets = [v for k, v in record.items() if k.startswith("target.")]
     if targets and "targets" in record and all(v is None or _number(v) for v in targets):
         value = mean(targets)
@@ -139,14 +142,17 @@ def _rows(rows: Sequence[Any], place: str) -> Iterator[str]:
         n: Any = row.get("n")
         correct: Any = row.get("correct")
         who = row.get("client", at)
+        if not isinstance(who, int):
+            yield f"{place}.{at}: client {who!r} is no number"
+            continue
         if who in seen:
             yield f"{place}: client {who} stands there twice"
         seen.add(who)
         if "n" not in row or "correct" not in row:
             continue
         counts = isinstance(n, int) and isinstance(correct, int | float)  # chance: n / classes
-        if not counts or not n >= correct >= 0:
-            yield f"{place}: client {who} has {correct} right of {n}"
+        if not counts or not MOST >= n >= correct >= 0:
+            yield f"{place}: client {who} has {shorter(correct)} right of {shorter(n)}"
         elif "accuracy" in row and not _equal(100 * correct / n if n else None, row["accuracy"]):
             yield f"{place}: client {who} has {correct} right of {n}, accuracy {row['accuracy']}"
 
@@ -165,7 +171,7 @@ def _ranges(value: Any, place: str, name: str = "") -> Iterator[str]:
     elif isinstance(value, float) and not math.isfinite(value):
         yield f"{place[:-1]} is {value}"
     elif name and value is not None and not (_number(value) and 0 <= value <= 100):
-        yield f"{place[:-1]} is {value!r}: not a percentage"
+        yield f"{place[:-1]} is {shorter(value)}: not a percentage"
 
 
 def protocol_problems(
@@ -181,9 +187,19 @@ def protocol_problems(
             yield f"protocol.{key} is {protocol[key]!r}, the manifest says {wanted!r}"
 
 
+def shorter(value: Any) -> str:
+    """Return a value for one sentence, whatever a file may hold."""
+    if isinstance(value, int) and abs(value) > MOST:
+        return f"a number of {value.bit_length():,} bits"
+    text = repr(value)
+    return text if len(text) <= WIDTH else f"{text[:WIDTH]}..."
+
+
 def _equal(a: Any, b: Any) -> bool:
     if a is None or b is None or not (_number(a) and _number(b)):
         return a is b
+    if any(isinstance(x, int) and abs(x) > MOST for x in (a, b)):
+        return bool(a == b)  # no float holds it
     return math.isclose(a, b, rel_tol=CLOSE, abs_tol=CLOSE)
 
 

@@ -173,6 +173,28 @@ def test_many_images_are_held_out_once_and_in_float32(monkeypatch: pytest.Monkey
     assert (one.labels == 0).sum() >= 8
 
 
+def test_a_regression_does_not_hang_on_whose_is_solved_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One of a few images is cross-validated in five parts, in float64, whoever has many."""
+    from fedvlm.evaluation.references import logistic
+
+    monkeypatch.setattr(logistic, "LARGE", 10)
+    frozen, held = Frozen(Source(), np.array(LABELS)), list[tuple[int, torch.dtype]]()  # type: ignore[arg-type]
+    real = logistic._cross_validated
+
+    def watched(problems: Any, grid: Any) -> Any:
+        held.append((problems.w.shape[1], problems.x.dtype))
+        return real(problems, grid)
+
+    monkeypatch.setattr(logistic, "_cross_validated", watched)
+    few = share(pick((0, range(3)), (3, range(3))), [], pick((0, range(10, 20))))
+    many = share(pick((0, range(10)), (3, range(10))), [], pick((0, range(10, 20))))
+    (alone,), (beside, _) = regressions(frozen, [few]), regressions(frozen, [few, many])
+    assert held == [(6, torch.float64), (20, torch.float32), (6, torch.float64)]
+    assert alone.l2 == beside.l2 and alone.labels.tolist() == beside.labels.tolist()
+
+
 def test_features_of_any_length_count_alike() -> None:
     source = Source()
     longer = SimpleNamespace(fetch=lambda i, view: {"features": 7 * source.features[i]})

@@ -8,6 +8,7 @@ import pytest
 
 from fedvlm.evaluation.references.suite import NAMES
 from fedvlm.job.results import against
+from fedvlm.runs.verify import beside
 
 FOUND: dict[str, dict[str, Any]] = {
     name: {"kind": kind, "personal": value, "personal_worst": 1.0, "how": "",
@@ -38,22 +39,22 @@ def test_below_what_is_of_its_kind_the_best_first() -> None:
 
 
 def test_gain_is_over_the_best_alone() -> None:
-    gain = against.gain(57.0, FOUND)
+    gain = beside.gain(57.0, FOUND)
     assert gain == {
         "points": 2.0, "reference": "logreg", "personal": 55.0, "untuned": "method"
     }
     only = {"majority": FOUND["majority"]}
-    assert (against.gain(30.0, only) or {})["points"] == -10.0
-    assert (against.gain(30.0, only) or {})["untuned"] == "both"
-    assert against.gain(None, FOUND) is None and against.gain(1.0, {}) is None
+    assert (beside.gain(30.0, only) or {})["points"] == -10.0
+    assert (beside.gain(30.0, only) or {})["untuned"] == "both"
+    assert beside.gain(None, FOUND) is None and beside.gain(1.0, {}) is None
 
 
 def test_whom_federation_hurts() -> None:
     """Client 0 has more alone; client 1 the same; client 2 has no test image."""
-    assert against.hurt(CLIENTS, FOUND) == {
+    assert beside.hurt(CLIENTS, FOUND) == {
         "share": 50.0, "clients": [0], "of": 2, "reference": "logreg"
     }
-    assert against.hurt(CLIENTS, {}) is None and against.hurt([], FOUND) is None
+    assert beside.hurt(CLIENTS, {}) is None and beside.hurt([], FOUND) is None
 
 
 def test_one_sentence() -> None:
@@ -62,7 +63,7 @@ def test_one_sentence() -> None:
     assert line == ("FedAvg's personal 41.2 is below AFL, ridge regression in one round, on the "
                     "same features, 58.0; below a logistic regression per client on the same "
                     "features (55.0) too")
-    better = {"below": [], "gain": against.gain(59.0, FOUND), "hurt": against.hurt(CLIENTS, FOUND)}
+    better = {"below": [], "gain": beside.gain(59.0, FOUND), "hurt": beside.hurt(CLIENTS, FOUND)}
     (line,) = against.sentences("FedAvg", better)
     assert line.startswith("FedAvg gains 4.0 on the best without collaboration, a logistic")
     assert line.endswith("(55.0); 1 of 2 clients are below their own")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,16 @@ def test_a_method_on_pixels_has_them_too(built: Built) -> None:
         assert one["personal"] == pytest.approx(want[name]["personal"], abs=2.0)
 
 
+def test_a_replay_makes_them_again(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept is neither read nor written, however good its digest."""
+    panel, files = make_panel(built), list[str]()
+    monkeypatch.setattr(module, "_read", lambda _: files.append("read"))
+    monkeypatch.setattr(module, "_keep", lambda *_: files.append("kept"))
+    again = reference_rows(built, panel, None, afresh=True)
+    assert files == []
+    assert again == reference_rows(built, panel, None) and files == ["read", "kept"]
+
+
 def test_by_class_and_without_references(quick_run: Path, tmp_path: Path) -> None:
     """The same run to the bit: what is asked for beside it is no part of its identity."""
     more = ("TEST.PER_CLASS_RESULT", "True", "TEST.COMPUTE_CMAT", "True", "TEST.REFERENCES",
@@ -125,3 +136,16 @@ def test_a_finished_run_says_what_it_has_not(
     assert "it was run without TEST.COMPUTE_CMAT" in told
     (line,) = sentences("FedTV", results)  # the one sentence that it ended with
     assert f"note: {line}" in told and line in (jobs.folder(quick_run) / "log.txt").read_text()
+
+
+def test_so_does_one_that_lost_its_results_and_is_resumed(
+    quick_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = shutil.copytree(quick_run, tmp_path / "run")
+    (jobs.folder(output) / "results.json").unlink()
+    more = ("TEST.COMPUTE_CMAT", "True", "TEST.PER_CLASS_RESULT", "True")
+    assert jobs.run(output, "--opts", *more) == 0
+    told = capsys.readouterr().out
+    assert "run without TEST.COMPUTE_CMAT" in told and "without TEST.PER_CLASS_RESULT" in told
+    assert not {"confusion", "per_class"} & set(jobs.results(output))
+    assert not (jobs.folder(output) / "cmat.pt").exists()

@@ -97,6 +97,8 @@ def test_what_is_damaged_is_named(
     ("results.json", lambda r: r["results"]["untrained"].update(personal=70.0),
      "untrained.personal is not that of metrics.jsonl"),
     ("results.json", lambda r: r["run_info"]["totals"].update(rounds=3), "totals.rounds is 3"),
+    ("results.json", lambda r: r["results"].update(spent={"samples": 9}),
+     "spent.samples is 9, metrics.jsonl says 0"),
     ("results.json", lambda r: r["protocol"].update(seed=2), "the manifest says 1"),
     ("results.json", lambda r: r.update(identity_digest="f" * 64), "of another run"),
     ("manifest.json", lambda r: r["identity"].update(data="e"), "its identity has another digest"),
@@ -137,6 +139,32 @@ def test_a_run_of_before_is_unsealed_and_its_numbers_are_checked(folder: Path) -
     change(folder / "results.json", '"personal": 62.5', '"personal": 162.5')
     results = json.loads((folder / "results.json").read_text())
     assert "162.5: not a percentage" in glance(folder, results).sentence()
+
+
+def test_a_sealed_run_whose_seal_was_taken_off_is_damaged(folder: Path) -> None:
+    results = json.loads((folder / "results.json").read_text())
+    del results["seal"], results["covers"]
+    (folder / "results.json").write_text(json.dumps(results))
+    for verdict in (inspect(folder), glance(folder, results)):
+        assert "results.json is damaged (its seal is gone" in verdict.sentence()
+
+
+@pytest.mark.parametrize("spoil", [
+    lambda r: r["results"]["last"]["clients"][0].update(client=[1]),
+    lambda r: r["results"]["last"]["clients"][0].update(correct=10**400),
+    lambda r: r["results"]["last"].update(clients={"0": [[]]}),
+    lambda r: r["results"].update({"target.x": {}, "targets": [10**400]}),
+    lambda r: r["run_info"].update(totals={"rounds": [10**400]}),
+    lambda r: r["covers"].update(rounds="x", metrics=3),
+    lambda r: r["covers"].update(files=[1]),
+])  # fmt: skip
+def test_whatever_a_file_holds_there_is_a_verdict(
+    folder: Path, spoil: Callable[[dict[str, Any]], Any]
+) -> None:
+    """One hostile file does not end the table over all runs."""
+    edit(folder / "results.json", spoil)
+    assert inspect(folder).word == "damaged"
+    glance(folder, json.loads((folder / "results.json").read_text()))
 
 
 def test_a_run_that_began_before_stays_unsealed(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def test_true_numbers_are_left_in_peace() -> None:
     ("clients__1__client", 0, "client 0 stands there twice"),
     ("clients__2__accuracy", 0.0, "client 2 has 0 right of 0, accuracy 0.0"),
     ("clients__1", "row", "clients.1 is no row"),
+    ("clients__1__client", [1], "clients.1: client [1] is no number"),
     ("unseen_clients_rows__0__accuracy", 26.0, "client 9 has 1 right of 4"),
 ])  # fmt: skip
 def test_a_number_that_cannot_be_is_named(place: str, value: Any, words: str) -> None:
@@ -67,6 +68,22 @@ def test_a_number_that_cannot_be_is_named(place: str, value: Any, words: str) ->
         assert words in "; ".join(problems(record))
     else:
         assert words in said(**{place: value})
+
+
+@pytest.mark.parametrize(("place", "words"), [
+    ("clients__0__correct", "client 0 has a number of 1,329 bits right of 3"),
+    ("clients__0__n", "client 0 has 3 right of a number of 1,329 bits"),
+    ("clients__0__accuracy", "accuracy is a number of 1,329 bits: not a percentage"),
+    ("personal", "personal is a number of 1,329 bits, its clients' rows say 50.0"),
+])
+def test_a_number_that_no_float_holds_is_named(place: str, words: str) -> None:
+    assert words in said(**{place: 10**400})
+
+
+def test_confusion_counts_are_no_percentages() -> None:
+    counts = {"personal": [[0, 0, 140], [1, -1, 3]], "global": [[1, 0, 924]]}
+    assert said(confusion=counts) == ""
+    assert list(problems({"last": RECORD, "confusion": counts})) == []
 
 
 def test_numbers_of_a_section_are_found_wherever_they_stand() -> None:

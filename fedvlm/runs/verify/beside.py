@@ -1,0 +1,107 @@
+"""What follows from the references in a run's results: made here, and checked here again.
+
+Pure arithmetic over ``results.json``: the job writes with it what the method gains, whom it hurts
+and what it is below, and ``fedvlm verify`` asks whether that is what the references say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+ALONE, TOGETHER = "alone", "together"  # kinds of references, as results name them
+EXACT = 1e-9  # points; less is rounding
+TUNED = ("logreg",)  # alone, and something of it is chosen on validation images
+References = Mapping[str, Mapping[str, Any]]
+
+
+def better(personal: float | None, found: References, kind: str) -> list[tuple[str, float]]:
+    """Return the references of a kind that are above ``personal``, with theirs, the best first."""
+    kinds = (ALONE,) if kind == ALONE else (ALONE, TOGETHER)
+    above = [
+        (name, float(one["personal"])) for name, one in found.items()
+        if one["kind"] in kinds and one["personal"] is not None and personal is not None
+        and one["personal"] > personal + EXACT
+    ]
+    return sorted(above, key=lambda pair: -pair[1])
+
+
+def kind_of(spent: Mapping[str, Any]) -> str:
+    """Return a run's kind by what it cost: ``alone`` where nothing was sent or received."""
+    return TOGETHER if spent["bytes_up"] or spent["bytes_down"] else ALONE
+
+
+def gain(personal: float | None, found: References) -> dict[str, Any] | None:
+    """Return the collaboration gain: the method less the best reference without collaboration.
+
+    The best one by the same test images, in the reference's favour. None without a number.
+
+    Returns:
+        ``points``, ``reference``, ``personal`` of the reference, ``untuned``: what of the two has
+        nothing chosen on validation images (the method's settings are the user's: they count as
+        not tuned).
+    """
+    alone = {
+        name: float(one["personal"]) for name, one in found.items()
+        if one["kind"] == ALONE and one["personal"] is not None
+    }
+    if personal is None or not alone:
+        return None
+    name = max(alone, key=lambda n: alone[n])
+    return {
+        "points": personal - alone[name], "reference": name, "personal": alone[name],
+        "untuned": "method" if name in TUNED else "both",
+    }
+
+
+def hurt(
+    clients: Sequence[Mapping[str, Any]], found: References, name: str = "logreg"
+) -> dict[str, Any] | None:
+    """Return whom federation hurts: clients whose model is below their own logistic regression.
+
+    Returns:
+        ``share`` (percent of the clients with test images), ``clients`` (their ids), ``of`` (how
+        many have test images), ``reference``. None where it was not made.
+    """
+    if name not in found:
+        return None
+    own = {row["client"]: row["accuracy"] for row in found[name]["clients"]}
+    rated = [row for row in clients
+             if row["accuracy"] is not None and own.get(row["client"]) is not None]
+    worse = [row["client"] for row in rated if row["accuracy"] < own[row["client"]] - EXACT]
+    if not rated:
+        return None
+    return {
+        "share": 100.0 * len(worse) / len(rated), "clients": worse, "of": len(rated),
+        "reference": name,
+    }
+
+
+def disagreements(results: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what does not follow from the references beside it; nothing where there are none.
+
+    Args:
+        results: the section ``results`` of ``results.json``.
+    """
+    found, last = results.get("references"), results.get("last")
+    if not isinstance(found, Mapping) or not isinstance(last, Mapping) or "personal" not in last:
+        return
+    personal = last["personal"]
+    for name, wanted in (("gain", gain(personal, found)),
+                         ("hurt", hurt(last.get("clients", ()), found))):
+        if name in results and results[name] != wanted:
+            yield f"{name} is {_told(results[name])}, the references say {_told(wanted)}"
+    if "below" in results and isinstance(results.get("spent"), Mapping):
+        worse = better(personal, found, kind_of(results["spent"]))
+        said = [(one["reference"], one["personal"]) for one in results["below"]]
+        if said != worse:
+            yield f"below is {_told(dict(said))}, the references say {_told(dict(worse))}"
+
+
+def _told(value: Mapping[str, Any] | None) -> str:
+    """Return numbers and words of a section in a few words."""
+    if not isinstance(value, Mapping):
+        return repr(value)[:40]
+    short = (f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {str(v)[:40]}"
+             for k, v in value.items())
+    return ", ".join(short) or "nothing"
