@@ -6,7 +6,7 @@ Equations: group g: logits_g = scale z(V_g) . T(P_g); L = mean_g CE(logits_g) + 
     prediction by mean_g logits_g. After training a client draws SENT groups without replacement
     with probability softmax_g(max_i cos(P_g, G_i) / TEMP), G the prompts of the last round (round
     1: evenly), text and visual by themselves; server G_i = sum_k p_k of what was drawn i-th; it
-    takes the place of the drawn groups.
+    takes the place of the drawn groups, of the first SENT where a client never drew.
 Shared: text.prompt.sent, image.prompt.sent (copies of what was drawn)
 Personal: text.prompt.groups, image.prompt.groups
 Frozen: both towers, the logit scale.
@@ -14,7 +14,8 @@ Defaults: GROUPS 5 of TOKENS 2 in each tower, SENT 2, TEMP 1, DIV 1, text starts
     first tokens with noise 0.01; SGD lr 0.001.
 Departures from the paper: VARIANT fixed has the paper's L_div, the mean cosine of two groups'
     features; published the public code's, whose sign brings groups together: + mean |f_i - f_j|.
-    The global model, which the paper does not judge, predicts by G.
+    The global model and clients that never drew, which the paper does not judge, predict by G
+    alone.
 Departures from the authors' code: a client's draw comes from the run's seeds (there from 42).
 Extra data: none.
 Cost: ViT-B/16: 12,800 trained, 5,120 sent each way (published: 12.8k, 5.1k); GROUPS passes through
@@ -32,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree
+from fedvlm.core.trees import State, Tree, per_client
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.toolbox.contexts import TRAINED
@@ -117,10 +118,23 @@ class FedMGP(Trainer):
         return F.normalize(model.adapted_image({name: rows}, edits)[0], dim=-1).unflatten(0, (k, g))
 
     def predictor(self, model: VLModel, p: Tree) -> Predictor:
-        """Return ``x -> mean of the groups' logits``; the global model's are those sent."""
-        kind = GROUPS if TRAINED in p else SENT
+        """Return ``x -> mean of the groups' logits``; the global model's are those sent.
+
+        Of a client that never drew, only the first SENT groups count: what was sent lies there.
+        """
+        on = p.get(TRAINED)
+        kind = SENT if on is None else GROUPS
         text = self.text_groups(model, p, kind)
-        return lambda x: model.scale * (self.image_groups(model, p, x, kind) @ text.mT).mean(1)
+
+        def logits(x: Mapping[str, Tensor]) -> Tensor:
+            each = self.image_groups(model, p, x, kind) @ text.mT
+            mean = each.mean(1)
+            if on is not None:
+                first = each[:, : self.cfg.SENT].mean(1)
+                mean = torch.where(per_client(on > 0, mean), mean, first)
+            return model.scale * mean
+
+        return logits
 
     def loss(self, model: VLModel, p: Tree, b: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss ``[K]`` and its parts."""
@@ -148,14 +162,16 @@ class FedMGP(Trainer):
         return {"w": start, "rank": {RANK.format(s): none.clone() for s in SIDES}}
 
     def placed(self, state: State, received: Tree) -> Tree:
-        """Return the client's tensors with what came in the place of what it had drawn."""
+        """Return the client's tensors with what came in the place of what it had drawn.
+
+        Who never drew has it in the first places; in round 1 it is what lies there.
+        """
         tree = state["w"] | received
         for side in SIDES:
             rank, groups = state["rank"][RANK.format(side)], tree[GROUPS.format(side)]
-            index = at(rank.clamp_min(0), groups)
-            came = torch.where(rank[..., None, None] >= 0, received[SENT.format(side)],
-                               groups.gather(1, index))
-            tree[GROUPS.format(side)] = groups.scatter(1, index, came)
+            first = torch.arange(rank.shape[1], device=rank.device).to(rank)
+            index = at(torch.where(rank >= 0, rank, first), groups)
+            tree[GROUPS.format(side)] = groups.scatter(1, index, received[SENT.format(side)])
         return tree
 
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
@@ -189,9 +205,9 @@ class FedMGP(Trainer):
         return scores.topk(int(self.cfg.SENT), 1).indices.to(near.dtype)
 
     def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
-        """Return the client's groups with what came in their places."""
-        tree = self.placed(state, received)
-        return tree | {TRAINED: torch.ones(ctx.k, dtype=ctx.model.dtype, device=ctx.model.device)}
+        """Return the client's groups with what came in their places, and whether it ever drew."""
+        drew = state["rank"][RANK.format("text")][:, 0] >= 0
+        return self.placed(state, received) | {TRAINED: drew.to(ctx.model.dtype)}
 
 
 def at(rank: Tensor, groups: Tensor) -> Tensor:

@@ -90,7 +90,8 @@ def projector(context: Tensor, ratio: float) -> Tensor:
     What is not finite is taken as 0: the loss names it, a decomposition would only fail.
     """
     right = torch.linalg.svd(context.nan_to_num(0, 0, 0), full_matrices=False).Vh
-    kept = right[:, int(right.shape[1] * (1 - ratio)):]
+    first = int(right.shape[1] * (1 - ratio) + 1e-9)  # 10 (1 - 0.8) is 1.9999999999999996
+    kept = right[:, first:]
     return kept.mT @ kept
 
 

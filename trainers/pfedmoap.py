@@ -13,7 +13,8 @@ Defaults: EXPERTS 9 beside the own (10 in all), D_GATE 128, HEADS 8, SCALING 10,
     0.002 and 0.01 for the gate.
 Departures from the paper: experts are drawn at random, as in the public code; SELECT nearest takes
     those at the smallest distance from the client's own last context, as the paper writes. The
-    scores' factor is the public code's.
+    scores' factor is the public code's. A gate that never trained with experts (round 1, clients
+    that were never drawn) is left out: logits = scale z . T(v_k).
 Departures from the authors' code: no dropout in the gate; VARIANT fixed takes cosines to T_M and
     divides by sqrt(D_GATE / HEADS) (there a plain inner product, which grows with W_v and W_o).
 Extra data: none.
@@ -33,10 +34,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree
+from fedvlm.core.trees import State, Tree, per_client
 from fedvlm.federation.aggregation.updates import Updates, weighted_mean
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
+from fedvlm.federation.groups import Finetune
 from fedvlm.federation.server import ServerContext
 from fedvlm.federation.toolbox.contexts import N_CTX
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor, Trainer, cross_entropy
@@ -47,6 +49,7 @@ from fedvlm.models.vlmodel import VLModel
 
 CTX, EXPERT = "text.ctx", "expert.{}.ctx"
 SEEN, IDS = "seen", "clients"  # of whom the server has a context
+LEARNT, GATED = "gate", "mixture.trained"  # 1 where the client's gate has trained with experts
 
 
 @TRAINER_REGISTRY.register("pFedMoAP")
@@ -79,13 +82,31 @@ class PFedMoAP(Trainer):
         return {CTX: random_context(shape, generator), **attention_tree("gate", width, generator)}
 
     # ---- client ---------------------------------------------------------------------------
+    def init_client(self, ctx: Context, start: Tree) -> State:
+        """Return the start; the gate has not trained."""
+        return {"w": start, LEARNT: {GATED: torch.zeros(())}}
+
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Train context and gate; the experts' text features are computed once."""
         with torch.no_grad():
             experts = self.experts(ctx.model, received)
         loss = partial(self.mixed_loss, experts=experts)
         w = ctx.fit({n: v for n, v in (state["w"] | received).items() if n in ctx.groups.of}, loss)
-        return state | {"w": w.params}, ctx.upload(w.params)
+        return self.learnt(state, received) | {"w": w.params}, ctx.upload(w.params)
+
+    def learnt(self, state: State, received: Tree) -> State:
+        """Return the state after training with what came: with experts, the gate has learnt."""
+        if EXPERT.format(0) not in received:
+            return state
+        return state | {LEARNT: {GATED: torch.ones_like(state[LEARNT][GATED])}}
+
+    def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
+        """Return the client's model with the experts, and whether its gate counts."""
+        return super().personalize(ctx, state, received) | state[LEARNT]
+
+    def finetune(self, ctx: Context, state: State, received: Tree, how: Finetune) -> Tree:
+        """Return the trained models: with experts, every gate trains and counts."""
+        return super().finetune(ctx, self.learnt(state, received), received, how)
 
     def mixed_loss(self, model: VLModel, p: Tree, b: Batch, *, experts: Tensor | None) -> Tensor:
         """Return the cross-entropy ``[K]``; ``experts [K, E, C, d]`` are those of the chunk."""
@@ -106,13 +127,13 @@ class PFedMoAP(Trainer):
         return model.text(p[CTX])
 
     def classify(self, model: VLModel, p: Tree, experts: Tensor | None) -> Predictor:
-        """Return ``x -> logits``; without experts the own context's alone."""
+        """Return ``x -> logits``; without experts or a trained gate the own context's alone."""
         own = self.text_features(model, p)
         if experts is None:
             return lambda x: model.logits(self.image_features(model, p, x), own)
         width = p["gate.q.weight"].shape[-1]
         heads = fitting_heads(width, int(self.cfg.HEADS))
-        fixed = self.cfg.VARIANT == "fixed"
+        fixed, on = self.cfg.VARIANT == "fixed", p.get(GATED)
         factor = self.cfg.SCALING / ((width / heads) ** 0.5 if fixed else 1.0)
         texts = pool(torch.cat([own.unsqueeze(1), experts], 1), width).transpose(1, 2)
         key, value = (split(linear(p, f"gate.{n}", texts), heads) for n in "kv")
@@ -127,7 +148,10 @@ class PFedMoAP(Trainer):
             if fixed:
                 small, out = F.normalize(small, dim=-1), F.normalize(out, dim=-1)
             near = (out @ small.unsqueeze(-1)).squeeze(-1)
-            return model.scale * (near + self.cfg.LAMBDA * z @ own.mT)
+            both = model.scale * (near + self.cfg.LAMBDA * z @ own.mT)
+            if on is None:
+                return both
+            return torch.where(per_client(on > 0, both), both, model.scale * z @ own.mT)
 
         return logits
 

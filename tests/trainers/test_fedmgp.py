@@ -71,3 +71,22 @@ def test_a_client_keeps_something() -> None:
     trainer = method("FedMGP", GROUPS=2, SENT=2)
     with pytest.raises(ConfigError, match="SENT 2 is not below GROUPS 2"):
         trainer.trainables(model(), torch.Generator())
+
+
+def test_a_client_that_never_drew_predicts_by_what_was_sent() -> None:
+    trainer = method("FedMGP", **OPTS)
+    p, b = tree(trainer), batch(names=("pixels",))
+    rank = torch.tensor([[-1.0, -1.0], [2.0, 0.0]]).double()
+    state = {"w": p, "rank": {f"rank.{s}": rank for s in ("text", "image")}}
+    received = {n: v + 1 for n, v in p.items() if n.endswith(".sent")}
+    got = trainer.personalize(world().federation(type(trainer)).context([0, 1]), state, received)
+    for side in ("text", "image"):
+        old, new = p[f"{side}.prompt.groups"], received[f"{side}.prompt.sent"]
+        want = [torch.stack([new[0, 0], new[0, 1], old[0, 2]]),
+                torch.stack([new[1, 1], old[1, 1], new[1, 0]])]
+        assert torch.equal(got[f"{side}.prompt.groups"], torch.stack(want))
+    assert got[TRAINED].tolist() == [0.0, 1.0]
+    logits, shared = trainer.predict(model(), got, b.x), trainer.predict(model(), received, b.x)
+    every = trainer.predict(model(), got | {TRAINED: torch.ones(2).double()}, b.x)
+    assert torch.allclose(logits[0], shared[0], atol=1e-9)
+    assert torch.equal(logits[1], every[1])

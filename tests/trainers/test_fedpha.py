@@ -21,6 +21,8 @@ def test_projector_keeps_the_directions_behind_the_first_share() -> None:
         projector(context, 0.6)[0], torch.diag(torch.tensor([0.0, 0, 1, 1, 1]).double()), atol=1e-12
     )
     assert int(projector(context, 1.0)[0].diagonal().sum().round()) == 5
+    ten = torch.diag(torch.arange(10.0, 0, -1, dtype=torch.float64))[None]
+    assert int(projector(ten, 0.8)[0].diagonal().sum().round()) == 8  # no direction by rounding
 
 
 def test_every_client_has_a_context_of_its_own_length() -> None:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from fedvlm.check.world import Setup
 from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.groups import Finetune
 from fedvlm.federation.server import Held
 from tests.trainers.small_world import batch, method, model, tree, world
 
@@ -39,9 +40,32 @@ def test_nobody_gets_its_own_context_and_the_nearest_come_first() -> None:
     setup = Setup(rounds=1, opts={"N_CTX": 2, "SELECT": "nearest", "EXPERTS": 2})
     fed = world().federation(cls, setup)
     state = fed.run()
+    held = fed.clients.read(list(range(4)), state.versions)
+    assert all(not s["gate"]["mixture.trained"] for s in held.values())  # no experts in round 1
     last = {c: fed.server_context(2, Held(fed.held, state.held)).held.get(c)["own"]["text.ctx"]
             for c in range(4)}
     for client, down in fed.downloads(state, 2, range(4)).items():
         experts = [v for n, v in down.items() if n.startswith("expert.")]
         far = sorted((float((v - last[client]).norm()), c) for c, v in last.items() if c != client)
         assert all(torch.equal(v, last[c]) for v, (_, c) in zip(experts, far[:2], strict=True))
+
+
+def test_a_gate_counts_once_it_has_trained_with_experts() -> None:
+    trainer = method("pFedMoAP", N_CTX=2, EXPERTS=1)
+    fed = world().federation(type(trainer), Setup(opts={"N_CTX": 2, "EXPERTS": 1}))
+    p, b = tree(trainer), batch()
+    on = torch.tensor([1.0, 0.0]).double()
+    state = {"w": p, "gate": {"mixture.trained": on}}
+    down = {"text.ctx": p["text.ctx"], "expert.0.ctx": p["text.ctx"].flip(0)}
+    ctx = fed.context([0, 1], 1)
+    models = fed.trainer.personalize(ctx, state, down)
+    got = trainer.predict(model(), models, b.x)
+    assert torch.equal(got[0], trainer.predict(model(), p | down, b.x)[0])
+    own = model().logits(b.x["features"], model().text(p["text.ctx"]))
+    assert torch.allclose(got[1], own[1], atol=1e-9)
+    for came, flags in ((down, [1, 1]), ({"text.ctx": down["text.ctx"]}, [1, 0])):
+        new, _ = fed.trainer.client_update(ctx, state, came)
+        tuned = fed.trainer.finetune(ctx, state, came, Finetune(epochs=1, lr=0.5))
+        assert new["gate"]["mixture.trained"].tolist() == flags
+        assert tuned["mixture.trained"].tolist() == flags
+        assert torch.equal(tuned["gate.v.weight"][1], p["gate.v.weight"][1]) == (not flags[1])

@@ -11,6 +11,7 @@ from fedvlm.config.option import Option
 from fedvlm.core.trees import State, Tree, per_client
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context
+from fedvlm.federation.groups import Finetune
 from fedvlm.federation.trainer import Predictor, Trainer, cross_entropy
 from fedvlm.models.adapt.contexts import random_context, start_context
 from fedvlm.models.vlmodel import VLModel
@@ -96,3 +97,15 @@ class PairTrainer(Trainer):
     def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return the client's model, and whether it has trained."""
         return state["w"] | received | {TRAINED: (~ctx.fresh).to(ctx.model.dtype)}
+
+    def finetune(self, ctx: Context, state: State, received: Tree, how: Finetune) -> Tree:
+        """Return the trained models; an own context that never trained starts as the shared one.
+
+        From then on it counts. A shorter one starts as the shared one's first tokens.
+        """
+        w = state["w"] | received
+        start = torch.where(
+            per_client(ctx.fresh, w[LOCAL]), w[GLOBAL][:, : w[LOCAL].shape[1]], w[LOCAL]
+        )
+        tuned = super().finetune(ctx, state | {"w": w | {LOCAL: start}}, received, how)
+        return tuned | {TRAINED: torch.ones_like(tuned[TRAINED])}
