@@ -26,10 +26,11 @@ FEATURES, VIEW = "features", "view."  # tables: of the test view, and of each tr
 KEYS, FAULTS, LABELS, DOMAINS, HASHES = "keys", "faults", "labels", "domains", "sha256"
 LISTS = (KEYS, FAULTS, LABELS, DOMAINS, HASHES)
 DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
+SHARE = "DATASET.TEST_SHARE"
 # Of the config: what reads a set, or says how its clients share it.
 SETTINGS = (
     "DATASET.NAME", "DATASET.DIR", "DATASET.IMAGE_DIR", "DATASET.SPLIT_FILE", "DATASET.FORMAT",
-    "DATASET.NAMES_FILE", "DATASET.LEAVE_OUT", "DATASET.TEST_SHARE", "DATASET.TEMPLATE",
+    "DATASET.NAMES_FILE", "DATASET.LEAVE_OUT", SHARE, "DATASET.TEMPLATE",
     "FED.PARTITION", "FED.CLIENTS",
 )  # fmt: skip
 _PARTS = 3  # train, val, test
@@ -300,6 +301,9 @@ def _check_kinds(about: About) -> None:
         several: list[Any] = value if isinstance(value, list) else [value]
         if not all(type(v) in (str, int, float) and str(v).isprintable() for v in several):
             raise ValueError("settings hold something else than texts and numbers")
+    share = about.settings.get(SHARE, 0)
+    if not isinstance(share, int | float) or not 0 <= share < 1:  # no NaN either
+        raise ValueError(f"{SHARE} is no share")
     if not all(len(d) == 64 for d in (about.digest, about.split, about.images)):
         raise ValueError("a digest that is none")
 
