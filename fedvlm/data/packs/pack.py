@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fedvlm.core.errors import DataError
 from fedvlm.core.spelling import name_fault, shown
-from fedvlm.data.packs.file import Array, Container, Tensor, read_container, unreadable
+from fedvlm.data.packs.file import Array, Container, Tensor, read_container, stamp_of, unreadable
 
 FEATURES, VIEW = "features", "view."  # tables: of the test view, and of each training view
 KEYS, FAULTS, LABELS, DOMAINS, HASHES = "keys", "faults", "labels", "domains", "sha256"
@@ -248,13 +248,11 @@ def open_pack(path: Path) -> Pack:
         stat = path.stat()
     except OSError as error:
         raise unreadable(path, error) from error
-    return _opened(
-        path.resolve(), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
-    )
+    return _opened(path.resolve(), stamp_of(stat))
 
 
 @lru_cache(maxsize=_OPEN)
-def _opened(path: Path, *_stamp: int) -> Pack:
+def _opened(path: Path, _stamp: tuple[int, ...]) -> Pack:
     container = read_container(path)
     container.verify()
     return Pack(container)
