@@ -168,6 +168,7 @@ class Console:
         self.live = self._below or (wants_live(self.stream) if live is None else live)
         self.title = ""
         self.silent = False
+        self._remarks: set[str] = set()
         self._table: LiveTable | None = None
 
     def __enter__(self) -> Console:
@@ -206,8 +207,10 @@ class Console:
             self._lines([round_line(row, self.total)])
 
     def notes(self, notes: Iterable[str]) -> None:
-        """Show remarks: skipped images, a split that is not the published one, ..."""
-        self._lines([f"note: {one_line(note)}" for note in notes])
+        """Show remarks, each once: skipped images, a split that is not the published one, ..."""
+        new = [note for note in dict.fromkeys(notes) if note not in self._remarks]
+        self._remarks.update(new)
+        self._lines([f"note: {one_line(note)}" for note in new])
 
     def result(self, rows: Iterable[Mapping[str, object]]) -> None:
         """Show the final table, one mapping of column to value per row; the live table ends."""

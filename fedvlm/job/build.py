@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -276,8 +276,13 @@ def prepare(
     return built
 
 
-def encode(built: Built, progress: Progress | None = None) -> None:
+def encode(
+    built: Built, progress: Progress | None = None, tell: Callable[[str], None] | None = None
+) -> None:
     """Let a prepared run read images from the feature cache; what is missing is encoded.
+
+    Args:
+        tell: told, before it begins, what will be kept beside features, and what that takes.
 
     Raises:
         ConfigError, DataError: as ``build``.
@@ -288,7 +293,7 @@ def encode(built: Built, progress: Progress | None = None) -> None:
     if packs_of(data.samples) or not cfg.FED.PLAIN:
         trainer, device = federation.trainer, pick_device(cfg.DEVICE)
         labels = torch.from_numpy(data.labels.copy())
-        cached = image_sources(cfg, data, built.model, loader, labels, trainer, progress)
+        cached = image_sources(cfg, data, built.model, loader, labels, trainer, progress, tell)
         train, test = (source.on(device) for source in cached)
         federation.batcher = replace(batcher, source=train, plain=test)
         prove(cfg, federation, train, pixel_sources(loader, labels)[0], train_images(data))

@@ -20,7 +20,7 @@ from fedvlm.data.catalog import canonical_domain, dataset_info
 from fedvlm.data.datasets import load_dataset
 from fedvlm.data.own.add import OwnSet, understand
 from fedvlm.data.packs.pack import Setting
-from fedvlm.data.packs.place import about_pack, pack_root
+from fedvlm.data.packs.place import about_pack, pack_root, reading_of
 from fedvlm.federation.cards import trainer_files
 from fedvlm.job.flags import FLAGS
 from fedvlm.job.kinds import dataset_config, dataset_of, method_of
@@ -66,7 +66,8 @@ def resolve(
     """
     own: OwnSet | MemorySet | None = given or _own_set(args)
     dataset, demo = None if own else _dataset_yaml(args), _demo_yaml(args)
-    packed = {} if own or dataset or demo else _packed_keys(args)
+    said = own or demo or args.dataset or args.dataset_config_file
+    packed = {} if said else _packed_keys(args, dataset is not None)
     file = find_config(args.trainer_config_file, "trainers") if args.trainer_config_file else None
     spec = _trainer_spec(args, (demo, file, dataset))
     if fold(spec) == COOP or (file and not args.trainer and _is_coops(file, args)):
@@ -193,8 +194,11 @@ def _pack(args: Namespace) -> Path | None:
     return pack_root(str(given.get("DATASET.ROOT", "")))
 
 
-def _packed_keys(args: Namespace) -> dict[str, Setting]:
+def _packed_keys(args: Namespace, known: bool) -> dict[str, Setting]:
     """Return the settings of the pack that is named in the place of a data set; none without.
+
+    Args:
+        known: the set has a config; of the pack comes only what makes it another set.
 
     Raises:
         DataError: it is damaged.
@@ -203,7 +207,7 @@ def _packed_keys(args: Namespace) -> dict[str, Setting]:
     if pack is None or "DATASET.NAME" in args.opts[::2]:
         return {}
     about = about_pack(pack)
-    return about.settings | {"DATASET.NAME": about.name}
+    return reading_of(about) if known else about.settings | {"DATASET.NAME": about.name}
 
 
 def _own_set(args: Namespace) -> OwnSet | None:

@@ -116,7 +116,8 @@ def _run(
         console.notes(sentences(built.federation.trainer.name, folder.finished["results"]))
         return folder.finished, folder.path
     with folder:
-        encode(built, progress)  # under the lock: two of the same command do it once
+        # Under the lock: two of the same command do it once.
+        encode(built, progress, lambda note: console.notes([note]))
         folder.begin()
         results = _trained(built, origins, folder, console, sinks, began)
     say_results(folder.path, float(results["run_info"]["seconds_rounds"]))

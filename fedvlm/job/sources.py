@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -58,12 +59,15 @@ def first_block(streams: Sequence[str]) -> int | None:
 
 def image_sources(
     cfg: CfgNode, data: FederatedData, model: VLModel, loader: ImageLoader, labels: Tensor,
-    trainer: Trainer, progress: Progress | None,
+    trainer: Trainer, progress: Progress | None, tell: Callable[[str], None] | None = None,
 ) -> tuple[StreamSource, StreamSource]:
     """Return (training views, test view) of what the trainer needs, what is frozen done once.
 
     Every stream that it declares, image features and what lies inside the tower out of stores;
     pixels instead of the latter where those have no room.
+
+    Args:
+        tell: told what they will take, or that there is no room, before any image is read.
 
     Raises:
         ConfigError: streams that nobody can serve, or activations above ``BANK.GB``.
@@ -72,22 +76,13 @@ def image_sources(
     streams = list(trainer.streams(model))
     check_streams(streams, model)
     banks = _banks(cfg, data, model, loader, streams)
-    wanted = sum(bank.bytes(bank.lacking(keys)) for bank, keys, _ in banks.values())
-    folder = store_dir(cfg) or default_dir()
     if banks:
         said = bank_words(cfg, model, data, loader, streams)
-        _check_budget(cfg, wanted, folder, said)
-        if has_room(folder, wanted):
-            model.notes.append(said)
-        elif wanted <= IN_MEMORY:
-            model.notes.append(f"{said}; not kept: there is no room in {folder}")
-            for bank, _, _ in banks.values():
-                bank.keeps = False
-        else:
-            model.notes.append(
-                f"{wanted / GB:.1f} GB of activations have no room in {folder}: images go through "
-                "the whole tower at every step (slower); point CACHE_DIR to a larger disk"
-            )
+        note, room = _room_of(cfg, banks.values(), store_dir(cfg) or default_dir(), said)
+        model.notes.append(note)
+        if tell is not None:
+            tell(note)
+        if not room:
             inside = {stream for stream, _ in banks}
             streams = list(dict.fromkeys("pixels" if s in inside else s for s in streams))
             for bank, _, _ in banks.values():
@@ -130,6 +125,31 @@ def _banks(
             )
             banks[stream, view] = bank, [loader.content_key(i) for i in images], images
     return banks
+
+
+def _room_of(
+    cfg: CfgNode, banks: Collection[Opened], folder: Path, said: str
+) -> tuple[str, bool]:
+    """Return what is to be said of the activations of a run, and whether they have room.
+
+    Raises:
+        ConfigError: they are above ``BANK.GB``.
+    """
+    wanted = sum(bank.bytes(bank.lacking(keys)) for bank, keys, _ in banks)
+    _check_budget(cfg, wanted, folder, said)
+    slow = "images go through the whole tower at every step (slower); point"
+    if not has_room(folder, wanted):
+        if wanted > IN_MEMORY:
+            return (f"{wanted / GB:.1f} GB of activations have no room in {folder}: {slow} "
+                    "CACHE_DIR to a larger disk"), False
+        said = f"{said}; not kept: there is no room in {folder}"
+        for bank, _, _ in banks:
+            bank.keeps = False
+    aside, place = sum(bank.aside(keys) for bank, keys, _ in banks), tempfile.gettempdir()
+    if aside and not has_room(Path(place), aside):
+        return (f"{aside / GB:.1f} GB of activations cannot be kept in {folder} and have no room "
+                f"in {place}: {slow} TMPDIR to a larger disk"), False
+    return said, True
 
 
 def _check_budget(cfg: CfgNode, wanted: int, folder: Path, said: str) -> None:

@@ -81,7 +81,9 @@ def test_several_streams_run_and_wrong_ones_are_refused(
         built(tmp_path, f"{METHODS}:TwoStreams", "TRAINER.TWOSTREAMS.ENTER", "1")
     cache = ("--opts", "CACHE_DIR", str(tmp_path / "cache"))
     assert jobs.run(tmp_path / "out", "--trainer", f"{METHODS}:Patches", *cache) == 0
-    assert "patch features: " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "patch features: " in out and out.count("note: patch features take") == 1
+    assert out.index("patch features take") < out.index("method  ")  # before any is computed
 
 
 def test_without_room_pixels_take_the_place_of_activations(

@@ -25,7 +25,7 @@ from fedvlm.core.errors import ConfigError, did_you_mean, fold
 from fedvlm.data.catalog import CATALOG, dataset_info
 from fedvlm.data.datasets import DATASET_REGISTRY
 from fedvlm.data.locate import find_root
-from fedvlm.data.packs.place import about_pack, pack_root
+from fedvlm.data.packs.place import about_pack, pack_root, reading_of
 
 EXAMPLES = (
     "fedvlm doctor --root DATA/",
@@ -99,13 +99,17 @@ def _configs(args: Namespace) -> list[CfgNode]:
         ConfigError: an unknown name, or a config file that is wrong.
     """
     pack = pack_root(args.root)
-    own = about_pack(pack).name if pack else ""
+    about = about_pack(pack) if pack else None
+    own = about.name if about else ""
     names = [_name(word, own) for word in args.names]
     if not names and not args.dataset_config_file:
         names = [*CATALOG, *(n for n in DATASET_REGISTRY.registered_names() if n not in CATALOG)]
     flags = {"DATASET.ROOT": args.root} | ({"CACHE_DIR": args.cache_dir} if args.cache_dir else {})
     configs = [
-        build_config(None, None, flags | {"DATASET.NAME": name}, [], default_schema())[0]
+        build_config(
+            None, None, flags | {"DATASET.NAME": name}, [], default_schema(),
+            dataset_keys=reading_of(about) if about and name == own else None,
+        )[0]
         for name in dict.fromkeys(names)
     ]
     for word in args.dataset_config_file:

@@ -73,6 +73,7 @@ class Container:
         digest: the sha256 that the header states.
         slots: tensors by name.
         place: of the digest's digits in the file.
+        stamp: of the file whose header it is: what is mapped must be what was hashed.
     """
 
     path: Path
@@ -80,13 +81,30 @@ class Container:
     digest: str
     slots: Mapping[str, Slot]
     place: int
+    stamp: tuple[int, ...]
 
     def array(self, name: str) -> Array:
-        """Return a tensor, mapped: its pages are read as they are used."""
+        """Return a tensor, mapped: its pages are read as they are used.
+
+        Raises:
+            DataError: the file is not there any more, is another one or was written to.
+        """
         slot = self.slots[name]
         if not slot.size:
             return np.zeros(slot.shape, slot.dtype)
-        return np.memmap(self.path, slot.dtype, "r", slot.start, slot.shape)
+        try:
+            with open(self.path, "rb") as file:
+                self._check_stamp(file)
+                return np.memmap(file, slot.dtype, "r", slot.start, slot.shape)
+        except OSError as error:
+            raise unreadable(self.path, error) from error
+
+    def _check_stamp(self, file: BinaryIO) -> None:
+        if stamp_of(os.fstat(file.fileno())) != self.stamp:
+            raise DataError(
+                f"the feature pack {self.path} was changed or replaced while it was in use; the "
+                "same command again reads the new one"
+            )
 
     def verify(self) -> None:
         """Hash the file and compare.
@@ -97,6 +115,7 @@ class Container:
         try:
             with open(self.path, "rb") as file:
                 there = _hash(file, self.place)
+                self._check_stamp(file)
         except OSError as error:
             raise unreadable(self.path, error) from error
         if there != self.digest:
@@ -104,6 +123,11 @@ class Container:
                 f"the feature pack {self.path} is damaged: its content has sha256 {there[:12]}, "
                 f"its header says {self.digest[:12]}; {_REMEDY}"
             )
+
+
+def stamp_of(stat: os.stat_result) -> tuple[int, ...]:
+    """Return what differs where a file is another one, or was written to."""
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def unreadable(path: Path, error: OSError) -> DataError:
@@ -132,7 +156,8 @@ def read_container(path: Path) -> Container:
     """
     try:
         with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
+            stat = os.fstat(file.fileno())
+            size = stat.st_size
             first = file.read(8)
             (length,) = struct.unpack("<Q", first) if len(first) == 8 else (0,)
             if not 2 <= length <= min(MAX_HEADER, size - 8):
@@ -146,7 +171,7 @@ def read_container(path: Path) -> Container:
     at = text.find(digest.encode())
     if at < 0 or text.count(digest.encode()) != 1:
         raise _wrong(path, "its header does not state its digest once")
-    return Container(path, about, digest, slots, 8 + at)
+    return Container(path, about, digest, slots, 8 + at, stamp_of(stat))
 
 
 def _wrong(path: Path, why: str) -> DataError:

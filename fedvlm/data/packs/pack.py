@@ -20,16 +20,17 @@ from numpy.typing import NDArray
 
 from fedvlm.core.errors import DataError
 from fedvlm.core.spelling import name_fault, shown
-from fedvlm.data.packs.file import Array, Container, Tensor, read_container, unreadable
+from fedvlm.data.packs.file import Array, Container, Tensor, read_container, stamp_of, unreadable
 
 FEATURES, VIEW = "features", "view."  # tables: of the test view, and of each training view
 KEYS, FAULTS, LABELS, DOMAINS, HASHES = "keys", "faults", "labels", "domains", "sha256"
 LISTS = (KEYS, FAULTS, LABELS, DOMAINS, HASHES)
 DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
+SHARE = "DATASET.TEST_SHARE"
 # Of the config: what reads a set, or says how its clients share it.
 SETTINGS = (
     "DATASET.NAME", "DATASET.DIR", "DATASET.IMAGE_DIR", "DATASET.SPLIT_FILE", "DATASET.FORMAT",
-    "DATASET.NAMES_FILE", "DATASET.LEAVE_OUT", "DATASET.TEST_SHARE", "DATASET.TEMPLATE",
+    "DATASET.NAMES_FILE", "DATASET.LEAVE_OUT", SHARE, "DATASET.TEMPLATE",
     "FED.PARTITION", "FED.CLIENTS",
 )  # fmt: skip
 _PARTS = 3  # train, val, test
@@ -247,13 +248,11 @@ def open_pack(path: Path) -> Pack:
         stat = path.stat()
     except OSError as error:
         raise unreadable(path, error) from error
-    return _opened(
-        path.resolve(), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
-    )
+    return _opened(path.resolve(), stamp_of(stat))
 
 
 @lru_cache(maxsize=_OPEN)
-def _opened(path: Path, *_stamp: int) -> Pack:
+def _opened(path: Path, _stamp: tuple[int, ...]) -> Pack:
     container = read_container(path)
     container.verify()
     return Pack(container)
@@ -300,6 +299,9 @@ def _check_kinds(about: About) -> None:
         several: list[Any] = value if isinstance(value, list) else [value]
         if not all(type(v) in (str, int, float) and str(v).isprintable() for v in several):
             raise ValueError("settings hold something else than texts and numbers")
+    share = about.settings.get(SHARE, 0)
+    if not isinstance(share, int | float) or not 0 <= share < 1:  # no NaN either
+        raise ValueError(f"{SHARE} is no share")
     if not all(len(d) == 64 for d in (about.digest, about.split, about.images)):
         raise ValueError("a digest that is none")
 

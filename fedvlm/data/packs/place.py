@@ -18,11 +18,11 @@ from fedvlm.data.datum import DatasetBase
 from fedvlm.data.layouts import choose, layouts_of, prepared_layouts
 from fedvlm.data.packs.file import SUFFIX, is_pack, read_container
 from fedvlm.data.packs.lists import read_lists
-from fedvlm.data.packs.pack import About, open_pack, read_about
+from fedvlm.data.packs.pack import About, Setting, open_pack, read_about
 
 # What changes the lists that a reader makes of a set; a pack was made under one setting of each.
-_READING = ("FORMAT", "SPLIT_FILE", "NAMES_FILE", "LEAVE_OUT")
-_SHARE = "TEST_SHARE"
+_STRICT = ("SPLIT_FILE", "NAMES_FILE", "LEAVE_OUT", "TEST_SHARE")
+_LENIENT = ("FORMAT",)  # the same lists lie in several: a config need not say which
 
 
 def about_pack(path: Path) -> About:
@@ -32,6 +32,12 @@ def about_pack(path: Path) -> About:
         DataError: it is none.
     """
     return read_about(read_container(path))
+
+
+def reading_of(about: About) -> dict[str, Setting]:
+    """Return the settings of a pack without which its set is another, by config key."""
+    keys = [f"DATASET.{key}" for key in _STRICT]
+    return {key: about.settings[key] for key in keys if about.settings.get(key)}
 
 
 def pack_root(root: str) -> Path | None:
@@ -121,30 +127,33 @@ def _check_settings(cfg: CfgNode, about: About, path: Path) -> None:
             f"DATASET.NAME {name}: {path} is a pack of {about.name}"
             f"{did_you_mean(name, [about.name])}; give its own pack, or --dataset {about.name}"
         )
-    for key in _READING:
-        said, there = _words(node.get(key, "")), _words(about.settings.get(f"DATASET.{key}", ""))
-        if said and said != there:
+    for key in (*_LENIENT, *_STRICT):
+        said, there = _words(node.get(key)), _words(about.settings.get(f"DATASET.{key}"))
+        if said == there or (not said and key in _LENIENT):
+            continue
+        made, alone = f"{path} was made with", f"--root {path} without --dataset"
+        if said:
             raise ConfigError(
-                f"DATASET.{key} {', '.join(said)}: {path} was made with "
-                f"{', '.join(there) or 'none set'}; drop it (--root {path} without --dataset "
-                "takes the pack's own settings), or make a pack with it"
+                f"DATASET.{key} {', '.join(said)}: {made} {', '.join(there) or 'none set'}; drop "
+                f"it ({alone} takes the pack's own settings), or make a pack with it"
             )
-    share = float(node.get(_SHARE, 0.0))
-    made = float(str(about.settings.get(f"DATASET.{_SHARE}", 0.0)))
-    if share and share != made:
         raise ConfigError(
-            f"DATASET.{_SHARE} {share:g}: {path} was made with {made:g}; drop it, or make a pack "
-            "with it"
+            f"DATASET.{key} is not set: {made} {', '.join(there)}, and the images would be read "
+            f"without; give DATASET.{key} {','.join(there)}, or {alone}, which takes the pack's "
+            "own settings"
         )
     if about.cut_seed not in (-1, int(cfg.DATA_SEED)):
         raise ConfigError(
             f"DATA_SEED {cfg.DATA_SEED}: the test images of {path} were drawn by data seed "
-            f"{about.cut_seed} (DATASET.{_SHARE}); set --data-seed {about.cut_seed}, or make a "
+            f"{about.cut_seed} (DATASET.TEST_SHARE); set --data-seed {about.cut_seed}, or make a "
             f"pack with --data-seed {cfg.DATA_SEED}"
         )
 
 
 def _words(value: object) -> list[str]:
+    """Return a setting as texts, numbers in one way of writing; nothing where it is not set."""
     if isinstance(value, Iterable) and not isinstance(value, str):
         return [str(v) for v in value]
+    if isinstance(value, int | float):
+        return [f"{value:g}"] if value else []
     return [str(value)] if value else []

@@ -143,6 +143,11 @@ class Bank:
         """Return how many different images are not named in the store."""
         return len(set(keys)) - len(self.store.places(list(dict.fromkeys(keys)), _VIEW))
 
+    def aside(self, keys: Sequence[str]) -> int:
+        """Return what the rows of images take in a temporary file: where they cannot be kept."""
+        size = self.bytes(len(set(keys)))
+        return size if not self.keeps and size > IN_MEMORY and self.lacking(keys) else 0
+
     def table(
         self, keys: Sequence[str], load: Load, progress: Progress | None = None, *,
         workers: int = 0, spent: Throughput | None = None, notes: list[str] | None = None,
@@ -158,16 +163,18 @@ class Bank:
             notes: told about damaged files, and where nothing can be kept.
 
         Raises:
-            DataError: from ``load``, or the store cannot be written.
+            DataError: from ``load``, the store cannot be written, or no room for what it lacks.
         """
         spent = Throughput() if spent is None else spent
         names = list(dict.fromkeys(keys))
-        held = not self.keeps or self.bytes(len(names)) <= IN_MEMORY
-        out = self._room(len(names)) if held else None
+        out = self._room(len(names)) if self.bytes(len(names)) <= IN_MEMORY else None
         at = {name: i for i, name in enumerate(names)}
         with spent.clock("wall"), torch.no_grad():
             with spent.clock("looking_up"):
                 missing = self._sound(names, out)
+                if out is None and missing and not self.keeps:
+                    out = self._room(len(names))
+                    missing = self._sound(names, out)
             spent.hits += len(names) - len(missing)
             first: dict[str, int] = {}
             for i, key in enumerate(keys):
@@ -184,10 +191,21 @@ class Bank:
         return StoredRows(self.store.detach(), each[rows], self.shape)
 
     def _room(self, images: int) -> Tensor:
-        """Return room for ``[images, n, width]``, in memory or in a file that has no name."""
+        """Return room for ``[images, n, width]``, in memory or in a file that has no name.
+
+        Raises:
+            DataError: the disk has none.
+        """
         shape = (images, *self.shape)
         if self.bytes(images) <= IN_MEMORY:
             return torch.empty(shape, dtype=self.dtype)
+        place = tempfile.gettempdir()
+        if not has_room(Path(place), self.bytes(images)):
+            raise DataError(
+                f"{self.bytes(images) / 1e9:.1f} GB of activations cannot be kept in "
+                f"{self.store.path.parent} and have no room in {place}: point TMPDIR to a larger "
+                "disk, or CACHE_DIR to a folder that may be written"
+            )
         with tempfile.NamedTemporaryFile(prefix="tokens-") as file:
             # The mapping keeps the file alive after its name is gone.
             return torch.from_file(

@@ -78,6 +78,21 @@ def test_a_pack_is_hashed_once_until_it_changes(
     assert open_pack(path).about.classnames == ["class 0", "class 1"]
 
 
+@pytest.mark.parametrize("how", ["replaced", "in place", "gone"])
+def test_rows_come_from_the_file_that_was_hashed(tmp_path: Path, how: str) -> None:
+    path = make_pack(tmp_path / NAME)
+    pack = open_pack(path)
+    if how == "replaced":  # same header, same size
+        tensors(path, "features", b"\0\0\0\0").replace(path)
+    elif how == "in place":
+        raw = path.read_bytes()
+        path.write_bytes(raw[:-4] + b"\0\0\0\0")
+    else:
+        path.unlink()
+    with pytest.raises(DataError, match="cannot read" if how == "gone" else "changed or replaced"):
+        pack.rows(TRANSFORM, np.array([0]))
+
+
 def tensors(path: Path, name: str, values: bytes) -> Path:
     """A pack whose tensor ``name`` begins with other bytes, with a digest that agrees."""
     raw = path.read_bytes()

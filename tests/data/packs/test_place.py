@@ -8,15 +8,19 @@ from typing import Any
 import pytest
 from yacs.config import CfgNode
 
+from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data.datasets import load_dataset
 from fedvlm.data.doctor import examine, examine_own_packs
 from fedvlm.data.locate import find_root
 from fedvlm.data.packs.place import pack_of
+from fedvlm.job.flags import parse
+from fedvlm.job.resolve import resolve
 from tests.data.miniatures.own import config
 from tests.data.packs.packs import lists, make_pack
 
 NAME = "mine.pack.safetensors"
+DTD = "DescribableTextures"
 
 
 def of(root: Path, **keys: Any) -> CfgNode:
@@ -67,10 +71,35 @@ def test_settings_that_read_the_set_otherwise_are_refused(tmp_path: Path) -> Non
         load_dataset(of(path, DATASET__FORMAT="coop"))
     with pytest.raises(ConfigError, match=r"DATASET.SPLIT_FILE a.json: .* with none set"):
         load_dataset(of(path, DATASET__SPLIT_FILE="a.json"))
-    with pytest.raises(ConfigError, match=r"DATASET.TEST_SHARE 0.5: .* made with 0;"):
+    with pytest.raises(ConfigError, match=r"DATASET.TEST_SHARE 0.5: .* made with none set;"):
         load_dataset(of(path, DATASET__TEST_SHARE=0.5))
     with pytest.raises(ConfigError, match=r"DATA_SEED 2: the test images .* set --data-seed 1"):
         load_dataset(of(path, DATA_SEED=2))
+
+
+@pytest.mark.parametrize(("key", "value", "text"), [
+    ("LEAVE_OUT", ["a", "b"], "a,b"), ("SPLIT_FILE", "s.json", "s.json"),
+    ("NAMES_FILE", "words.txt", "words.txt"), ("TEST_SHARE", 0.3, "0.3"),
+])
+def test_a_config_that_says_nothing_does_not_take_a_pack_read_otherwise(
+    tmp_path: Path, key: str, value: Any, text: str
+) -> None:
+    said = {"DATASET.NAME": "Mine", f"DATASET.{key}": value}
+    path = make_pack(tmp_path / NAME, settings=said)
+    with pytest.raises(ConfigError, match=rf"DATASET.{key} is not set: .*; give DATASET.{key} "
+                                          rf"{text}, or --root .* without --dataset"):
+        load_dataset(of(path))
+    load_dataset(of(path, **{f"DATASET__{key}": value}))
+    assert main(["doctor", "--root", str(path)]) == 0
+
+
+def test_a_pack_that_is_named_alone_brings_how_its_set_is_read(tmp_path: Path) -> None:
+    said = {"DATASET.LEAVE_OUT": ["a", "b"], "DATASET.TEST_SHARE": 0.3, "DATASET.FORMAT": "coop"}
+    path = make_pack(tmp_path / "dtd.pack.safetensors", name=DTD, settings=said)
+    (job,) = resolve(parse(["--root", str(path)])).jobs
+    assert job.cfg.DATASET.LEAVE_OUT == ("a", "b") and job.cfg.DATASET.TEST_SHARE == 0.3
+    (job,) = resolve(parse(["--root", str(path), "--dataset", "dtd"])).jobs
+    assert job.cfg.DATASET.LEAVE_OUT == () and job.cfg.DATASET.NAME == DTD
 
 
 def test_the_doctor_knows_packs(tmp_path: Path) -> None:

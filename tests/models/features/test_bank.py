@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.check.world import World
+from fedvlm.core.errors import DataError
 from fedvlm.models.features import bank as module
 from fedvlm.models.features.bank import LOW, Bank, StoredRows, has_room, row_bytes
 from fedvlm.models.features.decode import Throughput
@@ -153,6 +154,23 @@ def test_without_room_nothing_is_kept(images: Images, before: Tensor, tmp_path: 
     assert bank.lacking(keys) == 40
     assert torch.equal(bank.table(keys, images.load), before)
     assert images.table(tmp_path)[1].encoded == 40
+
+
+def test_what_may_not_be_kept_goes_aside_only_where_something_is_missing_and_has_room(
+    images: Images, before: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "IN_MEMORY", 0)
+    monkeypatch.setattr(module, "has_room", lambda *_: False)
+    images.table(tmp_path, range(30))
+    keys = [str(i) for i in range(40)]
+    bank = Bank(images.tower, "tokens.1", "test", tmp_path)
+    assert bank.aside(keys) == 0
+    bank.keeps = False
+    assert bank.aside(keys[:30]) == 0 and bank.aside(keys) == bank.bytes(40)
+    with pytest.raises(DataError, match=r"cannot be kept in .* no room in .*: point TMPDIR"):
+        bank.table(keys, images.load)
+    whole = bank.table(keys[:30], images.load)
+    assert isinstance(whole, StoredRows) and torch.equal(whole.to(before.device), before[:30])
 
 
 def _fill(images: Images, folder: Path, at: Any, told: Any) -> None:
