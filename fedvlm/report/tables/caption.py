@@ -113,11 +113,16 @@ def brief(
     return words + ("; ↓: below a reference of its kind" if below else "") + "."
 
 
-def brief_difference(name: str, versus: str) -> str:
-    """Return the caption of a table of differences as one sentence."""
+def brief_difference(name: str, versus: str, signs: bool) -> str:
+    """Return the caption of a table of differences as one sentence.
+
+    Args:
+        signs: whether wins, ties and losses and what is detectable have columns.
+    """
+    more = ("; +/=/-: wins, ties and losses; detectable: the difference seen in 80% of such "
+            "experiments") if signs else ""
     return (f"{BRIEFLY.get(name, name)} minus that of {versus}: mean paired difference and its 95% "
-            "interval; +/=/-: wins, ties and losses; detectable: the difference seen in 80% of "
-            "such experiments.")
+            f"interval{more}.")
 
 
 def _marks(marked: frozenset[int], n: int) -> str:

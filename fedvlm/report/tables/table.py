@@ -354,8 +354,9 @@ def _difference_table(
     return Table(
         table.metrics, table.corner, tuple(one.label for one in rows), tuple(columns),
         tuple(one.cells for one in rows), f"{words} Made by: {command}." if command else words,
-        (), False, table.n, brief_difference(table.metrics[0], spec.versus), table.made, (),
-        tuple(one.method for one in rows),
+        (), False, table.n,
+        brief_difference(table.metrics[0], spec.versus, "detectable" in columns),
+        table.made, (), tuple(one.method for one in rows),
     )
 
 

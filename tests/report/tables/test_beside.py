@@ -98,5 +98,6 @@ def test_columns_that_are_no_data_sets_are_not_pooled(tmp_path: Path) -> None:
     main, apart = made(tmp_path, cols=("shots",), versus="A")
     assert main.columns == apart.columns == ("shots 1", "shots 4", "shots 16")
     assert apart.rows == ("B",) and "nothing is pooled" in apart.caption
+    assert "detectable" not in apart.brief
     half = t.ppf(0.975, 1) * 1.5  # of 1 and 4
     assert apart.cells[0][0].text == f"+2.5 [{2.5 - half:+.1f}, {2.5 + half:+.1f}]"
