@@ -16,7 +16,9 @@ Departures from the paper: VARIANT fixed has the paper's L_div, the mean cosine 
     features; published the public code's, whose sign brings groups together: + mean |f_i - f_j|.
     The global model and clients that never drew, which the paper does not judge, predict by G
     alone.
-Departures from the authors' code: a client's draw comes from the run's seeds (there from 42).
+Departures from the authors' code: a client's draw comes from the run's seeds (there from 42), and
+    by the paper's softmax(cos/TEMP): groups near G travel (there softmax(-cos/TEMP), those far off,
+    unless AGGREGATE_HIGHEST_SIM is set, which it is not by default).
 Extra data: none.
 Cost: ViT-B/16: 12,800 trained, 5,120 sent each way (published: 12.8k, 5.1k); GROUPS passes through
     the image tower and packed text passes per step.

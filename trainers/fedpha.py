@@ -64,7 +64,7 @@ class FedPHA(PairTrainer):
             return super().init_client(ctx, start)
         length = lengths[ctx.clients[0] % len(lengths)]
         self.require(
-            str(length).isdigit() and 1 <= int(length) <= self.cfg.N_CTX,
+            str(length).isdecimal() and 1 <= int(length) <= self.cfg.N_CTX,
             f"TRAINER.FEDPHA.LOCAL_LENGTHS holds {length!r}; lengths are whole numbers from 1 to "
             f"N_CTX {self.cfg.N_CTX}",
         )

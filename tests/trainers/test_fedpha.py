@@ -35,5 +35,8 @@ def test_every_client_has_a_context_of_its_own_length() -> None:
     models = list(fed.personal(state, range(4)))
     assert sorted(c for ids, _ in models for c in ids) == [0, 1, 2, 3]
     assert all(p[LOCAL].shape[1] == lengths[ids[0]] for ids, p in models)
-    with pytest.raises(ConfigError, match="LOCAL_LENGTHS holds 9; lengths are"):
-        world().federation(cls, Setup(opts={"LOCAL_LENGTHS": (9,), "N_CTX": 3})).run()
+    for length in (9, "\u00b2"):  # a superscript two is a digit, and no number
+        fed.trainer.cfg.defrost()
+        fed.trainer.cfg.LOCAL_LENGTHS = (length,)
+        with pytest.raises(ConfigError, match=f"LOCAL_LENGTHS holds {length!r}; lengths are"):
+            fed.trainer.init_client(fed.context([0]), fed.p0)
