@@ -9,6 +9,7 @@ import pytest
 
 from fedvlm.report.collect import collect
 from fedvlm.report.tables.table import Spec, Table, tables
+from fedvlm.runs.verify.beside import gain, hurt
 from tests.report.table_runs import reference, rows, write_run
 
 ALL = ("alone", "together", "bound")
@@ -80,12 +81,13 @@ def test_of_a_run_without_references_nothing_is_said(tmp_path: Path) -> None:
 def test_hurt_gain_and_quartiles(tmp_path: Path) -> None:
     """Below their own logistic regression, 60 and 40: the first of two clients."""
     write(tmp_path, "A", 5, 9)
-    write(tmp_path, "B", 6, 9, sections=REFERENCES | {"gain": {"points": 25.0},
-                                                      "hurt": {"share": 12.5}})
+    refs = REFERENCES["references"]
+    write(tmp_path, "B", 5, 10, sections=REFERENCES | {
+        "gain": gain(75.0, refs), "hurt": hurt(rows(5, 10), refs)})
     names = ("gain", "hurt", "personal_q1", "personal_median")
     found = table(tmp_path, cols=("metric",), metrics=names)
     assert [c.text for c in found.cells[0]] == ["-", "50.0", "60.0", "70.0"]
-    assert [c.text for c in found.cells[1]] == ["25.0", "12.5", "67.5", "75.0"]
+    assert [c.text for c in found.cells[1]] == ["25.0", "50.0", "62.5", "75.0"]
 
 
 def test_references_that_disagree_are_told(tmp_path: Path) -> None:
