@@ -13,7 +13,7 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
-from fedvlm.data.catalog import dataset_info
+from fedvlm.data.catalog import DatasetInfo, dataset_info
 from fedvlm.data.datum import DatasetBase
 from fedvlm.data.layouts import choose, layouts_of, prepared_layouts
 from fedvlm.data.packs.file import SUFFIX, is_pack, read_container
@@ -129,6 +129,9 @@ def _check_settings(cfg: CfgNode, about: About, path: Path) -> None:
         )
     for key in (*_LENIENT, *_STRICT):
         said, there = _words(node.get(key)), _words(about.settings.get(f"DATASET.{key}"))
+        if key == "SPLIT_FILE":
+            said = said or _usual_split(info, node.FORMAT)
+            there = there or _usual_split(info, str(about.settings.get("DATASET.FORMAT", "")))
         if said == there or (not said and key in _LENIENT):
             continue
         made, alone = f"{path} was made with", f"--root {path} without --dataset"
@@ -148,6 +151,11 @@ def _check_settings(cfg: CfgNode, about: About, path: Path) -> None:
             f"{about.cut_seed} (DATASET.TEST_SHARE); set --data-seed {about.cut_seed}, or make a "
             f"pack with --data-seed {cfg.DATA_SEED}"
         )
+
+
+def _usual_split(info: DatasetInfo | None, form: str) -> list[str]:
+    """Return the split file that a set is read by where none is named."""
+    return _words(info.split_file) if info and fold(form) in ("", "coop") else []
 
 
 def _words(value: object) -> list[str]:

@@ -93,6 +93,15 @@ def test_a_config_that_says_nothing_does_not_take_a_pack_read_otherwise(
     assert main(["doctor", "--root", str(path)]) == 0
 
 
+@pytest.mark.parametrize("said", [{}, {"DATASET.SPLIT_FILE": f"split_zhou_{DTD}.json"}])
+def test_a_sets_own_split_need_not_be_said(tmp_path: Path, said: dict[str, str]) -> None:
+    path = make_pack(tmp_path / "dtd.pack.safetensors", name=DTD, settings=said)
+    load_dataset(of(path, DATASET__NAME=DTD))
+    load_dataset(of(path, DATASET__NAME=DTD, DATASET__SPLIT_FILE=f"split_zhou_{DTD}.json"))
+    with pytest.raises(ConfigError, match=r"SPLIT_FILE mine.json: .* with split_zhou"):
+        load_dataset(of(path, DATASET__NAME=DTD, DATASET__SPLIT_FILE="mine.json"))
+
+
 def test_a_pack_that_is_named_alone_brings_how_its_set_is_read(tmp_path: Path) -> None:
     said = {"DATASET.LEAVE_OUT": ["a", "b"], "DATASET.TEST_SHARE": 0.3, "DATASET.FORMAT": "coop"}
     path = make_pack(tmp_path / "dtd.pack.safetensors", name=DTD, settings=said)
