@@ -242,6 +242,21 @@ def whole(low: int, high: int | None = None) -> Callable[[str], int]:
     return number
 
 
+def inches(low: float, high: float) -> Callable[[str], float]:
+    """Return a ``type`` of flags: widths of a range."""
+
+    def number(word: str) -> float:
+        try:
+            width = float(word)
+        except ValueError:
+            width = 0.0
+        if not low <= width <= high:
+            raise argparse.ArgumentTypeError(f"wants inches from {low} to {high}, got '{word}'")
+        return width
+
+    return number
+
+
 def asks_help(words: Sequence[str]) -> bool:
     """Whether a command's words ask for its page: a help flag anywhere, or ``help`` first."""
     return bool(words) and words[0] == "help" or any(w in ("-h", "-help", "--help") for w in words)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from pathlib import Path
 
 from fedvlm.cli.results._folders import no_runs, papers_of, run_folders
-from fedvlm.console.parser import Parser
+from fedvlm.console.parser import Parser, inches
 from fedvlm.console.screen import complain, say
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.report.collect import collect
@@ -28,7 +28,8 @@ def flags(parser: Parser) -> None:
         "folder)")
     add("--metric", default="personal", metavar="NAME", help="accuracy of a round: personal, "
         "global, new, ... (personal)")
-    add("--width", type=_inches, default=0.0, metavar="INCHES", help="of the figures (6.8); text "
+    add("--width", type=inches(2, 20), default=0.0, metavar="INCHES",
+        help="of the figures (6.8); text "
         "has 7 points or more at that width")
     add("--column", action="store_true", help="one column of a paper wide (3.3 in)")
     add("--font", choices=("sans", "serif"), default="sans",
@@ -68,13 +69,3 @@ def main(args: Namespace) -> int:
     complain(*(f"not made: {why}" for why in missing), prefix="note")
     say(*(f"{into / name}.pdf .png .svg .csv" for name in names))
     return 0 if names else DataError.exit_code
-
-
-def _inches(word: str) -> float:
-    try:
-        width = float(word)
-    except ValueError:
-        width = 0.0
-    if not 2 <= width <= 20:
-        raise ArgumentTypeError(f"wants inches from 2 to 20, got '{word}'")
-    return width

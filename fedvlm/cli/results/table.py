@@ -7,12 +7,12 @@ share a table, which ends in their average; others get a table each.
 from __future__ import annotations
 
 import shlex
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedvlm.cli.results._folders import no_runs, papers_of, run_folders
-from fedvlm.console.parser import Parser, whole
+from fedvlm.console.parser import Parser, inches, whole
 from fedvlm.console.screen import complain, say
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
@@ -69,7 +69,8 @@ def flags(parser: Parser) -> None:
     add("--names", choices=("run", "paper"), default="run", help="paper: methods and data sets as "
         "papers spell them, methods in groups, in LaTeX cited (run)")
     add("--label", default="", metavar="LABEL", help="LaTeX's \\label (tab:METRIC)")
-    add("--width", type=_inches, default=5.5, metavar="INCHES", help="LaTeX's width of the text "
+    add("--width", type=inches(1, 30), default=5.5, metavar="INCHES",
+        help="LaTeX's width of the text "
         "(5.5, NeurIPS)")
     add("--mixed", nargs="*", metavar="KEY", help="one table although runs differ in these keys "
         "(any); the caption says in which they do")
@@ -197,16 +198,6 @@ def _pairs(words: Sequence[str], flag: str) -> tuple[Pair, ...]:
         if not word.partition("=")[0] or "=" not in word:
             raise ConfigError(f"{flag} {word}: wants KEY=VALUE, for example {flag} shots=16")
     return tuple((word.partition("=")[0], word.partition("=")[2]) for word in words)
-
-
-def _inches(word: str) -> float:
-    try:
-        width = float(word)
-    except ValueError:
-        width = 0.0
-    if not 1 <= width <= 30:
-        raise ArgumentTypeError(f"wants inches from 1 to 30, got '{word}'")
-    return width
 
 
 def _format(args: Namespace) -> str:
