@@ -32,12 +32,12 @@ from fedvlm.core.trees import State, Tree
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.context import UNIFORM, Context, Upload
 from fedvlm.federation.server import ServerContext
-from fedvlm.federation.toolbox.moments import moments, ridge
+from fedvlm.federation.toolbox.moments import moments, newcomers, ridge
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor, Trainer
 from fedvlm.models.vlmodel import VLModel
 
 HEAD, GRAM, WEIGHT = "head.weight", "afl.gram", "afl.weight"
-SUMS, COUNTED = "sums", "counted"  # slots: of the server; of a client at the server
+SUMS = "sums"  # slot of the server
 
 
 @TRAINER_REGISTRY.register("AFL")
@@ -107,10 +107,7 @@ class AFL(Trainer):
     def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
         """Add those who are not in the sums yet, without their ridges, and solve."""
         sums = dict(server[SUMS])
-        for k, client in enumerate(updates.clients):
-            if ctx.held.get(client):
-                continue
-            ctx.held.put(client, {COUNTED: {COUNTED: torch.ones(())}})
+        for k in newcomers(ctx, updates):
             gram, own = (updates.extras[n][k].to(sums["gram"]) for n in (GRAM, WEIGHT))
             eye = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
             sums["gram"] = sums["gram"] + (gram - self.cfg.GAMMA * eye)

@@ -37,14 +37,14 @@ from fedvlm.core.trees import State, Tree
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.context import UNIFORM, Context, Upload
 from fedvlm.federation.server import ServerContext
-from fedvlm.federation.toolbox.moments import Moments, discriminant, moments
+from fedvlm.federation.toolbox.moments import Moments, discriminant, moments, newcomers
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor, Trainer
 from fedvlm.models.vlmodel import VLModel
 
 VISUAL, BIAS, MIX = "head.visual", "head.bias", "head.mix"
 COUNT, TOTAL, GRAM, SCORE = (f"tofa.{n}" for n in ("count", "total", "gram", "score"))
 VOTES = "tofa.votes"  # clients with images of a class
-SUMS, COUNTED = "sums", "counted"  # slots: of the server; of a client at the server
+SUMS = "sums"  # slot of the server
 LEAST = 1e-3  # of the variance of a feature of length 1
 TEMPLATES = (
     "a photo of a {}.", "a close-up photo of a {}.", "a blurry photo of a {}.",
@@ -195,10 +195,7 @@ class TOFA(Trainer):
     def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
         """Add those who are not in the sums yet; return the model of the sums."""
         sums = dict(server[SUMS])
-        for k, client in enumerate(updates.clients):
-            if ctx.held.get(client):
-                continue
-            ctx.held.put(client, {COUNTED: {COUNTED: torch.ones(())}})
+        for k in newcomers(ctx, updates):
             sent = {n: v[k].to(sums[COUNT]) for n, v in updates.extras.items()}
             sent[VOTES] = (sent[COUNT] > 0).to(sums[VOTES])
             sums = {n: v + sent[n] for n, v in sums.items()}

@@ -6,15 +6,19 @@ images would have computed: a ridge regression, or a Gaussian discriminant.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedvlm.core.trees import in_double
+from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.context import Context
+from fedvlm.federation.server import ServerContext
 from fedvlm.federation.toolbox.prototypes import Features, membership
 
+COUNTED = "counted"  # slot of a client at the server
 TAG = "moments"  # one shuffle for every caller: sums run in the same order, whoever asks
 ABSENT = -1e4  # score of a class that nobody has an image of
 
@@ -64,6 +68,14 @@ def moments(ctx: Context, features: Features, classes: int, width: int) -> Momen
             total[at] += member.mT @ z
             gram[at] += (z * member.sum(-1)[..., None]).mT @ z
     return Moments(count, total, gram)
+
+
+def newcomers(ctx: ServerContext, updates: Updates) -> Iterator[int]:
+    """Yield the rows of clients that no sum holds yet, and hold them as counted: each once."""
+    for k, client in enumerate(updates.clients):
+        if not ctx.held.get(client):
+            ctx.held.put(client, {COUNTED: {COUNTED: torch.ones(())}})
+            yield k
 
 
 def ridge(gram: Tensor, cross: Tensor, strength: float = 0.0) -> Tensor:
