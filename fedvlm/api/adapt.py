@@ -14,6 +14,7 @@ from fedvlm.api.evaluate import same_classes, was_cut
 from fedvlm.api.model import Model
 from fedvlm.api.rebuild import Rebuilt, rebuild, run_folder
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.files import user_path
 from fedvlm.core.trees import Tree, unstack
 from fedvlm.data.datum import Datum, labels_of
 from fedvlm.data.images import ImageLoader
@@ -54,7 +55,7 @@ def adapt(
         raise ConfigError(f"epochs is a whole number from 0 on, not {epochs!r}")
     changes = {} if epochs is None else {"FED.FINETUNE_EPOCHS": str(epochs)}
     base = rebuild(run_folder(run), device, weights, changes)
-    own = understand(Path(images).expanduser())
+    own = understand(user_path(images))
     model = base.federation.model
     table = same_classes(model.classnames, own.data.classnames)
     if table is None:

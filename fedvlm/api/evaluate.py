@@ -14,6 +14,7 @@ from fedvlm.api.model import Model, Predictions
 from fedvlm.config.build import build_config
 from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import DataError, fold
+from fedvlm.core.files import user_path
 from fedvlm.data.datasets import load_dataset, templates
 from fedvlm.data.datum import DatasetBase, Datum
 from fedvlm.data.images import ImageLoader
@@ -67,7 +68,7 @@ def of_folder(folder: str | Path) -> Labelled:
     Raises:
         DataError: it is no folder of labelled images.
     """
-    own = understand(Path(folder).expanduser())
+    own = understand(user_path(folder))
     samples = own.data.all() if was_cut(own) else own.data.test
     cfg, _ = build_config(None, None, own.keys, [], default_schema())
     return _labelled(own.data, samples, templates(cfg))

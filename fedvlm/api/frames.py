@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.files import user_path
 from fedvlm.report.collect import collect
 from fedvlm.runs.metrics import read_chain, read_metrics
 
@@ -66,7 +67,7 @@ def results(folder: str | Path = "output") -> pandas.DataFrame:
         DataError: no such folder, or no finished run below it.
         ConfigError: pandas is not installed.
     """
-    found = collect([Path(folder).expanduser()])
+    found = collect([user_path(folder)])
     if not found.runs:
         left = f" ({len(found.unfinished)} unfinished)" if found.unfinished else ""
         seen = "".join(f"; {text}" for text in found.problems[:2])

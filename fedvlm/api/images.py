@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedvlm.core.errors import DataError
+from fedvlm.core.files import user_path
 from fedvlm.core.transform import TransformSpec
 from fedvlm.data.formats.folders import SUFFIXES
 from fedvlm.data.images import decode, normalised, resize_for_test, to_rgb
@@ -68,7 +69,7 @@ def _each(images: Images) -> Iterator[tuple[One, str]]:
     if isinstance(images, Image.Image):
         yield images, ""
     elif isinstance(images, str | os.PathLike):
-        yield from _files(Path(images).expanduser())
+        yield from _files(user_path(images))
     elif isinstance(images, Tensor):
         yield from ((one, "") for one in images_in_tensor(images))
     elif isinstance(images, np.ndarray) and images.dtype != object:

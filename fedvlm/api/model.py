@@ -15,6 +15,7 @@ from torch import Tensor
 from fedvlm.api.frames import frame
 from fedvlm.api.images import Images, as_list, batches
 from fedvlm.core.errors import ConfigError
+from fedvlm.core.files import user_path
 from fedvlm.core.trees import Tree, expand
 from fedvlm.export.trained import Facts, TrainedModel
 from fedvlm.federation.trainer import Predictor, Trainer
@@ -176,7 +177,7 @@ class Model:
         """
         from fedvlm.export.write import export  # start-up: open_clip, 3 s
 
-        return export(self.trained, Path(folder).expanduser(), format)
+        return export(self.trained, user_path(folder), format)
 
     def with_classes(
         self, classnames: Sequence[str], templates: Sequence[str] | None = None

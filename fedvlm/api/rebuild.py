@@ -17,6 +17,7 @@ from fedvlm.config.build import build_config, yaml_keys
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import declare
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.files import user_path
 from fedvlm.core.trees import Tree, cast
 from fedvlm.data.datasets import templates
 from fedvlm.data.partition.index_file import read_index_file
@@ -54,7 +55,7 @@ def run_folder(folder: str | Path) -> Path:
     Raises:
         DataError: it is none; says what it is instead.
     """
-    path = Path(folder).expanduser()
+    path = user_path(folder)
     if (path / "manifest.json").is_file():
         return path
     below = sorted(p.parent for p in path.glob("**/manifest.json")) if path.is_dir() else []

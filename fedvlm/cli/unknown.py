@@ -8,6 +8,7 @@ from pathlib import Path
 from fedvlm.cli.verbs import Verb
 from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError, did_you_mean, fold, nearest
+from fedvlm.core.files import user_path
 from fedvlm.job.kinds import config_of, dataset_of, method_of
 
 
@@ -29,7 +30,7 @@ def _hint(word: str, table: Mapping[str, Verb]) -> str:
     if dataset:
         return f", it is a data set: --dataset {dataset} --root DATA/ runs on it, or fedvlm doctor"
     if "/" in word or not near:
-        path = Path(word).expanduser()
+        path = user_path(word)
         if path.exists():
             return f", it is {_kind(path)}"
     if word.upper() in default_schema():

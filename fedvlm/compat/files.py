@@ -18,6 +18,7 @@ from fedvlm.compat.surface import installed
 from fedvlm.compat.trainer import DasslTrainer
 from fedvlm.compat.world import quiet
 from fedvlm.core.errors import ConfigError, did_you_mean, failure_text
+from fedvlm.core.files import user_path
 from fedvlm.federation import discovery
 from fedvlm.federation.trainer import Trainer
 
@@ -33,7 +34,7 @@ def load_trainer(spec: str) -> type[Trainer]:
     Raises:
         ConfigError: see ``discovery.load_trainer``; or a file that cannot be carried.
     """
-    path = Path(spec.partition(":")[0]).expanduser()
+    path = user_path(spec.partition(":")[0])
     if path.suffix == ".py" and path.is_file() and is_foreign(path):
         return load_file(path, spec.partition(":")[2])
     return discovery.load_trainer(spec)

@@ -16,6 +16,7 @@ import yaml
 
 from fedvlm.config.option import Value
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
+from fedvlm.core.files import user_path
 from fedvlm.core.repository import repository
 
 SUFFIXES = (".yaml", ".yml")
@@ -193,7 +194,7 @@ def lookup(name: str, kind: str) -> Path | None:
     """
     if not name.strip() or "\0" in name:
         return None
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.suffix:
         check_suffix(path)
         if path.is_file():

@@ -7,13 +7,15 @@ from pathlib import Path
 
 from yacs.config import CfgNode
 
+from fedvlm.core.files import user_path
+
 
 def cache_dir(cfg: CfgNode | None = None) -> Path:
     """Return CACHE_DIR of the config, else ``$FEDVLM_CACHE``, ``$XDG_CACHE_HOME``, ``~/.cache``."""
     setting = cfg.get("CACHE_DIR", "") if cfg is not None else ""
     for value in (setting, os.environ.get("FEDVLM_CACHE"), os.environ.get("XDG_CACHE_HOME")):
         if value and value.strip():
-            return Path(value.strip()).expanduser()
+            return user_path(value.strip())
     return Path.home() / ".cache"
 
 

@@ -25,6 +25,14 @@ on_write_point: Callable[[str], None] | None = None
 _TEMPORARY = ".part"
 
 
+def user_path(word: str | os.PathLike[str]) -> Path:
+    """``word`` as a path, ``~`` and ``~user`` replaced; a user that there is not stays as typed.
+
+    ``Path.expanduser`` raises where the home is unknown; a file named ``~x`` is a file.
+    """
+    return Path(os.path.expanduser(word))
+
+
 def write_bytes(path: Path, data: bytes) -> None:
     """Put ``data`` at ``path`` so that a reader sees the old file or the new one, never a mix.
 

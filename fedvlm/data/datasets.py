@@ -15,6 +15,7 @@ from yacs.config import CfgNode
 
 from fedvlm.core.cache import builtin_root, cache_dir
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
+from fedvlm.core.files import user_path
 from fedvlm.core.registry import Registry
 from fedvlm.data.catalog import CATALOG, DatasetInfo, compare, dataset_info
 from fedvlm.data.datum import PARTS, DatasetBase, untestable
@@ -213,7 +214,7 @@ def _form_of(split_file: str) -> str:
 def _builtin_root(info: DatasetInfo, cfg: CfgNode) -> str:
     """Return the root of a set that this project renders; the user's own copy of it goes first."""
     root: str = cfg.DATASET.ROOT
-    if root and (Path(root).expanduser() / (cfg.DATASET.DIR or info.folder)).is_dir():
+    if root and (user_path(root) / (cfg.DATASET.DIR or info.folder)).is_dir():
         return root
     from fedvlm.data.builtin.sets import materialise  # start-up: Pillow and the renderer
 

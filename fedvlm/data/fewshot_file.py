@@ -18,6 +18,7 @@ import numpy as np
 from yacs.config import CfgNode
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
+from fedvlm.core.files import user_path
 from fedvlm.data.catalog import dataset_info
 from fedvlm.data.datum import DatasetBase, Datum, IntArray
 from fedvlm.data.formats.coop_split import read_json
@@ -90,10 +91,10 @@ def _find(name: str, cfg: CfgNode, set_name: str) -> Path:
     Raises:
         DataError: it is nowhere; says where it was looked for.
     """
-    root, info = Path(cfg.DATASET.ROOT).expanduser(), dataset_info(set_name)
+    root, info = user_path(cfg.DATASET.ROOT), dataset_info(set_name)
     folders = [cfg.DATASET.DIR] if cfg.DATASET.DIR else []
     folders += [layout.folder for layout in layouts_of(info)] if info and not folders else []
-    places = dict.fromkeys([*(root / f / name for f in folders), Path(name).expanduser()])
+    places = dict.fromkeys([*(root / f / name for f in folders), user_path(name)])
     for path in places:
         if path.is_file():
             return path

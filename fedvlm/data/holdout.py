@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
+from fedvlm.core.files import user_path
 from fedvlm.core.progress import Progress
 from fedvlm.core.rng import numpy_stream
 from fedvlm.core.transform import TransformSpec
@@ -232,7 +232,7 @@ def _of_dataset(source: str, cfg: CfgNode, run_set: str) -> tuple[list[Datum], l
 
 @explain_refusals()
 def _of_folder(source: str) -> list[Datum]:
-    folder = Path(source.removeprefix(OF_FOLDER)).expanduser()
+    folder = user_path(source.removeprefix(OF_FOLDER))
     if not folder.is_dir():
         names = listing(folder.parent) if folder.parent.is_dir() else []
         why = "is a file, not a folder" if folder.exists() else "does not exist"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedvlm.core.errors import DataError, did_you_mean
+from fedvlm.core.files import user_path
 from fedvlm.data.packs.file import is_pack
 
 _FIRST = 8  # names that a message lists
@@ -81,7 +82,7 @@ def find_root(root: str) -> Path:
         raise DataError(
             "DATASET.ROOT is empty: give the folder that holds your data sets (--root DATA/)"
         )
-    path = Path(root).expanduser()
+    path = user_path(root)
     if path.is_dir():
         return path
     if is_pack(path):

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from fedvlm.core.errors import ConfigError, fold
+from fedvlm.core.files import user_path
 from fedvlm.core.repository import repository
 
 _YEAR = re.compile(r"\b(?:19|20)\d\d\b")
@@ -62,7 +63,7 @@ def year(text: str) -> str:
 def card_of(trainer: str) -> str:
     """Return the card of a method by the name in its results; empty where its file is gone."""
 
-    path = Path(trainer.partition(":")[0]).expanduser()
+    path = user_path(trainer.partition(":")[0])
     if path.suffix != ".py":
         files = trainer_files()
         stem = next((s for s in files if fold(s) == fold(trainer)), None)

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
+from fedvlm.core.files import user_path
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer
 
@@ -39,7 +40,7 @@ def load_trainer(spec: str) -> type[Trainer]:
 
 def _from_path(spec: str) -> type[Trainer]:
     file, _, name = spec.partition(":")
-    path = Path(file).expanduser()
+    path = user_path(file)
     if not path.is_file():
         raise ConfigError(f"--trainer {spec}: no file '{path}'")
     module = _load(path)

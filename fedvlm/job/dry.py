@@ -12,7 +12,6 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from yacs.config import CfgNode
@@ -21,6 +20,7 @@ from fedvlm.config.build import flat
 from fedvlm.console.log import Headline, LogFile
 from fedvlm.console.screen import Console, progress
 from fedvlm.core.errors import ConfigError
+from fedvlm.core.files import user_path
 from fedvlm.core.trees import Tree, numel, pick
 from fedvlm.evaluation import Evaluator
 from fedvlm.federation.aggregation.updates import join
@@ -126,7 +126,7 @@ def evaluation_only(
     choice = peft_choice(cfg, origins)
     place = run_path(cfg, built.data.name, federation.trainer.name + choice).relative()
     classes = cfg.DATASET.SUBSAMPLE_CLASSES  # base and new share the place of their runs
-    folder = Path(cfg.OUTPUT_DIR).expanduser() / "evaluation" / classes / place
+    folder = user_path(cfg.OUTPUT_DIR) / "evaluation" / classes / place
     with explain_place(folder):
         folder.mkdir(parents=True, exist_ok=True)
     encode(built, progress)
@@ -189,7 +189,7 @@ def _adopted(built: Built, saved: SavedState, folder: str, identity: str, same: 
         return federation.adopt(whole) if same else FedState(saved.round, whole.server)
     if not same:
         return FedState(saved.round, server)
-    records = open_records(Path(folder).expanduser() / "state", identity)
+    records = open_records(user_path(folder) / "state", identity)
     for kind, named in saved.records.items():
         records[kind].load(named)
     return federation.load(saved.round, server, records)
@@ -201,7 +201,7 @@ def _trained(folder: str, epoch: str) -> tuple[dict[str, Any], SavedState | None
         if epoch:
             raise ConfigError(f"--load-epoch {epoch} needs --model-dir DIR, the run folder")
         return {}, None
-    path = Path(folder).expanduser()
+    path = user_path(folder)
     if not (path / "manifest.json").is_file():
         raise ConfigError(
             f"--model-dir {folder}: no run folder (it has no manifest.json); give the folder that "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from yacs.config import CfgNode
@@ -14,6 +13,7 @@ from fedvlm.config.build import flat
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import declare
 from fedvlm.config.sections import read_keys
+from fedvlm.core.files import user_path
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.images import ImageLoader
 from fedvlm.models.backbone import Backbone
@@ -56,7 +56,7 @@ def run_identity(
     if features:
         identity["features"] = list(features)
     if ".py" in cfg.TRAINER.NAME:
-        file = Path(cfg.TRAINER.NAME.partition(":")[0]).expanduser()
+        file = user_path(cfg.TRAINER.NAME.partition(":")[0])
         files = getattr(load_trainer(cfg.TRAINER.NAME), "sources", [file])
         text = b"".join(path.read_bytes() for path in files)
         identity["trainer"] = hashlib.sha256(text).hexdigest()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fedvlm.config.read import lookup
 from fedvlm.core.errors import fold
+from fedvlm.core.files import user_path
 from fedvlm.data.catalog import dataset_info
 from fedvlm.federation.cards import trainer_files
 
@@ -38,7 +39,7 @@ def flag_for(word: str) -> str:
         return f"; '{word}' is a method: --trainer {word}"
     if dataset_of(word):
         return f"; '{word}' is a data set: --dataset {word}"
-    path = Path(word).expanduser()
+    path = user_path(word)
     if path.suffix == ".py" and path.is_file():
         return f"; '{word}' is a Python file: --trainer {word}"
     if path.suffix in (".yaml", ".yml") and path.is_file():

@@ -16,6 +16,7 @@ from fedvlm.config.option import Schema, declare
 from fedvlm.config.read import config_names, find_config, lookup
 from fedvlm.config.sections import SKEWED
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
+from fedvlm.core.files import user_path
 from fedvlm.data.catalog import canonical_domain, dataset_info
 from fedvlm.data.datasets import load_dataset
 from fedvlm.data.own.add import OwnSet, understand
@@ -292,7 +293,7 @@ def _no_dataset() -> str:
 
 def _check_output(word: str) -> None:
     """Refuse a run folder where the folder of all runs is wanted: it would get runs inside."""
-    path = Path(word).expanduser()
+    path = user_path(word)
     if (path / "manifest.json").is_file():
         above = path.parents[_DEPTH - 1] if len(path.parts) > _DEPTH else "its OUTPUT_DIR"
         raise ConfigError(f"OUTPUT_DIR {word} is a run folder, runs go into folders below it; give "

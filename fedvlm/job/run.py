@@ -20,6 +20,7 @@ from fedvlm.config.build import flat
 from fedvlm.console.log import LogFile
 from fedvlm.console.screen import Console, progress, say
 from fedvlm.core.errors import ConfigError
+from fedvlm.core.files import user_path
 from fedvlm.core.signals import saying
 from fedvlm.core.threads import usual_threads
 from fedvlm.core.trees import nbytes
@@ -266,7 +267,7 @@ def on_disk(built: Built) -> bool:
 
 
 def _check_resume(cfg: CfgNode, path: Path) -> None:
-    if cfg.RESUME and Path(cfg.RESUME).expanduser().resolve() != path.resolve():
+    if cfg.RESUME and user_path(cfg.RESUME).resolve() != path.resolve():
         raise ConfigError(
             f"--resume {cfg.RESUME}: this command's run folder is {path}; give the flags "
             "of that run (its config.yaml has them), or drop --resume"

@@ -18,6 +18,7 @@ from yacs.config import CfgNode
 from fedvlm.config.build import flat
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError
+from fedvlm.core.files import user_path
 from fedvlm.core.progress import Progress
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.holdout import OF_DATASET, OF_FOLDER, ServerImages, other_images
@@ -410,7 +411,7 @@ def proof_key(
 
 def store_dir(cfg: CfgNode) -> Path | None:
     """Return the feature cache's folder; None leaves the choice to the store."""
-    return Path(cfg.CACHE_DIR).expanduser() if cfg.CACHE_DIR else None
+    return user_path(cfg.CACHE_DIR) if cfg.CACHE_DIR else None
 
 
 def images_to_encode(data: FederatedData, views: int) -> int:

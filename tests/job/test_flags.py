@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedvlm.config.keys import default_schema
@@ -78,6 +78,7 @@ _WORDS = st.sampled_from(["--rounds", "--opts", "--demo", "--seeds", "-1", "SEED
 
 
 @settings(max_examples=200, deadline=None)
+@example(["~0"])  # a home that there is not
 @given(st.lists(_WORDS | st.text(max_size=6), max_size=6))
 def test_any_words_are_parsed_or_refused_in_sentences(typed: list[str]):
     try:

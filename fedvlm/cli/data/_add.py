@@ -10,6 +10,7 @@ from fedvlm.config.read import check_suffix
 from fedvlm.console.screen import say
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError
+from fedvlm.core.files import user_path
 from fedvlm.data.own.add import LEAVE_OUT, NAME, OwnSet, understand, yaml_text
 
 
@@ -33,7 +34,7 @@ def add_folder(args: Namespace) -> int:
 
 
 def _place(own: OwnSet, to: str) -> Path:
-    path = Path(to).expanduser() if to else Path(f"{own.keys[NAME]}.yaml")
+    path = user_path(to) if to else Path(f"{own.keys[NAME]}.yaml")
     path = path / f"{own.keys[NAME]}.yaml" if path.is_dir() else path
     check_suffix(path)
     return path

@@ -11,6 +11,7 @@ from fedvlm.cli.data._stores import transform_words
 from fedvlm.config.build import DEFAULT, flat
 from fedvlm.console.screen import complain, say
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.files import user_path
 from fedvlm.core.version import __version__
 from fedvlm.data.catalog import dataset_info
 from fedvlm.data.datum import PARTS
@@ -66,7 +67,7 @@ def pack_path(place: Path, stem: str) -> Path:
     Raises:
         ConfigError: a name that no run would take for a pack.
     """
-    path = place.expanduser()
+    path = user_path(place)
     if path.is_dir():
         path = path / f"{stem}{SUFFIX}"
     if not path.name.endswith(SUFFIX):

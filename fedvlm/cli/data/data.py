@@ -22,6 +22,7 @@ from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import progress, say
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
+from fedvlm.core.files import user_path
 from fedvlm.data.catalog import CATALOG, DatasetInfo, dataset_info
 from fedvlm.data.datum import PARTS
 from fedvlm.data.formats.coop_split import read_json
@@ -185,7 +186,7 @@ def _root_of(word: str) -> Path:
     try:
         return find_root(word)
     except DataError as error:
-        path = Path(word).expanduser()
+        path = user_path(word)
         if not word.strip() or path.exists():
             raise
         raise DataError(f"{error}; to begin with an empty one: mkdir -p {path}") from None

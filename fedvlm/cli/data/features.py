@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import complain, progress
+from fedvlm.core.files import user_path
 from fedvlm.job.flags import add_flags, add_opts
 
 EXAMPLES = (
@@ -62,7 +63,7 @@ def _mistakes(args: Namespace) -> list[str]:
                 if dest in args.spelling]
     if args.flags.get("FED.PLAIN", "").lower() == "true":
         mistakes.append("--plain: the plain path reads no store; drop --plain")
-    if args.pack and len(args.dataset) > 1 and not Path(args.pack).expanduser().is_dir():
+    if args.pack and len(args.dataset) > 1 and not user_path(args.pack).is_dir():
         mistakes.append(f"--pack {args.pack}: several data sets want a folder that exists, a pack "
                         "each")
     if args.seeds:
@@ -83,7 +84,7 @@ def main(args: Namespace) -> int:
     if args.show:
         from fedvlm.cli.data._pack import show_pack  # start-up: PyTorch, 2 s
 
-        show_pack(Path(args.show).expanduser())
+        show_pack(user_path(args.show))
         return 0
     if args.list or args.clean:
         return _stores(args)
@@ -107,7 +108,7 @@ def _stores(args: Namespace) -> int:
     from fedvlm.cli.data._stores import clean_stores, show_stores  # start-up: PyTorch, 2 s
     from fedvlm.models.features.store import default_dir  # start-up: PyTorch
 
-    folder = Path(args.cache_dir).expanduser() if args.cache_dir else default_dir()
+    folder = user_path(args.cache_dir) if args.cache_dir else default_dir()
     backbone = args.flags.get("MODEL.BACKBONE.NAME", "")
     if args.list:
         show_stores(folder, backbone)

@@ -9,13 +9,12 @@ to ten thousand.
 from __future__ import annotations
 
 from argparse import Namespace
-from pathlib import Path
 from typing import Any
 
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import complain, say
 from fedvlm.core.errors import ConfigError, did_you_mean
-from fedvlm.core.files import write_json
+from fedvlm.core.files import user_path, write_json
 
 EXAMPLES = (
     "fedvlm bench fedtv --backbone ViT-B/16 --classes 50",
@@ -95,7 +94,7 @@ def main(args: Namespace) -> int:
         ConfigError: a number or a folder that cannot be.
         DataError: the record cannot be written.
     """
-    path = Path(args.json).expanduser() if args.json else None
+    path = user_path(args.json) if args.json else None
     if path is not None and not path.parent.is_dir():
         raise ConfigError(f"--json {path}: there is no folder '{path.parent}'; make it first")
     record, lines = {"methods": _methods, "scale": _scale, "fedtv": _fedtv}[args.what](args)

@@ -10,6 +10,7 @@ from fedvlm.console.parser import Parser
 from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import say
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
+from fedvlm.core.files import user_path
 from fedvlm.federation.cards import card, trainer_files, year
 
 EXAMPLES = (
@@ -49,7 +50,7 @@ def _file(word: str, files: dict[str, Path]) -> Path:
     """
     name = word.partition(":")[0]
     if name.endswith(".py"):
-        return Path(name).expanduser()
+        return user_path(name)
     stem = next((s for s in files if fold(s) == fold(word)), None)
     if stem is not None:
         return files[stem]

@@ -19,6 +19,7 @@ from fedvlm.console.parser import Parser
 from fedvlm.console.screen import say
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, fold
+from fedvlm.core.files import user_path
 from fedvlm.core.repository import checkout
 from fedvlm.federation.cards import trainer_files
 
@@ -101,7 +102,7 @@ def main(args: Namespace) -> int:
         ConfigError: a bad name, or a file that is there already; nothing is written then.
         DataError: the folder cannot be written.
     """
-    name, into = args.name, None if args.into is None else Path(args.into).expanduser()
+    name, into = args.name, None if args.into is None else user_path(args.into)
     check_name(name)
     code, yaml = _paths(name, into)
     for path in (code, yaml):

@@ -7,10 +7,10 @@ model is written as ``fedvlm export`` writes one.
 from __future__ import annotations
 
 from argparse import Namespace
-from pathlib import Path
 
 from fedvlm.console.parser import Parser, whole
 from fedvlm.console.screen import complain, progress, say
+from fedvlm.core.files import user_path
 
 EXAMPLES = (
     "fedvlm adapt RUN --images photos/ --to model/",
@@ -43,7 +43,7 @@ def main(args: Namespace) -> int:
     from fedvlm.api.adapt import adapt  # start-up: PyTorch, 2 s
     from fedvlm.export.write import check_target  # start-up: PyTorch
 
-    folder = Path(args.to).expanduser()
+    folder = user_path(args.to)
     check_target(folder, args.format)
     model, notes = adapt(
         args.run, args.images, epochs=args.epochs, device=args.device, weights=args.weights

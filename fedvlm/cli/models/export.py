@@ -7,11 +7,11 @@ back before it gets its name; a method that a format cannot hold is refused, wit
 from __future__ import annotations
 
 from argparse import Namespace
-from pathlib import Path
 
 from fedvlm.cli.models._run import add_run, opened
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import say
+from fedvlm.core.files import user_path
 
 EXAMPLES = (
     "fedvlm export RUN --client 3 --to model/ --format safetensors",
@@ -41,7 +41,7 @@ def main(args: Namespace) -> int:
     run = opened(args)
     from fedvlm.export.write import check_target, export, export_all  # start-up: PyTorch, 2 s
 
-    folder = Path(args.to).expanduser()
+    folder = user_path(args.to)
     check_target(folder, args.format)
     models = {n: m.licensed(args.licence).trained for n, m in run.named(args.client).items()}
     if args.client.lower() == "all":

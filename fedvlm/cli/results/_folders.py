@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedvlm.cli.nearest import nearest_path
 from fedvlm.core.errors import DataError
+from fedvlm.core.files import user_path
 from fedvlm.federation.cards import card_of
 from fedvlm.report.collect import Collected, Run
 from fedvlm.report.tables.papers import Paper, paper_of
@@ -19,7 +20,7 @@ def run_folders(words: Iterable[str]) -> list[Path]:
     Raises:
         DataError: one is no folder; the nearest there is gets named.
     """
-    folders = [Path(word).expanduser() for word in words]
+    folders = [user_path(word) for word in words]
     for folder in folders:
         if not folder.is_dir():
             raise DataError(f"{folder} is not a folder with runs{nearest_path(folder)}")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from pathlib import Path
 
 from fedvlm.cli.results._folders import no_runs, papers_of, run_folders
 from fedvlm.console.parser import Parser, inches
 from fedvlm.console.screen import complain, say
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.files import user_path
 from fedvlm.report.collect import collect
 
 EXAMPLES = (
@@ -59,7 +59,7 @@ def main(args: Namespace) -> int:
     from fedvlm.report.figures.catalog import write_figures  # start-up: 1 s of matplotlib
     from fedvlm.report.figures.selection import Selection  # start-up: 1 s of matplotlib
 
-    into = Path(args.into).expanduser() if args.into else folders[0] / "figures"
+    into = user_path(args.into) if args.into else folders[0] / "figures"
     width = style.COLUMN if args.column else args.width or style.PAGE
     papers = papers_of(collected.runs) if args.names == "paper" else {}
     selection = Selection(collected.runs, args.metric, papers)

@@ -12,6 +12,7 @@ from fedvlm.console.parser import Parser
 from fedvlm.console.screen import complain, say
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError
+from fedvlm.core.files import user_path
 from fedvlm.federation.cards import card_of
 from fedvlm.report.collect import Collected, Run, collect
 from fedvlm.report.pages import PAGE
@@ -42,7 +43,7 @@ def main(args: Namespace) -> int:
         DataError: no finished run there, or the page cannot be written.
     """
     folders = run_folders(args.folders)
-    into = Path(args.into).expanduser() if args.into else folders[0] / PAGE
+    into = user_path(args.into) if args.into else folders[0] / PAGE
     if into.is_dir():
         into /= PAGE
     elif args.into and not into.parent.is_dir():

@@ -12,6 +12,7 @@ from fedvlm.cli.results._folders import unfinished
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import complain, say
 from fedvlm.core.errors import DataError
+from fedvlm.core.files import user_path
 from fedvlm.runs.identity import whole_results
 from fedvlm.runs.verify.check import BEFORE, SEALED, whole
 
@@ -34,7 +35,7 @@ def main(args: Namespace) -> int:
         DataError: a folder without a readable ``results.json``, or a damaged run.
     """
     for word in args.folders:
-        folder = Path(word).expanduser()
+        folder = user_path(word)
         results = read(folder)
         if whole_results(results) is not None and whole(folder, results).seal != SEALED:
             complain(f"{word} has {BEFORE}", prefix="note")

@@ -16,6 +16,7 @@ from fedvlm.console.parser import Parser, inches, whole
 from fedvlm.console.screen import complain, say
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.files import user_path
 from fedvlm.report.collect import Collected, Run, collect
 from fedvlm.report.tables.facts import KINDS, METRIC, REFERENCES, Pair, RunFacts
 from fedvlm.report.tables.logs import logs_table
@@ -90,7 +91,7 @@ def main(args: Namespace) -> int:
         ConfigError: unknown flags, keys or metrics; runs that cannot share a table.
         DataError: no finished run, or no log, to be read.
     """
-    form, out = _format(args), Path(args.out).expanduser()
+    form, out = _format(args), user_path(args.out)
     if args.out and not out.parent.is_dir():
         raise ConfigError(f"--out {args.out}: there is no folder {out.parent}; make it first")
     command = shlex.join(["fedvlm", "table", *args.words])
@@ -153,7 +154,7 @@ def _from_logs(args: Namespace, command: str) -> tuple[list[Table], dict[str, Pa
         word = (of_runs or args.folders)[0]
         raise ConfigError(f"--logs reads one folder of logs, which name no protocol: drop {word}")
     return [logs_table(
-        Path(args.logs).expanduser(), test_log=args.test_log, ci=args.ci, digits=args.digits,
+        user_path(args.logs), test_log=args.test_log, ci=args.ci, digits=args.digits,
         command=command,
     )], {}
 

@@ -22,6 +22,7 @@ from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import complain, progress, say
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, fold
+from fedvlm.core.files import user_path
 from fedvlm.core.signals import saying
 from fedvlm.core.threads import usual_threads
 from fedvlm.job.flags import add_flags, pairs
@@ -217,7 +218,7 @@ def _alone(folder: Path) -> lock.RunLock:
 
 def _slurm(args: Namespace, plan: SweepPlan, cells: int) -> int:
     """Write the array script; its tasks get the same words without the script's own."""
-    path = Path(args.slurm).expanduser()
+    path = user_path(args.slurm)
     text = script(
         plan.name, _words_of_a_task(args.words), cells, chunk=args.slurm_chunk,
         time=args.slurm_time, memory=args.slurm_mem, cpus=args.slurm_cpus,

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedvlm.core.errors import DataError, did_you_mean, fold
+from fedvlm.core.files import user_path
 from fedvlm.data.catalog import dataset_info
 from fedvlm.data.formats.class_names import is_code
 from fedvlm.data.formats.coop_split import read_json
@@ -61,7 +62,7 @@ def look(path: Path, leave_out: Sequence[str] = (), known: bool = True) -> Shape
 
 
 def _existing(path: Path) -> Path:
-    path = Path(os.path.abspath(path.expanduser()))
+    path = Path(os.path.abspath(user_path(path)))
     form = path.suffix.lower()
     if path.is_dir() or (path.is_file() and form in TABLES):
         return path

@@ -13,6 +13,7 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
+from fedvlm.core.files import user_path
 from fedvlm.data.catalog import DatasetInfo, dataset_info
 from fedvlm.data.datum import DatasetBase
 from fedvlm.data.layouts import choose, layouts_of, prepared_layouts
@@ -42,7 +43,7 @@ def reading_of(about: About) -> dict[str, Setting]:
 
 def pack_root(root: str) -> Path | None:
     """Return DATASET.ROOT where it is a pack; None where it is anything else."""
-    path = Path(root).expanduser()
+    path = user_path(root)
     return path if root.strip() and is_pack(path) else None
 
 
@@ -62,7 +63,7 @@ def pack_of(cfg: CfgNode) -> Path | None:
         DataError: one of several is none.
     """
     node = cfg.DATASET
-    root = Path(node.ROOT).expanduser()
+    root = user_path(node.ROOT)
     if not node.ROOT.strip() or root.is_file():
         return pack_root(node.ROOT)
     packs = [path for path in packs_in(root) if fold(stem_of(path)) in _names(node.NAME)]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
+from fedvlm.core.files import user_path
 from fedvlm.data.datum import PARTS, Datum
 from fedvlm.data.formats.coop_split import read_json
 from fedvlm.data.locate import explain_refusals, listing
@@ -47,7 +48,7 @@ def read_index_file(path: str | Path) -> dict[str, Any]:
     Raises:
         DataError: unreadable, another format, changed since it was written, or malformed.
     """
-    path = Path(path).expanduser()
+    path = user_path(path)
     if not path.is_file():
         raise DataError(f"FED.INDEX_FILE {path} {_absent(path)}")
     content = read_json(path)

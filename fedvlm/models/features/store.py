@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.errors import DataError
+from fedvlm.core.files import user_path
 from fedvlm.models.features.rows import RowFile, Rows, as_rows, as_tensor
 
 SCHEMA = 2  # 1 kept the rows inside SQLite; those files have other names and are never opened
@@ -52,7 +53,7 @@ log = logging.getLogger(__name__)
 def default_dir() -> Path:
     """Return ``$FEDVLM_CACHE`` or ``~/.cache/fedvlm``, with ``features`` below it."""
     root = os.environ.get(ENV)
-    return (Path(root).expanduser() if root else Path.home() / ".cache" / "fedvlm") / "features"
+    return (user_path(root) if root else Path.home() / ".cache" / "fedvlm") / "features"
 
 
 def store_path(folder: Path, *identity: str | int) -> Path:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
+from fedvlm.core.files import user_path
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.load.names import COOP_NAMES
 from fedvlm.models.load.openclip import build_model, finish
@@ -72,7 +73,7 @@ def load_hf(name: str, weights: str = "", **place: Any) -> Backbone:
     if weights:
         raise ConfigError(f"loader 'transformers' takes its weights by name: drop '{weights}'")
     source = HUB_NAMES.get(name, name)
-    folder = Path(source).expanduser()
+    folder = user_path(source)
     if not folder.is_dir() and "/" not in source or name in COOP_NAMES and name not in HUB_NAMES:
         raise ConfigError(
             f"transformers has no CLIP '{name}'{did_you_mean(name, HUB_NAMES)} (known: "

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
+from fedvlm.core.files import user_path
 from fedvlm.core.transform import TransformSpec
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.load import names
@@ -71,7 +72,7 @@ def _weights_file(
     if weights in tags:
         names.check_activation(build, quick, weights, bool(tags[weights].get("quick_gelu", False)))
         return weights, download(weights, build, tags[weights]), tags[weights]
-    path = Path(weights).expanduser()
+    path = user_path(weights)
     if not path.is_file():
         raise ConfigError(_no_such_weights(weights, build, tags))
     needs = True if is_torchscript(path) or names.looks_like_openai(path) else None
@@ -204,7 +205,7 @@ def _load_folder(source: str, build: str | None, **place: Any) -> Backbone:
     """Load ``local-dir:<folder>``: open_clip_config.json and a weights file beside it."""
     from open_clip.factory import _find_checkpoint_in_dir  # start-up: 3 s
 
-    folder = Path(source.removeprefix(names.LOCAL_DIR)).expanduser()
+    folder = user_path(source.removeprefix(names.LOCAL_DIR))
     card = folder / _CONFIG_FILE
     if not card.is_file():
         raise DataError(f"no {_CONFIG_FILE} in '{folder}' (named by '{source}')")

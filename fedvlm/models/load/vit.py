@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
+from fedvlm.core.files import user_path
 from fedvlm.core.transform import TransformSpec
 from fedvlm.models.backbone import Backbone, Tokenizer
 from fedvlm.models.load.weights import quiet_hub, quiet_transformers
@@ -169,7 +169,7 @@ def _from_timm(
         with quiet_hub():
             model: Any = timm.create_model(name, pretrained=not (random or weights))
         if weights:
-            model.load_state_dict(load_file(str(Path(weights).expanduser())))
+            model.load_state_dict(load_file(str(user_path(weights))))
     except (OSError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:160]
         raise DataError(
@@ -200,7 +200,7 @@ def _from_transformers(
 
     if weights:
         raise ConfigError(f"loader 'transformers-vit' takes its weights by name: drop '{weights}'")
-    folder = Path(name).expanduser()
+    folder = user_path(name)
     try:
         with quiet_hub(local=folder.is_dir()), quiet_transformers():
             config: Any = AutoConfig.from_pretrained(name)
