@@ -137,6 +137,10 @@ def test_what_a_file_keeps_reaches_no_other_client() -> None:
     teacher = session.inner.teacher.ctx.clone()
     losses(run)
     assert session.inner.seen == [] and torch.equal(session.inner.teacher.ctx, teacher)
+
+
+@pytest.mark.slow
+def test_a_teacher_that_a_file_keeps_breaks_single_steps_only() -> None:
     verdicts = {v.name: v.state for v in check(double("deep", "MeanTeacherDouble"))}
     # G5 compares with single steps, which know no teacher.
     assert [n for n, s in verdicts.items() if s == "broken"] == ["G5"]

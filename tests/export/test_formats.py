@@ -52,8 +52,8 @@ def own(whole: TrainedModel, image: Path) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("how", [
-    ("fedtv",), ("fedavg", *LORA), *(pytest.param(how, marks=pytest.mark.slow) for how in (
-        ("thorki",), ("fedavg", "--peft", "prompt+adapter"), ("fedproto",)
+    ("fedtv",), *(pytest.param(how, marks=pytest.mark.slow) for how in (
+        ("fedavg", *LORA), ("thorki",), ("fedavg", "--peft", "prompt+adapter"), ("fedproto",)
     )),
 ], ids=" ".join)
 def test_run_py_predicts_an_image_without_fedvlm(
@@ -122,7 +122,9 @@ def test_peft_refuses_layer_norms(tmp_path: Path) -> None:
 
 
 @ONNX
-@pytest.mark.parametrize("how", [("fedtv",), ("fedavg", *LORA)], ids=" ".join)
+@pytest.mark.parametrize("how", [
+    ("fedtv",), pytest.param(("fedavg", *LORA), marks=pytest.mark.slow),
+], ids=" ".join)
 def test_onnxruntime_predicts_any_number_of_images(
     how: tuple[str, ...], tmp_path: Path, image: Path
 ) -> None:

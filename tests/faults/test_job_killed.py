@@ -146,7 +146,7 @@ def test_stopped_at_every_write_point(whole: tuple[Path, int], tmp_path: Path) -
         jobs.same(whole[0], output)
 
 
-@pytest.mark.parametrize("point", [9, 24])
+@pytest.mark.parametrize("point", [9, pytest.param(24, marks=pytest.mark.slow)])
 def test_really_killed(whole: tuple[Path, int], tmp_path: Path, point: int) -> None:
     hook = (
         f"import os, signal\nfrom fedvlm.core import files\nleft = [{point}]\n"

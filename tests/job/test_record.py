@@ -65,9 +65,10 @@ record.Recorder.__call__ = stop
 
 @pytest.mark.parametrize(
     "words",
-    [("FedRep", "--local-epochs", "2"), ("LG-FedAvg", "--finetune-epochs", "2", "--opts",
-                                         "TRAINER.LG-FEDAVG.WARMUP_ROUNDS", "1")],
-    ids=lambda words: words[0],
+    [pytest.param(("FedRep", "--local-epochs", "2"), id="FedRep"),
+     pytest.param(("LG-FedAvg", "--finetune-epochs", "2", "--opts",
+                   "TRAINER.LG-FEDAVG.WARMUP_ROUNDS", "1"), id="LG-FedAvg",
+                  marks=pytest.mark.slow)],
 )
 def test_killed_before_the_fine_tuning_and_resumed(tmp_path: Path, words: tuple[str, ...]) -> None:
     """The same bits as an uninterrupted run, in states and in both numbers."""

@@ -29,7 +29,9 @@ def close(a: list[float], b: list[float], relative: float) -> None:
 
 
 @pytest.mark.usefixtures("few_images")
-@pytest.mark.parametrize("words", [["--opts", "MODEL.PREC", "fp64"], ["--views", "2"]])
+@pytest.mark.parametrize("words", [
+    ["--opts", "MODEL.PREC", "fp64"], pytest.param(["--views", "2"], marks=pytest.mark.slow),
+])
 def test_plain_path_gives_the_same_losses(tmp_path: Path, words: list[str]) -> None:
     """Pixels per batch, full-length text, client by client, against cache, packing, stacking."""
     for name, more in (("plain", ["--plain"]), ("fast", [])):

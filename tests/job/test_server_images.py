@@ -45,8 +45,8 @@ def built(output: Path, *opts: str, trainer: tuple[str, ...] = HEART) -> Built:
 
 
 @pytest.mark.parametrize("source", [
-    "holdout", "folder:{folder}",
-    *(pytest.param(s, marks=pytest.mark.slow) for s in ("dataset:new_nouns", "clients")),
+    "holdout", *(pytest.param(source, marks=pytest.mark.slow)
+                 for source in ("folder:{folder}", "dataset:new_nouns", "clients")),
 ])
 def test_a_run_with_each_source(source: str, tmp_path: Path, folder: Path, capsys: Any) -> None:
     assert jobs.run(tmp_path, *HEART, "--opts", *FAST, *options(source, folder)) == 0
