@@ -172,8 +172,6 @@ class Unreliable:
         Args:
             steps: of each one's whole work in this round.
         """
-        if not self.active:
-            return {}
         told = {c: self._why(round_, c, n) for c, n in zip(clients, steps, strict=True)}
         return {c: why for c, why in told.items() if why}
 
@@ -269,7 +267,8 @@ def parse_absences(text: str, clients: int) -> tuple[Absence, ...]:
     """Return the absences of ``FED.UNRELIABLE.AWAY``: ``3:1-4,7:20-`` -> 3 in rounds 1 to 4, ...
 
     Args:
-        text: ``client:rounds``; rounds are one (``5``), several (``1-4``), or from one on (``20-``).
+        text: ``client:rounds``; rounds are one (``5``), several (``1-4``) or from one on
+            (``20-``).
         clients: how many there are.
 
     Raises:
