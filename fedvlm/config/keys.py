@@ -50,8 +50,8 @@ def default_schema() -> Schema:
 def our_options() -> Schema:
     """Return all keys that this project reads, except the trainers' own."""
     return (
-        _job() | _dataset() | _partition() | _federation() | _aggregation() | _model() | _peft()
-        | _optim() | _test()
+        _job() | _dataset() | _partition() | _federation() | _unreliable() | _aggregation()
+        | _model() | _peft() | _optim() | _test()
     )
 
 
@@ -263,6 +263,56 @@ def _federation() -> Schema:
             "what a fair comparison holds equal: rounds, or FedAvg's local gradients or "
             "samples (a method that spends more per round gets fewer of the FED.ROUNDS)",
             choices=("rounds", "steps", "samples"),
+        ),
+    }
+
+
+def _unreliable() -> Schema:
+    """Return what ``docs/unreliable.md`` explains."""
+    node = "FED.UNRELIABLE."
+    return {
+        node + "DROPOUT": Option(
+            0.0, "probability that a client of a round never answers", low=0, high=1, neutral=0.0
+        ),
+        node + "STRAGGLERS": Option(
+            0.0, "probability that a client is slow; it matters with a DEADLINE", low=0, high=1,
+            neutral=0.0,
+        ),
+        node + "SLOWDOWN": Option(
+            (2.0, 4.0), "a slow client's steps take so many times as long, drawn between the two",
+            low=1, length=2, neutral=(2.0, 4.0),
+        ),
+        node + "SLOW_BY": Option(
+            "round", "stragglers are drawn anew for each round, or once for each client",
+            choices=("round", "client"), neutral="round",
+        ),
+        node + "DEADLINE": Option(
+            0.0, "how long the server waits for a round's clients, in CLOCK; 0: for everybody",
+            low=0, neutral=0.0,
+        ),
+        node + "CLOCK": Option(
+            "work", "unit of the deadline: 1 is a client's own round at full speed, or local steps "
+            "at full speed", choices=("work", "steps"), neutral="work",
+        ),
+        node + "LATE": Option(
+            "drop", "a client that is late: nothing of it counts, or it sends what it has by then",
+            choices=("drop", "partial"), neutral="drop",
+        ),
+        node + "JOIN": Option(
+            0.0, "probability that a client joins after round 1, in any later round", low=0, high=1,
+            neutral=0.0,
+        ),
+        node + "LEAVE": Option(
+            0.0, "probability that a client leaves for good, after any round", low=0, high=1,
+            neutral=0.0,
+        ),
+        node + "AWAY": Option(
+            "", "absences by name: 3:1-4,7:20- is client 3 in rounds 1 to 4 and client 7 from "
+            "round 20 on", neutral="",
+        ),
+        node + "QUORUM": Option(
+            0.0, "share of a round's clients that have to answer, else the run ends with exit code "
+            "6 and its state kept; 0: a round may pass without any", low=0, high=1, neutral=0.0,
         ),
     }
 

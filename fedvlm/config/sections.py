@@ -56,6 +56,13 @@ SECTIONS = (
     Section(("FED.CLASSES_PER_CLIENT",), _if("FED.PARTITION", "n_classes")),
     Section(("FED.REPEAT_RATE", "FED.LEGACY"), _if("FED.PARTITION", "disjoint")),
     Section(("FED.FIRST_ROUND_ALL",), lambda get: get("FED.FRAC") < 1),
+    Section(
+        ("FED.UNRELIABLE.SLOWDOWN", "FED.UNRELIABLE.SLOW_BY"),
+        _unless("FED.UNRELIABLE.STRAGGLERS", 0),
+    ),
+    Section(
+        ("FED.UNRELIABLE.CLOCK", "FED.UNRELIABLE.LATE"), _unless("FED.UNRELIABLE.DEADLINE", 0)
+    ),
     Section(("FED.CHUNK",), _if("FED.PLAIN", False)),
     Section(("FED.FINETUNE_TRAIN", "FED.FINETUNE_LR"), _unless("FED.FINETUNE_EPOCHS", 0)),
     Section(("FED.TRIM",), _if("FED.AGGREGATOR", "trimmed_mean")),

@@ -33,7 +33,8 @@ from fedvlm.console.rows import (
 
 _PER_SECOND = 4
 _WIDTH = 100  # of a notebook's output, in characters
-_STYLES = {"training": "cyan", "dropped": "yellow", "NaN": "bold red", "absent": "dim"}
+_STYLES = {"training": "cyan", "dropped": "yellow", "no answer": "yellow", "late": "yellow",
+           "away": "dim", "NaN": "bold red", "absent": "dim"}
 
 
 def columns(width: int) -> list[str]:

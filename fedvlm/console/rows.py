@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -11,6 +12,8 @@ _BARS = "▁▂▃▄▅▆▇█"
 _ASCII_BARS = "_.-=+*%#"
 FEW = 20  # clients shown one by one; above that the worst, the best and the median
 _ENDS = 5
+THERE = ("trained", "absent")  # states of clients that were not lost
+MANY = 8  # lost clients named one by one
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,8 @@ class ClientRow:
         n: training images.
         loss: mean training loss of its last local epoch; None where it never trained.
         accuracy: percent on its own test split; None where it was not evaluated.
-        state: ``trained``, ``absent`` (not drawn), ``dropped`` or ``NaN``.
+        state: ``trained``, ``absent`` (not drawn), or why it was lost: ``dropped``, ``NaN``, ``no
+            answer``, ``late``, ``away``.
     """
 
     cid: int
@@ -72,9 +76,12 @@ def round_line(row: RoundRow, total: int) -> str:
         said = ", ".join(part for part in (worst, of_clients(row)) if part)
         parts.append(f"personal {row.personal:.1f}{f' ({said})' if said else ''}")
     parts += [f"{name} {value:.1f}" for name, value in row.extra.items()]
-    lost = [f"{c.cid} {c.state}" for c in row.clients if c.state.lower() in ("dropped", "nan")]
-    if lost:
-        parts.append(f"lost: {', '.join(lost)}")
+    gone = [c for c in row.clients if c.state not in THERE]
+    if len(gone) > MANY:
+        counts = Counter(c.state for c in gone).most_common()
+        parts.append(f"lost {len(gone)}: {', '.join(f'{n} {state}' for state, n in counts)}")
+    elif gone:
+        parts.append(f"lost: {', '.join(f'{c.cid} {c.state}' for c in gone)}")
     return "  ".join([*parts, f"{row.seconds:.1f} s"])
 
 

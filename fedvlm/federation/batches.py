@@ -211,7 +211,7 @@ class Batcher(Protocol):
 
     def steps(
         self, clients: Sequence[int], round_: int, epochs: int | Sequence[int], per_step: int,
-        tag: str, after: int = 0, limit: int = 0,
+        tag: str, after: int = 0, limit: int = 0, most: Sequence[int] = (),
     ) -> Iterator[Step]:
         """Yield the steps of ``epochs`` local epochs: of all clients, or one number each.
 
@@ -219,6 +219,7 @@ class Batcher(Protocol):
             after: epochs of the round that earlier fits took: clock and views go on from there.
             limit: so many steps of each client instead, during which the round's clock goes
                 forward by ``epochs``.
+            most: at most so many steps of each client, falling; the clock goes as without.
         """
         ...
 
@@ -321,12 +322,14 @@ class SplitBatcher:
 
     def steps(
         self, clients: Sequence[int], round_: int, epochs: int | Sequence[int], per_step: int,
-        tag: str, after: int = 0, limit: int = 0,
+        tag: str, after: int = 0, limit: int = 0, most: Sequence[int] = (),
     ) -> Iterator[Step]:
         """See ``Batcher.steps``; the plan of all steps is made before the first."""
         cuts = [step_slices(n, self.batch_size, per_step) for n in self.sizes(clients)]
         each = [epochs] * len(cuts) if isinstance(epochs, int) else list(epochs)
         totals = [(limit or e * len(c)) if c else 0 for e, c in zip(each, cuts, strict=True)]
+        if most:
+            totals = [min(n, m) for n, m in zip(totals, most, strict=True)]
 
         def clock(step: int, epoch: int) -> int:
             return after + (step * max(each) // limit if limit else epoch)

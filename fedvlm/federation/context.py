@@ -237,7 +237,10 @@ class Context:
             effort = self.effort
         lengths = self._batcher.lengths(self.clients, per_step)
         sizes = self._batcher.sizes(self.clients)
-        totals = effort.totals(self.round, self.clients, lengths)
+        cuts, plain = effort.unreliable.cuts, lengths
+        if cuts:
+            plain = (self._whole or self._batcher).lengths(self.clients, 1)
+        totals = effort.cut(self.round, self.clients, lengths, plain)
         order = sorted(range(self.k), key=lambda i: (-totals[i], -sizes[i], i))
         each: int | list[int] = effort.epochs
         if effort.span:
@@ -246,11 +249,12 @@ class Context:
         return Work(
             [lengths[i] for i in order], [totals[i] for i in order], each, effort.steps, after,
             None if order == list(range(self.k)) else torch.tensor(order, dtype=torch.int64),
+            tuple(totals[i] for i in order) if cuts else (),
         )
 
     def _steps(self, work: Work, per_step: int, tag: str) -> Iterator[Step]:
         """Yield steps; where clients are not in the context's own order, batches say whose rows."""
-        how = work.epochs, per_step, tag, work.after, work.limit
+        how = work.epochs, per_step, tag, work.after, work.limit, work.most
         if work.order is None:
             yield from self._batcher.steps(self.clients, self.round, *how)
             return

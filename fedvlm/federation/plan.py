@@ -11,13 +11,14 @@ from typing import Protocol
 import torch
 
 from fedvlm.core import rng
-from fedvlm.core.errors import ConfigError
+from fedvlm.core.errors import ConfigError, QuorumError
 from fedvlm.federation.aggregation.rules import AggregateSpec
 from fedvlm.federation.aggregation.server_optim import ServerOptimSpec
 from fedvlm.federation.batches import step_slices
 from fedvlm.federation.context import DESCENT, FIT
 from fedvlm.federation.local.effort import Effort, samples_of
 from fedvlm.federation.optim import OptimSpec, Schedule
+from fedvlm.federation.reliability.unreliable import Unreliable, below_quorum, needed
 
 _COVER = "ranges such as 0-4,5-7 hold every client once"
 COUNTERS = {"steps": "gradients", "samples": "gradient_samples"}  # FED.BUDGET -> counter
@@ -101,6 +102,7 @@ class Plan:
         local_steps: steps of every client and round instead of epochs; 0: epochs.
         epochs_range: fewest and most epochs, drawn per client and round; (): ``epochs``.
         early_stop: epochs without a better validation loss that end a client's fit; 0: none do.
+        unreliable: who does not answer in time.
     """
 
     rounds: int
@@ -120,11 +122,14 @@ class Plan:
     local_steps: int = 0
     epochs_range: tuple[int, ...] = ()
     early_stop: int = 0
+    unreliable: Unreliable = field(default_factory=Unreliable)
 
     @property
     def effort(self) -> Effort:
         """How long a client trains in a round."""
-        return Effort(self.epochs, self.local_steps, self.epochs_range, self.seed)
+        return Effort(
+            self.epochs, self.local_steps, self.epochs_range, self.seed, self.unreliable
+        )
 
     @property
     def members(self) -> Sequence[int]:
@@ -146,6 +151,49 @@ class Plan:
         generator = rng.stream(self.seed, "sample", round_)
         order = torch.randperm(len(members), generator=generator)
         return sorted(members[i] for i in order[: self.cohort].tolist())
+
+    def fates(
+        self, round_: int, clients: Sequence[int], lengths: Sequence[int]
+    ) -> tuple[dict[int, str], dict[int, float]]:
+        """Return who of a round's clients is lost and why, and who sends which share of its work.
+
+        Args:
+            lengths: steps of one plain epoch of each.
+
+        Raises:
+            QuorumError: too few are left.
+        """
+        quorum, lost = self.unreliable.quorum, self.lost(round_, clients, lengths)
+        if len(clients) - len(lost) < needed(quorum, len(clients)):
+            raise QuorumError(below_quorum(round_, len(clients), lost, quorum))
+        if not self.unreliable.cuts:
+            return lost, {}
+        whole, done = (f(round_, clients, lengths) for f in (self.effort.whole, self.effort.totals))
+        return lost, {
+            c: part / total for c, part, total in zip(clients, done, whole, strict=True)
+            if part < total and c not in lost
+        }
+
+    def lost(self, round_: int, clients: Sequence[int], lengths: Sequence[int]) -> dict[int, str]:
+        """Return who of a round's clients does not answer in time, and why.
+
+        Args:
+            lengths: steps of one plain epoch of each.
+        """
+        if not self.unreliable.active:
+            return {}
+        steps = self.effort.whole(round_, clients, lengths)
+        return self.unreliable.lost(round_, clients, steps)
+
+    def answering(self, round_: int, lengths: Sequence[int]) -> list[int]:
+        """Return the clients of a round that answer in time, ascending.
+
+        Args:
+            lengths: steps of one plain epoch of every client of the federation.
+        """
+        chosen = self.sample(round_)
+        lost = self.lost(round_, chosen, [lengths[c] for c in chosen])
+        return [c for c in chosen if c not in lost]
 
 
 @dataclass(frozen=True)
@@ -270,6 +318,11 @@ def check_footing(method: Method, plan: Plan, train: Sequence[int], val: Sequenc
         )
     counts = {"FED.LOCAL_STEPS": plan.local_steps, "FED.EPOCHS_RANGE": plan.epochs_range,
               "FED.EARLY_STOP": plan.early_stop}
+    if method.phases and plan.unreliable.cuts:
+        raise ConfigError(
+            f"FED.UNRELIABLE.LATE partial: {name} has phases within a round, counted in epochs, "
+            "which no deadline cuts; set FED.UNRELIABLE.LATE drop"
+        )
     several = [key for key, value in counts.items() if value]
     if plan.local_steps and len(several) > 1:
         raise ConfigError(

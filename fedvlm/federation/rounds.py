@@ -20,7 +20,7 @@ from torch import Tensor
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, DivergedError, FedvlmError
 from fedvlm.core.trees import State, Tree, cast, expand, matching, pick
-from fedvlm.federation.aggregation.rules import check_rule
+from fedvlm.federation.aggregation.rules import check_rule, fewest
 from fedvlm.federation.aggregation.server_optim import NONE, SLOTS
 from fedvlm.federation.aggregation.telltale import Telltale, outlier_sentence, telltale
 from fedvlm.federation.aggregation.updates import Updates
@@ -40,6 +40,7 @@ from fedvlm.federation.local.guard import guarded
 from fedvlm.federation.local.sent import WHOLE, Portion
 from fedvlm.federation.optim import Schedule
 from fedvlm.federation.plan import Budget, Plan, check_footing, plan_chunks
+from fedvlm.federation.reliability.unreliable import AWAY, kind_of
 from fedvlm.federation.server import (
     MOVED,
     Downloads,
@@ -142,8 +143,9 @@ class RoundFinished:
         rows: clients, what to measure -> a row of numbers for each (``Federation.rows``).
         finetuning: what the final fine-tuning of the personal models cost (see
             ``Federation.finetuning_cost``); empty where there is none.
-        updates: what the clients sent (None in round 0).
-        dropped: clients left out by the non-finite policy, with the reason.
+        updates: what the clients sent (None in round 0, and where nobody answered).
+        dropped: clients that were lost or left out by the non-finite policy, with the reason.
+        partial: clients that sent what they had at the deadline, with the share of their work.
         bytes_up, bytes_down: per client and tensor.
         counters: steps, samples and tower forwards of this round.
         seconds: wall time of the round's training and aggregation.
@@ -160,6 +162,7 @@ class RoundFinished:
     finetuning: Mapping[str, float] = field(default_factory=dict)
     updates: Updates | None = None
     dropped: dict[int, str] = field(default_factory=dict)
+    partial: dict[int, float] = field(default_factory=dict)
     bytes_up: dict[int, dict[str, int]] = field(default_factory=dict)
     bytes_down: dict[int, dict[str, int]] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
@@ -242,7 +245,9 @@ class Federation:
                 f"trainer {trainer.name}: weighting '{self.weighting}' is none of {SAMPLES}, "
                 f"{UNIFORM}, {OWN}"
             )
-        check_aggregation(trainer, plan)
+        active = plan.unreliable.active
+        lengths = batcher.lengths(range(plan.clients), 1) if active else ()
+        check_aggregation(trainer, plan, lengths)
         check_footing(trainer, plan, self.roster.train.tolist(), self.roster.val.tolist())
         trainer.seal()
 
@@ -444,6 +449,7 @@ class Federation:
         Raises:
             DivergedError: a number is not finite (policy ``abort``), or no client is left.
             FedvlmError: the frozen backbone changed, or a trainer broke a contract.
+            QuorumError: too few clients answer (``FED.UNRELIABLE.QUORUM``).
         """
         before = self._frozen()
         if state is None:
@@ -464,9 +470,22 @@ class Federation:
     def round(self, state: FedState, round_: int) -> FedState:
         """Run one round and return the state after it; ``state`` itself is left as it was."""
         chosen = self.plan.sample(round_)
+        lost, partial = dict[int, str](), dict[int, float]()
+        if self.plan.unreliable.active:
+            lost, partial = self.plan.fates(round_, chosen, self.batcher.lengths(chosen, 1))
+        there = [c for c in chosen if kind_of(lost.get(c, "")) != AWAY]
+        chosen = [c for c in chosen if c not in lost]
         self._tell(RoundStarted(round_, self.plan.rounds, chosen))
         began, towers = time.perf_counter(), dict(self.model.counters)
-        downloads = self.downloads(state, round_, chosen)
+        downloads = self.downloads(state, round_, there)
+        if not chosen:  # nobody answers: the model stays as it was
+            after = FedState(round_, state.server, dict(state.versions), dict(state.held))
+            self.budget.record(round_, {})
+            self._publish(
+                after, self.last_round, dropped=lost, bytes_down=downloads.sizes,
+                seconds=time.perf_counter() - began,
+            )
+            return after
         versions = _versions(state.server)
         work = self.engine.run(
             self.trainer, lambda ids: self.context(ids, round_, state.versions), downloads,
@@ -494,8 +513,8 @@ class Federation:
         spent = {n: v - towers.get(n, 0) for n, v in self.model.counters.items()}
         self.budget.record(round_, work.counters)
         self._publish(
-            after, self.last_round, updates=updates, dropped=work.dropped,
-            bytes_up=updates.bytes(),
+            after, self.last_round, updates=updates, partial=partial,
+            dropped=dict(sorted((lost | work.dropped).items())), bytes_up=updates.bytes(),
             bytes_down=downloads.sizes,
             counters={n: work.counters[n] + spent.get(n, 0) for n in [*work.counters, *spent]},
             seconds=time.perf_counter() - began, report=dict(ctx.report), telltale=told,
@@ -626,14 +645,21 @@ class Federation:
             subscriber(event)
 
 
-def check_aggregation(trainer: Trainer, plan: Plan) -> None:
+def check_aggregation(trainer: Trainer, plan: Plan, lengths: Sequence[int] = ()) -> None:
     """Refuse ``FED.AGGREGATOR`` and ``FED.SERVER_OPTIM`` where the method cannot use them.
+
+    Args:
+        lengths: steps of one plain epoch of every client, where some may be lost.
 
     Raises:
         ConfigError: such a rule or optimiser, or rounds of too few clients for Krum.
     """
     name, kind = trainer.name or type(trainer).__name__, plan.server_optim.kind
-    check_rule(plan.aggregator, name, trainer.aggregators, len(plan.sample(plan.rounds)))
+    smallest = len(plan.sample(plan.rounds))
+    if plan.unreliable.active and fewest(plan.aggregator) > 1:
+        rounds = (len(plan.answering(r, lengths)) for r in range(1, plan.rounds + 1))
+        smallest = min((n for n in rounds if n), default=smallest)
+    check_rule(plan.aggregator, name, trainer.aggregators, smallest)
     if kind != NONE and not trainer.server_optim:
         raise ConfigError(f"FED.SERVER_OPTIM {kind}: {name}, as configured, allows {NONE}")
 

@@ -24,6 +24,7 @@ from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.optim import OptimSpec, RoleSpec, Schedule
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.plan import Budget, Plan, draw_unseen, parse_sites, plain_work
+from fedvlm.federation.reliability.unreliable import Unreliable, parse_absences
 from fedvlm.federation.rounds import Federation
 from fedvlm.federation.trainer import Trainer
 from fedvlm.job.identity import run_identity
@@ -135,7 +136,21 @@ def make_plan(cfg: CfgNode) -> Plan:
         cfg.FED.NONFINITE, int(cfg.SEED), spec, schedule, per_round, cfg.FED.WEIGHTING,
         aggregator, server_optim,
         draw_unseen(int(f.CLIENTS), int(f.UNSEEN_CLIENTS), int(cfg.DATA_SEED)),
-        int(f.LOCAL_STEPS), span_of(f.EPOCHS_RANGE), int(f.EARLY_STOP),
+        int(f.LOCAL_STEPS), span_of(f.EPOCHS_RANGE), int(f.EARLY_STOP), unreliable_of(cfg),
+    )
+
+
+def unreliable_of(cfg: CfgNode) -> Unreliable:
+    """Return what ``FED.UNRELIABLE`` says.
+
+    Raises:
+        ConfigError: keys that contradict each other.
+    """
+    u = cfg.FED.UNRELIABLE
+    return Unreliable(
+        int(cfg.SEED), int(cfg.FED.ROUNDS), u.DROPOUT, u.STRAGGLERS, tuple(u.SLOWDOWN), u.SLOW_BY,
+        u.DEADLINE, u.CLOCK, u.LATE, u.JOIN, u.LEAVE, parse_absences(u.AWAY, int(cfg.FED.CLIENTS)),
+        u.QUORUM,
     )
 
 
@@ -163,8 +178,10 @@ def roles_of(cfg: CfgNode) -> dict[str, RoleSpec]:
 def make_budget(cfg: CfgNode, plan: Plan, batcher: SplitBatcher) -> Budget:
     """Return what the run may spend: FedAvg's work under the same config (``FED.BUDGET``)."""
     unit = cfg.FED.BUDGET
-    cohorts = [] if unit == "rounds" else [plan.sample(r + 1) for r in range(plan.rounds)]
-    sizes = batcher.sizes(range(plan.clients))
+    lengths, sizes = (batcher.lengths(range(plan.clients), 1), batcher.sizes(range(plan.clients)))
+    cohorts = [] if unit == "rounds" else [
+        plan.answering(r + 1, lengths) for r in range(plan.rounds)
+    ]
     return Budget(unit, plain_work(unit, cohorts, sizes, plan.effort, batcher.batch_size))
 
 
@@ -329,6 +346,9 @@ def _marks(
         marks.append(f"{trainer.name} is bound to its training classes: no number for TEST.TARGETS")
     if cfg.FED.UNSEEN_CLIENTS:
         marks.append(f"{cfg.FED.UNSEEN_CLIENTS} clients never work (FED.UNSEEN_CLIENTS)")
+    words = unreliable_of(cfg).words()
+    if words:
+        marks.append(f"unreliable clients, simulated: {words} (docs/unreliable.md)")
     used = {role_of(name) for name in names}
     marks += [f"OPTIM.{role.upper()} is set, but no tensor is of this role: it has "
               f"{', '.join(sorted(used)) or 'none'}" for role in roles_of(cfg) if role not in used]

@@ -48,10 +48,10 @@ class FirstStep(Around):
 
     def steps(
         self, clients: Sequence[int], round_: int, epochs: int | Sequence[int], per_step: int,
-        tag: str, after: int = 0, limit: int = 0,
+        tag: str, after: int = 0, limit: int = 0, most: Sequence[int] = (),
     ) -> Iterator[Step]:
         """Yield one step."""
-        yield next(super().steps(clients, round_, epochs, per_step, tag, after, limit))
+        yield next(super().steps(clients, round_, epochs, per_step, tag, after, limit, most))
 
 
 def dry_run(cfg: CfgNode) -> int:
@@ -60,7 +60,8 @@ def dry_run(cfg: CfgNode) -> int:
     federation, batcher = built.federation, built.federation.batcher
     assert isinstance(batcher, SplitBatcher)  # noqa: S101 (what build makes)
     everyone = range(federation.plan.clients)
-    steps = federation.plan.effort.totals(1, everyone, batcher.lengths(everyone, 1))
+    lengths = batcher.lengths(everyone, 1)
+    steps = federation.plan.effort.totals(1, everyone, lengths)
     federation.batcher = FirstStep(batcher)
     state = federation.start()
     seconds = []
@@ -77,7 +78,8 @@ def dry_run(cfg: CfgNode) -> int:
         federation.server_context(1, Held(federation.held, state.held)), state.server, updates
     )
     sent = sum(updates.bytes()[0].values())
-    uploads = sum(len(federation.plan.sample(r)) for r in range(1, federation.plan.rounds + 1))
+    plan = federation.plan
+    uploads = sum(len(plan.answering(r, lengths)) for r in range(1, plan.rounds + 1))
     share = uploads / (federation.plan.rounds * federation.plan.clients)
     personal = pick(federation.p0, federation.groups.personal)
     whole = sum(steps) * federation.plan.rounds * share * seconds[-1]

@@ -12,6 +12,7 @@ from fedvlm.evaluation import Evaluator, Panel, auto_interval, panel_of
 from fedvlm.evaluation.scores import DOMAIN
 from fedvlm.federation.aggregation.telltale import outlier_sentence
 from fedvlm.federation.local.images import Seen, Watched
+from fedvlm.federation.reliability.unreliable import REFUSED, kind_of
 from fedvlm.federation.rounds import Event, FedState, Models, RoundFinished, RoundStarted
 from fedvlm.federation.trainer import Trainer
 from fedvlm.job.build import Built
@@ -169,7 +170,10 @@ def round_row(event: RoundFinished, metrics: Mapping[str, Any] | None) -> RoundR
     sizes = event.roster.train
     rows = []
     for c in sorted({*accuracy, *losses, *event.dropped}):
-        state = "dropped" if c in event.dropped else "trained" if c in losses else "absent"
+        state = "trained" if c in losses else "absent"
+        if c in event.dropped:
+            kind = kind_of(event.dropped[c])
+            state = "dropped" if kind == REFUSED else kind
         rows.append(ClientRow(c, int(sizes[c]), losses.get(c), accuracy.get(c), state))
     names = {
         "global": "global", "unseen": "unseen", "before fine-tuning": "personal_before_ft",
@@ -221,6 +225,8 @@ def round_record(event: RoundFinished) -> dict[str, Any]:
         "seconds": event.seconds,
         "participants": list(event.updates.clients) if event.updates else [],
         "dropped": {str(c): why for c, why in event.dropped.items()},
+        **({"partial": {str(c): short(v) for c, v in event.partial.items()}}
+           if event.partial else {}),
         "train": {str(c): told for c, told in metrics_of(event).items()},
         "bytes_up": {str(c): sum(sent.values()) for c, sent in event.bytes_up.items()},
         "bytes_down": {str(c): sum(got.values()) for c, got in event.bytes_down.items()},

@@ -19,7 +19,7 @@ from fedvlm.compat.files import load_trainer
 from fedvlm.config.build import flat
 from fedvlm.console.log import LogFile
 from fedvlm.console.screen import Console, progress, say
-from fedvlm.core.errors import ConfigError
+from fedvlm.core.errors import ConfigError, QuorumError
 from fedvlm.core.files import user_path
 from fedvlm.core.signals import saying
 from fedvlm.core.threads import usual_threads
@@ -219,7 +219,7 @@ def to_the_end(
     built.federation.savers.append(recorder.save)
     try:
         built.federation.run(state)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, QuorumError):
         recorder.save_last()
         raise
     records, _ = read_metrics(folder.metrics_path)

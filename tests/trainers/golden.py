@@ -91,7 +91,7 @@ class StoredBatches:
 
     def steps(
         self, clients: Sequence[int], round_: int, epochs: int | Sequence[int], per_step: int,
-        tag: str, after: int = 0, limit: int = 0,
+        tag: str, after: int = 0, limit: int = 0, most: Sequence[int] = (),
     ) -> Iterator[Step]:
         for s in range(self.golden.meta["steps"]):
             keys = [f"batch/{round_ - 1}/{c}/{s}" for c in clients]

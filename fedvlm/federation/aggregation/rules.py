@@ -176,7 +176,7 @@ def check_rule(spec: AggregateSpec, name: str, allowed: Sequence[str], cohort: i
     if cohort < fewest(spec):
         raise ConfigError(
             f"FED.AGGREGATOR {spec.rule} with FED.BYZANTINE {spec.byzantine} needs at least "
-            f"{fewest(spec)} clients a round (2 f + 3), and {cohort} are drawn: lower "
+            f"{fewest(spec)} clients a round (2 f + 3), and {cohort} are drawn and answer: lower "
             "FED.BYZANTINE, or raise FED.CLIENTS or FED.FRAC"
         )
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedvlm.core import rng
+from fedvlm.federation.reliability.unreliable import Unreliable
 
 STREAM = "epochs"
 Trace = Sequence[tuple[Sequence[int], tuple[int, ...]]]  # of every step: who, at which epochs
@@ -30,12 +31,14 @@ class Effort:
             shuffled anew for every pass; 0: whole epochs.
         span: fewest and most epochs, drawn for each client and round; (): ``epochs`` for all.
         seed: of the draws.
+        unreliable: may end a client's work before that.
     """
 
     epochs: int = 1
     steps: int = 0
     span: tuple[int, ...] = ()
     seed: int = 1
+    unreliable: Unreliable = field(default_factory=Unreliable)
 
     def drawn(self, round_: int, clients: Sequence[int]) -> list[int]:
         """Return the local epochs of each client in a round."""
@@ -52,14 +55,34 @@ class Effort:
     def totals(
         self, round_: int, clients: Sequence[int], lengths: Sequence[int]
     ) -> list[int]:
-        """Return the steps of each client in a round.
+        """Return the steps of each client in a round, as far as it comes until a deadline.
 
         Args:
             lengths: steps of one epoch of each; 0: it has no samples and takes none.
         """
+        return self.cut(round_, clients, lengths, lengths)
+
+    def whole(
+        self, round_: int, clients: Sequence[int], lengths: Sequence[int]
+    ) -> list[int]:
+        """Return the steps of each client in a round if it has all the time it needs."""
         if self.steps:
             return [self.steps if n else 0 for n in lengths]
         return [e * n for e, n in zip(self.drawn(round_, clients), lengths, strict=True)]
+
+    def cut(
+        self, round_: int, clients: Sequence[int], lengths: Sequence[int], plain: Sequence[int]
+    ) -> list[int]:
+        """Return ``totals`` of a fit whose epoch is not a plain one's.
+
+        Args:
+            plain: steps of one epoch of all samples, batch by batch.
+        """
+        totals = self.whole(round_, clients, lengths)
+        if not self.unreliable.cuts:
+            return totals
+        whole = self.whole(round_, clients, plain)
+        return self.unreliable.part(round_, clients, totals, whole)
 
 
 class Work(NamedTuple):
@@ -70,6 +93,7 @@ class Work(NamedTuple):
         totals: steps.
         epochs: local epochs: of all, or one number each.
         limit: so many steps of each client instead; 0: epochs count.
+        most: at most so many steps of each; (): any.
         after: epochs of the round that are behind.
         order: their places in the context; None: the same.
     """
@@ -80,6 +104,7 @@ class Work(NamedTuple):
     limit: int
     after: int
     order: Tensor | None
+    most: tuple[int, ...] = ()
 
 
 def samples_of(steps: int, slices: Sequence[Sequence[tuple[int, int]]]) -> int:

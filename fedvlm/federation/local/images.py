@@ -38,10 +38,10 @@ class Around:
 
     def steps(
         self, clients: Sequence[int], round_: int, epochs: int | Sequence[int], per_step: int,
-        tag: str, after: int = 0, limit: int = 0,
+        tag: str, after: int = 0, limit: int = 0, most: Sequence[int] = (),
     ) -> Iterator[Step]:
         """See ``Batcher.steps``."""
-        return self.inner.steps(clients, round_, epochs, per_step, tag, after, limit)
+        return self.inner.steps(clients, round_, epochs, per_step, tag, after, limit, most)
 
     def whole(self, clients: Sequence[int], part: str, fallback: str = "") -> Batch | None:
         """See ``Batcher.whole``."""
@@ -64,11 +64,11 @@ class Watched(Around):
 
     def steps(
         self, clients: Sequence[int], round_: int, epochs: int | Sequence[int], per_step: int,
-        tag: str, after: int = 0, limit: int = 0,
+        tag: str, after: int = 0, limit: int = 0, most: Sequence[int] = (),
     ) -> Iterator[Step]:
         """See ``Batcher.steps``."""
         self.seen.images = True
-        return super().steps(clients, round_, epochs, per_step, tag, after, limit)
+        return super().steps(clients, round_, epochs, per_step, tag, after, limit, most)
 
     def whole(self, clients: Sequence[int], part: str, fallback: str = "") -> Batch | None:
         """See ``Batcher.whole``."""
@@ -105,7 +105,7 @@ class Absent:
 
     def steps(
         self, clients: Sequence[int], round_: int, epochs: int | Sequence[int], per_step: int,
-        tag: str, after: int = 0, limit: int = 0,
+        tag: str, after: int = 0, limit: int = 0, most: Sequence[int] = (),
     ) -> Iterator[Step]:
         """Refuse."""
         self._refuse(clients)

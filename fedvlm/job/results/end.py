@@ -19,6 +19,7 @@ from fedvlm.data.targets import DATASET
 from fedvlm.evaluation.scores import CONFUSION, TARGET
 from fedvlm.federation.aggregation.telltale import times
 from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.reliability.unreliable import counted
 from fedvlm.job.build import Built, views_of
 from fedvlm.job.describe import partition_name, setting, trained_words
 from fedvlm.job.results import against
@@ -81,7 +82,7 @@ def results_of(
 
     Its ``numbers``: ``untrained``, ``last``, ``zero_shot``, ``selected``, ``references``,
     ``below``, ``gain``, ``hurt``, ``spent``, ``per_class``, ``confusion``, ``table``
-    (``docs/references.md``).
+    (``docs/references.md``), ``lost``, ``partial`` (``docs/unreliable.md``).
     """
     start, last = records[0], records[-1]
     numbers: dict[str, Any] = {
@@ -104,9 +105,9 @@ def results_of(
     numbers["spent"] = spent(records)
     if references is not None:
         numbers |= _beside(built, last, numbers["spent"], references)
-    numbers |= _by_class(built, last)
+    numbers |= _by_class(built, last) | lost(records)
     end = [
-        *_end(built), *outliers(records),
+        *_end(built), *losses(records), *outliers(records),
         *against.sentences(built.federation.trainer.name, numbers),
     ]
     run_info = {
@@ -225,6 +226,28 @@ def _end(built: Built) -> list[str]:
         f"FED.BUDGET {budget.unit}: ended after round {last} of at most {built.cfg.FED.ROUNDS}, "
         f"{spent:,} {budget.unit} of all clients spent, FedAvg's are {most:,}"
     ]
+
+
+def lost(records: Sequence[Row]) -> dict[str, Any]:
+    """Return how many client rounds were lost, by kind of reason, and how many sent a part.
+
+    Returns:
+        ``lost`` and ``partial``; nothing where every client of every round answered.
+    """
+    by_kind = counted(why for r in records for why in r.get("dropped", {}).values())
+    partial = sum(len(r.get("partial", ())) for r in records)
+    return {**({"lost": by_kind} if by_kind else {}), **({"partial": partial} if partial else {})}
+
+
+def losses(records: Sequence[Row]) -> list[str]:
+    """Return a sentence about the client rounds that were lost or sent a part."""
+    said, drawn = lost(records), sum(len(r.get("participants", ())) for r in records)
+    kinds = said.get("lost", {})
+    count = sum(kinds.values())
+    parts = [f"{count} lost ({', '.join(f'{n} {kind}' for kind, n in kinds.items())})"
+             ] if kinds else []
+    parts += [f"{said['partial']} with a part of the work"] if "partial" in said else []
+    return [f"of {drawn + count} client rounds {', '.join(parts)}"] if parts else []
 
 
 def outliers(records: Sequence[Row]) -> list[str]:

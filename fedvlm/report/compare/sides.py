@@ -26,10 +26,10 @@ from fedvlm.runs.metrics import read_metrics, totals
 
 # the parts of a round's record, each compared by itself; whatever is in none of them is evaluation
 PARTS = ("training", "evaluation", "traffic")
-TRAINING = ("participants", "dropped", "train", "aggregation", "finetune", "similarity")
+TRAINING = ("participants", "dropped", "partial", "train", "aggregation", "finetune", "similarity")
 TRAFFIC = ("bytes_up", "bytes_down", "bytes_up_by_tensor", "bytes_down_by_tensor")
 IGNORED = ("round", "seconds", "counters", "notes")
-BY_CLIENT = ("dropped", "train", "bytes_up", "bytes_down")
+BY_CLIENT = ("dropped", "partial", "train", "bytes_up", "bytes_down")
 ABSENT = "absent"
 
 Leaf = tuple[str, int | None]  # name of a number, client or None
