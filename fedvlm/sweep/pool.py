@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import connection
 from typing import Protocol
 
@@ -33,10 +33,10 @@ class Watcher(Protocol):
 
 
 class Worker:
-    """One process and the cell it works on."""
+    """One process and the cell it works on; ``task``: see ``Assignment``."""
 
-    def __init__(self, threads: int, device: str) -> None:
-        self.device, self.group, self.began = device, "", 0.0
+    def __init__(self, threads: int, device: str, task: str = "") -> None:
+        self.device, self.task, self.group, self.began = device, task, "", 0.0
         self.cell: Cell | None = None
         self.verdict, self.heard, self.silent, self.spent = "", 0, 0.0, 0.0
         context = multiprocessing.get_context("spawn")
@@ -56,7 +56,7 @@ class Worker:
         self.silent = self.spent = 0.0
         log = journal.log(cell)
         log.unlink(missing_ok=True)
-        self.pipe.send(Assignment(cell.words, cell.digest, log, self.device))
+        self.pipe.send(Assignment(cell.words, cell.digest, log, self.device, self.task))
 
     def outcome(self) -> Outcome | None:
         """Return how the cell ended, also where the worker died over it; None: it still works."""
@@ -136,19 +136,17 @@ class WorkerPool:
         self.threads, self.devices, self.start = threads, tuple(devices), start
         self.timeout = timeout
         self.workers: list[Worker] = []
+        self.left: list[Cell] = []
 
     def run(self, cells: Sequence[Cell]) -> None:
-        """Run all cells to their end.
+        """Run all cells to their end; a watcher may ``add`` more when one has ended.
 
         Raises:
             KeyboardInterrupt: the workers have saved what they had and are gone.
         """
-        left = list(cells)
+        self.add(cells)
         try:
-            for i in range(min(self.jobs, len(left))):
-                self.workers.append(self._new(i))
-            for worker in self.workers:
-                self._next(worker, left)
+            self._deal()
             looked = time.monotonic()
             while busy := [w for w in self.workers if w.cell is not None]:
                 connection.wait([w.pipe for w in busy], TICK)
@@ -158,40 +156,48 @@ class WorkerPool:
                 passed, looked = time.monotonic() - looked, time.monotonic()
                 for worker in busy:
                     worker.watch(min(passed, GAP), self.timeout)
-                    self._look(worker, left)
+                    self._look(worker)
+                self._deal()
         except KeyboardInterrupt:
             self._stop()
             raise
         finally:
             self._close()
 
+    def add(self, cells: Iterable[Cell]) -> None:
+        """Let more cells be run."""
+        self.left += cells
+
     def _new(self, i: int) -> Worker:
         return self.start(self.threads, self.devices[i % len(self.devices)] if self.devices else "")
 
-    def _look(self, worker: Worker, left: list[Cell]) -> None:
+    def _look(self, worker: Worker) -> None:
         outcome, cell = worker.outcome(), worker.cell
         if outcome is None or cell is None:
             return
         worker.cell = None
         self.journal.add(cell, outcome)
         self.watcher.ended(cell, outcome)
-        if not left:
-            return
-        if not worker.process.is_alive():
-            at = self.workers.index(worker)
-            worker.end(0)
-            worker = self.workers[at] = self._new(at)
-        self._next(worker, left)
 
-    def _next(self, worker: Worker, left: list[Cell]) -> None:
+    def _deal(self) -> None:
+        """Give every idle worker a cell, as long as there are any; a dead one is replaced."""
+        while self.left and len(self.workers) < self.jobs and all(w.cell for w in self.workers):
+            self.workers.append(self._new(len(self.workers)))
+            self._next(self.workers[-1])
+        for at, worker in enumerate(self.workers):
+            if self.left and worker.cell is None:
+                if not worker.process.is_alive():
+                    worker.end(0)
+                    worker = self.workers[at] = self._new(at)
+                self._next(worker)
+
+    def _next(self, worker: Worker) -> None:
         """Give a worker the first cell that shares its data, else one that nobody else's shares."""
-        if not left:
-            return
         others = {w.group for w in self.workers if w is not worker}
-        same = [c for c in left if c.group == worker.group]
-        free = [c for c in left if c.group not in others]
-        cell = (same or free or left)[0]
-        left.remove(cell)
+        same = [c for c in self.left if c.group == worker.group]
+        free = [c for c in self.left if c.group not in others]
+        cell = (same or free or self.left)[0]
+        self.left.remove(cell)
         self.watcher.started(cell)
         with contextlib.suppress(BrokenPipeError):  # it died: the next look says so
             worker.give(cell, self.journal)
