@@ -9,11 +9,11 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import connection
+from pathlib import Path
 from typing import Protocol
 
 from fedvlm.core.signals import SAVE, save_asked
 from fedvlm.sweep.cells import Cell
-from fedvlm.sweep.state import Journal
 from fedvlm.sweep.worker import Assignment, Outcome, serve
 
 TICK = 0.25  # seconds between two looks at the screen
@@ -30,6 +30,16 @@ class Watcher(Protocol):
 
     def ended(self, cell: Cell, outcome: Outcome) -> None:
         """A cell ended, well or not."""
+
+
+class Ledger(Protocol):
+    """Where attempts are written down (``state.Journal`` is a sweep's)."""
+
+    def log(self, cell: Cell) -> Path:
+        """Return where a cell's screen goes."""
+
+    def add(self, cell: Cell, outcome: Outcome) -> None:
+        """Write down an attempt that ended."""
 
 
 class Worker:
@@ -50,7 +60,7 @@ class Worker:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {SAVE})
         theirs.close()  # so that its death closes the pipe
 
-    def give(self, cell: Cell, journal: Journal) -> None:
+    def give(self, cell: Cell, journal: Ledger) -> None:
         """Hand over a cell."""
         self.cell, self.group, self.began = cell, cell.group, time.monotonic()
         self.silent = self.spent = 0.0
@@ -128,7 +138,7 @@ class WorkerPool:
     """
 
     def __init__(
-        self, jobs: int, journal: Journal, watcher: Watcher, *, threads: int,
+        self, jobs: int, journal: Ledger, watcher: Watcher, *, threads: int,
         devices: Sequence[str] = (), timeout: float = 0,
         start: Callable[[int, str], Worker] = Worker,
     ) -> None:

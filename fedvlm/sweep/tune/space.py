@@ -3,7 +3,7 @@
 Optimiser ``sgd`` or ``adamw``; a learning rate for each role that the method trains (``peft.
 role_of``), 0.002 to 2 for sgd and a tenth of that for adamw, by orders of magnitude; local epochs
 1, 2 or 4. A card that fixes ``OPTIM.NAME`` (plain steps) has one rate. What a plan sets itself is
-fixed: a plan with ``local-epochs: 2`` tunes none.
+fixed: a plan with ``local-epochs: 2``, whose tables hold the local work equal, tunes none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 
 from fedvlm.config.knobs import Knob
 
-NAME, LR, EPOCHS = "OPTIM.NAME", "OPTIM.LR", "FED.LOCAL_EPOCHS"
+NAME, LR = "OPTIM.NAME", "OPTIM.LR"
+EPOCHS, STEPS = "FED.LOCAL_EPOCHS", "FED.LOCAL_STEPS"
 OPTIMISERS = ("sgd", "adamw")
 RATES, ADAPTIVE = (0.002, 2.0), 0.1  # of sgd; adamw's are this many times those
 LOCAL_EPOCHS = ("1", "2", "4")
@@ -88,6 +89,7 @@ def space_of(
             shared.append(Knob(NAME, OPTIMISERS))
         rates = [key for key in keys if key not in fixed]
         shared += [Knob(key, (), *RATES, log=True) for key in rates]
-        shared.append(Knob(EPOCHS, LOCAL_EPOCHS))
+        if STEPS not in fixed:
+            shared.append(Knob(EPOCHS, LOCAL_EPOCHS))
     searched = [k for k in (*shared, *knobs) if not k.fixed and k.key not in fixed]
     return Space(tuple(searched), tuple(rates), constants, str(config[NAME]))

@@ -1,12 +1,13 @@
 """One run of a trial, in a worker: trained as any run, scored on validation images, nothing kept.
 
-No test image is looked at, no folder is opened. The score is that of the personal models after the
-last round, final fine-tuning included, each on its own client's validation images: what ``personal``
-is of test images.
+No test image is read, no run folder is opened. The score is that of the personal models after the
+last round, final fine-tuning included, each on its own client's validation images: what
+``personal`` is of test images.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -33,12 +34,14 @@ def score(words: list[str], digest: str, inputs: Inputs | None) -> dict[str, Any
         inputs: keeps data and towers.
 
     Returns:
-        ``roles`` of the trained tensors, ``trained`` numbers, ``steps`` taken, and ``clients``:
-        (right, images) of each; with ``diverged``, a sentence, none of the last two.
+        ``roles`` of the trained tensors, ``trained`` numbers, ``steps`` taken, ``cpu`` seconds of
+        this process, and ``clients``: (right, images) of each; with ``diverged``, a sentence, none
+        of the last three.
 
     Raises:
         ConfigError, DataError: as the run itself.
     """
+    began = time.process_time()
     (job,) = resolve(parse(words[1:])).jobs
     if identity_digest(identity_config(job.cfg)) != digest:
         raise RuntimeError("the trial's command line gives another config than its plan")
@@ -61,7 +64,8 @@ def score(words: list[str], digest: str, inputs: Inputs | None) -> dict[str, Any
             federation.run(None)
         except DivergedError as error:
             return about | {"diverged": str(error)}
-    return about | {"steps": listener.steps, "clients": listener.rows}
+    cpu = round(time.process_time() - began, 3)
+    return about | {"steps": listener.steps, "cpu": cpu, "clients": listener.rows}
 
 
 def without_tests(data: FederatedData) -> FederatedData:
@@ -84,4 +88,5 @@ class _Last:
         self.steps += int(event.counters.get("steps", 0))
         if event.round == event.total_rounds:
             rows = event.rows(list(event.roster.members), Measure(split="val"))
-            self.rows = [(int(row["correct"]), int(row["n"])) for row in rows if row["n"]]
+            counts = ((int(row["correct"] or 0), int(row["n"] or 0)) for row in rows)
+            self.rows = [(right, images) for right, images in counts if images]

@@ -1,8 +1,9 @@
 """``tuned.json``: what a tuning chose, sealed; and a plan with those values.
 
 An entry of a plan takes the values of that entry of the tuning which has the same method and whose
-own settings it has too (the one with most of them): an ablation takes its method's, ``FedAvg`` with
-a linear head takes those tuned with it.
+own settings (what is trained, the method's node, the final fine-tuning) it has too; of several the
+one with most of them. So an ablation takes its method's values, and ``FedAvg`` with a linear head
+those that were tuned with it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from fedvlm.runs.seal import seal_of, sealed
 from fedvlm.sweep.plan import PlanEntry, SweepPlan
 
 FORMAT = 1
+SAY_WHICH = ("PEFT.", "TRAINER.", "FED.FINETUNE_", "FED.AGGREGATOR", "FED.SERVER_OPTIM")
 
 
 def write_tuned(path: Path, record: Mapping[str, Any]) -> None:
@@ -68,6 +70,7 @@ def _match(
     settings = dict(plan.common) | dict(entry.settings)
     same = [
         other for other in tuned if fold(other["trainer"]) == fold(entry.name)
-        and all(settings.get(k) == v for k, v in other["settings"].items() if k != "TAG")
+        and all(settings.get(k) == v for k, v in other["settings"].items()
+                if k.startswith(SAY_WHICH))
     ]
     return max(same, key=lambda other: len(other["settings"]), default=None)
