@@ -123,6 +123,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: PyTorch, 2 s": ("fedvlm.sweep.cells",),
         "start-up: PyTorch": ("fedvlm.sweep.run",),
     },
+    "fedvlm/cli/run/tune.py": {
+        "start-up: PyTorch, 2 s": ("fedvlm.sweep.tune.run",),
+    },
     "fedvlm/cli/tool/help.py": {
         "start-up: NumPy, for a mistake only": ("fedvlm.cli.unknown",),
     },
@@ -210,6 +213,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/report/statistics/paired.py": {
         "start-up: 1 s of comparisons without a test": ("scipy.stats",),
     },
+    "fedvlm/sweep/tune/study.py": {
+        "optional: fedvlm[tune]": ("optuna", "optuna.storages", "optuna.storages.journal"),
+    },
     "fedvlm/sweep/worker.py": {
         "start-up: PyTorch, as all of these": ("fedvlm.job.flags",),
         "start-up: PyTorch": (
@@ -220,7 +226,8 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
 }  # fmt: skip
 CARD = (
-    "Paper", "Equations", "Shared", "Personal", "Frozen", "Defaults", "Departures from the paper",
+    "Paper", "Equations", "Shared", "Personal", "Frozen", "Defaults", "Knobs",
+    "Departures from the paper",
     "Departures from the authors' code", "Extra data", "Cost", "Command",
 )
 

@@ -9,6 +9,7 @@ Shared: head.weight (the server's solution; clients send C_k and W_k as extras)
 Personal: none
 Frozen: both towers.
 Defaults: GAMMA 1, KEEP 0, one round. Before it head.weight is the template's text features.
+Knobs: KEEP 0.01 to 1000 log; UNIT False | True.
 Departures from the paper: two clients' solutions are not folded into one another one by one, but
     the sums are formed that this comes to. KEEP above 0 leaves a ridge, which fewer images than
     channels need.

@@ -11,6 +11,7 @@ Shared: all of PEFT (w)
 Personal: a copy v of all of PEFT and the number a; evaluated is m with the aggregated w.
 Frozen: both towers, the logit scale.
 Defaults: a starts at 0.5, ALPHA_LR 0.01 in every step, ALPHA_MIN 0.01; v starts where w starts.
+Knobs: ALPHA 0.1 to 0.9; ALPHA_LR 0.001 to 0.1 log.
 Departures from the paper: PEFT tensors are trained, with the run's optimiser for w and for v; the
     server weights clients by samples; of LoRA the products are mixed, not the factors: both
     branches run, as one of twice the rank. A learnt a stays at ALPHA_MIN or above: v's gradient

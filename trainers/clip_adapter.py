@@ -8,6 +8,7 @@ Shared: none
 Personal: image.adapter.fc1.weight, image.adapter.fc2.weight
 Frozen: both towers, the logit scale.
 Defaults: RATIO 0.2, hidden width d / REDUCTION, REDUCTION 4, SGD lr 0.002.
+Knobs: RATIO 0.1 to 1.
 Departures from the paper: none known; the visual adapter alone, which is the paper's choice.
 Departures from the authors' code: none known.
 Extra data: none.

@@ -8,6 +8,7 @@ Shared: text.ctx, text.net.fc1.*, text.net.fc2.*
 Personal: none
 Frozen: both towers, the logit scale.
 Defaults: the context starts as "a photo of a", hidden width d / 16, SGD lr 0.002.
+Knobs: none.
 Departures from the paper: batches of the run's size (there of one image); FedAvg around it.
 Departures from the authors' code: none known.
 Extra data: none.

@@ -7,6 +7,7 @@ Shared: all of PEFT (w)
 Personal: a copy v of all of PEFT; it is what is evaluated.
 Frozen: both towers, the logit scale.
 Defaults: LAMBDA 1, as many epochs for v as for w; v starts where w starts.
+Knobs: LAMBDA 0.01 to 10 log.
 Departures from the paper: PEFT tensors are trained, distances are between them (of LoRA: between
     the factors); the server weights clients by samples (there evenly, clients drawn by samples).
 Departures from the authors' code: v is trained over whole epochs, then w (there v and w take turns

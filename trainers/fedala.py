@@ -10,6 +10,7 @@ Personal: none by name (W and the last local model stay with the client)
 Frozen: both towers, the logit scale.
 Defaults: eta 1, 80 % of the data, all tensors mixed; steady = standard deviation of the last ten
     losses below 0.1, at most 50 passes.
+Knobs: MIX_LR 0.1 to 3 log; SHARE 0.2 to 1.
 Departures from the paper: LAYERS counts trained tensors, image side first (0: all of them; a
     prompt or an adapter is few). The share of the data is whole batches, rounded up. The passes
     of the first time are bounded.

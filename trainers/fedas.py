@@ -11,6 +11,7 @@ Personal: head (text.*, head.*); never sent
 Frozen: both towers, the logit scale.
 Defaults: alignment one epoch at 0.01, from a client's second round on; Fisher over all trained
     tensors in batches of 16; a feature adapter and a linear head that starts as text features.
+Knobs: ALIGN_LR 0.001 to 1 log; ALIGN_EPOCHS 1 to 3.
 Departures from the paper: features are CLIP's adapted ones, un-normalised (of unit length their
     mean squared error is too small to align anything; ALIGN_REDUCTION sum is for that).
 Departures from the authors' code: alignment works on a copy (there every client moves the one

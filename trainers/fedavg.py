@@ -9,6 +9,7 @@ Personal: none
 Frozen: both towers, the logit scale.
 Defaults: a context of 16 tokens and the feature adapter, this project's budget and optimiser;
     no final fine-tuning. FedAvg-FT: --finetune-epochs N (all tensors, constant OPTIM.LR).
+Knobs: none.
 Departures from the paper: what is trained is PEFT of a frozen CLIP; the learning rate's clock is
     the whole run.
 Departures from the authors' code: none was published.

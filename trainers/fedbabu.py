@@ -11,6 +11,7 @@ Frozen: the head, text.* or head.*, until the final phase trains a copy; both to
     scale.
 Defaults: FT_PART head, FT_EPOCHS 5, FT_LR 0 = OPTIM.LR, uniform mean (the authors divide by the
     number of clients). --finetune-epochs N sets another length, 0 leaves it out.
+Knobs: FT_PART head | body | full; FT_EPOCHS 1 to 10.
 Departures from the paper: the fixed head is CLIP's own, not a random one: with PEFT.HEAD linear the
     template's text features, with PEFT.TEXT prompt the features of the words "a photo of a" (or of
     PEFT.CTX_INIT), whatever PEFT.N_CTX. It keeps what the paper asks for, identical and untouched

@@ -9,6 +9,7 @@ Shared: all of PEFT but what is personal
 Personal: image.ln.*, and the LayerNorms of adapters inside the tower (image.adapter.*.ln.*)
 Frozen: both towers, the logit scale; statistics of BatchNorm layers (RN50), as everywhere.
 Defaults: PEFT.LN, a prompt and a feature adapter; the mean is uniform, as in the paper.
+Knobs: none.
 Departures from the paper: CLIP's ViT has no BatchNorm. Its LayerNorms, two in a block, take that
     place: they have no running statistics, so that weights and biases are all there is to keep.
     What is trained is added to the frozen ones and starts at zero. PEFT.BLOCKS n takes the last n

@@ -9,6 +9,7 @@ Personal: none
 Frozen: both towers, the logit scale.
 Defaults: Adam, lr 5e-5, ADAM_BETA2 0.98, weight decay 0.2 (the authors'), which add to the gradient
     as in torch.optim.Adam.
+Knobs: none.
 Departures from the paper: none known.
 Departures from the authors' code: padding is in neither direction of the loss; a fresh optimiser
     per client and round.

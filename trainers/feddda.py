@@ -9,6 +9,7 @@ Shared: text.ctx.global, image.shared_adapter.*
 Personal: text.ctx.local, image.personal_adapter.*, gate.weight
 Frozen: both towers, the logit scale.
 Defaults: N_CTX 4 for each half (the authors' number is not known), REDUCTION 4, SGD lr 0.001.
+Knobs: none.
 Departures from the paper: not known (its text was not available).
 Departures from the authors' code: a fresh optimiser per client and round. The global model has the
     personal parts of the start.

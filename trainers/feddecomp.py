@@ -9,6 +9,7 @@ Personal: *.private.*
 Frozen: both towers, the logit scale.
 Defaults: RANK 4, PRIVATE_EPOCHS 1; a prompt and a feature adapter. The shared part's epochs go on
     with the schedule's clock and the views where the private ones ended.
+Knobs: RANK 2 to 16 log.
 Departures from the paper: the towers are frozen, so S is what PEFT trains. LoRA (PEFT.VISUAL lora,
     PEFT.TEXT lora) gets a private LoRA of rank RANK in the same layers, the paper's own W = S + BA
     with the frozen layer in S, both scaled by PEFT.ALPHA / PEFT.RANK; a prompt or a linear head

@@ -9,6 +9,7 @@ Personal: none (h_k stays with the client)
 Frozen: both towers, the logit scale.
 Defaults: alpha 1 (the paper searches 0.001 to 0.1 with far more local steps: over rounds the linear
     term acts as a momentum of about 1 - alpha eta K, which must not come near 1 in ten rounds).
+Knobs: ALPHA 0.001 to 1 log.
 Departures from the paper: none; the uniform mean over clients is the paper's, whatever their sizes.
 Departures from the authors' code: weight decay as OPTIM says. The quadratic term is squared (in
     PFLlib it is not, which makes its pull alpha/2 whatever the distance).

@@ -10,6 +10,7 @@ Personal: none by name; every client has a model of its own.
 Frozen: both towers, the logit scale.
 Defaults: M 5. Evaluated is t_k as mixed after the round; the global number is of the mean of the
     models that arrived last, which is also where a client starts that never worked.
+Knobs: M 1 to 9.
 Departures from the paper: PEFT tensors are trained; the others are drawn evenly (there by the
     weights of rounds before, with exploration), since those weights would have to travel. Of LoRA
     the factors are mixed.

@@ -12,6 +12,7 @@ Personal: text.prompt.groups, image.prompt.groups
 Frozen: both towers, the logit scale.
 Defaults: GROUPS 5 of TOKENS 2 in each tower, SENT 2, TEMP 1, DIV 1, text starts as "a photo of a"'s
     first tokens with noise 0.01; SGD lr 0.001.
+Knobs: DIV 0.1 to 10 log; TEMP 0.1 to 10 log.
 Departures from the paper: VARIANT fixed has the paper's L_div, the mean cosine of two groups'
     features; published the public code's, whose sign brings groups together: + mean |f_i - f_j|.
     The global model and clients that never drew, which the paper does not judge, predict by G

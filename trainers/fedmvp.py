@@ -10,6 +10,7 @@ Shared: image.net.*
 Personal: none
 Frozen: both towers, the logit scale.
 Defaults: TOKENS 4, HEADS 4, FF 4, ALPHA 10, SGD lr 0.003.
+Knobs: ALPHA 1 to 30 log.
 Departures from the paper: attributes are DATASET.TEMPLATE's texts (there sentences of a language
     model for every class, several each); no low-rank phase (there the network is frozen and LoRA of
     rank 8 trained once the loss is below 0.5).

@@ -10,6 +10,7 @@ Personal: text.ctx.local
 Frozen: both towers, the logit scale.
 Defaults: N_CTX 16, EPS 0.1, GAMMA 0.8, ITERS 100, SGD lr 0.001 (for few shots the authors take EPS
     0.01).
+Knobs: EPS 0.01 to 1 log; GAMMA 0.5 to 1.
 Departures from the paper: none known; a client that never trained, and the global model, have v_g
     in both places.
 Departures from the authors' code: in log space; always ITERS iterations (there until the largest

@@ -8,6 +8,7 @@ Personal: the head, text.* or head.*
 Frozen: both towers, the logit scale.
 Defaults: body = the feature adapter, head = a context of 16 tokens (PEFT.HEAD linear: rows of
     weights); no final fine-tuning, as in the paper. One that is asked for trains the head only.
+Knobs: none.
 Departures from the paper: the base and personalisation layers of a network become adapter and
     prompt of a frozen CLIP; the prompt starts as drawn (common to all), linear rows start as the
     template's text features.

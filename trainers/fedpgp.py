@@ -10,6 +10,7 @@ Personal: text.U, text.V
 Frozen: both towers, the logit scale.
 Defaults: N_CTX 16, RANK 8, MU 0.5, TEMP 0.5, NUM_PROMPT 1, SGD lr 0.001; 10 rounds x 2 local epochs
     (this project's budget; the authors' scripts use 25 x 2).
+Knobs: MU 0.05 to 5 log; RANK 2 to 16 log.
 Departures from the paper: none known.
 Departures from the authors' code: a fresh optimiser per client and round; no test set in any
     choice.

@@ -11,6 +11,7 @@ Personal: text.ctx.local
 Frozen: both towers, the logit scale.
 Defaults: N_CTX 16 for both, RATIO 0.8, ALPHA 1, SGD lr 0.001. LOCAL_LENGTHS (4, 8, 16) gives client
     i the (i mod 3)-th length, the paper's heterogeneous setting.
+Knobs: RATIO 0.5 to 1; ALPHA 0.1 to 10 log.
 Departures from the paper: known from its abstract and public code, not from its text. A client that
     never trained, and the global model, predict by v_g.
 Departures from the authors' code: the projector is a constant of the step (there the gradient runs

@@ -8,6 +8,7 @@ Shared: none (class means and counts travel as extras)
 Personal: all of PEFT
 Frozen: both towers, the logit scale.
 Defaults: lambda 1, prediction by the nearest prototype; a prompt and a feature adapter.
+Knobs: LAMBDA 0.05 to 10 log; PREDICT prototype | head.
 Departures from the paper: features have unit length, and the distance is summed over channels (a
     mean over channels would all but vanish there); a class that no client has keeps the template's
     text feature, which is also where all classes start, and takes no part in the loss. PREDICT

@@ -7,6 +7,7 @@ Shared: all of PEFT
 Personal: none
 Frozen: both towers, the logit scale.
 Defaults: MU 0.1; the rest as every method here.
+Knobs: MU 0.001 to 10 log.
 Departures from the paper: PEFT tensors are trained, not the model; every client does all of its
     local epochs (the paper's gamma-inexact solutions let slow ones stop early); clients are drawn
     evenly and weighted by samples (there drawn by samples and weighted evenly).

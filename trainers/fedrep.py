@@ -13,6 +13,7 @@ Defaults: REP_EPOCHS 1; HEAD_EPOCHS 0, which means FED.LOCAL_EPOCHS - REP_EPOCHS
     max(FINAL_EPOCHS, HEAD_EPOCHS) head epochs, FINAL_EPOCHS 10, at constant OPTIM.LR.
     --finetune-epochs N sets another length, 0 leaves it out.
     The body's epochs go on with the schedule's clock and the views where the head's ended.
+Knobs: FINAL_EPOCHS 2 to 20 log.
 Departures from the paper: body and head are adapter and prompt (or linear head) of a frozen CLIP;
     the paper's head phase runs 10 epochs from a random head, here the head starts at CLIP's.
 Departures from the authors' code: weights are samples (WEIGHTING uniform is theirs on CIFAR, where

@@ -7,6 +7,7 @@ Shared: text.net.*
 Personal: none
 Frozen: both towers, the logit scale.
 Defaults: N_CTX 4, HEADS 4, FF 4, SGD lr 0.003 (the authors'; 500 epochs there).
+Knobs: none.
 Departures from the paper: every client sees the names of all classes of the run; CLASSES own gives
     it those of its own training images, as in the paper, where clients hold disjoint classes.
 Departures from the authors' code: names are encoded once (there in each step); no optional

@@ -15,6 +15,7 @@ Personal: text.U, text.S, text.V, image.personal_adapter.*, image.fusion.*
 Frozen: both towers, the logit scale.
 Defaults: 10 rounds x 2 local epochs, batch 32, SGD lr 0.005, momentum 0.9, weight decay 5e-4,
     16 context tokens, rank 8, fusion width 64, SAA temperature 1.
+Knobs: ORTHO_WEIGHT 0.01 to 1 log; CON_WEIGHT 0.05 to 5 log.
 Departures from the paper: not known (its text was not available). The figure shows one beta for
     prompt and adapter; the code computes one per tensor, and so do we. The figure's anchor is a
     template prompt; the code uses sixteen literal "X" (published), VARIANT fixed the template.

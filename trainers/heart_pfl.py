@@ -20,6 +20,7 @@ Defaults: AdamW 1e-3 (YAML), PROX 0.02 (no half), HDA 0.1, attacks of 8/255 by 2
     YAML has 20 steps of 64 images and 5-step attacks. As published: SGD 0.001 or 0.01, PROX 1; 20
     clients, 8 per round, 200 rounds x 10 epochs, batch 16; AKT_STEPS 500, AKT_BATCH 2048,
     AKT_ATTACK_STEPS 20, AKT_ADV own.
+Knobs: PROX 0.002 to 1 log; HDA_WEIGHT 0.01 to 1 log.
 Departures from the paper: two bottleneck adapters per ViT block for its 1x1 convolutions, no
     dropout in them, text features as classifier, stages at the quarters of the adapted blocks;
     MSE stages are layer-normalised (outlier channels). Pseudo-labels for attacks, gate by

@@ -15,6 +15,7 @@ Personal: the mask, the pruned share, the best validation accuracy.
 Frozen: both towers, the logit scale; a pruned unit stays zero.
 Defaults: RATE 0.2, TARGET 0.5, so 20, 40, 50 %; accurate is at least 0.95 of the client's best so
     far (ACC_MODE abs: at least ACC_THR); no pruning in the first round (B and up start at zero).
+Knobs: RATE 0.05 to 0.3; TARGET 0.2 to 0.8.
 Departures from the paper: its channels of convolutions are PEFT's units; contexts, heads and layer
     norms are exempt (a zero token still takes a place, a zero row deletes a class); scores are
     products of L2 norms; units are scored after the round's training, not before.

@@ -8,6 +8,7 @@ Shared: text.ctx
 Personal: none
 Frozen: both towers, the logit scale.
 Defaults: W 8, the context starts as "a photo of a", SGD lr 0.002.
+Knobs: W 0.5 to 20 log.
 Departures from the paper: the paper writes |T_c - T0_c|^2, which is twice as much; VARIANT fixed
     takes that. FedAvg around it.
 Departures from the authors' code: none known.

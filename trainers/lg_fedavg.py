@@ -12,6 +12,7 @@ Defaults: joint steps, uniform mean, WARMUP_ROUNDS 0. ALTERNATE True takes two p
     begins with W rounds of FedAvg on everything: in those rounds the body travels too, as declared
     side information; each client receives the averaged body once more when it is next drawn.
     No final fine-tuning; one that is asked for trains the body only.
+Knobs: WARMUP_ROUNDS 0 to 5.
 Departures from the paper: body and head are adapter and prompt (or linear head) of a frozen CLIP.
     The paper starts from a FedAvg-trained model; here that is WARMUP_ROUNDS, off by default, since
     the start is a pre-trained CLIP already. No ensemble over client models for new clients:

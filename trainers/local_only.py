@@ -7,6 +7,7 @@ Shared: none
 Personal: all that PEFT builds (by default text.ctx, image.adapter.*)
 Frozen: both towers, the logit scale.
 Defaults: as FedAvg's: the same budget of rounds and local epochs, the same optimiser.
+Knobs: none.
 Departures from the paper: there is none.
 Departures from the authors' code: there is none. Rounds are kept: the optimiser starts afresh in
     each, and with FED.FRAC below 1 a client works only in the rounds that draw it, so that the

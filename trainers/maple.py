@@ -8,6 +8,7 @@ Shared: text.ctx, text.prompt.*, image.couple.*
 Personal: none
 Frozen: both towers, the logit scale.
 Defaults: N_CTX 2, DEPTH 9, P_0 starts as the first tokens of "a photo of a", SGD lr 0.0035.
+Knobs: none.
 Departures from the paper: FedAvg around it.
 Departures from the authors' code: none known. Towers of unequal depth prompt the blocks that both
     have.

@@ -7,6 +7,7 @@ Shared: all of PEFT
 Personal: none (the last local model stays with the client)
 Frozen: both towers, the logit scale.
 Defaults: mu 5, tau 0.5 (the paper's for CIFAR-10); a prompt and a feature adapter.
+Knobs: MU 0.1 to 10 log; TAU 0.1 to 1 log.
 Departures from the paper: no projection head: z is CLIP's adapted image feature.
 Departures from the authors' code: one previous model per client, as in the paper's algorithm; at a
     client's first round it is the common start, as there.

@@ -14,6 +14,7 @@ Frozen: both towers, the logit scale.
 Defaults: MODE fo; ALPHA_LR 0.05, b the run's OPTIM.LR on its schedule (0.05: plain steps, ten times
     the rate of those with momentum 0.9); STEPS 5 of adaptation (the paper takes one); the server
     takes the plain mean over clients.
+Knobs: OPTIM.NAME sgd; ALPHA_LR 0.005 to 0.5 log; STEPS 1 to 10.
 Departures from the paper: PEFT tensors are trained; exact takes the Hessian on D, not on a third
     batch, and keeps to F's own inner step.
 Departures from the authors' code: none was published.

@@ -9,6 +9,7 @@ Personal: a copy t of all of PEFT; it is what is evaluated.
 Frozen: both towers, the logit scale.
 Defaults: LAMBDA 15, STEPS 5, PERSONAL_LR 0.01, BETA 1, lr the run's OPTIM.LR on its schedule (0.05:
     plain steps, ten times the rate of those with momentum 0.9).
+Knobs: OPTIM.NAME sgd; LAMBDA 1 to 100 log; PERSONAL_LR 0.001 to 1 log.
 Departures from the paper: PEFT tensors are trained; the server weights clients by samples; t goes
     on from the client's own last one.
 Departures from the authors' code: no hidden weight decay on t; plain steps without optimiser state

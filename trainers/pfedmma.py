@@ -9,6 +9,7 @@ Shared: both.mm_adapter.*
 Personal: image.mm_adapter.*, text.mm_adapter.*
 Frozen: both towers, the logit scale.
 Defaults: BLOCKS 8 (the authors' 5 to 12), HIDDEN 32, SCALE 0.001, SGD lr 0.001.
+Knobs: SCALE 0.001 to 0.1 log.
 Departures from the paper: known from its abstract and public code. What the bottleneck reads, x
     behind the MLP's norm, is not certain: that file of the public code was not available. Layers
     have biases, as there; S's bias travels with it.

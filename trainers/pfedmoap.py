@@ -11,6 +11,7 @@ Personal: gate.*
 Frozen: both towers, the logit scale; the experts within a round.
 Defaults: EXPERTS 9 beside the own (10 in all), D_GATE 128, HEADS 8, SCALING 10, LAMBDA 0.5, SGD lr
     0.002 and 0.01 for the gate.
+Knobs: LAMBDA 0.1 to 0.9; SCALING 1 to 30 log.
 Departures from the paper: experts are drawn at random, as in the public code; SELECT nearest takes
     those at the smallest distance from the client's own last context, as the paper writes. The
     scores' factor is the public code's. A gate that never trained with experts (round 1, clients

@@ -9,6 +9,7 @@ Shared: text.ctx
 Personal: none
 Frozen: both towers, the logit scale.
 Defaults: LAMBDA 1, TEMP 1, N_CTX 16 from a random start, SGD lr 0.002.
+Knobs: LAMBDA 0.1 to 1; TEMP 0.5 to 2 log.
 Departures from the paper: FedAvg around it.
 Departures from the authors' code: none known.
 Extra data: none.

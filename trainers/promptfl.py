@@ -8,6 +8,7 @@ Personal: none
 Frozen: both towers, the logit scale.
 Defaults: 16 context tokens, SGD lr 0.005, 10 rounds x 2 local epochs (this project's budget; the
     authors' scripts use 20 rounds x 5 epochs at 0.001).
+Knobs: none.
 Departures from the paper: none known.
 Departures from the authors' code: the average is an average (there live tensors are appended, so
     that it equals the last client's weights); a fresh optimiser per client and round.

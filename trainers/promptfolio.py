@@ -9,6 +9,7 @@ Personal: text.ctx.local
 Frozen: both towers, the logit scale.
 Defaults: N_CTX 16, FRAC 0.4, SGD lr 0.001 (the authors' command line has 8 tokens; other toolkits
     run FRAC at 0.2).
+Knobs: FRAC 0.1 to 0.9.
 Departures from the paper: none known; a client that never trained, and the global model, use v_g
     alone.
 Departures from the authors' code: a fresh optimiser per client and round.

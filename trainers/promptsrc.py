@@ -11,6 +11,7 @@ Personal: none
 Frozen: both towers, the logit scale.
 Defaults: N_CTX 4 in each tower, DEPTH 9, weights 25 and 10, GPA_MEAN 0.75 and GPA_STD 0.05 of the
     rounds (there epochs 15 and 1 of 20), SGD lr 0.0025.
+Knobs: TEXT_LOSS_WEIGHT 2.5 to 50 log; IMAGE_LOSS_WEIGHT 1 to 20 log.
 Departures from the paper: the averaging of prompts over epochs is one over rounds, at the server,
     and GPA False leaves it out; templates are the data set's (there 60 of ImageNet's); FedAvg.
 Departures from the authors' code: VARIANT fixed divides KL by the samples, as the paper writes;

@@ -10,6 +10,7 @@ Shared: all of PEFT
 Personal: none
 Frozen: both towers, the logit scale.
 Defaults: eta_g 1; SGD without momentum at 0.05, the step that 0.005 with momentum 0.9 comes to.
+Knobs: OPTIM.NAME sgd; SERVER_LR 0.3 to 1 log.
 Departures from the paper: K eta is the sum of the rates of the steps taken, so that a schedule
     within the round stays exact; weight decay is part of F_k.
 Departures from the authors' code: none known. The mean over clients is uniform, as there: with

@@ -19,6 +19,7 @@ Defaults: LoRA of rank 8 on attention, AdamW 1e-3; SMALL mlp of 64 hidden units,
     ADAPT_RATIO 0.2 (3 of 16); gate AdamW 1e-2 (0.05 per class), decay 1e-2, 100 full-batch steps.
     FUSION also gate_mlp, gate_scalar, concat_mlp (worse than averaging at few shots), classwise,
     average.
+Knobs: SMALL_LR 0.0001 to 0.01 log; DISTILL_BETA 0 to 1.
 Departures from the paper: not known (its text was not available). S is an MLP on frozen features,
     or a tower that starts untrained. The text side (20 Newsgroups, BERT) is out of scope:
     fusion and split work on logits and labels, and a test shows them on a tiny BERT.

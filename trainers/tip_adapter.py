@@ -8,6 +8,7 @@ Shared: none
 Personal: the cache (made anew of the client's images at every evaluation)
 Frozen: both towers, the logit scale.
 Defaults: ALPHA 1, BETA 5.5, one round. The global model is zero-shot CLIP.
+Knobs: ALPHA 0.1 to 10 log; BETA 1 to 20 log.
 Departures from the paper: the training-free form; keys are not trained (Tip-Adapter-F).
 Departures from the authors' code: one un-augmented view of an image (there the mean of ten random
     crops); ALPHA and BETA are not searched for on the test images.

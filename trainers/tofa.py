@@ -14,6 +14,7 @@ Shared: head.visual, head.bias, head.mix (the server's; clients send moments and
 Personal: none; a client's own discriminant is made of its images at every evaluation.
 Frozen: both towers, the logit scale.
 Defaults: PRIOR 0.5, SHRINK 0.1, TEMP 0.1, one round; eight templates.
+Knobs: PRIOR 0.1 to 1; SHRINK 0.01 to 0.5 log.
 Departures from the paper: ours are PRIOR, SHRINK (towards a multiple of the identity), equal
     chances of the classes, TEMP, the means of the posterior in the place of its whole, and the
     texts: eight plain templates, where every client asks a language model for sentences.

@@ -7,6 +7,7 @@ Shared: image.prompt.*
 Personal: none
 Frozen: both towers, the logit scale.
 Defaults: DEPTH 9, TOKENS 4, SGD lr 0.005. A DEPTH of 1 is VPT-shallow, of 0 VPT-deep (all blocks).
+Knobs: TOKENS 2 to 16 log.
 Departures from the paper: the template's text features classify (there a linear head); prompts
     start as N(0, 0.02^2) (there uniform), P_0 goes through CLIP's first norm, rows stand behind the
     image's (their order changes nothing); FedAvg around it.

@@ -7,6 +7,7 @@ Shared: none
 Personal: none
 Frozen: everything.
 Defaults: DATASET.TEMPLATE or the set's own; FED.ROUNDS 1, since every round gives the same numbers.
+Knobs: none.
 Departures from the paper: no ensemble of 80 prompts unless the data set's templates say so.
 Departures from the authors' code: none known.
 Extra data: none.

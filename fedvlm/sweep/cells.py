@@ -98,6 +98,7 @@ def combinations(plan: SweepPlan) -> Iterator[Combination]:
                 fixed = {} if shots is None else {"DATASET.NUM_SHOTS": str(shots)}
                 layers: tuple[tuple[str, Settings], ...] = (
                     ("common", plan.common), (f"datasets: {dataset.label}", dataset.settings),
+                    (f"tuned: {trainer.label}", trainer.tuned),
                     (f"trainers: {trainer.label}", trainer.settings), ("shots", fixed),
                     ("axes", axes), ("command line", plan.override),
                 )

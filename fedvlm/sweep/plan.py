@@ -12,7 +12,7 @@ A plan file::
     shots: [1, 2, 4]                # optional
     axes: {OPTIM.LR: [0.01, 0.1]}   # optional: every combination; the values become the run's tag
 
-Later wins: common, dataset, trainer, shots and axes, words of the command line.
+Later wins: common, dataset, tuned values, trainer, shots and axes, words of the command line.
 """
 
 from __future__ import annotations
@@ -45,12 +45,14 @@ class PlanEntry:
         label: what the screen shows; unique among its kind.
         settings: its own config keys.
         config: a trainer's own YAML file; empty for the usual one.
+        tuned: what a tuning chose for it; its own settings win.
     """
 
     name: str
     label: str
     settings: Settings = field(default_factory=dict)
     config: str = ""
+    tuned: Settings = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class SweepPlan:
         """Return the plan as plain values, for ``plan.yaml`` and for a name."""
         def entry(e: PlanEntry, tag: str) -> dict[str, Any]:
             more = {"trainer-config-file": e.config} if e.config else {}
-            return {"name": e.name, tag: e.label} | more | dict(e.settings)
+            return {"name": e.name, tag: e.label} | more | dict(e.tuned) | dict(e.settings)
 
         return {
             "name": self.name, "common": dict(self.common) | dict(self.override),

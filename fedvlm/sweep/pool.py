@@ -7,13 +7,13 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import connection
+from pathlib import Path
 from typing import Protocol
 
 from fedvlm.core.signals import SAVE, save_asked
 from fedvlm.sweep.cells import Cell
-from fedvlm.sweep.state import Journal
 from fedvlm.sweep.worker import Assignment, Outcome, serve
 
 TICK = 0.25  # seconds between two looks at the screen
@@ -32,11 +32,21 @@ class Watcher(Protocol):
         """A cell ended, well or not."""
 
 
-class Worker:
-    """One process and the cell it works on."""
+class Ledger(Protocol):
+    """Where attempts are written down (``state.Journal`` is a sweep's)."""
 
-    def __init__(self, threads: int, device: str) -> None:
-        self.device, self.group, self.began = device, "", 0.0
+    def log(self, cell: Cell) -> Path:
+        """Return where a cell's screen goes."""
+
+    def add(self, cell: Cell, outcome: Outcome) -> None:
+        """Write down an attempt that ended."""
+
+
+class Worker:
+    """One process and the cell it works on; ``task``: see ``Assignment``."""
+
+    def __init__(self, threads: int, device: str, task: str = "") -> None:
+        self.device, self.task, self.group, self.began = device, task, "", 0.0
         self.cell: Cell | None = None
         self.verdict, self.heard, self.silent, self.spent = "", 0, 0.0, 0.0
         context = multiprocessing.get_context("spawn")
@@ -50,13 +60,13 @@ class Worker:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {SAVE})
         theirs.close()  # so that its death closes the pipe
 
-    def give(self, cell: Cell, journal: Journal) -> None:
+    def give(self, cell: Cell, journal: Ledger) -> None:
         """Hand over a cell."""
         self.cell, self.group, self.began = cell, cell.group, time.monotonic()
         self.silent = self.spent = 0.0
         log = journal.log(cell)
         log.unlink(missing_ok=True)
-        self.pipe.send(Assignment(cell.words, cell.digest, log, self.device))
+        self.pipe.send(Assignment(cell.words, cell.digest, log, self.device, self.task))
 
     def outcome(self) -> Outcome | None:
         """Return how the cell ended, also where the worker died over it; None: it still works."""
@@ -128,7 +138,7 @@ class WorkerPool:
     """
 
     def __init__(
-        self, jobs: int, journal: Journal, watcher: Watcher, *, threads: int,
+        self, jobs: int, journal: Ledger, watcher: Watcher, *, threads: int,
         devices: Sequence[str] = (), timeout: float = 0,
         start: Callable[[int, str], Worker] = Worker,
     ) -> None:
@@ -136,19 +146,17 @@ class WorkerPool:
         self.threads, self.devices, self.start = threads, tuple(devices), start
         self.timeout = timeout
         self.workers: list[Worker] = []
+        self.left: list[Cell] = []
 
     def run(self, cells: Sequence[Cell]) -> None:
-        """Run all cells to their end.
+        """Run all cells to their end; a watcher may ``add`` more when one has ended.
 
         Raises:
             KeyboardInterrupt: the workers have saved what they had and are gone.
         """
-        left = list(cells)
+        self.add(cells)
         try:
-            for i in range(min(self.jobs, len(left))):
-                self.workers.append(self._new(i))
-            for worker in self.workers:
-                self._next(worker, left)
+            self._deal()
             looked = time.monotonic()
             while busy := [w for w in self.workers if w.cell is not None]:
                 connection.wait([w.pipe for w in busy], TICK)
@@ -158,40 +166,48 @@ class WorkerPool:
                 passed, looked = time.monotonic() - looked, time.monotonic()
                 for worker in busy:
                     worker.watch(min(passed, GAP), self.timeout)
-                    self._look(worker, left)
+                    self._look(worker)
+                self._deal()
         except KeyboardInterrupt:
             self._stop()
             raise
         finally:
             self._close()
 
+    def add(self, cells: Iterable[Cell]) -> None:
+        """Let more cells be run."""
+        self.left += cells
+
     def _new(self, i: int) -> Worker:
         return self.start(self.threads, self.devices[i % len(self.devices)] if self.devices else "")
 
-    def _look(self, worker: Worker, left: list[Cell]) -> None:
+    def _look(self, worker: Worker) -> None:
         outcome, cell = worker.outcome(), worker.cell
         if outcome is None or cell is None:
             return
         worker.cell = None
         self.journal.add(cell, outcome)
         self.watcher.ended(cell, outcome)
-        if not left:
-            return
-        if not worker.process.is_alive():
-            at = self.workers.index(worker)
-            worker.end(0)
-            worker = self.workers[at] = self._new(at)
-        self._next(worker, left)
 
-    def _next(self, worker: Worker, left: list[Cell]) -> None:
+    def _deal(self) -> None:
+        """Give every idle worker a cell, as long as there are any; a dead one is replaced."""
+        while self.left and len(self.workers) < self.jobs and all(w.cell for w in self.workers):
+            self.workers.append(self._new(len(self.workers)))
+            self._next(self.workers[-1])
+        for at, worker in enumerate(self.workers):
+            if self.left and worker.cell is None:
+                if not worker.process.is_alive():
+                    worker.end(0)
+                    worker = self.workers[at] = self._new(at)
+                self._next(worker)
+
+    def _next(self, worker: Worker) -> None:
         """Give a worker the first cell that shares its data, else one that nobody else's shares."""
-        if not left:
-            return
         others = {w.group for w in self.workers if w is not worker}
-        same = [c for c in left if c.group == worker.group]
-        free = [c for c in left if c.group not in others]
-        cell = (same or free or left)[0]
-        left.remove(cell)
+        same = [c for c in self.left if c.group == worker.group]
+        free = [c for c in self.left if c.group not in others]
+        cell = (same or free or self.left)[0]
+        self.left.remove(cell)
         self.watcher.started(cell)
         with contextlib.suppress(BrokenPipeError):  # it died: the next look says so
             worker.give(cell, self.journal)

@@ -88,7 +88,8 @@ class Journal:
         """Append an attempt."""
         about = {"cell": cell.key, "config": cell.digest, "dataset": cell.dataset,
                  "method": cell.method, "ended": now()}
-        files.append_line(self.path, json.dumps(about | asdict(outcome)))
+        told = {k: v for k, v in asdict(outcome).items() if k != "answer"}
+        files.append_line(self.path, json.dumps(about | told))
 
     def records(self) -> list[dict[str, Any]]:
         """Return all attempts, oldest first within a file; damaged lines are passed over."""

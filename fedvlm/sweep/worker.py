@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing import connection, parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,12 +34,17 @@ BEAT = 1.0  # seconds between two signs of life
 
 @dataclass(frozen=True)
 class Assignment:
-    """One cell for a worker: its command line, its config's digest, where its screen goes."""
+    """One cell for a worker: its command line, its config's digest, where its screen goes.
+
+    ``task``, ``package.module:function``, does something else with it than the main job: called
+    with words, digest and inputs, which stay in the worker; what it returns goes to the parent.
+    """
 
     words: tuple[str, ...]
     digest: str
     log: Path
     device: str = ""
+    task: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,12 +56,14 @@ class Outcome:
         sentence: what went wrong; empty for nothing.
         seconds: wall time of the attempt.
         peak_mib: largest resident memory of the worker during it; None where unknown.
+        answer: what another task than the main job returned.
     """
 
     code: int
     sentence: str
     seconds: float
     peak_mib: float | None = None
+    answer: Any = None
 
 
 def serve(pipe: Any, threads: int, beat: Any) -> None:
@@ -96,11 +104,20 @@ def work(assignment: Assignment, inputs: Inputs | None) -> Outcome:
     device = ["DEVICE", assignment.device] if assignment.device else []
     words = [*assignment.words, *device]
     sys.argv = ["fedvlm", *words]  # the manifest names the command that repeats the run
+    answer: list[Any] = []
+
+    def task() -> int:
+        if not assignment.task:
+            return _job(words, assignment.digest, inputs)
+        module, _, name = assignment.task.partition(":")
+        answer.append(getattr(import_module(module), name)(words, assignment.digest, inputs))
+        return 0
+
     with _screen_in(assignment.log):
-        code = guarded(lambda: _job(words, assignment.digest, inputs), words)
+        code = guarded(task, words)
     code = INTERRUPTED if code in (128 + signum for signum in STOPS) else code
     sentence = _last_error(assignment.log) if code not in (0, INTERRUPTED) else ""
-    return Outcome(code, sentence, time.monotonic() - began, _peak())
+    return Outcome(code, sentence, time.monotonic() - began, _peak(), *answer)
 
 
 def _job(words: list[str], digest: str, inputs: Inputs | None) -> int:

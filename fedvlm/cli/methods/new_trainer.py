@@ -39,6 +39,7 @@ Shared: all of PEFT (w)
 Personal: none is trained apart; w_k stays with client k.
 Frozen: both towers, the logit scale.
 Defaults: MIX 0.5.
+Knobs: MIX 0.1 to 0.9.
 Departures from the paper: none known.
 Departures from the authors' code: none known.
 Extra data: none.

@@ -7,16 +7,13 @@ flags of fedvlm run that are not below, and KEY VALUE pairs, hold for every cell
 
 from __future__ import annotations
 
-import os
 import shlex
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fedvlm.cli.nearest import nearest_path
-from fedvlm.config.read import lookup
+from fedvlm.cli.run._plan import MANY, alone, end_flags, listed, plan_flags, plan_of, threads_for
 from fedvlm.console.parser import Parser, whole
 from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import complain, progress, say
@@ -24,11 +21,9 @@ from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, fold
 from fedvlm.core.files import user_path
 from fedvlm.core.signals import saying
-from fedvlm.core.threads import usual_threads
-from fedvlm.job.flags import add_flags, pairs
-from fedvlm.runs import lock
-from fedvlm.sweep.plan import PlanReader, SweepPlan, name_by_content, read_plan, select_entries
+from fedvlm.sweep.plan import SweepPlan
 from fedvlm.sweep.slurm import script
+from fedvlm.sweep.tune.tuned import read_tuned, with_tuned
 
 if TYPE_CHECKING:
     from fedvlm.sweep.run import Sweep
@@ -37,33 +32,16 @@ EXAMPLES = (
     "fedvlm sweep configs/sweeps/demo.yaml --jobs 2",
     "fedvlm sweep --trainers FedAvg FedTV --datasets eurosat pets --seeds 1 2 3 --root DATA/",
     "fedvlm sweep configs/sweeps/demo.yaml --dry-run  # what is to do, and how long it takes",
+    "fedvlm sweep PLAN.yaml --tuned output/tuning/tune/tuned.json  # each with its tuned values",
     "fedvlm sweep configs/sweeps/demo.yaml --slurm array.sh --slurm-time 2:00:00",
 )
 ALSO = ("matrix", "grid", "search", "plan", "experiments")
-_INSTEAD = {  # flag of a run -> what a sweep has instead
-    "trainer": "--trainers", "dataset": "--datasets", "dataset_config_file": "--datasets",
-    "trainer_config_file": "a plan's trainer-config-file", "demo": "--datasets shapes",
-    "print_config": "fedvlm config", "version": "fedvlm --version",
-}
 
 
 def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     add = parser.add_argument
-    many: dict[str, Any] = {"nargs": "+", "type": _listed, "default": []}
-    add("opts", nargs="*", metavar="PLAN.yaml", help="a plan; without one, --trainers and "
-        "--datasets; and KEY VALUE pairs for every cell")
-    add("--trainers", **many, metavar="NAME", help="methods; with a plan: only these of it")
-    add("--datasets", **many, metavar="NAME", help="data sets; with a plan: only these of it")
-    add("--seeds", **many, metavar="N", help="both seeds of each run (default 1)")
-    add("--shots", **many, metavar="N", help="images per class")
-    add("--name", default="", help="name of the sweep's folder below OUTPUT_DIR/sweeps")
-    add("--jobs", type=whole(1), default=1, metavar="N", help="worker processes (default 1)")
-    add("--threads", type=whole(1), metavar="N", help="threads of each worker (default "
-        "OMP_NUM_THREADS, else cores/jobs, 1 for the tiny backbone)")
-    add("--devices", **many, metavar="D", help="one device per worker in turn, such as cuda:0")
-    add("--cell-timeout", type=whole(1), default=0, metavar="SECONDS", help="kill a cell that "
-        "takes longer; it counts as failed (default: never)")
+    plan_flags(parser)
     add("--retry-failed", action="store_true", help="run failed cells again")
     add("--only", type=_cells, metavar="I-J", help="only the cells of these numbers (see --list)")
     add("--list", action="store_true", help="every cell with its number and state")
@@ -74,14 +52,11 @@ def flags(parser: Parser) -> None:
     add("--slurm-time", default="", metavar="H:MM:SS", help="time limit of a task")
     add("--slurm-mem", default="", metavar="SIZE", help="memory of a task, such as 8G")
     add("--slurm-cpus", type=whole(1), default=1, metavar="N", help="processors of a task (1)")
-    add("--slurm-option", **many, metavar="OPT", help="further #SBATCH options, such as gres=gpu:1")
-    add_flags(parser, shown=False)
-    parser.checks.append(_read)
-
-
-def _listed(word: str) -> list[str]:
-    """Return the parts of a word: ``a,b`` is ``a b``."""
-    return [part for part in word.split(",") if part]
+    add("--slurm-option", **MANY, type=listed, metavar="OPT", help="further #SBATCH options, such "
+        "as gres=gpu:1")
+    add("--tuned", default="", metavar="FILE", help="tuned.json of fedvlm tune: every method gets "
+        "the values that were chosen for it")
+    end_flags(parser)
 
 
 def _cells(word: str) -> range:
@@ -97,66 +72,6 @@ def _cells(word: str) -> range:
     return range(int(first), int(parts[-1]) + 1)
 
 
-def _read(args: Namespace) -> list[str]:
-    """Find the plan's file and the settings of every run; return the mistakes.
-
-    Leaves ``file`` (a path or None) and ``settings`` in the namespace.
-    """
-    mistakes, args.file = [], None
-    for dest in ("trainers", "datasets", "seeds", "shots", "devices", "slurm_option"):
-        setattr(args, dest, [part for parts in getattr(args, dest) for part in parts])
-    if args.opts and args.opts[0].lower().endswith((".yaml", ".yml")):
-        word = args.opts.pop(0)
-        args.file = lookup(word, "sweeps")
-        if args.file is None:
-            mistakes.append(f"no plan '{word}'{nearest_path(Path(word))}; "
-                            "try configs/sweeps/demo.yaml")
-    mistakes += [f"a sweep has no {args.spelling[dest]}: use {instead}"
-                 for dest, instead in _INSTEAD.items() if dest in args.spelling]
-    alone = pairs(args)
-    reader = PlanReader("words")
-    opts = {} if alone else dict(zip(args.opts[::2], args.opts[1::2], strict=True))
-    args.settings = args.flags | reader.settings(opts, "words")
-    return mistakes + alone + [m.removeprefix("words: words: ") for m in reader.mistakes]
-
-
-def plan_of(args: Namespace) -> SweepPlan:
-    """Return the plan: the file's, cut and overridden by the words, or the words' alone.
-
-    Raises:
-        ConfigError: mistakes of the file or the words, one line each.
-    """
-    reader = PlanReader("words")
-    seeds = [int(w) if w.isdigit() else w for w in args.seeds]
-    shots = [int(w) if w.lstrip("-").isdigit() else w for w in args.shots]
-    if args.file is not None:
-        plan = read_plan(args.file)
-        if args.trainers:
-            plan = replace(plan, trainers=select_entries(plan.trainers, args.trainers, "trainers"))
-        if args.datasets:
-            plan = replace(plan, datasets=select_entries(plan.datasets, args.datasets, "datasets"))
-        if seeds:
-            plan = replace(plan, seeds=reader.numbers(seeds, "--seeds"))
-        if shots:
-            plan = replace(plan, shots=reader.numbers(shots, "--shots", least=-1))
-        if reader.mistakes:
-            raise ConfigError("\n".join(m.removeprefix("words: ") for m in reader.mistakes))
-        plan = replace(plan, override=args.settings)
-        return replace(plan, name=args.name) if args.name else plan
-    lacking = [f"--{name}" for name in ("trainers", "datasets") if not getattr(args, name)]
-    if lacking:
-        raise ConfigError(
-            f"give a plan such as configs/sweeps/demo.yaml, or {' and '.join(lacking)} "
-            "(fedvlm sweep --help lists the flags)"
-        )
-    plan = reader.plan(
-        {"trainers": args.trainers, "datasets": args.datasets, "seeds": seeds or [1]}
-        | ({"shots": shots} if shots else {}), "words",
-    )
-    plan = replace(plan, override=args.settings)
-    return replace(plan, name=args.name) if args.name else name_by_content(plan)
-
-
 def main(args: Namespace) -> int:
     """Run the verb; 0: every cell asked for is done, 1: some failed.
 
@@ -165,6 +80,9 @@ def main(args: Namespace) -> int:
         KeyboardInterrupt: whole rounds are saved.
     """
     plan = plan_of(args)
+    if args.tuned:
+        plan, notes = with_tuned(plan, read_tuned(Path(args.tuned).expanduser()))
+        complain(*notes, prefix="note")
     progress("loading PyTorch")
     from fedvlm.sweep.cells import cells_of  # start-up: PyTorch, 2 s
     from fedvlm.sweep.run import Sweep  # start-up: PyTorch
@@ -188,12 +106,9 @@ def main(args: Namespace) -> int:
 
 
 def _run(args: Namespace, sweep: Sweep) -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    threads = args.threads or usual_threads(
-        {c.config["MODEL.BACKBONE.NAME"] for c in sweep.cells}, os.environ, cores or 1, sweep.jobs
-    )
+    threads = threads_for(args, {c.config["MODEL.BACKBONE.NAME"] for c in sweep.cells})
     sweep.journal.prepare(sweep.plan.content())
-    held = None if sweep.only is not None else _alone(sweep.journal.folder)
+    held = None if sweep.only is not None else alone(sweep.journal.folder)
     try:
         return sweep.run(
             threads, tuple(args.devices), retry=args.retry_failed, timeout=args.cell_timeout
@@ -205,15 +120,6 @@ def _run(args: Namespace, sweep: Sweep) -> int:
     finally:
         if held is not None:
             held.release()
-
-
-def _alone(folder: Path) -> lock.RunLock:
-    try:
-        return lock.acquire(folder)
-    except ConfigError as error:  # a tag makes other cells, not another sweep
-        raise ConfigError(
-            str(error).replace("this run its own --tag", "this sweep its own --name")
-        ) from None
 
 
 def _slurm(args: Namespace, plan: SweepPlan, cells: int) -> int:

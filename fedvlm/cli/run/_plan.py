@@ -1,0 +1,136 @@
+"""What ``sweep`` and ``tune`` share: a plan from a file, cut and overridden by words."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedvlm.cli.nearest import nearest_path
+from fedvlm.config.read import lookup
+from fedvlm.console.parser import Parser, whole
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.threads import usual_threads
+from fedvlm.job.flags import add_flags, pairs
+from fedvlm.runs import lock
+from fedvlm.sweep.plan import PlanReader, SweepPlan, name_by_content, read_plan, select_entries
+
+_INSTEAD = {  # flag of a run -> what a sweep has instead
+    "trainer": "--trainers", "dataset": "--datasets", "dataset_config_file": "--datasets",
+    "trainer_config_file": "a plan's trainer-config-file", "demo": "--datasets shapes",
+    "print_config": "fedvlm config", "version": "fedvlm --version",
+}
+MANY: dict[str, Any] = {"nargs": "+", "default": []}
+
+
+def listed(word: str) -> list[str]:
+    """Return the parts of a word: ``a,b`` is ``a b``."""
+    return [part for part in word.split(",") if part]
+
+
+def plan_flags(parser: Parser) -> None:
+    """Add the words that make or cut a plan, and those of its workers."""
+    add = parser.add_argument
+    many = MANY | {"type": listed}
+    add("opts", nargs="*", metavar="PLAN.yaml", help="a plan; without one, --trainers and "
+        "--datasets; and KEY VALUE pairs for every cell")
+    add("--trainers", **many, metavar="NAME", help="methods; with a plan: only these of it")
+    add("--datasets", **many, metavar="NAME", help="data sets; with a plan: only these of it")
+    add("--seeds", **many, metavar="N", help="both seeds of each run (default 1)")
+    add("--shots", **many, metavar="N", help="images per class")
+    add("--name", default="", help="name of the folder below OUTPUT_DIR")
+    add("--jobs", type=whole(1), default=1, metavar="N", help="worker processes (default 1)")
+    add("--threads", type=whole(1), metavar="N", help="threads of each worker (default "
+        "OMP_NUM_THREADS, else cores/jobs, 1 for the tiny backbone)")
+    add("--devices", **many, metavar="D", help="one device per worker in turn, such as cuda:0")
+    add("--cell-timeout", type=whole(1), default=0, metavar="SECONDS", help="kill a cell that "
+        "takes longer; it counts as failed (default: never)")
+
+
+def end_flags(parser: Parser) -> None:
+    """Add all flags of a run, which hold for every cell."""
+    add_flags(parser, shown=False)
+    parser.checks.append(read_words)
+
+
+def read_words(args: Namespace) -> list[str]:
+    """Find the plan's file and the settings of every run; return the mistakes.
+
+    Leaves ``file`` (a path or None) and ``settings`` in the namespace.
+    """
+    mistakes, args.file = [], None
+    for dest in ("trainers", "datasets", "seeds", "shots", "devices", "slurm_option"):
+        setattr(args, dest, [part for parts in getattr(args, dest, []) for part in parts])
+    if args.opts and args.opts[0].lower().endswith((".yaml", ".yml")):
+        word = args.opts.pop(0)
+        args.file = lookup(word, "sweeps")
+        if args.file is None:
+            mistakes.append(f"no plan '{word}'{nearest_path(Path(word))}; "
+                            "try configs/sweeps/demo.yaml")
+    mistakes += [f"a plan has no {args.spelling[dest]}: use {instead}"
+                 for dest, instead in _INSTEAD.items() if dest in args.spelling]
+    alone = pairs(args)
+    reader = PlanReader("words")
+    opts = {} if alone else dict(zip(args.opts[::2], args.opts[1::2], strict=True))
+    args.settings = args.flags | reader.settings(opts, "words")
+    return mistakes + alone + [m.removeprefix("words: words: ") for m in reader.mistakes]
+
+
+def plan_of(args: Namespace) -> SweepPlan:
+    """Return the plan: the file's, cut and overridden by the words, or the words' alone.
+
+    Raises:
+        ConfigError: mistakes of the file or the words, one line each.
+    """
+    reader = PlanReader("words")
+    seeds = [int(w) if w.isdigit() else w for w in args.seeds]
+    shots = [int(w) if w.lstrip("-").isdigit() else w for w in args.shots]
+    if args.file is not None:
+        plan = read_plan(args.file)
+        if args.trainers:
+            plan = replace(plan, trainers=select_entries(plan.trainers, args.trainers, "trainers"))
+        if args.datasets:
+            plan = replace(plan, datasets=select_entries(plan.datasets, args.datasets, "datasets"))
+        if seeds:
+            plan = replace(plan, seeds=reader.numbers(seeds, "--seeds"))
+        if shots:
+            plan = replace(plan, shots=reader.numbers(shots, "--shots", least=-1))
+        if reader.mistakes:
+            raise ConfigError("\n".join(m.removeprefix("words: ") for m in reader.mistakes))
+        plan = replace(plan, override=args.settings)
+        return replace(plan, name=args.name) if args.name else plan
+    lacking = [f"--{name}" for name in ("trainers", "datasets") if not getattr(args, name)]
+    if lacking:
+        raise ConfigError(
+            f"give a plan such as configs/sweeps/demo.yaml, or {' and '.join(lacking)} "
+            "(--help lists the flags)"
+        )
+    plan = reader.plan(
+        {"trainers": args.trainers, "datasets": args.datasets, "seeds": seeds or [1]}
+        | ({"shots": shots} if shots else {}), "words",
+    )
+    plan = replace(plan, override=args.settings)
+    return replace(plan, name=args.name) if args.name else name_by_content(plan)
+
+
+def threads_for(args: Namespace, backbones: Iterable[str]) -> int:
+    """Return the threads of each worker: the user's number, or by backbone and cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return int(args.threads or usual_threads(set(backbones), os.environ, cores or 1, args.jobs))
+
+
+def alone(folder: Path) -> lock.RunLock:
+    """Take the lock of a plan's folder.
+
+    Raises:
+        ConfigError: a living process holds it.
+    """
+    try:
+        return lock.acquire(folder)
+    except ConfigError as error:  # a tag makes other cells, not another plan
+        raise ConfigError(
+            str(error).replace("this run its own --tag", "this one its own --name")
+        ) from None

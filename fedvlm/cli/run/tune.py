@@ -1,0 +1,59 @@
+"""The same search for every method of a plan: optimiser, rates, local epochs, and its two knobs.
+
+Scored on the clients' validation images, never on test. Every method gets the same number of
+trials; the first is the method as it comes. The result, tuned.json, is sealed and is what fedvlm
+sweep --tuned takes. A tuning stopped anywhere goes on with the same command. What the plan sets
+(local-epochs: 2) is not searched.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from fedvlm.cli.run._plan import alone, end_flags, plan_flags, plan_of, threads_for
+from fedvlm.console.parser import Parser, whole
+from fedvlm.console.screen import progress
+from fedvlm.core.signals import saying
+
+EXAMPLES = (
+    "fedvlm tune configs/sweeps/tune.yaml --budget 20 --jobs 2",
+    "fedvlm tune --trainers FedAvg FedProx --datasets digits --shots 8 --backbone tiny --budget 4",
+    "fedvlm sweep PLAN.yaml --tuned output/tuning/tune/tuned.json",
+)
+ALSO = ("tuning", "hpo", "hyperparameters", "optuna", "optimise", "optimize")
+
+
+def flags(parser: Parser) -> None:
+    """Add what the verb takes."""
+    plan_flags(parser)
+    parser.add_argument("--budget", type=whole(1), default=20, metavar="N", help="trials of each "
+                        "method, the first of them the method as it comes (20)")
+    end_flags(parser)
+
+
+def main(args: Namespace) -> int:
+    """Run the verb; 0: every method is tuned, 1: some could not be.
+
+    Raises:
+        FedvlmError: mistakes of the words or the plan, all of them, before anything runs.
+        KeyboardInterrupt: what has been scored is kept.
+    """
+    plan = plan_of(args)
+    progress("loading PyTorch")
+    from fedvlm.sweep.tune.run import Tuning  # start-up: PyTorch, 2 s
+
+    progress("checking every method")
+    tuning = Tuning(plan, args.budget, args.jobs)
+    progress.clear()
+    tuning.folder.mkdir(parents=True, exist_ok=True)
+    held = alone(tuning.folder)
+    try:
+        return tuning.run(
+            threads_for(args, tuning.backbones), tuple(args.devices), timeout=args.cell_timeout
+        )
+    except KeyboardInterrupt as stop:
+        raise saying(
+            stop, "what has been scored is kept; the same command goes on"
+        ) from None
+    finally:
+        held.release()

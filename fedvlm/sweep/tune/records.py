@@ -1,0 +1,113 @@
+"""What runs of trials scored, a sealed line each: the truth of a tuning.
+
+Everything else follows from these lines: the same plan asks for the same trials again, finds them
+here, and goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedvlm.core import files
+from fedvlm.core.errors import ConfigError, DivergedError
+from fedvlm.runs.metrics import read_metrics
+from fedvlm.runs.seal import seal_of
+from fedvlm.sweep.cells import Cell
+from fedvlm.sweep.worker import Outcome
+
+# Exit codes that would be the same again: done, refused, diverged.
+FINAL = (0, ConfigError.exit_code, DivergedError.exit_code)
+
+
+@dataclass(frozen=True)
+class Score:
+    """Right answers on validation images, pooled over clients, sets and seeds.
+
+    Attributes:
+        groups: of each client of each run: (right, images).
+    """
+
+    groups: tuple[tuple[int, int], ...]
+
+    @property
+    def images(self) -> int:
+        """How many images."""
+        return sum(n for _, n in self.groups)
+
+    @property
+    def value(self) -> float:
+        """Percent right."""
+        return 100.0 * sum(right for right, _ in self.groups) / max(1, self.images)
+
+    @property
+    def error(self) -> float:
+        """Standard error in percent, clients of runs being the units (ratio estimator)."""
+        share = self.value / 100.0
+        return _spread([right - share * n for right, n in self.groups], self.images)
+
+    def behind(self, other: Score) -> tuple[float, float]:
+        """Return (other - self, its standard error) in percent, paired over the same units."""
+        gap = other.value - self.value
+        pairs = zip(self.groups, other.groups, strict=True)
+        each = [b - a - gap / 100.0 * n for (a, n), (b, _) in pairs]
+        return gap, _spread(each, self.images)
+
+
+def _spread(rest: Sequence[float], images: int) -> float:
+    """Return the standard error of a sum over units, in percent of ``images``."""
+    units = len(rest)
+    if units < 2 or not images:
+        return math.nan
+    return 100.0 * math.sqrt(units / (units - 1) * sum(r * r for r in rest)) / images
+
+
+class Records:
+    """The lines of ``runs.jsonl`` in a tuning's folder, by the digest of a run's config."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "runs.jsonl"
+        self.lines: dict[str, dict[str, Any]] = {}
+        self.damaged = 0
+        if not self.path.exists():
+            return
+        for line in read_metrics(self.path)[0]:
+            if line.get("seal") == seal_of(line):
+                self.lines[str(line["config"])] = line
+            else:
+                self.damaged += 1
+
+    def add(self, cell: Cell, trial: int, outcome: Outcome) -> dict[str, Any]:
+        """Append what became of a run; return the line."""
+        answer = outcome.answer or {}
+        line: dict[str, Any] = {
+            "config": cell.digest, "method": cell.method, "trial": trial, "dataset": cell.dataset,
+            "seed": cell.seed, "code": outcome.code,
+            "sentence": answer.get("diverged", outcome.sentence),
+            "seconds": round(outcome.seconds, 3),
+        } | {k: v for k, v in answer.items() if k != "diverged"}
+        line = json.loads(json.dumps(line))  # pairs are lists, as they will be read
+        line["seal"] = seal_of(line)
+        if outcome.code in FINAL:
+            files.append_line(self.path, json.dumps(line))
+        self.lines[cell.digest] = line
+        return line
+
+    def of(self, cells: Iterable[Cell]) -> list[dict[str, Any]]:
+        """Return the lines of those cells that have one that counts."""
+        lines = (self.lines.get(cell.digest) for cell in cells)
+        return [line for line in lines if line is not None]
+
+
+def pooled(lines: Iterable[dict[str, Any]]) -> Score:
+    """Return the score of runs."""
+    return Score(tuple((int(right), int(n)) for line in lines for right, n in line["clients"]))
+
+
+def joined(parts: Iterable[Score]) -> Score:
+    """Return the score of several groups of runs together."""
+    return Score(tuple(group for part in parts for group in part.groups))

@@ -1,0 +1,311 @@
+"""A tuning at work: methods side by side, each of them trial by trial.
+
+All methods of a plan get the same number of trials on the same sets and seeds. A trial is one run
+for each of them, and runs of all methods wait in one queue, so that workers keep to their data.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedvlm.compat.files import load_trainer
+from fedvlm.config.build import flat
+from fedvlm.config.keys import default_schema
+from fedvlm.config.knobs import Knob, read_knobs
+from fedvlm.config.option import declare
+from fedvlm.console.rows import clock
+from fedvlm.console.screen import complain, say
+from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.federation.cards import card_of, fields
+from fedvlm.runs.identity import identity_digest, safe_name
+from fedvlm.sweep.cells import Cell, Checker, combinations, jobs_of
+from fedvlm.sweep.plan import PlanEntry, SweepPlan
+from fedvlm.sweep.pool import Worker, WorkerPool
+from fedvlm.sweep.tune.records import FINAL, Records, Score, joined, pooled
+from fedvlm.sweep.tune.space import space_of
+from fedvlm.sweep.tune.study import Study, Trial, storage
+from fedvlm.sweep.tune.tuned import write_tuned
+from fedvlm.sweep.worker import Outcome
+
+TASK = "fedvlm.sweep.tune.trial:score"
+INTERRUPTED = 130
+CLEAR = 2.0  # standard errors behind the best after which a trial gets no further seed
+
+
+class Tuning:
+    """The search for every method of a plan.
+
+    Args:
+        plan: methods, sets and seeds.
+        budget: trials of each method.
+        jobs: worker processes.
+
+    Raises:
+        FedvlmError: mistakes of the plan, all of them.
+    """
+
+    def __init__(self, plan: SweepPlan, budget: int, jobs: int) -> None:
+        self.plan, self.budget, self.jobs = plan, budget, jobs
+        self.checker, self.numbers = Checker(), itertools.count()
+        self.place: dict[int, tuple[Study, Trial]] = {}
+        self.configs: dict[str, dict[str, Any]] = {}
+        self.first = self._first()
+        output = next(iter(self.first.values()))[0].output
+        self.folder = output / "tuning" / safe_name(plan.name)
+        self.pool: WorkerPool | None = None
+        self.studies: list[Study] = []
+        self.given: set[int] = set()
+        self.ran = 0
+
+    @property
+    def tuned(self) -> Path:
+        """Where the result is written."""
+        return self.folder / "tuned.json"
+
+    @property
+    def backbones(self) -> set[str]:
+        """The backbones of its runs."""
+        return {str(c.config["MODEL.BACKBONE.NAME"]) for cells in self.first.values()
+                for c in cells}
+
+    def _first(self) -> dict[str, list[Cell]]:
+        """Return the runs of each method as it comes; all mistakes of the plan show here."""
+        first, mistakes = {}, dict[str, None]()
+        for entry in self.plan.trainers:
+            try:
+                first[entry.label] = self._cells(entry, {})
+                knobs_of(entry)
+            except FedvlmError as error:
+                mistakes |= dict.fromkeys(
+                    f"tuning {self.plan.name}: {entry.label}: {line}"
+                    for line in str(error).splitlines()
+                )
+        if mistakes:
+            raise ConfigError("\n".join(mistakes))
+        return first
+
+    def _cells(self, entry: PlanEntry, settings: dict[str, str]) -> list[Cell]:
+        """Return a trial's runs.
+
+        Raises:
+            FedvlmError: a config that cannot be.
+        """
+        plan = replace(self.plan, trainers=(replace(entry, tuned=settings),))
+        cells = []
+        for combination in combinations(plan):
+            for job in jobs_of(plan, combination):
+                self.configs.setdefault(entry.label, flat(job.cfg))
+                cells.append(self.checker.cell(next(self.numbers), combination, job))
+        return sorted(cells, key=lambda cell: plan.seeds.index(cell.seed))
+
+    # ---- running ----------------------------------------------------------------------------
+    def run(self, threads: int, devices: Sequence[str], timeout: float = 0) -> int:
+        """Run what is to do, write the result; return 0, or 1 where a method could not be tuned.
+
+        Raises:
+            KeyboardInterrupt: what has been scored is kept.
+        """
+        (self.folder / "logs").mkdir(parents=True, exist_ok=True)
+        self.records = Records(self.folder)
+        if self.records.damaged:
+            complain(f"{self.records.path}: {self.records.damaged} damaged lines are passed over; "
+                     "their runs are run again", prefix="note")
+        store = storage(self.folder / "optuna.log")
+        self.studies = [Study(entry, self.budget, store) for entry in self.plan.trainers]
+        each = len(next(iter(self.first.values())))
+        say(f"tuning {self.plan.name}: {len(self.studies)} methods, {self.budget} trials of {each} "
+            f"runs each; {self.jobs} jobs, {threads} threads each; folder {self.folder}")
+        self.pool = WorkerPool(
+            self.jobs, self, self, threads=threads, devices=devices, timeout=timeout,
+            start=partial(Worker, task=TASK),
+        )
+        waiting = [cell for study in self.studies for cell in self._advance(study)]
+        self.pool.run(waiting)
+        return self._conclude()
+
+    def _advance(self, study: Study) -> list[Cell]:
+        """Return runs of a method that a worker may begin now: of one seed of its next trial."""
+        while not study.failure:
+            if not study.trials or study.trials[-1].ended:
+                if study.done:
+                    break
+                self._begin(study)
+                continue
+            missing = self._settle(study, study.trials[-1])
+            if missing:
+                new = [cell for cell in missing if cell.number not in self.given]
+                self.given |= {cell.number for cell in new}
+                return new
+        return []
+
+    def _begin(self, study: Study) -> None:
+        trial = study.ask()
+        try:
+            trial.cells = (self.first[study.entry.label] if trial.number == 0
+                           else self._cells(study.entry, trial.settings))
+        except FedvlmError as error:  # two keys that do not go together
+            self._end(study, trial, str(error))
+        self.place |= {cell.number: (study, trial) for cell in trial.cells}
+
+    def _settle(self, study: Study, trial: Trial) -> list[Cell]:
+        """Return the runs that a trial lacks, of one seed; end it where it lacks none.
+
+        It has ended as well when a run has no score, or when it is clearly behind the best so far
+        on the seeds that have run.
+        """
+        each = len(trial.cells) // len(self.plan.seeds)
+        lines: list[dict[str, Any]] = []
+        trial.parts = []
+        for at in range(0, len(trial.cells), each):
+            cells = trial.cells[at:at + each]
+            there = self.records.of(cells)
+            lines += there
+            bad = next((line for line in there if "clients" not in line), None)
+            if bad is None and len(there) < len(cells):
+                known = {line["config"] for line in there}
+                return [cell for cell in cells if cell.digest not in known]
+            trial.seconds = sum(float(line["seconds"]) for line in lines)
+            if bad is not None:
+                self._open(study, trial, lines[0])
+                self._end(study, trial, str(bad["sentence"]))
+                return []
+            trial.parts.append(pooled(there))
+            if at + each < len(trial.cells) and self._hopeless(study, trial):
+                self._end(study, trial, trial.why)
+                return []
+        trial.score = joined(trial.parts)
+        self._open(study, trial, lines[0])
+        self._end(study, trial, "")
+        return []
+
+    def _hopeless(self, study: Study, trial: Trial) -> bool:
+        """Say whether a trial is behind the best so far by more than ``CLEAR`` standard errors."""
+        best = study.best
+        if best is None or best.score is None:
+            return False
+        so_far = joined(best.parts[:len(trial.parts)])
+        gap, error = joined(trial.parts).behind(so_far)
+        if not gap > CLEAR * error:
+            return False
+        trial.guess = best.score.value - gap
+        trial.why = f"dropped {gap:.1f} behind trial {best.number}"
+        return True
+
+    def _open(self, study: Study, trial: Trial, line: dict[str, Any]) -> None:
+        """Make the space of a method from what its first run trained."""
+        if trial.number > 0:
+            return
+        if "roles" not in line:
+            study.failure = str(line["sentence"])
+            return
+        entry = study.entry
+        config = self.configs[entry.label]
+        fixed = {*self.plan.common, *entry.settings, *self.plan.override}
+        study.space = space_of(knobs_of(entry), line["roles"], config, fixed)
+        trial.params = study.space.point(config)
+
+    def _end(self, study: Study, trial: Trial, why: str) -> None:
+        trial.why = why
+        best = study.best
+        value = f"{trial.score.value:.2f} %" if trial.score else f"no score ({why})"
+        beside = f" (best {best.score.value:.2f} %, trial {best.number})" if best and best.score \
+            else ""
+        say(f"{study.entry.label} trial {trial.number}: {value}{beside}, {trial.seconds:.1f} s")
+        if self.pool is not None:  # the rest of its runs need not be run
+            numbers = {cell.number for cell in trial.cells}
+            self.pool.left = [cell for cell in self.pool.left if cell.number not in numbers]
+
+    # ---- what the pool tells ----------------------------------------------------------------
+    def log(self, cell: Cell) -> Path:
+        """Return where a run's screen goes."""
+        return self.folder / "logs" / f"{safe_name(cell.method)}-{cell.digest[:12]}.txt"
+
+    def add(self, cell: Cell, outcome: Outcome) -> None:
+        """Write down what became of a run, its screen only where it failed."""
+        self.ran += 1
+        if outcome.code != INTERRUPTED:
+            self.records.add(cell, self.place[cell.number][1].number, outcome)
+        if outcome.code == 0:
+            self.log(cell).unlink(missing_ok=True)
+
+    def started(self, cell: Cell) -> None:
+        """See ``Watcher``."""
+
+    def ended(self, cell: Cell, outcome: Outcome) -> None:
+        """See ``Watcher``: let the method's next runs begin when this one's seed is complete."""
+        study, trial = self.place[cell.number]
+        if trial.ended or study.failure:
+            return  # a run of a trial that ended without it
+        if outcome.code not in FINAL:
+            study.failure = outcome.sentence or "interrupted"
+            complain(f"{study.entry.label}: {study.failure}; its screen: {self.log(cell)}")
+            return
+        assert self.pool is not None  # noqa: S101 (made before the first run)
+        self.pool.add(self._advance(study))
+
+    # ---- after ------------------------------------------------------------------------------
+    def _conclude(self) -> int:
+        for study in self.studies:
+            study.journal()
+        entries = [e for study in self.studies if (e := entry_of(study)) is not None]
+        failed = {s.entry.label: s.failure or "no trial has a score" for s in self.studies
+                  if s.failure or s.best is None}
+        write_tuned(self.tuned, {
+            "plan": self.plan.content(), "budget": self.budget,
+            "digest": identity_digest({k: v for k, v in self.plan.content().items()
+                                       if k != "name"}),
+            "entries": entries, "failed": failed,
+        })
+        for label, why in failed.items():
+            complain(f"{label}: {why}")
+        seconds = sum(trial.seconds for s in self.studies for trial in s.trials)
+        say(f"tuning {self.plan.name}: {len(entries)} of {len(self.studies)} methods tuned, "
+            f"{self.ran} runs now, {clock(seconds)} of work in all",
+            f"the result: {self.tuned}",
+            f"sweeps take it: fedvlm sweep PLAN.yaml --tuned {self.tuned}")
+        return 1 if failed else 0
+
+
+def knobs_of(entry: PlanEntry) -> tuple[Knob, ...]:
+    """Return what an entry's method declares as its knobs.
+
+    Raises:
+        ConfigError: its card names keys that are none.
+    """
+    trainer = load_trainer(entry.name)
+    schema = declare(default_schema(), f"TRAINER.{trainer.name.upper()}", trainer.options)
+    return read_knobs(fields(card_of(entry.name)).get("Knobs", ""), trainer.name, schema)
+
+
+def entry_of(study: Study) -> dict[str, Any] | None:
+    """Return a method's part of ``tuned.json``; None without a score."""
+    best, first = study.best, study.trials[0]
+    if best is None or best.score is None or study.failure:
+        return None
+    entry = study.entry
+    trials = [
+        {"settings": t.settings, "seconds": round(t.seconds, 3)} | (
+            {"score": round(t.score.value, 4), "error": round(t.score.error, 4)}
+            | _behind(t.score, best.score) if t.score else {"why": t.why}
+        ) for t in study.trials
+    ]
+    runs = len(first.cells)
+    return {
+        "label": entry.label, "trainer": entry.name, "settings": dict(entry.settings),
+        "values": best.settings, "trial": best.number, "score": round(best.score.value, 4),
+        "error": round(best.score.error, 4), "images": best.score.images,
+        "space": [str(knob) for knob in study.space.knobs] if study.space else [],
+        "seconds_per_run": round(statistics.median(t.seconds for t in study.trials) / runs, 3),
+        "trials": trials,
+    }
+
+
+def _behind(score: Score, best: Score) -> dict[str, float]:
+    gap, error = score.behind(best)
+    return {"behind": round(gap, 4), "behind_error": round(error, 4)}
