@@ -15,7 +15,6 @@ from typing import Any
 
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DivergedError
-from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.seal import seal_of
 from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.worker import Outcome
@@ -75,11 +74,15 @@ class Records:
         self.damaged = 0
         if not self.path.exists():
             return
-        for line in read_metrics(self.path)[0]:
-            if line.get("seal") == seal_of(line):
-                self.lines[str(line["config"])] = line
-            else:
+        data = self.path.read_bytes()
+        for text in filter(None, data.splitlines()):
+            line = _sealed_line(text)
+            if line is None:
                 self.damaged += 1
+            else:
+                self.lines[str(line["config"])] = line
+        if data and not data.endswith(b"\n"):
+            files.append_line(self.path, "")  # a kill cut the last line: the next one is whole
 
     def add(self, cell: Cell, trial: int, outcome: Outcome) -> dict[str, Any]:
         """Append what became of a run; return the line."""
@@ -101,6 +104,15 @@ class Records:
         """Return the lines of those cells that have one that counts."""
         lines = (self.lines.get(cell.digest) for cell in cells)
         return [line for line in lines if line is not None]
+
+
+def _sealed_line(text: bytes) -> dict[str, Any] | None:
+    """Return a line that is whole; None where it was cut or changed."""
+    try:
+        line = json.loads(text)
+        return dict(line) if line["seal"] == seal_of(line) else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def pooled(lines: Iterable[dict[str, Any]]) -> Score:
