@@ -1,0 +1,229 @@
+"""Training a ViT to say of an image what its teacher says: loss, crops, steps, checkpoints.
+
+A step is a function of the seed and its number, so a run that was stopped and goes on gives the
+bits of one that was not (on one machine, with as many threads).
+
+Source: FitNets (Romero et al., ICLR 2015), features as targets; CLIP-KD (Yang et al., CVPR 2024),
+features and similarities; FLIP (Li et al., CVPR 2023), patches left out in training.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from distill_data import normalised
+from pretrain_tiny import make_optimiser, rate
+from torch import Tensor
+
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.rng import stream
+from fedvlm.core.transform import TransformSpec
+
+ZOOM, SHIFT = (0.8, 1.05), 0.1  # of a crop: share of the side, and of it to either side
+WHOLE = 0.2  # of the steps, the last ones, see all patches
+SEEN = 2 / 3  # of the patches in the steps before
+CHUNK = 128  # images per pass without a gradient
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides the weights, beside the images and the teacher.
+
+    ``steps`` of ``batch`` images, peak learning rate ``lr``, and the weights of the two losses on
+    similarities (to class texts, to the batch's images) beside the cosine's.
+    """
+
+    seed: int
+    steps: int
+    batch: int
+    lr: float
+    texts: float = 1.0
+    images: float = 1.0
+
+
+def loss_of(own: Tensor, goal: Tensor, texts: Tensor, scale: float, how: Settings) -> Tensor:
+    """Mean loss of student features.
+
+    ``scale (1 - cos)`` to the teacher's feature of the same image, and the divergence of what
+    student and teacher make of similarities to class texts, and to the teacher's features of all
+    images of the batch.
+
+    Args:
+        own: of the student ``[n, d]``, not normalised.
+        goal: of the teacher ``[n, d]``, unit length.
+        texts: ``[C, d]``, unit length.
+        scale: of similarities before the softmax.
+    """
+    own = F.normalize(own, dim=-1)
+    loss = scale * (1 - (own * goal).sum(-1)).mean()
+    for weight, anchors in ((how.texts, texts), (how.images, goal)):
+        said, wanted = ((scale * z @ anchors.T).log_softmax(-1) for z in (own, goal))
+        loss = loss + weight * F.kl_div(said, wanted, log_target=True, reduction="batchmean")
+    return loss
+
+
+def crops(pixels: Tensor, generator: torch.Generator) -> Tensor:
+    """Return mild crops, half of them mirrored, of images ``[n, 3, S, S]``, of the same size.
+
+    Mild, since the teacher saw each image once, whole.
+    """
+    n = len(pixels)
+    low, high = ZOOM
+    zoom = low + (high - low) * torch.rand(n, generator=generator)
+    shift = SHIFT * (2 * torch.rand(n, 2, generator=generator) - 1)
+    mirror = 1.0 - 2.0 * (torch.rand(n, generator=generator) < 0.5).float()
+    place = torch.zeros(n, 2, 3)
+    place[:, 0, 0], place[:, 1, 1], place[:, :, 2] = zoom * mirror, zoom, shift
+    grid = F.affine_grid(place, list(pixels.shape), align_corners=False)
+    return F.grid_sample(pixels, grid, padding_mode="reflection", align_corners=False)
+
+
+def forward(visual: Any, pixels: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """Features ``[n, d]`` of a ViT that is shown the class token and a share of the patches."""
+    x = visual._embeds(pixels)
+    if share < 1.0:
+        patches = x.shape[1] - 1
+        order = torch.rand(len(x), patches, generator=generator).argsort(1)
+        chosen = order[:, : max(1, round(share * patches))] + 1
+        rows = torch.cat([torch.zeros(len(x), 1, dtype=chosen.dtype), chosen], dim=1)
+        x = x.gather(1, rows.unsqueeze(-1).expand(-1, -1, x.shape[2]))
+    pooled, _ = visual._pool(visual.transformer(x))
+    return pooled @ visual.proj
+
+
+@torch.no_grad()
+def encode(visual: Any, pixels: Tensor, spec: TransformSpec) -> Tensor:
+    """Features ``[n, d]`` of uint8 images ``[n, 3, S, S]`` as they are."""
+    visual.eval()
+    out = torch.cat([visual(normalised(part, spec)) for part in pixels.split(CHUNK)])
+    visual.train()
+    return out
+
+
+class Distillation:
+    """A student in training.
+
+    Args:
+        visual: open_clip's VisionTransformer.
+        spec: its transform.
+        pixels: uint8 ``[n, 3, S, S]``.
+        goals: the teacher's features ``[n, d]``.
+        texts: class texts ``[C, d]``, unit length.
+        scale: of similarities.
+        how: see ``Settings``.
+        identity: what must be equal for a state to be gone on from, beside ``how``.
+        state: file of the state.
+    """
+
+    def __init__(
+        self, visual: Any, spec: TransformSpec, pixels: Tensor, goals: Tensor, texts: Tensor,
+        scale: float, how: Settings, identity: Mapping[str, Any], state: Path,
+    ) -> None:  # fmt: skip
+        self.visual, self.spec, self.how = visual.train(), spec, how
+        self.pixels, self.goals = pixels, F.normalize(goals, dim=-1)
+        self.length = float(goals.norm(dim=-1).mean())
+        self.texts, self.scale, self.state = texts, scale, state
+        self.identity = dict(identity) | asdict(how)
+        self.optimiser = make_optimiser(visual, how.lr)
+        self.step, self.seconds = 0, 0.0
+
+    def batch(self, step: int) -> Tensor:
+        """Return the images of a step ``[batch]``: every epoch is a shuffle of its own."""
+        first, rows = step * self.how.batch, []
+        while len(rows) < self.how.batch:
+            epoch, at = divmod(first + len(rows), len(self.pixels))
+            order = torch.randperm(
+                len(self.pixels), generator=stream(self.how.seed, "distill-epoch", epoch)
+            )
+            rows += order[at : at + self.how.batch - len(rows)].tolist()
+        return torch.tensor(rows)
+
+    def one_step(self) -> float:
+        """Take one step; return the loss."""
+        generator = stream(self.how.seed, "distill-step", self.step)
+        rows = self.batch(self.step)
+        done = self.step / self.how.steps
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate(done, self.step, self.how.lr)
+        x = crops(normalised(self.pixels[rows], self.spec), generator)
+        share = SEEN if done < 1 - WHOLE else 1.0
+        own = forward(self.visual, x, share, generator)
+        loss = loss_of(own, self.goals[rows], self.texts, self.scale, self.how)
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.visual.parameters(), 1.0)
+        self.optimiser.step()
+        self.step += 1
+        return float(loss.detach())
+
+    def run(self, minutes: float, every: int, tell: Callable[[float], None]) -> bool:
+        """Train until done or the CPU minutes are used; return whether it is done.
+
+        Args:
+            minutes: of CPU time, for this call.
+            every: steps between two saved states.
+            tell: called with the mean loss after each of them.
+
+        Raises:
+            FloatingPointError: a loss that is no number.
+        """
+        start, losses = time.process_time(), []
+        before = self.seconds
+        while self.step < self.how.steps:
+            losses.append(self.one_step())
+            if not math.isfinite(losses[-1]):
+                raise FloatingPointError(f"the loss of step {self.step} is {losses[-1]}")
+            spent = time.process_time() - start
+            self.seconds = before + spent
+            over = spent > 60 * minutes
+            if over or self.step % every == 0 or self.step == self.how.steps:
+                self.save()
+                tell(sum(losses) / len(losses))
+                losses = []
+            if over:
+                break
+        return self.step >= self.how.steps
+
+    def save(self) -> None:
+        """Replace the state on disk in one step."""
+        content = {
+            "identity": self.identity, "step": self.step, "seconds": self.seconds,
+            "visual": self.visual.state_dict(), "optimiser": self.optimiser.state_dict(),
+        }  # fmt: skip
+        part = self.state.with_suffix(f".{os.getpid()}.part")
+        torch.save(content, part)
+        os.replace(part, self.state)
+
+    def resume(self) -> bool:
+        """Go on from the state on disk, if there is one.
+
+        Raises:
+            ConfigError: it is of other settings, images or another teacher.
+        """
+        if not self.state.is_file():
+            return False
+        content = torch.load(self.state, weights_only=True)
+        other = [k for k, v in self.identity.items() if content["identity"].get(k) != v]
+        if other:
+            raise ConfigError(
+                f"{self.state} is a run with another {', '.join(other)}: delete it, or give the "
+                "flags that it was started with"
+            )
+        self.visual.load_state_dict(content["visual"])
+        self.optimiser.load_state_dict(content["optimiser"])
+        self.step, self.seconds = content["step"], content["seconds"]
+        return True
+
+    def finish(self) -> None:
+        """Give features the teacher's mean length, for methods that do not normalise them."""
+        own = encode(self.visual, self.pixels, self.spec)
+        with torch.no_grad():
+            self.visual.proj.mul_(self.length / float(own.norm(dim=-1).mean()))
