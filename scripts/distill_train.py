@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from distill_data import normalised
-from pretrain_tiny import make_optimiser, rate
+from tiny_optim import make_optimiser, rate
 from torch import Tensor
 
 from fedvlm.core.errors import ConfigError
@@ -28,8 +29,8 @@ from fedvlm.core.rng import stream
 from fedvlm.core.transform import TransformSpec
 
 ZOOM, SHIFT = (0.8, 1.05), 0.1  # of a crop: share of the side, and of it to either side
-WHOLE = 0.2  # of the steps, the last ones, see all patches
-SEEN = 2 / 3  # of the patches in the steps before
+WHOLE = 0.15  # of the steps, the last ones, see all patches
+SEEN = 1 / 2  # of the patches in the steps before
 CHUNK = 128  # images per pass without a gradient
 
 
@@ -49,7 +50,9 @@ class Settings:
     images: float = 1.0
 
 
-def loss_of(own: Tensor, goal: Tensor, texts: Tensor, scale: float, how: Settings) -> Tensor:
+def loss_of(
+    own: Tensor, goal: Tensor, texts: Tensor, images: Tensor, scale: float, how: Settings
+) -> Tensor:
     """Mean loss of student features.
 
     ``scale (1 - cos)`` to the teacher's feature of the same image, and the divergence of what
@@ -59,12 +62,12 @@ def loss_of(own: Tensor, goal: Tensor, texts: Tensor, scale: float, how: Setting
     Args:
         own: of the student ``[n, d]``, not normalised.
         goal: of the teacher ``[n, d]``, unit length.
-        texts: ``[C, d]``, unit length.
+        texts, images: of the classes ``[C, d]`` and of the batch ``[B, d]``, unit length.
         scale: of similarities before the softmax.
     """
     own = F.normalize(own, dim=-1)
     loss = scale * (1 - (own * goal).sum(-1)).mean()
-    for weight, anchors in ((how.texts, texts), (how.images, goal)):
+    for weight, anchors in ((how.texts, texts), (how.images, images)):
         said, wanted = ((scale * z @ anchors.T).log_softmax(-1) for z in (own, goal))
         loss = loss + weight * F.kl_div(said, wanted, log_target=True, reduction="batchmean")
     return loss
@@ -86,14 +89,47 @@ def crops(pixels: Tensor, generator: torch.Generator) -> Tensor:
     return F.grid_sample(pixels, grid, padding_mode="reflection", align_corners=False)
 
 
-def forward(visual: Any, pixels: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """Features ``[n, d]`` of a ViT that is shown the class token and a share of the patches."""
+@torch.no_grad()
+def warm_start(visual: Any, other: Any) -> None:
+    """Copy another ViT's patches, positions, norms and first blocks into a new one.
+
+    Positions of another number of patches are interpolated.
+
+    Raises:
+        ConfigError: another width, patch or head, or fewer blocks.
+    """
+    own, theirs = visual.state_dict(), other.state_dict()
+    blocks = len(other.transformer.resblocks)
+    heads = {tower.transformer.resblocks[0].attn.num_heads for tower in (visual, other)}
+    same = own["conv1.weight"].shape == theirs["conv1.weight"].shape and len(heads) == 1
+    if not same or blocks < len(visual.transformer.resblocks):
+        width, _, patch, _ = theirs["conv1.weight"].shape
+        raise ConfigError(
+            f"--start has width {width}, patches of {patch}, heads of {width // max(heads)} and "
+            f"{blocks} blocks: give the new ViT --width {width} --patch {patch} and no more blocks"
+        )
+    place = "positional_embedding"
+    first, grid = theirs[place].split([1, len(theirs[place]) - 1])
+    old, new = (math.isqrt(len(t[place]) - 1) for t in (theirs, own))
+    grid = grid.T.reshape(1, -1, old, old)
+    grid = F.interpolate(grid, (new, new), mode="bicubic", align_corners=False)
+    theirs[place] = torch.cat([first, grid.flatten(2)[0].T])
+    for name, tensor in own.items():
+        if name != "proj":
+            tensor.copy_(theirs[name])
+
+
+def chosen_rows(n: int, patches: int, share: float, generator: torch.Generator) -> Tensor:
+    """Return the rows of a ViT that images are shown ``[n, m]``: the class token's, and patches."""
+    order = torch.rand(n, patches, generator=generator).argsort(1)
+    chosen = order[:, : max(1, round(share * patches))] + 1
+    return torch.cat([torch.zeros(n, 1, dtype=chosen.dtype), chosen], dim=1)
+
+
+def forward(visual: Any, pixels: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Features ``[n, d]`` of a ViT that is shown all rows, or some ``[n, m]``."""
     x = visual._embeds(pixels)
-    if share < 1.0:
-        patches = x.shape[1] - 1
-        order = torch.rand(len(x), patches, generator=generator).argsort(1)
-        chosen = order[:, : max(1, round(share * patches))] + 1
-        rows = torch.cat([torch.zeros(len(x), 1, dtype=chosen.dtype), chosen], dim=1)
+    if rows is not None:
         x = x.gather(1, rows.unsqueeze(-1).expand(-1, -1, x.shape[2]))
     pooled, _ = visual._pool(visual.transformer(x))
     return pooled @ visual.proj
@@ -121,11 +157,12 @@ class Distillation:
         how: see ``Settings``.
         identity: what must be equal for a state to be gone on from, beside ``how``.
         state: file of the state.
+        threads: that share each batch; more of them change the order of sums only.
     """
 
     def __init__(
         self, visual: Any, spec: TransformSpec, pixels: Tensor, goals: Tensor, texts: Tensor,
-        scale: float, how: Settings, identity: Mapping[str, Any], state: Path,
+        scale: float, how: Settings, identity: Mapping[str, Any], state: Path, threads: int = 1,
     ) -> None:  # fmt: skip
         self.visual, self.spec, self.how = visual.train(), spec, how
         self.pixels, self.goals = pixels, F.normalize(goals, dim=-1)
@@ -133,7 +170,9 @@ class Distillation:
         self.texts, self.scale, self.state = texts, scale, state
         self.identity = dict(identity) | asdict(how)
         self.optimiser = make_optimiser(visual, how.lr)
-        self.step, self.seconds = 0, 0.0
+        self.step, self.seconds, self.threads = 0, 0.0, threads
+        # Whole parts of a batch, not single products: threads wait for each other once a step.
+        self.workers = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
 
     def batch(self, step: int) -> Tensor:
         """Return the images of a step ``[batch]``: every epoch is a shuffle of its own."""
@@ -154,15 +193,36 @@ class Distillation:
         for group in self.optimiser.param_groups:
             group["lr"] = rate(done, self.step, self.how.lr)
         x = crops(normalised(self.pixels[rows], self.spec), generator)
-        share = SEEN if done < 1 - WHOLE else 1.0
-        own = forward(self.visual, x, share, generator)
-        loss = loss_of(own, self.goals[rows], self.texts, self.scale, self.how)
-        self.optimiser.zero_grad(set_to_none=True)
-        loss.backward()
+        shown = None
+        if done < 1 - WHOLE:
+            patches = len(self.visual.positional_embedding) - 1
+            shown = chosen_rows(len(rows), patches, SEEN, generator)
+        loss = self.descend(x, shown, self.goals[rows])
         torch.nn.utils.clip_grad_norm_(self.visual.parameters(), 1.0)
         self.optimiser.step()
         self.step += 1
-        return float(loss.detach())
+        return loss
+
+    def descend(self, x: Tensor, shown: Tensor | None, goals: Tensor) -> float:
+        """Leave the mean loss's gradient in the parameters; return the loss.
+
+        Args:
+            x: pixels ``[n, 3, S, S]``.
+            shown: rows of each image ``[n, m]``; None: all.
+            goals: the teacher's features ``[n, d]``, unit length.
+        """
+        parameters = list(self.visual.parameters())
+
+        def part(rows: Tensor) -> tuple[float, Sequence[Tensor]]:
+            own = forward(self.visual, x[rows], None if shown is None else shown[rows])
+            loss = loss_of(own, goals[rows], self.texts, goals, self.scale, self.how)
+            loss = loss * (len(rows) / len(x))
+            return float(loss.detach()), torch.autograd.grad(loss, parameters)
+
+        done = list(self.workers.map(part, torch.arange(len(x)).chunk(self.threads)))
+        for tensor, *parts in zip(parameters, *(grads for _, grads in done), strict=True):
+            tensor.grad = torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
+        return sum(loss for loss, _ in done)
 
     def run(self, minutes: float, every: int, tell: Callable[[float], None]) -> bool:
         """Train until done or the CPU minutes are used; return whether it is done.

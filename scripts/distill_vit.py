@@ -33,7 +33,7 @@ from distill_data import (  # noqa: E402
     tower_features,
 )
 from distill_report import class_texts, measure, readme, speed  # noqa: E402
-from distill_train import Distillation, Settings, encode  # noqa: E402
+from distill_train import Distillation, Settings, encode, warm_start  # noqa: E402
 from tiny_export import export, new_model, replace_file  # noqa: E402
 
 from fedvlm.console.guard import guarded  # noqa: E402
@@ -90,6 +90,7 @@ class Work:
             "layers": args.layers, "head_width": args.head,
         }  # fmt: skip
         self.model, self.cfg = new_student(self.teacher, vision, args.seed)
+        self.begin(self.model.visual)
         mean, std = PREPROCESS["mean"], PREPROCESS["std"]
         self.spec = TransformSpec(args.size, tuple(mean), tuple(std))
         pools = read_pools(args.sets, args.root, args.images, args.held_out, args.seed, args.cache)
@@ -106,6 +107,11 @@ class Work:
             self.texts[pool.word] = class_texts(self.teacher, pool)
             print(f"{pool.word}: {len(train)} to train on, {len(held_out)} held out", flush=True)
 
+    def begin(self, visual: Any) -> None:
+        """Give a new image tower the weights that training starts from."""
+        if self.args.start:
+            warm_start(visual, load_backbone(self.args.start, plain=True).model.visual)
+
     def features(self, pool: Pool, tower: Backbone) -> tuple[Tensor, Tensor]:
         """Features of a set's training and held-out images."""
         train, held_out = (tower_features(pool, p, tower) for p in (pool.train, pool.held_out))
@@ -117,13 +123,14 @@ class Work:
         how = Settings(args.seed, args.steps, args.batch, args.lr)
         identity = {
             "teacher": self.teacher.digest, "images": fingerprint(self.pools),
-            "vision": str(self.cfg["vision_cfg"]),
+            "vision": str(self.cfg["vision_cfg"]), "start": self.args.start,
         }  # fmt: skip
         out.parent.mkdir(parents=True, exist_ok=True)
         run = Distillation(
             self.model.visual, self.spec, torch.cat([p for p, _ in self.pixels.values()]),
             torch.cat([g for g, _ in self.goals.values()]), torch.cat(list(self.texts.values())),
             self.teacher.logit_scale, how, identity, out.with_name(f"{out.name}.state.pt"),
+            args.threads,
         )  # fmt: skip
         if run.resume():
             print(f"goes on from step {run.step} ({run.state})", flush=True)
@@ -141,6 +148,7 @@ class Work:
         """Write the folder, measure what was written, and return its README."""
         args, out = self.args, Path(self.args.out)
         untrained = new_model(args.seed, self.cfg).visual
+        self.begin(untrained)
         facts: dict[str, Any] = asdict(run.how) | {
             "command": command(args), "check": self.check, "teacher": args.teacher,
             "teacher_digest": self.teacher.digest, "training_minutes": round(run.seconds / 60, 1),
@@ -171,7 +179,7 @@ class Work:
 def command(args: argparse.Namespace) -> str:
     """The command line that makes these weights."""
     names = ("teacher", "root", "out", "steps", "seed", "batch", "lr", "images", "held_out",
-             "size", "patch", "width", "layers", "head")  # fmt: skip
+             "start", "size", "patch", "width", "layers", "head")  # fmt: skip
     given = {name.replace("_", "-"): str(getattr(args, name)) for name in names}
     flags = [f"--{name} {shlex.quote(value)}" for name, value in given.items() if value]
     return " ".join(["python scripts/distill_vit.py", *flags, "--sets", *args.sets])
@@ -179,7 +187,7 @@ def command(args: argparse.Namespace) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Train until done or the minutes are used up; once done, write and measure. Returns 0."""
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(1)  # a batch is shared by threads as a whole
     work = Work(args)
     training = work.distillation()
 
@@ -206,10 +214,11 @@ def parser() -> argparse.ArgumentParser:
     add("--teacher", required=True, help="local-dir: folder of a CLIP in open_clip's layout")
     add("--out", required=True, help="folder of the weights")
     add("--root", default="", help="folder of the data sets")
+    add("--start", default="", help="backbone whose ViT is gone on from: tiny (default: none)")
     add("--sets", nargs="+", default=list(SETS), help="data sets, as --dataset takes them")
     add("--steps", type=int, default=3000)
     add("--minutes", type=float, default=35.0, help="CPU minutes of training of this call")
-    add("--batch", type=int, default=128)
+    add("--batch", type=int, default=64)
     add("--lr", type=float, default=1e-3, help="peak of the cosine")
     add("--seed", type=int, default=1)
     add("--images", type=int, default=15000, help="training images over all sets, at most")
@@ -220,7 +229,7 @@ def parser() -> argparse.ArgumentParser:
     add("--layers", type=int, default=5)
     add("--head", type=int, default=32, help="width of an attention head")
     add("--every", type=int, default=250, help="steps between two saved states")
-    add("--threads", type=int, default=1)
+    add("--threads", type=int, default=1, help="that share a batch")
     add("--cache", default="", help="folder of the feature store (default: that of runs)")
     return out
 
