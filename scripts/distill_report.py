@@ -94,6 +94,7 @@ def readme(facts: Mapping[str, Any], figures: Mapping[str, Mapping[str, float]])
         figures: by set, of ``measure``.
     """
     vision, check = facts["vision"], facts["check"]
+    start = f"those of `{facts['start']}`" if facts["start"] else "random ones"
     lines = [
         "# A small ViT distilled from a teacher's image features", "",
         f"Load it: `--backbone local-dir:{facts['folder']}`. Made by `scripts/distill_vit.py`; it "
@@ -106,15 +107,16 @@ def readme(facts: Mapping[str, Any], figures: Mapping[str, Mapping[str, float]])
         f"`{facts['teacher_digest'][:12]}`).",
         f"- Trained on {check['training'] - check['taken_out']:,} training images of "
         f"{len(figures)} sets, without labels, for {facts['steps']:,} steps of {facts['batch']} "
-        f"({facts['epochs']:.1f} epochs, {facts['training_minutes']:.1f} CPU minutes).",
+        f"({facts['epochs']:.1f} epochs, {facts['training_minutes']:.1f} CPU minutes), from "
+        f"{start} as first weights.",
         f"- Check: the bytes of {check['training']:,} training images were compared with those of "
-        f"all {check['guarded']:,} images that are tested on or measured on below; "
+        f"all {check['guarded']:,} different images that are tested on or measured on below; "
         f"{check['taken_out']} training image(s) were in both and were left out.",
         f"- Command: `{facts['command']}`", "",
         "Measured on held-out images: the published validation images, or a tenth of each class's "
         "training images put aside where a set has none. Never on test images. Cosine: of the "
-        "student's feature with the teacher's. T teacher, S student, U the same ViT untrained; per "
-        "cent. Probe: logistic regression on at most "
+        "student's feature with the teacher's. T teacher, S student, U the same ViT with its first "
+        "weights; per cent. Probe: logistic regression on at most "
         f"{PROBE:,} of the training images, which the student has seen.", "",
         "| set | trained on | held out | " + " | ".join(COLUMNS.values()) + " |",
         "|" + "---|" * (3 + len(COLUMNS)),

@@ -176,7 +176,8 @@ class Distillation:
 
     def batch(self, step: int) -> Tensor:
         """Return the images of a step ``[batch]``: every epoch is a shuffle of its own."""
-        first, rows = step * self.how.batch, []
+        first = step * self.how.batch
+        rows: list[int] = []
         while len(rows) < self.how.batch:
             epoch, at = divmod(first + len(rows), len(self.pixels))
             order = torch.randperm(

@@ -1,7 +1,7 @@
-"""Distils a small ViT-CLIP from a teacher's image features; its text tower is the teacher's own.
+r"""Distils a small ViT-CLIP from a teacher's image features; its text tower is the teacher's own.
 
     python scripts/distill_vit.py --teacher local-dir:../shared/weights/realfeat \
-        --root ../shared/data --steps 3000 --minutes 35 --out /work/distilled/vit
+        --root ../shared/data --start tiny --steps 1800 --out /work/distilled/vit
 
 For methods that work inside the blocks of a ViT, where the teacher has none. The folder can be
 named as a backbone: --backbone local-dir:/work/distilled/vit. A run that is stopped, or whose
@@ -44,8 +44,9 @@ from fedvlm.models.load.backbones import load_backbone  # noqa: E402
 from fedvlm.models.load.names import LOCAL_DIR, TINY  # noqa: E402
 
 VISUAL = "visual."  # names of an image tower's tensors begin with it
+MEAN = (0.5, 0.5, 0.5)  # and standard deviation
 PREPROCESS = {
-    "mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "resize_mode": "shortest",
+    "mean": list(MEAN), "std": list(MEAN), "interpolation": "bicubic", "resize_mode": "shortest",
 }  # fmt: skip
 GLANCE = 100  # held-out images of each set that are looked at during training
 
@@ -91,8 +92,7 @@ class Work:
         }  # fmt: skip
         self.model, self.cfg = new_student(self.teacher, vision, args.seed)
         self.begin(self.model.visual)
-        mean, std = PREPROCESS["mean"], PREPROCESS["std"]
-        self.spec = TransformSpec(args.size, tuple(mean), tuple(std))
+        self.spec = TransformSpec(args.size, MEAN, MEAN)
         pools = read_pools(args.sets, args.root, args.images, args.held_out, args.seed, args.cache)
         self.pools, self.check = drop_copies(pools)
         print(f"check: {self.check}", flush=True)
@@ -152,16 +152,17 @@ class Work:
         facts: dict[str, Any] = asdict(run.how) | {
             "command": command(args), "check": self.check, "teacher": args.teacher,
             "teacher_digest": self.teacher.digest, "training_minutes": round(run.seconds / 60, 1),
+            "start": args.start,
             "epochs": round(run.how.steps * run.how.batch / len(run.pixels), 1),
         }  # fmt: skip
         export(out, self.model.state_dict(), facts, self.cfg, PREPROCESS)
         student = load_backbone(f"{LOCAL_DIR}{out}")
         figures = {}
         for pool in self.pools:
-            pair = self.pixels[pool.word]
+            own, other = (encode(untrained, p, self.spec) for p in self.pixels[pool.word])
             every = {
                 "teacher": self.goals[pool.word], "student": self.features(pool, student),
-                "untrained": tuple(encode(untrained, pixels, self.spec) for pixels in pair),
+                "untrained": (own, other),
             }  # fmt: skip
             figures[pool.word] = measure(pool, self.texts[pool.word], every)
             print(pool.word, figures[pool.word], flush=True)
