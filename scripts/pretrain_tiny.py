@@ -27,6 +27,7 @@ from tiny_batches import Batch, Sampler  # noqa: E402
 from tiny_card import complete  # noqa: E402
 from tiny_export import export, new_model  # noqa: E402
 from tiny_gate import gate  # noqa: E402
+from tiny_optim import make_optimiser, rate  # noqa: E402
 
 from fedvlm.models.load.tiny import TINY_DIR, TinyTokenizer  # noqa: E402
 
@@ -68,20 +69,6 @@ def loss_of(model: Any, batch: Batch) -> Tensor:
     rows = side_loss(scores, batch.true, weight)
     columns = side_loss(scores.T, batch.true.T, torch.ones_like(scores.T))
     return 0.5 * (rows + columns)
-
-
-def rate(done: float, step: int, peak: float) -> float:
-    """Learning rate: short warm-up in steps, then a cosine over the share of time used."""
-    warm = min(1.0, (step + 1) / 300)
-    return peak * warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
-
-
-def make_optimiser(model: Any, peak: float) -> torch.optim.AdamW:
-    """AdamW; no decay for gains, biases and the temperature."""
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.98), eps=1e-6, foreach=True)
 
 
 def command(args: argparse.Namespace) -> str:

@@ -42,7 +42,7 @@ PREPROCESS_CFG: dict[str, Any] = {
 }
 
 
-def _write(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
     """Replaces a file in one step, so that a reader never sees half of it."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     part.write_bytes(data)
@@ -55,7 +55,10 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {n: version(n) for n in names}
 
 
-def export(folder: Path, weights: Mapping[str, Tensor], facts: dict[str, Any]) -> str:
+def export(
+    folder: Path, weights: Mapping[str, Tensor], facts: dict[str, Any],
+    model_cfg: Mapping[str, Any] = MODEL_CFG, preprocess_cfg: Mapping[str, Any] = PREPROCESS_CFG,
+) -> str:  # fmt: skip
     """Writes config, weights (fp16) and card (`facts` plus hash and versions) to a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     half = {
@@ -65,13 +68,13 @@ def export(folder: Path, weights: Mapping[str, Tensor], facts: dict[str, Any]) -
     }
     data = save(half, metadata={"format": "pt"})
     digest = hashlib.sha256(data).hexdigest()
-    config = {"model_cfg": MODEL_CFG, "preprocess_cfg": PREPROCESS_CFG}
+    config = {"model_cfg": model_cfg, "preprocess_cfg": preprocess_cfg}
     parameters = sum(t.numel() for t in half.values())
     card = {"sha256": digest, "bytes": len(data), "parameters": parameters}
     card |= facts | {"versions": versions()}
-    _write(folder / "open_clip_config.json", _json(config))
-    _write(folder / "open_clip_model.safetensors", data)
-    _write(folder / "card.json", _json(card))
+    replace_file(folder / "open_clip_config.json", _json(config))
+    replace_file(folder / "open_clip_model.safetensors", data)
+    replace_file(folder / "card.json", _json(card))
     return digest
 
 
@@ -79,10 +82,10 @@ def _json(value: Any) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode("utf-8")
 
 
-def new_model(seed: int) -> Any:
-    """The tiny CLIP with weights drawn from the seed; torch's own generator is left as it was."""
+def new_model(seed: int, model_cfg: Mapping[str, Any] = MODEL_CFG) -> Any:
+    """A CLIP (the tiny one) with weights drawn from the seed; torch's generator is left alone."""
     from open_clip.model import CLIP
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return CLIP(**MODEL_CFG)
+        return CLIP(**model_cfg)
