@@ -38,7 +38,7 @@ FLOORS: Mapping[str, set[str]] = {
     "check": {"core", "config", "models", "federation", "runs", "compat"},
     "export": {"core", "config", "models", "federation"},
     "job": {"core", "config", "console", "runs", "models", "data", "federation", "evaluation",
-            "report", "compat"},
+            "distributed", "report", "compat"},
     "bench": {"core", "config", "console", "runs", "models", "federation", "evaluation", "job"},
     "sweep": {"core", "config", "console", "runs", "models", "data", "federation", "report",
               "compat", "job"},

@@ -20,13 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedvlm.api.rebuild import config_of, run_folder
+from fedvlm.api.rebuild import run_folder
 from fedvlm.console.screen import progress
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.job.build import Built, build
 from fedvlm.job.describe import run_path
 from fedvlm.job.identity import present
+from fedvlm.job.resolve import config_of
 from fedvlm.job.results import Results
 from fedvlm.job.run import on_disk, restore, threads_of, to_the_end
 from fedvlm.job.sinks import Sinks
