@@ -17,7 +17,7 @@ from fedvlm.distributed.sockets.lines import exchange
 from fedvlm.distributed.sockets.stream import StreamError, connect, present
 
 AGAIN = 5.0  # seconds between two tries to reach a worker that is away
-LAST_WORDS = 5.0  # seconds for a worker to leave by itself
+LAST_WORDS = 3.0  # seconds for a worker to leave by itself, and again when it is told to
 DEATHS = 3  # of each worker, on average, after which no more are begun
 _TAIL = 4000  # bytes of a log that may hold its last line
 
@@ -187,17 +187,19 @@ class Begun:
             self._begin(self._slots[name])
 
     def _end(self, names: Sequence[str]) -> None:
-        """Let processes go, and kill what stays."""
-        alive = [self.processes[n] for n in names if self.processes[n].poll() is None]
-        for process in alive:
-            process.terminate()
-        until = time.monotonic() + LAST_WORDS
-        for process in alive:
-            try:
-                process.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        """Let processes go whose line is closed, and make those that stay."""
+        for seconds, make in ((LAST_WORDS, subprocess.Popen.terminate),
+                              (LAST_WORDS, subprocess.Popen.kill)):
+            until = time.monotonic() + seconds
+            alive = [self.processes[n] for n in names]
+            for process in alive:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, until - time.monotonic()))
+            for process in alive:
+                if process.poll() is None:
+                    make(process)
+        for name in names:
+            self.processes[name].wait()
 
     def _obituary(self, name: str) -> str:
         """Return how a process ended, and the last line that it said."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fedvlm.distributed.sockets.stream import LENGTH, StreamError, sized
+from fedvlm.distributed.sockets.stream import LENGTH, StreamError, reason, sized
 
 _PIECE = 1 << 20
 
@@ -82,7 +82,7 @@ def exchange(
                 except BlockingIOError:
                     continue
                 except (OSError, StreamError) as error:
-                    failures[name] = str(error).lower() or type(error).__name__
+                    failures[name] = reason(error)
                     selector.unregister(sock)
     for name in frames:
         lines[name].setblocking(True)

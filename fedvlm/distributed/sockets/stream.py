@@ -50,7 +50,7 @@ def greet(sock: socket.socket, token: bytes) -> None:
             raise StreamError("a caller does not know the token")
         sock.sendall(_proof(token, b"worker", both))
     except OSError as error:
-        raise StreamError(_reason(error)) from None
+        raise StreamError(reason(error)) from None
     sock.settimeout(None)
 
 
@@ -76,7 +76,7 @@ def present(sock: socket.socket, token: bytes) -> None:
             raise StreamError("it closed the connection: is the token the same?") from None
         raise
     except OSError as error:
-        raise StreamError(_reason(error)) from None
+        raise StreamError(reason(error)) from None
     if not hmac.compare_digest(proof, _proof(token, b"worker", both)):
         raise StreamError("it does not know the token")
     sock.settimeout(None)
@@ -92,7 +92,7 @@ def send(sock: socket.socket, data: bytes) -> None:
         sock.sendall(LENGTH.pack(len(data)))
         sock.sendall(data)
     except OSError as error:
-        raise StreamError(_reason(error)) from None
+        raise StreamError(reason(error)) from None
 
 
 def receive(sock: socket.socket) -> bytes | None:
@@ -105,7 +105,7 @@ def receive(sock: socket.socket) -> bytes | None:
         head = _exactly(sock, LENGTH.size, end=True)
         return _exactly(sock, sized(head)) if head else None
     except OSError as error:
-        raise StreamError(_reason(error)) from None
+        raise StreamError(reason(error)) from None
 
 
 def sized(head: bytes) -> int:
@@ -132,7 +132,7 @@ def connect(address: str, token: bytes) -> socket.socket:
     try:
         sock = _opened(address)
     except OSError as error:
-        raise StreamError(_reason(error)) from None
+        raise StreamError(reason(error)) from None
     try:
         present(sock, token)
     except BaseException:
@@ -180,7 +180,7 @@ def listen(address: str) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        raise ConfigError(f"cannot listen at {address}: {_reason(error)}") from None
+        raise ConfigError(f"cannot listen at {address}: {reason(error)}") from None
 
 
 def host_port(address: str) -> tuple[str, int]:
@@ -205,7 +205,7 @@ def read_token(path: str) -> bytes:
     try:
         token, mode = file.read_bytes().strip(), file.stat().st_mode
     except OSError as error:
-        raise ConfigError(f"the token file '{file}' cannot be read: {_reason(error)}") from None
+        raise ConfigError(f"the token file '{file}' cannot be read: {reason(error)}") from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(f"others may read the token file '{file}': chmod 600 {file}")
     if len(token) < SHORTEST:
@@ -233,5 +233,6 @@ def _exactly(sock: socket.socket, size: int, end: bool = False) -> bytes:
     return bytes(data)
 
 
-def _reason(error: OSError) -> str:
-    return (error.strerror or str(error) or type(error).__name__).lower()
+def reason(error: Exception) -> str:
+    """Return what an error says, as a clause."""
+    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
