@@ -20,10 +20,10 @@ from typing import Any, Protocol
 import torch
 from yacs.config import CfgNode
 
-from fedvlm.core.errors import ConfigError
+from fedvlm.core import files
+from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.repository import PACKAGE
 from fedvlm.core.threads import given_threads, usual_threads
-from fedvlm.distributed.carriers import Carrier
 from fedvlm.distributed.policy import Policy
 from fedvlm.distributed.pool.engine import PoolEngine
 from fedvlm.distributed.pool.store import PoolAway
@@ -31,7 +31,6 @@ from fedvlm.distributed.sockets.carrier import Addressed, Begun
 from fedvlm.distributed.sockets.stream import UNIX, host_port, read_token
 from fedvlm.evaluation.evaluator import Ask
 from fedvlm.federation.local.images import Absent
-from fedvlm.federation.rounds import CLIENTS, HELD
 from fedvlm.job.build import Built, pick_device
 from fedvlm.job.identity import identity_config
 from fedvlm.job.inputs import GivenInputs, Inputs
@@ -156,6 +155,9 @@ def employed(built: Built, folder: RunFolder, tell: Tell) -> Iterator[Staff]:
         yield Away(built, engine, carrier)
     finally:
         carrier.close()
+        with contextlib.suppress(DataError, OSError):  # of the last session; nothing reads it back
+            (folder.path / PLACE).mkdir(exist_ok=True)
+            files.write_json(folder.path / PLACE / "frames.json", dict(engine.traffic))
 
 
 def plain_config(cfg: CfgNode) -> dict[str, Any]:
