@@ -78,7 +78,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/cli/methods/bench.py": {
         "start-up: PyTorch, 2 s": (
             "fedvlm.bench.fedtv", "fedvlm.bench.report", "fedvlm.bench.methods",
-            "fedvlm.bench.scale",
+            "fedvlm.bench.scale", "fedvlm.bench.engines",
         ),
     },
     "fedvlm/cli/methods/check.py": {
@@ -122,6 +122,10 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/cli/run/sweep.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.sweep.cells",),
         "start-up: PyTorch": ("fedvlm.sweep.run",),
+    },
+    "fedvlm/cli/site/_serve.py": {
+        "start-up: NumPy, 0.15 s": ("fedvlm.job.resolve",),
+        "start-up: PyTorch, 2 s": ("fedvlm.job.engines.serving",),
     },
     "fedvlm/cli/tool/help.py": {
         "start-up: NumPy, for a mistake only": ("fedvlm.cli.unknown",),

@@ -32,8 +32,8 @@ from fedvlm.federation.clients import on
 from fedvlm.federation.rounds import FedState, state_of
 from fedvlm.job.build import Built, encode, prepare
 from fedvlm.job.describe import header, partition_name, peft_choice, run_path
-from fedvlm.job.engines.staff import Staff, check_engine, employed
 from fedvlm.job.dry import built_only, dry_run, evaluation_only
+from fedvlm.job.engines.staff import Staff, check_engine, employed
 from fedvlm.job.identity import identity_config, present
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import Recorder

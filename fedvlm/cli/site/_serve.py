@@ -56,13 +56,16 @@ def main(args: Namespace) -> int:
         plan = resolve(args)
         complain(*plan.notes, prefix="note")
         cfg = plan.jobs[0].cfg
-    from fedvlm.job.engines import serving  # start-up: PyTorch, 2 s
+    from fedvlm.job.engines.serving import (  # start-up: PyTorch, 2 s
+        work_at,
+        work_for_driver,
+    )
 
     states = Path(args.states).expanduser()
     if args.handle != NOWHERE:
-        serving.work_for_driver(cfg, states, args.handle, _say)
+        work_for_driver(cfg, states, args.handle, _say)
     else:
-        serving.work_at(cfg, states, args.listen, args.token_file, _say)
+        work_at(cfg, states, args.listen, args.token_file, _say)
     return 0
 
 

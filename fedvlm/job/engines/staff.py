@@ -180,8 +180,8 @@ def workers_of(cfg: CfgNode, folder: Path, tell: Tell) -> Addressed | Begun:
     usual = usual_threads({cfg.MODEL.BACKBONE.NAME}, os.environ, _cores())
     if threads != usual and pick_device(cfg.DEVICE).type == "cpu":
         tell(
-            f"{count} workers of {threads} thread(s) each, where --engine local takes {usual}: last "
-            f"bits may differ from its; OMP_NUM_THREADS={threads} makes both alike"
+            f"{count} workers of {threads} thread(s) each, where --engine local takes {usual}: "
+            f"last bits may differ from its; OMP_NUM_THREADS={threads} makes both alike"
         )
     return Begun(
         partial(_command, folder, place), count, place, partial(_environ, cfg, threads)

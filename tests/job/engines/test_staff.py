@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from fedvlm.core.errors import ConfigError
 from fedvlm.distributed.carriers import InProcess
 from fedvlm.distributed.pool.site import PoolSite
 from fedvlm.distributed.pool.store import PoolStore, new_letters
