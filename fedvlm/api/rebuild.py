@@ -23,6 +23,7 @@ from fedvlm.federation.local.images import Absent
 from fedvlm.federation.rounds import Federation, FedState, state_of
 from fedvlm.federation.server import Roster
 from fedvlm.job.build import check_model, make_plan, pick_device
+from fedvlm.job.engines.states import take_workers_rows
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.resolve import config_of
 from fedvlm.models.vlmodel import VLModel
@@ -170,7 +171,9 @@ def _adopt(path: Path, identity: str, saved: SavedState, federation: Federation)
     for kind, named in saved.records.items():
         records[kind].load(named)
     federation.keep_on_disk(records)
-    return federation.load(saved.round, server, records)
+    state = federation.load(saved.round, server, records)
+    take_workers_rows(path, federation, state)
+    return state
 
 
 def check_client(client: int, clients: int) -> int:

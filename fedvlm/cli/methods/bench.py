@@ -90,8 +90,8 @@ def _mistakes(args: Namespace) -> list[str]:
     mistakes = [f"{args.what} does not read {flag}" for flag in idle]
     most = {"methods": None, "engines": 1}.get(args.what, 0)
     if most is not None and len(args.trainers) > most:
-        mistakes.append(f"{args.what} takes {'one' if most else 'no'} trainer, not "
-                        f"'{args.trainers[most]}'; methods takes several")
+        mistakes.append(f"{args.what} takes {'one' if most else 'no'} trainer "
+                        f"('{args.trainers[most]}'); methods does")
     return mistakes
 
 

@@ -32,12 +32,12 @@ from fedvlm.distributed.sockets.stream import UNIX, host_port, read_token
 from fedvlm.evaluation.evaluator import Ask
 from fedvlm.federation.local.images import Absent
 from fedvlm.job.build import Built, pick_device
+from fedvlm.job.engines.states import PLACE
 from fedvlm.job.identity import identity_config
 from fedvlm.job.inputs import GivenInputs, Inputs
 from fedvlm.runs.folder import RunFolder
 
 LOCAL, WORKERS = "local", "workers"
-PLACE = "workers"  # in the run's folder
 START = 600.0  # seconds for workers to be built, or to be reached
 EVER = 30 * 86400.0  # seconds for an answer: a worker that dies is heard of without
 AWAIT = 5.0  # seconds before workers at addresses are asked again

@@ -92,6 +92,9 @@ def test_kill_9_and_ctrl_c_move_no_bit_and_leave_no_process(local: Path, tmp_pat
     assert "results:" in run.communicate(timeout=SECONDS)[0] and run.returncode == 0
     same(tmp_path, local)
     assert not workers(tmp_path)
+    again = started("verify", str(jobs.folder(tmp_path)), "--replay", "6")
+    said = again.communicate(timeout=SECONDS)[0]
+    assert again.returncode == 0 and "equal bit for bit" in said and "of clients' rows" in said
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ The workers are in this process here, behind real frames; ``test_processes`` has
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,16 @@ from typing import Any
 import pytest
 import torch
 
+from fedvlm.api.rebuild import rebuild
 from fedvlm.distributed.carriers import InProcess
 from fedvlm.distributed.pool.site import PoolSite
-from fedvlm.distributed.pool.store import PoolStore, new_letters
+from fedvlm.distributed.pool.store import PoolStore
 from fedvlm.distributed.wire import unpack
 from fedvlm.job.build import build
 from fedvlm.job.engines import staff
+from fedvlm.job.flags import parse
 from fedvlm.job.inputs import SharedInputs
+from fedvlm.job.resolve import resolve
 from tests import jobs
 
 MORE = ("--num-users", "3", "--frac", "0.7", "--opts", "FED.CHUNK", "1")
@@ -67,12 +71,14 @@ def with_workers(
 
 
 def rows(output: Path) -> dict[str, torch.Tensor]:
-    """The clients' newest tensors as the workers of a run have them, named as in a local state."""
-    (place,) = [p for p in (jobs.folder(output) / staff.PLACE).iterdir() if p.is_dir()]
-    store = PoolStore(place.parent, place.name, torch.device("cpu"), new_letters())
-    newest = dict(sorted(store.records.rows()))
-    found = {}
-    for client, version in newest.items():
+    """The clients' tensors as whoever opens a run's folder finds them, named as in a local state.
+
+    They lie with the workers.
+    """
+    run = rebuild(jobs.folder(output), "cpu")
+    store, found = run.federation.clients.store, {}
+    assert isinstance(store, PoolStore)
+    for client, version in run.state.versions.items():
         ((_, state),) = store.get([client], [version])
         found |= {f"clients|{client}|{version}|{slot}|{name}": v[0]
                   for slot, tree in state.items() for name, v in tree.items()}
@@ -80,7 +86,8 @@ def rows(output: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("trainer", "stop"), [
-    ("FedTV", ("evaluate", 2)), ("SCAFFOLD", ("work", 2)),
+    ("FedTV", ("evaluate", 2)),
+    pytest.param("SCAFFOLD", ("work", 2), marks=pytest.mark.slow),
     pytest.param("APFL", ("evaluate", 1), marks=pytest.mark.slow),
 ])
 def test_a_run_by_workers_is_the_local_run_also_after_a_stop(
@@ -101,3 +108,53 @@ def test_a_run_by_workers_is_the_local_run_also_after_a_stop(
         tmp_path / "local")
     assert {n for n in right if n.startswith("clients|")} and left.keys() == right.keys()
     assert all(torch.equal(left[name], right[name]) for name in right)
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (("--workers", "2"), "--workers 2: add --engine workers, which reads it"),
+    (("--workers-at", "a:1"), "--workers-at a:1: add --engine workers"),
+    (("--engine", "workers", "--keep-logits"), "logits of personal models stay with the workers"),
+    (("--engine", "workers", "--workers-at", "a:1"), "--workers-at and --token-file go together"),
+    (("--engine", "workers", "--token-file", "/no"), "--workers-at and --token-file go together"),
+    (("--engine", "workers", "--workers", "1", "--workers-at", "a:1", "--token-file", "/no"),
+     "--workers begins processes, --workers-at reaches others: keep one"),
+    (("--engine", "workers", "--workers-at", "a", "--token-file", "/no"), "'a' is no address"),
+    (("--engine", "workers", "--workers-at", "a:1", "--token-file", "/no"),
+     "the token file '/no' cannot be read: no such file"),
+    (("--engine", "worker"), "workers"),
+])  # fmt: skip
+def test_what_an_engine_cannot_do_is_said_before_data_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    assert jobs.run(tmp_path, *words) == 2
+    error = capsys.readouterr().err
+    assert said in error and "Traceback" not in error and not [*tmp_path.iterdir()]
+
+
+def test_workers_are_as_many_as_the_cores_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a number each has the threads of the local engine: the same bits."""
+    monkeypatch.setattr(staff, "_cores", lambda: 8)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    cfg = resolve(parse(["--demo"])).jobs[0].cfg
+    large = resolve(parse(["--demo", "--backbone", "ViT-B/16"])).jobs[0].cfg
+    two = resolve(parse(["--demo", "--backbone", "ViT-B/16", "--engine", "workers",
+                         "--workers", "2"])).jobs[0].cfg
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert [staff.size_of(c) for c in (cfg, large, two)] == [(8, 1), (1, 8), (2, 4)]
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert [staff.size_of(c) for c in (cfg, large, two)] == [(2, 4), (2, 4), (2, 4)]
+
+
+def test_a_run_goes_on_with_the_engine_that_began_it(
+    quick_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(quick_run, tmp_path, dirs_exist_ok=True)
+    folder = jobs.folder(tmp_path)
+    (folder / "results.json").unlink()
+    for path in (folder / "state").glob("round_0002.*"):
+        path.unlink()
+    monkeypatch.setattr(staff, "workers_of", lambda *given: Pool.__new__(Pool))
+    assert jobs.run(tmp_path, "--engine", "workers") == 2
+    assert "was begun with --engine local" in capsys.readouterr().err
+    assert jobs.run(tmp_path) == 0
