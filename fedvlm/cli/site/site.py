@@ -16,7 +16,6 @@ from fedvlm.core.errors import did_you_mean
 EXAMPLES = (
     "fedvlm site serve --listen 0.0.0.0:7007 --token-file token --states /shared/states --demo",
     "fedvlm site serve --listen unix:/tmp/w0 --token-file token --states st/ --run output/.../run",
-    "fedvlm run --demo --engine workers --workers-at node1:7007,node2:7007 --token-file token",
 )
 ALSO = ("serve", "worker")
 WHAT = ("serve",)
