@@ -38,7 +38,7 @@ FLOORS: Mapping[str, set[str]] = {
     "check": {"core", "config", "models", "federation", "runs", "compat"},
     "export": {"core", "config", "models", "federation"},
     "job": {"core", "config", "console", "runs", "models", "data", "federation", "evaluation",
-            "report", "compat"},
+            "distributed", "report", "compat"},
     "bench": {"core", "config", "console", "runs", "models", "federation", "evaluation", "job"},
     "sweep": {"core", "config", "console", "runs", "models", "data", "federation", "report",
               "compat", "job"},
@@ -78,7 +78,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/cli/methods/bench.py": {
         "start-up: PyTorch, 2 s": (
             "fedvlm.bench.fedtv", "fedvlm.bench.report", "fedvlm.bench.methods",
-            "fedvlm.bench.scale",
+            "fedvlm.bench.scale", "fedvlm.bench.engines",
         ),
     },
     "fedvlm/cli/methods/check.py": {
@@ -125,6 +125,10 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/cli/run/tune.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.sweep.tune.run",),
+    },
+    "fedvlm/cli/site/_serve.py": {
+        "start-up: NumPy, 0.15 s": ("fedvlm.job.resolve",),
+        "start-up: PyTorch, 2 s": ("fedvlm.job.engines.serving",),
     },
     "fedvlm/cli/tool/help.py": {
         "start-up: NumPy, for a mistake only": ("fedvlm.cli.unknown",),

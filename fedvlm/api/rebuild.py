@@ -13,9 +13,6 @@ import safetensors.torch
 from yacs.config import CfgNode
 
 from fedvlm.compat.files import load_trainer
-from fedvlm.config.build import build_config, yaml_keys
-from fedvlm.config.keys import default_schema
-from fedvlm.config.option import declare
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
 from fedvlm.core.trees import Tree, cast
@@ -27,7 +24,9 @@ from fedvlm.federation.local.images import Absent
 from fedvlm.federation.rounds import Federation, FedState, state_of
 from fedvlm.federation.server import Roster
 from fedvlm.job.build import check_model, make_plan, pick_device
+from fedvlm.job.engines.states import take_workers_rows
 from fedvlm.job.inputs import Inputs
+from fedvlm.job.resolve import config_of
 from fedvlm.models.vlmodel import VLModel
 from fedvlm.report.collect import read_partition
 from fedvlm.runs.identity import read_manifest
@@ -109,24 +108,6 @@ def rebuild(
     return Rebuilt(cfg, federation, state_in(path, manifest, federation))
 
 
-def config_of(path: Path, changes: Mapping[str, str]) -> CfgNode:
-    """Return the config of a run folder, with some values changed.
-
-    Raises:
-        ConfigError: this fedvlm does not know the method or a key.
-    """
-    file = path / "config.yaml"
-    name = str(yaml_keys(file, default_schema()).get("TRAINER.NAME", ""))
-    if not name:
-        raise DataError(f"'{file}' names no method: the run folder is damaged, or never began")
-    trainer = load_trainer(name)
-    foreign = dict(getattr(trainer, "foreign", {}))
-    schema = declare(
-        default_schema() | foreign, f"TRAINER.{trainer.name.upper()}", trainer.options
-    )
-    return build_config(None, None, changes, [], schema, extra_yamls=[file])[0]
-
-
 def roster_of(path: Path, clients: int, classnames: Sequence[str]) -> Roster:
     """Return how many images of which class every client has (``partition.csv``)."""
     label = {name: i for i, name in reversed(list(enumerate(classnames)))}
@@ -191,7 +172,9 @@ def _adopt(path: Path, identity: str, saved: SavedState, federation: Federation)
     for kind, named in saved.records.items():
         records[kind].load(named)
     federation.keep_on_disk(records)
-    return federation.load(saved.round, server, records)
+    state = federation.load(saved.round, server, records)
+    take_workers_rows(path, federation, state)
+    return state
 
 
 def check_client(client: int, clients: int) -> int:

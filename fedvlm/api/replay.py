@@ -20,13 +20,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedvlm.api.rebuild import config_of, run_folder
+from fedvlm.api.rebuild import run_folder
 from fedvlm.console.screen import progress
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.trees import State
+from fedvlm.federation.clients import AWAY, ClientStore
 from fedvlm.job.build import Built, build
 from fedvlm.job.describe import run_path
+from fedvlm.job.engines.states import PLACE, workers_rows
 from fedvlm.job.identity import present
+from fedvlm.job.resolve import config_of
 from fedvlm.job.results import Results
 from fedvlm.job.run import on_disk, restore, threads_of, to_the_end
 from fedvlm.job.sinks import Sinks
@@ -217,6 +221,8 @@ def _start(path: Path, identity: str, last: int, rounds: int) -> int | None:
     """Return the round of the newest whole state that is old enough; None: the start."""
     if not (path / "state").is_dir():
         return None
+    if (path / PLACE).is_dir():  # the checkpoints are of workers, and begin no run here
+        return None
     kept = [r for r in rounds_on_disk(path / "state") if 0 < r <= last - rounds]
     for number in sorted(kept, reverse=True):
         if load_newest_state(path / "state", identity=identity, only=number)[0] is not None:
@@ -283,12 +289,20 @@ def _tensors(path: Path, identity: str, state: SavedState) -> Leaves:
     for kind, named in (state.records or {}).items():
         logs[kind].load(named)
         for version, ids, rows in logs[kind].live():
+            store = _workers(path, rows)
             for k, client in enumerate(ids):
                 what = f"{'row of' if kind == KINDS[0] else 'held for'} client {client}"
                 out[f"{what}: round"] = version
-                out |= {f"{what}: {slot}/{name}": v[k]
-                        for slot, tree in rows.items() for name, v in tree.items()}
+                at, whole = (0, store.get([client], [version])[0][1]) if store else (k, rows)
+                out |= {f"{what}: {slot}/{name}": v[at]
+                        for slot, tree in whole.items() for name, v in tree.items()}
     return out
+
+
+def _workers(path: Path, rows: State) -> ClientStore | None:
+    """Return where the rows of clients lie that these stand for; None: they are themselves."""
+    away = any(slot.startswith(AWAY) for slot in rows)
+    return workers_rows(path, torch.device("cpu")) if away else None
 
 
 def _numbers(place: str, value: Any) -> Leaves:

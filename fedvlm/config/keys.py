@@ -323,6 +323,19 @@ def _aggregation() -> Schema:
             "auto", "where clients' states lie: in memory, or on disk in the run folder; moves no "
             "bit (auto: memory up to 4 GiB)", choices=("auto", "memory", "disk"),
         ),
+        "FED.ENGINE": Option(
+            "local", "who computes the clients: this process, or worker processes; moves no bit",
+            choices=("local", "workers"), neutral="local",
+        ),
+        "FED.WORKERS": Option(
+            0, "worker processes to begin here; 0 is one per GPU, or per group of cores that the "
+            "work can use", low=0, high=1024, neutral=0,
+        ),
+        "FED.WORKERS_AT": Option(
+            "", "workers that were begun by fedvlm site serve: host:port,host:port, or unix:PATH",
+            neutral="",
+        ),
+        "FED.TOKEN_FILE": Option("", "file with the secret of FED.WORKERS_AT", neutral=""),
         "FED.WEIGHTING": Option(
             "auto",
             "weight of a client in the average: its training samples, the same for all, or as "

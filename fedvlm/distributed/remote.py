@@ -152,7 +152,7 @@ class RemoteEngine:
             QuorumError: too few answered.
             FedvlmError: a site has lost a state that was accepted.
         """
-        ctx, job = make(sorted(accepted)), _Round(downloads, dict(accepted))
+        ctx, job = make(sorted(accepted)), Round(downloads, dict(accepted))
         floor = getattr(clients.store, "floor", {})
         for attempt in range(self.policy.retries + 1):
             if attempt:
@@ -171,7 +171,7 @@ class RemoteEngine:
         return job.work(ctx.round, self.sites)
 
     def _attempt(
-        self, ctx: Context, job: _Round, floor: Mapping[int, int], attempt: int
+        self, ctx: Context, job: Round, floor: Mapping[int, int], attempt: int
     ) -> None:
         """Ask the sites of the clients that are missing, and take what is right."""
         job.why |= {c: f"{self.home[c]}: excluded" for c in job.missing
@@ -182,7 +182,7 @@ class RemoteEngine:
             "floor": {str(c): oldest[c] for c in ids}, "seconds": float(self.policy.deadline),
         })
         replies = self._ask(trips)
-        for site in sorted(trips, key=lambda s: self.carrier.sites().index(s)):
+        for site in (s for s in self.met if s in trips):
             reply, ids = replies[site], [int(c) for c in trips[site].values["accepted"]]
             if isinstance(reply, str):
                 job.why |= dict.fromkeys(ids, f"{site}: {reply}")
@@ -191,7 +191,7 @@ class RemoteEngine:
             self._take(ctx, job, site, reply, ids)
 
     def _take(
-        self, ctx: Context, job: _Round, site: str, reply: Frame, ids: Sequence[int]
+        self, ctx: Context, job: Round, site: str, reply: Frame, ids: Sequence[int]
     ) -> None:
         """Take the updates of an answer that keep the contract."""
         values = reply.values
@@ -216,7 +216,7 @@ class RemoteEngine:
         job.dropped |= {c: f"{site}: {why}" for c, why in dropped.items() if c in ids}
         job.missing -= {*dropped, *refused, *(c for part in parts for c in part.clients)}
 
-    def _judge(self, round_: int, job: _Round) -> None:
+    def _judge(self, round_: int, job: Round) -> None:
         """Leave out what does not stack with most others; exclude who is refused all the time."""
         odd = outvoted([part for _, part in job.parts])
         for site in {self.home[c] for c in odd}:
@@ -252,6 +252,9 @@ class RemoteEngine:
         return self._rows(Question(0, clients, none, dict.fromkeys(clients, 0)), measure,
                           "template")
 
+    def _place(self, question: Question, missing: Sequence[int], model: str) -> None:
+        """Choose who is asked for whom, where that can be chosen."""
+
     def _rows(self, question: Question, measure: Measure, model: str) -> list[Row]:
         plain = {n: v for n, v in asdict(measure).items() if n != "keep_logits"}
         rows: dict[int, Row] = {}
@@ -259,6 +262,7 @@ class RemoteEngine:
         for attempt in range(self.policy.retries + 1):
             if attempt:
                 time.sleep(self.policy.wait)
+            self._place(question, sorted(missing), model)
             versions = {c: question.versions.get(c, 0) for c in missing
                         if self.home[c] not in self.excluded}
             trips = self._trips(
@@ -360,7 +364,7 @@ class RemoteEngine:
 
 
 @dataclass
-class _Round:
+class Round:
     """A round's work as far as it came in."""
 
     downloads: Mapping[int, Tree]

@@ -74,7 +74,7 @@ _back = {"nonce": hexes, "round": whole()}
 PARTS = ("up", "extra", "told", "rows")  # trees of a part
 PART = {
     "clients": each(whole(0, MOST_CLIENTS)), "rows": by(name, whole(-16, 16)),
-    "counts": by(name, each(whole())),
+    "counts": by(name, each(whole())), "form": text("|[0-9a-f]{12}"),
 }
 MEASURE = {
     "split": text("test|val"), "finetuned": flag, "cross": flag, "away": flag, "calibration": flag,

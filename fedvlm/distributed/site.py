@@ -238,7 +238,8 @@ def _trees(part: Part) -> dict[str, Tree]:
 def _values(part: Part) -> dict[str, Any]:
     """Return the plain values of a part as they travel."""
     return {
-        "clients": list(part.clients), "rows": {n: rows.axis for n, rows in part.rows.items()},
+        "clients": list(part.clients), "form": "",
+        "rows": {n: rows.axis for n, rows in part.rows.items()},
         "counts": {n: [int(k) for k in counts] for n, counts in part.counts.items()},
     }
 

@@ -19,11 +19,12 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from fedvlm.core.errors import FedvlmError
+from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import State, Tree, cat, expand, stack_states
 from fedvlm.federation.groups import FROZEN, SERVER, SHARED, Groups
 
 W = "w"  # the slot of a client's model
+AWAY = "away."  # begins the name of a slot that stands for a state at another place
 FEW = 8  # rows of a new table
 ANYBODY = -1  # no client: whose untrained state is everybody's
 P = TypeVar("P")
@@ -373,6 +374,11 @@ class Clients:
         if fresh:
             parts.append((fresh, self._untrained(fresh)))
         states = [state for _, state in parts]
+        if any(slot.startswith(AWAY) for state in states for slot in state):
+            raise ConfigError(
+                f"the state of client {worked[0]} lies with the workers that made it: go on with "
+                "--engine workers, or take the global model"
+            )
         for other in states[1:]:
             _same_form(states[0], other)
         found = [c for clients, _ in parts for c in clients]

@@ -149,6 +149,8 @@ class Recorder:
         Those are fine-tuned at the end, or made from the clients' images.
         """
         federation = self.built.federation
+        if not federation.engine.here:
+            return  # personal models stay where they are
         finetunes = federation.finetunes(state)
         if not finetunes and type(federation.trainer).personalize is Trainer.personalize:
             return  # tensors alone

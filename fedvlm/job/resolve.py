@@ -109,6 +109,25 @@ def resolve(
     return Jobs(tuple(jobs), schema, tuple(notes))
 
 
+def config_of(path: Path, changes: Mapping[str, str]) -> CfgNode:
+    """Return the config of a run folder, with some values changed.
+
+    Raises:
+        ConfigError: this fedvlm does not know the method or a key.
+        DataError: the folder has no config.
+    """
+    file = path / "config.yaml"
+    name = str(yaml_keys(file, default_schema()).get("TRAINER.NAME", ""))
+    if not name:
+        raise DataError(f"'{file}' names no method: the run folder is damaged, or never began")
+    trainer = _load(name)
+    foreign = dict(getattr(trainer, "foreign", {}))
+    schema = declare(
+        default_schema() | foreign, f"TRAINER.{trainer.name.upper()}", trainer.options
+    )
+    return build_config(None, None, changes, [], schema, extra_yamls=[file])[0]
+
+
 def _is_coops(file: Path, args: Namespace) -> bool:
     """Tell whether a config that names no method stands in CoOp's folder (``CoOp/rn50.yaml``)."""
     named = yaml_keys(file, default_schema()).get("TRAINER.NAME")

@@ -27,12 +27,14 @@ from fedvlm.core.trees import nbytes
 from fedvlm.data.datasets import set_name
 from fedvlm.data.partition.counts import partition_csv
 from fedvlm.evaluation import zero_shot
+from fedvlm.evaluation.evaluator import Ask
 from fedvlm.evaluation.scores import CONFUSION
 from fedvlm.federation.clients import on
 from fedvlm.federation.rounds import FedState, state_of
 from fedvlm.job.build import Built, encode, prepare
 from fedvlm.job.describe import header, partition_name, peft_choice, run_path
 from fedvlm.job.dry import built_only, dry_run, evaluation_only
+from fedvlm.job.engines.staff import Staff, check_engine, employed
 from fedvlm.job.identity import identity_config, present
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import Recorder
@@ -96,6 +98,7 @@ def _run(
     """Build the run, open its folder, train it unless it is done; return results and folder."""
     began = time.perf_counter()
     choice = peft_choice(cfg, origins)
+    check_engine(cfg, inputs)
     _look_ahead(cfg, choice)
     built = prepare(cfg, progress, inputs=inputs)
     place = run_path(cfg, built.data.name, built.federation.trainer.name + choice)
@@ -175,16 +178,8 @@ def _train(
     screens = (console, log)
     if on_disk(built):
         built.federation.keep_on_disk(folder.records)
-    state = restore(built, folder)
-    folder.save_start(built.federation.p0)
-    lines = header(built)
-    console.header(lines)
-    log.header(lines, [f"{key}: {value}" for key, value in flat(cfg).items()])
-    for screen in screens:
-        screen.notes([*built.notes, *folder.notes])
-    title = f"{built.data.name}, {partition_name(cfg)}, data seed {cfg.DATA_SEED}"
-    draw_partition(folder.path, title)
-    results = to_the_end(built, folder, state, screens, sinks, began)
+    with employed(built, folder, partial(_note, screens)) as staff:
+        results = _rounds(built, folder, screens, sinks, staff, began)
     for screen in screens:
         screen.result(results.table)
         screen.notes([*results.notes, *absent_parts(cfg, results.numbers)])
@@ -195,18 +190,43 @@ def _train(
     return folder.write_results(results.run_info, results.protocol, results.numbers)
 
 
+def _rounds(
+    built: Built, folder: RunFolder, screens: tuple[Console, LogFile], sinks: Sinks, staff: Staff,
+    began: float,
+) -> Results:
+    """Say what the run is, and run its rounds."""
+    cfg, (console, log) = built.cfg, screens
+    state = restore(built, folder)
+    folder.save_start(built.federation.p0)
+    lines = header(built)
+    console.header(lines)
+    log.header(lines, [f"{key}: {value}" for key, value in flat(cfg).items()])
+    for screen in screens:
+        screen.notes([*built.notes, *folder.notes])
+    title = f"{built.data.name}, {partition_name(cfg)}, data seed {cfg.DATA_SEED}"
+    draw_partition(folder.path, title)
+    staff.meet()
+    return to_the_end(built, folder, state, screens, sinks, began, ask=staff.ask)
+
+
+def _note(screens: Sequence[Any], words: str) -> None:
+    for screen in screens:
+        screen.notes([words])
+
+
 def to_the_end(
     built: Built, folder: RunFolder, state: FedState | None, screens: Sequence[Any], sinks: Sinks,
-    began: float, afresh: bool = False,
+    began: float, afresh: bool = False, ask: Ask | None = None,
 ) -> Results:
     """Run and record the rounds after ``state`` (None: all); return what is said at the end.
 
     Args:
         afresh: references are made again, whatever is kept of them.
+        ask: the clients' half of the reference without training, by default this process's.
     """
     recorder = Recorder(built, folder, screens, sinks)
     reference = zero_shot(
-        built.model, built.test, built.data, recorder.evaluator.panel, built.meter.template,
+        built.model, built.test, built.data, recorder.evaluator.panel, ask or built.meter.template,
         batch_size=int(built.cfg.DATALOADER.TEST.BATCH_SIZE),
     ) if built.backbone.has_text else None
     beside = reference_rows(

@@ -3,7 +3,7 @@
 Both sides of a speed claim, in one process. fedtv: the published FedTV recipe's cost against ours,
 on the same weights, batches and initial tensors. methods: every trainer (or those named) beside its
 plain path, on the built-in shapes. scale: what a round costs beside its training, from ten clients
-to ten thousand.
+to ten thousand. engines: the same run by this process and by workers.
 """
 
 from __future__ import annotations
@@ -22,13 +22,17 @@ EXAMPLES = (
     "fedvlm bench methods FedAvg Ditto --rounds 3",
     "fedvlm bench methods FedAvg --peft text-lora prompt+lora  # all: every trainable set",
     "fedvlm bench scale --sizes 10 1000 --json scale.json",
+    "fedvlm bench engines FedTV --clients 40 --rounds 4 --workers 2",
 )
 ALSO = ("benchmark", "speed", "profile", "time")
-BACKBONE = {"fedtv": "ViT-B/16", "methods": "tiny", "scale": "tiny"}
+BACKBONE = {"fedtv": "ViT-B/16", "methods": "tiny", "scale": "tiny", "engines": "tiny"}
 METHODS = ("backbone", "clients", "fp64", "peft", "repeats", "rounds", "threads", "json")
-METHODS_ONLY = ("fp64", "peft", "rounds")
+METHODS_ONLY = ("fp64", "peft")
 SCALE = ("cohort", "sizes", "threads", "json")
 SCALE_ONLY = ("cohort", "sizes")
+ENGINES = ("clients", "repeats", "rounds", "threads", "workers", "json")
+ENGINES_ONLY = ("workers",)
+NOT_FEDTV = ("rounds", *METHODS_ONLY, *SCALE_ONLY, *ENGINES_ONLY)
 SIZES = (10, 100, 1000, 10000)
 NUMBERS = {
     "classes": (50, "number of classes"),
@@ -36,8 +40,9 @@ NUMBERS = {
     "repeats": (3, "interleaved pairs of training steps"),
     "threads": (1, "threads; CPU time of one thread is what CI can compare"),
     "stack": (8, "clients stacked in one pass of ours"),
-    "clients": (10, "clients of a round (--round, --cold; methods)"),
-    "rounds": (2, "timed rounds (methods only)"),
+    "clients": (10, "clients of a round (--round, --cold; methods, engines)"),
+    "rounds": (2, "timed rounds (methods, engines)"),
+    "workers": (2, "worker processes (engines only)"),
     "cohort": (50, "clients of a round (scale only)"),
 }
 SWITCHES = {
@@ -78,12 +83,14 @@ def _mistakes(args: Namespace) -> list[str]:
             return [f"name a benchmark{known}"]
         return [f"unknown benchmark '{args.what}'{did_you_mean(args.what, BACKBONE)}{known}"]
     args.backbone = args.backbone or BACKBONE[args.what]
-    read = {"methods": METHODS, "scale": SCALE}.get(args.what)
+    read = {"methods": METHODS, "scale": SCALE, "engines": ENGINES}.get(args.what)
     idle = [args.spelling[n] for n in args.spelling
-            if (n in (*METHODS_ONLY, *SCALE_ONLY) if read is None else n not in read)]
+            if (n in NOT_FEDTV if read is None else n not in read)]
     mistakes = [f"{args.what} does not read {flag}" for flag in idle]
-    if args.what != "methods" and args.trainers:
-        mistakes.append(f"{args.what} takes no trainer ('{args.trainers[0]}'); methods does")
+    most = {"methods": None, "engines": 1}.get(args.what, 0)
+    if most is not None and len(args.trainers) > most:
+        mistakes.append(f"{args.what} takes {'one' if most else 'no'} trainer "
+                        f"('{args.trainers[most]}'); methods does")
     return mistakes
 
 
@@ -97,7 +104,9 @@ def main(args: Namespace) -> int:
     path = user_path(args.json) if args.json else None
     if path is not None and not path.parent.is_dir():
         raise ConfigError(f"--json {path}: there is no folder '{path.parent}'; make it first")
-    record, lines = {"methods": _methods, "scale": _scale, "fedtv": _fedtv}[args.what](args)
+    record, lines = {
+        "methods": _methods, "scale": _scale, "fedtv": _fedtv, "engines": _engines
+    }[args.what](args)
     say(*lines)
     if path is not None:
         write_json(path, record)
@@ -109,7 +118,7 @@ def _fedtv(args: Namespace) -> tuple[dict[str, Any], list[str]]:
     from fedvlm.bench import fedtv, report  # start-up: PyTorch, 2 s
 
     names = [n for n in (*NUMBERS, *SWITCHES, "backbone")
-             if n not in ("tiny", *METHODS_ONLY, *SCALE_ONLY)]
+             if n not in ("tiny", *NOT_FEDTV)]
     options = fedtv.Options(**{name: getattr(args, name) for name in names})
     record = fedtv.run(fedtv.tiny(options) if args.tiny else options, _progress)
     return record | {"summary": report.summary(record)}, report.lines(record)
@@ -132,6 +141,17 @@ def _scale(args: Namespace) -> tuple[dict[str, Any], list[str]]:
 
     record = scale.run(args.sizes, cohort=args.cohort, threads=args.threads, say=_progress)
     return record, scale.lines(record)
+
+
+def _engines(args: Namespace) -> tuple[dict[str, Any], list[str]]:
+    """Return the record of ``bench engines`` and its lines."""
+    from fedvlm.bench import engines  # start-up: PyTorch, 2 s
+
+    record = engines.run(
+        *args.trainers, clients=args.clients, rounds=args.rounds, workers=args.workers,
+        repeats=args.repeats, threads=args.threads, say=_progress,
+    )
+    return record, engines.lines(record)
 
 
 def _progress(text: str) -> None:

@@ -1,0 +1,184 @@
+"""``bench engines``: the same run by the local engine and by workers, and what each of them takes.
+
+Whole commands in processes of their own: a short run and a longer one, so that what a start costs
+and what a round costs can be told apart. CPU seconds are those of the driver and of all processes
+that it ends; memory is the sum of their peaks. Checkpoints are written after every round; nothing
+is evaluated between the ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from fedvlm.bench import machine
+from fedvlm.bench.machine import Measurements
+from fedvlm.console.rows import table_lines
+from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.repository import PACKAGE
+from fedvlm.job.engines.staff import LOCAL, WORKERS
+
+SHORT = 1  # rounds of the short run
+LOOK = 0.1  # seconds between looks at the processes
+AIM = 1.2  # CPU of a round by workers over the local engine's
+COUNTS = ("cpu", "wall", "memory", "processes", "bytes")
+
+
+def words_of(
+    trainer: str, clients: int, rounds: int, workers: int, output: Path
+) -> tuple[str, ...]:
+    """Return a run's words; ``workers`` 0 is the local engine."""
+    engine = ("--engine", WORKERS, "--workers", str(workers)) if workers else ()
+    return (
+        "run", "--demo", "--trainer", trainer, "--partition", "iid", "--num-users", str(clients),
+        "--rounds", str(rounds), "--local-epochs", "1", "--eval-every", "1000000", "--output-dir",
+        str(output), *engine, "--opts", "TEST.REFERENCES", "False",
+    )
+
+
+def measure(words: Sequence[str], environ: dict[str, str], output: Path) -> Measurements:
+    """Run a command and return what it took (``COUNTS``).
+
+    Raises:
+        FedvlmError: it failed; says what it said last.
+    """
+    began, peaks = time.perf_counter(), dict[int, int]()
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", "fedvlm", *words], env=environ, stdout=said, stderr=said
+        )
+        while True:
+            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if pid:
+                break
+            for member in _family(process.pid):
+                peaks[member] = max(peaks.get(member, 0), _peak(member))
+            time.sleep(LOOK)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            said.seek(0)
+            last = said.read().strip().rpartition("\n")[2]
+            raise FedvlmError(f"fedvlm {' '.join(words)} failed: {last}")
+    frames = [json.loads(p.read_text()) for p in output.rglob("frames.json")]
+    return {
+        "cpu": usage.ru_utime + usage.ru_stime, "wall": time.perf_counter() - began,
+        "memory": sum(peaks.values()), "processes": len(peaks),
+        "bytes": sum(sum(told.values()) for told in frames),
+    }
+
+
+def _family(pid: int) -> list[int]:
+    """Return a process and those that it began (Linux)."""
+    out = [pid]
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            out += [member for child in task.read_text().split() for member in _family(int(child))]
+        except OSError:
+            continue
+    return out
+
+
+def _peak(pid: int) -> int:
+    """Return the most memory that a process ever had, in bytes; 0 where it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return next(int(x.split()[1]) * 1024 for x in lines if x.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        return 0
+
+
+def run(
+    trainer: str = "FedTV", *, clients: int = 40, rounds: int = 4, workers: int = 2,
+    repeats: int = 3, threads: int = 1, say: Callable[[str], None] = lambda _: None,
+) -> Measurements:
+    """Measure and return a record of plain JSON values.
+
+    Args:
+        trainer: the method.
+        rounds: by which the longer run is longer.
+        repeats: pairs of runs of each engine, in turn; medians count.
+        threads: of every process.
+
+    Raises:
+        ConfigError: a number below 1.
+    """
+    numbers = {"clients": clients, "rounds": rounds, "workers": workers, "repeats": repeats,
+               "threads": threads}
+    for name, value in numbers.items():
+        if value < 1:
+            raise ConfigError(f"--{name} {value}: must be at least 1")
+    took: dict[str, dict[int, list[Measurements]]] = {LOCAL: {}, WORKERS: {}}
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        environ = os.environ | {
+            "OMP_NUM_THREADS": str(threads), "FEDVLM_CACHE": str(place / "cache"),
+            "PYTHONPATH": os.pathsep.join(
+                [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+            ),
+        }
+        say("the features")
+        measure(words_of(trainer, clients, SHORT, 0, place / "warm"), environ, place / "warm")
+        for turn in range(repeats):
+            for engine in (LOCAL, WORKERS):
+                for length in (SHORT, SHORT + rounds):
+                    say(f"{engine}, {length} round(s), {turn + 1} of {repeats}")
+                    output = place / f"{engine}{length}-{turn}"
+                    words = words_of(
+                        trainer, clients, length, workers if engine == WORKERS else 0, output
+                    )
+                    took[engine].setdefault(length, []).append(measure(words, environ, output))
+    engines = {name: _engine(runs, rounds) for name, runs in took.items()}
+    return {
+        "setting": {"trainer": trainer, **numbers}, "engines": engines,
+        "ratio": engines[WORKERS]["cpu_round"] / max(engines[LOCAL]["cpu_round"], 1e-9),
+        "aim": AIM, "load": {"after": machine.load(), "cores": machine.cores()},
+    }
+
+
+def _engine(runs: dict[int, list[Measurements]], rounds: int) -> Measurements:
+    """Return what an engine takes to start, in a round, and in memory."""
+    short, long_ = (
+        {name: median(one[name] for one in runs[length]) for name in COUNTS}
+        for length in (SHORT, SHORT + rounds)
+    )
+    each: dict[str, Any] = {n: (long_[n] - short[n]) / rounds for n in ("cpu", "wall", "bytes")}
+    return {
+        "cpu_start": short["cpu"] - SHORT * each["cpu"],
+        "wall_start": short["wall"] - SHORT * each["wall"],
+        "cpu_round": each["cpu"], "wall_round": each["wall"], "bytes_round": each["bytes"],
+        "memory": long_["memory"], "processes": long_["processes"],
+    }
+
+
+def lines(record: Measurements) -> list[str]:
+    """Return the report."""
+    s, load, engines = record["setting"], record["load"], record["engines"]
+    verdict = "within" if record["ratio"] <= record["aim"] else "above"
+    return [
+        f"{s['trainer']}, {s['clients']} clients, {s['rounds']} rounds, {s['workers']} workers of "
+        f"{s['threads']} thread(s); medians of {s['repeats']}; load average {load['after']:.1f} on "
+        f"{load['cores']} core(s)",
+        *table_lines([_row(name, engine) for name, engine in engines.items()]),
+        f"a round by workers takes {record['ratio']:.2f} times the CPU of a local one, "
+        f"{verdict} the aim of {record['aim']:g}",
+        "start: CPU and wall seconds beside the rounds; frames: bytes both ways in a round; "
+        "memory: sum of the processes' peaks",
+    ]
+
+
+def _row(name: str, e: Measurements) -> dict[str, object]:
+    return {
+        "engine": name, "CPU s/round": f"{e['cpu_round']:.3f}",
+        "wall s/round": f"{e['wall_round']:.3f}", "start CPU": f"{e['cpu_start']:.1f}",
+        "start wall": f"{e['wall_start']:.1f}", "processes": f"{e['processes']:.0f}",
+        "memory": f"{e['memory'] / 2**20:.0f} MiB",
+        "frames": f"{e['bytes_round'] / 2**20:.2f} MiB",
+    }

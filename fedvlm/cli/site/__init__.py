@@ -1,0 +1,1 @@
+"""Sites: places where clients are, and what is done there."""

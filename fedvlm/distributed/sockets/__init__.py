@@ -1,0 +1,1 @@
+"""Frames over sockets: a stream (``stream``), many at once (``lines``), processes, addresses."""

@@ -1,0 +1,54 @@
+"""A worker's side of a socket: one caller at a time, an answer to each frame, until it is gone."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable
+
+from fedvlm.distributed.carriers import Answer
+from fedvlm.distributed.sockets.stream import StreamError, greet, receive, send
+
+_GONE = getattr(select, "POLLRDHUP", select.POLLHUP) | select.POLLHUP | select.POLLERR
+_LOOK = 1000  # milliseconds between looks for a caller that is gone
+
+
+def converse(sock: socket.socket, token: bytes, answer: Answer) -> None:
+    """Answer a caller's frames until it hangs up.
+
+    Raises:
+        StreamError: it does not know the token, or does not keep to the protocol.
+    """
+    greet(sock, token)
+    while (frame := receive(sock)) is not None:
+        send(sock, answer(frame))
+
+
+def serve(
+    door: socket.socket, token: bytes, answer: Answer, say: Callable[[str], None]
+) -> None:
+    """Answer whoever comes and knows the token, one after the other, for ever."""
+    while True:
+        sock, _ = door.accept()
+        with sock:
+            try:
+                converse(sock, token, answer)
+            except StreamError as error:
+                say(f"a connection ended: {error}")
+
+
+def end_with(sock: socket.socket) -> None:
+    """End this process as soon as the other side is gone, whatever it is doing.
+
+    A worker whose answer nobody waits for has nothing to do; what it writes is whole at any time.
+    """
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(sock, _GONE)
+        while not poll.poll(_LOOK):
+            pass
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()

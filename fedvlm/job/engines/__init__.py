@@ -1,0 +1,1 @@
+"""Engines beside the local one: who computes the clients of a run (``FED.ENGINE``)."""

@@ -1,0 +1,235 @@
+"""Who computes the clients of a run: this process, or workers (``FED.ENGINE workers``).
+
+The driver is the ordinary job: folder, console, metrics, results. With workers it keeps of its
+clients the versions that it accepted; their states lie in ``workers/`` of the run's folder (or with
+workers at addresses, which its ``--states`` names), and so does what every worker says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from yacs.config import CfgNode
+
+from fedvlm.core import files
+from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.repository import PACKAGE
+from fedvlm.core.threads import given_threads, usual_threads
+from fedvlm.distributed.policy import Policy
+from fedvlm.distributed.pool.engine import PoolEngine
+from fedvlm.distributed.pool.store import PoolAway
+from fedvlm.distributed.sockets.carrier import Addressed, Begun
+from fedvlm.distributed.sockets.stream import UNIX, host_port, read_token
+from fedvlm.evaluation.evaluator import Ask
+from fedvlm.federation.local.images import Absent
+from fedvlm.job.build import Built, pick_device
+from fedvlm.job.engines.states import PLACE
+from fedvlm.job.identity import identity_config
+from fedvlm.job.inputs import GivenInputs, Inputs
+from fedvlm.runs.folder import RunFolder
+
+LOCAL, WORKERS = "local", "workers"
+START = 600.0  # seconds for workers to be built, or to be reached
+EVER = 30 * 86400.0  # seconds for an answer: a worker that dies is heard of without
+AWAIT = 5.0  # seconds before workers at addresses are asked again
+Tell = Callable[[str], None]
+
+
+class Staff(Protocol):
+    """Whoever computes the clients."""
+
+    def meet(self) -> None:
+        """Be ready for the first request."""
+        ...
+
+    @property
+    def ask(self) -> Ask:
+        """The clients' half of the reference without training (``ClientMeter.template``)."""
+        ...
+
+
+class Here:
+    """This process; see ``Staff``."""
+
+    def __init__(self, built: Built) -> None:
+        self.ask: Ask = built.meter.template
+
+    def meet(self) -> None:
+        """See ``Staff.meet``."""
+
+
+class Away:
+    """Workers; see ``Staff``."""
+
+    def __init__(self, built: Built, engine: PoolEngine, carrier: Addressed | Begun) -> None:
+        self.built, self.engine, self.carrier = built, engine, carrier
+        self.ask: Ask = engine.template
+
+    def meet(self) -> None:
+        """See ``Staff.meet``.
+
+        Raises:
+            ConfigError: nobody is there, or one is of another run; says why.
+        """
+        self.carrier.open(START)
+        federation = self.built.federation
+        self.engine.meet(federation.plan.clients, START)
+        self.engine.join(federation)
+
+
+def check_engine(cfg: CfgNode, inputs: Inputs | None) -> None:
+    """Refuse what an engine cannot do, before data are read.
+
+    Raises:
+        ConfigError: such a key.
+    """
+    fed = cfg.FED
+    if fed.ENGINE == LOCAL:
+        for key, flag in (("WORKERS", "--workers"), ("WORKERS_AT", "--workers-at"),
+                          ("TOKEN_FILE", "--token-file")):
+            if fed[key]:
+                raise ConfigError(f"{flag} {fed[key]}: add --engine workers, which reads it")
+        return
+    if cfg.TEST.KEEP_LOGITS:
+        raise ConfigError(
+            "--keep-logits: logits of personal models stay with the workers; drop it, or use "
+            "--engine local"
+        )
+    if isinstance(inputs, GivenInputs):
+        raise ConfigError(
+            "--engine workers: other processes cannot read data that a program holds in memory; "
+            "write them as a folder of images, or use the local engine"
+        )
+    if bool(fed.WORKERS_AT) != bool(fed.TOKEN_FILE):
+        raise ConfigError(
+            "--workers-at and --token-file go together: the file holds the secret that the workers "
+            "were begun with"
+        )
+    if fed.WORKERS_AT and fed.WORKERS:
+        raise ConfigError("--workers begins processes, --workers-at reaches others: keep one")
+    for address in _addresses(cfg):
+        if not address.startswith(UNIX):
+            host_port(address)
+    if fed.TOKEN_FILE:
+        read_token(fed.TOKEN_FILE)
+
+
+@contextlib.contextmanager
+def employed(built: Built, folder: RunFolder, tell: Tell) -> Iterator[Staff]:
+    """Let the engine of the config compute the clients of a run, and end its processes after it.
+
+    Args:
+        tell: hears what goes wrong with workers, a sentence each.
+
+    Raises:
+        ConfigError: no worker can be begun or reached.
+    """
+    federation = built.federation
+    if built.cfg.FED.ENGINE == LOCAL:
+        yield Here(built)
+        return
+    plain = plain_config(built.cfg)
+    run = hashlib.sha256(json.dumps([folder.digest, *folder.path.parts[-7:]]).encode()).hexdigest()
+    federation.clients.store = PoolAway()
+    carrier = workers_of(built.cfg, folder.path, tell)
+    engine = PoolEngine(
+        carrier, plain, federation.engine.chunk,
+        Policy(deadline=EVER, wait=AWAIT if built.cfg.FED.WORKERS_AT else 0.0), run, tell,
+        layout=federation.engine.sites,
+    )
+    # Whoever asks for a client's images here is refused.
+    federation.meter = None
+    federation.batcher = Absent(
+        federation.roster, int(built.cfg.DATALOADER.TRAIN_X.BATCH_SIZE), "the driver"
+    )
+    try:
+        yield Away(built, engine, carrier)
+    finally:
+        carrier.close()
+        with contextlib.suppress(DataError, OSError):  # of the last session; nothing reads it back
+            (folder.path / PLACE).mkdir(exist_ok=True)
+            files.write_json(folder.path / PLACE / "frames.json", dict(engine.traffic))
+
+
+def plain_config(cfg: CfgNode) -> dict[str, Any]:
+    """Return the keys of a run's identity as the other side reads them."""
+    out: dict[str, Any] = json.loads(json.dumps(identity_config(cfg)))
+    return out
+
+
+def workers_of(cfg: CfgNode, folder: Path, tell: Tell) -> Addressed | Begun:
+    """Return the carrier to a run's workers; those that are begun here are under way.
+
+    Args:
+        folder: of the run; its ``config.yaml`` is there.
+    """
+    if cfg.FED.WORKERS_AT:
+        return Addressed(_addresses(cfg), read_token(cfg.FED.TOKEN_FILE))
+    place = folder / PLACE
+    place.mkdir(exist_ok=True)
+    count, threads = size_of(cfg)
+    usual = usual_threads({cfg.MODEL.BACKBONE.NAME}, os.environ, _cores())
+    if threads != usual and pick_device(cfg.DEVICE).type == "cpu":
+        tell(
+            f"{count} workers of {threads} thread(s) each, where --engine local takes {usual}: "
+            f"last bits may differ from its; OMP_NUM_THREADS={threads} makes both alike"
+        )
+    return Begun(
+        partial(_command, folder, place), count, place, partial(_environ, cfg, threads)
+    )
+
+
+def size_of(cfg: CfgNode) -> tuple[int, int]:
+    """Return how many workers, and the threads of each.
+
+    ``FED.WORKERS`` 0: one per GPU, or per group of as many cores as the work can use.
+    """
+    count, backbones = int(cfg.FED.WORKERS), {cfg.MODEL.BACKBONE.NAME}
+    if not count:
+        devices = torch.cuda.device_count() if _spreads(cfg) else 0
+        count = devices or max(1, _cores() // usual_threads(backbones, os.environ, _cores()))
+    return count, usual_threads(backbones, os.environ, _cores(), count)
+
+
+def _spreads(cfg: CfgNode) -> bool:
+    """Say whether each worker gets a GPU of its own."""
+    return cfg.DEVICE in ("auto", "cuda") and torch.cuda.is_available()
+
+
+def _addresses(cfg: CfgNode) -> list[str]:
+    return [word.strip() for word in cfg.FED.WORKERS_AT.split(",") if word.strip()]
+
+
+def _command(folder: Path, place: Path, slot: int, handle: int) -> Sequence[str]:
+    return (
+        sys.executable, "-m", "fedvlm", "site", "serve", "--run", str(folder), "--states",
+        str(place), "--handle", str(handle),
+    )
+
+
+def _environ(cfg: CfgNode, threads: int, slot: int) -> Mapping[str, str]:
+    """Return the environment of a worker: its threads, its GPU, and where this fedvlm lies."""
+    out = dict(os.environ)
+    above = str(PACKAGE.parent)
+    out["PYTHONPATH"] = os.pathsep.join([above, *filter(None, [out.get("PYTHONPATH")])])
+    if given_threads(out) is None:
+        out["OMP_NUM_THREADS"] = str(threads)
+    if _spreads(cfg):
+        visible = [w for w in out.get("CUDA_VISIBLE_DEVICES", "").split(",") if w]
+        count = torch.cuda.device_count()
+        names = visible or [str(i) for i in range(count)]
+        out["CUDA_VISIBLE_DEVICES"] = names[slot % len(names)]
+    return out
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,51 @@
+"""The states of a run whose clients workers computed, where they lie in the run's folder."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+
+from fedvlm.core.errors import ConfigError
+from fedvlm.distributed.pool.store import PoolStore, new_letters
+from fedvlm.federation.clients import AWAY, ClientStore
+from fedvlm.federation.rounds import Federation, FedState
+
+PLACE = "workers"  # in the run's folder
+_RUN = re.compile(r"[0-9a-f]{64}")
+
+
+def workers_rows(folder: Path, device: torch.device) -> PoolStore:
+    """Return the rows that the workers of a run wrote into its folder.
+
+    Raises:
+        ConfigError: there are none; the workers had another place for them.
+    """
+    runs = [p for p in (folder / PLACE).glob("*") if p.is_dir() and _RUN.fullmatch(p.name)]
+    if len(runs) != 1:
+        raise ConfigError(
+            f"the clients' states of '{folder}' are where its workers keep them (their --states), "
+            "not in the folder: take the global model, or copy that folder to "
+            f"'{folder / PLACE}'"
+        )
+    return PoolStore(runs[0].parent, runs[0].name, device, new_letters())
+
+
+def stands_for_another(store: ClientStore, versions: dict[int, int]) -> bool:
+    """Say whether rows only stand for states that workers have."""
+    for client, version in versions.items():
+        return any(slot.startswith(AWAY) for slot, _ in store.form(client, version))
+    return False
+
+
+def take_workers_rows(folder: Path, federation: Federation, state: FedState) -> None:
+    """Let a federation read its clients' rows where workers wrote them, if they did.
+
+    A folder that lacks them goes on to say so when somebody asks for a client.
+    """
+    if stands_for_another(federation.clients.store, state.versions):
+        try:
+            federation.clients.store = workers_rows(folder, federation.model.device)
+        except ConfigError:
+            return

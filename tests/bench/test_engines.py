@@ -1,0 +1,42 @@
+"""``bench engines``: what is made of the runs that it measures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedvlm.bench import engines
+from fedvlm.cli.main import main
+
+
+def fake(words: tuple[str, ...], environ: dict[str, str], output: Path) -> dict[str, Any]:
+    """A start of 5 s and rounds of 2 s; by workers 9 s and 2.2 s."""
+    rounds, away = int(words[words.index("--rounds") + 1]), "workers" in words
+    return {
+        "cpu": (9 if away else 5) + (2.2 if away else 2) * rounds, "wall": 1.0 + rounds,
+        "memory": 3 << 20 if away else 1 << 20, "processes": 3 if away else 1,
+        "bytes": rounds << 20 if away else 0,
+    }
+
+
+def test_starts_and_rounds_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(engines, "measure", fake)
+    record = engines.run("FedPer", clients=4, rounds=3, workers=2, repeats=2)
+    workers = record["engines"]["workers"]
+    assert (workers["cpu_start"], workers["cpu_round"]) == pytest.approx((9, 2.2))
+    assert workers["bytes_round"] == 1 << 20 and record["ratio"] == pytest.approx(1.1)
+    assert main(["bench", "engines", "FedPer", "--repeats", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "1.10 times the CPU of a local one, within the aim of 1.2" in said
+
+
+def test_what_is_not_read_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "engines", "FedPer", "FedAvg", "--fp64"]) == 2
+    said = capsys.readouterr().err
+    assert "engines takes one trainer ('FedAvg')" in said and "does not read --fp64" in said
+    assert main(["bench", "engines", "--workers", "0"]) == 2
+    assert "--workers 0: must be at least 1" in capsys.readouterr().err

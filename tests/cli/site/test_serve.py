@@ -1,0 +1,24 @@
+"""``fedvlm site serve`` refuses what is missing; processes are tested in ``tests/job/engines``."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedvlm.cli.main import main
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ([], "site: say what: serve"),
+    (["srve"], "did you mean 'serve'?"),
+    (["serve", "--listen", "a:1", "--token-file", "t", "--demo"], "--states FOLDER: say where"),
+    (["serve", "--states", "s", "--demo"], "say one of --listen ADDRESS and --handle N"),
+    (["serve", "--states", "s", "--listen", "a:1", "--demo"], "--listen wants --token-file FILE"),
+    (["serve", "--states", "s", "--handle", "7", "--run", "r", "--lr", "1"], "drop '--lr'"),
+    (["serve", "--states", "s", "--handle", "7", "--run", "/no/run"], "names no method"),
+    (["serve", "--states", "s", "--handle", "999", "--demo"], "--handle 999 is no socket"),
+])  # fmt: skip
+def test_what_is_missing_is_said(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["site", *words]) in (2, 3)
+    assert said in capsys.readouterr().err

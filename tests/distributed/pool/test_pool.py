@@ -1,0 +1,207 @@
+"""A pool of workers that share states: the bits of one process, whoever takes which chunk."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedvlm.check.compare import copy_fed, same_fed
+from fedvlm.check.world import Setup, World
+from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.trees import State
+from fedvlm.distributed.carriers import InProcess
+from fedvlm.distributed.policy import Policy
+from fedvlm.distributed.pool.engine import PoolEngine
+from fedvlm.distributed.pool.site import PoolSite
+from fedvlm.distributed.pool.store import PoolAway, PoolStore, new_letters
+from fedvlm.distributed.wire import unpack
+from fedvlm.evaluation import ClientMeter
+from fedvlm.federation.cards import trainer_files
+from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.engine import LocalEngine, RoundWork
+from fedvlm.federation.local.images import Absent
+from fedvlm.federation.rounds import Federation, FedState, Whole
+from fedvlm.federation.trainer import Trainer
+from tests.distributed.grid import CONFIG, RUN, Tests, measured
+
+CHUNK, ROUNDS = 2, 3
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Noting(LocalEngine):
+    """The local engine, which notes its chunks: (round, clients)."""
+
+    chunks: set[tuple[int, tuple[int, ...]]] = field(default_factory=set)
+
+    def run(self, *given: Any) -> RoundWork:
+        """Work."""
+        work = super().run(*given)
+        rounds = dict(work.versions)
+        self.chunks.update((rounds[p.clients[0]], p.clients) for p in work.parts)
+        return work
+
+
+def federation(world: World, trainer: type[Trainer], frac: float) -> Federation:
+    engine = Noting(CHUNK, (0,) * len(world.splits))
+    fed = world.federation(trainer, Setup(rounds=ROUNDS, seed=3, engine=engine))
+    fed.plan = replace(fed.plan, frac=frac, first_round_all=False)
+    pool = torch.cat([torch.from_numpy(s.test) for s in world.splits]).numpy()
+    tests = Tests(world.labels.numpy(), world.splits, pool, pool[:4])
+    source: Any = fed.batcher
+    fed.meter = ClientMeter(fed.model, fed.trainer, source.source, tests, batch_size=4)
+    return fed
+
+
+class Mortal(InProcess):
+    """Workers of which one dies over a round's work, having done it."""
+
+    def __init__(self, sites: Mapping[str, Any]) -> None:
+        super().__init__(sites)
+        self.dies, self.work = 0, list[tuple[int, str]]()
+        self.chunks: set[tuple[int, tuple[int, ...]]] = set()
+
+    def ask(self, frames: Mapping[str, bytes], seconds: float) -> Mapping[str, bytes | str]:
+        out = dict(super().ask(frames, seconds))
+        for name, frame in ((n, unpack(data)) for n, data in frames.items()):
+            if frame.op == "work":
+                self.work.append((frame.values["round"], name))
+                if frame.values["round"] == self.dies and len(self.answers) > 1:
+                    del self.answers[name]
+                    out[name] = "it closed the connection"
+                    self.dies = 0
+        for reply in (unpack(data) for data in out.values() if isinstance(data, bytes)):
+            if reply.op == "worked":
+                self.chunks |= {(reply.values["round"], tuple(part["clients"]))
+                                for part in reply.values["parts"]}
+        return out
+
+
+@dataclass
+class Pool:
+    """Three workers and their driver."""
+
+    world: World
+    trainer: type[Trainer]
+    folder: Path
+    frac: float = 0.75
+    said: list[str] = field(default_factory=list)
+    chunks: set[tuple[int, tuple[int, ...]]] = field(default_factory=set)  # of the local run
+
+    def __post_init__(self) -> None:
+        """Put the workers up."""
+        feds = [federation(self.world, self.trainer, self.frac) for _ in range(3)]
+        sites = [PoolSite(fed, self.folder, CONFIG) for fed in feds]
+        self.carrier = Mortal({f"worker{i}": site.answer for i, site in enumerate(sites)})
+
+    def driver(self) -> Federation:
+        fed = federation(self.world, self.trainer, self.frac)
+        engine = PoolEngine(
+            self.carrier, CONFIG, CHUNK, Policy(wait=0), RUN, self.said.append,
+            layout=fed.engine.sites,
+        )
+        engine.meet(len(self.world.splits), 0)
+        fed.meter, fed.batcher = None, Absent(fed.roster, 4, "the driver")
+        engine.join(fed)
+        return fed
+
+    def end(self, fed: Federation, state: FedState) -> Whole:
+        """The end with the clients' tensors, which any worker has."""
+        store = PoolStore(self.folder, RUN, CPU, new_letters())
+        clients, there = fed.clients, fed.clients.store
+        clients.store = store
+        own: dict[int, State] = clients.read(range(len(self.world.splits)), state.versions)
+        clients.store = there
+        held = {c: fed.held.get([c], [v]) for c, v in state.held.items()}
+        out = {c: {s: {n: v[0] for n, v in t.items()} for s, t in rows[0][1].items()}
+               for c, rows in held.items()}
+        return Whole(state.round, state.server, own, out, dict(state.versions))
+
+
+def both(
+    pool: Pool, dies: int = 0
+) -> tuple[Whole, Whole, tuple[list[list[Any]], list[list[Any]]]]:
+    """Return the ends of the run in this process and by the pool, and the numbers of both."""
+    whole = federation(pool.world, pool.trainer, pool.frac)
+    rows = measured(whole)
+    end = copy_fed(whole.read(whole.run()))
+    assert isinstance(whole.engine, Noting)
+    pool.chunks = whole.engine.chunks
+    fed = pool.driver()
+    told = measured(fed)
+    pool.carrier.dies = dies
+    state = fed.run()
+    return end, pool.end(fed, state), (rows, told)
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World()
+
+
+@pytest.mark.parametrize("name", [
+    "fedper",
+    *(pytest.param(n, marks=pytest.mark.slow) for n in sorted(trainer_files()) if n != "fedper"),
+])  # fmt: skip
+def test_a_pool_gives_the_bits_of_one_process(world: World, name: str, tmp_path: Path) -> None:
+    pool = Pool(world, load_trainer(name), tmp_path)
+    local, away, (rows, told) = both(pool)
+    same_fed(away, local, f"{name} by a pool")
+    assert json.dumps(told) == json.dumps(rows) and pool.said == []
+    assert pool.carrier.chunks == pool.chunks
+    assert len({worker for _, worker in pool.carrier.work}) >= 2
+
+
+def test_clients_of_two_forms_share_no_chunk_and_a_worker_may_die(tmp_path: Path) -> None:
+    """Whoever worked keeps its optimiser's state, so that it has other tensors than a newcomer."""
+    keeping = World(opts=["OPTIM.KEEP_STATE", "True"])
+    pool = Pool(keeping, load_trainer("fedper"), tmp_path)
+    local, away, (rows, told) = both(pool, dies=2)
+    same_fed(away, local, "two forms")
+    assert told == rows and pool.carrier.chunks == pool.chunks
+    assert {(2, (2,)), (2, (1, 3))} <= pool.chunks  # by size alone: (1, 2) and (3,)
+    (said,) = pool.said
+    assert re.fullmatch(r"round 2, attempt 1: worker\d: it closed the connection", said)
+    assert len([worker for round_, worker in pool.carrier.work if round_ == 2]) == 3
+
+
+def test_nobody_left_is_said(world: World, tmp_path: Path) -> None:
+    pool = Pool(world, load_trainer("fedper"), tmp_path)
+    fed = pool.driver()
+    pool.carrier.answers = {}
+    with pytest.raises(FedvlmError, match="no worker is left that could be asked"):
+        fed.run()
+
+
+def test_old_states_go_once_no_checkpoint_needs_them(world: World, tmp_path: Path) -> None:
+    pool = Pool(world, load_trainer("fedper"), tmp_path, frac=1.0)
+    fed = pool.driver()
+    fed.savers.append(fed.commit)
+    fed.round(fed.run(), 4)
+    store = PoolStore(tmp_path, RUN, CPU, new_letters())
+    assert {version for _, version in store.records.rows()} == {2, 3, 4}
+    assert isinstance(fed.clients.store, PoolAway)
+    assert {v for forms in fed.clients.store.forms.values() for v in forms} == {3, 4}
+
+
+def test_states_of_the_local_engine_are_refused_and_the_other_way_round(world: World) -> None:
+    away = PoolAway()
+    away.hear(3, {1: "ab" * 6})
+    ((ids, state),) = away.get([1], [3])
+    assert ids == [1] and not any(state.values())
+    again = PoolAway()
+    again.put(3, ids, state)
+    assert again.forms == away.forms
+    with pytest.raises(ConfigError, match="was begun with --engine local"):
+        again.put(3, [0], {"w": {"text.ctx": torch.zeros(1)}})
+    fed = federation(world, load_trainer("fedper"), 1.0)
+    fed.clients.store.put(3, ids, state)
+    with pytest.raises(ConfigError, match="lies with the workers that made it"):
+        fed.clients.stacked([1], {1: 3})

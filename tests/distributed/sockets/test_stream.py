@@ -1,0 +1,184 @@
+"""Frames on sockets: who is let in, what is refused, what becomes of workers that go."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.distributed.sockets import stream
+from fedvlm.distributed.sockets.carrier import Addressed, Begun
+from fedvlm.distributed.sockets.lines import exchange
+from fedvlm.distributed.sockets.serving import converse, serve
+from fedvlm.distributed.sockets.stream import LENGTH, StreamError, connect, listen, read_token
+
+TOKEN = b"0123456789abcdef"
+# A worker without PyTorch: it says its number and what it was asked, and dies of "die".
+WORKER = """
+import hashlib, hmac, socket, struct, sys
+s = socket.socket(fileno=int(sys.argv[1]))
+def read(n):
+    out = b""
+    while len(out) < n:
+        piece = s.recv(n - len(out))
+        if not piece: sys.exit(0)
+        out += piece
+    return out
+if sys.argv[2] == "broken":
+    print("error: no such data set"); sys.exit(3)
+nonce = bytes(32)
+s.sendall(b"fedvlm-socket/1\\n" + nonce)
+said = read(64)
+s.sendall(hmac.new(b"", b"worker" + nonce + said[:32], hashlib.sha256).digest())
+while True:
+    words = read(struct.unpack("<Q", read(8))[0])
+    if words == b"die": sys.exit(9)
+    answer = sys.argv[2].encode() + b" " + words
+    s.sendall(struct.pack("<Q", len(answer)) + answer)
+"""
+
+
+@contextlib.contextmanager
+def worker(address: str, answer: Callable[[bytes], bytes], said: list[str]) -> Iterator[None]:
+    door = listen(address)
+    threading.Thread(target=_forever, args=(door, answer, said), daemon=True).start()
+    try:
+        yield
+    finally:
+        door.close()
+
+
+def _forever(door: socket.socket, answer: Callable[[bytes], bytes], said: list[str]) -> None:
+    with contextlib.suppress(OSError):
+        serve(door, TOKEN, answer, said.append)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        return int(door.getsockname()[1])
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_only_who_knows_the_token_is_answered(tmp_path: Path, kind: str) -> None:
+    address = f"unix:{tmp_path}/s" if kind == "unix" else f"127.0.0.1:{free_port()}"
+    asked: list[bytes] = []
+    said: list[str] = []
+
+    def answer(frame: bytes) -> bytes:
+        asked.append(frame)
+        return frame[::-1]
+
+    with worker(address, answer, said):
+        with pytest.raises(StreamError, match="is the token the same"):
+            connect(address, b"another secret")
+        carrier = Addressed([address, "unix:/nowhere/at/all"], TOKEN)
+        carrier.open(0)
+        assert carrier.sites() == ["worker0"]
+        big = bytes(range(256)) * 20_000
+        assert carrier.ask({"worker0": big}, 10) == {"worker0": big[::-1]}
+        carrier.close()
+    assert asked == [big] and said[0] == "a connection ended: a caller does not know the token"
+    if kind == "unix":
+        assert (tmp_path / "s").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_length_above_the_limit_is_refused_before_memory_is_taken() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(LENGTH.pack(1 << 60))
+        with pytest.raises(StreamError, match="above the limit"):
+            stream.receive(ours)
+        theirs.sendall(LENGTH.pack(1 << 60))
+        assert "above the limit" in exchange({"a": ours}, {"a": b"x"}, 5)[1]["a"]
+
+
+def test_a_caller_that_says_nothing_or_something_else_is_no_caller(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "PATIENCE", 0.05)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(StreamError):
+        converse(ours, TOKEN, lambda frame: frame)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"HTTP/1.1 400 Bad Request\r\n" + bytes(100))
+        with pytest.raises(StreamError, match="no worker of this version"):
+            stream.present(ours, TOKEN)
+
+
+def test_a_site_that_is_late_has_a_line_that_is_used_no_more() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        answers, failures = exchange({"a": ours}, {"a": b"x"}, 0.05)
+    assert answers == {} and failures == {"a": "no answer within 0.05 s"}
+
+
+def begun(tmp_path: Path, count: int, word: str = "") -> Begun:
+    return Begun(
+        lambda slot, handle: (sys.executable, "-S", "-c", WORKER, str(handle), word or str(slot)),
+        count, tmp_path,
+    )
+
+
+def test_a_process_that_dies_is_told_and_another_takes_its_place(tmp_path: Path) -> None:
+    carrier = begun(tmp_path, 2)
+    try:
+        carrier.open(30)
+        assert carrier.sites() == ["worker0", "worker1"]
+        out = carrier.ask({"worker0": b"die", "worker1": b"hello"}, 30)
+        assert out["worker1"] == b"1 hello"
+        assert "exit code 9" in str(out["worker0"]) and "worker0.log" in str(out["worker0"])
+        until = time.monotonic() + 30
+        while carrier.sites() != ["worker1", "worker2"] and time.monotonic() < until:
+            time.sleep(0.02)
+        assert carrier.ask({"worker2": b"you"}, 30) == {"worker2": b"0 you"}
+    finally:
+        carrier.close()
+    assert all(p.poll() is not None for p in carrier.processes.values())
+
+
+def test_processes_that_die_over_and_over_are_given_up(tmp_path: Path) -> None:
+    carrier = begun(tmp_path, 1)
+    try:
+        with pytest.raises(FedvlmError, match="no worker is left: worker3 exit code 9"):
+            while True:
+                carrier.ask({carrier.sites()[0]: b"die"}, 30)
+    finally:
+        carrier.close()
+
+
+def test_a_process_that_cannot_start_says_why(tmp_path: Path) -> None:
+    carrier = begun(tmp_path, 1, "broken")
+    try:
+        with pytest.raises(ConfigError, match="worker0 did not start: exit code 3; error: no such"):
+            carrier.open(30)
+    finally:
+        carrier.close()
+
+
+def test_a_token_is_long_and_its_owners_alone(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    with pytest.raises(ConfigError, match="cannot be read: no such file"):
+        read_token(str(file))
+    file.write_text("short\n")
+    file.chmod(0o640)
+    with pytest.raises(ConfigError, match="others may read .* chmod 600"):
+        read_token(str(file))
+    file.chmod(0o600)
+    with pytest.raises(ConfigError, match="shorter than 16 characters: .* openssl rand"):
+        read_token(str(file))
+    file.write_bytes(TOKEN + b"\n")
+    assert read_token(str(file)) == TOKEN
+
+
+@pytest.mark.parametrize("word", ["nohost", ":7", "host:", "host:99999", "host:7x"])
+def test_an_address_is_host_and_port(word: str) -> None:
+    with pytest.raises(ConfigError, match="is no address: it is host:port, or unix:PATH"):
+        stream.host_port(word)
