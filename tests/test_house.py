@@ -38,7 +38,7 @@ FLOORS: Mapping[str, set[str]] = {
     "check": {"core", "config", "models", "federation", "runs", "compat"},
     "export": {"core", "config", "models", "federation"},
     "job": {"core", "config", "console", "runs", "models", "data", "federation", "evaluation",
-            "report", "compat"},
+            "distributed", "report", "compat"},
     "bench": {"core", "config", "console", "runs", "models", "federation", "evaluation", "job"},
     "sweep": {"core", "config", "console", "runs", "models", "data", "federation", "report",
               "compat", "job"},
@@ -122,6 +122,16 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/cli/run/sweep.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.sweep.cells",),
         "start-up: PyTorch": ("fedvlm.sweep.run",),
+    },
+    "fedvlm/cli/site/_make.py": {
+        "start-up: NumPy, 0.15 s": ("fedvlm.data.own.party", "fedvlm.job.resolve"),
+        "start-up: NumPy, as _party": ("fedvlm.data.own.site",),
+        "start-up: NumPy, as resolve": ("fedvlm.data.federated", "fedvlm.data.own.site"),
+        "start-up: PyTorch, 2 s": ("fedvlm.distributed.site_yaml",),
+        "start-up: PyTorch": ("fedvlm.federation.plan",),
+    },
+    "fedvlm/cli/site/site.py": {
+        "start-up: PyTorch, 2 s": ("fedvlm.cli.site._look",),
     },
     "fedvlm/cli/tool/help.py": {
         "start-up: NumPy, for a mistake only": ("fedvlm.cli.unknown",),

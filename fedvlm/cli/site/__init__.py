@@ -1,0 +1,1 @@
+"""Sites: parties whose images stay where they are"""

@@ -1,0 +1,85 @@
+"""A party's place in a federation: its site file, its rules, what it holds. Images stay here.
+
+make: write FOLDER/site.json from folders of images (a client each), and FOLDER/site.yaml, in which
+the owner says what may run. Without --client: the file of a server, with class names and perhaps a
+public test set. With --split 0-1,2-3 and the flags of a run: sites of its clients, to try things
+out on one machine.
+check: load one site's images alone and say counts, problems, and what a server would be told.
+status: what a site keeps for which run: clients, versions, rounds, bytes.
+
+exit code of check: 0 all is well, 3 images or lists are not, 2 wrong usage or rules.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from fedvlm.cli.site import _make
+from fedvlm.cli.verbs import verbs
+from fedvlm.console.parser import Parser
+from fedvlm.console.screen import say
+from fedvlm.core.errors import did_you_mean
+from fedvlm.job.flags import add_flags, add_opts, pairs
+
+EXAMPLES = (
+    "fedvlm site make --client 0 photos/ --classes classes.txt --to clinic/",
+    "fedvlm site make --classes classes.txt --public test_photos/ --to server/",
+    "fedvlm site make --split 0-1,2-3 --to trial/ --demo --num-users 4",
+    "fedvlm site check clinic/site.yaml",
+    "fedvlm site status clinic/site.yaml",
+)
+ALSO = ("party", "silo", "owner")
+WHAT = ("make", "check", "status")
+_READS = {"check": ("full", "json", "sample"), "status": ("json",)}
+_FILE = "FILE is a site.yaml, which fedvlm site make writes"
+
+
+def flags(parser: Parser) -> None:
+    """Add what the verb takes."""
+    add = parser.add_argument
+    add("what", nargs="?", default="", metavar="WHAT", help=f"one of {', '.join(WHAT)}")
+    _make.flags(parser)
+    add("--full", action="store_true", help="check: decode all images")
+    add("--sample", type=int, default=None, metavar="N", help="check: images to decode (64)")
+    add("--json", action="store_true", help="check, status: all of it, for programs")
+    add_flags(parser, shown=False)
+    add_opts(parser)
+    parser.checks.remove(pairs)  # check and status take a file in their place
+    parser.checks.append(_mistakes)
+
+
+def _mistakes(args: Namespace) -> list[str]:
+    """Return what is missing, or does not go together."""
+    if not args.what:
+        return []
+    if args.what not in WHAT:
+        return [f"unknown word '{args.what}'{did_you_mean(args.what, WHAT)} (known: "
+                f"{', '.join(WHAT)})"]
+    if args.what == "make":
+        stray = [name for dest, name in args.spelling.items() if dest in ("full", "json", "sample")]
+        return [f"make does not read {name}" for name in stray] or _make.mistakes(args)
+    stray = [n for dest, n in args.spelling.items() if dest not in _READS[args.what]]
+    if stray:
+        return [f"{args.what} does not read {name}" for name in stray]
+    if len(args.opts) != 1:
+        return [f"{args.what} wants one FILE: fedvlm site {args.what} FILE; {_FILE}"]
+    if args.full and args.sample is not None:
+        return ["give --full or --sample N, not both"]
+    return []
+
+
+def main(args: Namespace) -> int:
+    """Do what the first word says; return the exit code.
+
+    Raises:
+        ConfigError: wrong rules, or a place that holds another file.
+        DataError: images, lists or states that are not what they have to be.
+    """
+    if not args.what:
+        say(*verbs()["site"].parser().format_help().splitlines())
+        return 0
+    if args.what == "make":
+        return _make.make(args)
+    from fedvlm.cli.site import _look  # start-up: PyTorch, 2 s
+
+    return _look.check(args) if args.what == "check" else _look.status(args)
