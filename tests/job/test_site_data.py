@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,11 +18,11 @@ from tests import jobs
 RUN = "ab" * 16
 
 
-def config(tmp_path: Path, *more: str) -> Any:
+def config(tmp_path: Path, *more: str, sets: tuple[str, ...] = ()) -> Any:
     from fedvlm.job.flags import parse
     from fedvlm.job.resolve import resolve
 
-    words = jobs.argv(tmp_path, "--trainer", "FedTV", *more, "--opts", "FED.SITES", "0,1")
+    words = jobs.argv(tmp_path, "--trainer", "FedTV", *more, "--opts", "FED.SITES", "0,1", *sets)
     return resolve(parse(words)).jobs[0].cfg
 
 
@@ -139,3 +140,25 @@ def test_a_coordinator_refuses_what_is_its_clients(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"images of clients \[1\]; those stay with their sites"):
         coordinate(config(tmp_path), FILE, tmp_path, InProcess({}), RUN)
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (("AKT", "yes"), "the server has no images of its own"),
+    (("AKT_PROXY", "clients"), "on validation images of its clients, which are at their sites"),
+])  # fmt: skip
+def test_heart_without_images_at_the_server_is_refused_there_at_once(
+    tmp_path: Path, words: tuple[str, str], said: str
+) -> None:
+    from fedvlm.federation.server import Roster
+    from fedvlm.job.build import prepare
+    from fedvlm.job.inputs import ServerInputs, SiteInputs
+
+    names = ["a", "b"]
+    two = np.array([2, 2])
+    counts = Roster(two, two, two, np.ones((2, 2), np.int64), np.array([0, 1]))
+    sets = (f"TRAINER.HEART-PFL.{words[0]}", words[1])
+    cfg = config(tmp_path, "--trainer", "HEART-PFL", sets=sets)
+    with pytest.raises(ConfigError, match=said):
+        prepare(cfg, inputs=ServerInputs(SiteFile("s", names, ["{}"]), tmp_path, counts))
+    if words[1] == "yes":  # a site needs none
+        prepare(cfg, inputs=SiteInputs(SiteFile("s", names, ["{}"]), tmp_path))

@@ -174,9 +174,10 @@ def status(args: Namespace) -> int:
     """
     owner = read_site_yaml(Path(args.opts[0]).expanduser())
     runs = [_run(path) for path in sorted(_folders(owner.states))]
+    code = EXIT_DATA if any(run["damage"] for run in runs) else 0
     if args.json:
         say(json.dumps({"states": str(owner.states), "runs": runs}, indent=1))
-        return 0
+        return code
     if not runs:
         say(f"{owner.states}: no run has worked here yet")
         return 0
@@ -190,7 +191,7 @@ def status(args: Namespace) -> int:
             f"{human_bytes(run['down'])} came, {human_bytes(run['up'])} left, "
             f"{clock(run['seconds'])} of work")
         complain(*run["damage"], prefix="problem")
-    return EXIT_DATA if any(run["damage"] for run in runs) else 0
+    return code
 
 
 def _folders(states: Path) -> list[Path]:

@@ -34,8 +34,8 @@ def flags(parser: Parser) -> None:
         "line each, the same file at all parties")
     add("--template", action="append", default=[], metavar="TEXT", help="make: prompt with {}, the "
         "same at all parties; also several times ('a photo of a {}.')")
-    add("--public", default="", metavar="FOLDER", help="make: test images of all classes that "
-        "anybody may have")
+    add("--public", default="", metavar="FOLDER", help="make: test images that anybody may "
+        "have, of all classes: every image in it")
     add("--title", default="", metavar="NAME", help="make: of the data, else the folder's")
     add("--split", default="", metavar="0-1,2-3", help="make: cut the clients of a run (its flags "
         "follow) into sites and a server, to try things out")

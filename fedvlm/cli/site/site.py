@@ -1,4 +1,6 @@
-"""A party's place in a federation: its site file, its rules, what it holds. Images stay here.
+"""A party of a federation: its site file, its owner's rules, what it holds.
+
+Images stay where they are.
 
 make: write FOLDER/site.json from folders of images (a client each), and FOLDER/site.yaml, in which
 the owner says what may run. Without --client: the file of a server, with class names and perhaps a

@@ -43,7 +43,7 @@ def site_of(
         folders: the images of each client: any shape that ``fedvlm data add`` understands.
         classnames: of the whole federation, by label.
         templates: prompts with ``{}``, the same at all parties.
-        public: test images of all classes, in a folder of the same kinds.
+        public: a folder of the same kinds; all images in it are test images.
 
     Raises:
         DataError: a folder that is no data set, a class that the federation does not have, or
@@ -52,13 +52,14 @@ def site_of(
     sets = {c: understand(path) for c, path in folders.items()}
     open_set = understand(public) if public else None
     every = [*sets.values(), *([open_set] if open_set else [])]
-    top = _top([d for own in every for d in own.data.all()])
+    given = [*folders.values(), *([public] if public else [])]
+    top = _top([d for own in every for d in own.data.all()], given)
     labels = {fold(n): label for label, n in enumerate(classnames)}
     clients = {
         c: {part: _images(own, own.data.parts[part], labels, classnames, top) for part in PARTS}
         for c, own in sorted(sets.items())
     }
-    tests = _images(open_set, open_set.data.test, labels, classnames, top) if open_set else []
+    tests = _images(open_set, open_set.data.all(), labels, classnames, top) if open_set else []
     title = name or (every[0].data.name if every else "federation")
     file = SiteFile(
         title, list(classnames), list(templates) or [DEFAULT_TEMPLATE], clients, tests
@@ -68,8 +69,8 @@ def site_of(
     return file, top, said
 
 
-def _top(images: Sequence[Datum]) -> Path:
-    """Return the folder above all images.
+def _top(images: Sequence[Datum], given: Sequence[Path]) -> Path:
+    """Return the folder above all images: the one that was given, if it is.
 
     Raises:
         DataError: an image that is no file of its own.
@@ -80,7 +81,13 @@ def _top(images: Sequence[Datum]) -> Path:
             f"the images of '{inside.impath}' are inside a file: a site wants a file for each; "
             "unpack them into a folder"
         )
-    return Path(os.path.commonpath([Path(d.impath).resolve().parent for d in images] or ["."]))
+    homes = {Path(d.impath).resolve().parent for d in images}
+    tops = [path.resolve() if path.is_dir() else path.resolve().parent for path in given]
+    if not tops:
+        return Path()
+    top = Path(os.path.commonpath(tops))
+    fine = all(home.is_relative_to(top) for home in homes)
+    return top if fine else Path(os.path.commonpath([top, *homes]))
 
 
 def _images(
