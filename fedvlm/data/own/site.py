@@ -10,7 +10,7 @@ images of its own (``server``), or nothing but the names, and no clients.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,7 +138,7 @@ def cut(data: FederatedData, clients: Sequence[int], public: bool = False) -> Si
     Args:
         public: with the set's test images; without clients also with the server's.
     """
-    def rows(indices: Sequence[int]) -> Images:
+    def rows(indices: Iterable[int]) -> Images:
         return [(data.samples[i].key, int(data.labels[i])) for i in indices]
 
     lists = {c: {p: rows(getattr(data.clients[c], p)) for p in PARTS} for c in sorted(clients)}
