@@ -78,6 +78,18 @@ def test_a_server_s_file_has_names_and_public_images_only(place: Path) -> None:
     assert not (place / "server" / "site.yaml").exists()
 
 
+def test_the_clients_of_a_run_become_sites_to_try_things_out(tmp_path: Path) -> None:
+    words = ("--demo", "--num-users", "2", "--shots", "1")
+    assert main(["site", "make", "--split", "0,1", "--to", str(tmp_path / "t"), *words]) == 0
+    files = {n: read_site(tmp_path / "t" / n / "site.json") for n in ("site0", "site1", "server")}
+    assert [list(file.clients) for file in files.values()] == [[0], [1], []]
+    assert [bool(file.public) for file in files.values()] == [False, False, True]
+    for name, file in files.items():
+        there = {p.relative_to(tmp_path / "t" / name / "images").as_posix()
+                 for p in (tmp_path / "t" / name / "images").rglob("*.png")}
+        assert there == set(file.paths())
+
+
 @pytest.mark.parametrize(("words", "code", "said"), [
     (["make", "--classes", "classes.txt", "--client", "3"], 2, "wants a number and a folder"),
     (["make", "--client", "3", "photos", "--to", "x"], 2, "wants --classes FILE"),
