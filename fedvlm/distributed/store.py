@@ -92,6 +92,7 @@ class SiteStore(DiskStore):
             for clients, state in self._open.get(ids, versions)
         ])
         self.records.prune(floor)
+        self.records.pack(f"{PREFIX}{max(numbers, default=0) + 2:06d}")
 
     def forget(self, keep: Mapping[int, int]) -> None:
         """Delete all rows of these clients but the version named for each; 0: all of them."""

@@ -127,6 +127,19 @@ def test_versions_stay_until_the_server_cannot_fall_back(tmp_path: Path) -> None
         value(tmp_path, 4, 2)
 
 
+def test_thin_records_become_one(tmp_path: Path) -> None:
+    for version in range(1, 8):  # client 4 stays as it was; client 5 works on
+        put(tmp_path, version, [4, 5] if version == 1 else [5], {5: max(0, version - 1)})
+        assert len(list((tmp_path / RUN).glob("s*.json"))) <= 4
+    assert value(tmp_path, 4, 1) == 401 and value(tmp_path, 5, 7) == 507
+    record = sorted((tmp_path / RUN).glob("s*.safetensors"))[0]
+    record.write_bytes(record.read_bytes()[:-1] + b"?")
+    names = {p.name for p in (tmp_path / RUN).glob("s*")}
+    for version in (8, 9, 10):  # what is damaged is not sealed again as if it were whole
+        put(tmp_path, version, [5], {5: version - 1})
+    assert record.name in {p.name for p in (tmp_path / RUN).glob("s*")} & names
+
+
 def test_a_round_that_is_done_again_counts_as_it_was_written_last(tmp_path: Path) -> None:
     put(tmp_path, 1, [0, 1], {})
     with opened(tmp_path, RUN, CPU) as store:

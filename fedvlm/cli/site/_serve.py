@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from pathlib import Path
 
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import complain
-from fedvlm.job.flags import add_flags, add_opts
+from fedvlm.core.files import user_path
 
 NOWHERE = -1
+READS = ("listen", "token_file", "states", "run", "handle")
 
 
 def flags(parser: Parser) -> None:
-    """Add what serving takes: a run's flags beside its own."""
+    """Add what serving takes beside a run's flags."""
     add = parser.add_argument
-    add("--listen", default="", metavar="ADDRESS", help="host:port, or unix:PATH")
-    add("--token-file", default="", metavar="FILE", help="the secret that a driver has to know; "
-        "chmod 600")
-    add("--states", default="", metavar="FOLDER", help="where clients' states lie, the same for "
-        "all workers of a run")
-    add("--run", default="", metavar="FOLDER", help="a run's folder in the place of its flags")
-    add("--handle", type=int, default=NOWHERE, metavar="N", help="a socket that the driver which "
-        "began this process left open, in the place of --listen")
-    add_flags(parser, shown=False)
-    add_opts(parser)
+    add("--listen", default="", metavar="ADDRESS", help="serve: host:port, or unix:PATH")
+    add("--token-file", default="", metavar="FILE", help="serve: the secret that a driver has to "
+        "know; chmod 600")
+    add("--states", default="", metavar="FOLDER", help="serve: where clients' states lie, the same "
+        "for all workers of a run")
+    add("--run", default="", metavar="FOLDER", help="serve: a run's folder in the place of flags")
+    add("--handle", type=int, default=NOWHERE, metavar="N", help="serve: a socket that the driver "
+        "which began this process left open, in the place of --listen")
 
 
 def mistakes(args: Namespace) -> list[str]:
@@ -51,7 +49,7 @@ def main(args: Namespace) -> int:
     from fedvlm.job.resolve import config_of, resolve  # start-up: NumPy, 0.15 s
 
     if args.run:
-        cfg = config_of(Path(args.run).expanduser(), {})
+        cfg = config_of(user_path(args.run), {})
     else:
         plan = resolve(args)
         complain(*plan.notes, prefix="note")
@@ -61,7 +59,7 @@ def main(args: Namespace) -> int:
         work_for_driver,
     )
 
-    states = Path(args.states).expanduser()
+    states = user_path(args.states)
     if args.handle != NOWHERE:
         work_for_driver(cfg, states, args.handle, _say)
     else:

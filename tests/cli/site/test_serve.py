@@ -8,12 +8,13 @@ from fedvlm.cli.main import main
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    ([], "site: say what: serve"),
     (["srve"], "did you mean 'serve'?"),
     (["serve", "--listen", "a:1", "--token-file", "t", "--demo"], "--states FOLDER: say where"),
     (["serve", "--states", "s", "--demo"], "say one of --listen ADDRESS and --handle N"),
     (["serve", "--states", "s", "--listen", "a:1", "--demo"], "--listen wants --token-file FILE"),
     (["serve", "--states", "s", "--handle", "7", "--run", "r", "--lr", "1"], "drop '--lr'"),
+    (["serve", "--states", "s", "--handle", "7", "--to", "t"], "serve does not read --to"),
+    (["make", "--states", "s"], "make does not read --states"),
     (["serve", "--states", "s", "--handle", "7", "--run", "/no/run"], "names no method"),
     (["serve", "--states", "s", "--handle", "999", "--demo"], "--handle 999 is no socket"),
 ])  # fmt: skip
