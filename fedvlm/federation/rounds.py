@@ -243,6 +243,7 @@ class Federation:
                 f"{UNIFORM}, {OWN}"
             )
         check_aggregation(trainer, plan)
+        trainer.check_loss(model)
         check_footing(trainer, plan, self.roster.train.tolist(), self.roster.val.tolist())
         trainer.seal()
 
