@@ -28,7 +28,7 @@ from fedvlm.models.towers.trunk_blocks import places
 from fedvlm.models.vlmodel import VLModel
 
 VISUAL = "visual."
-VIT, TRUNK = "transformer.resblocks", "trunk.blocks"  # where open_clip's and timm's towers have them
+VIT, TRUNK = "transformer.resblocks", "trunk.blocks"  # of open_clip's towers, and timm's
 LAYERS = {"o": "attn.out_proj", "fc": "mlp.c_fc", "proj": "mlp.c_proj"}
 Places = dict[str, Any]
 

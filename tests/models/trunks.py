@@ -18,7 +18,7 @@ from timm.models.vitamin import GeGluMlp
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.load.openclip import build_model, finish
 from fedvlm.models.load.tiny import TinyTokenizer
-from fedvlm.models.load.vit import ViTBackbone, VisionOnly, _no_text, from_model
+from fedvlm.models.load.vit import VisionOnly, ViTBackbone, _no_text, from_model
 from tests.models.toys import TEXT
 
 SIDE, WIDTH = 32, 48

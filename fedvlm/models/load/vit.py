@@ -212,7 +212,7 @@ def from_model(model: Any, name: str) -> tuple[dict[str, Any], nn.Module, Transf
                 f"timm's '{name}' is a {type(model).__name__}, not a plain ViT or EVA transformer"
             )
         # The classifier goes: features are what stands before it.
-        size = int(model.patch_embed.img_size[0])
+        size = int((getattr(model.patch_embed, "img_size", None) or data["input_size"][1:])[0])
         model.reset_classifier(0)
         arch = {"timm": name, "width": int(model.num_features), "image_size": size}
         mode = "squash" if data.get("crop_mode") == "squash" else "shortest"
@@ -225,7 +225,7 @@ def from_model(model: Any, name: str) -> tuple[dict[str, Any], nn.Module, Transf
         "layer_scale": not isinstance(block.ls1, nn.Identity),
         "norm_pre": not isinstance(model.norm_pre, nn.Identity),
     }
-    spec = TransformSpec(arch["image_size"], *look)
+    spec = TransformSpec(int(data["input_size"][-1]), *look)
     return arch, build_vit(arch, model.state_dict(), name), spec
 
 

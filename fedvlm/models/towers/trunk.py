@@ -90,10 +90,10 @@ class Trunk:
         blocks = self.trunk.blocks
         if turns is None:
             return [None] * len(blocks)
-        each = turns.unbind(0) if self.trunk.rope_mixed else [turns] * len(blocks)
+        each = turns.detach().unbind(0) if self.trunk.rope_mixed else [turns.detach()] * len(blocks)
         return [
-            Rope(*one.detach().chunk(2, -1), self.prefix, bool(block.attn.rotate_half))
-            for one, block in zip(each, blocks, strict=True)
+            Rope(sin, cos, self.prefix, bool(block.attn.rotate_half))
+            for (sin, cos), block in zip((one.chunk(2, -1) for one in each), blocks, strict=True)
         ]
 
     def embed(self, pixels: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedvlm.models.towers.blocks import FrozenBlock, Module, Pair, Rope, Unreadable, as_it_is

@@ -1,8 +1,8 @@
 """The image tower from block b on, for K clients with edits of their own (``blocks.Edits``).
 
-``open_clip``'s VisionTransformer, or timm's, functionally: tokens ``[K, B, n, width]``, frozen weights shared
-by all clients. What lies below the first edited block is the same for everybody: its output is a
-stream of its own, ``tokens.<b>``, that can be computed once and kept.
+``open_clip``'s VisionTransformer, or timm's, functionally: tokens ``[K, B, n, width]``, frozen
+weights shared by all clients. What lies below the first edited block is the same for everybody: its
+output is a stream of its own, ``tokens.<b>``, that can be computed once and kept.
 """
 
 from __future__ import annotations
