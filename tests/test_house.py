@@ -213,7 +213,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/models/load/vit.py": {
         "start-up: 3 s": ("open_clip.transformer",),
-        "start-up: 1 s": ("timm", "timm.models.vision_transformer"),
+        "start-up: 1 s": ("timm",),
         "start-up: 2 s": ("transformers",),
     },
     "fedvlm/models/load/weights.py": {

@@ -25,6 +25,7 @@ from fedvlm.core.trees import State, Tree
 from fedvlm.federation.context import Context, Edit, Upload
 from fedvlm.federation.groups import TAG, Finetune
 from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.toolbox.contrast import SIGMOID, SOFTMAX
 from fedvlm.federation.toolbox.regularise import pulled, received_by_newcomers
 from fedvlm.federation.trainer import TRAINER_REGISTRY
 
@@ -34,6 +35,7 @@ class Ditto(PeftTrainer):
     """See the module's card."""
 
     name = "Ditto"
+    losses = (SOFTMAX, SIGMOID)
     metrics = (r"(v/)?loss",)
     same_basis = True
     options = {

@@ -25,6 +25,7 @@ from fedvlm.core.trees import State, Tree
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.toolbox.contrast import SIGMOID, SOFTMAX
 from fedvlm.federation.toolbox.regularise import pulled
 from fedvlm.federation.trainer import TRAINER_REGISTRY
 
@@ -34,6 +35,7 @@ class FedProx(PeftTrainer):
     """See the module's card."""
 
     name = "FedProx"
+    losses = (SOFTMAX, SIGMOID)
     options = {"MU": Option(0.1, "strength of the pull to the received model", low=0.0)}
     exempt = {"G5": "the proximal term slows every step after the first of a round"}
 

@@ -174,10 +174,16 @@ class HeartPFL(PeftTrainer):
         self, model: VLModel, p: Tree, x: Mapping[str, Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         """Return image features ``[K, B, d]`` and the stages' ``[K, B, width]``."""
-        at = self.stages(model)
+        at, tower = self.stages(model), model.vision
         z, taps = peft.image_taps(self.spec, model, p, x, sorted(set(at)))
         first = self.cfg.HDA_POOL == "class"
-        pooled = {b: h[:, :, 0] if first else h[:, :, 1:].mean(2) for b, h in taps.items()}
+        self.require(
+            tower.class_token or not first,
+            f"TRAINER.HEART-PFL.HDA_POOL class: {model.backbone.name} has no class token: set "
+            "HDA_POOL patch_mean",
+        )
+        patches = slice(tower.prefix, tower.tokens)
+        pooled = {b: h[:, :, 0] if first else h[:, :, patches].mean(2) for b, h in taps.items()}
         stages = [pooled[b] for b in at]
         if self.cfg.HDA_NORM == "layernorm":
             stages = [*stages[:EARLY], *(F.layer_norm(f, f.shape[-1:]) for f in stages[EARLY:])]

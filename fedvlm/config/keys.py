@@ -404,7 +404,7 @@ def _model() -> Schema:
         ),
         "MODEL.LOADER": Option(
             "open_clip",
-            "library that builds the towers; timm and transformers-vit bring a supervised ViT "
+            "library that builds the towers; timm and transformers-vit bring an image tower "
             "without text tower (--peft head)",
             choices=("open_clip", "transformers", "timm", "transformers-vit"),
         ),
@@ -514,6 +514,12 @@ def _optim() -> Schema:
         "OPTIM.WARMUP_TYPE": Option("linear", "warm-up", choices=("linear", "constant")),
         "OPTIM.WARMUP_CONS_LR": Option(1e-5, "rate of a constant warm-up", low=0),
         "OPTIM.WARMUP_MIN_LR": Option(1e-5, "first rate of a linear warm-up", low=0),
+        "OPTIM.LOSS": Option(
+            "softmax",
+            "loss over the classes: softmax is cross-entropy; sigmoid decides each pair of image "
+            "and class text for itself (SigLIP, with its logit_bias)",
+            choices=("softmax", "sigmoid"), neutral="softmax",
+        ),
         "OPTIM.CLIP": Option(
             0.0, "longest gradient of a client's step, over all its trained tensors; 0 is any",
             low=0, neutral=0.0,

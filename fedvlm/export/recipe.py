@@ -20,7 +20,7 @@ from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, did_you_mean
 from fedvlm.core.trees import Tree, expand, first_non_finite, matching
 from fedvlm.export import runner
-from fedvlm.export.towers import arch_of, plain_visual
+from fedvlm.export.towers import arch_of, blocks_of, places_of, plain_visual
 from fedvlm.export.trained import TrainedModel
 from fedvlm.federation.module_trainer import ModuleTrainer
 from fedvlm.federation.peft_trainer import PeftTrainer
@@ -173,6 +173,10 @@ def read(trained: TrainedModel) -> Recipe:
         "towers": 2 if two else 1, "small": small, "transform": transform_of(model),
         "tower": _tower(model),
     }
+    if adapted:  # where the tower keeps what they change
+        path = blocks_of(model.backbone.model.visual)
+        block = plain_visual(model).get_submodule(path).get_submodule("0")
+        card |= {"blocks": path, "places": places_of(block)}
     lora = {n: v for n, v in p.items() if re.fullmatch(r"(image|text)\.lora\..*", n)}
     return _prove(Recipe(card, tensors, lora), trained, who)
 

@@ -22,7 +22,7 @@ class Model(torch.nn.Module):  # pixels [n, 3, S, S] to logits [n, classes]
         super().__init__()
         self.card, self.p, self.towers = card, p, torch.nn.ModuleList(towers)
         for part in card["adapted"]:
-            getattr(self, part)(towers[0].transformer.resblocks)
+            getattr(self, part)(towers[0].get_submodule(card["blocks"]), card["places"])
 
     def forward(self, pixels):
         x = native = self.towers[0](pixels)
@@ -36,29 +36,29 @@ class Model(torch.nn.Module):  # pixels [n, 3, S, S] to logits [n, classes]
         return x
 
     # part: lora
-    def lora(self, blocks):  # merged into the frozen weights
+    def lora(self, blocks, places):  # merged into the frozen weights
         for name in [n for n in self.p if n.startswith("image.lora.") and n.endswith(".A")]:
             _, _, index, site, _ = name.split(".")
-            attn, mlp = blocks[int(index)].attn, blocks[int(index)].mlp
-            layer = {"o": attn.out_proj, "fc": mlp.c_fc, "proj": mlp.c_proj}.get(site)
-            rows = layer.weight if layer else attn.in_proj_weight.chunk(3)["qkv".index(site)]
-            rows.data.add_(self.card["lora"] * self.p[name[:-1] + "B"] @ self.p[name])
+            update = self.card["lora"] * self.p[name[:-1] + "B"] @ self.p[name]
+            for layer, first, rows in places[site]:
+                part, update = update[:rows], update[rows:]
+                blocks[int(index)].get_parameter(layer).data[first : first + rows].add_(part)
 
     # part: norms
-    def norms(self, blocks):  # added to the blocks' LayerNorms
+    def norms(self, blocks, places):  # added to the blocks' LayerNorms
         for name in [n for n in self.p if n.startswith("image.ln.")]:
             _, _, index, place, kind = name.split(".")
-            getattr(getattr(blocks[int(index)], "ln_" + place), kind).data.add_(self.p[name])
+            blocks[int(index)].get_parameter(f"{places[place]}.{kind}").data.add_(self.p[name])
 
     # part: adapter
-    def adapter(self, blocks):  # h + up(gelu(down(norm(h)))) behind both branches of a block
+    def adapter(self, blocks, places):  # h + up(gelu(down(norm(h)))) behind both branches
         def add(h, n, p):
             x = F.layer_norm(h, h.shape[-1:], p[n + "ln.weight"], p[n + "ln.bias"])
             x = F.gelu(F.linear(x, p[n + "down.weight"], p[n + "down.bias"]))
             return h + F.linear(x, p[n + "up.weight"], p[n + "up.bias"])
 
         for n in [k.removesuffix("down.weight") for k in self.p if k.endswith(".down.weight")]:
-            behind = getattr(blocks[int(n.split(".")[2])], "ls_1" if ".attn." in n else "ls_2")
+            behind = blocks[int(n.split(".")[2])].get_submodule(places[n.split(".")[3]])
             behind.register_forward_hook(lambda _, __, h, n=n: add(h, n, self.p))
 
     # part: residual

@@ -20,13 +20,17 @@ from fedvlm.models.load.hf_clip import HUB_NAMES
 from fedvlm.models.load.openclip import build_model
 from fedvlm.models.load.vit import empty_vit
 from fedvlm.models.towers.adapters import FACTOR_A, FACTOR_B, sites
+from fedvlm.models.towers.clip import is_block
 from fedvlm.models.towers.fold import QUICK_GELU
 from fedvlm.models.towers.layers import SplitAttention
+from fedvlm.models.towers.trunk import is_trunk
+from fedvlm.models.towers.trunk_blocks import places
 from fedvlm.models.vlmodel import VLModel
 
 VISUAL = "visual."
-BLOCKS = {"image": "visual.transformer.resblocks", "text": "transformer.resblocks"}
+VIT, TRUNK = "transformer.resblocks", "trunk.blocks"  # of open_clip's towers, and timm's
 LAYERS = {"o": "attn.out_proj", "fc": "mlp.c_fc", "proj": "mlp.c_proj"}
+Places = dict[str, Any]
 
 
 def plain_clip(model: VLModel) -> nn.Module:
@@ -81,28 +85,52 @@ def visual_state(visual: nn.Module) -> Tree:
     return state
 
 
-def merged(state: Mapping[str, Tensor], lora: Mapping[str, Tensor], scale: float) -> Tree:
+def blocks_of(visual: nn.Module) -> str:
+    """Return where an image tower keeps its blocks, or would."""
+    return TRUNK if is_trunk(visual) else VIT
+
+
+def places_of(block: Any) -> Places:
+    """Return where a plain block keeps what clients change, as plain values.
+
+    ``q, k, v, o, fc, proj``: ``[weight, first row, rows]`` of each weight that has rows of it, one
+    after the other; ``1, 2``: the norms; ``attn, mlp``: what a branch goes through last.
+    """
+    if not is_block(block):
+        out: Places = {site: [[f"{r.name}.weight", r.first, r.count] for r in rows]
+                       for site, rows in places(block).items()}
+        return out | {"1": "norm1", "2": "norm2", "attn": "drop_path1", "mlp": "drop_path2"}
+    rows = block.attn.embed_dim
+    out = {s: [["attn.in_proj_weight", i * rows, rows]] for i, s in enumerate("qkv")}
+    for site, name in LAYERS.items():
+        out[site] = [[f"{name}.weight", 0, len(block.get_submodule(name).weight)]]
+    return out | {"1": "ln_1", "2": "ln_2", "attn": "ls_1", "mlp": "ls_2"}
+
+
+def merged(clip: nn.Module, lora: Mapping[str, Tensor], scale: float) -> Tree:
     """Return a CLIP's tensors with LoRA of both towers, and ``image.ln.*``, added to the weights.
 
     Args:
-        state: of open_clip's CLIP or CustomTextCLIP.
+        clip: open_clip's CLIP or CustomTextCLIP, which stays as it is.
         lora: ``<tower>.lora.<block>.<site>.A`` and ``.B``, no client axis; other names but
             ``image.ln.*`` are ignored.
         scale: alpha over the rank.
     """
-    out = {n: v.clone() for n, v in state.items()}
-    head = "text." if "text.transformer.resblocks.0.ln_1.weight" in out else ""
+    out = {n: v.clone() for n, v in clip.state_dict().items()}
+    text = "text." if hasattr(clip, "text") else ""
+    where = {"text": text + VIT, "image": VISUAL + blocks_of(clip.get_submodule("visual"))}
     for site in sites(lora):
         tower, _, index, layer = site.split(".")
-        block = f"{head if tower == 'text' else ''}{BLOCKS[tower]}.{index}."
+        block = f"{where[tower]}.{index}"
         update = scale * lora[site + FACTOR_B].double() @ lora[site + FACTOR_A].double()
-        weight = out[block + (f"{LAYERS[layer]}.weight" if layer in LAYERS else
-                              "attn.in_proj_weight")]
-        rows = weight if layer in LAYERS else weight.chunk(3)["qkv".index(layer)]
-        rows.copy_((rows.double() + update).to(weight.dtype))
+        for name, first, count in places_of(clip.get_submodule(block))[layer]:
+            part, update = update[:count], update[count:]
+            rows = out[f"{block}.{name}"][first : first + count]
+            rows.copy_((rows.double() + part).to(rows.dtype))
     for name in (n for n in lora if n.startswith("image.ln.")):
         _, _, index, place, kind = name.split(".")
-        out[f"{BLOCKS['image']}.{index}.ln_{place}.{kind}"] += lora[name]
+        block = f"{where['image']}.{index}"
+        out[f"{block}.{places_of(clip.get_submodule(block))[place]}.{kind}"] += lora[name]
     return out
 
 

@@ -248,6 +248,7 @@ class Federation:
         active = plan.unreliable.active
         lengths = batcher.lengths(range(plan.clients), 1) if active else ()
         check_aggregation(trainer, plan, lengths)
+        trainer.check_loss(model)
         check_footing(trainer, plan, self.roster.train.tolist(), self.roster.val.tolist())
         trainer.seal()
 

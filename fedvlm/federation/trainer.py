@@ -28,6 +28,7 @@ from fedvlm.federation.context import FIT, SAMPLES, Context, Upload
 from fedvlm.federation.groups import PERSONAL, SERVER, SHARED, TAG, Finetune, Groups, Rule
 from fedvlm.federation.local.sent import WHOLE, Portion
 from fedvlm.federation.server import Proxy, ServerContext
+from fedvlm.federation.toolbox.contrast import SIGMOID, SOFTMAX, sigmoid_pairs
 from fedvlm.models.vlmodel import VLModel
 
 Predictor = Callable[[Mapping[str, Tensor]], Tensor]
@@ -62,6 +63,8 @@ class Trainer:
             not, it allows none, so that nothing that a user asks for is passed over in silence.
         phases: a round has phases that are counted in epochs: no ``FED.LOCAL_STEPS``, no
             ``FED.EPOCHS_RANGE``.
+        losses: values of ``OPTIM.LOSS`` that mean something; where a class has a ``loss``,
+            ``predictor`` or ``client_update`` of its own and declares none, ``softmax`` alone.
         trains_by: ``fit``; ``loop``, of its own with ``optimise``: no ``FED.EARLY_STOP``, no
             ``OPTIM.KEEP_STATE``; or ``descent``, plain steps: no ``OPTIM.CLIP``, no roles either.
         open_vocabulary: unseen classes stay defined.
@@ -80,6 +83,7 @@ class Trainer:
     reads_old: bool = False
     batched: bool = True
     phases: bool = False
+    losses: Sequence[str] = (SOFTMAX, SIGMOID)
     exempt: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -93,6 +97,8 @@ class Trainer:
         for name, nothing in (("aggregators", ()), ("server_optim", False)):
             if _depth(cls, name) > rule:
                 setattr(cls, name, nothing)
+        if _depth(cls, "losses") > _depth(cls, "loss", "predictor", "client_update"):
+            cls.losses = (SOFTMAX,)
         old = [n for n in RENAMED if hasattr(cls, n)]  # by a mixin, too
         if old:
             raise ConfigError(
@@ -273,8 +279,32 @@ class Trainer:
     def loss(
         self, model: VLModel, params: Tree, batch: Batch
     ) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
-        """Return the mean cross-entropy of each client, ``[K]``."""
-        return cross_entropy(self.predict(model, params, batch.x), batch)
+        """Return the mean cross-entropy of each client, ``[K]``, or SigLIP's loss of pairs."""
+        logits = self.predict(model, params, batch.x)
+        if self.loss_kind == SIGMOID:
+            return sigmoid_pairs(logits, batch.y, batch.w, model.backbone.logit_bias or 0.0)
+        return cross_entropy(logits, batch)
+
+    @property
+    def loss_kind(self) -> str:
+        """``OPTIM.LOSS``."""
+        return str(getattr(getattr(self.root, "OPTIM", None), "LOSS", SOFTMAX))
+
+    def check_loss(self, model: VLModel) -> None:
+        """Refuse an ``OPTIM.LOSS`` that the method or the backbone does not have (``ConfigError``).
+
+        Called before the first image is encoded.
+        """
+        kind, backbone = self.loss_kind, model.backbone
+        self.require(
+            kind in self.losses, f"OPTIM.LOSS {kind}: {self.name or type(self).__name__} has a "
+            "loss of its own; leave the key out, or train with --trainer PromptFL or FedAvg"
+        )
+        self.require(
+            kind != SIGMOID or backbone.logit_bias is not None,
+            f"OPTIM.LOSS sigmoid: {backbone.name} has no logit_bias, which SigLIP's loss adds to "
+            "every logit: use a SigLIP backbone, or OPTIM.LOSS softmax",
+        )
 
     # ---- client ---------------------------------------------------------------------------
     def init_client(self, ctx: Context, start: Tree) -> State:

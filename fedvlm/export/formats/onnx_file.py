@@ -59,9 +59,11 @@ def write(recipe: Recipe, trained: TrainedModel, folder: Path, common: Path) -> 
     if size > MOST:
         raise ConfigError(f"the tower has {size / 1e9:.1f} GB, and one ONNX file holds 2 GB")
     split_attention(model.get_submodule("towers"))  # plain products, not torch's fused attention
-    noise, quiet = io.StringIO(), logging.getLogger("torch.onnx")
-    level = quiet.level
-    quiet.setLevel(logging.ERROR)
+    noise = io.StringIO()
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with (
             torch.no_grad(), warnings.catch_warnings(action="ignore"),
@@ -79,7 +81,8 @@ def write(recipe: Recipe, trained: TrainedModel, folder: Path, common: Path) -> 
             f"{_reason(error)}"
         ) from error
     finally:
-        quiet.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
     graph = onnx.load(str(folder / FILE))
     if not graph.graph.input[0].type.tensor_type.shape.dim[0].dim_param:
         raise ConfigError(

@@ -26,7 +26,7 @@ def write(recipe: Recipe, trained: TrainedModel, folder: Path, common: Path) -> 
     """
     write_classifier(recipe, folder)
     state = merged(
-        plain_clip(trained.model).state_dict(), recipe.tensors | recipe.lora, recipe.card["lora"]
+        plain_clip(trained.model), recipe.tensors | recipe.lora, recipe.card["lora"]
     )
     look = {k: v for k, v in recipe.card["transform"].items() if k != "size"}
     files.write_json(folder / "open_clip_config.json", {

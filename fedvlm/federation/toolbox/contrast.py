@@ -1,4 +1,4 @@
-"""Losses between features: in-batch contrast, and nearness to frozen text features."""
+"""Losses between features: in-batch contrast, SigLIP's pairs, nearness to frozen text features."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+SOFTMAX, SIGMOID = "softmax", "sigmoid"  # OPTIM.LOSS
 OUT = -1e9  # of a score that takes no part; finite, so that a row of padding has no NaN
 
 
@@ -34,3 +35,20 @@ def text_gap(text: Tensor, anchor: Tensor, squared: bool) -> Tensor:
     """
     gap = 1 - (text * anchor).sum(-1)
     return (2 * gap if squared else gap).mean(-1)
+
+
+def sigmoid_pairs(logits: Tensor, y: Tensor, w: Tensor, bias: float) -> Tensor:
+    """Return the mean over images of the sum over classes of ``-log sigmoid(s (z + bias))``, [K].
+
+    Every pair of an image and a class text is a decision of its own, s = 1 for the image's class,
+    -1 for the others (Zhai et al. 2023, SigLIP, equation 1, with the class list as the texts).
+
+    Args:
+        logits: scaled cosines z, ``[K, B, C]``; -inf takes no part.
+        y: labels ``[K, B]``.
+        w: 1 for a sample, 0 for padding, ``[K, B]``.
+        bias: the backbone's ``logit_bias``.
+    """
+    own = F.one_hot(y, logits.shape[-1]).bool()
+    pairs = F.logsigmoid(torch.where(own, logits + bias, -(logits + bias)))
+    return -(pairs.sum(-1) * w).sum(1) / w.sum(1)

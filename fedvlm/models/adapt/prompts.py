@@ -48,5 +48,5 @@ def visual_prompts(model: VLModel, p: Tree) -> TreeEdits:
     rows = {n: v for n, v in p.items() if n.startswith(IMAGE)}
     first = f"{IMAGE}0"
     if first in rows:
-        rows[first] = model.vision.visual.ln_pre(rows[first])
+        rows[first] = model.vision.enter_norm(rows[first])
     return TreeEdits("image", rows)

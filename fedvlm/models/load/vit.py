@@ -1,7 +1,8 @@
-"""Supervised ViTs from timm and transformers as backbones without a text tower (the head view).
+"""ViTs from timm and transformers as backbones without a text tower (the head view).
 
-The weights are renamed into open_clip's VisionTransformer, not wrapped, so that adapters, cached
-activations and counting are the same code; tests hold the features to the libraries' own.
+The weights of a plain ViT are renamed into open_clip's VisionTransformer; timm's other transformers
+(registers, rotary positions, attention pooling) stay timm's and are read (``towers.trunk``). Tests
+hold the features to the libraries' own.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from fedvlm.core.files import user_path
 from fedvlm.core.transform import TransformSpec
 from fedvlm.models.backbone import Backbone, Tokenizer
 from fedvlm.models.load.weights import quiet_hub, quiet_transformers
+from fedvlm.models.towers.trunk import KINDS, TimmTower
+from fedvlm.models.towers.trunk_blocks import is_timm
 
 LOADERS = ("timm", "transformers-vit")
 COSINE_SCALE = 16.0  # of the cosine classifier; CLIP's 100 is learned for its own features
@@ -66,7 +69,7 @@ def load_vit(
     name: str, weights: str = "", *, loader: str, random: bool = False, seed: int = 0,
     **place: Any,
 ) -> Backbone:
-    """Load a supervised ViT.
+    """Load a ViT without text tower.
 
     Args:
         name: timm's name (``vit_tiny_patch16_224``); a hub name or folder for transformers.
@@ -77,14 +80,16 @@ def load_vit(
         place: arguments of ``Backbone``: dtype, device, plain.
 
     Raises:
-        ConfigError: unknown name, or an architecture that is no plain ViT.
+        ConfigError: unknown name, or an architecture that cannot be read.
         DataError: weights that cannot be had.
     """
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(seed)
-        read = _from_timm if loader == "timm" else _from_transformers
-        arch, state, spec = read(name, weights, random)
-        visual = build_vit(arch, state, name)
+        if loader == "timm":
+            arch, visual, spec = _from_timm(name, weights, random)
+        else:
+            arch, state, spec = _from_transformers(name, weights, random)
+            visual = build_vit(arch, state, name)
     return ViTBackbone(
         VisionOnly(visual), _no_text(name), name=name, arch=arch, spec=spec,
         weights=weights or ("random" if random else loader), **place,
@@ -101,7 +106,14 @@ def _no_text(name: str) -> Tokenizer:
 
 
 def empty_vit(arch: dict[str, Any]) -> nn.Module:
-    """Return open_clip's VisionTransformer of ``arch``, with random weights."""
+    """Return the tower of ``arch`` with random weights: open_clip's VisionTransformer, or timm's.
+
+    ``arch`` is ``ViTBackbone``'s; with ``timm`` it names a model that is not renamed.
+    """
+    if "timm" in arch:
+        import timm  # start-up: 1 s
+
+        return TimmTower(timm.create_model(arch["timm"], num_classes=0))
     from open_clip.transformer import LayerNorm, VisionTransformer  # start-up: 3 s
 
     visual = VisionTransformer(
@@ -158,9 +170,14 @@ def rename_vit(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _from_timm(
     name: str, weights: str, random: bool
-) -> tuple[dict[str, Any], dict[str, Tensor], TransformSpec]:
+) -> tuple[dict[str, Any], nn.Module, TransformSpec]:
+    """Return arch, tower and transform; a plain ViT is renamed, another transformer stays timm's.
+
+    Raises:
+        ConfigError: unknown to timm, or no transformer that can be read.
+        DataError: weights that cannot be had.
+    """
     import timm  # start-up: 1 s
-    from timm.models.vision_transformer import VisionTransformer  # start-up: 1 s
 
     if not timm.is_model(name.split(".")[0]):
         hint = did_you_mean(name, timm.list_models("vit_*"))
@@ -176,11 +193,31 @@ def _from_timm(
             f"cannot load '{name}' with timm ({reason}): name a .safetensors file with --weights, "
             "or set MODEL.BACKBONE.PRETRAINED False for random weights"
         ) from error
-    block: Any = model.blocks[0] if type(model) is VisionTransformer else None
-    plain = block is not None and type(block.mlp.act) is nn.GELU and model.global_pool == "token"
-    if not plain or model.num_prefix_tokens != 1 or model.no_embed_class:
-        raise ConfigError(f"timm's '{name}' is not a plain ViT with a class token and GELU")
+    return from_model(model, name)
+
+
+def from_model(model: Any, name: str) -> tuple[dict[str, Any], nn.Module, TransformSpec]:
+    """Return arch, tower and transform of a model of timm's.
+
+    Raises:
+        ConfigError: no transformer that can be read.
+    """
+    import timm  # start-up: 1 s
+
     data = timm.data.resolve_model_data_config(model)
+    look = tuple(data["mean"]), tuple(data["std"]), data["interpolation"]
+    if not _is_plain(model):
+        if not is_timm(model, *KINDS):
+            raise ConfigError(
+                f"timm's '{name}' is a {type(model).__name__}, not a plain ViT or EVA transformer"
+            )
+        # The classifier goes: features are what stands before it.
+        size = int((getattr(model.patch_embed, "img_size", None) or data["input_size"][1:])[0])
+        model.reset_classifier(0)
+        arch = {"timm": name, "width": int(model.num_features), "image_size": size}
+        mode = "squash" if data.get("crop_mode") == "squash" else "shortest"
+        return arch, TimmTower(model), TransformSpec(size, *look, mode)
+    block = model.blocks[0]
     arch = _arch(
         data["input_size"][-1], model.patch_embed.patch_size[0], model.embed_dim,
         len(model.blocks), block.attn.num_heads, block.mlp.fc1.out_features, model.norm.eps,
@@ -188,9 +225,27 @@ def _from_timm(
         "layer_scale": not isinstance(block.ls1, nn.Identity),
         "norm_pre": not isinstance(model.norm_pre, nn.Identity),
     }
-    spec = TransformSpec(arch["image_size"], tuple(data["mean"]), tuple(data["std"]),
-                         data["interpolation"])
-    return arch, model.state_dict(), spec
+    spec = TransformSpec(int(data["input_size"][-1]), *look)
+    return arch, build_vit(arch, model.state_dict(), name), spec
+
+
+def _is_plain(model: Any) -> bool:
+    """Tell whether open_clip's VisionTransformer computes a model of timm's."""
+    if not is_timm(model, "VisionTransformer") or not is_timm(model.patch_embed, "PatchEmbed"):
+        return False
+    block = model.blocks[0]
+    if not is_timm(block, "Block"):
+        return False
+    attn, mlp = block.attn, block.mlp
+    if not (is_timm(attn, "Attention") and is_timm(mlp, "Mlp") and attn.qkv.bias is not None):
+        return False
+    bare = (attn.q_norm, attn.k_norm, attn.norm, mlp.norm)
+    return (
+        type(mlp.act) is nn.GELU and all(isinstance(n, nn.Identity) for n in bare)
+        and model.global_pool == "token" and model.num_prefix_tokens == 1
+        and not model.no_embed_class and model.pos_embed is not None
+        and type(model.norm) is type(block.norm1) and isinstance(model.norm, nn.LayerNorm)
+    )
 
 
 def _from_transformers(

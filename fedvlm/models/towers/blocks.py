@@ -1,7 +1,7 @@
 """A frozen transformer block as plain weights, with a leading client axis and places for adapters.
 
 Reads the blocks of open_clip's towers, or ours, as they are or as ``layers.cast_linears`` remade
-them.
+them; ``trunk_blocks`` reads timm's.
 """
 
 from __future__ import annotations
@@ -74,6 +74,40 @@ NoEdits = Edits  # the frozen blocks as they are
 
 
 @dataclass(frozen=True)
+class Rope:
+    """Rotary positions of an image's patches (Su et al. 2021, RoFormer; in two dimensions).
+
+    Attributes:
+        sin, cos: ``[M, dim]``, or ``[heads, M, dim]`` where every head has angles of its own.
+        first: rows before the patches (class token, registers); these, and rows that were added
+            behind, have no place and are not turned.
+        half: number i is turned with i + dim / 2; else neighbours are, 2i with 2i + 1.
+    """
+
+    sin: Tensor
+    cos: Tensor
+    first: int
+    half: bool
+
+    def __call__(self, t: Tensor) -> Tensor:
+        """Turn queries or keys ``[n, heads, rows, dim]``."""
+        count = self.sin.shape[-2]
+        x = t[:, :, self.first : self.first + count]
+        if self.half:
+            a, b = x.chunk(2, -1)
+            across = torch.cat([-b, a], -1)
+        else:
+            across = torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+        x = (x * self.cos + across * self.sin).to(t.dtype)
+        return torch.cat([t[:, :, : self.first], x, t[:, :, self.first + count :]], 2)
+
+
+def as_it_is(x: Tensor) -> Tensor:
+    """Return ``x``: where a block has nothing."""
+    return x
+
+
+@dataclass(frozen=True)
 class FrozenBlock:
     """One frozen block.
 
@@ -84,6 +118,11 @@ class FrozenBlock:
         norms, scales: (before attention, before MLP), (after attention, after MLP).
         act: of the MLP.
         fold: c where ``fc`` is stored times c and ``proj`` over c (QuickGELU as SiLU), else 1.
+        head_norms: of queries and keys, head by head.
+        rope: rotary positions of queries and keys; None: the block has none.
+        before_o, before_fc: norms before the attention's output layer and the MLP's first one.
+
+    A gated MLP has one ``fc`` of both halves' rows, and ``act`` multiplies them.
     """
 
     index: int
@@ -93,6 +132,10 @@ class FrozenBlock:
     scales: tuple[Module, Module]
     act: Module
     fold: float
+    head_norms: tuple[Module, Module] = (as_it_is, as_it_is)
+    rope: Rope | None = None
+    before_o: Module = as_it_is
+    before_fc: Module = as_it_is
 
     def factor(self, site: str) -> float:
         """Return what an update of the unfolded layer is to be multiplied with."""
@@ -131,10 +174,10 @@ class FrozenBlock:
 
     def finish(self, x: Tensor, edits: Edits, mixed: Tensor) -> Tensor:
         """Return ``x`` with the attention's output layer on ``mixed``, then the MLP, added."""
-        out = self.scales[0](self.site("o", mixed, edits))
+        out = self.scales[0](self.site("o", self.before_o(mixed), edits))
         x = x + edits.branch(self.index, "attn", out)
         normed = edits.norm(self.index, 2, x, self.norms[1])
-        hidden = self.act(self.site("fc", normed, edits))
+        hidden = self.act(self.site("fc", self.before_fc(normed), edits))
         out = self.scales[1](self.site("proj", hidden, edits))
         return x + edits.branch(self.index, "mlp", out)
 
@@ -146,9 +189,11 @@ class FrozenBlock:
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """[K, B, m, width], [K, B, n, width] twice -> [K, B, m, width]."""
         mask = None if mask is None else mask.to(q.dtype)
-        mixed = F.scaled_dot_product_attention(
-            self._split(q), self._split(k), self._split(v), attn_mask=mask
-        )
+        each = self.head_norms[0](self._split(q)), self.head_norms[1](self._split(k))
+        if self.rope is not None:
+            # A row that is read alone is the class token's, which is not turned.
+            each = self.rope(each[0]) if q.shape[2] == k.shape[2] else each[0], self.rope(each[1])
+        mixed = F.scaled_dot_product_attention(*each, self._split(v), attn_mask=mask)
         return mixed.transpose(1, 2).reshape(q.shape)
 
     def _split(self, t: Tensor) -> Tensor:

@@ -177,8 +177,24 @@ def cast_linears(module: nn.Module, dtype: torch.dtype) -> None:
         elif isinstance(child, nn.Conv2d) and dtype is not torch.float32:
             setattr(module, name, CastConv(child, dtype))
         else:
+            if dtype is not torch.float32:
+                _join_biases(child)
             _fold_quick_gelu(child)
             cast_linears(child, dtype)
+
+
+def _join_biases(attn: nn.Module) -> None:
+    """Give timm's EVA attention, in place, one layer with a bias for q, k and v.
+
+    It keeps the biases of q and v beside the layer (k has none) and reads the layer's weight
+    itself, which would be of another type than its input.
+    """
+    if type(attn).__qualname__ != "EvaAttention" or getattr(attn, "q_bias", None) is None:
+        return
+    eva: Any = attn
+    bias = torch.cat([eva.q_bias, torch.zeros_like(eva.q_bias), eva.v_bias])
+    eva.qkv = _linear(eva.qkv.weight, bias)
+    eva.q_bias = eva.k_bias = eva.v_bias = None
 
 
 def _fold_quick_gelu(mlp: nn.Module) -> None:

@@ -1,13 +1,14 @@
 """The image tower from block b on, for K clients with edits of their own (``blocks.Edits``).
 
-``open_clip``'s VisionTransformer, functionally: tokens ``[K, B, n, width]``, frozen weights shared
-by all clients. What lies below the first edited block is the same for everybody: its output is a
-stream of its own, ``tokens.<b>``, that can be computed once and kept.
+``open_clip``'s VisionTransformer, or timm's, functionally: tokens ``[K, B, n, width]``, frozen
+weights shared by all clients. What lies below the first edited block is the same for everybody: its
+output is a stream of its own, ``tokens.<b>``, that can be computed once and kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.towers.blocks import Edits, FrozenBlock, NoEdits, Unreadable, read_blocks
 from fedvlm.models.towers.clip import is_image_tower
+from fedvlm.models.towers.trunk import Trunk, is_trunk
 
 PREFIX = "tokens."
 PATCHES = "patches"
@@ -26,41 +28,112 @@ def stream_name(block: int) -> str:
     return f"{PREFIX}{block}"
 
 
+class Shell(Protocol):
+    """What an image tower has around its blocks; ``ClipShell`` says what the methods return.
+
+    Attributes:
+        blocks: between entry and pool.
+        tokens, width, prefix, class_token: as ``VisionTower``'s.
+        one_row: only the first row is read out: behind the last block no other is needed.
+        has_patches: whether ``project`` is defined for single rows.
+    """
+
+    blocks: list[FrozenBlock]
+    tokens: int
+    width: int
+    prefix: int
+    class_token: bool
+    one_row: bool
+    has_patches: bool
+
+    def embed(self, pixels: Tensor) -> Tensor:
+        """See ``ClipShell``, as for the others."""
+
+    def enter_norm(self, rows: Tensor) -> Tensor:
+        """See ``ClipShell``."""
+
+    def pool(self, x: Tensor) -> Tensor:
+        """See ``ClipShell``."""
+
+    def project(self, rows: Tensor) -> Tensor:
+        """See ``ClipShell``."""
+
+
+class ClipShell:
+    """What open_clip's VisionTransformer, or ours, has around its blocks.
+
+    Args:
+        visual: the tower.
+
+    Raises:
+        Unreadable: another image tower, or blocks of another kind.
+    """
+
+    prefix, class_token = 1, True
+
+    def __init__(self, visual: Any) -> None:
+        if not is_image_tower(visual):
+            raise Unreadable(f"its image tower is {type(visual).__name__}")
+        self.blocks: list[FrozenBlock] = read_blocks(visual.transformer.resblocks)
+        self.visual = visual
+        self.tokens, self.width = (int(n) for n in visual.positional_embedding.shape)
+        self.one_row = visual.attn_pool is None and visual.pool_type == "tok"
+        self.has_patches = visual.attn_pool is None
+
+    def embed(self, pixels: Tensor) -> Tensor:
+        """Return what enters the first block, ``[n, tokens, width]``, of ``[n, 3, S, S]``."""
+        out: Tensor = self.visual._embeds(pixels)
+        return out
+
+    def enter_norm(self, rows: Tensor) -> Tensor:
+        """Return rows through the norm that stands before all blocks."""
+        out: Tensor = self.visual.ln_pre(rows)
+        return out
+
+    def pool(self, x: Tensor) -> Tensor:
+        """Return features ``[n, d]`` of what leaves the last block."""
+        pooled: Tensor = self.visual._pool(x)[0]
+        return pooled if self.visual.proj is None else pooled @ self.visual.proj
+
+    def project(self, rows: Tensor) -> Tensor:
+        """Return rows of the last block in the joint space, each for itself."""
+        rows = self.visual.ln_post(rows)
+        return rows if self.visual.proj is None else rows @ self.visual.proj
+
+
 class VisionTower:
     """A backbone's image tower in pieces.
 
     Args:
-        backbone: with open_clip's VisionTransformer.
+        backbone: with open_clip's VisionTransformer, or a transformer of timm's (``trunk``).
+
+    Attributes:
+        tokens: rows per image: patches, and what stands before them (class token, registers).
+        width: of a row.
+        prefix: rows before the patches.
+        class_token: whether the first row is a class token.
 
     Raises:
-        ConfigError: another image tower (a ResNet, a timm trunk).
+        ConfigError: another image tower (a ResNet, a convolutional trunk).
     """
 
     def __init__(self, backbone: Backbone) -> None:
         self.backbone, visual = backbone, backbone.model.visual
         try:
-            if not is_image_tower(visual):
-                raise Unreadable(f"its image tower is {type(visual).__name__}")
-            self.blocks: list[FrozenBlock] = read_blocks(visual.transformer.resblocks)
+            self.shell: Shell = (
+                Trunk(visual, backbone) if is_trunk(visual) else ClipShell(visual)
+            )
         except Unreadable as reason:
             raise ConfigError(
                 "PEFT.VISUAL lora and adapter, PEFT.LN, tokens and patches need a ViT image tower; "
                 f"{backbone.name} has none ({reason}): use --backbone ViT-B/16, or PEFT.VISUAL "
                 "feature without LN"
             ) from reason
-        self.visual = visual
-        # Only the class token is read out: behind the last block no other row is needed.
-        self._one_row = visual.attn_pool is None and visual.pool_type == "tok"
-
-    @property
-    def tokens(self) -> int:
-        """Rows per image, the class token included."""
-        return int(self.visual.positional_embedding.shape[0])
-
-    @property
-    def width(self) -> int:
-        """Width of a row."""
-        return int(self.visual.positional_embedding.shape[1])
+        self.blocks: list[FrozenBlock] = self.shell.blocks
+        self.tokens, self.width, self.prefix = (
+            self.shell.tokens, self.shell.width, self.shell.prefix
+        )
+        self.class_token = self.shell.class_token
 
     def enter(self, pixels: Tensor, block: int = 0) -> Tensor:
         """Return the activations ``[B, n, width]`` that enter ``block``, of ``[B, 3, H, W]``.
@@ -68,11 +141,15 @@ class VisionTower:
         The gradient reaches the pixels if they ask for it (attacks).
         """
         backbone = self.backbone
-        x: Tensor = self.visual._embeds(pixels.to(backbone.device, backbone.feature_dtype))
+        x = self.shell.embed(pixels.to(backbone.device, backbone.feature_dtype))
         x = x.to(backbone.feature_dtype).unsqueeze(0)
         for one in self.blocks[:block]:
             x = one(x, NoEdits())
         return x.squeeze(0)
+
+    def enter_norm(self, rows: Tensor) -> Tensor:
+        """Return rows ``[..., width]`` through the norm before all blocks, where there is one."""
+        return self.shell.enter_norm(rows)
 
     @property
     def patch_shape(self) -> tuple[int, int]:
@@ -81,12 +158,11 @@ class VisionTower:
         Raises:
             ConfigError: the tower pools by attention and has no such rows.
         """
-        if self.visual.attn_pool is not None:
+        if not self.shell.has_patches:
             raise ConfigError(
                 f"{self.backbone.name} pools its patches by attention: there are no patch features"
             )
-        proj = self.visual.proj
-        return self.tokens - 1, self.width if proj is None else int(proj.shape[1])
+        return self.tokens - self.prefix, self.backbone.embed_dim
 
     def patches(self, x: Tensor, start: int, edits: Edits | None = None) -> Tensor:
         """Return patch features ``[K, B, M, d]`` of activations that enter block ``start``.
@@ -106,10 +182,10 @@ class VisionTower:
     def project(self, rows: Tensor) -> Tensor:
         """Return rows ``[..., width]`` of the last block in the joint space, ``[..., d]``.
 
-        They go through the norm and the projection that the class token goes through.
+        They go through what the pooled row goes through: norm and projection of CLIP; with
+        attention pooling through the pool too, each as if it were the image's only row.
         """
-        rows = self.visual.ln_post(rows)
-        return rows if self.visual.proj is None else rows @ self.visual.proj
+        return self.shell.project(rows)
 
     def compute(self, pixels: Tensor, stream: str) -> Tensor:
         """Return a stream, ``tokens.<b>`` or ``patches``, of pixels ``[B, 3, H, W]``."""
@@ -136,7 +212,7 @@ class VisionTower:
             Features ``[K, B, d]``, not normalised, and ``{tap: [K, B, n, width]}``.
         """
         outputs, last, own = {}, len(self.blocks) - 1, x.shape[2]
-        one_row = self._one_row and last not in taps and type(edits).leave is Edits.leave
+        one_row = self.shell.one_row and last not in taps and type(edits).leave is Edits.leave
         for one in self.blocks[start:]:
             short = one.index == last and one_row
             read = torch.zeros(x.shape[1], dtype=torch.int64, device=x.device) if short else None
@@ -144,9 +220,7 @@ class VisionTower:
             if one.index in taps:
                 outputs[one.index] = x
         x = x[:, :, :own]
-        pooled, _ = self.visual._pool(x.flatten(0, 1))
-        out = pooled if self.visual.proj is None else pooled @ self.visual.proj
-        return out.view(*x.shape[:2], -1), outputs
+        return self.shell.pool(x.flatten(0, 1)).view(*x.shape[:2], -1), outputs
 
 
 def pick_stream(x: Mapping[str, Tensor]) -> tuple[str, int]:

@@ -15,6 +15,7 @@ from fedvlm.models.adapt.peft import PeftSpec
 from fedvlm.models.load.backbones import load_backbone
 from fedvlm.models.load.vit import _arch, build_vit
 from fedvlm.models.vlmodel import VLModel
+from tests.models import trunks
 
 F64: dict[str, Any] = {"dtype": torch.float64}
 
@@ -110,10 +111,31 @@ def test_refusals(tmp_path: Path) -> None:
         model.anchor("template", 0)
     with pytest.raises(ConfigError, match="timm has no model 'vit_tinny.*vit_tiny"):
         load_backbone("vit_tinny_patch16_224", loader="timm", allow_random=True)
-    for other in ("resnet18", "vit_tiny_r_s16_p8_224", "deit_tiny_distilled_patch16_224"):
+    for other in ("resnet18", "deit_tiny_distilled_patch16_224"):
         with pytest.raises(ConfigError, match="not a plain ViT"):
             load_backbone(other, loader="timm", allow_random=True)
     with pytest.raises(DataError, match="PRETRAINED False"):
         load_backbone("vit_tiny_patch16_224", str(tmp_path / "none"), loader="timm")
     with pytest.raises(DataError, match="cannot load"):
         load_backbone(str(tmp_path / "none"), loader="transformers-vit")
+
+
+def test_timm_s_other_transformers_by_name_and_file(tmp_path: Path) -> None:
+    import timm
+
+    name = trunks.small("dinov3")
+    ours = load_backbone(name, loader="timm", allow_random=True, seed=3)
+    assert ours.digest == load_backbone(name, loader="timm", allow_random=True, seed=3).digest
+    with torch.random.fork_rng([]):
+        model = shaken(timm.create_model(name))
+    save_file(model.state_dict(), str(tmp_path / "w.safetensors"))
+    ours = load_backbone(name, str(tmp_path / "w.safetensors"), loader="timm", **F64)
+    x = torch.randn(2, 3, trunks.SIDE, trunks.SIDE, dtype=torch.float64)
+    with torch.no_grad():
+        assert torch.allclose(ours.encode_image(x), model.double()(x), 0, 1e-10)
+    assert (ours.embed_dim, ours.image_size, ours.has_text) == (trunks.WIDTH, trunks.SIDE, False)
+    tree = peft.build(
+        PeftSpec("none", "lora", "linear", rank=2), VLModel(ours, ["a", "b"]),
+        torch.Generator().manual_seed(0),
+    )
+    assert tree["image.lora.0.q.A"].shape == (2, trunks.WIDTH)
