@@ -124,17 +124,19 @@ class WorkerPool:
         threads: of each worker.
         devices: dealt to the workers in turn; empty leaves each cell's own.
         timeout: seconds that a cell may take; 0 for any time.
+        allowed: whether a cell may begin now; one that may not is left out for good.
         start: makes a worker (tests replace it).
     """
 
     def __init__(
         self, jobs: int, journal: Journal, watcher: Watcher, *, threads: int,
         devices: Sequence[str] = (), timeout: float = 0,
+        allowed: Callable[[Cell], bool] = lambda cell: True,
         start: Callable[[int, str], Worker] = Worker,
     ) -> None:
         self.jobs, self.journal, self.watcher = jobs, journal, watcher
         self.threads, self.devices, self.start = threads, tuple(devices), start
-        self.timeout = timeout
+        self.timeout, self.allowed = timeout, allowed
         self.workers: list[Worker] = []
 
     def run(self, cells: Sequence[Cell]) -> None:
@@ -185,6 +187,7 @@ class WorkerPool:
 
     def _next(self, worker: Worker, left: list[Cell]) -> None:
         """Give a worker the first cell that shares its data, else one that nobody else's shares."""
+        left[:] = [c for c in left if self.allowed(c)]
         if not left:
             return
         others = {w.group for w in self.workers if w is not worker}

@@ -7,6 +7,7 @@ flags of fedvlm run that are not below, and KEY VALUE pairs, hold for every cell
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from argparse import ArgumentTypeError, Namespace
@@ -49,7 +50,7 @@ _INSTEAD = {  # flag of a run -> what a sweep has instead
 def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     add = parser.add_argument
-    many: dict[str, Any] = {"nargs": "+", "type": _listed, "default": []}
+    many: dict[str, Any] = {"nargs": "+", "type": listed, "default": []}
     add("opts", nargs="*", metavar="PLAN.yaml", help="a plan; without one, --trainers and "
         "--datasets; and KEY VALUE pairs for every cell")
     add("--trainers", **many, metavar="NAME", help="methods; with a plan: only these of it")
@@ -57,12 +58,7 @@ def flags(parser: Parser) -> None:
     add("--seeds", **many, metavar="N", help="both seeds of each run (default 1)")
     add("--shots", **many, metavar="N", help="images per class")
     add("--name", default="", help="name of the sweep's folder below OUTPUT_DIR/sweeps")
-    add("--jobs", type=whole(1), default=1, metavar="N", help="worker processes (default 1)")
-    add("--threads", type=whole(1), metavar="N", help="threads of each worker (default "
-        "OMP_NUM_THREADS, else cores/jobs, 1 for the tiny backbone)")
-    add("--devices", **many, metavar="D", help="one device per worker in turn, such as cuda:0")
-    add("--cell-timeout", type=whole(1), default=0, metavar="SECONDS", help="kill a cell that "
-        "takes longer; it counts as failed (default: never)")
+    add_worker_flags(parser)
     add("--retry-failed", action="store_true", help="run failed cells again")
     add("--only", type=_cells, metavar="I-J", help="only the cells of these numbers (see --list)")
     add("--list", action="store_true", help="every cell with its number and state")
@@ -78,9 +74,26 @@ def flags(parser: Parser) -> None:
     parser.checks.append(_read)
 
 
-def _listed(word: str) -> list[str]:
+def add_worker_flags(parser: Parser) -> None:
+    """Add what ``run_sweep`` reads: workers, their threads and devices, a cell's time."""
+    add = parser.add_argument
+    add("--jobs", type=whole(1), default=1, metavar="N", help="worker processes (default 1)")
+    add("--threads", type=whole(1), metavar="N", help="threads of each worker (default "
+        "OMP_NUM_THREADS, else cores/jobs, 1 for the tiny backbone)")
+    add("--devices", nargs="+", type=listed, default=[], metavar="D",
+        help="one device per worker in turn, such as cuda:0")
+    add("--cell-timeout", type=whole(1), default=0, metavar="SECONDS", help="kill a cell that "
+        "takes longer; it counts as failed (default: never)")
+
+
+def listed(word: str) -> list[str]:
     """Return the parts of a word: ``a,b`` is ``a b``."""
     return [part for part in word.split(",") if part]
+
+
+def flatten(args: Namespace, dest: str) -> None:
+    """Make one list of the words of a flag of type ``listed``."""
+    setattr(args, dest, [part for parts in getattr(args, dest) for part in parts])
 
 
 def _cells(word: str) -> range:
@@ -103,7 +116,7 @@ def _read(args: Namespace) -> list[str]:
     """
     mistakes, args.file = [], None
     for dest in ("trainers", "datasets", "seeds", "shots", "devices", "slurm_option"):
-        setattr(args, dest, [part for parts in getattr(args, dest) for part in parts])
+        flatten(args, dest)
     if args.opts and args.opts[0].lower().endswith((".yaml", ".yml")):
         word = args.opts.pop(0)
         args.file = lookup(word, "sweeps")
@@ -183,10 +196,23 @@ def main(args: Namespace) -> int:
     if args.dry_run:
         say(*sweep.dry_lines(retry=args.retry_failed))
         return 0
-    return _run(args, sweep)
+    return run_sweep(args, sweep, retry=args.retry_failed)
 
 
-def _run(args: Namespace, sweep: Sweep) -> int:
+def run_sweep(
+    args: Namespace, sweep: Sweep, *, retry: bool, until: float = math.inf
+) -> int:
+    """Run a sweep with the command's workers; return 0, or 1 where cells have failed.
+
+    Args:
+        args: ``threads``, ``devices``, ``cell_timeout``.
+        retry: whether failed cells are run again.
+        until: see ``Sweep.run``.
+
+    Raises:
+        ConfigError: another process runs it.
+        KeyboardInterrupt: whole rounds are saved.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = args.threads or usual_threads(
         {c.config["MODEL.BACKBONE.NAME"] for c in sweep.cells}, os.environ, cores or 1, sweep.jobs
@@ -195,7 +221,7 @@ def _run(args: Namespace, sweep: Sweep) -> int:
     held = None if sweep.only is not None else _alone(sweep.journal.folder)
     try:
         return sweep.run(
-            threads, tuple(args.devices), retry=args.retry_failed, timeout=args.cell_timeout
+            threads, tuple(args.devices), retry=retry, timeout=args.cell_timeout, until=until
         )
     except KeyboardInterrupt as stop:
         raise saying(
