@@ -186,7 +186,11 @@ class _Reader:
         if not isinstance(value, dict):
             self.mistake("plan wants datasets, trainers and the rest of a sweep's plan")
             raise ConfigError("\n".join(self.mistakes))
-        plan = PlanReader(f"{self.where}: plan", self.mistakes).plan(value, name)
+        reader = PlanReader(f"{self.where}: plan")
+        try:
+            plan = reader.plan(value, name)
+        except ConfigError as error:
+            raise ConfigError("\n".join([*self.mistakes, str(error)])) from None
         return replace(plan, name=name, trainers=tuple(map(_at_home, plan.trainers)))
 
     def numbers(self, value: Any) -> list[Numbers]:

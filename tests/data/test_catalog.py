@@ -33,7 +33,7 @@ from tests.data.partition.pools import NAMES
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "datasets"
 FILES = sorted(CONFIGS.glob("*.yaml"))
-OWN = {"custom_folders", "custom_split", "custom_domains", "custom_csv"}
+OWN = {"custom_folders", "custom_split", "custom_domains", "custom_nico", "custom_csv"}
 PUBLISHED = {
     "Caltech101": "split_zhou_Caltech101.json",
     "DescribableTextures": "split_zhou_DescribableTextures.json",
