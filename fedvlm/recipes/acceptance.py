@@ -11,7 +11,8 @@ from typing import Any
 from fedvlm.core import files
 from fedvlm.core.version import __version__
 from fedvlm.recipes.counts import Counts
-from fedvlm.recipes.recipe import Numbers, Recipe
+from fedvlm.recipes.recipe import Recipe
+from fedvlm.recipes.trial import Tally
 from fedvlm.recipes.verdict import VERDICTS, Line
 from fedvlm.report.tables.render import escape_markdown
 from fedvlm.runs.manifest import now
@@ -30,7 +31,7 @@ class Acceptance:
 
     recipe: Recipe
     lines: Sequence[Line]
-    counts: Sequence[tuple[Numbers, Counts | None, str]]
+    tallies: Sequence[Tally]
 
     def summary(self) -> str:
         """Return the verdicts, counted: ``12 within, 3 off, 1 not run``."""
@@ -55,11 +56,12 @@ class Acceptance:
     def number_rows(self) -> list[dict[str, Any]]:
         """Return trained and sent numbers as shown."""
         return [
-            {"method": n.method, "trained": f"{n.trained:,}", "sent": f"{n.sent:,}",
-             "published": n.published or "-",
-             "counted": f"{c.trained:,} / {c.sent:,}" if c else why,
-             "verdict": number_verdict(n, c), "where": n.where}
-            for n, c, why in self.counts
+            {"method": t.numbers.method, "trained": f"{t.numbers.trained:,}",
+             "sent": f"{t.numbers.sent:,}", "published": t.numbers.published or "-",
+             "counted": f"{t.counted.trained:,} / {t.counted.sent:,}" if t.counted else t.why,
+             "verdict": number_verdict(t), "sent by runs": "-" if t.sent is None
+             else f"{t.sent:,.0f}", "where": t.numbers.where}
+            for t in self.tallies
         ]
 
     def record(self) -> dict[str, Any]:
@@ -71,11 +73,7 @@ class Acceptance:
             "harmonic": recipe.harmonic, "caution": CAUTION, "summary": self.summary(),
             "protocol": list(recipe.protocol), "departures": list(recipe.departures),
             "unknown": list(recipe.unknown), "cells": [asdict(line) for line in self.lines],
-            "numbers": [
-                asdict(n) | {"counted": asdict(c) if c else None, "why": why,
-                             "verdict": number_verdict(n, c)}
-                for n, c, why in self.counts
-            ],
+            "numbers": [asdict(t) | {"verdict": number_verdict(t)} for t in self.tallies],
         }
 
     def page(self) -> str:
@@ -91,7 +89,7 @@ class Acceptance:
             if sentences:
                 parts.append("\n".join([f"## {title}", *(f"- {s}" for s in sentences)]))
         parts += ["## Accuracy, percent", _markdown(self.rows())]
-        if self.counts:
+        if self.tallies:
             parts += ["## Numbers trained and sent by a client", _markdown(self.number_rows())]
         if reasons := self.reasons():
             parts.append("\n".join(["## Why cells are not judged", *(f"- {r}" for r in reasons)]))
@@ -113,12 +111,12 @@ class Acceptance:
         return folder / f"{NAME}.md"
 
 
-def number_verdict(numbers: Numbers, counted: Counts | None) -> str:
+def number_verdict(tally: Tally) -> str:
     """Return whether the counts are the recipe's, to the last one."""
-    if counted is None:
+    if tally.counted is None:
         return UNCOUNTED
-    same = (counted.trained, counted.sent) == (numbers.trained, numbers.sent)
-    return EQUAL if same else UNEQUAL
+    said = Counts(tally.numbers.trained, tally.numbers.sent)
+    return EQUAL if tally.counted == said else UNEQUAL
 
 
 def _pm(value: float | None, std: float | None) -> str:

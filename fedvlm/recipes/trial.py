@@ -6,12 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
+
 from fedvlm.compat.files import load_trainer
 from fedvlm.config.build import flat
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.stats import cm, harmonic_mean, mean
 from fedvlm.data.catalog import dataset_info
 from fedvlm.job.identity import WHERE
+from fedvlm.job.inputs import Inputs
 from fedvlm.job.resolve import Job
 from fedvlm.recipes.counts import Counts, counts_of
 from fedvlm.recipes.recipe import AVERAGE, H_OF_AVERAGES, Numbers, Published, Recipe
@@ -29,6 +32,7 @@ FREE = {*WHERE, "SEED", "DATA_SEED", "MODEL.INIT_WEIGHTS", "FED.CHUNK", "FED.SIT
 TOY = "not comparable with papers"  # what a run on the tiny backbone or a cut set says of itself
 MOST = 3  # differences named
 HM2 = ("base_all", "new")
+BYTES = 4  # of a number that travels
 
 
 @dataclass
@@ -36,17 +40,35 @@ class Row:
     """A method on a data set: one run for each seed.
 
     Attributes:
-        job: the recipe's own config of the first seed; None where it is refused.
+        own: the recipe's own config of the first seed; job: as the command's words make it. None
+            where it is refused.
         why: what keeps it from running; empty where nothing does.
         changed: how its protocol differs from the recipe's, in words.
     """
 
     dataset: str
     method: str
+    own: Job | None = None
     job: Job | None = None
     cells: tuple[Cell, ...] = ()
     why: str = ""
     changed: str = ""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Trained and sent numbers of a method: printed, and here.
+
+    Attributes:
+        counted: at the recipe's shapes; None where that cannot be, for the reason ``why``.
+        sent: numbers of 4 bytes that a client sent in a round of our runs of this protocol,
+            extras and indices included; None without such a run.
+    """
+
+    numbers: Numbers
+    counted: Counts | None
+    why: str = ""
+    sent: float | None = None
 
 
 @dataclass
@@ -68,16 +90,8 @@ class Trial:
         """Its OUTPUT_DIR, which holds the acceptance file, too."""
         return Path(self.plan.override["OUTPUT_DIR"])
 
-    def lines(self, pending: str) -> list[Line]:
-        """Return the cells of the acceptance file.
-
-        Args:
-            pending: why a run that could have been made was not.
-
-        Raises:
-            ConfigError: run folders that hold another run.
-        """
-        measured = Measured(self, pending)
+    def lines(self, measured: Measured) -> list[Line]:
+        """Return the cells of the acceptance file."""
         wanted = list(self.recipe.published)
         there = {(p.dataset, p.method) for p in wanted}
         silent = [Published(r.dataset, r.method, "personal", 0.0) for r in self.rows
@@ -88,20 +102,21 @@ class Trial:
             lines.append(judge(cell, values, self.recipe.tolerance, why, changed, cell in wanted))
         return lines
 
-    def counts(self) -> list[tuple[Numbers, Counts | None, str]]:
-        """Return what the recipe says of trained and sent numbers, what is counted, or why not."""
-        table: list[tuple[Numbers, Counts | None, str]] = []
+    def tallies(self, measured: Measured) -> list[Tally]:
+        """Return what the recipe says of trained and sent numbers, and what they are here."""
+        table = []
         for numbers in self.recipe.numbers:
             row = next(r for r in self.rows
                        if (r.dataset, r.method) == (numbers.dataset, numbers.method))
+            counted, why = None, ""
             try:
-                if row.job is None:
+                if row.own is None:
                     raise ConfigError(row.why)
-                cfg = row.job.cfg
-                counted = counts_of(load_trainer(cfg.TRAINER.NAME), cfg, _classes(row.job))
-                table.append((numbers, counted, ""))
+                cfg = row.own.cfg
+                counted = counts_of(load_trainer(cfg.TRAINER.NAME), cfg, classes_of(row.own))
             except FedvlmError as error:
-                table.append((numbers, None, _first(str(error))))
+                why = _first(str(error))
+            table.append(Tally(numbers, counted, why, measured.sent(row)))
         return table
 
 
@@ -129,9 +144,9 @@ def trial_of(
         row = Row(ours.column, ours.row)
         trial.rows.append(row)
         try:
-            row.job = jobs_of(bare, papers)[0]
+            row.own = jobs_of(bare, papers)[0]
             jobs = jobs_of(plan, ours)
-            row.changed = _changed(row.job, jobs[0])
+            row.job, row.changed = jobs[0], _changed(row.own, jobs[0])
             cells = []
             for job in jobs:
                 cells.append(checker.cell(number, ours, job))
@@ -139,7 +154,42 @@ def trial_of(
             row.cells = tuple(cells)
         except FedvlmError as error:
             row.why = _first(str(error))
+    _own_folders(trial)
     return trial
+
+
+def _own_folders(trial: Trial) -> None:
+    """Refuse rows whose runs would lie in one folder (``ConfigError``)."""
+    first: dict[Path, Row] = {}
+    for row in trial.rows:
+        for cell in row.cells:
+            other = first.setdefault(cell.folder, row)
+            if other is not row:
+                raise ConfigError(
+                    f"recipe {trial.recipe.name}: {row.method} and {other.method} on {row.dataset} "
+                    "are one run folder; give one of them a tag:"
+                )
+
+
+def leave_out_without_towers(rows: Iterable[Row]) -> None:
+    """Take the runs out whose backbone cannot be loaded, once for all, with the reason.
+
+    So that a hundred runs do not fail one after the other for one missing file.
+    """
+    seen: dict[str, str] = {}
+    for row in rows:
+        if row.job is None:
+            continue
+        cfg = row.job.cfg
+        key = repr(sorted((k, v) for k, v in flat(cfg).items() if k.startswith("MODEL.")))
+        if key not in seen:
+            try:
+                Inputs().backbone(cfg, torch.device("cpu"))
+                seen[key] = ""
+            except FedvlmError as error:
+                seen[key] = _first(str(error))
+        if seen[key]:
+            row.why, row.cells = seen[key], ()
 
 
 def _changed(recipes: Job, job: Job) -> str:
@@ -152,7 +202,14 @@ def _changed(recipes: Job, job: Job) -> str:
 
 
 class Measured:
-    """What the run folders of a trial say."""
+    """What the run folders of a trial say.
+
+    Args:
+        pending: why a run that could have been made was not.
+
+    Raises:
+        ConfigError: run folders that hold another run.
+    """
 
     def __init__(self, trial: Trial, pending: str) -> None:
         self.trial, self.pending = trial, pending
@@ -174,6 +231,16 @@ class Measured:
         if not values and self._runs(row):
             return [], f"its runs have no number '{cell.metric}'", ""
         return values, "" if values else self._why(row), self._protocol(row)
+
+    def sent(self, row: Row) -> float | None:
+        """Return the numbers of 4 bytes that a client sent in a round; None without such a run."""
+        if self._protocol(row):
+            return None
+        sent = [
+            run.totals()["bytes_up"] / run.totals()["client_rounds"] / BYTES
+            for run in self._runs(row) if run.totals().get("client_rounds")
+        ]
+        return mean(sent)
 
     def _average(self, cell: Published) -> tuple[list[float], str, str]:
         rows = [self._row(dataset, cell.method) for dataset in cell.of]
@@ -231,7 +298,7 @@ class Measured:
         return self.pending
 
 
-def _classes(job: Job) -> int:
+def classes_of(job: Job) -> int:
     """Return how many classes the run's method is built for, of a known data set.
 
     Raises:

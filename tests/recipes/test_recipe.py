@@ -13,7 +13,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.stats import cm, harmonic_mean
 from fedvlm.recipes.counts import Counts, counts_of, stand_in
 from fedvlm.recipes.recipe import AVERAGE, MEAN_OF_H, Recipe, read_recipe, recipe_names
-from fedvlm.recipes.trial import _classes
+from fedvlm.recipes.trial import classes_of
 from fedvlm.sweep.cells import combinations, jobs_of
 
 ROUNDING = 0.011  # two printed numbers behind a third one
@@ -57,7 +57,7 @@ def test_counts_are_the_papers(shipped: dict[str, Recipe]) -> None:
             row = next(c for c in combinations(plan)
                        if (c.column, c.row) == (numbers.dataset, numbers.method))
             job = jobs_of(plan, row)[0]
-            counted = counts_of(load_trainer(job.cfg.TRAINER.NAME), job.cfg, _classes(job))
+            counted = counts_of(load_trainer(job.cfg.TRAINER.NAME), job.cfg, classes_of(job))
             assert counted == Counts(numbers.trained, numbers.sent), (recipe.name, numbers.method)
             for printed, exact in zip(re.findall(r"([\d.]+)([kM])", numbers.published),
                                       (numbers.trained, numbers.sent), strict=False):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fedvlm.cli.main import main
+from fedvlm.core.errors import ConfigError
 from fedvlm.core.stats import harmonic_mean, mean
 from fedvlm.recipes.recipe import read_recipe
 from fedvlm.recipes.trial import Measured, Row, Trial, trial_of
@@ -32,7 +33,8 @@ absent: {{Unknown: no code}}
 numbers: {{Learnt: {{trained: 8192, sent: 8192}}}}
 published:
   - {{where: table 9, dataset: shapes, cells: {{ZeroShot: 60.0 +- 0.5, Unknown: 50}}}}
-  - {{where: table 9, dataset: average, metrics: [personal, hm2, cm], cells: {{ZeroShot: [1, 2, 3]}}}}
+  - {{where: table 9, dataset: average, metrics: [personal, hm2, cm],
+      cells: {{ZeroShot: [1, 2, 3]}}}}
 """
 
 
@@ -73,6 +75,8 @@ def test_from_words_to_the_acceptance_file(
         "shapes and 1 more of 2" in cells["average", "ZeroShot"]["why"])
     assert cells["shapes", "Unknown"]["why"] == "no code"
 
+    assert main([*words, "--seeds", "1", "--weights", "x.pt"]) == 0
+    assert "brings its weights: drop --weights" in capsys.readouterr().out
     whole, cells = record("--seeds", "1")
     zero = cells["shapes", "ZeroShot"]
     assert zero["verdict"] == "another protocol" and zero["n"] == 1
@@ -86,9 +90,10 @@ def test_from_words_to_the_acceptance_file(
 
     monkeypatch.setattr("fedvlm.recipes.trial.TOY", "no run says this")
     capsys.readouterr()
-    _, cells = record("--seeds", "1")  # nothing is run again; the tolerance is wide
+    whole, cells = record("--seeds", "1")  # nothing is run again; the tolerance is wide
     assert cells["shapes", "ZeroShot"]["verdict"] == "within"
     assert cells["shapes", "Learnt"]["verdict"] == "nothing published"
+    assert whole["numbers"][0]["sent"] == 16 * 128  # tokens, the tiny text width
     assert "cells done" not in capsys.readouterr().out
 
 
@@ -121,7 +126,7 @@ def test_averages_by_the_papers_rule(
 
     monkeypatch.setattr(Measured, "_runs", runs)
     monkeypatch.setattr(Trial, "cells", [])
-    lines = {x.metric: x for x in trial.lines("") if x.dataset == "average"}
+    lines = {x.metric: x for x in trial.lines(Measured(trial, "")) if x.dataset == "average"}
     each = mean([harmonic_mean(40.0, 80.0), harmonic_mean(80.0, 20.0)])
     h = each if harmonic == "mean of H" else harmonic_mean(60.0, 50.0)
     assert h is not None and lines["personal"].measured == pytest.approx(80.0)
@@ -142,12 +147,22 @@ def test_a_run_counts_for_its_own_config_alone(tmp_path: Path) -> None:
     assert len(measured._runs(trial.rows[0])) == 1
 
 
+@pytest.mark.usefixtures("few_images")
+def test_two_rows_in_one_folder_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "twin.yaml"
+    path.write_text(SMALL.format(harmonic="mean of H").replace(
+        "label: Learnt}", "label: Learnt}, {name: PromptFL, label: Again, lr: 0.1}"))
+    with pytest.raises(ConfigError, match="Again and Learnt on shapes are one run folder"):
+        trial_of(read_recipe(str(path)), {}, tmp_path / "out", (1,))
+
+
 def test_wrong_words_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = recipe_file(tmp_path)
     for words, sentence in (
         ([path, "--budget", "soon"], "wants hours such as 0.5 or 24, got 'soon'"),
         ([path, "--trainer", "FedAvg"], "the recipe says that: drop --trainer"),
         ([path, "--all"], "--all is every recipe"),
+        ([path, "--tag", "x"], "a recipe's runs have their own folders: drop --tag"),
         (["fedmgpp"], "no config 'fedmgpp'; did you mean 'fedmgp'?"),
         ([path, "FED.ROUNDZ", "3"], "FED.ROUNDZ"),
     ):

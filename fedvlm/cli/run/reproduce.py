@@ -76,6 +76,8 @@ def _read(args: Namespace) -> list[str]:
     mistakes = [f"the recipe says that: drop {args.spelling[dest]}" for dest in
                 ("trainer", "dataset", "dataset_config_file", "trainer_config_file", "demo",
                  "images") if dest in args.spelling]
+    mistakes += [f"a recipe's runs have their own folders: drop --{key.lower()}"
+                 for key in ("TAG", "RESUME") if key in args.flags]
     if args.all and args.recipes:
         mistakes.append(f"--all is every recipe; drop it or {' '.join(args.recipes)}")
     alone = pairs(args)
@@ -139,11 +141,18 @@ def _list(names: Sequence[str]) -> list[dict[str, object]]:
 
 def _run(args: Namespace, trials: Sequence[Trial]) -> int:
     """Run all that fits, seed by seed, and write the acceptance files, also after Ctrl-C."""
-    from fedvlm.recipes.trial import seeds_of  # start-up: PyTorch
+    from fedvlm.recipes.trial import leave_out_without_towers, seeds_of  # start-up: PyTorch
     from fedvlm.sweep.run import Sweep  # start-up: PyTorch
 
     until = time.monotonic() + args.budget * HOUR
     failed, pending = 0, "stopped before it"
+    waiting = []
+    for trial in trials:
+        todo = Sweep(trial.plan, trial.cells, args.jobs).to_do(retry=True) if trial.cells else []
+        waiting += [row for row in trial.rows if any(cell in todo for cell in row.cells)]
+    progress("looking for the backbones")
+    leave_out_without_towers(waiting)
+    progress.clear()
     try:
         for at_once in seeds_of(trials):
             for trial, cells in at_once:
@@ -161,8 +170,10 @@ def _run(args: Namespace, trials: Sequence[Trial]) -> int:
 def _show(trial: Trial, pending: str, alone: bool) -> Acceptance:
     """Say what became of a recipe: of several only the cells that are judged; return it."""
     from fedvlm.recipes.acceptance import Acceptance  # start-up: PyTorch
+    from fedvlm.recipes.trial import Measured  # start-up: PyTorch
 
-    acceptance = Acceptance(trial.recipe, trial.lines(pending), trial.counts())
+    measured = Measured(trial, pending)
+    acceptance = Acceptance(trial.recipe, trial.lines(measured), trial.tallies(measured))
     runs = len(trial.cells)
     refused = sum(bool(row.why) for row in trial.rows)
     cells = [row for row in acceptance.rows() if alone or row["seeds"]]
