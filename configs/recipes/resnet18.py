@@ -133,9 +133,10 @@ class ResNet18(ModuleTrainer):
             _load(net, str(c.WEIGHTS))
         if c.ADAPTERS:
             _add_adapters(net)
-        pairs = [(tuple(look.mean), tuple(look.std)), (tuple(c.MEAN), tuple(c.STD))]
-        clip, own = [tuple(torch.tensor(v, device="cpu") for v in pair) for pair in pairs]
-        return Pictures(net, int(c.SIZE), clip, own)
+        clip_mean, clip_std, mean, std = (
+            torch.tensor(tuple(v), device="cpu") for v in (look.mean, look.std, c.MEAN, c.STD)
+        )
+        return Pictures(net, int(c.SIZE), (clip_mean, clip_std), (mean, std))
 
     def forward(self, module: nn.Module, params: Mapping[str, Tensor], x: dict[str, Tensor]
                 ) -> Tensor:

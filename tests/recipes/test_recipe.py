@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from fedvlm.compat.files import load_trainer
-from fedvlm.core.errors import ConfigError
+from fedvlm.core.errors import ConfigError, fold
 from fedvlm.core.stats import cm, harmonic_mean
+from fedvlm.federation.cards import trainer_files
 from fedvlm.recipes.counts import Counts, counts_of, stand_in
 from fedvlm.recipes.recipe import AVERAGE, MEAN_OF_H, Recipe, read_recipe, recipe_names
 from fedvlm.recipes.trial import classes_of
@@ -31,6 +32,14 @@ def test_every_recipe_says_whose_protocol_it_is(shipped: dict[str, Recipe]) -> N
         text = Path(f"configs/recipes/{name}.yaml").read_text(encoding="utf-8")
         assert f"python -m fedvlm reproduce {name} --root DATA/" in text
         assert not recipe.published or "No published number was verified" in text, name
+
+
+def test_methods_said_to_be_missing_are(shipped: dict[str, Recipe]) -> None:
+    """Whoever adds one of them has its rows to put into the recipe's plan."""
+    known = {fold(stem) for stem in trainer_files()}
+    for recipe in shipped.values():
+        for who, why in recipe.absent.items():
+            assert "method of that name" not in why or fold(who) not in known, recipe.name
 
 
 def test_printed_numbers_agree_with_one_another(shipped: dict[str, Recipe]) -> None:
