@@ -42,10 +42,13 @@ FLOORS: Mapping[str, set[str]] = {
     "bench": {"core", "config", "console", "runs", "models", "federation", "evaluation", "job"},
     "sweep": {"core", "config", "console", "runs", "models", "data", "federation", "report",
               "compat", "job"},
+    "recipes": {"core", "config", "models", "data", "federation", "report", "compat", "runs", "job",
+                "sweep"},
     "api": {"core", "config", "console", "runs", "models", "data", "federation", "evaluation",
             "report", "compat", "export", "job"},
     "cli": {"core", "config", "console", "runs", "models", "data", "federation", "evaluation",
-            "distributed", "report", "compat", "check", "export", "job", "api", "bench", "sweep"},
+            "distributed", "report", "compat", "check", "export", "job", "api", "bench", "sweep",
+            "recipes"},
     "trainers": {"core", "config", "models", "federation"},
 }  # fmt: skip
 # The one table of imports inside functions: file -> reason -> modules. A reason is an optional
@@ -114,6 +117,13 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/cli/results/verify.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.api.replay",),
+    },
+    "fedvlm/cli/run/reproduce.py": {
+        "start-up: PyTorch, 2 s": ("fedvlm.recipes.recipe",),
+        "start-up: PyTorch": (
+            "fedvlm.recipes.trial", "fedvlm.sweep.cells", "fedvlm.sweep.run",
+            "fedvlm.recipes.acceptance",
+        ),
     },
     "fedvlm/cli/run/run.py": {
         "start-up: NumPy, 0.15 s": ("fedvlm.job.resolve",),

@@ -89,12 +89,12 @@ class Verb:
 
 
 def verbs() -> dict[str, Verb]:
-    """Return all verbs by name, section by section."""
+    """Return all verbs by name, section by section; first the one that a section is named by."""
     table = {}
     for section in sections():
         folders = importlib.import_module(f"{PACKAGE}.{section}").__path__
         files = [path for folder in folders for path in Path(folder).glob("[!_]*.py")]
-        for path in sorted(files, key=lambda path: path.stem):
+        for path in sorted(files, key=lambda path: (path.stem != section, path.stem)):
             name = path.stem.replace("_", "-")
             table[name] = Verb(name, section, path)
     return table

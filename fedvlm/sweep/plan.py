@@ -99,11 +99,18 @@ def read_plan(path: Path) -> SweepPlan:
         else:
             near = did_you_mean(entry.key, PARTS) or f" (known: {', '.join(PARTS)})"
             mistakes.append(f"{entry.where}: a plan has no part '{entry.key}'{near}")
-    return reader.plan(_with_mappings(path, parts), path.stem)
+    return reader.plan(with_mappings(path, parts), path.stem)
 
 
-def _with_mappings(path: Path, parts: dict[str, Any]) -> dict[str, Any]:
-    """Put the top-level mappings in, which ``read_yaml`` has checked and not descended into."""
+def with_mappings(path: Path, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Put the top-level mappings in, which ``read_yaml`` has checked and not descended into.
+
+    Args:
+        parts: the names that are wanted; of the file's, dashes count as underscores.
+
+    Raises:
+        ConfigError: no valid YAML.
+    """
     try:
         whole = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except yaml.YAMLError as error:

@@ -134,17 +134,19 @@ class WorkerPool:
         threads: of each worker.
         devices: dealt to the workers in turn; empty leaves each cell's own.
         timeout: seconds that a cell may take; 0 for any time.
+        allowed: whether a cell may begin now; one that may not is left out for good.
         start: makes a worker (tests replace it).
     """
 
     def __init__(
         self, jobs: int, journal: Ledger, watcher: Watcher, *, threads: int,
         devices: Sequence[str] = (), timeout: float = 0,
+        allowed: Callable[[Cell], bool] = lambda cell: True,
         start: Callable[[int, str], Worker] = Worker,
     ) -> None:
         self.jobs, self.journal, self.watcher = jobs, journal, watcher
         self.threads, self.devices, self.start = threads, tuple(devices), start
-        self.timeout = timeout
+        self.timeout, self.allowed = timeout, allowed
         self.workers: list[Worker] = []
         self.left: list[Cell] = []
 
@@ -191,6 +193,7 @@ class WorkerPool:
 
     def _deal(self) -> None:
         """Give every idle worker a cell, as long as there are any; a dead one is replaced."""
+        self.left = [c for c in self.left if self.allowed(c)]
         while self.left and len(self.workers) < self.jobs and all(w.cell for w in self.workers):
             self.workers.append(self._new(len(self.workers)))
             self._next(self.workers[-1])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import shlex
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -103,9 +105,14 @@ class Sweep:
 
     # ---- running ----------------------------------------------------------------------------
     def run(
-        self, threads: int, devices: Sequence[str], *, retry: bool, timeout: float = 0
+        self, threads: int, devices: Sequence[str], *, retry: bool, timeout: float = 0,
+        until: float = math.inf,
     ) -> int:
-        """Run what is to do; return 0, or 1 where cells have failed (now or before)."""
+        """Run what is to do; return 0, or 1 where cells have failed (now or before).
+
+        Args:
+            until: of ``time.monotonic``; no cell begins then, nor one that should end later.
+        """
         todo = self.waiting = self.to_do(retry)
         for cell in self.cells:
             self._place(cell, self.states[cell.number], retry)
@@ -117,7 +124,8 @@ class Sweep:
         self.grid.start()
         try:
             WorkerPool(
-                self.jobs, self.journal, self, threads=threads, devices=devices, timeout=timeout
+                self.jobs, self.journal, self, threads=threads, devices=devices, timeout=timeout,
+                allowed=lambda cell: time.monotonic() + (self.pace.of(cell) or 0) < until,
             ).run(todo)
         finally:
             self.grid.finish()

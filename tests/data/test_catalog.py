@@ -33,7 +33,7 @@ from tests.data.partition.pools import NAMES
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "datasets"
 FILES = sorted(CONFIGS.glob("*.yaml"))
-OWN = {"custom_folders", "custom_split", "custom_domains", "custom_csv"}
+OWN = {"custom_folders", "custom_split", "custom_domains", "custom_nico", "custom_csv"}
 PUBLISHED = {
     "Caltech101": "split_zhou_Caltech101.json",
     "DescribableTextures": "split_zhou_DescribableTextures.json",
@@ -96,7 +96,9 @@ def test_own_data_examples_work_as_they_stand(stem: str, tmp_path: Path) -> None
         text = "\n".join(["path,classname,split", *rows])
         (tmp_path / "my_set" / "table.csv").write_text(text, encoding="utf-8")
     else:
-        write_tree(tmp_path / "my_sites", ["n", "s", "e", "w"], ["a", "b"], 6)
+        node = read(CONFIGS / f"{stem}.yaml")
+        domains = [f"site{i}" for i in range(node["FED"]["CLIENTS"])]
+        write_tree(tmp_path / node["DATASET"]["DIR"], domains, ["a", "b"], 6)
     cfg = config(tmp_path, tmp_path / "c", **keys_of(read(CONFIGS / f"{stem}.yaml")))
     assert all(len(c.train) and len(c.test) for c in build_federation(cfg).clients)
 

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-from fedvlm.core.trees import numel, pick
-from fedvlm.federation.groups import resolve
+from fedvlm.recipes.counts import Counts, count
 from tests.trainers.small_world import method
 
 CLASSES = 100
-
-
-def vit_b16() -> Any:
-    """Return what ``trainables`` reads of a ViT-B/16: sizes."""
-    blocks = [SimpleNamespace(index=i, shape=lambda site: (768, 768)) for i in range(12)]
-    return SimpleNamespace(
-        text_width=512, embed_dim=512, classnames=("x",) * CLASSES, has_text=True,
-        vision=SimpleNamespace(width=768, blocks=blocks),
-        backbone=SimpleNamespace(text_blocks=blocks),
-        anchor=lambda kind, n: torch.zeros(CLASSES, 512),
-    )
 
 
 @pytest.mark.parametrize(
@@ -54,9 +40,4 @@ def vit_b16() -> Any:
     ],
 )  # fmt: skip
 def test_numbers_at_vit_b16(name: str, options: dict[str, Any], trained: int, sent: int) -> None:
-    trainer = method(name, **options)
-    tree = trainer.trainables(vit_b16(), torch.Generator())
-    groups = resolve(tree, trainer.rules(list(tree)), name)
-    copies = sum(v.numel() for n, v in tree.items() if n.endswith(".prompt.sent"))
-    assert numel(tree) - copies == trained
-    assert numel(pick(tree, groups.shared)) == sent
+    assert count(method(name, **options), "ViT-B/16", CLASSES) == Counts(trained, sent)

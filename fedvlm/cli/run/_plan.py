@@ -31,6 +31,11 @@ def listed(word: str) -> list[str]:
     return [part for part in word.split(",") if part]
 
 
+def flatten(args: Namespace, dest: str) -> None:
+    """Make one list of the words of a flag of type ``listed``."""
+    setattr(args, dest, [part for parts in getattr(args, dest, []) for part in parts])
+
+
 def plan_flags(parser: Parser) -> None:
     """Add the words that make or cut a plan, and those of its workers."""
     add = parser.add_argument
@@ -42,10 +47,17 @@ def plan_flags(parser: Parser) -> None:
     add("--seeds", **many, metavar="N", help="both seeds of each run (default 1)")
     add("--shots", **many, metavar="N", help="images per class")
     add("--name", default="", help="name of the folder below OUTPUT_DIR")
+    worker_flags(parser)
+
+
+def worker_flags(parser: Parser) -> None:
+    """Add what workers are: how many, their threads and devices, a cell's time."""
+    add = parser.add_argument
     add("--jobs", type=whole(1), default=1, metavar="N", help="worker processes (default 1)")
     add("--threads", type=whole(1), metavar="N", help="threads of each worker (default "
         "OMP_NUM_THREADS, else cores/jobs, 1 for the tiny backbone)")
-    add("--devices", **many, metavar="D", help="one device per worker in turn, such as cuda:0")
+    add("--devices", **MANY, type=listed, metavar="D", help="one device per worker in turn, such "
+        "as cuda:0")
     add("--cell-timeout", type=whole(1), default=0, metavar="SECONDS", help="kill a cell that "
         "takes longer; it counts as failed (default: never)")
 
@@ -63,7 +75,7 @@ def read_words(args: Namespace) -> list[str]:
     """
     mistakes, args.file = [], None
     for dest in ("trainers", "datasets", "seeds", "shots", "devices", "slurm_option"):
-        setattr(args, dest, [part for parts in getattr(args, dest, []) for part in parts])
+        flatten(args, dest)
     if args.opts and args.opts[0].lower().endswith((".yaml", ".yml")):
         word = args.opts.pop(0)
         args.file = lookup(word, "sweeps")

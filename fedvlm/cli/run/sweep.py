@@ -7,6 +7,7 @@ flags of fedvlm run that are not below, and KEY VALUE pairs, hold for every cell
 
 from __future__ import annotations
 
+import math
 import shlex
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
@@ -102,16 +103,29 @@ def main(args: Namespace) -> int:
     if args.dry_run:
         say(*sweep.dry_lines(retry=args.retry_failed))
         return 0
-    return _run(args, sweep)
+    return run_sweep(args, sweep, retry=args.retry_failed)
 
 
-def _run(args: Namespace, sweep: Sweep) -> int:
+def run_sweep(
+    args: Namespace, sweep: Sweep, *, retry: bool, until: float = math.inf
+) -> int:
+    """Run a sweep with the command's workers; return 0, or 1 where cells have failed.
+
+    Args:
+        args: ``threads``, ``jobs``, ``devices``, ``cell_timeout``.
+        retry: whether failed cells are run again.
+        until: see ``Sweep.run``.
+
+    Raises:
+        ConfigError: another process runs it.
+        KeyboardInterrupt: whole rounds are saved.
+    """
     threads = threads_for(args, {c.config["MODEL.BACKBONE.NAME"] for c in sweep.cells})
     sweep.journal.prepare(sweep.plan.content())
     held = None if sweep.only is not None else alone(sweep.journal.folder)
     try:
         return sweep.run(
-            threads, tuple(args.devices), retry=args.retry_failed, timeout=args.cell_timeout
+            threads, tuple(args.devices), retry=retry, timeout=args.cell_timeout, until=until
         )
     except KeyboardInterrupt as stop:
         raise saying(

@@ -1,0 +1,188 @@
+"""A paper's protocol run as it is written down, and its published numbers beside ours.
+
+A recipe (configs/recipes) is the plan of a sweep and the numbers that the paper printed. What has
+run is not run again; acceptance.md and acceptance.json in the recipe's folder hold each cell:
+published, measured, difference in points and in standard deviations, verdict. A cell whose images
+or weights are missing is not run, and says why. Flags of fedvlm run hold for every run; one that
+changes the protocol makes its cells "another protocol".
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedvlm.cli.run._plan import flatten, listed, worker_flags
+from fedvlm.cli.run.sweep import run_sweep
+from fedvlm.console.parser import Parser
+from fedvlm.console.rows import table_lines
+from fedvlm.console.screen import progress, say
+from fedvlm.job.flags import add_flags, pairs
+from fedvlm.sweep.plan import PlanReader
+
+if TYPE_CHECKING:
+    from fedvlm.recipes.acceptance import Acceptance
+    from fedvlm.recipes.trial import Trial
+
+EXAMPLES = (
+    "fedvlm reproduce  # the recipes that there are",
+    "fedvlm reproduce fedmgp --dry-run  # what it would run; counts checked, nothing written",
+    "fedvlm reproduce pfedmoap --root DATA/ --devices cuda:0",
+    "fedvlm reproduce --all --budget 24 --root DATA/  # what fits into a day, first seeds first",
+)
+ALSO = ("recipe", "recipes", "replicate", "acceptance", "paper")
+OUTPUT = "output/recipes"
+HOUR = 3600.0
+
+
+def flags(parser: Parser) -> None:
+    """Add what the verb takes."""
+    add = parser.add_argument
+    add("opts", nargs="*", metavar="RECIPE", help="names, or files; and KEY VALUE pairs for every "
+        "run; without any: the list")
+    add("--all", action="store_true", help="every recipe")
+    add("--budget", type=_hours, default=math.inf, metavar="HOURS", help="begin no run after so "
+        "many hours, nor one that should end later; what is left is not run (default: any time)")
+    add("--seeds", nargs="+", type=listed, default=[], metavar="N", help="instead of the recipe's")
+    add("--dry-run", action="store_true", help="cells, what keeps them from running, numbers "
+        "trained and sent; writes nothing")
+    worker_flags(parser)
+    add_flags(parser, shown=False)
+    parser.checks.append(_read)
+
+
+def _hours(word: str) -> float:
+    try:
+        hours = float(word)
+    except ValueError:
+        hours = -1.0
+    if not 0 < hours < math.inf:
+        raise ArgumentTypeError(f"wants hours such as 0.5 or 24, got '{word}'")
+    return hours
+
+
+def _read(args: Namespace) -> list[str]:
+    """Part the recipes' names from KEY VALUE pairs; return the mistakes.
+
+    Leaves ``recipes`` and ``settings`` in the namespace.
+    """
+    flatten(args, "devices")
+    flatten(args, "seeds")
+    first = next((i for i, w in enumerate(args.opts) if w.isupper() and "." in w), len(args.opts))
+    args.recipes, args.opts = args.opts[:first], args.opts[first:]
+    mistakes = [f"the recipe says that: drop {args.spelling[dest]}" for dest in
+                ("trainer", "dataset", "dataset_config_file", "trainer_config_file", "demo",
+                 "images") if dest in args.spelling]
+    mistakes += [f"a recipe's runs have their own folders: drop --{key.lower()}"
+                 for key in ("TAG", "RESUME") if key in args.flags]
+    if args.all and args.recipes:
+        mistakes.append(f"--all is every recipe; drop it or {' '.join(args.recipes)}")
+    alone = pairs(args)
+    reader = PlanReader("words")
+    opts = {} if alone else dict(zip(args.opts[::2], args.opts[1::2], strict=True))
+    args.settings = args.flags | reader.settings(opts, "words")
+    args.seeds = reader.numbers([int(w) if w.isdigit() else w for w in args.seeds], "--seeds") \
+        if args.seeds else ()
+    return mistakes + alone + [
+        m.removeprefix("words: ").removeprefix("words: ") for m in reader.mistakes
+    ]
+
+
+def main(args: Namespace) -> int:
+    """Run the verb; 0: done, 1: some runs failed.
+
+    Raises:
+        FedvlmError: mistakes of the words or of a recipe, before anything runs.
+        KeyboardInterrupt: whole rounds are saved, the acceptance files written.
+    """
+    progress("loading PyTorch")
+    from fedvlm.recipes.recipe import read_recipe, recipe_names  # start-up: PyTorch, 2 s
+    from fedvlm.recipes.trial import trial_of  # start-up: PyTorch
+    from fedvlm.sweep.cells import Checker  # start-up: PyTorch
+
+    names = recipe_names() if args.all else args.recipes
+    if not names:
+        progress.clear()
+        say(*table_lines(_list(recipe_names())),
+            "one of them: fedvlm reproduce NAME --dry-run; no published number was verified here")
+        return 0
+    recipes = [read_recipe(name) for name in dict.fromkeys(names)]
+    settings = dict(args.settings)
+    output = Path(settings.pop("OUTPUT_DIR", OUTPUT)).expanduser()
+    checker, trials = Checker(), []
+    for recipe in recipes:
+        progress(f"checking {recipe.name}")
+        trials.append(trial_of(recipe, settings, output, args.seeds, checker))
+    progress.clear()
+    if args.dry_run:
+        for trial in trials:
+            _show(trial, "to run", alone=len(trials) == 1)
+        say("dry run: nothing was written")
+        return 0
+    return _run(args, trials)
+
+
+def _list(names: Sequence[str]) -> list[dict[str, object]]:
+    from fedvlm.recipes.recipe import read_recipe  # start-up: PyTorch
+
+    rows: list[dict[str, object]] = []
+    for name in names:
+        recipe = read_recipe(name)
+        rows.append({
+            "recipe": name, "data sets": len(recipe.plan.datasets),
+            "methods": len(recipe.plan.trainers), "published": len(recipe.published),
+            "paper": recipe.paper,
+        })
+    return rows
+
+
+def _run(args: Namespace, trials: Sequence[Trial]) -> int:
+    """Run all that fits, seed by seed, and write the acceptance files, also after Ctrl-C."""
+    from fedvlm.recipes.trial import leave_out_without_towers, seeds_of  # start-up: PyTorch
+    from fedvlm.sweep.run import Sweep  # start-up: PyTorch
+
+    until = time.monotonic() + args.budget * HOUR
+    failed, pending = 0, "stopped before it"
+    waiting = []
+    for trial in trials:
+        todo = Sweep(trial.plan, trial.cells, args.jobs).to_do(retry=True) if trial.cells else []
+        waiting += [row for row in trial.rows if any(cell in todo for cell in row.cells)]
+    progress("looking for the backbones")
+    leave_out_without_towers(waiting)
+    progress.clear()
+    try:
+        for at_once in seeds_of(trials):
+            for trial, cells in at_once:
+                sweep = Sweep(trial.plan, cells, args.jobs)
+                if sweep.to_do(retry=True):
+                    failed |= run_sweep(args, sweep, retry=True, until=until)
+        pending = f"the budget of {args.budget:g} hours went to others"
+    finally:
+        for trial in trials:
+            page = _show(trial, pending, alone=len(trials) == 1).write(trial.folder)
+            say(f"acceptance: {page}")
+    return failed
+
+
+def _show(trial: Trial, pending: str, alone: bool) -> Acceptance:
+    """Say what became of a recipe: of several only the cells that are judged; return it."""
+    from fedvlm.recipes.acceptance import Acceptance  # start-up: PyTorch
+    from fedvlm.recipes.trial import Measured  # start-up: PyTorch
+
+    measured = Measured(trial, pending)
+    acceptance = Acceptance(trial.recipe, trial.lines(measured), trial.tallies(measured))
+    runs = len(trial.cells)
+    refused = sum(bool(row.why) for row in trial.rows)
+    cells = [row for row in acceptance.rows() if alone or row["seeds"]]
+    say(f"recipe {trial.recipe.name}: {trial.recipe.paper}",
+        *(f"  {line}" for line in table_lines(cells)),
+        *(f"  {line}" for line in table_lines(acceptance.number_rows())),
+        *(f"  {reason}" for reason in acceptance.reasons()),
+        f"{runs} runs of {len(trial.rows) - refused} rows"
+        + (f"; {refused} rows cannot run" if refused else "")
+        + f"; cells: {acceptance.summary()}")
+    return acceptance

@@ -1,0 +1,135 @@
+"""The acceptance file of a recipe: each published number, what was measured, and the verdict."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedvlm.core import files
+from fedvlm.core.version import __version__
+from fedvlm.recipes.counts import Counts
+from fedvlm.recipes.recipe import Recipe
+from fedvlm.recipes.trial import Tally
+from fedvlm.recipes.verdict import VERDICTS, Line
+from fedvlm.report.tables.render import escape_markdown
+from fedvlm.runs.manifest import now
+
+NAME = "acceptance"
+EQUAL, UNEQUAL, UNCOUNTED = "equal", "off", "not counted"
+CAUTION = (
+    "A verdict compares numbers. It says nothing of a recipe that nobody has run with the real "
+    "weights and images, and none of fedvlm's own has been."
+)
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """All that the file says."""
+
+    recipe: Recipe
+    lines: Sequence[Line]
+    tallies: Sequence[Tally]
+
+    def summary(self) -> str:
+        """Return the verdicts, counted: ``12 within, 3 off, 1 not run``."""
+        counter = Counter(line.verdict for line in self.lines)
+        return ", ".join(f"{counter[v]} {v}" for v in VERDICTS if counter[v]) or "no cell"
+
+    def reasons(self) -> list[str]:
+        """Return why cells are not judged, the commonest first, with how many they are."""
+        counter = Counter(f"{line.verdict}: {line.why}" for line in self.lines if line.why)
+        return [f"{why} ({n} cells)" if n > 1 else why for why, n in counter.most_common()]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the lines as the screen and the page show them."""
+        return [
+            {"data set": x.dataset, "method": x.method, "metric": x.metric,
+             "published": _pm(x.published, x.published_std), "measured": _pm(x.measured, x.std),
+             "seeds": x.n or "", "points": _signed(x.points), "std": _signed(x.deviations),
+             "verdict": x.verdict, "where": x.where}
+            for x in self.lines
+        ]
+
+    def number_rows(self) -> list[dict[str, Any]]:
+        """Return trained and sent numbers as shown."""
+        return [
+            {"method": t.numbers.method, "trained": f"{t.numbers.trained:,}",
+             "sent": f"{t.numbers.sent:,}", "published": t.numbers.published or "-",
+             "counted": f"{t.counted.trained:,} / {t.counted.sent:,}" if t.counted else t.why,
+             "verdict": number_verdict(t), "sent by runs": "-" if t.sent is None
+             else f"{t.sent:,.0f}", "where": t.numbers.where}
+            for t in self.tallies
+        ]
+
+    def record(self) -> dict[str, Any]:
+        """Return all of it as JSON values."""
+        recipe = self.recipe
+        return {
+            "recipe": recipe.name, "paper": recipe.paper, "read": recipe.said,
+            "written": now(), "fedvlm": __version__, "tolerance_points": recipe.tolerance,
+            "harmonic": recipe.harmonic, "caution": CAUTION, "summary": self.summary(),
+            "protocol": list(recipe.protocol), "departures": list(recipe.departures),
+            "unknown": list(recipe.unknown), "cells": [asdict(line) for line in self.lines],
+            "numbers": [asdict(t) | {"verdict": number_verdict(t)} for t in self.tallies],
+        }
+
+    def page(self) -> str:
+        """Return all of it as Markdown."""
+        recipe = self.recipe
+        parts = [f"# {recipe.name}: {recipe.paper}",
+                 f"Published numbers: {recipe.said}. Within: at most {recipe.tolerance:g} points, "
+                 f"or two standard deviations of one run. Averages: {recipe.harmonic}.",
+                 CAUTION, f"**{self.summary()}**"]
+        for title, sentences in (("Protocol", recipe.protocol),
+                                 ("Other than the paper, on purpose", recipe.departures),
+                                 ("Not known of the paper: ours", recipe.unknown)):
+            if sentences:
+                parts.append("\n".join([f"## {title}", *(f"- {s}" for s in sentences)]))
+        parts += ["## Accuracy, percent", _markdown(self.rows())]
+        if self.tallies:
+            parts += ["## Numbers trained and sent by a client", _markdown(self.number_rows())]
+        if reasons := self.reasons():
+            parts.append("\n".join(["## Why cells are not judged", *(f"- {r}" for r in reasons)]))
+        remarks = dict.fromkeys(f"{x.where}: {x.remark}" for x in self.lines if x.remark)
+        if remarks:
+            parts.append("\n".join(["## Remarks on tables", *(f"- {r}" for r in remarks)]))
+        return "\n\n".join(parts) + "\n"
+
+    def write(self, folder: Path) -> Path:
+        """Write ``acceptance.json`` and ``acceptance.md`` and return the latter.
+
+        Raises:
+            DataError: it cannot be written.
+        """
+        with files.explain_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        files.write_json(folder / f"{NAME}.json", self.record())
+        files.write_text(folder / f"{NAME}.md", self.page())
+        return folder / f"{NAME}.md"
+
+
+def number_verdict(tally: Tally) -> str:
+    """Return whether the counts are the recipe's, to the last one."""
+    if tally.counted is None:
+        return UNCOUNTED
+    said = Counts(tally.numbers.trained, tally.numbers.sent)
+    return EQUAL if tally.counted == said else UNEQUAL
+
+
+def _pm(value: float | None, std: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" + ("" if std is None else f" +- {std:.2f}")
+
+
+def _signed(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.2f}"
+
+
+def _markdown(rows: Sequence[dict[str, Any]]) -> str:
+    lines = [list(rows[0]), ["---"] * len(rows[0])] if rows else []
+    lines += [[escape_markdown(str(v)) for v in row.values()] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
