@@ -221,7 +221,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }  # fmt: skip
 CARD = (
     "Paper", "Equations", "Shared", "Personal", "Frozen", "Defaults", "Departures from the paper",
-    "Departures from the authors' code", "Extra data", "Cost", "Command",
+    "Departures from the authors' code", "Extra data", "Cost", "Claim", "Command",
 )
 
 
