@@ -46,7 +46,7 @@ def pack(runs: Iterable[tuple[str, Path]], path: Path) -> int:
     lines = []
     for name, folder in sorted(runs):
         try:
-            texts = {f: (folder / f).read_text(encoding="utf-8", newline="") for f in FILES}
+            texts = {f: (folder / f).read_bytes().decode() for f in FILES}
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{folder}: cannot be packed ({error})") from error
         lines.append(json.dumps({"run": name, **texts}))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedvlm.cli.nearest import nearest_path
-from fedvlm.core.cache import cache_folder
+from fedvlm.core.cache import cache_dir
 from fedvlm.core.errors import DataError
 from fedvlm.federation.cards import card_of
 from fedvlm.report.collect import Collected, Run
@@ -36,7 +36,7 @@ def run_folders(words: Iterable[str]) -> list[Path]:
 
 def packs_folder() -> Path:
     """Return where packs are unpacked."""
-    return cache_folder("") / "cells"
+    return cache_dir() / "fedvlm" / "cells"
 
 
 def papers_of(runs: Iterable[Run]) -> dict[str, Paper]:
