@@ -109,6 +109,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "fedvlm.report.figures.selection",
         ),
     },
+    "fedvlm/cli/results/publish.py": {
+        "start-up: 1 s of matplotlib": ("fedvlm.report.results.page",),
+    },
     "fedvlm/cli/results/report.py": {
         "start-up: 1 s of matplotlib": ("fedvlm.report.pages.sweep", "fedvlm.report.pages.run"),
     },

@@ -123,7 +123,9 @@ def replay(
     """Run the last ``rounds`` of a finished run again and compare them with what it recorded.
 
     It begins at the newest state that was kept before them (``TRAIN.KEEP_STATES``), or from the
-    start; a packed run (``runs.cells``) is compared by its results. On the machine and versions that made the run everything has to be equal bit for bit:
+    start; a packed run (``runs.cells``) is compared by its results.
+
+    On the machine and versions that made the run everything has to be equal bit for bit:
     rows of metrics, the server's tensors, clients' rows, results. Elsewhere, where that fails,
     accuracies may be off by ``points``.
 

@@ -21,7 +21,8 @@ from fedvlm.core.errors import DataError
 
 FILES = ("config.yaml", "manifest.json", "results.json")
 ENDING = ".cells.xz"
-MOST = 2**30  # bytes that a pack may hold: a bomb is refused
+LARGEST = 2**30  # bytes that a pack may hold: a bomb is refused
+MEMORY = 2**28  # bytes for a window: hostile headers ask for more
 WORD = "packed: without metrics, partition and tensors"
 _PRESET = 6 | lzma.PRESET_EXTREME  # a window of 8 MiB, hundreds of runs
 
@@ -90,8 +91,8 @@ def _read(path: Path) -> bytes:
 
 def _runs(path: Path, data: bytes) -> Iterator[tuple[PurePosixPath, dict[str, str]]]:
     try:
-        worker = lzma.LZMADecompressor(memlimit=MOST)
-        text = worker.decompress(data, max_length=MOST)
+        worker = lzma.LZMADecompressor(memlimit=MEMORY)
+        text = worker.decompress(data, max_length=LARGEST)
         if not worker.eof:
             raise ValueError("it is cut, or larger than a pack may be")
         for line in text.decode().split("\n")[:-1]:

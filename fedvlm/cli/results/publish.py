@@ -43,7 +43,8 @@ def flags(parser: Parser) -> None:
         "each folder below OUTPUT into cells/ first")
     add("--plans", default="configs/results", metavar="FOLDER", help="the lanes' plans: titles, "
         "order, and how many runs there are to be (configs/results)")
-    add("--tuned", default="", metavar="FILE", help="what fedvlm tune chose; copied beside the page")
+    add("--tuned", default="", metavar="FILE", help="what fedvlm tune chose; copied "
+        "beside the page")
 
 
 def main(args: Namespace) -> int:

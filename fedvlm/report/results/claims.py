@@ -112,9 +112,8 @@ def verdict(seen: Contrast) -> str:
     if seen.low is None or seen.high is None:
         same = seen.mean == 0 and seen.pairs > 1
         return REFUTED if same else UNDERPOWERED
-    within = -MARGIN < seen.low and seen.high < MARGIN
+    within = seen.low > -MARGIN and seen.high < MARGIN
     return REFUTED if seen.apart < 0 or within else UNDERPOWERED
-
 
 
 def _rivals(name: str, mine: Run, runs: Sequence[Run]) -> list[Run]:

@@ -81,7 +81,7 @@ def protocol_rows(lane: Lane) -> list[dict[str, Any]]:
             "rounds": _span(r.protocol.get("rounds") for r in runs),
             "steps": _span(r.totals().get("local_steps") for r in runs),
             "seeds": len({r.protocol.get("data_seed") for r in runs}), "cells": len(runs),
-            "tests": mean([float(sum(c["n"] for c in r.last["clients"])) for r in runs]),
+            "tests": mean([float(sum(c["n"] for c in r.last.get("clients", ()))) for r in runs]),
             "seconds": sum(float(r.info.get("seconds_this_session") or 0) for r in runs),
         })
     return rows
