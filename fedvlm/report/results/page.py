@@ -183,7 +183,7 @@ def _numbers(runs: Sequence[Run]) -> dict[str, dict[Any, dict[Any, float]]]:
 
 def _few_shot(sources: Sources, every: Sequence[Run], into: Path) -> str:
     """Draw the few-shot curve of the methods and sets that have one; '' where none has."""
-    keys = {}
+    keys: dict[tuple[Any, ...], set[Any]] = {}
     for run in every:
         key = (run.method, run.protocol["dataset"], run.protocol["partition"])
         keys.setdefault(key, set()).add(run.protocol["shots"])
