@@ -6,8 +6,12 @@ STAMP  := $(VENV)/.installed
 PAGES  := $(VENV)/.docs
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --progress-bar off
 
+JOBS   ?= 2
+PLANS  ?= $(sort $(wildcard configs/results/*.yaml))
+TUNED  ?= $(wildcard docs/results/tuned.json)
+
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all mutants wheel-test check docs bench clean
+.PHONY: help install demo test test-all mutants wheel-test check docs results bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -44,6 +48,13 @@ check: $(STAMP) ## lint and types
 
 docs: $(PAGES) ## the documentation as a site in build/site; a dead link or an unknown name fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
+
+results: $(STAMP) ## docs/results from all runs of configs/results (2 hours, 2 cores); PAGE_ONLY=1 from its cells
+ifndef PAGE_ONLY
+	for plan in $(PLANS); do OMP_NUM_THREADS=1 $(BIN)/python -m fedvlm sweep $$plan \
+	--jobs $(JOBS) $(if $(TUNED),--tuned $(TUNED)) || test $$? -eq 1 || exit 2; done
+endif
+	$(BIN)/python -m fedvlm publish docs/results $(if $(PAGE_ONLY),,--from output/results)
 
 bench: $(STAMP) ## speed of FedTV against the reference recipe (ViT-B/16, 50 classes)
 	$(BIN)/python -m fedvlm bench fedtv --backbone ViT-B/16 --classes 50

@@ -112,6 +112,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "fedvlm.report.figures.selection",
         ),
     },
+    "fedvlm/cli/results/publish.py": {
+        "start-up: 1 s of matplotlib": ("fedvlm.report.results.page",),
+    },
     "fedvlm/cli/results/report.py": {
         "start-up: 1 s of matplotlib": ("fedvlm.report.pages.sweep", "fedvlm.report.pages.run"),
     },
@@ -252,7 +255,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 CARD = (
     "Paper", "Equations", "Shared", "Personal", "Frozen", "Defaults", "Knobs",
     "Departures from the paper",
-    "Departures from the authors' code", "Extra data", "Cost", "Command",
+    "Departures from the authors' code", "Extra data", "Cost", "Claim", "Command",
 )
 
 

@@ -17,6 +17,7 @@ Extra data: none.
 Cost: ViT-B/16: 267,776 trained, 133,120 sent each way. The second half stands behind the class
     name, so that the texts of classes share nothing: one full text pass per class, prompt set and
     step (the plain path), which makes it many times slower than PromptFL.
+Claim: personal is higher than PromptFL's in lane disjoint.
 Command: python federated_main.py --demo --trainer FedDDA
 """
 

@@ -16,6 +16,7 @@ Departures from the authors' code: names are encoded once (there in each step); 
 Extra data: none.
 Cost: ViT-B/16: 4,206,080 numbers each way with 4 tokens, 4,208,128 with 8 (published by FedMGP:
     4,208.1k); one packed text pass per step.
+Claim: new is higher than PromptFL's in lane unseen.
 Command: python federated_main.py --demo --trainer FedTPG
 """
 

@@ -14,6 +14,7 @@ Departures from the authors' code: there is none. Rounds are kept: the optimiser
     steps are those of the other methods.
 Extra data: none.
 Cost: no byte travels; steps as FedAvg's. `global` is the untrained start: no tensor is aggregated.
+Claim: none.
 Command: python federated_main.py --demo --trainer LocalOnly
 """
 

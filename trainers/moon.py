@@ -13,6 +13,7 @@ Departures from the authors' code: one previous model per client, as in the pape
     client's first round it is the common start, as there.
 Extra data: none.
 Cost: FedAvg's bytes; three image sides per step (with cached features: three adapters).
+Claim: global is higher than FedAvg's in lane dirichlet.
 Command: python federated_main.py --demo --trainer MOON
 """
 

@@ -12,6 +12,7 @@ Departures from the paper: no ensemble of 80 prompts unless the data set's templ
 Departures from the authors' code: none known.
 Extra data: none.
 Cost: no byte travels, no step is taken; one text pass per class list.
+Claim: none.
 Command: python federated_main.py --demo --trainer ZeroShot
 """
 

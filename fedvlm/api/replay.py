@@ -35,6 +35,7 @@ from fedvlm.job.results import Results
 from fedvlm.job.run import on_disk, restore, threads_of, to_the_end
 from fedvlm.job.sinks import Sinks
 from fedvlm.runs import manifest
+from fedvlm.runs.cells import packed
 from fedvlm.runs.folder import RunFolder
 from fedvlm.runs.identity import identity_plain, read_manifest, read_results, refuse_other, shorten
 from fedvlm.runs.metrics import read_metrics
@@ -126,7 +127,9 @@ def replay(
     """Run the last ``rounds`` of a finished run again and compare them with what it recorded.
 
     It begins at the newest state that was kept before them (``TRAIN.KEEP_STATES``), or from the
-    start. On the machine and versions that made the run everything has to be equal bit for bit:
+    start; a packed run (``runs.cells``) is compared by its results.
+
+    On the machine and versions that made the run everything has to be equal bit for bit:
     rows of metrics, the server's tensors, clients' rows, results. Elsewhere, where that fails,
     accuracies may be off by ``points``.
 
@@ -151,10 +154,11 @@ def replay(
         raise DataError(f"{verdict.sentence()}; what is damaged cannot be replayed")
     if results is None or told is None:
         raise DataError(f"'{path}' is not finished, so there is no result to run again")
-    records, _ = read_metrics(path / "metrics.jsonl")
-    if not records:
+    told_rounds = not packed(path)
+    records = read_metrics(path / "metrics.jsonl")[0] if told_rounds else []
+    if told_rounds and not records:
         raise DataError(f"'{path / 'metrics.jsonl'}' has no rounds to compare with")
-    last = int(records[-1]["round"])
+    last = int(records[-1]["round"] if told_rounds else results["protocol"]["rounds"])
     since = _start(path, str(told["identity_digest"]), last, rounds)
     first = 0 if since is None else since + 1
     quiet = {"SINKS": "()", "RESUME": ""}
@@ -174,7 +178,7 @@ def replay(
             _leaves(p, rows, r, first, digest) for p, rows, r, digest in (
                 (path, records, _sections(results["results"], results["protocol"], out),
                  str(told["identity_digest"])),
-                (again.path, read_metrics(again.metrics_path)[0],
+                (again.path, read_metrics(again.metrics_path)[0] if told_rounds else [],
                  _sections(made.numbers, made.protocol, out), again.digest),
             )
         )

@@ -13,15 +13,25 @@ from fedvlm.report.pages import PAGE
 
 WORTH = 30.0  # seconds of training; the page takes one or two, so a shorter run gets it on demand
 
+# The picture drawn last, by title and table: a sweep's methods have one partition after another.
+_DRAWN: dict[tuple[str, bytes], dict[str, bytes]] = {}
+
 
 def draw_partition(folder: Path, title: str) -> None:
     """Draw ``partition.csv`` of a run that starts, once; a picture that fails ends no run."""
     if all((folder / f"partition.{kind}").exists() for kind in ("png", "svg")):
         return
     try:
-        from fedvlm.report.figures import partition, style  # start-up: 1 s of matplotlib
+        key = title, (folder / "partition.csv").read_bytes()
+        if key not in _DRAWN:
+            from fedvlm.report.figures import partition, style  # start-up: 1 s of matplotlib
 
-        style.write(folder, "partition", partition.draw(partition.of_folder(folder), title), None)
+            drawing = partition.draw(partition.of_folder(folder), title)
+            paths = style.write(folder, "partition", drawing, None)
+            _DRAWN.clear()
+            _DRAWN[key] = {path.name: path.read_bytes() for path in paths}
+        for name, data in _DRAWN[key].items():
+            files.write_bytes(folder / name, data)
     except Exception as error:  # whatever it is, the run is worth more
         complain(f"no picture of the partition: {' '.join(str(error).split())}", prefix="note")
 

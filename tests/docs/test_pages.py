@@ -13,7 +13,6 @@ from tests.docs.pages import BLOCK, Session, blocks, pages, read, shown
 ELSEWHERE = {
     "python.md": "run by tests/api/test_page.py",
     "architecture.md": "signatures, not programs",
-    "results.md": "what was measured, and took hours",
 }
 PAGES = [p for p in pages() if p.name not in ELSEWHERE]
 

@@ -18,12 +18,14 @@ from fedvlm.console.parser import Parser, whole
 from fedvlm.console.screen import complain, say
 from fedvlm.core.errors import ConfigError, DataError, FedvlmError
 from fedvlm.runs.identity import read_json, whole_results
+from fedvlm.runs.seal import sha256
 from fedvlm.runs.verify.check import DAMAGED, Verdict, inspect, one_digest_one_seed
 
 EXAMPLES = (
     "fedvlm verify output",
     "fedvlm verify --replay 1 RUN_FOLDER  # the last round, bit for bit",
     "fedvlm verify --replay 1000 RUN_FOLDER --root DATA  # the whole run; the images lie elsewhere",
+    "fedvlm verify docs/results/cells --replay 1000 --sample 10  # ten of many runs, the same ones",
 )
 ALSO = ("seal", "seals", "check-runs", "replay", "integrity", "audit")
 REPLAYED = {"root": "DATASET.ROOT", "device": "DEVICE", "weights": "MODEL.INIT_WEIGHTS"}
@@ -36,6 +38,8 @@ def flags(parser: Parser) -> None:
         "any depth (OUTPUT_DIR)")
     add("--replay", type=whole(1), default=0, metavar="N", help="also run the last N rounds of "
         "each finished run again and compare; as many as it has: the whole run")
+    add("--sample", type=whole(1), default=0, metavar="N", help="--replay: only N of the runs, "
+        "drawn by their digests")
     add("--root", default="", metavar="DATA", help="--replay: where the images are now")
     add("--device", default="", metavar="NAME", help="--replay: where to compute (as the run did)")
     add("--weights", default="", metavar="FILE", help="--replay: where the backbone's weights are")
@@ -57,11 +61,14 @@ def main(args: Namespace) -> int:
     words = [w for w in REPLAYED if getattr(args, w)]
     if words and not rounds:
         raise ConfigError(f"--{words[0]} is for --replay N; add it, or drop --{words[0]}")
+    if args.sample and not rounds:
+        raise ConfigError("--sample is for --replay N; add it, or drop --sample")
     paths = [path for folder in run_folders(args.folders) for path in runs_below(folder)]
     if not paths:
         raise DataError(f"no run below {', '.join(args.folders)}; give a run folder or OUTPUT_DIR")
     verdicts = [inspect(path) for path in dict.fromkeys(paths)]
     doubles = _doubles(verdicts)
+    chosen = _sample([v.path for v in verdicts if v.finished], args.sample)
     bad = 0
     for verdict in verdicts:
         clauses = [*verdict.damage, *([doubles[verdict.path]] if verdict.path in doubles else [])]
@@ -69,7 +76,7 @@ def main(args: Namespace) -> int:
         about = "; ".join(clauses) or ", ".join(verdict.remarks)
         say(f"{word:<11}{verdict.path}{f': {about}' if about else ''}")
         bad += bool(clauses)
-        if rounds and verdict.finished and not clauses:
+        if rounds and verdict.path in chosen and not clauses:
             bad += not _replayed(args, verdict.path, rounds, points)
     counts = Counter(DAMAGED if v.path in doubles else v.word for v in verdicts)
     if len(verdicts) > 1:
@@ -92,6 +99,12 @@ def _doubles(verdicts: list[Verdict]) -> dict[Path, str]:
     return one_digest_one_seed(
         [(path, r["identity_digest"], r["protocol"]) for path, r in records if r is not None]
     )
+
+
+def _sample(paths: list[Path], number: int) -> set[Path]:
+    """Return ``number`` of the runs (0: all), by the hash of their results: nobody chooses."""
+    ranked = sorted(paths, key=lambda path: sha256((path / "results.json").read_bytes()))
+    return set(ranked[:number] if number else ranked)
 
 
 def _replayed(args: Namespace, path: Path, rounds: int, points: float) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.core.errors import DataError
+from fedvlm.runs.cells import WORD
 from fedvlm.runs.identity import identity_digest, read_json, seal_fits, whole_results
 from fedvlm.runs.metrics import read_chain, read_metrics, spent, totals
 from fedvlm.runs.seal import Damaged, check_file, check_records, read_bytes, seal_of, unsealed
@@ -147,7 +148,7 @@ def _verdict(folder: Path, record: Mapping[str, Any], found: Iterator[str]) -> V
         if covers.get(BARE):
             remarks.append(f"the first {covers[BARE]} lines of metrics.jsonl have {BEFORE}")
         gone = missing(folder, covers)
-        remarks += [f"without {', '.join(gone)}"] if gone else []
+        remarks += gone if gone == [WORD] else [f"without {', '.join(gone)}"] if gone else []
     else:
         remarks.append(BEFORE)
     seal = SEALED if whole_seal else UNSEALED

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.core.errors import DataError
+from fedvlm.runs.cells import WORD, packed
 from fedvlm.runs.metrics import read_chain
 
 METRICS, FILES, ROUNDS, BARE = "metrics", "files", "rounds", "bare"
@@ -56,12 +57,11 @@ def damage(folder: Path, covers: Mapping[str, Any], whole: bool) -> Iterator[str
     Args:
         whole: tensors too; else the files that tables, pages and the API read.
     """
-    chain = read_chain(folder / "metrics.jsonl")
-    if chain.broken or chain.last != covers.get(METRICS):
-        fewer = len(chain.seals) < int(covers.get(ROUNDS, 0))
-        told = chain.cut or ("lines are missing" if fewer else "its last seal is another one")
-        there = (folder / "metrics.jsonl").exists()
-        yield f"metrics.jsonl: {chain.broken or told}" if there else "metrics.jsonl is missing"
+    if packed(folder):
+        covers = {FILES: {n: h for n, h in dict(covers.get(FILES, {})).items()
+                          if (folder / n).exists()}}
+    else:
+        yield from _chain(folder, covers)
     for name, wanted in dict(covers.get(FILES, {})).items():
         path, room = folder / name, name.partition("/")[0]
         if (not whole and name not in TOLD) or (room in KEPT and not (folder / room).is_dir()):
@@ -73,8 +73,20 @@ def damage(folder: Path, covers: Mapping[str, Any], whole: bool) -> Iterator[str
             yield f"{name} is damaged (its hash is not the one in results.json)"
 
 
+def _chain(folder: Path, covers: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with the metrics' chain."""
+    chain = read_chain(folder / "metrics.jsonl")
+    if chain.broken or chain.last != covers.get(METRICS):
+        fewer = len(chain.seals) < int(covers.get(ROUNDS, 0))
+        told = chain.cut or ("lines are missing" if fewer else "its last seal is another one")
+        there = (folder / "metrics.jsonl").exists()
+        yield f"metrics.jsonl: {chain.broken or told}" if there else "metrics.jsonl is missing"
+
+
 def missing(folder: Path, covers: Mapping[str, Any]) -> list[str]:
     """Return what was deleted of what may be: ``models``, ``state``, logits, the log."""
+    if packed(folder):
+        return [WORD]
     names = dict(covers.get(FILES, {}))
     rooms = [room for room in KEPT
              if not (folder / room).is_dir() and any(n.startswith(f"{room}/") for n in names)]

@@ -1,0 +1,155 @@
+"""The page of published results, its figures and LaTeX, from packed runs.
+
+Below FOLDER lie cells/ (a pack of runs for each lane) and what is made of them. --from packs
+finished runs first: each folder below it is a lane. Without --from neither runs, data nor weights
+are needed. The same runs give the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedvlm.cli.results._folders import papers_of, run_folders
+from fedvlm.console.parser import Parser
+from fedvlm.console.screen import complain, say
+from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.federation.cards import card, card_of, fields, trainer_files
+from fedvlm.report.collect import collect
+from fedvlm.report.results.claims import Claim, read_claim
+from fedvlm.report.results.lanes import Lane
+from fedvlm.runs.cells import ENDING, pack
+from fedvlm.runs.seal import seal_of
+
+EXAMPLES = (
+    "fedvlm publish docs/results  # the page again, from docs/results/cells",
+    "fedvlm publish docs/results --from output/results --plans configs/results",
+)
+ALSO = ("results", "pack", "cells", "publication")
+CELLS, TUNED, MOVED = "cells", "tuned.json", "processor.json"
+
+
+def flags(parser: Parser) -> None:
+    """Add what the verb takes."""
+    add = parser.add_argument
+    add("folder", metavar="FOLDER", help="where page, figures, tables and cells/ lie")
+    add("--from", dest="origin", default="", metavar="OUTPUT", help="pack the finished runs of "
+        "each folder below OUTPUT into cells/ first")
+    add("--plans", default="configs/results", metavar="FOLDER", help="the lanes' plans: titles, "
+        "order, and how many runs there are to be (configs/results)")
+    add("--tuned", default="", metavar="FILE", help="what fedvlm tune chose; copied "
+        "beside the page")
+
+
+def main(args: Namespace) -> int:
+    """Pack the runs where asked for, and write the page.
+
+    Raises:
+        ConfigError: a claim or a plan cannot be read, or runs of a lane share no table.
+        DataError: no runs, damaged ones, or the folder cannot be written.
+    """
+    into = Path(args.folder).expanduser()
+    cells = into / CELLS
+    if args.origin:
+        (origin,) = run_folders([args.origin])
+        cells.mkdir(parents=True, exist_ok=True)
+        for lane in sorted(path for path in origin.iterdir() if path.is_dir()):
+            _pack(lane, cells / f"{lane.name}{ENDING}")
+    if args.tuned:
+        shutil.copyfile(args.tuned, into / TUNED)
+    packs = sorted(cells.glob(f"*{ENDING}")) if cells.is_dir() else []
+    if not packs:
+        raise DataError(f"{cells} holds no pack of runs (*{ENDING}); give --from OUTPUT with runs")
+    from fedvlm.report.results.page import Sources, write_page  # start-up: 1 s of matplotlib
+
+    lanes = _lanes(packs, Path(args.plans))
+    every = [run for lane in lanes for run in lane.runs]
+    paths = write_page(Sources(
+        lanes, _claims(), papers_of(every), card_of, _sealed(into / TUNED), _sealed(into / MOVED),
+    ), into)
+    complain(*(n for lane in lanes for n in lane.collected.notes()), prefix="note")
+    say(f"page: {paths[0]} ({len(every)} runs, {len(lanes)} lanes)")
+    return 0
+
+
+def _pack(lane: Path, path: Path) -> None:
+    collected = collect([lane])
+    complain(*collected.notes(), prefix="note")
+    if collected.runs:
+        number = pack(
+            ((run.path.relative_to(lane).as_posix(), run.path) for run in collected.runs), path
+        )
+        say(f"packed: {path} ({number} runs, {path.stat().st_size / 1e6:.2f} MB)")
+
+
+def _lanes(packs: Sequence[Path], plans: Path) -> list[Lane]:
+    """Return the lanes in the order of their first plan, with what the plans say of them."""
+    told: dict[str, dict[str, Any]] = {}
+    for path in sorted(plans.glob("*.yaml")):
+        plan = _plan(path)
+        about = told.setdefault(plan["lane"], {"title": plan["title"], "wanted": 0, "about": []})
+        about["wanted"] += plan["cells"]
+        about["about"].append(plan["about"])
+    by_name = {path.name.removesuffix(ENDING): path for path in packs}
+    out = []
+    for name in sorted(by_name, key=lambda n: (list(told).index(n) if n in told else len(told), n)):
+        folder = run_folders([str(by_name[name])])[0]
+        one = told.get(name, {"title": name, "wanted": 0, "about": []})
+        out.append(Lane(name, collect([folder]), one["title"], " ".join(one["about"]),
+                        one["wanted"]))
+    return out
+
+
+def _plan(path: Path) -> dict[str, Any]:
+    """Return what a plan says of its lane: its comment, its folder, how many cells.
+
+    Raises:
+        ConfigError: it is no plan.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        plan = yaml.safe_load(text)
+        lane = Path(plan["output_dir"]).name
+        sizes = [len(plan[key]) for key in ("datasets", "trainers", "seeds")]
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: is no plan of a lane ({error})") from None
+    comment = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
+    title, _, about = comment.partition(": ")
+    number = sizes[0] * sizes[1] * sizes[2] * len(plan.get("shots") or [0])
+    return {"lane": lane, "title": title, "about": about[:1].upper() + about[1:], "cells": number}
+
+
+def _claims() -> dict[str, Claim | None]:
+    """Return every method's claim by its name in results.
+
+    Raises:
+        ConfigError: a card's sentence is none that can be tested.
+    """
+    out = {}
+    for path in trainer_files().values():
+        text = card(path)
+        out[text.partition(":")[0]] = read_claim(fields(text).get("Claim", ""))
+    return out
+
+
+def _sealed(path: Path) -> dict[str, Any]:
+    """Return a sealed JSON file; empty where there is none.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if record["seal"] != seal_of(record):
+            raise ValueError("its seal does not fit")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: is damaged or was edited ({error}); make it again") from None
+    return dict(record)

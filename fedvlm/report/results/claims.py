@@ -1,0 +1,158 @@
+"""A card's claim as one testable sentence, and what the runs of its lane say to it.
+
+``Claim: personal is higher than FedAvg's in lane dirichlet.`` The rival is a method's name, with
+what it trains in brackets or its tag where that matters, or a reference's name; a bare name is the
+run that trains the same parts as the method.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedvlm.core.errors import ConfigError
+from fedvlm.report.collect import Run
+from fedvlm.report.statistics.contrast import Contrast, contrast
+from fedvlm.report.tables.facts import REFERENCE_NAMES
+
+NONE = "none"
+SUPPORTED, REFUTED, UNDERPOWERED, NOT_RUN = "supported", "refuted", "underpowered", "not run"
+MARGIN = 1.0  # points: an interval within them says that there is no difference worth a name
+_GRAMMAR = re.compile(
+    r"(?P<metric>\w+) is higher than (?P<rival>.+)'s in lane (?P<lane>[\w-]+)\.?"
+)
+_REFERENCES = {name: key for key, name in REFERENCE_NAMES.items()}
+Numbers = dict[Any, dict[Any, float]]  # data set -> seeds -> value
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A method's number is higher than a rival's in a lane."""
+
+    metric: str
+    rival: str
+    lane: str
+
+    def __str__(self) -> str:
+        return f"{self.metric} is higher than {self.rival}'s in lane {self.lane}"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the runs say to a claim.
+
+    Attributes:
+        verdict: ``SUPPORTED`` where the 95 % interval of the paired difference lies above zero,
+            ``REFUTED`` where it lies below, or within ``MARGIN`` of zero, ``UNDERPOWERED`` where
+            it holds zero and more; ``NOT_RUN``.
+        difference: method minus rival; None where nothing was compared.
+    """
+
+    method: str
+    claim: Claim
+    verdict: str
+    difference: Contrast | None = None
+    rival: str = ""
+
+
+def read_claim(text: str) -> Claim | None:
+    """Return the claim of a card's field; None of ``none``, and of no field.
+
+    Raises:
+        ConfigError: it is no sentence of this form.
+    """
+    words = " ".join(text.split())
+    if words.rstrip(".") in ("", NONE):
+        return None
+    match = _GRAMMAR.fullmatch(words)
+    if match is None:
+        raise ConfigError(
+            f"'{words}' is no claim; a card says 'METRIC is higher than METHOD's in lane LANE.', "
+            "or 'none.'"
+        )
+    return Claim(**match.groupdict())
+
+
+def answers(trainer: str, claim: Claim, runs: Sequence[Run]) -> list[Answer]:
+    """Return what the runs of the claim's lane say, once for each set of parts that it trains.
+
+    Args:
+        trainer: the method's name.
+        runs: of the lane.
+    """
+    mine = [r for r in runs if r.protocol["trainer"] == trainer and not r.protocol.get("tag")]
+    out = []
+    for label in dict.fromkeys(run.method for run in mine):
+        here = [run for run in mine if run.method == label]
+        if claim.rival in _REFERENCES:
+            theirs, rival = _of_reference(here, claim), claim.rival
+        else:
+            others = _rivals(claim.rival, here[0], runs)
+            theirs = _numbers(others, claim.metric)
+            rival = others[0].method if others else claim.rival
+        if rival != label:
+            out.append(_answer(label, claim, rival, _numbers(here, claim.metric), theirs))
+    return out or [Answer(trainer, claim, NOT_RUN)]
+
+
+def _answer(label: str, claim: Claim, rival: str, mine: Numbers, theirs: Numbers) -> Answer:
+    both = [place for place in mine if place in theirs]
+    seen = contrast([theirs[p] for p in both], [mine[p] for p in both]) if both else None
+    if seen is None:
+        return Answer(label, claim, NOT_RUN, None, rival)
+    return Answer(label, claim, verdict(seen), seen, rival)
+
+
+def verdict(seen: Contrast) -> str:
+    """Return what an interval of differences says to ``higher``; see ``Answer``."""
+    if seen.apart > 0:
+        return SUPPORTED
+    if seen.low is None or seen.high is None:
+        same = seen.mean == 0 and seen.pairs > 1
+        return REFUTED if same else UNDERPOWERED
+    within = seen.low > -MARGIN and seen.high < MARGIN
+    return REFUTED if seen.apart < 0 or within else UNDERPOWERED
+
+
+def _rivals(name: str, mine: Run, runs: Sequence[Run]) -> list[Run]:
+    """Return the runs of a rival: by its whole label, else those that train what ``mine`` does."""
+    labelled = [run for run in runs if run.method == name]
+    bare = [run for run in runs if _short(run) == name]
+    same = [run for run in bare if run.protocol.get("peft") == mine.protocol.get("peft")]
+    alone = {run.method for run in bare}
+    return labelled or same or (bare if len(alone) == 1 else [])
+
+
+def _short(run: Run) -> str:
+    tag = run.protocol.get("tag", "")
+    return f"{run.protocol['trainer']}" + (f" ({tag})" if tag else "")
+
+
+def _numbers(runs: Sequence[Run], metric: str) -> Numbers:
+    out: Numbers = {}
+    for run in runs:
+        value = run.value(metric)
+        if value is not None:
+            out.setdefault(place_of(run), {})[seeds_of(run)] = value
+    return out
+
+
+def _of_reference(runs: Sequence[Run], claim: Claim) -> Numbers:
+    out: Numbers = {}
+    for run in runs:
+        numbers: Mapping[str, Any] = run.section("references").get(_REFERENCES[claim.rival]) or {}
+        if isinstance(numbers.get(claim.metric), int | float):
+            out.setdefault(place_of(run), {})[seeds_of(run)] = float(numbers[claim.metric])
+    return out
+
+
+def place_of(run: Run) -> tuple[Any, ...]:
+    """Return what makes a column of a lane: the data set and how much of it."""
+    return run.protocol.get("dataset"), run.protocol.get("shots"), run.protocol.get("subsample")
+
+
+def seeds_of(run: Run) -> tuple[Any, Any]:
+    """Return model seed and data seed."""
+    return run.protocol.get("seed"), run.protocol.get("data_seed")

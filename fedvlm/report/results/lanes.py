@@ -1,0 +1,109 @@
+"""Lanes of published runs: which rows stand in one table, and how each lane was made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedvlm.core.stats import mean
+from fedvlm.report.collect import Collected, Run
+from fedvlm.report.results.claims import place_of
+
+# A word of ``peft`` -> what is trained, in words; cards name tensors by ``IN_CARDS``.
+PARTS = {
+    "prompt": "prompt", "feature": "image feature", "head": "linear head",
+    "adapter": "adapters inside the image tower", "lora": "LoRA inside the image tower",
+    "image prompts": "image prompts",
+}
+IN_CARDS = {"text.": "prompt", "image.adapter": "feature", "image.shared_adapter": "feature",
+            "image.prompt": "image prompts"}
+OWN = "parts of its own"
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Runs of one protocol.
+
+    Attributes:
+        name: as claims call it: the pack's name.
+        collected: its runs.
+        title: heading; about: what its plan says of it; wanted: how many cells the plans have.
+    """
+
+    name: str
+    collected: Collected
+    title: str = ""
+    about: str = ""
+    wanted: int = 0
+
+    @property
+    def runs(self) -> list[Run]:
+        """Its finished runs."""
+        return self.collected.runs
+
+    def only(self, runs: Sequence[Run]) -> Collected:
+        """Return what was collected, cut to some of the runs."""
+        return replace(self.collected, runs=list(runs))
+
+
+def trained(run: Run, card: str) -> tuple[str, ...]:
+    """Return what a run trains, in words of ``PARTS``: what may be compared trains the same.
+
+    A method that has no choice of it is asked by its card's names of tensors.
+    """
+    peft = str(run.protocol.get("peft", ""))
+    if peft:
+        return tuple(sorted(peft.split("+"))) if peft != "none" else ()
+    return tuple(sorted({word for text, word in IN_CARDS.items() if text in card}))
+
+
+def groups(lane: Lane, cards: Callable[[str], str]) -> dict[str, list[Run]]:
+    """Return a lane's runs by what they train; runs that train nothing stand in every group."""
+    by_parts: dict[tuple[str, ...], list[Run]] = {}
+    for run in lane.runs:
+        by_parts.setdefault(trained(run, cards(str(run.protocol["trainer"]))), []).append(run)
+    return {" and ".join(PARTS.get(p, p) for p in parts) or OWN: runs
+            for parts, runs in by_parts.items()}
+
+
+def protocol_rows(lane: Lane) -> list[dict[str, Any]]:
+    """Return a row per data set: images, clients, rounds, steps, seeds, cells, seconds."""
+    places: dict[tuple[Any, ...], list[Run]] = {}
+    for run in lane.runs:
+        places.setdefault(place_of(run), []).append(run)
+    rows = []
+    for (dataset, shots, subsample), runs in sorted(places.items(), key=lambda kv: str(kv[0])):
+        config = runs[0].identity_config()
+        rows.append({
+            "dataset": dataset, "shots": "all" if shots == -1 else shots, "classes": subsample,
+            "clients": config.get("FED.CLIENTS"), "share": config.get("FED.FRAC", 1.0),
+            "rounds": _span(r.protocol.get("rounds") for r in runs),
+            "steps": _span(r.totals().get("local_steps") for r in runs),
+            "seeds": len({r.protocol.get("data_seed") for r in runs}), "cells": len(runs),
+            "tests": mean([float(sum(c["n"] for c in r.last.get("clients", ()))) for r in runs]),
+            "seconds": sum(float(r.info.get("seconds_this_session") or 0) for r in runs),
+        })
+    return rows
+
+
+def below(runs: Sequence[Run], reference: str) -> tuple[list[str], int]:
+    """Return the methods whose mean over data sets and seeds is below a reference's, of how many.
+
+    Only where a run has that reference; the reference is the one of the same run.
+    """
+    gaps: dict[str, list[float]] = {}
+    for run in runs:
+        numbers: Mapping[str, Any] = run.section("references").get(reference) or {}
+        own, theirs = run.value("personal"), numbers.get("personal")
+        if own is not None and isinstance(theirs, int | float):
+            gaps.setdefault(run.method, []).append(own - float(theirs))
+    names = sorted(name for name, gap in gaps.items() if (mean(gap) or 0.0) < 0)
+    return names, len(gaps)
+
+
+def _span(values: Any) -> str:
+    numbers = sorted({int(v) for v in values if v is not None})
+    if not numbers:
+        return "-"
+    return f"{numbers[0]:,}" if len(numbers) == 1 else f"{numbers[0]:,} to {numbers[-1]:,}"

@@ -1,0 +1,70 @@
+"""The page of results: made from packed cells alone, the same every time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedvlm.cli import main as cli
+from tests.report.table_runs import reference, rows, write_run
+
+LANE = """# A lane: of two sets.
+name: dirichlet
+output_dir: output/results/dirichlet
+datasets: [pets, dtd]
+trainers: [FedAvg, Ditto, FedPer]
+seeds: [1, 2, 3]
+"""
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("results")
+    for name, more in (("FedAvg", 0), ("Ditto", 2), ("FedPer", 1)):
+        for dataset in ("Pets", "DTD"):
+            for seed in (1, 2):
+                clients = rows(3 + more + seed, 5)
+                personal = sum(row["accuracy"] for row in clients) / 2
+                path = write_run(
+                    root / "out" / "dirichlet", name, dataset, seed,
+                    {"personal": personal, "personal_worst": min(r["accuracy"] for r in clients),
+                     "clients": clients},
+                    sections={"references": {"logreg": reference("alone", 5, 5)}},
+                    peft="feature+head", info={"seconds_this_session": 3600.0},
+                )
+                (path / "config.yaml").write_text("SEED: 1\n")
+    (root / "plans").mkdir()
+    (root / "plans" / "1.yaml").write_text(LANE)
+    return root
+
+
+def published(output: Path, into: Path, *more: str) -> bytes:
+    assert cli.main(["publish", str(into), "--plans", str(output / "plans"), *more]) == 0
+    files = sorted(path for path in into.rglob("*") if path.is_file())
+    return b"".join(str(p.relative_to(into)).encode() + p.read_bytes() for p in files)
+
+
+def test_a_page_comes_of_its_cells_alone(
+    output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / "cache"))
+    page = tmp_path / "page"
+    first = published(output, page, "--from", str(output / "out"))
+    again = tmp_path / "again"
+    again.mkdir()
+    (page / "cells").rename(again / "cells")
+    assert published(output, again) == first
+    text = (again / "README.md").read_text()
+    assert "12 runs of 18 planned, seeds 1, 2, in 1 lanes" in text
+    assert "## A lane\nOf two sets." in text and "6 of the planned runs are missing" in text
+    assert "| Ditto \\[feature+head\\] | personal\\_worst is higher than FedAvg's" in text
+    assert "is\\_" not in text.partition("## Claims")[0]
+    assert "below a logistic regression" in text and "forest-dirichlet" in text
+    assert "\\begin{table" in next((again / "tables").glob("*.tex")).read_text()
+    assert cli.main(["table", str(again / "cells")]) == 0
+
+
+def test_without_cells_there_is_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["publish", str(tmp_path)]) == 3
+    assert "holds no pack of runs" in capsys.readouterr().err
