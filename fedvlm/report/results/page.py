@@ -227,10 +227,14 @@ def _tuned(record: Mapping[str, Any]) -> dict[str, Any]:
     if not record:
         return {}
     try:
-        entries = [dict(entry) for entry in record["entries"]]
+        rows = [
+            {"label": entry["label"], "trials": len(entry["trials"]), "score": entry["score"],
+             "hours": sum(trial["seconds"] for trial in entry["trials"]) / 3600}
+            for entry in record["entries"]
+        ]
     except (KeyError, TypeError, ValueError):
         raise ConfigError("tuned.json names no entries; fedvlm tune writes it") from None
-    return {**record, "entries": entries}
+    return {"rows": rows}
 
 
 @cache

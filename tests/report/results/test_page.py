@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedvlm.cli import main as cli
+from fedvlm.sweep.tune.tuned import write_tuned
 from tests.report.table_runs import reference, rows, write_run
 
 LANE = """# A lane: of two sets.
@@ -63,6 +64,16 @@ def test_a_page_comes_of_its_cells_alone(
     assert "below a logistic regression" in text and "forest-dirichlet" in text
     assert "\\begin{table" in next((again / "tables").glob("*.tex")).read_text()
     assert cli.main(["table", str(again / "cells")]) == 0
+
+
+def test_what_tuning_cost_stands_on_the_page(output: Path, tmp_path: Path) -> None:
+    trial = {"settings": {}, "seconds": 1800.0, "score": 61.25, "error": 1.0}
+    entry = {"label": "Ditto [x]", "score": 61.25, "trials": [trial, trial | {"seconds": 3600.0}]}
+    write_tuned(tmp_path / "tuned.json", {"entries": [entry]})
+    published(output, tmp_path / "page", "--from", str(output / "out"),
+              "--tuned", str(tmp_path / "tuned.json"))
+    text = (tmp_path / "page" / "README.md").read_text()
+    assert "| Ditto \\[x\\] | 2 | 61.2 | 1.50 |" in text
 
 
 def test_without_cells_there_is_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
