@@ -295,15 +295,15 @@ class Trainer:
 
         Called before the first image is encoded.
         """
-        kind, backbone = self.loss_kind, model.backbone
+        kind = self.loss_kind
         self.require(
             kind in self.losses, f"OPTIM.LOSS {kind}: {self.name or type(self).__name__} has a "
             "loss of its own; leave the key out, or train with --trainer PromptFL or FedAvg"
         )
         self.require(
-            kind != SIGMOID or backbone.logit_bias is not None,
-            f"OPTIM.LOSS sigmoid: {backbone.name} has no logit_bias, which SigLIP's loss adds to "
-            "every logit: use a SigLIP backbone, or OPTIM.LOSS softmax",
+            kind == SOFTMAX or model.backbone.logit_bias is not None,
+            f"OPTIM.LOSS {kind}: the backbone has no logit_bias, which SigLIP's loss adds to every "
+            "logit: use a SigLIP backbone, or OPTIM.LOSS softmax",
         )
 
     # ---- client ---------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def test_the_loss_has_the_backbone_s_bias() -> None:
 @pytest.mark.parametrize(("name", "why"), [
     ("kgcoop", "OPTIM.LOSS sigmoid: KgCoOp has a loss of its own; leave the key out"),
     ("afl", "AFL has a loss of its own"),
-    ("promptfl", "OPTIM.LOSS sigmoid: tiny has no logit_bias"),
+    ("promptfl", "OPTIM.LOSS sigmoid: the backbone has no logit_bias"),
 ])
 def test_a_loss_that_nobody_reads_is_refused(name: str, why: str) -> None:
     trainer = trainer_of(name, "OPTIM.LOSS", "sigmoid")
