@@ -111,6 +111,8 @@ class PoolEngine(RemoteEngine):
         self, ctx: Context, job: Round, site: str, reply: Frame, ids: Sequence[int]
     ) -> None:
         super()._take(ctx, job, site, reply, ids)
+        said = reply.values["dropped"]  # without the worker's name: who it was, does not matter
+        job.dropped |= {c: said[str(c)] for c in ids if str(c) in said}
         for part in reply.values["parts"]:
             self._forms |= dict.fromkeys(part["clients"], part["form"])
 

@@ -51,6 +51,11 @@ class Addressed:
                 f"{self._addresses[name]}: {why}" for name, why in sorted(self.why.items())
             ) + " (begin them with: fedvlm site serve --listen ...)")
 
+    def absent(self) -> list[str]:
+        """Return who is away, and why: a sentence each."""
+        return [f"{name} ({self._addresses[name]}) is away: {self.why.get(name, 'not tried yet')}"
+                for name in self._away]
+
     def sites(self) -> list[str]:
         """See ``Carrier.sites``; who is away is tried again every few seconds."""
         for name, (address, next_) in list(self._away.items()):
@@ -135,6 +140,10 @@ class Begun:
             late += list(self._starting) if time.monotonic() >= until else []
             if late:
                 raise ConfigError(f"{late[0]} did not start: {self._obituary(late[0])}")
+
+    def absent(self) -> list[str]:
+        """Return who is away: nobody, once ``open`` is done."""
+        return []
 
     def sites(self) -> list[str]:
         """See ``Carrier.sites``; where nobody is ready, wait for one that is being begun.

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 from fedvlm.distributed.carriers import Answer
-from fedvlm.distributed.sockets.stream import StreamError, greet, receive, send
+from fedvlm.distributed.sockets.stream import StreamError, greet, receive, send, watch
 
 _GONE = getattr(select, "POLLRDHUP", select.POLLHUP) | select.POLLHUP | select.POLLERR
 _LOOK = 1000  # milliseconds between looks for a caller that is gone
@@ -34,8 +34,9 @@ def serve(
         sock, _ = door.accept()
         with sock:
             try:
+                watch(sock)
                 converse(sock, token, answer)
-            except StreamError as error:
+            except (StreamError, OSError) as error:
                 say(f"a connection ended: {error}")
 
 
@@ -44,11 +45,11 @@ def end_with(sock: socket.socket) -> None:
 
     A worker whose answer nobody waits for has nothing to do; what it writes is whole at any time.
     """
-    def watch() -> None:
+    def look() -> None:
         poll = select.poll()
         poll.register(sock, _GONE)
         while not poll.poll(_LOOK):
             pass
         os._exit(0)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=look, daemon=True).start()

@@ -38,7 +38,8 @@ from fedvlm.job.inputs import GivenInputs, Inputs
 from fedvlm.runs.folder import RunFolder
 
 LOCAL, WORKERS = "local", "workers"
-START = 600.0  # seconds for workers to be built, or to be reached
+START = 600.0  # seconds for workers to be built
+REACH = 120.0  # seconds for those at addresses to be there
 EVER = 30 * 86400.0  # seconds for an answer: a worker that dies is heard of without
 AWAIT = 5.0  # seconds before workers at addresses are asked again
 Tell = Callable[[str], None]
@@ -80,7 +81,9 @@ class Away:
         Raises:
             ConfigError: nobody is there, or one is of another run; says why.
         """
-        self.carrier.open(START)
+        self.carrier.open(REACH if isinstance(self.carrier, Addressed) else START)
+        for words in self.carrier.absent():
+            self.engine.say(words)
         federation = self.built.federation
         self.engine.meet(federation.plan.clients, START)
         self.engine.join(federation)

@@ -49,9 +49,13 @@ class Noting(LocalEngine):
         return work
 
 
-def federation(world: World, trainer: type[Trainer], frac: float) -> Federation:
+def federation(
+    world: World, trainer: type[Trainer], frac: float, poisoned: tuple[int, ...] = ()
+) -> Federation:
     engine = Noting(CHUNK, (0,) * len(world.splits))
-    fed = world.federation(trainer, Setup(rounds=ROUNDS, seed=3, engine=engine))
+    fed = world.federation(trainer, Setup(
+        rounds=ROUNDS, seed=3, engine=engine, poisoned=poisoned, nonfinite="drop",
+    ))
     fed.plan = replace(fed.plan, frac=frac, first_round_all=False)
     pool = torch.cat([torch.from_numpy(s.test) for s in world.splits]).numpy()
     tests = Tests(world.labels.numpy(), world.splits, pool, pool[:4])
@@ -92,17 +96,21 @@ class Pool:
     trainer: type[Trainer]
     folder: Path
     frac: float = 0.75
+    poisoned: tuple[int, ...] = ()
     said: list[str] = field(default_factory=list)
     chunks: set[tuple[int, tuple[int, ...]]] = field(default_factory=set)  # of the local run
 
     def __post_init__(self) -> None:
         """Put the workers up."""
-        feds = [federation(self.world, self.trainer, self.frac) for _ in range(3)]
+        feds = [self.federation() for _ in range(3)]
         sites = [PoolSite(fed, self.folder, CONFIG) for fed in feds]
         self.carrier = Mortal({f"worker{i}": site.answer for i, site in enumerate(sites)})
 
+    def federation(self) -> Federation:
+        return federation(self.world, self.trainer, self.frac, self.poisoned)
+
     def driver(self) -> Federation:
-        fed = federation(self.world, self.trainer, self.frac)
+        fed = self.federation()
         engine = PoolEngine(
             self.carrier, CONFIG, CHUNK, Policy(wait=0), RUN, self.said.append,
             layout=fed.engine.sites,
@@ -129,15 +137,18 @@ def both(
     pool: Pool, dies: int = 0
 ) -> tuple[Whole, Whole, tuple[list[list[Any]], list[list[Any]]]]:
     """Return the ends of the run in this process and by the pool, and the numbers of both."""
-    whole = federation(pool.world, pool.trainer, pool.frac)
-    rows = measured(whole)
+    whole = pool.federation()
+    rows, dropped = measured(whole), list[Mapping[int, str]]()
+    whole.subscribers.append(lambda event: dropped.append(getattr(event, "dropped", {})))
     end = copy_fed(whole.read(whole.run()))
     assert isinstance(whole.engine, Noting)
     pool.chunks = whole.engine.chunks
     fed = pool.driver()
-    told = measured(fed)
+    told, lost = measured(fed), list[Mapping[int, str]]()
+    fed.subscribers.append(lambda event: lost.append(getattr(event, "dropped", {})))
     pool.carrier.dies = dies
     state = fed.run()
+    assert lost == dropped and any(lost) == bool(pool.poisoned)
     return end, pool.end(fed, state), (rows, told)
 
 
@@ -160,13 +171,17 @@ def test_a_pool_gives_the_bits_of_one_process(world: World, name: str, tmp_path:
 
 
 def test_clients_of_two_forms_share_no_chunk_and_a_worker_may_die(tmp_path: Path) -> None:
-    """Whoever worked keeps its optimiser's state, so that it has other tensors than a newcomer."""
+    """Whoever worked keeps its optimiser's state, so that it has other tensors than a newcomer.
+
+    Client 3 is dropped each time: its loss is not finite.
+    """
     keeping = World(opts=["OPTIM.KEEP_STATE", "True"])
-    pool = Pool(keeping, load_trainer("fedper"), tmp_path)
+    pool = Pool(keeping, load_trainer("fedper"), tmp_path, poisoned=(3,))
     local, away, (rows, told) = both(pool, dies=2)
     same_fed(away, local, "two forms")
     assert told == rows and pool.carrier.chunks == pool.chunks
-    assert {(2, (2,)), (2, (1, 3))} <= pool.chunks  # by size alone: (1, 2) and (3,)
+    # By size alone (1, 2) and (3,), which is dropped, would be computed together.
+    assert {(2, (2,)), (2, (1,))} <= pool.chunks
     (said,) = pool.said
     assert re.fullmatch(r"round 2, attempt 1: worker\d: it closed the connection", said)
     assert len([worker for round_, worker in pool.carrier.work if round_ == 2]) == 3

@@ -81,6 +81,8 @@ def test_only_who_knows_the_token_is_answered(tmp_path: Path, kind: str) -> None
         carrier = Addressed([address, "unix:/nowhere/at/all"], TOKEN)
         carrier.open(0)
         assert carrier.sites() == ["worker0"]
+        (away,) = carrier.absent()
+        assert away == "worker1 (unix:/nowhere/at/all) is away: no such file or directory"
         big = bytes(range(256)) * 20_000
         assert carrier.ask({"worker0": big}, 10) == {"worker0": big[::-1]}
         carrier.close()

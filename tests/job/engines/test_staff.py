@@ -43,6 +43,10 @@ class Pool(InProcess):
     def open(self, seconds: float) -> None:
         """Be there."""
 
+    def absent(self) -> list[str]:
+        """Nobody is."""
+        return []
+
     def close(self) -> None:
         """Be gone."""
 
