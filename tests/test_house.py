@@ -121,7 +121,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/cli/run/sweep.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.sweep.cells",),
-        "start-up: PyTorch": ("fedvlm.sweep.run",),
+        "start-up: PyTorch": ("fedvlm.sweep.run", "fedvlm.sweep.launch", "fedvlm.sweep.queue"),
     },
     "fedvlm/cli/tool/help.py": {
         "start-up: NumPy, for a mistake only": ("fedvlm.cli.unknown",),
@@ -209,6 +209,12 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/report/statistics/paired.py": {
         "start-up: 1 s of comparisons without a test": ("scipy.stats",),
+    },
+    "fedvlm/sweep/queue.py": {
+        "optional: fedvlm[slurm]": ("submitit",),
+    },
+    "fedvlm/sweep/task.py": {
+        "optional: fedvlm[slurm]": ("submitit.helpers",),
     },
     "fedvlm/sweep/worker.py": {
         "start-up: PyTorch, as all of these": ("fedvlm.job.flags",),
