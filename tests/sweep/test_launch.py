@@ -156,7 +156,7 @@ def test_a_job_out_of_time_fails_its_cells_with_a_hint(
     assert capsys.readouterr().out.count(said) == 4
     untouched = Queue(4)
     assert launch(other, untouched) == 1 and not untouched.tasks  # failed cells wait for a word
-    retried = Queue(5, gone("5_0"), gone("5_1"), ends="OUT_OF_MEMORY")
+    retried = Queue(5, nothing, gone("5_0"), gone("5_1"), ends="OUT_OF_MEMORY")
     assert launch(other, retried, retry=True) == 1
     assert "OUT_OF_MEMORY (raise --slurm-mem)" in capsys.readouterr().out
     down = Queue(6)
@@ -235,7 +235,7 @@ def test_slurm_is_asked_by_its_own_commands(
     for name, body in {
         "sbatch": "echo Submitted batch job 41", "srun": "exit 1", "sacct": "echo 'TIMEOUT '",
         "squeue": f"test -e {tmp_path}/down && exit 1; echo '41_0|RUNNING'; echo '41_1|PENDING'",
-        "scontrol": "test $5 = 41_0 && echo 'JobId=42 JobState=NODE_FAIL Reason=x'; exit 0",
+        "scontrol": "test $4 = 41_0 && echo 'JobId=42 JobState=NODE_FAIL Reason=x'; exit 0",
     }.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
@@ -260,7 +260,7 @@ def test_a_local_job_that_is_warned_is_queued_again_and_ends_with_the_same_bits(
 ) -> None:
     """submitit's local executor, a real worker, SIGUSR2 in the middle of the run."""
     pytest.importorskip("submitit")
-    words = ["sweep", *PLAN[:-2], "--rounds", "300", *PLAN[-2:], "TEST.EVAL_EVERY", "100"]
+    words = ["sweep", *PLAN[:-2], "--rounds", "120", *PLAN[-2:], "TEST.EVAL_EVERY", "100"]
     sides = [tmp_path / "warned", tmp_path / "whole"]
     command = [sys.executable, "-m", "fedvlm", *words, "--trainers", "FedPer", "--output-dir",
                str(sides[0]), "--launch", "local"]
@@ -268,7 +268,7 @@ def test_a_local_job_that_is_warned_is_queued_again_and_ends_with_the_same_bits(
     while not list(sides[0].rglob("round_0003.json")):
         assert process.poll() is None
         time.sleep(0.05)
-    lines = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True)
+    lines = subprocess.run(["ps", "-ewwo", "pid,args"], capture_output=True, text=True, check=True)
     (pid,) = [int(line.split()[0]) for line in lines.stdout.splitlines()
               if "submitit.core._submit" in line and str(sides[0]) in line]
     os.kill(pid, signal.SIGUSR2)
