@@ -36,8 +36,8 @@ class GridCell:
     done: int = 0
     failed: int = 0
     running: int = 0
-    queued: int = 0
     values: list[float] = field(default_factory=list)
+    queued: int = 0
 
     def text(self, value: bool = True) -> str:
         """Return ``2/3*! 81.4``."""
@@ -50,7 +50,7 @@ class GridCell:
         """Return both together, without values: they are of different data sets."""
         return GridCell(
             self.total + other.total, self.done + other.done, self.failed + other.failed,
-            self.running + other.running, self.queued + other.queued,
+            self.running + other.running, queued=self.queued + other.queued,
         )
 
 
