@@ -89,7 +89,8 @@ class Launch:
         sweep.jobs = max(1, self.resources.at_once or usual)
         sweep.open(
             [c for s in [*self.live, *waiting] for c in s.cells], retry,
-            f"{sum(len(s.cells) for s in waiting)} to run in {len(waiting)} {self.queue.name} jobs"
+            f"{sum(len(s.cells) for s in waiting)} to run in {len(waiting)} {self.queue.name} "
+            f"job{'s' * (len(waiting) != 1)}"
             + (f", {len(self.live)} jobs are in the queue already" if self.live else ""),
         )
         for submission in [*self.live, *waiting]:
