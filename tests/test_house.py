@@ -134,7 +134,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/cli/run/sweep.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.sweep.cells",),
-        "start-up: PyTorch": ("fedvlm.sweep.run",),
+        "start-up: PyTorch": ("fedvlm.sweep.run", "fedvlm.sweep.launch", "fedvlm.sweep.queue"),
     },
     "fedvlm/cli/run/tune.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.sweep.tune.run",),
@@ -242,6 +242,12 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/sweep/tune/study.py": {
         "optional: fedvlm[tune]": ("optuna", "optuna.storages", "optuna.storages.journal"),
+    },
+    "fedvlm/sweep/queue.py": {
+        "optional: fedvlm[slurm]": ("submitit",),
+    },
+    "fedvlm/sweep/task.py": {
+        "optional: fedvlm[slurm]": ("submitit.helpers",),
     },
     "fedvlm/sweep/worker.py": {
         "start-up: PyTorch, as all of these": ("fedvlm.job.flags",),

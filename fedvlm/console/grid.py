@@ -1,7 +1,7 @@
 """The matrix of a sweep: methods by data sets, live on a terminal, plain lines elsewhere.
 
-A cell shows finished runs of all, the mean of the headline number, ``*`` while one is running and
-``!`` where one has failed.
+A cell shows finished runs of all, the mean of the headline number, ``~`` while one waits in a batch
+system's queue, ``*`` while one is running and ``!`` where one has failed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class GridCell:
     """One row and column: all its seeds.
 
     Attributes:
-        total: runs; ``done``, ``failed`` and ``running`` of them.
+        total: runs; ``done``, ``failed``, ``running`` and ``queued`` (of a batch system) of them.
         values: headline numbers of the finished ones, percent.
     """
 
@@ -37,10 +37,11 @@ class GridCell:
     failed: int = 0
     running: int = 0
     values: list[float] = field(default_factory=list)
+    queued: int = 0
 
     def text(self, value: bool = True) -> str:
         """Return ``2/3*! 81.4``."""
-        marks = "*" * bool(self.running) + "!" * bool(self.failed)
+        marks = "~" * bool(self.queued) + "*" * bool(self.running) + "!" * bool(self.failed)
         average = mean(v for v in self.values if math.isfinite(v))
         text = f" {number(average)}" if average is not None and value else ""
         return f"{self.done}/{self.total}{marks}{text}"
@@ -49,7 +50,7 @@ class GridCell:
         """Return both together, without values: they are of different data sets."""
         return GridCell(
             self.total + other.total, self.done + other.done, self.failed + other.failed,
-            self.running + other.running,
+            self.running + other.running, queued=self.queued + other.queued,
         )
 
 
@@ -75,7 +76,7 @@ class Grid:
         self.title, self.cells, self.seconds_left = title, cells, seconds_left
         self.stream = sys.stdout if stream is None else stream
         self.live = wants_live(self.stream) if live is None else live
-        self.began = time.monotonic()
+        self.began, self.status = time.monotonic(), ""
         self._live: Live | None = None
 
     def start(self) -> None:
@@ -113,12 +114,14 @@ class Grid:
         parts = [f"{whole.done}/{whole.total} done"]
         parts += [f"{whole.failed} failed"] if whole.failed else []
         parts += [f"{whole.running} running"] if whole.running else []
+        parts += [f"{whole.queued} queued"] if whole.queued else []
         seconds, unknown = self.seconds_left()
         left = f"about {clock(seconds)} left" if seconds else ""
         if unknown:
             left += f"{' and ' if left else ''}{unknown} cells of unknown length"
         spent = f"{clock(time.monotonic() - self.began)} elapsed"
-        return "  ".join([", ".join(parts), spent, *([left] if left else [])])
+        status = [self.status] if self.status else []
+        return "  ".join([", ".join(parts), spent, *([left] if left else []), *status])
 
     def table(self, width: int) -> Table:
         """Return the matrix as it fits ``width`` columns of a terminal.

@@ -12,10 +12,11 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Protocol
 
-from fedvlm.core.signals import SAVE, save_asked
+from fedvlm.core.signals import SAVE, STOPS, save_asked
 from fedvlm.sweep.cells import Cell
-from fedvlm.sweep.worker import Assignment, Outcome, serve
+from fedvlm.sweep.worker import INTERRUPTED, Assignment, Outcome, serve
 
+WARNING = signal.SIGUSR2
 TICK = 0.25  # seconds between two looks at the screen
 PATIENCE = 60.0  # seconds for a round to end after Ctrl-C
 SILENCE = 120.0  # seconds without a sign of life after which a worker is given up
@@ -55,9 +56,10 @@ class Worker:
         self.process = context.Process(
             target=serve, args=(theirs, threads, self.beat), daemon=True
         )
-        signal.pthread_sigmask(signal.SIG_BLOCK, {SAVE})  # until it listens
+        # SAVE until it listens; a batch system's warning is for the pool, never for a worker
+        signal.pthread_sigmask(signal.SIG_BLOCK, {SAVE, WARNING})
         self.process.start()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {SAVE})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {SAVE, WARNING})
         theirs.close()  # so that its death closes the pipe
 
     def give(self, cell: Cell, journal: Ledger) -> None:
@@ -99,8 +101,10 @@ class Worker:
 
     def _death(self) -> tuple[int, str]:
         code = self.process.exitcode or 0
-        if code >= 0:
-            return code or 1, f"its worker ended with exit code {code} before the cell was done"
+        if code in (0, *(-stop for stop in STOPS)):  # asked to leave before its cell began
+            return INTERRUPTED, "its worker was stopped"
+        if code > 0:
+            return code, f"its worker ended with exit code {code} before the cell was done"
         with contextlib.suppress(ValueError):
             name = signal.Signals(-code).name
             more = " (the system does that when memory runs out)" if name == "SIGKILL" else ""
@@ -171,7 +175,7 @@ class WorkerPool:
                     self._look(worker)
                 self._deal()
         except KeyboardInterrupt:
-            self._stop()
+            self.stop()
             raise
         finally:
             self._close()
@@ -215,8 +219,8 @@ class WorkerPool:
         with contextlib.suppress(BrokenPipeError):  # it died: the next look says so
             worker.give(cell, self.journal)
 
-    def _stop(self) -> None:
-        """After Ctrl-C: let the workers save; a second Ctrl-C does not wait for that."""
+    def stop(self) -> None:
+        """Let the workers save and leave; a Ctrl-C meanwhile does not wait for that."""
         for worker in self.workers:
             worker.stop()
         deadline = time.monotonic() + PATIENCE

@@ -113,29 +113,40 @@ class Sweep:
         Args:
             until: of ``time.monotonic``; no cell begins then, nor one that should end later.
         """
-        todo = self.waiting = self.to_do(retry)
-        for cell in self.cells:
-            self._place(cell, self.states[cell.number], retry)
-        self.grid = Grid(
-            f"sweep {self.plan.name}", self.matrix, lambda: self.pace.left(self.waiting, self.jobs)
-        )
-        self.grid.say(f"sweep {self.plan.name}: {len(self.cells)} cells, {self.count(DONE)} done, "
-                      f"{len(todo)} to run; {self.jobs} jobs, {threads} threads each")
-        self.grid.start()
+        todo = self.to_do(retry)
+        grid = self.open(todo, retry, f"{len(todo)} to run; {self.jobs} jobs, {threads} threads "
+                         "each")
         try:
             WorkerPool(
                 self.jobs, self.journal, self, threads=threads, devices=devices, timeout=timeout,
                 allowed=lambda cell: time.monotonic() + (self.pace.of(cell) or 0) < until,
             ).run(todo)
         finally:
-            self.grid.finish()
-        return self._conclude()
+            grid.finish()
+        return self.conclude()
 
-    def _place(self, cell: Cell, state: CellState, retry: bool) -> None:
+    def open(self, todo: Sequence[Cell], retry: bool, words: str) -> Grid:
+        """Take the screen for the cells ``todo``.
+
+        Args:
+            words: how they are run, for the first line.
+        """
+        self.waiting = list(todo)
+        for cell in self.cells:
+            self._place(cell, self.states[cell.number], retry, cell in self.waiting)
+        self.grid = Grid(
+            f"sweep {self.plan.name}", self.matrix, lambda: self.pace.left(self.waiting, self.jobs)
+        )
+        self.grid.say(f"sweep {self.plan.name}: {len(self.cells)} cells, {self.count(DONE)} done, "
+                      f"{words}")
+        self.grid.start()
+        return self.grid
+
+    def _place(self, cell: Cell, state: CellState, retry: bool, ours: bool) -> None:
         place = self.matrix.setdefault((cell.method, cell.dataset), GridCell())
         place.total += 1
         place.done += state.name == DONE
-        place.running += state.name == RUNNING
+        place.running += state.name == RUNNING and not ours
         place.failed += state.name == FAILED and not retry
         if state.value is not None:
             place.values.append(state.value)
@@ -143,6 +154,26 @@ class Sweep:
     def started(self, cell: Cell) -> None:
         """See ``Watcher``."""
         self.matrix[cell.method, cell.dataset].running += 1
+
+    def queued(self, cell: Cell, change: int) -> None:
+        """Show that a cell came into a batch system's queue (+1), or left it (-1)."""
+        self.matrix[cell.method, cell.dataset].queued += change
+
+    def stopped(self, cell: Cell) -> None:
+        """Show that a cell does not run any more, without an end."""
+        self.matrix[cell.method, cell.dataset].running -= 1
+
+    def given_back(self, cell: Cell, words: str) -> None:
+        """Say why a cell is not run by this command after all."""
+        self.waiting = [c for c in self.waiting if c is not cell]
+        self.tell(f"{cell}: {words}", always=True)
+
+    def tell(self, words: str, *, always: bool = False) -> None:
+        """Show a sentence; the newest stays below the matrix."""
+        if self.grid is not None and words:
+            self.grid.say(words, always=always)
+        if self.grid is not None and not always:
+            self.grid.status = words
 
     def ended(self, cell: Cell, outcome: Outcome) -> None:
         """See ``Watcher``: the run folder says whether the cell is done."""
@@ -169,7 +200,12 @@ class Sweep:
         )
 
     # ---- after ------------------------------------------------------------------------------
-    def _conclude(self) -> int:
+    def conclude(self, more: Sequence[str] = ()) -> int:
+        """Say what came of it all; return 0, or 1 where cells have failed.
+
+        Args:
+            more: further sentences.
+        """
         failed = [c for c in self.cells if self.states[c.number].name == FAILED]
         running = self.count(RUNNING)
         lines = [f"sweep {self.plan.name}: {self.count(DONE)} of {len(self.cells)} cells done"]
@@ -181,7 +217,7 @@ class Sweep:
                          "again")
         if running:
             lines.append(f"{running} are being run by other processes")
-        say(*lines, *table_commands(self.plan, self.output))
+        say(*lines, *more, *table_commands(self.plan, self.output))
         return 1 if failed else 0
 
 

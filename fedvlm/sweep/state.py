@@ -75,8 +75,12 @@ class Journal:
         files.write_text(
             self.folder / "plan.yaml", yaml.safe_dump(plan, sort_keys=False, allow_unicode=True)
         )
+        self.mend()
+
+    def mend(self) -> None:
+        """End a line that a kill cut: the next one is whole."""
         if self.path.exists() and not self.path.read_bytes().endswith((b"\n",)):
-            files.append_line(self.path, "")  # a kill cut the last line: the next one is whole
+            files.append_line(self.path, "")
 
     def log(self, cell: Cell) -> Path:
         """Return where the cell's screen output goes."""

@@ -25,6 +25,7 @@ def grid(columns: list[str], **cells: GridCell) -> Grid:
 def test_a_cell_shows_seeds_marks_and_the_mean() -> None:
     assert GridCell(3).text() == "0/3"
     assert GridCell(3, 2, 0, 1, [80.0, 90.0]).text() == "2/3* 85.0"
+    assert GridCell(3, 0, 0, 1, queued=2).plus(GridCell(1, queued=1)).text() == "0/4~*"
     assert GridCell(3, 1, 1, 0, [float("nan")]).text() == "1/3!"
     assert GridCell(3, 1, values=[7.0]).text(False) == "1/3"
 

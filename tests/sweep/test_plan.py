@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -216,26 +215,6 @@ def test_the_table_command_is_one_that_works(tmp_path: Path) -> None:
     assert table_commands(replace(plan, shots=(4, 16)), tmp_path) == [
         f"table of the runs: {whole} --cols dataset shots"
     ]
-
-
-def test_slurm_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script = tmp_path / "my array.sh"
-    demo = ["sweep", str(CONFIGS / "demo.yaml"), "--output-dir", str(tmp_path / "a 'b' $c"),
-            "--slurm", str(script), "--slurm-chunk", "5", "--slurm-mem", "4G",
-            "--slurm-option", "gres=gpu:1"]
-    assert main(demo) == 0
-    assert f"sbatch '{script}'" in capsys.readouterr().out
-    text = script.read_text()
-    assert "#SBATCH --array=0-2" in text and "--mem=4G" in text and "--gres=gpu:1" in text
-    assert "--slurm" not in text.replace("#SBATCH", "") and "--time" not in text
-    subprocess.run(["bash", "-n", str(script)], check=True)
-    echo = text.replace("exec ", "printf '%s\\n' ").replace("cd ", "cd / # ", 1)
-    done = subprocess.run(["bash", "-c", echo], check=True, capture_output=True, text=True,
-                          env={"SLURM_ARRAY_TASK_ID": "2", "PATH": "/usr/bin:/bin"})
-    words = done.stdout.splitlines()
-    assert words[-2:] == ["--only", "10-11"] and str(tmp_path / "a 'b' $c") in words
-    assert main([*demo, "--slurm-time", "soon"]) == 2
-    capsys.readouterr()
 
 
 def test_pace_judges_by_data_set_and_method() -> None:

@@ -59,9 +59,9 @@ def pids(seen: Seen) -> dict[str, float]:
 
 def test_a_worker_that_dies_costs_its_cell_only(tmp_path: Path, light: None) -> None:
     seen = Seen(tmp_path)
-    WorkerPool(1, seen, seen, threads=1).run(cells("ok", "die", "ok", "fail", "leave"))
+    WorkerPool(1, seen, seen, threads=1).run(cells("ok", "die", "ok", "fail", "leave", "quit"))
     assert {n: o.code for n, o in seen.ends.items()} == {
-        "ok0": 0, "die1": -9, "ok2": 0, "fail3": 1, "leave4": 7,
+        "ok0": 0, "die1": -9, "ok2": 0, "fail3": 1, "leave4": 7, "quit5": 130,
     }
     assert "killed by SIGKILL" in seen.ends["die1"].sentence
     assert seen.ends["fail3"].sentence == "no luck"

@@ -8,22 +8,16 @@ flags of fedvlm run that are not below, and KEY VALUE pairs, hold for every cell
 from __future__ import annotations
 
 import math
-import shlex
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedvlm.cli.run._plan import MANY, alone, end_flags, listed, plan_flags, plan_of, threads_for
 from fedvlm.console.parser import Parser, whole
 from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import complain, progress, say
-from fedvlm.core import files
-from fedvlm.core.errors import ConfigError, fold
+from fedvlm.core.errors import ConfigError
 from fedvlm.core.files import user_path
 from fedvlm.core.signals import saying
-from fedvlm.sweep.plan import SweepPlan
-from fedvlm.sweep.slurm import script
 from fedvlm.sweep.tune.tuned import read_tuned, with_tuned
 
 if TYPE_CHECKING:
@@ -34,9 +28,14 @@ EXAMPLES = (
     "fedvlm sweep --trainers FedAvg FedTV --datasets eurosat pets --seeds 1 2 3 --root DATA/",
     "fedvlm sweep configs/sweeps/demo.yaml --dry-run  # what is to do, and how long it takes",
     "fedvlm sweep PLAN.yaml --tuned output/tuning/tune/tuned.json  # each with its tuned values",
-    "fedvlm sweep configs/sweeps/demo.yaml --slurm array.sh --slurm-time 2:00:00",
+    "fedvlm sweep configs/sweeps/demo.yaml --launch slurm --slurm-time 2:00:00 --slurm-mem 8G",
+    "fedvlm sweep configs/sweeps/demo.yaml --launch local  # the same without a cluster",
 )
 ALSO = ("matrix", "grid", "search", "plan", "experiments")
+
+_JOBS = {  # flag of the pool -> what jobs have instead
+    "jobs": "use --slurm-jobs", "devices": "use --slurm-option gres=gpu:1, and --device cuda",
+}
 
 
 def flags(parser: Parser) -> None:
@@ -48,16 +47,23 @@ def flags(parser: Parser) -> None:
     add("--list", action="store_true", help="every cell with its number and state")
     add("--dry-run", action="store_true", help="what is to do, with estimates of time and memory; "
         "writes nothing")
-    add("--slurm", default="", metavar="FILE", help="write an array script for SLURM instead")
-    add("--slurm-chunk", type=whole(1), default=1, metavar="N", help="cells per array task (1)")
-    add("--slurm-time", default="", metavar="H:MM:SS", help="time limit of a task")
-    add("--slurm-mem", default="", metavar="SIZE", help="memory of a task, such as 8G")
-    add("--slurm-cpus", type=whole(1), default=1, metavar="N", help="processors of a task (1)")
-    add("--slurm-option", **MANY, type=listed, metavar="OPT", help="further #SBATCH options, such "
-        "as gres=gpu:1")
+    add("--launch", default="", choices=("slurm", "local"), help="run cells as jobs of SLURM "
+        "(pip install 'fedvlm[slurm]'), or as if, on this machine, and watch them")
+    add("--slurm-chunk", type=whole(1), default=1, metavar="N", help="cells per job (1)")
+    add("--slurm-time", default="", metavar="H:MM:SS", help="time limit of a job (1:00:00); at its "
+        "end it saves and is queued again")
+    add("--slurm-requeues", type=whole(0), default=3, metavar="N", help="how often that (3); "
+        "after a preemption always")
+    add("--slurm-mem", default="", metavar="SIZE", help="memory of a job, such as 8G")
+    add("--slurm-cpus", type=whole(1), default=1, metavar="N", help="processors of a job (1)")
+    add("--slurm-jobs", type=whole(1), default=0, metavar="N", help="jobs that run at once "
+        "(SLURM's limits; 1 with --launch local)")
+    add("--slurm-option", **MANY, type=listed, metavar="OPT", help="further options of sbatch, "
+        "such as gres=gpu:1 partition=long")
     add("--tuned", default="", metavar="FILE", help="tuned.json of fedvlm tune: every method gets "
         "the values that were chosen for it")
     end_flags(parser)
+    parser.checks.append(_launching)
 
 
 def _cells(word: str) -> range:
@@ -73,6 +79,15 @@ def _cells(word: str) -> range:
     return range(int(first), int(parts[-1]) + 1)
 
 
+def _launching(args: Namespace) -> list[str]:
+    """Return what does not go with how the cells are launched."""
+    if args.launch:
+        return [f"{args.spelling[dest]} does not go with --launch: {instead}"
+                for dest, instead in _JOBS.items() if dest in args.spelling]
+    return [f"{word} goes with --launch slurm" for dest, word in args.spelling.items()
+            if dest.startswith("slurm_")]
+
+
 def main(args: Namespace) -> int:
     """Run the verb; 0: every cell asked for is done, 1: some failed.
 
@@ -82,7 +97,7 @@ def main(args: Namespace) -> int:
     """
     plan = plan_of(args)
     if args.tuned:
-        plan, notes = with_tuned(plan, read_tuned(Path(args.tuned).expanduser()))
+        plan, notes = with_tuned(plan, read_tuned(user_path(args.tuned)))
         complain(*notes, prefix="note")
     progress("loading PyTorch")
     from fedvlm.sweep.cells import cells_of  # start-up: PyTorch, 2 s
@@ -94,8 +109,6 @@ def main(args: Namespace) -> int:
     if args.only is not None and args.only[-1] >= len(cells):
         word = args.words[args.words.index(args.spelling["only"]) + 1]
         raise ConfigError(f"--only {word}: the cells are 0 to {len(cells) - 1}")
-    if args.slurm:
-        return _slurm(args, plan, len(cells))
     sweep = Sweep(plan, cells, args.jobs, args.only)
     if args.list:
         say(*table_lines(sweep.rows()))
@@ -103,7 +116,33 @@ def main(args: Namespace) -> int:
     if args.dry_run:
         say(*sweep.dry_lines(retry=args.retry_failed))
         return 0
-    return run_sweep(args, sweep, retry=args.retry_failed)
+    return _launch(args, sweep) if args.launch else run_sweep(args, sweep, retry=args.retry_failed)
+
+
+def _launch(args: Namespace, sweep: Sweep) -> int:
+    """Run the cells as jobs of a batch system.
+
+    Raises:
+        ConfigError: no such system here, resources that it would not understand.
+    """
+    from fedvlm.sweep.launch import Launch  # start-up: PyTorch
+    from fedvlm.sweep.queue import open_queue, read_resources  # start-up: PyTorch
+
+    resources = read_resources(
+        time=args.slurm_time, memory=args.slurm_mem, cpus=args.slurm_cpus,
+        options=args.slurm_option, at_once=args.slurm_jobs, requeues=args.slurm_requeues,
+    )
+    folder = sweep.journal.folder
+    queue = open_queue(args.launch, folder.absolute() / "jobs", sweep.plan.name, resources)
+    sweep.journal.prepare(sweep.plan.content())
+    held = alone(folder) if sweep.only is None else None
+    try:
+        return Launch(
+            sweep, queue, resources, args.slurm_chunk, args.threads or 0, args.cell_timeout
+        ).run(args.retry_failed)
+    finally:
+        if held is not None:
+            held.release()
 
 
 def run_sweep(
@@ -136,31 +175,3 @@ def run_sweep(
             held.release()
 
 
-def _slurm(args: Namespace, plan: SweepPlan, cells: int) -> int:
-    """Write the array script; its tasks get the same words without the script's own."""
-    path = user_path(args.slurm)
-    text = script(
-        plan.name, _words_of_a_task(args.words), cells, chunk=args.slurm_chunk,
-        time=args.slurm_time, memory=args.slurm_mem, cpus=args.slurm_cpus,
-        options=args.slurm_option,
-    )
-    files.write_text(path, text)
-    say(f"wrote {path}; submit it with: {shlex.join(['sbatch', str(path)])}")
-    if args.only is not None:
-        complain("--only is not part of the script: its tasks cover all cells", prefix="note")
-    return 0
-
-
-def _words_of_a_task(words: Sequence[str]) -> list[str]:
-    """Return the words without the flags of the script, of the pool and of the cells."""
-    rest, left = [], list(words)
-    while left:
-        word = left.pop(0)
-        name = fold(word.partition("=")[0]) if word.startswith("--") else ""
-        if not (name.startswith("slurm") or name in ("jobs", "only")):
-            rest.append(word)
-        elif "=" not in word:
-            del left[:1]
-            while name == "slurmoption" and left and not left[0].startswith("--"):
-                del left[:1]
-    return rest

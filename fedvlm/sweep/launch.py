@@ -1,0 +1,261 @@
+"""A sweep in a batch system's queue: jobs are submitted, watched, and never submitted twice.
+
+``submitted.jsonl`` in the sweep's folder says which cells lie in which job, so that the same
+command finds its jobs again. What became of a cell its run folder and the journal say, as ever.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedvlm.core import files
+from fedvlm.core.errors import FedvlmError
+from fedvlm.core.signals import saying
+from fedvlm.runs.manifest import now
+from fedvlm.runs.metrics import read_metrics
+from fedvlm.sweep.cells import Cell
+from fedvlm.sweep.queue import PENDING, RUNNING, Queue, Resources
+from fedvlm.sweep.run import Sweep
+from fedvlm.sweep.state import DONE, state_of
+from fedvlm.sweep.state import RUNNING as HELD
+from fedvlm.sweep.task import Task
+from fedvlm.sweep.worker import INTERRUPTED, Outcome
+
+POLL = {"slurm": 15.0, "local": 1.0}  # seconds between two looks
+SURE = 2  # looks without a job until it counts as ended: files of a node come late
+HINTS = {
+    "timed-out too many times": "raise --slurm-time or --slurm-requeues",
+    "TIMEOUT": "raise --slurm-time", "OUT_OF_MEMORY": "raise --slurm-mem",
+}
+RETURNED = ("CANCELLED", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "REVOKED")  # nobody's mistake
+
+Key = tuple[str, str]  # a cell in journals: run folder, digest of its config
+
+
+@dataclass
+class Submission:
+    """A job and the cells that lie in it."""
+
+    job: str
+    cells: list[Cell]
+    state: str = PENDING
+    missing: int = 0
+
+
+@dataclass
+class Launch:
+    """A sweep whose cells are jobs.
+
+    Args:
+        chunk: cells of a job.
+        threads: of its worker; 0: as many as it has processors.
+        timeout: of a cell, see ``Task``.
+        poll: seconds between two looks; None: the queue's own.
+    """
+
+    sweep: Sweep
+    queue: Queue
+    resources: Resources
+    chunk: int = 1
+    threads: int = 0
+    timeout: float = 0
+    poll: float | None = None
+    live: list[Submission] = field(default_factory=list)
+    running: set[int] = field(default_factory=set)
+    returned: int = 0
+    _before: dict[Key, dict[str, Any]] = field(default_factory=dict)
+    _summary: str = ""
+
+    @property
+    def path(self) -> Path:
+        """What was submitted, a line per job."""
+        return self.sweep.journal.folder / "submitted.jsonl"
+
+    # ---- the whole --------------------------------------------------------------------------
+    def run(self, retry: bool) -> int:
+        """Submit what is to do and watch it to its end; return 0, or 1 where cells are not done.
+
+        Raises:
+            KeyboardInterrupt: jobs of a queue that stays go on; others are ended.
+        """
+        sweep, self._before = self.sweep, self.sweep.journal.last()
+        waiting = self._wait_lists(retry)
+        usual = len(self.live) + len(waiting) if self.queue.stays else 1
+        sweep.jobs = max(1, self.resources.at_once or usual)
+        sweep.open(
+            [c for s in [*self.live, *waiting] for c in s.cells], retry,
+            f"{sum(len(s.cells) for s in waiting)} to run in {len(waiting)} {self.queue.name} "
+            f"job{'s' * (len(waiting) != 1)}"
+            + (f", {len(self.live)} jobs are in the queue already" if self.live else ""),
+        )
+        for submission in [*self.live, *waiting]:
+            for cell in submission.cells:
+                sweep.queued(cell, +1)
+        try:
+            while waiting or self.live:
+                waiting = self._submit(waiting)
+                self._tick()
+                if waiting or self.live:
+                    time.sleep(POLL[self.queue.name] if self.poll is None else self.poll)
+        except KeyboardInterrupt as stop:
+            raise saying(stop, self._leave()) from None
+        finally:
+            assert sweep.grid is not None  # noqa: S101 (made by ``open``)
+            sweep.grid.finish()
+        lost = f"{self.returned} given back by the queue: the same command submits them again"
+        return max(sweep.conclude([lost] if self.returned else []), int(self.returned > 0))
+
+    def _wait_lists(self, retry: bool) -> list[Submission]:
+        """Return the jobs to submit; those of an earlier command that still lie there are live."""
+        earlier = self._earlier()
+        states = self.queue.states() if earlier else {}
+        if states is None:
+            raise FedvlmError(
+                f"{self.queue.name} does not say which jobs of {self.path} are in the queue "
+                "(squeue failed): try again when it answers, or two jobs may have one cell"
+            )
+        todo = self.sweep.to_do(retry)
+        # ``RUNNING`` files of nodes that died stay: the queue knows better
+        todo += [c for c in self.sweep.cells
+                 if self.sweep.states[c.number].name == HELD and _key(c) in earlier]
+        lying: dict[str, list[Cell]] = {}
+        rest: list[Cell] = []
+        for cell in sorted(todo, key=lambda c: c.number):
+            job = earlier.get(_key(cell), "")
+            (lying.setdefault(job, []) if job in states else rest).append(cell)
+        self.live = [Submission(job, cells) for job, cells in lying.items()]
+        return [Submission("", rest[i : i + self.chunk]) for i in range(0, len(rest), self.chunk)]
+
+    def _earlier(self) -> dict[Key, str]:
+        """Return cell -> the job that it was last submitted in, of this kind of queue."""
+        rows = read_metrics(self.path)[0] if self.path.exists() else []
+        return {
+            (name, digest): str(row["job"]) for row in rows
+            if row.get("launch") == self.queue.name and self.queue.stays
+            for name, digest in row.get("cells", ())
+        }
+
+    def _submit(self, waiting: list[Submission]) -> list[Submission]:
+        """Submit as many as may be in the queue; return the rest."""
+        room = len(waiting)
+        if not self.queue.stays:  # nobody else holds them back
+            room = max(0, (self.resources.at_once or 1) - len(self.live))
+        chosen = waiting[:room]
+        if not chosen:
+            return waiting
+        sweep = self.sweep
+        jobs = self.queue.submit([
+            Task(sweep.plan.name, sweep.output.absolute(), tuple(s.cells),
+                 self.threads or self.resources.cpus, self.timeout)
+            for s in chosen
+        ])
+        for submission, job in zip(chosen, jobs, strict=True):
+            submission.job = job
+            files.append_line(self.path, json.dumps({
+                "job": job, "launch": self.queue.name, "submitted": now(),
+                "cells": [_key(cell) for cell in submission.cells],
+            }))
+        self.live += chosen
+        return waiting[room:]
+
+    def _leave(self) -> str:
+        ids = [s.job for s in self.live]
+        if not self.queue.stays:
+            self.queue.cancel(ids)
+            return "finished cells and saved rounds are kept; the same command goes on"
+        heads = sorted({job.partition("_")[0] for job in ids})
+        return (
+            f"{len(ids)} jobs stay in the queue: the same command watches them again, "
+            f"scancel {' '.join(heads)} ends them"
+        )
+
+    # ---- one look ---------------------------------------------------------------------------
+    def _tick(self) -> None:
+        """Look once at the queue, then at what is written; a job is believed gone at the second."""
+        states = self.queue.states()
+        last = self.sweep.journal.last()
+        for submission in self.live:
+            if states is not None:
+                self._see(submission, states.get(submission.job))
+            for cell in list(submission.cells):
+                attempt = last.get(_key(cell))
+                if attempt is None or attempt == self._before.get(_key(cell)):
+                    continue
+                self._before[_key(cell)] = attempt
+                if attempt["code"] != INTERRUPTED:
+                    self._end(submission, cell, _outcome(attempt))
+            if submission.missing >= SURE:
+                for cell in list(submission.cells):
+                    self._lost(submission, cell)
+            for at, cell in enumerate(submission.cells):
+                self._phase(cell, at == 0 and submission.state == RUNNING)
+        self.live = [s for s in self.live if s.cells]
+        self._say(states)
+
+    def _see(self, submission: Submission, state: str | None) -> None:
+        submission.missing = 0 if state else submission.missing + 1
+        submission.state = state or submission.state
+
+    def _phase(self, cell: Cell, runs: bool) -> None:
+        """Move a cell on the screen between waiting and running."""
+        if runs and cell.number not in self.running:
+            self.running.add(cell.number)
+            self.sweep.queued(cell, -1)
+            self.sweep.started(cell)
+        elif not runs and cell.number in self.running:
+            self.running.discard(cell.number)
+            self.sweep.queued(cell, +1)
+            self.sweep.stopped(cell)
+
+    def _end(self, submission: Submission, cell: Cell, outcome: Outcome) -> None:
+        self._phase(cell, True)
+        self.running.discard(cell.number)
+        submission.cells.remove(cell)
+        self.sweep.ended(cell, outcome)
+
+    def _lost(self, submission: Submission, cell: Cell) -> None:
+        """End a cell whose job is gone without a word about it."""
+        if state_of(cell, None).name == DONE:
+            self._end(submission, cell, Outcome(0, "", 0.0))
+            return
+        end = self.queue.end_of(submission.job)
+        words = f"its {self.queue.name} job {submission.job} ended: {end}"
+        if end.startswith(RETURNED):
+            self._phase(cell, False)
+            self.sweep.queued(cell, -1)
+            submission.cells.remove(cell)
+            self.sweep.given_back(cell, words)
+            self.returned += 1
+            return
+        hint = next((hint for word, hint in HINTS.items() if word in end), "")
+        outcome = Outcome(1, f"{words}{f' ({hint})' if hint else ''}", 0.0)
+        self.sweep.journal.add(cell, outcome)
+        self._end(submission, cell, outcome)
+
+    def _say(self, states: dict[str, str] | None) -> None:
+        """Show what the queue says of the jobs, when that changes."""
+        counts = Counter(s.state.lower() for s in self.live)
+        summary = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
+        summary = f"{self.queue.name} jobs: {summary}" if summary else ""
+        if states is None:
+            summary = f"{self.queue.name} does not answer; the jobs go on"
+        if summary != self._summary:
+            self._summary = summary
+            self.sweep.tell(summary)
+
+
+def _key(cell: Cell) -> Key:
+    return cell.key, cell.digest
+
+
+def _outcome(attempt: dict[str, Any]) -> Outcome:
+    return Outcome(
+        int(attempt["code"]), str(attempt.get("sentence", "")), float(attempt["seconds"]),
+        attempt.get("peak_mib"),
+    )
+
