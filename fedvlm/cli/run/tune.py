@@ -12,13 +12,18 @@ from argparse import Namespace
 
 from fedvlm.cli.run._plan import alone, end_flags, plan_flags, plan_of, threads_for
 from fedvlm.console.parser import Parser, whole
-from fedvlm.console.screen import progress
+from fedvlm.console.screen import progress, say
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.files import user_path
 from fedvlm.core.signals import saying
 
 EXAMPLES = (
     "fedvlm tune configs/sweeps/tune.yaml --budget 20 --jobs 2",
     "fedvlm tune --trainers FedAvg FedProx --datasets digits --shots 8 --backbone tiny --budget 4",
     "fedvlm sweep PLAN.yaml --tuned output/tuning/tune/tuned.json",
+    "fedvlm tune --report output/tuning/tune/tuned.json  # what it spent, how sure it is",
+    "fedvlm table --hyperparameters output/tuning/tune/tuned.json --out appendix.tex",
+    "fedvlm tune --write-defaults output/tuning/tune/tuned.json  # into configs/trainers/",
 )
 ALSO = ("tuning", "hpo", "hyperparameters", "optuna", "optimise", "optimize")
 
@@ -28,6 +33,10 @@ def flags(parser: Parser) -> None:
     plan_flags(parser)
     parser.add_argument("--budget", type=whole(1), default=20, metavar="N", help="trials of each "
                         "method, the first of them the method as it comes (20)")
+    parser.add_argument("--report", default="", metavar="FILE", help="of a tuned.json: what each "
+        "method spent and how sure its score is, as a table, CSV files and figures; runs nothing")
+    parser.add_argument("--write-defaults", default="", metavar="FILE", help="write the values of "
+        "a tuned.json into configs/trainers/*.yaml of this checkout; runs nothing")
     end_flags(parser)
 
 
@@ -38,8 +47,11 @@ def main(args: Namespace) -> int:
         FedvlmError: mistakes of the words or the plan, all of them, before anything runs.
         KeyboardInterrupt: what has been scored is kept.
     """
+    if args.report or args.write_defaults:
+        return _of_file(args)
     plan = plan_of(args)
     progress("loading PyTorch")
+    from fedvlm.sweep.tune.report import report  # start-up: PyTorch
     from fedvlm.sweep.tune.run import Tuning  # start-up: PyTorch, 2 s
 
     progress("checking every method")
@@ -48,7 +60,7 @@ def main(args: Namespace) -> int:
     tuning.folder.mkdir(parents=True, exist_ok=True)
     held = alone(tuning.folder)
     try:
-        return tuning.run(
+        code = tuning.run(
             threads_for(args, tuning.backbones), tuple(args.devices), timeout=args.cell_timeout
         )
     except KeyboardInterrupt as stop:
@@ -57,3 +69,30 @@ def main(args: Namespace) -> int:
         ) from None
     finally:
         held.release()
+    report(tuning.tuned)
+    return code
+
+
+def _of_file(args: Namespace) -> int:
+    """Do what is asked of a tuning's result.
+
+    Raises:
+        ConfigError: a plan is named too, which nothing would be done with.
+    """
+    flag = "--report" if args.report else "--write-defaults"
+    if args.report and args.write_defaults:
+        raise ConfigError("--report and --write-defaults are two commands; give one of them")
+    if args.file is not None or args.trainers or args.datasets or args.settings:
+        raise ConfigError(f"{flag} FILE stands alone: it runs nothing, so drop the plan and its "
+                          "settings")
+    progress("loading PyTorch")
+    from fedvlm.sweep.tune.defaults import write_defaults  # start-up: PyTorch
+    from fedvlm.sweep.tune.report import report  # start-up: PyTorch
+
+    progress.clear()
+    if args.report:
+        report(user_path(args.report))
+        return 0
+    written = write_defaults(user_path(args.write_defaults))
+    say(*(f"{path}: {what}" for path, what in written))
+    return 0

@@ -14,12 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedvlm.config.keys import default_schema
 from fedvlm.core import files
-from fedvlm.core.errors import DataError, fold
+from fedvlm.core.errors import ConfigError, DataError, fold
 from fedvlm.runs.seal import seal_of, sealed
 from fedvlm.sweep.plan import PlanEntry, SweepPlan
 
 FORMAT = 1
+BACKBONE = ("MODEL.BACKBONE.NAME", "MODEL.INIT_WEIGHTS")
 SAY_WHICH = ("PEFT.", "TRAINER.", "FED.FINETUNE_", "FED.AGGREGATOR", "FED.SERVER_OPTIM")
 
 
@@ -53,8 +55,13 @@ def read_tuned(path: Path) -> dict[str, Any]:
 
 
 def with_tuned(plan: SweepPlan, record: Mapping[str, Any]) -> tuple[SweepPlan, list[str]]:
-    """Return the plan with tuned values, and sentences on whom they come from."""
-    chosen = [(e, _match(plan, e, record["entries"])) for e in plan.trainers]
+    """Return the plan with tuned values, and sentences on whom they come from.
+
+    Raises:
+        ConfigError: the values were tuned on a seed of the plan, or on another backbone.
+    """
+    _check(plan.content(), record["plan"])
+    chosen = [(e, _match(plan, e, record)) for e in plan.trainers]
     trainers = tuple(replace(e, tuned=dict(match["values"])) if match else e for e, match in chosen)
     notes = [f"{e.label} takes the values tuned for {match['label']}"
              for e, match in chosen if match and match["label"] != e.label]
@@ -64,13 +71,42 @@ def with_tuned(plan: SweepPlan, record: Mapping[str, Any]) -> tuple[SweepPlan, l
     return replace(plan, trainers=trainers), notes
 
 
+def _check(plan: Mapping[str, Any], tuning: Mapping[str, Any]) -> None:
+    both = sorted(set(plan["seeds"]) & set(tuning["seeds"]))
+    if both:
+        raise ConfigError(
+            f"--tuned: the values were chosen on seed {', '.join(map(str, both))}, which this "
+            f"sweep has too; give it other seeds than {', '.join(map(str, tuning['seeds']))}"
+        )
+    here, there = _backbones(plan), _backbones(tuning)
+    if here - there:
+        raise ConfigError(
+            f"--tuned: the values were chosen on {', '.join(sorted(there))}, this sweep has "
+            f"{', '.join(sorted(here - there))}; tune on it, or sweep without --tuned"
+        )
+
+
+def _backbones(plan: Mapping[str, Any]) -> set[str]:
+    """Return the backbones of a plan's content as messages name them; a folder by its name."""
+    names = set()
+    for dataset in plan["datasets"]:
+        for trainer in plan["trainers"]:
+            config = {**plan["common"], **dataset, **trainer}
+            words = [str(config.get(key) or default_schema()[key].default) for key in BACKBONE]
+            folders = [":".join([kind, Path(rest).name]) if rest else kind
+                       for kind, _, rest in (word.partition(":") for word in words)]
+            names.add(" ".join(filter(None, folders)))
+    return names
+
+
 def _match(
-    plan: SweepPlan, entry: PlanEntry, tuned: list[dict[str, Any]]
+    plan: SweepPlan, entry: PlanEntry, record: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    settings = dict(plan.common) | dict(entry.settings)
+    settings = dict(plan.common) | dict(entry.settings) | dict(plan.override)
+    common = record["plan"]["common"]
     same = [
-        other for other in tuned if fold(other["trainer"]) == fold(entry.name)
-        and all(settings.get(k) == v for k, v in other["settings"].items()
+        other for other in record["entries"] if fold(other["trainer"]) == fold(entry.name)
+        and all(settings.get(k) == v for k, v in (common | other["settings"]).items()
                 if k.startswith(SAY_WHICH))
     ]
     return max(same, key=lambda other: len(other["settings"]), default=None)

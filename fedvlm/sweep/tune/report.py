@@ -1,0 +1,80 @@
+"""What is said of a tuning beside its result: a table for the screen, CSV files and figures.
+
+All of it follows from ``tuned.json`` and ``runs.jsonl`` in the tuning's folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedvlm.console.rows import clock, table_lines
+from fedvlm.console.screen import complain, say
+from fedvlm.sweep.tune.progress import Progress, progress_of
+from fedvlm.sweep.tune.records import Records
+from fedvlm.sweep.tune.tuned import read_tuned
+
+FOLDER = "report"  # beside ``tuned.json``
+LEGEND = (
+    "best: percent of validation images, its standard error over clients; gain over the method "
+    "as it comes, paired; repeat: standard error of a score if its seeds were others; alike: "
+    "trials within two standard errors of the best (itself too)"
+)
+
+
+def report(tuned: Path) -> None:
+    """Say what a tuning spent and how sure it is; write CSV files and figures beside it.
+
+    Args:
+        tuned: the tuning's ``tuned.json``.
+
+    Raises:
+        DataError: it is damaged, or the folder cannot be written.
+    """
+    record = read_tuned(tuned)
+    records = Records(tuned.parent)
+    if not records.lines:
+        complain(f"{records.path}: holds no run, so nothing is known of what the tuning spent",
+                 prefix="note")
+    methods = progress_of(record, records.lines.values())
+    folder = tuned.parent / FOLDER
+    if not methods:
+        complain(f"{tuned}: no method was tuned, so there is nothing to report", prefix="note")
+        return
+    from fedvlm.sweep.tune.curves import write  # start-up: 1 s of matplotlib
+
+    say(*table_lines(map(_row, methods)), LEGEND)
+    write(methods, [_numbers(method) for method in methods], folder)
+    say(f"what was spent and how sure it is: {folder}")
+
+
+def _numbers(method: Progress) -> Mapping[str, Any]:
+    scored, dropped, failed = method.counts
+    last, (gain, error) = method.points[-1], method.gain or (None, None)
+    return {
+        "method": method.label, "trials": len(method.points), "scored": scored,
+        "dropped": dropped, "failed": failed, "runs": method.runs, "steps": last.steps,
+        "cpu": last.cpu, "seconds": last.seconds, "first": method.first, "best": last.best,
+        "error_clients": method.noise.clients, "error_seeds": method.noise.seeds,
+        "error_repeat": method.noise.repeat, "gain": gain, "gain_error": error,
+        "alike": method.noise.alike,
+    }
+
+
+def _row(method: Progress) -> dict[str, str]:
+    scored, dropped, failed = method.counts
+    parts = [f"{scored} scored", *([f"{dropped} dropped"] if dropped else []),
+             *([f"{failed} failed"] if failed else [])]
+    last, gain = method.points[-1], method.gain
+    return {
+        "method": method.label, "trials": ", ".join(parts), "as it comes": _percent(method.first),
+        "best": f"{_percent(last.best)} ± {_percent(method.noise.clients)}",
+        "gain": f"{gain[0]:+.1f} ± {gain[1]:.1f}" if gain else "-",
+        "repeat": _percent(method.noise.repeat), "alike": str(method.noise.alike),
+        "steps": f"{last.steps:,}", "cpu": clock(last.cpu),
+    }
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"

@@ -1,0 +1,93 @@
+"""Tuned values in the methods' YAML files: whose they are, what is kept, what goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedvlm.core.errors import ConfigError
+from fedvlm.sweep.tune.defaults import with_key, without_key, write_defaults
+from fedvlm.sweep.tune.tuned import write_tuned
+
+TEXT = """# A method.
+TRAINER:
+  NAME: FedProx  # its name
+PEFT:
+  VISUAL: feature
+OPTIM:
+  LR: 0.01  # of all roles
+"""
+TUNED = {"OPTIM.NAME": "adamw", "OPTIM.LR": "0.005", "TRAINER.FEDPROX.MU": "0.3"}
+
+
+def entry(label: str, values: dict[str, str], **settings: str) -> dict[str, Any]:
+    return {"label": label, "trainer": label.split()[0], "settings": settings, "values": values,
+            "trials": [{}] * 20, "score": 81.234, "error": 1.26, "images": 600}
+
+
+def tuning(tmp_path: Path, *entries: dict[str, Any]) -> Path:
+    path = tmp_path / "tuned.json"
+    write_tuned(path, {
+        "plan": {"name": "tune", "common": {"FED.CLIENTS": "10"}, "seeds": [101, 102],
+                 "datasets": [{"label": "digits"}, {"label": "cifar10"}]},
+        "digest": "0123456789abcdef", "entries": list(entries),
+    })
+    return path
+
+
+def test_values_go_into_the_file_that_trains_what_was_tuned(tmp_path: Path) -> None:
+    """0.005 is the declared default of OPTIM.LR, so its line goes; other comments stay."""
+    path = tmp_path / "fedprox.yaml"
+    path.write_text(TEXT)
+    tuned = tuning(
+        tmp_path, entry("FedProx head", {"OPTIM.LR": "9"}, **{"PEFT.HEAD": "linear"}),
+        entry("FedProx both", TUNED, **{"PEFT.VISUAL": "feature", "PEFT.TEXT": "prompt"}),
+    )
+    ((where, what),) = write_defaults(tuned, tmp_path)
+    assert where == path and "OPTIM.NAME adamw" in what and "tuned for FedProx both" in what
+    wanted = """# A method.
+# Tuned: 20 trials as FedProx both on digits, cifar10, seeds 101, 102: 81.2 +- 1.3 % of 600
+#   validation images, plan tune (0123456789ab).
+TRAINER:
+  NAME: FedProx  # its name
+  FEDPROX:
+    MU: 0.3
+PEFT:
+  VISUAL: feature
+OPTIM:
+  NAME: adamw
+"""
+    assert path.read_text() == wanted
+    write_defaults(tuned, tmp_path)  # a second time changes nothing
+    assert path.read_text() == wanted
+
+
+def test_a_file_that_trains_something_else_stays(tmp_path: Path) -> None:
+    path = tmp_path / "fedprox.yaml"
+    path.write_text(TEXT)
+    tuned = tuning(tmp_path, entry("FedProx", TUNED, **{"PEFT.HEAD": "linear"}),
+                   entry("Ditto", {}))
+    told = write_defaults(tuned, tmp_path)
+    assert "left alone" in told[0][1] and "no file of Ditto" in told[1][1]
+    assert path.read_text() == TEXT
+
+
+def test_a_key_that_is_gone_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    (tmp_path / "fedavg.yaml").write_text(TEXT.replace("FedProx", "FedAvg"))
+    (tmp_path / "fedprox.yaml").write_text(TEXT)
+    tuned = tuning(tmp_path, entry("FedAvg", {"OPTIM.LR": "0.5"}),
+                   entry("FedProx", {"TRAINER.FEDPROX.NU": "1"}))
+    with pytest.raises(ConfigError, match="TRAINER.FEDPROX.NU, which is no key any more"):
+        write_defaults(tuned, tmp_path)
+    assert "0.5" not in (tmp_path / "fedavg.yaml").read_text()
+
+
+def test_lines_are_set_added_and_taken_out() -> None:
+    assert "  LR: 0.3  # of all roles\n" in with_key(TEXT, "OPTIM.LR", "0.3")
+    assert with_key(TEXT, "OPTIM.HEAD.LR", "0.3").endswith("  HEAD:\n    LR: 0.3\n")
+    assert with_key(TEXT, "FED.ROUNDS", "3").endswith("roles\nFED:\n  ROUNDS: 3\n")
+    added = with_key(TEXT, "TRAINER.FEDPROX.MU", "0.3")
+    assert without_key(added, "TRAINER.FEDPROX.MU") == TEXT
+    assert "OPTIM" not in without_key(TEXT, "OPTIM.LR") and without_key(TEXT, "FED.FRAC") == TEXT

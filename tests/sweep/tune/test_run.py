@@ -1,0 +1,122 @@
+"""A search at work: reproducible, resumable, extended by a larger budget, raced."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedvlm.core.errors import ConfigError
+from fedvlm.sweep.cells import Cell
+from fedvlm.sweep.tune import run
+from fedvlm.sweep.tune.tuned import read_tuned
+from tests.sweep.tune.conftest import FakePool, formula, trials, tuned
+
+BUDGET = 9  # beyond RANDOM: the sampler looks at scores
+ONE = ("--trainers", "FedProx")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> run.Tuning:
+    """An uninterrupted search for two methods."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "WorkerPool", FakePool)
+        return tuned(tmp_path_factory.mktemp("whole"), BUDGET)
+
+
+@pytest.fixture(scope="module")
+def prox(whole: run.Tuning) -> list[tuple[Any, ...]]:
+    return trials(whole)["FedProx"]
+
+
+def test_trials_follow_from_the_method_and_the_plan_alone(
+    tmp_path: Path, fake: type[FakePool], whole: run.Tuning, prox: list[tuple[Any, ...]]
+) -> None:
+    points = [tuple(sorted(t[1].items())) for t in prox]
+    assert points[0] == () and len(set(points)) == BUDGET  # the method as it comes, then others
+    first, other = prox[1][1], trials(whole)["FedAvg"][1][1]
+    assert other.keys() == {"OPTIM.NAME", "OPTIM.LR", "FED.LOCAL_EPOCHS"}
+    assert first.keys() == {*other, "TRAINER.FEDPROX.MU"} and first["OPTIM.LR"] != other["OPTIM.LR"]
+    assert trials(tuned(tmp_path, BUDGET, *ONE))["FedProx"] == prox  # nothing beside it
+
+
+def test_a_killed_search_goes_on_to_the_same_trials(
+    tmp_path: Path, fake: type[FakePool], prox: list[tuple[Any, ...]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The kill cut one line, and somebody changed another: both are run again."""
+    fake.limit = 5
+    stopped = tuned(tmp_path, BUDGET, *ONE)
+    path = stopped.folder / "runs.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 5 and not stopped.tuned.exists()
+    lines[1] = lines[1].replace(b", 125]]", b", 225]]")
+    path.write_bytes(b"".join(lines[:-1]) + lines[-1][:40])
+    fake.limit = 10**6
+    resumed = tuned(tmp_path, BUDGET, *ONE)
+    assert trials(resumed)["FedProx"] == prox
+    assert "2 damaged lines are passed over" in capsys.readouterr().err
+    assert resumed.ran == len(resumed.records.lines) - 3
+
+
+def test_a_larger_budget_extends_a_smaller_one(
+    tmp_path: Path, fake: type[FakePool], prox: list[tuple[Any, ...]]
+) -> None:
+    small = tuned(tmp_path, 4, *ONE)
+    assert trials(small)["FedProx"] == prox[:4]
+    large = tuned(tmp_path, BUDGET, *ONE)
+    assert trials(large)["FedProx"] == prox
+    assert small.ran + large.ran == len(large.records.lines)
+
+
+def test_the_best_is_chosen_and_written_with_its_trials(whole: run.Tuning) -> None:
+    record = read_tuned(whole.tuned)
+    assert [e["label"] for e in record["entries"]] == ["FedProx", "FedAvg"]
+    assert not record["failed"] and record["budget"] == BUDGET
+    for entry in record["entries"]:
+        scores = [t.get("score", -1.0) for t in entry["trials"]]
+        assert len(scores) == BUDGET and entry["score"] == max(scores)
+        assert entry["trial"] == scores.index(max(scores)) > 0
+        assert entry["values"] == entry["trials"][entry["trial"]]["settings"]
+        assert entry["images"] == 1000
+
+
+def test_racing_drops_what_is_clearly_behind_after_its_first_seed(whole: run.Tuning) -> None:
+    """What is within two standard errors of the best runs to its end."""
+    every = [(study, trial) for study in whole.studies for trial in study.trials]
+    assert {bool(trial.why) for _, trial in every} == {False, True}
+    for study, trial in every:
+        seeds = [cell.seed for cell in trial.cells if cell.digest in whole.records.lines]
+        assert seeds == ([101] if trial.why else [101, 102])
+        if trial.why:
+            before = [t.score.value for t in study.trials[:trial.number] if t.score]
+            assert trial.score is None and "behind trial" in trial.why
+            assert trial.guess is not None and trial.guess < max(before)
+    assert len([t for _, t in every if t.score]) > 4  # not only each new best
+
+
+def test_a_run_that_diverges_costs_its_trial_and_one_that_fails_its_method(
+    tmp_path: Path, fake: type[FakePool], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def some(cell: Cell) -> dict[str, Any] | None:
+        if cell.config["OPTIM.NAME"] == "adamw":
+            return {"roles": ["head"], "trained": 10, "diverged": "loss is not finite"}
+        return None if cell.config["TRAINER.NAME"] == "FedAvg" else formula(cell)
+
+    fake.answer = staticmethod(some)
+    tuning = tuned(tmp_path, 5)
+    proximal, average = tuning.studies
+    assert {t.why for t in proximal.trials if t.settings.get("OPTIM.NAME") == "adamw"} == {
+        "loss is not finite",
+    }
+    assert proximal.best is not None and average.failure == "no luck"
+    assert json.loads(tuning.tuned.read_text())["failed"] == {"FedAvg": "no luck"}
+    assert "FedAvg: no luck" in capsys.readouterr().err
+
+
+def test_mistakes_of_the_plan_are_told_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="tuning toy: FedProx: .*OPTIM.LR"):
+        tuned(tmp_path, 2, "OPTIM.LR", "-1")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,99 @@
+"""``tuned.json``: whose values an entry takes, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedvlm.cli.main import main
+from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.sweep.tune.tuned import read_tuned, with_tuned, write_tuned
+from tests.sweep.tune.conftest import plan
+
+HEAD = {"PEFT.TEXT": "none", "PEFT.VISUAL": "feature", "PEFT.HEAD": "linear"}
+SWEEP = ["--datasets", "digits", "--shots", "2", "--backbone", "tiny", "--num-users", "2"]
+
+
+def entry(label: str, trainer: str, rate: str, **settings: str) -> dict[str, Any]:
+    return {"label": label, "trainer": trainer, "settings": settings,
+            "values": {"OPTIM.LR": rate}}
+
+
+def record(backbone: str = "tiny") -> dict[str, Any]:
+    """What a tuning of four entries left, as far as sweeps read it."""
+    return {
+        "plan": {"common": {"MODEL.BACKBONE.NAME": backbone}, "seeds": [101, 102],
+                 "datasets": [{"name": "digits"}], "trainers": [{"name": "FedAvg"}]},
+        "entries": [
+            entry("FedAvg head", "FedAvg", "0.3", **HEAD),
+            entry("FedAvg head (ft)", "FedAvg", "0.4", **HEAD, **{"FED.FINETUNE_EPOCHS": "5"}),
+            entry("FedProx", "FedProx", "0.2"),
+        ],
+    }
+
+
+def sweep(tmp_path: Path, trainers: str, *more: str) -> Any:
+    path = tmp_path / "plan.yaml"
+    path.write_text(f"datasets: [digits]\ncommon: {{backbone: tiny}}\ntrainers: {trainers}\n")
+    return plan(words=[str(path), *more])
+
+
+def test_entries_take_the_values_tuned_for_what_they_train(tmp_path: Path) -> None:
+    asked = sweep(tmp_path, """
+  - FedAvg
+  - {name: FedAvg, peft: feature+head, tag: head, TEST.EVAL_EVERY: 5}
+  - {name: FedAvg, peft: feature+head, tag: ft, finetune-epochs: 5}
+  - {name: fedprox, tag: strong, TRAINER.FEDPROX.MU: 1, OPTIM.LR: 0.9}
+""")
+    got, notes = with_tuned(asked, record())
+    rates = [e.tuned.get("OPTIM.LR") for e in got.trainers]
+    assert rates == [None, "0.3", "0.4", "0.2"]
+    assert notes == [
+        "FedAvg (head) takes the values tuned for FedAvg head",
+        "FedAvg (ft) takes the values tuned for FedAvg head (ft)",
+        "fedprox (strong) takes the values tuned for FedProx",
+        "no tuned values for FedAvg: they run as they come",
+    ]
+    bare = record()
+    bare["plan"]["common"] |= HEAD | {"PEFT.HEAD": "text"}  # what all were tuned with counts too
+    still = [bool(e.tuned) for e in with_tuned(asked, bare)[0].trainers]
+    assert still == [False, True, True, False]
+    assert got.content()["trainers"][3]["OPTIM.LR"] == "0.9"  # an entry's own settings win
+
+
+def test_a_sweep_says_whose_values_it_takes_and_runs_with_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "tuned.json"
+    write_tuned(path, record())
+    words = ["sweep", "--trainers", "FedAvg", "FedProx", *SWEEP, "--peft", "feature+head",
+             "--output-dir", str(tmp_path), "--tuned", str(path)]
+    assert main([*words, "--seeds", "1", "--dry-run"]) == 0
+    told = capsys.readouterr()
+    assert "note: FedAvg takes the values tuned for FedAvg head" in told.err
+    assert main([*words, "--seeds", "1", "102"]) == 2
+    assert "chosen on seed 102, which this sweep has too" in capsys.readouterr().err
+
+
+def test_an_edited_or_strange_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.json"
+    write_tuned(path, record())
+    assert read_tuned(path)["entries"] == record()["entries"]
+    path.write_text(path.read_text().replace('"0.3"', '"0.31"'))
+    with pytest.raises(DataError, match="is damaged or was edited"):
+        read_tuned(path)
+    path.write_text(json.dumps({"format": 1, "entries": []}))
+    with pytest.raises(DataError, match="is no file of fedvlm tune"):
+        read_tuned(path)
+
+
+def test_another_backbone_is_refused(tmp_path: Path) -> None:
+    """A folder of weights goes by its name: paths differ between machines."""
+    asked = sweep(tmp_path, "[FedProx]")
+    with pytest.raises(ConfigError, match="chosen on local-dir:realfeat, this sweep has tiny"):
+        with_tuned(asked, record("local-dir:../shared/realfeat"))
+    moved = sweep(tmp_path, "[FedProx]", "--backbone", "local-dir:/data/realfeat")
+    with_tuned(moved, record("local-dir:../shared/realfeat"))
