@@ -23,6 +23,7 @@ from fedvlm.distributed.wire import Frame
 from fedvlm.federation.aggregation.arrival import Part, Rows
 from fedvlm.federation.context import Context
 from fedvlm.federation.local import sent
+from fedvlm.federation.reliability.unreliable import needed
 
 Form = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 
@@ -58,7 +59,7 @@ class Policy:
 
     def needed(self, clients: int) -> int:
         """Return how many of so many clients have to answer."""
-        return math.ceil(self.quorum * clients - 1e-9)
+        return needed(self.quorum, clients)
 
 
 class Odd(FedvlmError):
