@@ -31,7 +31,7 @@ EXAMPLES = (
     "fedvlm publish docs/results  # the page again, from docs/results/cells",
     "fedvlm publish docs/results --from output/results --plans configs/results",
 )
-ALSO = ("results", "pack", "cells", "publication")
+ALSO = ("publication", "cells", "lanes")
 CELLS, TUNED, MOVED = "cells", "tuned.json", "processor.json"
 
 

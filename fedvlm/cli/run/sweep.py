@@ -27,7 +27,7 @@ EXAMPLES = (
     "fedvlm sweep configs/sweeps/demo.yaml --jobs 2",
     "fedvlm sweep --trainers FedAvg FedTV --datasets eurosat pets --seeds 1 2 3 --root DATA/",
     "fedvlm sweep configs/sweeps/demo.yaml --dry-run  # what is to do, and how long it takes",
-    "fedvlm sweep PLAN.yaml --tuned output/tuning/tune/tuned.json  # each with its tuned values",
+    "fedvlm sweep configs/sweeps/demo.yaml --tuned output/tuning/tune/tuned.json  # of fedvlm tune",
     "fedvlm sweep configs/sweeps/demo.yaml --launch slurm --slurm-time 2:00:00 --slurm-mem 8G",
     "fedvlm sweep configs/sweeps/demo.yaml --launch local  # the same without a cluster",
 )

@@ -1,4 +1,4 @@
-"""A party of a federation: its site file, its owner's rules, what it holds; and a worker.
+"""A party of a federation: its site file, its owner's rules, what it holds; a worker.
 
 Images stay where they are.
 
