@@ -45,7 +45,7 @@ FLOORS: Mapping[str, set[str]] = {
     "api": {"core", "config", "console", "runs", "models", "data", "federation", "evaluation",
             "report", "compat", "export", "job"},
     "cli": {"core", "config", "console", "runs", "models", "data", "federation", "evaluation",
-            "report", "compat", "check", "export", "job", "api", "bench", "sweep"},
+            "distributed", "report", "compat", "check", "export", "job", "api", "bench", "sweep"},
     "trainers": {"core", "config", "models", "federation"},
 }  # fmt: skip
 # The one table of imports inside functions: file -> reason -> modules. A reason is an optional
@@ -126,6 +126,16 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/cli/site/_serve.py": {
         "start-up: NumPy, 0.15 s": ("fedvlm.job.resolve",),
         "start-up: PyTorch, 2 s": ("fedvlm.job.engines.serving",),
+    },
+    "fedvlm/cli/site/_make.py": {
+        "start-up: NumPy, 0.15 s": ("fedvlm.data.own.party", "fedvlm.job.resolve"),
+        "start-up: NumPy, as _party": ("fedvlm.data.own.site",),
+        "start-up: NumPy, as resolve": ("fedvlm.data.federated", "fedvlm.data.own.site"),
+        "start-up: PyTorch, 2 s": ("fedvlm.distributed.site_yaml",),
+        "start-up: PyTorch": ("fedvlm.federation.plan",),
+    },
+    "fedvlm/cli/site/site.py": {
+        "start-up: PyTorch, 2 s": ("fedvlm.cli.site._look",),
     },
     "fedvlm/cli/tool/help.py": {
         "start-up: NumPy, for a mistake only": ("fedvlm.cli.unknown",),

@@ -27,8 +27,10 @@ def facts(fed: Federation) -> dict[str, str]:
     return {
         "fedvlm": __version__, "torch": torch.__version__.partition("+")[0],
         "backbone": digest(model.verify_frozen()), "transform": digest(getattr(spec, "digest", "")),
-        "class names": digest(list(names)), "method": _source(type(fed.trainer)),
-        "trained tensors": _bits(fed.p0), "groups": digest(fed.groups.of),
+        "class names": digest(list(names)),
+        "templates": digest(list(getattr(model, "templates", ()))),
+        "method": _source(type(fed.trainer)), "trained tensors": _bits(fed.p0),
+        "groups": digest(fed.groups.of),
         "layout": digest([engine.chunk, [int(s) for s in engine.sites]]),
     }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -21,6 +21,7 @@ from fedvlm.distributed.carriers import Carrier
 from fedvlm.distributed.facts import facts, likeness, odd_facts
 from fedvlm.distributed.policy import Policy, outvoted, read_parts, weigh, without
 from fedvlm.distributed.schema import numbered
+from fedvlm.distributed.site import of_client
 from fedvlm.distributed.store import AwayStore
 from fedvlm.distributed.wire import Frame, WireError, pack, unpack
 from fedvlm.evaluation.scores import ABSENT
@@ -52,10 +53,14 @@ class RemoteEngine:
         home: the site of each client.
         counts: what the sites said of their clients' images.
         met, data: what each site said that it is; digests of its data.
+        before: digests of the sites' data when the run began, where it goes on.
         sites: each client's site as a number, in the carrier's order.
         refusals: rounds in a row in which something of a site was refused.
         excluded: sites that are asked no more.
         traffic: bytes of frames, ``down`` and ``up``.
+        tuning: seconds of each client's last final fine-tuning, as its site says.
+        logits: of the newest measure that keeps them, as of ``ClientMeter.logits``, from the sites
+            whose owners allow it.
     """
 
     carrier: Carrier
@@ -68,10 +73,13 @@ class RemoteEngine:
     counts: dict[int, dict[str, Any]] = field(default_factory=dict)
     met: dict[str, dict[str, str]] = field(default_factory=dict)
     data: dict[str, str] = field(default_factory=dict)
+    before: dict[str, str] = field(default_factory=dict)
     sites: Sequence[int] = ()
     refusals: Counter[str] = field(default_factory=Counter)
     excluded: set[str] = field(default_factory=set)
     traffic: Counter[str] = field(default_factory=Counter)
+    tuning: dict[int, float] = field(default_factory=dict)
+    logits: Tree = field(default_factory=dict)
     here: ClassVar[bool] = False
     _like: str = ""
 
@@ -106,6 +114,7 @@ class RemoteEngine:
 
     def _welcome(self, site: str, reply: Frame) -> None:
         self.met[site], self.data[site] = dict(reply.values["facts"]), reply.values["data"]
+        self._compare(site)
         for client, count in numbered(reply.values["clients"]).items():
             if client in self.home:
                 raise ConfigError(f"sites {self.home[client]} and {site} both have client {client}")
@@ -129,6 +138,7 @@ class RemoteEngine:
             ConfigError: a site has other versions, tensors, classes or sizes; they are named.
         """
         fed.engine, fed.clients.store = self, AwayStore()
+        fed.finetune_seconds = self.tuning
         ours, roster = facts(fed), self.roster()
         for site, theirs in self.met.items():
             odd = odd_facts(theirs, ours)
@@ -256,7 +266,9 @@ class RemoteEngine:
         """Choose who is asked for whom, where that can be chosen."""
 
     def _rows(self, question: Question, measure: Measure, model: str) -> list[Row]:
-        plain = {n: v for n, v in asdict(measure).items() if n != "keep_logits"}
+        plain = asdict(measure)
+        if measure.keep_logits:
+            self.logits = {}
         rows: dict[int, Row] = {}
         missing, why = set(question.clients), dict[int, str]()
         for attempt in range(self.policy.retries + 1):
@@ -276,6 +288,9 @@ class RemoteEngine:
                     self.say(f"numbers of round {question.round}, {site}: {reply}")
                     continue
                 rows |= {r["client"]: r for r in reply.values["rows"] if r["client"] in ids}
+                seconds = numbered(reply.values["seconds"])
+                self.tuning |= {c: float(s) for c, s in seconds.items() if c in ids and s}
+                self._take_logits(site, reply, ids, measure.keep_logits)
             missing -= rows.keys()
             if not [c for c in missing if self.home[c] not in self.excluded]:
                 break
@@ -288,6 +303,47 @@ class RemoteEngine:
                 "goes on there"
             )
         return [rows.get(c) or _absent(c, next(iter(rows.values()))) for c in question.clients]
+
+    def _take_logits(
+        self, site: str, reply: Frame, ids: Collection[int], wanted: bool
+    ) -> None:
+        """Keep what a site's owner lets out of the logits that were asked for."""
+        tree = reply.trees.get("logits", {})
+        fine = {n: v for n, v in tree.items() if of_client(n) in ids
+                and v.dim() == (2 if n.startswith("personal|") else 1)}
+        if wanted and len(fine) == len(tree):
+            self.logits |= fine
+            if not fine:
+                self.say(f"{site} keeps its logits: its owner does not allow them (rule 'logits')")
+        elif tree:
+            self.say(f"{site} sends logits that nobody asked for: ignored")
+
+    # ---- memory ------------------------------------------------------------------------------
+    def memory(self) -> dict[str, Any]:
+        """Return what a checkpoint has to keep of the sites, as JSON values."""
+        return {
+            "excluded": sorted(self.excluded), "refusals": dict(self.refusals),
+            "data": dict(self.data),
+        }
+
+    def recall(self, memory: Mapping[str, Any]) -> None:
+        """Go on with what a checkpoint kept; sites may have been met, or come later.
+
+        Raises:
+            ConfigError: a site has other data than before.
+        """
+        self.before = dict(memory.get("data", {}))
+        for site in self.met:
+            self._compare(site)
+        self.excluded = set(memory.get("excluded", ()))
+        self.refusals = Counter(memory.get("refusals", {}))
+
+    def _compare(self, site: str) -> None:
+        if self.before.get(site, self.data[site]) != self.data[site]:
+            raise ConfigError(
+                f"site {site} has other data than when this run began: put its old ones back, or "
+                "begin a new run under another --tag"
+            )
 
     # ---- frames ------------------------------------------------------------------------------
     def _trips(

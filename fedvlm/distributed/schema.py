@@ -78,7 +78,7 @@ PART = {
 }
 MEASURE = {
     "split": text("test|val"), "finetuned": flag, "cross": flag, "away": flag, "calibration": flag,
-    "confusion": flag,
+    "confusion": flag, "keep_logits": flag,
 }
 COUNTS = {"train": whole(), "val": whole(), "test": whole(), "classes": each(whole(), 10**6)}
 
@@ -96,14 +96,14 @@ VALUES: Mapping[str, Mapping[str, Check]] = {
     "evaluate": {
         **_trip, "tune": flag, "model": text("personal|template"), "measure": record(MEASURE),
     },
-    "evaluated": {**_back, "rows": each(row)},
+    "evaluated": {**_back, "rows": each(row), "seconds": by(client, number)},
     "forget": {**_where, "keep": versions},
     "forgot": {"nonce": hexes},
     "failed": {"nonce": text("|[0-9a-f]{8,64}", 64), "kind": text("[a-z]+", 20), "text": text()},
 }
 TREES: Mapping[str, re.Pattern[str]] = {
     "work": re.compile(r"down/\d{1,9}"), "evaluate": re.compile(r"down/\d{1,9}"),
-    "worked": re.compile(r"(up|extra|told|rows)/\d{1,9}"),
+    "worked": re.compile(r"(up|extra|told|rows)/\d{1,9}"), "evaluated": re.compile("logits"),
 }
 
 

@@ -8,19 +8,24 @@ and neither do the texts of errors that this room did not write: they could quot
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedvlm.core.errors import DivergedError, FedvlmError
+from fedvlm.core.errors import ConfigError, DataError, DivergedError
 from fedvlm.core.trees import Tree, matching
 from fedvlm.distributed.facts import digest, facts, likeness, odd_keys
+from fedvlm.distributed.ledger import Ledger
 from fedvlm.distributed.schema import numbered
 from fedvlm.distributed.store import LostState, SiteStore, opened
+from fedvlm.distributed.terms import Refused, Terms
 from fedvlm.distributed.wire import Frame, WireError, pack, unpack
 from fedvlm.evaluation.meter import ClientMeter
+from fedvlm.evaluation.scores import ABSENT
 from fedvlm.federation.aggregation.arrival import Part
 from fedvlm.federation.groups import SERVER, SHARED
 from fedvlm.federation.rounds import Federation
@@ -29,11 +34,8 @@ from fedvlm.federation.server import Measure, Question, Row, only_numbers
 WEIGHT = "weight"  # among a part's numbers; metrics are ``metric/<name>``
 METRIC = "metric/"
 _TOLD = re.compile(r"round \d+, client \d+: [^\n]{1,200}? is not finite")  # ``Context.fail``
+_LOGITS = re.compile(r"(?:personal|true\|personal|labels\|[a-z_]{1,40})\|(\d{1,9})")
 _WORD = re.compile(r"[A-Za-z_]{1,40}")
-
-
-class Refused(FedvlmError):
-    """What this site does not do; the sentence may leave it."""
 
 
 class Site:
@@ -46,15 +48,25 @@ class Site:
         config: the run's, as far as it moves numbers (plain JSON values).
         data: digest of the site's data; by default of its counts.
         say: hears what is for the site's own log.
+        terms: what the site's owner allows; by default everything.
+
+    Raises:
+        ConfigError: the owner does not allow this very run, or clients have too few images.
     """
 
     def __init__(
         self, federation: Federation, clients: Sequence[int], folder: Path,
         config: Mapping[str, Any], data: str = "",
-        say: Callable[[str], None] = lambda words: None,
+        say: Callable[[str], None] = lambda words: None, terms: Terms | None = None,
     ) -> None:
         self.federation, self.clients, self.folder = federation, sorted(clients), folder
         self.config, self.data, self.say = dict(config), data, say
+        self.terms = terms or Terms()
+        try:
+            self.terms.admit(self.config)
+        except Refused as error:
+            raise ConfigError(str(error)) from error
+        self.terms.check_sizes({c: int(federation.roster.train[c]) for c in self.clients})
         self.facts = facts(federation)
         self.like = likeness(self.config, self.facts)
         self._ops = {
@@ -64,15 +76,32 @@ class Site:
 
     def answer(self, data: bytes) -> bytes:
         """Return the reply to a message; what goes wrong is a reply, too."""
-        nonce = ""
+        began, nonce, frame = time.perf_counter(), "", None
         try:
+            self.terms.allow_size(len(data))
             frame = unpack(data)
             nonce = str(frame.values.get("nonce", ""))
             if frame.op not in self._ops:
                 raise Refused(f"a site is not asked for '{frame.op}'")
-            return pack(self._ops[frame.op](frame))
+            reply = pack(self._ops[frame.op](frame))
+            self.terms.allow_size(len(reply))
         except Exception as error:
-            return pack(Frame("failed", {"nonce": nonce} | self._failure(error)))
+            reply = pack(Frame("failed", {"nonce": nonce} | self._failure(error)))
+            failed = True
+        else:
+            failed = False
+        if frame is not None and "round" in frame.values and self._knows(frame):
+            self._enter(frame, len(data), len(reply), time.perf_counter() - began, failed)
+        return reply
+
+    def _enter(self, frame: Frame, down: int, up: int, seconds: float, failed: bool) -> None:
+        """Enter an answer into the run's account; what hinders that stays at the site."""
+        try:
+            Ledger(self.folder / frame.values["run"]).enter(
+                frame.op, frame.values["round"], down, up, seconds, failed
+            )
+        except DataError as error:
+            self.say(str(error))
 
     def _failure(self, error: Exception) -> dict[str, str]:
         """Return kind and text of a failure as they may leave; the log gets all of it."""
@@ -91,17 +120,19 @@ class Site:
         """Say what this site is: facts, its clients and how many images they hold.
 
         Raises:
-            Refused: the server's config differs; the keys are named.
+            Refused: the owner does not allow it, or the server's config differs; the keys are
+                named.
         """
+        self.terms.admit(frame.values["config"])
         odd = odd_keys(self.config, frame.values["config"])
         if odd:
             raise Refused(f"the config differs in {odd}")
         roster = self.federation.roster
         counts = {
-            str(c): {
+            str(c): self.terms.tell({
                 "train": int(roster.train[c]), "val": int(roster.val[c]),
                 "test": int(roster.test[c]), "classes": roster.classes[c].tolist(),
-            } for c in self.clients
+            }) for c in self.clients
         }
         return Frame("welcome", {
             "nonce": frame.values["nonce"], "facts": self.facts, "clients": counts,
@@ -114,6 +145,10 @@ class Site:
         accepted, downloads = self._addressed(frame)
         worked = {c for c, version in accepted.items() if version}
         round_, towers = values["round"], Counter(fed.model.counters)
+        steps = fed.plan.effort.totals(
+            round_, list(accepted), fed.batcher.lengths(list(accepted), 1)
+        )
+        self._allow(frame, steps)
         with self._states(values["run"], accepted) as store:
             done = fed.engine.run(
                 fed.trainer, lambda some: fed.context(some, round_, worked), downloads,
@@ -135,10 +170,15 @@ class Site:
         """Measure personal models, or the model as it comes; only numbers leave."""
         fed, values = self.federation, frame.values
         measure = Measure(**values["measure"])
+        told, logits = dict[str, float](), dict[str, Tree]()
+        if measure.keep_logits and not self.terms.logits:
+            self.say("logits stay here, the server asked for them (rule 'logits')")
+            measure = replace(measure, keep_logits=False)
         if values["model"] == "template":  # nothing of the run is in it
             self._like(frame)
             ids = list(numbered(values["accepted"]))
             self._mine(ids)
+            self._allow(frame)
             if not isinstance(fed.meter, ClientMeter):
                 raise Refused("this site measures no model as it comes")
             rows: list[Row] = only_numbers(fed.meter.template(measure, ids), ids)
@@ -146,10 +186,19 @@ class Site:
             accepted, downloads = self._addressed(frame)
             ids = list(accepted)
             question = Question(values["round"], ids, downloads, accepted, values["tune"])
+            epochs = fed.finetuning.epochs if question.tune else 0
+            self._allow(frame, [epochs * n for n in fed.batcher.lengths(ids, 1)])
             with self._states(values["run"], accepted):
                 rows = only_numbers(fed.measured(question, measure), ids)
-        back = {"nonce": values["nonce"], "round": values["round"]}
-        return Frame("evaluated", back | {"rows": rows})
+            if question.tune:
+                told = {str(c): fed.finetune_seconds[c] for c in ids}
+        rows = [self.terms.tell_row(row) for row in rows]
+        if measure.keep_logits and isinstance(fed.meter, ClientMeter):
+            whose = [row["client"] for row in rows if not row.get(ABSENT)]
+            logits["logits"] = {n: v for n, v in fed.meter.logits.items() if of_client(n) in whose}
+        return Frame("evaluated", {
+            "nonce": values["nonce"], "round": values["round"], "rows": rows, "seconds": told,
+        }, logits)
 
     def _forget(self, frame: Frame) -> Frame:
         """Delete states but those named."""
@@ -161,6 +210,21 @@ class Site:
         return Frame("forgot", {"nonce": frame.values["nonce"]})
 
     # ---- checks ------------------------------------------------------------------------------
+    def _allow(self, frame: Frame, steps: Sequence[int] = ()) -> None:
+        """Hold the owner's rules against a piece of work.
+
+        Raises:
+            Refused: names the rule.
+        """
+        self.terms.allow_round(frame.values["round"])
+        self.terms.allow_steps(steps)
+        if self.terms.seconds:
+            self.terms.allow_time(Ledger(self.folder / frame.values["run"]).read().seconds)
+
+    def _knows(self, frame: Frame) -> bool:
+        """Say whether a request is of a run that has states here; others leave no trace."""
+        return frame.values["like"] == self.like and (self.folder / frame.values["run"]).is_dir()
+
     def _addressed(self, frame: Frame) -> tuple[dict[int, int], dict[int, Tree]]:
         """Return whom a request names: their accepted versions and downloads.
 
@@ -214,6 +278,12 @@ class Site:
                 yield store
             finally:
                 clients.store = before
+
+
+def of_client(name: str) -> int | None:
+    """Return whose kept logits, labels or predictions a tensor is (``ClientMeter.logits``)."""
+    match = _LOGITS.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def _told(words: str) -> str:

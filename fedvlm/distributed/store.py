@@ -11,6 +11,7 @@ that it cannot fall back to them any more (``floor``), and only as a newer one i
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from fedvlm.runs import lock
 from fedvlm.runs.records import Place, Records
 from fedvlm.runs.seal import Damaged
 
-PREFIX = "s"
+PREFIX, FLOORS = "s", "floors.json"
 
 
 class LostState(FedvlmError):
@@ -83,6 +84,8 @@ class SiteStore(DiskStore):
         """Write the rows that were put as one record; then delete what is below ``floor``."""
         if not self._ids:
             return
+        floors = self._floors() | dict(floor)
+        files.write_json(self.folder / FLOORS, {str(c): v for c, v in sorted(floors.items())})
         numbers = [int(name[len(PREFIX) :]) for name in self.records.names()]
         name = f"{PREFIX}{max(numbers, default=0) + 1:06d}"
         ids = sorted(self._ids)
@@ -91,7 +94,19 @@ class SiteStore(DiskStore):
             (clients, [self._ids[c] for c in clients], state)
             for clients, state in self._open.get(ids, versions)
         ])
-        self.records.prune(floor)
+        self.records.prune(floors)
+        self.records.pack(f"{PREFIX}{max(numbers, default=0) + 2:06d}")
+
+    def _floors(self) -> dict[int, int]:
+        """Return what the server last said of each client; nothing where that is not known.
+
+        A client's rows come with its floor, so the last word always fits the rows that are here.
+        """
+        try:
+            told = json.loads((self.folder / FLOORS).read_text(encoding="utf-8"))
+            return {int(c): int(v) for c, v in told.items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}  # rows then stay longer than they have to, no more
 
     def forget(self, keep: Mapping[int, int]) -> None:
         """Delete all rows of these clients but the version named for each; 0: all of them."""

@@ -25,7 +25,8 @@ from fedvlm.federation.trainer import Predictor
 from fedvlm.models.features.sources import SampleSource
 
 BROKEN = -1  # the label where a model's logits are not finite: never right, never another class
-ABSENT = "absent"  # of a client's row: its site did not answer
+ABSENT = "absent"  # of a client's row: its site did not answer, or
+WITHHELD = 2  # its owner does not let so few images be told
 DOMAIN = "domain"
 UNSEEN = "unseen"
 UNSEEN_CLIENTS = "unseen_clients"
@@ -376,7 +377,10 @@ def unseen_client_scores(rows: Sequence[Row]) -> dict[str, Any]:
 def notes(rows: Sequence[Row]) -> list[str]:
     """Say which clients are missing from a mean, and where logits were not finite."""
     sentences = []
-    away = [whole(row, "client") for row in rows if row.get(ABSENT)]
+    hidden = [whole(row, "client") for row in rows if row.get(ABSENT) == WITHHELD]
+    if hidden:
+        sentences.append(f"{_clients(hidden)} of which its site tells nothing: in no number")
+    away = [whole(row, "client") for row in rows if row.get(ABSENT) not in (None, 0, WITHHELD)]
     if away:
         sentences.append(f"{_clients(away)} whose site did not answer: in no number")
     empty = [whole(row, "client") for row in rows if not row["n"] and not row.get(ABSENT)]

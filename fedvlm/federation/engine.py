@@ -89,6 +89,19 @@ class Engine(Protocol):
         """
         ...
 
+    @property
+    def logits(self) -> Mapping[str, Tensor]:
+        """Logits of the newest ``rows`` that kept them, as far as they came from elsewhere."""
+        ...
+
+    def memory(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of where clients are: JSON values, perhaps none."""
+        ...
+
+    def recall(self, memory: Mapping[str, Any]) -> None:
+        """Go on with the ``memory`` of a checkpoint."""
+        ...
+
 
 @dataclass(frozen=True)
 class LocalEngine:
@@ -100,6 +113,14 @@ class LocalEngine:
     chunk: int = 8
     sites: Sequence[int] = ()
     here: ClassVar[bool] = True
+    logits: ClassVar[Mapping[str, Tensor]] = {}
+
+    def memory(self) -> dict[str, Any]:
+        """See ``Engine.memory``."""
+        return {}
+
+    def recall(self, memory: Mapping[str, Any]) -> None:
+        """See ``Engine.recall``."""
 
     def rows(
         self, question: Question, measure: Measure, here: Callable[[], Iterable[Row]]

@@ -21,6 +21,7 @@ from fedvlm.federation.aggregation.rules import AUTO, AggregateSpec
 from fedvlm.federation.aggregation.server_optim import NONE, ServerOptimSpec
 from fedvlm.federation.batches import SplitBatcher
 from fedvlm.federation.engine import LocalEngine
+from fedvlm.federation.local.images import Absent
 from fedvlm.federation.optim import OptimSpec, RoleSpec, Schedule
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.plan import Budget, Plan, draw_unseen, parse_sites, plain_work
@@ -30,8 +31,10 @@ from fedvlm.job.identity import run_identity
 from fedvlm.job.images.packed import check_packs, foreign_origins, pack_notes, packs_of
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.sources import (
+    CLIENTS,
     first_block,
     image_sources,
+    images_to_encode,
     pixel_sources,
     prove,
     server_images,
@@ -160,7 +163,7 @@ def roles_of(cfg: CfgNode) -> dict[str, RoleSpec]:
     return {role: spec for role, spec in found.items() if spec != RoleSpec()}
 
 
-def make_budget(cfg: CfgNode, plan: Plan, batcher: SplitBatcher) -> Budget:
+def make_budget(cfg: CfgNode, plan: Plan, batcher: SplitBatcher | Absent) -> Budget:
     """Return what the run may spend: FedAvg's work under the same config (``FED.BUDGET``)."""
     unit = cfg.FED.BUDGET
     cohorts = [] if unit == "rounds" else [plan.sample(r + 1) for r in range(plan.rounds)]
@@ -229,7 +232,10 @@ def prepare(
     inputs = inputs or Inputs()
     trainer = load_trainer(cfg.TRAINER.NAME)(cfg)
     data = inputs.data(cfg, progress)
-    if cfg.TEST.SELECT == "val" and not any(len(c.val) for c in data.clients):
+    blind = not any(len(c.val) for c in data.clients)
+    if inputs.counts is not None:
+        blind = not inputs.counts.val.any()
+    if cfg.TEST.SELECT == "val" and inputs.serves and blind:
         raise ConfigError(
             "TEST.SELECT val: this split has no validation images; set DATASET.VAL_SHOTS above 0, "
             "or TEST.SELECT last"
@@ -251,14 +257,20 @@ def prepare(
     train, test = pixel_sources(loader, torch.from_numpy(data.labels.copy()))
     plan, chunk = make_plan(cfg), chunk_of(cfg, model, trainer)
     sites = parse_sites(cfg.FED.SITES, plan.clients)
-    batcher = SplitBatcher(
-        train, data.clients, int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE), int(cfg.SEED),
-        loader.views, plan.epochs, model.device, model.dtype, plain=test,
-    )
-    proxy, proxy_notes = server_images(
-        trainer.proxy_source, cfg, data, loader, progress, plan.unseen
-    )
-    trainer.check_proxy(proxy)
+    size = int(cfg.DATALOADER.TRAIN_X.BATCH_SIZE)
+    batcher: SplitBatcher | Absent = SplitBatcher(
+        train, data.clients, size, int(cfg.SEED), loader.views, plan.epochs, model.device,
+        model.dtype, plain=test,
+    ) if inputs.counts is None else Absent(inputs.counts, size, "the server")
+    source = trainer.proxy_source if inputs.serves else ""
+    if source == CLIENTS and inputs.counts is not None:
+        raise ConfigError(
+            f"{trainer.name} would train the server on validation images of its clients, which are "
+            "at their sites: give it images of its own (AKT_PROXY folder:DIR or dataset:NAME)"
+        )
+    proxy, proxy_notes = server_images(source, cfg, data, loader, progress, plan.unseen)
+    if inputs.serves:
+        trainer.check_proxy(proxy)
     federation = Federation(  # refuses ranks and stray tensors: before any image is encoded
         trainer, model, batcher, plan, engine=LocalEngine(chunk, sites),
         budget=make_budget(cfg, plan, batcher), proxy=proxy,
@@ -289,13 +301,13 @@ def encode(
     """
     cfg, federation, data, loader = built.cfg, built.federation, built.data, built.loader
     batcher = federation.batcher
-    assert isinstance(batcher, SplitBatcher)  # noqa: S101 (what prepare makes)
-    if packs_of(data.samples) or not cfg.FED.PLAIN:
+    if images_to_encode(data, 1) and (packs_of(data.samples) or not cfg.FED.PLAIN):
         trainer, device = federation.trainer, pick_device(cfg.DEVICE)
         labels = torch.from_numpy(data.labels.copy())
         cached = image_sources(cfg, data, built.model, loader, labels, trainer, progress, tell)
         train, test = (source.on(device) for source in cached)
-        federation.batcher = replace(batcher, source=train, plain=test)
+        if isinstance(batcher, SplitBatcher):
+            federation.batcher = replace(batcher, source=train, plain=test)
         prove(cfg, federation, train, pixel_sources(loader, labels)[0], train_images(data))
         built.test, built.meter = test, _meter(cfg, federation, test, data)
         built.notes = _notes(built)

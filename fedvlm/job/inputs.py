@@ -23,6 +23,7 @@ from fedvlm.data.federated import FederatedData, build_federation
 from fedvlm.data.memory.given import MemorySet
 from fedvlm.data.own.site import SiteFile
 from fedvlm.data.packs.place import pack_of
+from fedvlm.federation.server import Roster
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.load.backbones import load_backbone
 from fedvlm.runs.identity import identity_plain
@@ -40,7 +41,15 @@ T = TypeVar("T")
 
 
 class Inputs:
-    """Makes a run's data and towers, anew each time."""
+    """Makes a run's data and towers, anew each time.
+
+    Attributes:
+        counts: where clients' images are elsewhere, what is known of them.
+        serves: this place aggregates, and so has the server's images, if there are any.
+    """
+
+    counts: Roster | None = None
+    serves: bool = True
 
     def data(self, cfg: CfgNode, progress: Progress | None) -> FederatedData:
         """Return the clients' images."""
@@ -74,12 +83,30 @@ class SiteInputs(Inputs):
         folder: where their images are.
     """
 
+    serves = False
+
     def __init__(self, file: SiteFile, folder: Path) -> None:
         self.file, self.folder = file, folder
 
     def data(self, cfg: CfgNode, progress: Progress | None) -> FederatedData:
         """See ``Inputs``."""
         return self.file.load(cfg, self.folder)
+
+
+class ServerInputs(SiteInputs):
+    """A server's: class names, a public test set and images of its own; towers as usual.
+
+    Args:
+        file: without clients.
+        folder: where its images are.
+        counts: what the sites say of their clients.
+    """
+
+    serves = True
+
+    def __init__(self, file: SiteFile, folder: Path, counts: Roster) -> None:
+        super().__init__(file, folder)
+        self.counts = counts
 
 
 class SharedInputs(Inputs):

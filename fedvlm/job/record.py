@@ -96,7 +96,8 @@ class Recorder:
         if self.by_validation:
             record["val"] = self.evaluator.validate(event)
         if self.evaluator.logits:
-            kept = self.evaluator.logits | self.built.meter.logits
+            away = self.built.federation.engine.logits
+            kept = self.evaluator.logits | self.built.meter.logits | dict(away)
             self.folder.save_tensors("logits", kept)
         self.folder.append_metrics(record)
         self.sinks(record)
@@ -138,8 +139,10 @@ class Recorder:
         if state.round >= federation.last_round:
             for number, (clients, models) in enumerate(self._to_keep(state)):
                 self.folder.save_models(number, clients, models)
-        records = federation.save(state, self.folder.records)
-        self.folder.save_state(state.round, state.server, records)
+        records, memory = federation.save(state, self.folder.records), federation.engine.memory()
+        self.folder.save_state(
+            state.round, state.server, records, {"sites": memory} if memory else {}
+        )
         federation.commit(state)
 
     def _to_keep(self, state: FedState) -> Models:

@@ -265,6 +265,7 @@ def restore(built: Built, folder: RunFolder) -> FedState | None:
     for record in records[1:]:
         built.federation.budget.record(record["round"], record["counters"])
     folder.notes.append(f"going on after round {saved.round}")
+    built.federation.engine.recall(saved.extra.get("sites", {}))
     if saved.records is not None:
         return built.federation.load(saved.round, saved.server, folder.records)
     device = built.model.device

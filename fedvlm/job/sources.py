@@ -437,7 +437,7 @@ def _sources(
     every, train = _every(data), train_images(data)
     test = encode(every, None)
     test_source = FeatureSource.of((test,), torch.tensor(every), labels, stream)
-    if loader.views == 1:
+    if loader.views == 1 or not train:  # a server whose clients are elsewhere has none
         return test_source, test_source
     views = tuple(encode(train, v) for v in range(loader.views))
     return FeatureSource.of(views, torch.tensor(train), labels, stream), test_source

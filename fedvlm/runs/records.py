@@ -186,6 +186,36 @@ class Records:
         self._entries = {name: e for name, e in self._entries.items() if name in live}
         self.sweep(live)
 
+    def pack(self, name: str) -> bool:
+        """Put thin records that no checkpoint names into one, as ``accept`` does with its own.
+
+        Returns:
+            Whether that was due; a record that is damaged stays as it is, and so do all.
+        """
+        rows = {(c, v): place for c, some in self._new.items() for v, place in some.items()}
+        for entry in self._entries.values():
+            entry.live = 0
+        for place in rows.values():
+            self._entries[place.record].live += 1
+        due = self._due()
+        by: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        for key, place in sorted(rows.items()):
+            if place.record in due:
+                by.setdefault((place.record, place.group), []).append(key)
+        try:
+            self.check([rows[keys[0]] for keys in by.values()])
+        except Damaged:
+            return False
+        if not by:
+            return False
+        self.write(name, [
+            ([c for c, _ in keys], [v for _, v in keys], self.read([rows[key] for key in keys]))
+            for _, keys in sorted(by.items())
+        ])
+        self._entries = {n: e for n, e in self._entries.items() if n not in due}
+        self.sweep(self._entries)
+        return True
+
     def read(self, places: Sequence[Place]) -> State:
         """Return rows of one form, ``[K, ...]`` on the CPU.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ import pytest
 from fedvlm.check.world import World
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.distributed.policy import Policy
+from fedvlm.distributed.terms import Terms
 from fedvlm.evaluation import ClientMeter
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import Federation, FedState
+from fedvlm.federation.server import Measure, Question
 from tests.distributed.grid import ALL, RUN, SITES, Grid, federation
 
 
@@ -49,6 +52,24 @@ def test_personal_models_cannot_be_had_from_a_server(end: tuple[Federation, FedS
     assert fed.read(state).clients == {c: {} for c in range(len(SITES))}
 
 
+def test_seconds_of_the_final_fine_tuning_and_allowed_logits_come_along(
+    grid: Grid, end: tuple[Federation, FedState], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed, state = end
+    monkeypatch.setattr(grid.sites["site1"], "terms", Terms(logits=True))
+    everybody = list(range(len(SITES)))
+    question = Question(
+        state.round, everybody, fed.downloads(state, state.round, everybody), state.versions, True
+    )
+    engine = fed.engine
+    rows = list(engine.rows(question, Measure(keep_logits=True), list))
+    assert set(fed.finetune_seconds) == set(everybody) and min(fed.finetune_seconds.values()) > 0
+    assert {n for n in engine.logits if n.startswith("personal")} == {"personal|2", "personal|3"}
+    right = engine.logits["personal|3"].argmax(-1) == engine.logits["true|personal|3"]
+    assert int(right.sum()) == rows[3]["correct"] and len(right) == rows[3]["n"]
+    assert "keeps its logits: its owner does not allow them (rule 'logits')" in grid.said.pop()
+
+
 def test_sites_forget_what_they_are_told_to(
     grid: Grid, end: tuple[Federation, FedState]
 ) -> None:
@@ -78,3 +99,14 @@ def test_a_server_with_other_counts_than_the_sites_say_does_not_start(
             grid.server()
     finally:
         counts[2] -= 1
+
+
+def test_what_a_checkpoint_keeps_of_the_sites_is_gone_on_with(grid: Grid) -> None:
+    _, engine = grid.server()
+    engine.excluded, engine.refusals["site1"] = {"site1"}, 3
+    memory = json.loads(json.dumps(engine.memory()))
+    _, later = grid.server()
+    later.recall(memory)
+    assert later.excluded == {"site1"} and later.refusals == {"site1": 3}
+    with pytest.raises(ConfigError, match="site site0 has other data than when this run began"):
+        later.recall(memory | {"data": {"site0": "ab" * 8}})

@@ -127,6 +127,36 @@ def test_versions_stay_until_the_server_cannot_fall_back(tmp_path: Path) -> None
         value(tmp_path, 4, 2)
 
 
+def test_thin_records_become_one(tmp_path: Path) -> None:
+    for version in range(1, 8):  # client 4 stays as it was; client 5 works on
+        put(tmp_path, version, [4, 5] if version == 1 else [5], {5: max(0, version - 1)})
+        assert len(list((tmp_path / RUN).glob("s*.json"))) <= 4
+    assert value(tmp_path, 4, 1) == 401 and value(tmp_path, 5, 7) == 507
+
+
+def test_a_run_that_begins_again_keeps_its_rows(tmp_path: Path) -> None:
+    for version in (1, 2, 3):
+        put(tmp_path, version, [0, 1], {0: version, 1: version})
+    put(tmp_path, 1, [0], {0: 0})
+    assert value(tmp_path, 0, 1) == 1 and value(tmp_path, 1, 3) == 103
+
+
+@pytest.mark.parametrize("damage", [False, True])
+def test_damaged_records_are_not_sealed_anew(tmp_path: Path, damage: bool) -> None:
+    first = tmp_path / RUN / "s000001.safetensors"
+    put(tmp_path, 1, list(range(6)), {})
+    put(tmp_path, 2, list(range(5)), dict.fromkeys(range(5), 2))  # client 5 alone is in the first
+    if damage:
+        first.write_bytes(first.read_bytes()[:-1] + b"?")
+    put(tmp_path, 3, [0, 1], {0: 3, 1: 3})  # what was said of the others still holds
+    assert first.exists() == damage and value(tmp_path, 4, 2) == 402
+    if damage:
+        with pytest.raises(LostState, match="client 5: the state of round 1"):
+            value(tmp_path, 5, 1)
+    else:
+        assert value(tmp_path, 5, 1) == 501
+
+
 def test_a_round_that_is_done_again_counts_as_it_was_written_last(tmp_path: Path) -> None:
     put(tmp_path, 1, [0, 1], {})
     with opened(tmp_path, RUN, CPU) as store:

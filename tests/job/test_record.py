@@ -6,17 +6,20 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from fedvlm.core.trees import stack, stack_states
-from fedvlm.federation.rounds import RoundFinished
+from fedvlm.federation.rounds import FedState, RoundFinished
+from fedvlm.job import run
 from fedvlm.job.build import build
 from fedvlm.job.flags import parse
-from fedvlm.job.record import make_evaluator, make_panel
+from fedvlm.job.record import Recorder, make_evaluator, make_panel
 from fedvlm.job.resolve import resolve
+from fedvlm.runs.state import SavedState
 from tests import jobs
 
 
@@ -292,3 +295,23 @@ def test_auto_by_counts(tmp_path: Path) -> None:
     for record in auto:
         if "personal" in record:
             assert record == each[record["round"]]
+
+
+def test_a_checkpoint_keeps_what_is_known_of_the_sites(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, kept, heard = {"excluded": ["b"]}, dict[str, Any](), list[Any]()
+    engine = SimpleNamespace(memory=lambda: memory, recall=heard.append)
+    federation = SimpleNamespace(
+        last_round=9, engine=engine, save=lambda *_: {}, commit=lambda _: None,
+        load=lambda *_: FedState(0, {}),
+    )
+    folder: Any = SimpleNamespace(
+        records={}, notes=[], metrics_path=tmp_path, state_dir=tmp_path,
+        save_state=lambda *values: kept.update(values[3]),
+        restore=lambda: SavedState(0, {}, extra=kept, records={}),
+    )
+    built: Any = SimpleNamespace(federation=federation)
+    monkeypatch.setattr(run, "read_metrics", lambda _: ([{"round": 0}], []))
+    Recorder._write(SimpleNamespace(built=built, folder=folder), FedState(0, {}))
+    assert run.restore(built, folder) == FedState(0, {}) and heard == [memory]

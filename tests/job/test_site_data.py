@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,11 +18,11 @@ from tests import jobs
 RUN = "ab" * 16
 
 
-def config(tmp_path: Path, *more: str) -> Any:
+def config(tmp_path: Path, *more: str, sets: tuple[str, ...] = ()) -> Any:
     from fedvlm.job.flags import parse
     from fedvlm.job.resolve import resolve
 
-    words = jobs.argv(tmp_path, "--trainer", "FedTV", *more, "--opts", "FED.SITES", "0,1")
+    words = jobs.argv(tmp_path, "--trainer", "FedTV", *more, "--opts", "FED.SITES", "0,1", *sets)
     return resolve(parse(words)).jobs[0].cfg
 
 
@@ -31,14 +31,15 @@ def test_sites_with_their_own_images_give_the_bits_of_the_run_that_sees_all(
 ) -> None:
     from fedvlm.distributed.carriers import InProcess
     from fedvlm.distributed.policy import Policy
-    from fedvlm.distributed.remote import RemoteEngine
-    from fedvlm.distributed.site import Site
+    from fedvlm.distributed.site_yaml import SiteYaml
     from fedvlm.distributed.store import SiteStore
+    from fedvlm.distributed.terms import Terms
     from fedvlm.federation.rounds import RoundFinished
     from fedvlm.federation.server import Measure
     from fedvlm.job.build import build
-    from fedvlm.job.identity import identity_config
-    from fedvlm.job.inputs import SiteInputs
+    from fedvlm.job.record import make_evaluator
+    from fedvlm.job.sites.coordinator import coordinate
+    from fedvlm.job.sites.party import open_site
 
     def watched(fed: Any) -> list[Any]:
         rows: list[Any] = []
@@ -46,34 +47,43 @@ def test_sites_with_their_own_images_give_the_bits_of_the_run_that_sees_all(
                                if isinstance(e, RoundFinished) else None)
         return rows
 
+    def scored(built: Any) -> list[Any]:
+        evaluator, out = make_evaluator(built), list[Any]()
+        built.federation.subscribers.append(lambda e: out.append(evaluator(e)))
+        return out
+
     cfg = config(tmp_path)
-    plain = json.loads(json.dumps(identity_config(cfg)))
-    whole, server = build(cfg), build(cfg)
-    rows = watched(whole.federation)
+    whole = build(cfg)
+    rows, scores = watched(whole.federation), scored(whole)
     end = copy_fed(whole.federation.read(whole.federation.run()))
     sites = {}
-    for client in (0, 1):
-        file, folder = tmp_path / f"{client}.json", tmp_path / f"images{client}"
-        cut(whole.data, [client]).write(file)
-        for lists in read_site(file).clients.values():
-            for path, _ in (row for part in lists.values() for row in part):
-                (folder / path).parent.mkdir(parents=True, exist_ok=True)
-                source = next(d.impath for d in whole.data.samples if d.key == path)
-                shutil.copy(source, folder / path)
-        monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / f"cache{client}"))
+    for name, file in (*((str(c), cut(whole.data, [c])) for c in (0, 1)),
+                       ("server", cut(whole.data, (), public=True))):
+        file.write(tmp_path / f"{name}.json")
+        folder = tmp_path / f"images{name}"
+        for path in file.paths():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            source = next(d.impath for d in whole.data.samples if d.key == path)
+            shutil.copy(source, folder / path)
+        monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / f"cache{name}"))
         alone = config(tmp_path, "--root", str(tmp_path / "nowhere"))
-        built = build(alone, inputs=SiteInputs(read_site(file), folder))
-        assert {Path(d.impath).is_relative_to(folder) for d in built.data.samples} == {True}
-        sites[str(client)] = Site(built.federation, [client], tmp_path / f"states{client}", plain)
-    engine = RemoteEngine(
-        InProcess({n: s.answer for n, s in sites.items()}), plain, whole.federation.engine.chunk,
-        Policy(wait=0), RUN,
-    )
-    engine.meet(2, 0)
-    fed = server.federation
-    engine.join(fed)
-    told = watched(fed)
+        if name == "server":
+            carrier = InProcess({n: s.answer for n, s in sites.items()})
+            coordinator = coordinate(
+                alone, read_site(tmp_path / "server.json"), folder, carrier, RUN, Policy(wait=0),
+                seconds=0,
+            )
+            continue
+        owner = SiteYaml(
+            tmp_path / f"{name}.json", folder, tmp_path / f"states{name}",
+            Terms(("tiny",), ("FedTV",), 2),
+        )
+        sites[name] = open_site(owner, alone)
+    fed = coordinator.built.federation
+    told, global_ = watched(fed), scored(coordinator.built)
     state = fed.run()
+    assert not any(len(c.train) for c in coordinator.built.data.clients)
+    assert [s and s["global"] for s in global_] == [s and s["global"] for s in scores]
     over = fed.read(state)
     for name, site in sites.items():
         clients = site.federation.clients
@@ -115,3 +125,40 @@ def test_images_and_clients_that_are_not_there_are_named(tmp_path: Path) -> None
         FILE.load(cfg, tmp_path)
     with pytest.raises(ConfigError, match="the site file has client 7, and FED.CLIENTS 2 are 0"):
         SiteFile("s", ["a"], ["{}"], {7: FILE.clients[1]}).load(cfg, tmp_path)
+
+
+def test_a_public_test_set_and_the_server_s_images_come_back(tmp_path: Path) -> None:
+    file = SiteFile("s", ["a", "b"], ["{}"], {}, [("p/1.png", 0)], [("q/1.png", 1)])
+    file.write(tmp_path / "server.json")
+    assert read_site(tmp_path / "server.json") == file and file.paths() == ["p/1.png", "q/1.png"]
+    assert file.digest != FILE.digest and "public" not in FILE._body()
+
+
+def test_a_coordinator_refuses_what_is_its_clients(tmp_path: Path) -> None:
+    from fedvlm.distributed.carriers import InProcess
+    from fedvlm.job.sites.coordinator import coordinate
+
+    with pytest.raises(ConfigError, match=r"images of clients \[1\]; those stay with their sites"):
+        coordinate(config(tmp_path), FILE, tmp_path, InProcess({}), RUN)
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (("AKT", "yes"), "the server has no images of its own"),
+    (("AKT_PROXY", "clients"), "on validation images of its clients, which are at their sites"),
+])  # fmt: skip
+def test_heart_without_images_at_the_server_is_refused_there_at_once(
+    tmp_path: Path, words: tuple[str, str], said: str
+) -> None:
+    from fedvlm.federation.server import Roster
+    from fedvlm.job.build import prepare
+    from fedvlm.job.inputs import ServerInputs, SiteInputs
+
+    names = ["a", "b"]
+    two = np.array([2, 2])
+    counts = Roster(two, two, two, np.ones((2, 2), np.int64), np.array([0, 1]))
+    sets = (f"TRAINER.HEART-PFL.{words[0]}", words[1])
+    cfg = config(tmp_path, "--trainer", "HEART-PFL", sets=sets)
+    with pytest.raises(ConfigError, match=said):
+        prepare(cfg, inputs=ServerInputs(SiteFile("s", names, ["{}"]), tmp_path, counts))
+    if words[1] == "yes":  # a site needs none
+        prepare(cfg, inputs=SiteInputs(SiteFile("s", names, ["{}"]), tmp_path))

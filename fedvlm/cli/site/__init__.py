@@ -1,1 +1,1 @@
-"""Sites: places where clients are, and what is done there."""
+"""Sites: parties whose images stay where they are"""

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import complain
-from fedvlm.job.flags import add_flags, add_opts
+from fedvlm.job.flags import pairs
 
 NOWHERE = -1
+OWN = ("listen", "states", "run", "handle")
 
 
 def flags(parser: Parser) -> None:
-    """Add what serving takes: a run's flags beside its own."""
+    """Add what serving takes beside the flags of a run."""
     add = parser.add_argument
     add("--listen", default="", metavar="ADDRESS", help="host:port, or unix:PATH")
     add("--token-file", default="", metavar="FILE", help="the secret that a driver has to know; "
@@ -23,13 +24,12 @@ def flags(parser: Parser) -> None:
     add("--run", default="", metavar="FOLDER", help="a run's folder in the place of its flags")
     add("--handle", type=int, default=NOWHERE, metavar="N", help="a socket that the driver which "
         "began this process left open, in the place of --listen")
-    add_flags(parser, shown=False)
-    add_opts(parser)
 
 
 def mistakes(args: Namespace) -> list[str]:
     """Return what is missing, and what does not go together."""
-    out = [] if args.states else ["--states FOLDER: say where clients' states lie"]
+    out = pairs(args)
+    out += [] if args.states else ["--states FOLDER: say where clients' states lie"]
     begun = args.handle != NOWHERE
     if begun == bool(args.listen):
         out.append("say one of --listen ADDRESS and --handle N")

@@ -1,44 +1,96 @@
-"""A place where clients are: serve answers the driver of a run.
+"""A party of a federation: its site file, its owner's rules, what it holds.
 
-serve builds a run once, of the same flags (or of its folder, --run), and then works for whoever
-runs it with --engine workers --workers-at and knows the token. All workers of a run share one
-folder of states. Where the driver begins its workers by itself, it calls this command.
+Images stay where they are.
+
+make: write FOLDER/site.json from folders of images (a client each), and FOLDER/site.yaml, in which
+the owner says what may run. Without --client: the file of a server, with class names and perhaps a
+public test set. With --split 0-1,2-3 and the flags of a run: sites of its clients, to try things
+out on one machine.
+check: load one site's images alone and say counts, problems, and what a server would be told.
+status: what a site keeps for which run: clients, versions, rounds, bytes.
+serve: build a run of its flags (or of its folder, --run) and work for whoever runs it with --engine
+workers --workers-at and knows the token; all workers of a run share one folder of states.
+
+exit code of check: 0 all is well, 3 images or lists are not, 2 wrong usage or rules.
 """
 
 from __future__ import annotations
 
 from argparse import Namespace
 
-from fedvlm.cli.site import _serve
+from fedvlm.cli.site import _make, _serve
+from fedvlm.cli.verbs import verbs
 from fedvlm.console.parser import Parser
+from fedvlm.console.screen import say
 from fedvlm.core.errors import did_you_mean
+from fedvlm.job.flags import add_flags, add_opts, pairs
 
 EXAMPLES = (
+    "fedvlm site make --client 0 photos/ --classes classes.txt --to clinic/",
+    "fedvlm site make --classes classes.txt --public test_photos/ --to server/",
+    "fedvlm site make --split 0-1,2-3 --to trial/ --demo --num-users 4",
+    "fedvlm site check clinic/site.yaml",
+    "fedvlm site status clinic/site.yaml",
     "fedvlm site serve --listen 0.0.0.0:7007 --token-file token --states /shared/states --demo",
-    "fedvlm site serve --listen unix:/tmp/w0 --token-file token --states st/ --run output/.../run",
 )
-ALSO = ("serve", "worker")
-WHAT = ("serve",)
+ALSO = ("party", "silo", "owner", "serve", "worker")
+WHAT = ("make", "check", "status", "serve")
+_READS = {"check": ("full", "json", "sample"), "status": ("json",)}
+_FILE = "FILE is a site.yaml, which fedvlm site make writes"
 
 
 def flags(parser: Parser) -> None:
     """Add what the verb takes."""
-    parser.add_argument("what", nargs="?", default="", help=f"one of: {', '.join(WHAT)}")
+    add = parser.add_argument
+    add("what", nargs="?", default="", metavar="WHAT", help=f"one of {', '.join(WHAT)}")
+    _make.flags(parser)
+    add("--full", action="store_true", help="check: decode all images")
+    add("--sample", type=int, default=None, metavar="N", help="check: images to decode (64)")
+    add("--json", action="store_true", help="check, status: all of it, for programs")
     _serve.flags(parser)
+    add_flags(parser, shown=False)
+    add_opts(parser)
+    parser.checks.remove(pairs)  # check and status take a file in their place
     parser.checks.append(_mistakes)
 
 
 def _mistakes(args: Namespace) -> list[str]:
+    """Return what is missing, or does not go together."""
+    if not args.what:
+        return []
     if args.what not in WHAT:
-        near = did_you_mean(args.what, WHAT) if args.what else ""
-        return [f"say what: {', '.join(WHAT)}{near}"]
-    return _serve.mistakes(args)
+        return [f"unknown word '{args.what}'{did_you_mean(args.what, WHAT)} (known: "
+                f"{', '.join(WHAT)})"]
+    looks = [name for dest, name in args.spelling.items() if dest in ("full", "json", "sample")]
+    if args.what == "serve":
+        return [f"serve does not read {n}" for n in looks] or _serve.mistakes(args)
+    if args.what == "make":
+        stray = looks + [n for dest, n in args.spelling.items() if dest in _serve.OWN]
+        return [f"make does not read {name}" for name in stray] or _make.mistakes(args)
+    stray = [n for dest, n in args.spelling.items() if dest not in _READS[args.what]]
+    if stray:
+        return [f"{args.what} does not read {name}" for name in stray]
+    if len(args.opts) != 1:
+        return [f"{args.what} wants one FILE: fedvlm site {args.what} FILE; {_FILE}"]
+    if args.full and args.sample is not None:
+        return ["give --full or --sample N, not both"]
+    return []
 
 
 def main(args: Namespace) -> int:
     """Do what the first word says; return the exit code.
 
     Raises:
-        FedvlmError: whatever is wrong.
+        ConfigError: wrong rules, or a place that holds another file or cannot be listened at.
+        DataError: images, lists or states that are not what they have to be.
     """
-    return _serve.main(args)
+    if not args.what:
+        say(*verbs()["site"].parser().format_help().splitlines())
+        return 0
+    if args.what == "make":
+        return _make.make(args)
+    if args.what == "serve":
+        return _serve.main(args)
+    from fedvlm.cli.site import _look  # start-up: PyTorch, 2 s
+
+    return _look.check(args) if args.what == "check" else _look.status(args)

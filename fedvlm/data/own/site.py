@@ -3,12 +3,14 @@
 JSON: ``dataset``, ``classnames`` (the federation's, by label), ``templates`` and ``clients``: by id
 the lists ``train``, ``val`` and ``test`` of ``[path below the folder, label]``, with the hash of it
 all. Whoever loads it opens these images and nothing else; ids are those of the whole federation.
+``public`` may be there, test images of all classes that anybody may have; a server's file has them,
+images of its own (``server``), or nothing but the names, and no clients.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,10 @@ from fedvlm.data.partition.index_file import canonical_hash
 
 FORMAT = "fedvlm-site/1"
 _HASH = "sha256"
-Lists = dict[str, list[tuple[str, int]]]  # part -> (path, label)
+_OF_PUBLIC = ("global", "base_all", "base_other")
+Images = list[tuple[str, int]]  # (path, label)
+Lists = dict[str, Images]  # by part
+EXTRA = ("public", "server")  # lists that need not be there
 
 
 @dataclass(frozen=True)
@@ -40,22 +45,40 @@ class SiteFile:
         classnames: by label.
         templates: prompt templates.
         clients: by id, ascending.
+        public: test images of all classes.
+        server: images that a server may train on.
     """
 
     dataset: str
     classnames: list[str]
     templates: list[str]
     clients: dict[int, Lists] = field(default_factory=dict)
+    public: Images = field(default_factory=list)
+    server: Images = field(default_factory=list)
 
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all."""
-        body = {
+        body = self._body()
+        files.write_text(path, json.dumps(body | {_HASH: canonical_hash(body)}, indent=1) + "\n")
+
+    @property
+    def digest(self) -> str:
+        """The hash of all that the file says."""
+        return canonical_hash(self._body())
+
+    def _body(self) -> dict[str, Any]:
+        extra = {name: getattr(self, name) for name in EXTRA}
+        return {
             "format": FORMAT, "dataset": self.dataset, "classnames": self.classnames,
             "templates": self.templates,
             "clients": {str(c): {p: [list(row) for row in lists[p]] for p in PARTS}
                         for c, lists in sorted(self.clients.items())},
-        }
-        files.write_text(path, json.dumps(body | {_HASH: canonical_hash(body)}, indent=1) + "\n")
+        } | {name: [list(row) for row in rows] for name, rows in extra.items() if rows}
+
+    def paths(self) -> list[str]:
+        """Return the paths of all images, each once, in the order of the file."""
+        rows = [row for lists in self.clients.values() for part in PARTS for row in lists[part]]
+        return list(dict.fromkeys(path for path, _ in [*rows, *self.public, *self.server]))
 
     def load(self, cfg: CfgNode, folder: Path) -> FederatedData:
         """Return these clients' images below ``folder``; the other clients have none here.
@@ -72,16 +95,21 @@ class SiteFile:
                 f"{count - 1}"
             )
         samples: list[Datum] = []
+
+        def take(rows: Images) -> np.ndarray:
+            first = len(samples)
+            samples.extend(
+                Datum(str(folder / path), label, 0, self.classnames[label], path)
+                for path, label in rows
+            )
+            return np.arange(first, len(samples), dtype=np.int64)
+
         none = np.zeros(0, np.int64)
         parts = {c: dict.fromkeys(PARTS, none) for c in range(count)}
         for client, lists in self.clients.items():
             for part in PARTS:
-                first = len(samples)
-                samples += [
-                    Datum(str(folder / path), label, 0, self.classnames[label], path)
-                    for path, label in lists[part]
-                ]
-                parts[client][part] = np.arange(first, len(samples), dtype=np.int64)
+                parts[client][part] = take(lists[part])
+        public, server = take(self.public), take(self.server)
         lost = [d.key for d in samples if not Path(d.impath).is_file()]
         if lost:
             raise DataError(
@@ -90,21 +118,34 @@ class SiteFile:
             )
         return FederatedData(
             self.dataset, samples, list(self.classnames), [], list(self.templates),
-            [ClientSplit(p["train"], p["val"], p["test"]) for p in parts.values()], none, none,
+            [ClientSplit(p["train"], p["val"], p["test"]) for p in parts.values()], public, none,
             labels_of(samples), np.zeros(len(samples), np.int64), [], spec_of(cfg), [],
-            canonical_hash(sorted(map(str, self.clients))),
-            [f"a site's own data: {len(self.clients)} of {count} clients"],
-            records_of(samples, cfg),
+            canonical_hash(sorted(map(str, self.clients))), self._notes(count),
+            records_of(samples, cfg), server=server,
         )
 
+    def _notes(self, count: int) -> list[str]:
+        whose = f"a site's own data: {len(self.clients)} of {count} clients"
+        if not self.clients:
+            whose = f"a server without clients' data: {count} clients are at sites"
+        bare = f"no public test set is here ({', '.join(_OF_PUBLIC)} have no number)"
+        return [whose, f"{len(self.public):,} public test images" if self.public else bare]
 
-def cut(data: FederatedData, clients: Sequence[int]) -> SiteFile:
-    """Return the site file of some clients of a whole set: to try a federation on one machine."""
-    def rows(indices: Sequence[int]) -> list[tuple[str, int]]:
+
+def cut(data: FederatedData, clients: Sequence[int], public: bool = False) -> SiteFile:
+    """Return the site file of some clients of a whole set: to try a federation on one machine.
+
+    Args:
+        public: with the set's test images; without clients also with the server's.
+    """
+    def rows(indices: Iterable[int]) -> Images:
         return [(data.samples[i].key, int(data.labels[i])) for i in indices]
 
     lists = {c: {p: rows(getattr(data.clients[c], p)) for p in PARTS} for c in sorted(clients)}
-    return SiteFile(data.name, list(data.classnames), list(data.templates), lists)
+    return SiteFile(
+        data.name, list(data.classnames), list(data.templates), lists,
+        rows(data.global_test) if public else [], [] if clients else rows(data.server),
+    )
 
 
 def read_site(path: Path) -> SiteFile:
@@ -124,23 +165,26 @@ def read_site(path: Path) -> SiteFile:
     names, templates, clients = (body.get(k) for k in ("classnames", "templates", "clients"))
     if not (_texts(names) and _texts(templates) and isinstance(body.get("dataset"), str)):
         raise DataError(f"'{path}': dataset, classnames and templates are texts")
-    if not isinstance(clients, dict) or not clients or not all(map(str.isdecimal, clients)):
+    if not isinstance(clients, dict) or not all(map(str.isdecimal, clients)):
         raise DataError(f"'{path}': clients are named by their numbers")
+    count = len(names or ())
+    extra = {name: _images(f"'{path}'", name, body.get(name, []), count) for name in EXTRA}
     return SiteFile(body["dataset"], list(names or ()), list(templates or ()), {
-        int(c): _lists(f"'{path}': client {c}", clients[c], len(names or ()))
+        int(c): _lists(f"'{path}': client {c}", clients[c], count)
         for c in sorted(clients, key=int)
-    })
+    }, **extra)
 
 
 def _lists(who: str, lists: Any, classes: int) -> Lists:
     if not isinstance(lists, Mapping) or set(lists) != set(PARTS):
         raise DataError(f"{who} has {', '.join(PARTS)}, no more and no less")
-    out: Lists = {}
-    for part in PARTS:
-        if not isinstance(lists[part], list):
-            raise DataError(f"{who}: {part} is a list of [path, label]")
-        out[part] = [_row(f"{who}, {part}", row, classes) for row in lists[part]]
-    return out
+    return {part: _images(who, part, lists[part], classes) for part in PARTS}
+
+
+def _images(who: str, part: str, rows: Any, classes: int) -> Images:
+    if not isinstance(rows, list):
+        raise DataError(f"{who}: {part} is a list of [path, label]")
+    return [_row(f"{who}, {part}", row, classes) for row in rows]
 
 
 def _row(where: str, row: Any, classes: int) -> tuple[str, int]:

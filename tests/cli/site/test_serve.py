@@ -8,7 +8,6 @@ from fedvlm.cli.main import main
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    ([], "site: say what: serve"),
     (["srve"], "did you mean 'serve'?"),
     (["serve", "--listen", "a:1", "--token-file", "t", "--demo"], "--states FOLDER: say where"),
     (["serve", "--states", "s", "--demo"], "say one of --listen ADDRESS and --handle N"),

@@ -1,0 +1,218 @@
+"""``fedvlm site check`` and ``fedvlm site status``: what is here, and what leaves."""
+
+from __future__ import annotations
+
+import json
+import time
+from argparse import Namespace
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from yacs.config import CfgNode
+
+from fedvlm.config.build import build_config
+from fedvlm.config.keys import default_schema
+from fedvlm.console.rows import clock, human_bytes, table_lines
+from fedvlm.console.screen import complain, progress, say
+from fedvlm.core.errors import DataError
+from fedvlm.data.datum import PARTS, Datum
+from fedvlm.data.image_records import records_of
+from fedvlm.data.images import find_broken
+from fedvlm.data.own.site import SiteFile, read_site
+from fedvlm.distributed.ledger import Ledger
+from fedvlm.distributed.site_yaml import SiteYaml, read_site_yaml
+from fedvlm.distributed.store import SiteStore
+from fedvlm.distributed.terms import Terms
+
+SAMPLE, FIRST = 64, 4  # images that are decoded; problems of a kind that are named
+EXIT_DATA = 3
+
+
+@dataclass
+class Findings:
+    """What is said of a site.
+
+    Attributes:
+        problems: what has to be mended before it takes part.
+        remarks: what its owner should know.
+        clients: by id, images by part and classes in training.
+        told: by id, what a server would be told.
+        decoded: images that were.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    clients: dict[int, dict[str, int]] = field(default_factory=dict)
+    told: dict[int, dict[str, Any]] = field(default_factory=dict)
+    decoded: int = 0
+
+
+def check(args: Namespace) -> int:
+    """Load one site's images alone and say what is there; return the exit code.
+
+    Raises:
+        ConfigError: the rules are wrong.
+        DataError: the site file is.
+    """
+    owner = read_site_yaml(Path(args.opts[0]).expanduser())
+    file = read_site(owner.file)
+    size = SAMPLE if args.sample is None else args.sample
+    report = findings(owner, file, None if args.full else size)
+    code = EXIT_DATA if report.problems else 0
+    if args.json:
+        say(json.dumps({
+            "site": str(owner.file), "dataset": file.dataset, "classes": len(file.classnames),
+            "public": len(file.public), "clients": report.clients, "told": report.told,
+            "decoded": report.decoded, "problems": report.problems, "remarks": report.remarks,
+            "exit_code": code,
+        }, indent=1))
+        return code
+    say(f"{owner.file}: {file.dataset}, {len(file.classnames)} classes, images in {owner.images}",
+        *table_lines([{"client": c} | row for c, row in report.clients.items()]))
+    if file.public:
+        say(f"public test set: {len(file.public):,} images")
+    say(f"allowed: {', '.join(owner.terms.trainers or ())} on "
+        f"{', '.join(owner.terms.backbones or ())}{_limits(owner.terms)}")
+    complain(*report.remarks, prefix="note")
+    complain(*report.problems, prefix="problem")
+    say(f"{report.decoded} images decoded; " + (
+        f"{len(report.problems)} problem(s)" if report.problems else "nothing is wrong"))
+    return code
+
+
+def findings(owner: SiteYaml, file: SiteFile, sample: int | None) -> Findings:
+    """Return what there is to say of a site.
+
+    Args:
+        sample: images to decode, spread over all; None: every one.
+    """
+    out = Findings()
+    if not file.clients:
+        out.problems.append("the site file has no clients: it is a server's")
+    for client, lists in file.clients.items():
+        classes = Counter(label for _, label in lists["train"])
+        out.clients[client] = {p: len(lists[p]) for p in PARTS} | {"classes": len(classes)}
+        counts = {p: len(lists[p]) for p in PARTS} | {
+            "classes": [classes[label] for label in range(len(file.classnames))]}
+        out.told[client] = owner.terms.tell(counts)
+        _of_client(out, client, lists, owner.terms)
+    images = [Datum(str(owner.images / path), 0, 0, "", path) for path in file.paths()]
+    here = [d for d in images if d.path.is_file()]
+    lost = [d.key for d in images if not d.path.is_file()]
+    if lost:
+        out.problems.append(f"{len(lost)} of {len(images)} images are not below '{owner.images}', "
+                            f"the first '{lost[0]}'")
+    _decode(out, here, sample)
+    return out
+
+
+def _of_client(
+    out: Findings, client: int, lists: dict[str, list[tuple[str, int]]], terms: Terms
+) -> None:
+    """Note what is the matter with a client's lists, and what of them is not told."""
+    train, test = len(lists["train"]), len(lists["test"])
+    if not train:
+        out.problems.append(f"client {client} has no training image")
+    elif train < terms.count:
+        out.problems.append(
+            f"client {client} has {train} training images, fewer than the {terms.count} that may "
+            "be told (rule 'count'): leave it out, or lower the rule"
+        )
+    both = {path for path, _ in lists["train"]} & {path for path, _ in lists["test"]}
+    if both:
+        out.problems.append(f"client {client}: {len(both)} images are in train and in test, the "
+                            f"first '{min(both)}'")
+    if not test:
+        out.remarks.append(f"client {client} has no test image: its model is not measured")
+    elif test < terms.count:
+        out.remarks.append(f"client {client} has {test} test images: no number of its model leaves "
+                           "(rule 'count')")
+    if not out.told[client]["classes"]:
+        out.remarks.append(f"client {client} has a class with fewer than {terms.count} training "
+                           "images: no class count of it leaves (rule 'count')")
+
+
+def _decode(out: Findings, images: list[Datum], sample: int | None) -> None:
+    """Decode some images, spread over all, and note those that do not."""
+    step = 1 if sample is None else max(1, -(-len(images) // max(sample, 1)))
+    some = images[::step] if sample != 0 else []
+    if not some:
+        return
+    records = records_of(some, _cfg())
+    records.progress = progress
+    try:
+        _, broken = find_broken({"images": some}, records)
+    finally:
+        progress.clear()
+    out.decoded = len(some)
+    if broken:
+        first = "; ".join(broken[:FIRST]) + ("; ..." if len(broken) > FIRST else "")
+        out.problems.append(f"{len(broken)} images do not decode: {first}")
+
+
+def _cfg() -> CfgNode:
+    return build_config(None, None, {}, [], default_schema())[0]
+
+
+def _limits(terms: Terms) -> str:
+    limits = {"rounds": terms.rounds, "steps": terms.steps, "bytes": terms.bytes,
+              "seconds": terms.seconds}
+    words = [f"{name} {value:,}" for name, value in limits.items() if value]
+    words += [f"counts from {terms.count} on"] if terms.count > 1 else []
+    return "; ".join(["", *words, f"logits {'leave' if terms.logits else 'stay'}"])
+
+
+def status(args: Namespace) -> int:
+    """Say what a site keeps for which run; return the exit code.
+
+    Raises:
+        ConfigError: the rules are wrong.
+        DataError: an account is damaged.
+    """
+    owner = read_site_yaml(Path(args.opts[0]).expanduser())
+    runs = [_run(path) for path in sorted(_folders(owner.states))]
+    code = EXIT_DATA if any(run["damage"] for run in runs) else 0
+    if args.json:
+        say(json.dumps({"states": str(owner.states), "runs": runs}, indent=1))
+        return code
+    if not runs:
+        say(f"{owner.states}: no run has worked here yet")
+        return 0
+    for run in runs:
+        versions = Counter(run["versions"].values())
+        newest = ", ".join(f"{n} of round {v}" for v, n in sorted(versions.items(), reverse=True))
+        say(f"run {run['run'][:12]}: {len(run['versions'])} clients ({newest or 'none worked'}), "
+            f"{human_bytes(run['disk'])} on disk, last at {run['last'] or '-'}",
+            f"  served up to round {run['round']}: "
+            f"{', '.join(f'{n} {op}' for op, n in run['answers'].items()) or 'nothing'}; "
+            f"{human_bytes(run['down'])} came, {human_bytes(run['up'])} left, "
+            f"{clock(run['seconds'])} of work")
+        complain(*run["damage"], prefix="problem")
+    return code
+
+
+def _folders(states: Path) -> list[Path]:
+    if not states.exists():
+        return []
+    if not states.is_dir():
+        raise DataError(f"'{states}' is a file; states lie in a folder")
+    return [p for p in states.iterdir() if p.is_dir() and not p.name.startswith(".")]
+
+
+def _run(folder: Path) -> dict[str, Any]:
+    """Return what is kept for a run, as JSON values."""
+    store, account = SiteStore(folder.parent, folder.name, torch.device("cpu")), Ledger(folder)
+    done = account.read()
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(done.last)) if done.last else ""
+    versions: dict[int, int] = {}
+    for client, version in store.records.rows():
+        versions[client] = max(version, versions.get(client, 0))
+    return {
+        "run": folder.name, "versions": versions, "damage": list(store.damage),
+        "disk": sum(p.stat().st_size for p in folder.iterdir() if p.is_file()),
+        "round": done.round, "answers": dict(done.answers), "down": done.down, "up": done.up,
+        "seconds": done.seconds, "last": stamp,
+    }

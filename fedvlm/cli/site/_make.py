@@ -1,0 +1,172 @@
+"""``fedvlm site make``: site files of a party's folders, of a server, or of a run's partition."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedvlm.console.parser import Parser
+from fedvlm.console.screen import complain, progress, say
+from fedvlm.core import files
+from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.job.flags import pairs
+
+if TYPE_CHECKING:
+    from fedvlm.data.federated import FederatedData
+    from fedvlm.data.own.site import SiteFile
+
+FILE, YAML = "site.json", "site.yaml"
+_FOLDERS = ("client", "classes", "template", "public", "title", "to")
+_TRIAL = ("split", "to")
+
+
+def flags(parser: Parser) -> None:
+    """Add what making takes."""
+    add = parser.add_argument
+    add("--to", default="", metavar="FOLDER", help="make: where site.json and site.yaml are put")
+    add("--client", nargs=2, action="append", default=[], metavar=("ID", "FOLDER"),
+        help="make: a client's number in the federation and its images; also several times")
+    add("--classes", default="", metavar="FILE", help="make: all class names of the federation, a "
+        "line each, the same file at all parties")
+    add("--template", action="append", default=[], metavar="TEXT", help="make: prompt with {}, the "
+        "same at all parties; also several times ('a photo of a {}.')")
+    add("--public", default="", metavar="FOLDER", help="make: test images that anybody may "
+        "have, of all classes: every image in it")
+    add("--title", default="", metavar="NAME", help="make: of the data, else the folder's")
+    add("--split", default="", metavar="0-1,2-3", help="make: cut the clients of a run (its flags "
+        "follow) into sites and a server, to try things out")
+
+
+def mistakes(args: Namespace) -> list[str]:
+    """Return what is missing, or does not go together."""
+    out = [] if args.to else ["make wants --to FOLDER, where site.json and site.yaml are put"]
+    if args.split:
+        stray = [args.spelling[d] for d in args.spelling if d in _FOLDERS and d not in _TRIAL]
+        return out + [f"--split: {name} does not go with it" for name in stray] + pairs(args)
+    stray = [args.spelling[d] for d in args.spelling if d not in _FOLDERS] + args.opts[:1]
+    out += [f"make does not read '{word}' without --split" for word in stray]
+    if not args.classes:
+        out.append("make wants --classes FILE with all class names of the federation, or --split")
+    for words in args.client:
+        if len(words) != 2 or not words[0].isdecimal():
+            out.append(f"--client {' '.join(words)}: wants a number and a folder, such as "
+                       "--client 0 photos/")
+    ids = [int(w[0]) for w in args.client if w[0].isdecimal()]
+    out += [f"--client {c} stands twice" for c in sorted({c for c in ids if ids.count(c) > 1})]
+    return out + [f"--template '{t}' has no {{}} for the class name" for t in args.template
+                  if "{}" not in t]
+
+
+def make(args: Namespace) -> int:
+    """Write the files; return the exit code.
+
+    Raises:
+        ConfigError: another file is in the place.
+        DataError: folders that are no data set, or classes that the federation does not have.
+    """
+    return _trial(args) if args.split else _party(args)
+
+
+def _party(args: Namespace) -> int:
+    from fedvlm.data.own.party import read_classes, site_of  # start-up: NumPy, 0.15 s
+
+    folders = {int(number): Path(folder).expanduser() for number, folder in args.client}
+    names = read_classes(Path(args.classes).expanduser())
+    public = Path(args.public).expanduser() if args.public else None
+    file, top, said = site_of(
+        folders, names, name=args.title, templates=args.template, public=public
+    )
+    place = Path(args.to).expanduser()
+    say(*said, *_write(place, file, str(top) if file.paths() else "."))
+    if file.clients:
+        say(f"go through {place / YAML}, then: fedvlm site check "
+            f"{shlex.quote(str(place / YAML))}")
+    return 0
+
+
+def _write(place: Path, file: SiteFile, images: str) -> list[str]:
+    """Write site.json and, where there is none yet, site.yaml; return what is to be said.
+
+    Raises:
+        ConfigError: another site.json is there, or the folder cannot be written.
+    """
+    from fedvlm.data.own.site import read_site  # start-up: NumPy, as _party
+    from fedvlm.distributed.site_yaml import site_yaml_text  # start-up: PyTorch, 2 s
+
+    target, rules = place / FILE, place / YAML
+    if target.exists() and read_site(target) != file:
+        raise ConfigError(f"'{target}' is there with other content and is not overwritten: give "
+                          "another --to, or remove it first")
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make '{place}': {error.strerror}; give another --to") from error
+    there = target.exists()
+    if not there:
+        file.write(target)
+    lines = [f"{'there already' if there else 'wrote'} {target}: {_about(file)}"]
+    if file.clients and not rules.exists():
+        files.write_text(rules, site_yaml_text(FILE, images))
+        lines.append(f"wrote {rules}")
+    return lines
+
+
+def _about(file: SiteFile) -> str:
+    counts = [sum(len(lists[p]) for lists in file.clients.values()) for p in ("train", "val",
+                                                                             "test")]
+    whose = f"{len(file.clients)} client(s) ({', '.join(map(str, file.clients))}), " if (
+        file.clients) else "a server without clients, "
+    sizes = f"{'/'.join(map(str, counts))} images in train/val/test, " if file.clients else ""
+    return (f"{whose}{sizes}{len(file.classnames)} classes, {len(file.public)} public test images"
+            + (f", {len(file.server)} of the server's own" if file.server else ""))
+
+
+def _trial(args: Namespace) -> int:
+    from fedvlm.job.resolve import resolve  # start-up: NumPy, 0.15 s
+
+    progress("loading PyTorch")
+    plan = resolve(args)
+    complain(*plan.notes, prefix="note")
+    from fedvlm.data.federated import build_federation  # start-up: NumPy, as resolve
+    from fedvlm.data.own.site import cut  # start-up: NumPy, as resolve
+    from fedvlm.federation.plan import parse_sites  # start-up: PyTorch
+
+    cfg = plan.jobs[0].cfg
+    homes = parse_sites(args.split, int(cfg.FED.CLIENTS))
+    data, top = build_federation(cfg, progress), Path(args.to).expanduser()
+    progress.clear()
+    for site in sorted(set(homes)):
+        clients = [c for c, home in enumerate(homes) if home == site]
+        say(*_apart(top / f"site{site}", data, cut(data, clients)))
+    say(*_apart(top / "server", data, cut(data, (), public=True)))
+    say(f"in what follows the coordinator and all sites take the flags of that run and "
+        f"FED.SITES {args.split}")
+    return 0
+
+
+def _apart(place: Path, data: FederatedData, file: SiteFile) -> list[str]:
+    """Give a place its own copies of its images, and its files.
+
+    Raises:
+        DataError: images that are no files, or that cannot be put there.
+    """
+    sources = {d.key: d for d in data.samples}
+    for path in file.paths():
+        datum, target = sources[path], place / "images" / path
+        if datum.array is not None or datum.packed is not None:
+            raise DataError(f"{data.name}: '{path}' is inside a file; a site wants a file for each "
+                            "image")
+        if not target.exists():
+            _put(datum.impath, target)
+    return _write(place, file, "images")
+
+
+def _put(source: str, target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)  # no link: whoever tries things out may spoil an image
+    except OSError as error:
+        raise DataError(f"cannot put '{target}': {error.strerror}") from error

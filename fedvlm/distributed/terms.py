@@ -1,0 +1,160 @@
+"""What a site's owner allows: rules that stand before any work, and what may be counted aloud.
+
+A refusal names its rule and its number, and nothing of the site: no path, no list of what would be
+allowed. The owner reads the same sentence with more in the site's own log.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.evaluation.scores import ABSENT, CONFUSION, WITHHELD
+from fedvlm.federation.server import Row
+
+LOCAL = re.compile(r"[A-Za-z][\w-]*")  # a method's name; anything else may be a file
+PARTS = ("train", "val", "test")
+_TRAINER, _BACKBONE, _ROUNDS = "TRAINER.NAME", "MODEL.BACKBONE.NAME", "FED.ROUNDS"
+
+
+class Refused(FedvlmError):
+    """What a site does not do; the sentence may leave it."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The owner's rules; the defaults allow everything (a site of the server's own).
+
+    Attributes:
+        backbones: names that may be worked with; None: all.
+        trainers: methods, by the names they have at this site; None: all, files too.
+        rounds: the last round that is worked; 0: no limit.
+        steps: local steps of a client in one round of plain training, or of a final fine-tuning; 0:
+            no limit.
+        bytes: of one message, either way; 0: no limit.
+        seconds: of work for one run altogether, over all its messages; 0: no limit.
+        count: smallest number of images that may be told, above none.
+        logits: whether outputs for single images, with their labels, may leave.
+    """
+
+    backbones: tuple[str, ...] | None = None
+    trainers: tuple[str, ...] | None = None
+    rounds: int = 0
+    steps: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    count: int = 1
+    logits: bool = False
+
+    # ---- before work -------------------------------------------------------------------------
+    def admit(self, config: Mapping[str, Any]) -> None:
+        """Refuse a run by its config.
+
+        Raises:
+            Refused: the method, the backbone, its weights or the number of rounds; by rule.
+        """
+        if self.trainers is not None:
+            name = str(config.get(_TRAINER, ""))
+            if not LOCAL.fullmatch(name):
+                raise _refusal("trainers", "a method goes by its name here, never by a file")
+            if name not in self.trainers:
+                raise _refusal("trainers", "this method is not allowed")
+        backbone = str(config.get(_BACKBONE, ""))
+        if self.backbones is not None and backbone not in self.backbones:
+            raise _refusal("backbones", "this backbone is not allowed")
+        rounds = config.get(_ROUNDS, 0)
+        if self.rounds and isinstance(rounds, int) and rounds > self.rounds:
+            raise _refusal("rounds", f"at most {self.rounds} rounds, and {rounds} are planned")
+
+    def allow_size(self, size: int) -> None:
+        """Refuse a message of so many bytes.
+
+        Raises:
+            Refused: by the rule ``bytes``.
+        """
+        if self.bytes and size > self.bytes:
+            raise _refusal("bytes", f"a message has at most {self.bytes:,} bytes, not {size:,}")
+
+    def allow_round(self, round_: int) -> None:
+        """Refuse work in a round.
+
+        Raises:
+            Refused: by the rule ``rounds``.
+        """
+        if self.rounds and round_ > self.rounds:
+            raise _refusal("rounds", f"at most {self.rounds} rounds, and this is round {round_}")
+
+    def allow_steps(self, steps: Sequence[int]) -> None:
+        """Refuse work in which a client would take so many steps.
+
+        Raises:
+            Refused: by the rule ``steps``.
+        """
+        most = max(steps, default=0)
+        if self.steps and most > self.steps:
+            raise _refusal("steps", f"a client takes at most {self.steps} steps, not {most}")
+
+    def allow_time(self, spent: float) -> None:
+        """Refuse to work on after so many seconds.
+
+        Raises:
+            Refused: by the rule ``seconds``.
+        """
+        if self.seconds and spent >= self.seconds:
+            raise _refusal("seconds", f"this run has had its {self.seconds:g} seconds of work")
+
+    # ---- what is told ------------------------------------------------------------------------
+    def tell(self, counts: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a client's counts as they may leave.
+
+        Fewer than ``count`` images, but some, are told as ``count``. Where one class is that rare,
+        no class of this client is told: from the others and the total it would follow.
+        """
+        told = {part: self._least(int(counts[part])) for part in PARTS}
+        classes = [int(n) for n in counts["classes"]]
+        return told | {"classes": [] if any(map(self._rare, classes)) else classes}
+
+    def tell_row(self, row: Row) -> Row:
+        """Return a client's row of numbers as it may leave.
+
+        Of a client with fewer test images than ``count`` nothing is said but that it is absent; of
+        one with a rare cell in its confusion counts, no such cell is.
+        """
+        n = int(row.get("n") or 0)
+        if self._rare(n):
+            none: Row = dict.fromkeys(name for name in row if not _cell(name))
+            return none | {"client": row["client"], "n": 0, "correct": 0, ABSENT: WITHHELD}
+        if any(self._rare(int(v or 0)) for name, v in row.items() if _cell(name)):
+            return {name: v for name, v in row.items() if not _cell(name)}
+        return row
+
+    def check_sizes(self, train: Mapping[int, int]) -> None:
+        """Refuse clients whose number of training images may not be told: their weight tells it.
+
+        Raises:
+            ConfigError: names them and the rule, for the owner.
+        """
+        small = [c for c, n in train.items() if n < self.count]
+        if small:
+            raise ConfigError(
+                f"clients {small[:8]} have fewer training images than the {self.count} that may be "
+                "told (rule 'count'), and what a client sends is weighed by them: leave them out "
+                "of the site file, or lower the rule"
+            )
+
+    def _rare(self, n: int) -> bool:
+        return 0 < n < self.count
+
+    def _least(self, n: int) -> int:
+        return self.count if self._rare(n) else n
+
+
+def _cell(name: str) -> bool:
+    return name.startswith(f"{CONFUSION}.")
+
+
+def _refusal(rule: str, words: str) -> Refused:
+    return Refused(f"the owner of this site does not allow it: {words} (rule '{rule}')")

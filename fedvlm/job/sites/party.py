@@ -1,0 +1,52 @@
+"""A party's side: a site on its own images, under its owner's rules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from yacs.config import CfgNode
+
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.progress import Progress
+from fedvlm.data.own.site import read_site
+from fedvlm.distributed.site import Site
+from fedvlm.distributed.site_yaml import SiteYaml
+from fedvlm.distributed.terms import Refused
+from fedvlm.job.build import build
+from fedvlm.job.identity import identity_config
+from fedvlm.job.inputs import SiteInputs
+
+
+def config_plain(cfg: CfgNode) -> dict[str, Any]:
+    """Return the keys of a run's identity as they travel."""
+    plain: dict[str, Any] = json.loads(json.dumps(identity_config(cfg)))
+    return plain
+
+
+def open_site(
+    owner: SiteYaml, cfg: CfgNode, say: Callable[[str], None] = lambda words: None,
+    progress: Progress | None = None,
+) -> Site:
+    """Return a site that is ready to answer; it has opened its own images and nothing else.
+
+    Args:
+        cfg: of the run; the coordinator's must be the same.
+        say: hears what is for the site's own log.
+
+    Raises:
+        ConfigError: the owner does not allow this run (before any image is read), or whatever of
+            it cannot work.
+        DataError: the site file or an image is not what it has to be.
+    """
+    config = config_plain(cfg)
+    try:
+        owner.terms.admit(config)
+    except Refused as error:
+        raise ConfigError(str(error)) from error
+    file = read_site(owner.file)
+    built = build(cfg, progress, inputs=SiteInputs(file, owner.images))
+    return Site(
+        built.federation, list(file.clients), owner.states, config, file.digest, say, owner.terms
+    )

@@ -1,0 +1,149 @@
+"""``fedvlm site``: files of a party, what is wrong with them, and what is kept for runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from fedvlm.cli.main import main
+from fedvlm.core.errors import ConfigError
+from fedvlm.data.own.site import read_site
+from fedvlm.distributed.ledger import Ledger
+from fedvlm.distributed.site_yaml import read_site_yaml
+from fedvlm.distributed.terms import Terms
+
+RUN = "cd" * 16
+
+
+def images(folder: Path, classes: dict[str, int]) -> Path:
+    """Write a tree of train and test images; as many of each class in both parts."""
+    for part in ("train", "test"):
+        for k, (name, count) in enumerate(classes.items()):
+            (folder / part / name).mkdir(parents=True)
+            for i in range(count):
+                Image.new("RGB", (8, 8), (60 * k, 9 * i, len(part))).save(
+                    folder / part / name / f"{i}.png"
+                )
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "classes.txt").write_text("red fox\ncat\ndog\n")
+    images(tmp_path / "photos", {"Red_Fox": 3, "dog": 6})
+    return tmp_path
+
+
+def make(*words: str) -> int:
+    return main(["site", "make", "--classes", "classes.txt", *words])
+
+
+def test_a_folder_becomes_a_site_that_is_checked(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images(place / "open", {"cat": 1, "dog": 1, "red-fox": 1})
+    assert make("--client", "3", "photos", "--public", "open", "--to", "clinic") == 0
+    file = read_site(place / "clinic" / "site.json")
+    assert file.classnames == ["red fox", "cat", "dog"] and list(file.clients) == [3]
+    assert {label for _, label in file.clients[3]["train"]} == {0, 2}
+    assert len(file.public) == 6 and len(file.paths()) == 18 + 6
+    rules = place / "clinic" / "site.yaml"
+    owner = read_site_yaml(rules)
+    assert owner.terms == Terms(("ViT-B/16",), ("FedAvg",), count=5)
+    capsys.readouterr()
+    assert main(["site", "check", str(rules)]) == 0
+    said = capsys.readouterr()
+    assert "3       9      0    9     2" in said.out and "nothing is wrong" in said.out
+    assert "a class with fewer than 5 training images: no class count of it leaves" in said.err
+    (place / "photos" / "train" / "dog" / "1.png").write_bytes(b"no image")
+    (place / "photos" / "test" / "dog" / "2.png").unlink()
+    assert main(["site", "check", str(rules), "--full", "--json"]) == 3
+    told = json.loads(capsys.readouterr().out)
+    assert told["told"]["3"] == {"train": 9, "val": 0, "test": 9, "classes": []}
+    assert [p.split(",")[0].split(":")[0] for p in told["problems"]] == [
+        f"1 of 24 images are not below '{place}'", "1 images do not decode"
+    ]
+    assert make("--client", "3", "photos", "--to", "clinic") == 2  # nothing is overwritten
+
+
+def test_a_server_s_file_has_names_and_public_images_only(place: Path) -> None:
+    assert make("--public", "photos", "--to", "server") == 0
+    file = read_site(place / "server" / "site.json")
+    assert not file.clients and len(file.public) == 18
+    assert not (place / "server" / "site.yaml").exists()
+
+
+def test_the_clients_of_a_run_become_sites_to_try_things_out(tmp_path: Path) -> None:
+    words = ("--demo", "--num-users", "2", "--shots", "1")
+    assert main(["site", "make", "--split", "0,1", "--to", str(tmp_path / "t"), *words]) == 0
+    files = {n: read_site(tmp_path / "t" / n / "site.json") for n in ("site0", "site1", "server")}
+    assert [list(file.clients) for file in files.values()] == [[0], [1], []]
+    assert [bool(file.public) for file in files.values()] == [False, False, True]
+    for name, file in files.items():
+        there = {p.relative_to(tmp_path / "t" / name / "images").as_posix()
+                 for p in (tmp_path / "t" / name / "images").rglob("*.png")}
+        assert there == set(file.paths())
+
+
+@pytest.mark.parametrize(("words", "code", "said"), [
+    (["make", "--classes", "classes.txt", "--client", "3"], 2, "wants a number and a folder"),
+    (["make", "--client", "3", "photos", "--to", "x"], 2, "wants --classes FILE"),
+    (["make", "--classes", "classes.txt", "--client", "3", "photos", "--to", "x",
+      "--template", "fox"], 2, "has no {} for the class name"),
+    (["make", "--split", "0,1", "--client", "0", "photos", "--to", "x"], 2,
+     "--client does not go with it"),
+    (["make", "--classes", "few.txt", "--client", "3", "photos", "--to", "x"], 3,
+     "no class 'Red_Fox'; did you mean 'red fx'?"),
+    (["chek", "site.yaml"], 2, "did you mean 'check'?"),
+    (["check"], 2, "check wants one FILE"),
+    (["check", "site.yaml", "--demo"], 2, "check does not read --demo"),
+    (["check", "nowhere.yaml"], 2, "there is no 'nowhere.yaml'; fedvlm site make writes one"),
+])  # fmt: skip
+def test_mistakes_get_a_sentence(
+    words: list[str], code: int, said: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "few.txt").write_text("red fx\ndog\n")
+    assert main(["site", *words]) == code
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("allow: {trainers: [FedAvg], backbones: [tiny], runds: 3}", "did you mean 'allow.rounds'?"),
+    ("allow: {trainers: [./a.py:A], backbones: [tiny]}", "a file is none"),
+    ("allow: {trainers: [A], backbones: [tiny], count: 0}", "allow.count is a whole number from 1"),
+    ("allow: {backbones: [tiny]}", "allow.trainers is missing"),
+    ("allow: {trainers: [A], backbones: [tiny], logits: 1}", "allow.logits is true or false"),
+    ("allow: {trainers: [A], backbones: [tiny]}\nstates: 3", "states is a path"),
+])  # fmt: skip
+def test_rules_that_say_nothing_clear_are_refused(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=said.replace("?", r"\?").replace("[", r"\[")):
+        read_site_yaml(path)
+
+
+def test_status_says_what_is_kept_for_which_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.distributed.test_site import CPU, opened, state
+
+    (tmp_path / "site.yaml").write_text("allow: {trainers: [A], backbones: [tiny]}")
+    assert main(["site", "status", str(tmp_path / "site.yaml")]) == 0
+    assert "no run has worked here yet" in capsys.readouterr().out
+    with opened(tmp_path / "states", RUN, CPU) as store:
+        store.put(2, [4, 5], state([4, 5], 2))
+        store.keep({})
+    Ledger(tmp_path / "states" / RUN).enter("work", 2, 1000, 2000, 61.0, False)
+    assert main(["site", "status", str(tmp_path / "site.yaml")]) == 0
+    said = capsys.readouterr().out
+    assert f"run {RUN[:12]}: 2 clients (2 of round 2)" in said
+    assert "served up to round 2: 1 work; 1.0 kB came, 2.0 kB left, 1:01 of work" in said
+    (record,) = (tmp_path / "states" / RUN).glob("s*.json")
+    record.write_text("{")
+    assert main(["site", "status", str(tmp_path / "site.yaml"), "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["runs"][0]["damage"]

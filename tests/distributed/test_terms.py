@@ -1,0 +1,131 @@
+"""What a site's owner allows: each rule alone, and at a site before any work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedvlm.check.world import World
+from fedvlm.core.errors import ConfigError
+from fedvlm.distributed.ledger import Account, Ledger
+from fedvlm.distributed.site import Site
+from fedvlm.distributed.terms import Refused, Terms
+from fedvlm.distributed.wire import Frame, pack, unpack
+from fedvlm.evaluation.scores import notes
+from fedvlm.federation.discovery import load_trainer
+from tests.distributed.grid import CONFIG, RUN, Grid
+from tests.distributed.test_site import ask, work
+
+CONFIGURED = {"TRAINER.NAME": "FedTV", "MODEL.BACKBONE.NAME": "tiny", "FED.ROUNDS": 5}
+SECRET = "/home/anna/clip.pt"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    grid = Grid(World(), load_trainer("fedper"), tmp_path_factory.mktemp("grid"))
+    return grid.sites["site0"]
+
+
+@pytest.mark.parametrize(("terms", "config", "said"), [
+    (Terms(trainers=("FedAvg",)), {}, "this method is not allowed (rule 'trainers')"),
+    (Terms(trainers=("FedTV",)), {"TRAINER.NAME": "./evil.py:FedTV"}, "never by a file"),
+    (Terms(trainers=("a.py",)), {"TRAINER.NAME": "a.py"}, "never by a file (rule 'trainers')"),
+    (Terms(backbones=("ViT-B/16",)), {"MODEL.BACKBONE.NAME": f"local-dir:{SECRET}"},
+     "this backbone is not allowed (rule 'backbones')"),
+    (Terms(rounds=4), {}, "at most 4 rounds, and 5 are planned (rule 'rounds')"),
+])  # fmt: skip
+def test_a_run_is_refused_by_the_name_of_the_rule(
+    terms: Terms, config: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(Refused) as error:
+        terms.admit(CONFIGURED | config)
+    assert said in str(error.value) and SECRET not in str(error.value)
+
+
+def test_what_is_allowed_passes() -> None:
+    Terms().admit({"TRAINER.NAME": "./mine.py:Mine"})
+    terms = Terms(("tiny",), ("FedTV",), 5, 8, 100, 3.0)
+    terms.admit(CONFIGURED)
+    terms.allow_round(5)
+    terms.allow_steps([8, 2])
+    terms.allow_size(100)
+    terms.allow_time(2.9)
+
+
+@pytest.mark.parametrize(("terms", "values", "said"), [
+    (Terms(rounds=1), {"round": 2}, "at most 1 rounds, and this is round 2 (rule 'rounds')"),
+    (Terms(steps=1), {}, "a client takes at most 1 steps, not"),
+    (Terms(bytes=300), {}, "a message has at most 300 bytes, not"),
+    (Terms(seconds=2.0), {}, "this run has had its 2 seconds of work (rule 'seconds')"),
+])  # fmt: skip
+def test_a_site_refuses_before_it_works(
+    site: Site, terms: Terms, values: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("it worked")
+
+    ledger = Ledger(site.folder / RUN)
+    ledger.path.parent.mkdir(parents=True, exist_ok=True)
+    ledger.path.unlink(missing_ok=True)
+    ledger.enter("work", 1, 10, 10, 2.0, False)
+    monkeypatch.setattr(site, "terms", terms)
+    monkeypatch.setattr(site.federation.engine.__class__, "run", never)
+    reply = ask(site, "work", **values)
+    assert reply.values["kind"] == "refused" and said in reply.values["text"]
+    assert str(site.folder) not in reply.values["text"]
+
+
+def test_a_site_enters_what_it_does_for_a_run(site: Site) -> None:
+    ledger = Ledger(site.folder / RUN)
+    ledger.path.unlink(missing_ok=True)
+    assert ask(site, "work").op == "worked"
+    assert ask(site, "work", accepted={"0": 7}, floor={"0": 7}, round=8).op == "failed"
+    account = ledger.read()
+    assert account.answers == {"work": 1, "failed": 1} and account.round == 1
+    assert account.down > 500 and account.up > 500 and account.seconds > 0
+    ledger.path.write_text("{")
+    assert ask(site, "work").op == "worked"  # what hinders the entry hinders no answer
+    ledger.path.unlink()
+    assert ledger.read() == Account()
+
+
+def test_the_owner_of_a_site_hears_first_what_his_rules_forbid(site: Site) -> None:
+    with pytest.raises(ConfigError, match="this method is not allowed .rule 'trainers'"):
+        Site(site.federation, [0], site.folder, CONFIGURED, terms=Terms(trainers=("FedAvg",)))
+    most = int(site.federation.roster.train[0]) + 1
+    with pytest.raises(ConfigError, match=r"clients \[0\] have fewer training images than"):
+        Site(site.federation, [0], site.folder, CONFIGURED, terms=Terms(count=most))
+
+
+def test_a_server_that_asks_for_more_is_refused_at_the_first_word(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site, "terms", Terms(rounds=2))
+    hello = {"run": RUN, "nonce": "ab" * 8, "config": CONFIG | {"FED.ROUNDS": 3}}
+    reply = unpack(site.answer(pack(Frame("hello", hello))))
+    assert "at most 2 rounds, and 3 are planned (rule 'rounds')" in reply.values["text"]
+    assert work(site)["like"] == site.like
+
+
+COUNTS = {"train": 9, "val": 2, "test": 3, "classes": [6, 0, 3]}
+
+
+@pytest.mark.parametrize(("count", "told"), [
+    (1, COUNTS), (3, COUNTS | {"val": 3}),
+    (5, {"train": 9, "val": 5, "test": 5, "classes": []}),
+])  # fmt: skip
+def test_rare_counts_are_not_told(count: int, told: dict[str, Any]) -> None:
+    assert Terms(count=count).tell(COUNTS) == told
+
+
+def test_rows_of_few_images_are_not_told() -> None:
+    row = {"client": 4, "n": 3, "correct": 2, "accuracy": 66.7, "confusion.0.1": 3}
+    assert Terms(count=3).tell_row(row) == row
+    hidden = Terms(count=4).tell_row(row)
+    assert hidden == {"client": 4, "n": 0, "correct": 0, "accuracy": None, "absent": 2}
+    assert notes([hidden]) == ["1 client (4) of which its site tells nothing: in no number"]
+    rare = row | {"n": 30, "confusion.0.0": 27}
+    assert Terms(count=4).tell_row(rare) == {
+        "client": 4, "n": 30, "correct": 2, "accuracy": 66.7
+    }
