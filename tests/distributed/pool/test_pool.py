@@ -29,7 +29,8 @@ from fedvlm.federation.engine import LocalEngine, RoundWork
 from fedvlm.federation.local.images import Absent
 from fedvlm.federation.rounds import Federation, FedState, Whole
 from fedvlm.federation.trainer import Trainer
-from tests.distributed.grid import CONFIG, RUN, Tests, measured
+from tests.distributed import grid
+from tests.distributed.grid import CONFIG, RUN, measured
 
 CHUNK, ROUNDS = 2, 3
 CPU = torch.device("cpu")
@@ -58,7 +59,7 @@ def federation(
     ))
     fed.plan = replace(fed.plan, frac=frac, first_round_all=False)
     pool = torch.cat([torch.from_numpy(s.test) for s in world.splits]).numpy()
-    tests = Tests(world.labels.numpy(), world.splits, pool, pool[:4])
+    tests = grid.Tests(world.labels.numpy(), world.splits, pool, pool[:4])
     source: Any = fed.batcher
     fed.meter = ClientMeter(fed.model, fed.trainer, source.source, tests, batch_size=4)
     return fed
