@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 FILE, YAML = "site.json", "site.yaml"
 _FOLDERS = ("client", "classes", "template", "public", "title", "to")
 _TRIAL = ("split", "to")
-READS = ("to", "client", "classes", "template", "public", "title", "split")
 
 
 def flags(parser: Parser) -> None:

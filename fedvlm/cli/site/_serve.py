@@ -7,27 +7,29 @@ from argparse import Namespace
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import complain
 from fedvlm.core.files import user_path
+from fedvlm.job.flags import pairs
 
 NOWHERE = -1
-READS = ("listen", "token_file", "states", "run", "handle")
+OWN = ("listen", "states", "run", "handle")
 
 
 def flags(parser: Parser) -> None:
-    """Add what serving takes beside a run's flags."""
+    """Add what serving takes beside the flags of a run."""
     add = parser.add_argument
-    add("--listen", default="", metavar="ADDRESS", help="serve: host:port, or unix:PATH")
-    add("--token-file", default="", metavar="FILE", help="serve: the secret that a driver has to "
-        "know; chmod 600")
-    add("--states", default="", metavar="FOLDER", help="serve: where clients' states lie, the same "
-        "for all workers of a run")
-    add("--run", default="", metavar="FOLDER", help="serve: a run's folder in the place of flags")
-    add("--handle", type=int, default=NOWHERE, metavar="N", help="serve: a socket that the driver "
-        "which began this process left open, in the place of --listen")
+    add("--listen", default="", metavar="ADDRESS", help="host:port, or unix:PATH")
+    add("--token-file", default="", metavar="FILE", help="the secret that a driver has to know; "
+        "chmod 600")
+    add("--states", default="", metavar="FOLDER", help="where clients' states lie, the same for "
+        "all workers of a run")
+    add("--run", default="", metavar="FOLDER", help="a run's folder in the place of its flags")
+    add("--handle", type=int, default=NOWHERE, metavar="N", help="a socket that the driver which "
+        "began this process left open, in the place of --listen")
 
 
 def mistakes(args: Namespace) -> list[str]:
     """Return what is missing, and what does not go together."""
-    out = [] if args.states else ["--states FOLDER: say where clients' states lie"]
+    out = pairs(args)
+    out += [] if args.states else ["--states FOLDER: say where clients' states lie"]
     begun = args.handle != NOWHERE
     if begun == bool(args.listen):
         out.append("say one of --listen ADDRESS and --handle N")

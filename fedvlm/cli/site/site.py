@@ -8,9 +8,8 @@ public test set. With --split 0-1,2-3 and the flags of a run: sites of its clien
 out on one machine.
 check: load one site's images alone and say counts, problems, and what a server would be told.
 status: what a site keeps for which run: clients, versions, rounds, bytes.
-serve: build a run once, of the same flags (or of its folder, --run), and work for whoever runs it
-with --engine workers --workers-at and knows the token. All workers of a run share one folder of
-states. Where the driver begins its workers by itself, it calls this command.
+serve: build a run of its flags (or of its folder, --run) and work for whoever runs it with --engine
+workers --workers-at and knows the token; all workers of a run share one folder of states.
 
 exit code of check: 0 all is well, 3 images or lists are not, 2 wrong usage or rules.
 """
@@ -33,9 +32,8 @@ EXAMPLES = (
     "fedvlm site check clinic/site.yaml",
     "fedvlm site status clinic/site.yaml",
     "fedvlm site serve --listen 0.0.0.0:7007 --token-file token --states /shared/states --demo",
-    "fedvlm site serve --listen unix:/tmp/w0 --token-file token --states st/ --run output/.../run",
 )
-ALSO = ("party", "silo", "owner", "worker")
+ALSO = ("party", "silo", "owner", "serve", "worker")
 WHAT = ("make", "check", "status", "serve")
 _READS = {"check": ("full", "json", "sample"), "status": ("json",)}
 _FILE = "FILE is a site.yaml, which fedvlm site make writes"
@@ -63,12 +61,12 @@ def _mistakes(args: Namespace) -> list[str]:
     if args.what not in WHAT:
         return [f"unknown word '{args.what}'{did_you_mean(args.what, WHAT)} (known: "
                 f"{', '.join(WHAT)})"]
-    others = {"make": ("full", "json", "sample", *_serve.READS),
-              "serve": ("full", "json", "sample", *_make.READS)}
-    if args.what in others:
-        stray = [name for dest, name in args.spelling.items() if dest in others[args.what]]
-        mistakes = (_make if args.what == "make" else _serve).mistakes
-        return [f"{args.what} does not read {name}" for name in stray] or mistakes(args)
+    looks = [name for dest, name in args.spelling.items() if dest in ("full", "json", "sample")]
+    if args.what == "serve":
+        return [f"serve does not read {n}" for n in looks] or _serve.mistakes(args)
+    if args.what == "make":
+        stray = looks + [n for dest, n in args.spelling.items() if dest in _serve.OWN]
+        return [f"make does not read {name}" for name in stray] or _make.mistakes(args)
     stray = [n for dest, n in args.spelling.items() if dest not in _READS[args.what]]
     if stray:
         return [f"{args.what} does not read {name}" for name in stray]
@@ -83,7 +81,7 @@ def main(args: Namespace) -> int:
     """Do what the first word says; return the exit code.
 
     Raises:
-        ConfigError: wrong rules, a place that holds another file, a run that cannot be built.
+        ConfigError: wrong rules, or a place that holds another file or cannot be listened at.
         DataError: images, lists or states that are not what they have to be.
     """
     if not args.what:

@@ -10,6 +10,7 @@ import heapq
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import Tree
@@ -61,6 +62,13 @@ class PoolEngine(RemoteEngine):
         super().join(fed)
         fed.clients.store = store if isinstance(store, PoolAway) else PoolAway()
         self._fed = fed
+
+    def memory(self) -> dict[str, Any]:
+        """See ``Engine.memory``: a run that goes on has other workers."""
+        return {}
+
+    def recall(self, memory: Mapping[str, Any]) -> None:
+        """See ``Engine.recall``."""
 
     def workers(self) -> list[str]:
         """Return who can be asked now; newcomers (a worker begun again) are met first.

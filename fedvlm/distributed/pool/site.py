@@ -42,6 +42,9 @@ class PoolSite(Site):
             part["form"] = self._forms[part["clients"][0]]
         return done
 
+    def _enter(self, frame: Frame, down: int, up: int, seconds: float, failed: bool) -> None:
+        """Keep no account: a simulation has no owners, and workers would share it."""
+
     def _forget(self, frame: Frame) -> Frame:
         """Delete states older than those named: no other worker works meanwhile."""
         self._like(frame)

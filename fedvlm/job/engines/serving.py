@@ -13,8 +13,8 @@ from fedvlm.distributed.pool.site import PoolSite
 from fedvlm.distributed.sockets.serving import converse, end_with, serve
 from fedvlm.distributed.sockets.stream import listen, read_token
 from fedvlm.job.build import build
-from fedvlm.job.engines.staff import plain_config
 from fedvlm.job.run import threads_of
+from fedvlm.job.sites.party import config_plain
 
 Say = Callable[[str], None]
 
@@ -56,4 +56,4 @@ def work_at(cfg: CfgNode, states: Path, address: str, token_file: str, say: Say)
 
 def _worker(cfg: CfgNode, states: Path, say: Say) -> PoolSite:
     built = build(cfg)
-    return PoolSite(built.federation, states, plain_config(cfg), say)
+    return PoolSite(built.federation, states, config_plain(cfg), say)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from yacs.config import CfgNode
@@ -33,8 +33,8 @@ from fedvlm.evaluation.evaluator import Ask
 from fedvlm.federation.local.images import Absent
 from fedvlm.job.build import Built, pick_device
 from fedvlm.job.engines.states import PLACE
-from fedvlm.job.identity import identity_config
 from fedvlm.job.inputs import GivenInputs, Inputs
+from fedvlm.job.sites.party import config_plain
 from fedvlm.runs.folder import RunFolder
 
 LOCAL, WORKERS = "local", "workers"
@@ -140,7 +140,7 @@ def employed(built: Built, folder: RunFolder, tell: Tell) -> Iterator[Staff]:
     if built.cfg.FED.ENGINE == LOCAL:
         yield Here(built)
         return
-    plain = plain_config(built.cfg)
+    plain = config_plain(built.cfg)
     run = hashlib.sha256(json.dumps([folder.digest, *folder.path.parts[-7:]]).encode()).hexdigest()
     federation.clients.store = PoolAway()
     carrier = workers_of(built.cfg, folder.path, tell)
@@ -161,12 +161,6 @@ def employed(built: Built, folder: RunFolder, tell: Tell) -> Iterator[Staff]:
         with contextlib.suppress(DataError, OSError):  # of the last session; nothing reads it back
             (folder.path / PLACE).mkdir(exist_ok=True)
             files.write_json(folder.path / PLACE / "frames.json", dict(engine.traffic))
-
-
-def plain_config(cfg: CfgNode) -> dict[str, Any]:
-    """Return the keys of a run's identity as the other side reads them."""
-    out: dict[str, Any] = json.loads(json.dumps(identity_config(cfg)))
-    return out
 
 
 def workers_of(cfg: CfgNode, folder: Path, tell: Tell) -> Addressed | Begun:

@@ -23,6 +23,7 @@ from fedvlm.job.engines import staff
 from fedvlm.job.flags import parse
 from fedvlm.job.inputs import SharedInputs
 from fedvlm.job.resolve import resolve
+from fedvlm.job.sites.party import config_plain
 from tests import jobs
 
 MORE = ("--num-users", "3", "--frac", "0.7", "--opts", "FED.CHUNK", "1")
@@ -35,7 +36,7 @@ class Pool(InProcess):
     def __init__(self, cfg: Any, folder: Path, stop: tuple[str, int] = ("", 0)) -> None:
         super().__init__({})
         self.stop, self.asked = stop, list[tuple[str, str, int]]()
-        plain = staff.plain_config(cfg)
+        plain = config_plain(cfg)
         for i in range(2):
             site = PoolSite(build(cfg, inputs=INPUTS).federation, folder / staff.PLACE, plain)
             self.answers[f"worker{i}"] = site.answer
