@@ -86,4 +86,8 @@ def _fill(axes: Axes, panel: Panel, order: Mapping[str, int | None]) -> None:
     axes.set_xlim(0, max(right, 1.0))
     axes.xaxis.set_major_locator(MaxNLocator(3 if axes.get_gridspec().ncols > 2 else 6))
     if right >= THOUSANDS:
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1000:g}k"))
+        axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
+
+
+def _thousands(x: float, _: object) -> str:
+    return f"{x / 1000:g}k" if x else "0"
