@@ -1,10 +1,10 @@
 """The same search of hyper-parameters for every method of a plan.
 
 Over optimiser, rates, local epochs and at most two knobs of the method's own. Scored on the
-clients' validation images, never on test. Every method gets the same number of
-trials; the first is the method as it comes. The result, tuned.json, is sealed and is what fedvlm
-sweep --tuned takes. A tuning stopped anywhere goes on with the same command. What the plan sets
-(local-epochs: 2) is not searched.
+clients' validation images, never on test. Every method gets the same number of trials; the first is
+the method as it comes. The result, tuned.json, is sealed and is what fedvlm sweep --tuned takes. A
+tuning stopped anywhere goes on with the same command. What the plan sets (local-epochs: 2) is not
+searched.
 """
 
 from __future__ import annotations

@@ -101,7 +101,10 @@ def _config(record: Mapping[str, Any], entry: Mapping[str, Any]) -> Config:
     path = file_of(repository() / "configs" / "trainers", trainer.name)
     config = config_of(path, schema)
     label, values = str(entry["label"]), entry["values"]
-    plan = {k: w for k, w in (record["plan"]["common"] | entry["settings"]).items() if k in schema}
+    plan = record["plan"]["common"] | entry["settings"]
+    if record["plan"]["shots"]:
+        plan["DATASET.NUM_SHOTS"] = str(record["plan"]["shots"][0])
+    plan = {key: word for key, word in plan.items() if key in schema}
     return config | {k: value_of(schema, k, w, label) for k, w in (values | plan).items()}
 
 
@@ -111,7 +114,8 @@ def _values(entry: Mapping[str, Any], config: Config) -> dict[str, str]:
     roles = [key for key in keys if key.startswith("OPTIM.") and key not in (NAME, LR)]
     trained = any(key.startswith("OPTIM.") for key in keys) or entry["values"]
     steps = config[STEPS]
-    work = f"{steps} steps" if steps else f"{config[EPOCHS]} epochs"
+    number, unit = (steps, "step") if steps else (config[EPOCHS], "epoch")
+    work = f"{number} {unit}{'' if number == 1 else 's'}"
     own = [key for key in keys if key.startswith("TRAINER.")]
     return {
         "optimiser": _word(config[NAME]) if trained else MISSING,

@@ -163,7 +163,7 @@ def _places(lines: list[str]) -> dict[str, _Place]:
             continue
         blanks = len(match[1])
         open_ = [(depth, key) for depth, key in open_ if depth < blanks]
-        key = ".".join([*(open_[-1:] and [open_[-1][1]]), match[2]])
+        key = f"{open_[-1][1]}.{match[2]}" if open_ else match[2]
         open_.append((blanks, key))
         places[key] = _Place(at, blanks, at + 1)
         for _, outer in open_:

@@ -25,7 +25,7 @@ def entry(trainer: str, values: dict[str, str], *space: str, **settings: str) ->
 def tuned(tmp_path: Path) -> Path:
     path = tmp_path / "tuned.json"
     write_tuned(path, {
-        "plan": {"name": "toy", "common": {"FED.ROUNDS": "7"}, "seeds": [101, 102],
+        "plan": {"name": "toy", "common": {"FED.ROUNDS": "7"}, "seeds": [101, 102], "shots": [],
                  "datasets": [{"label": "digits"}]},
         "budget": 2, "digest": "0123456789abcdef", "entries": [
             entry("FedProx", {"OPTIM.NAME": "adamw", "OPTIM.LR": "0.03", "TRAINER.FEDPROX.MU": "3"},
