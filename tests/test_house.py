@@ -118,6 +118,10 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/cli/results/report.py": {
         "start-up: 1 s of matplotlib": ("fedvlm.report.pages.sweep", "fedvlm.report.pages.run"),
     },
+    "fedvlm/cli/results/table.py": {
+        "start-up: PyTorch, 2 s": ("fedvlm.sweep.tune.appendix",),
+        "start-up: PyTorch": ("fedvlm.sweep.tune.tuned",),
+    },
     "fedvlm/cli/results/verify.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.api.replay",),
     },
@@ -138,6 +142,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/cli/run/tune.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.sweep.tune.run",),
+        "start-up: PyTorch": ("fedvlm.sweep.tune.defaults", "fedvlm.sweep.tune.report"),
     },
     "fedvlm/cli/site/_serve.py": {
         "start-up: NumPy, 0.15 s": ("fedvlm.job.resolve",),
@@ -239,6 +244,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/report/statistics/paired.py": {
         "start-up: 1 s of comparisons without a test": ("scipy.stats",),
+    },
+    "fedvlm/sweep/tune/report.py": {
+        "start-up: 1 s of matplotlib": ("fedvlm.sweep.tune.curves",),
     },
     "fedvlm/sweep/tune/study.py": {
         "optional: fedvlm[tune]": ("optuna", "optuna.storages", "optuna.storages.journal"),

@@ -13,15 +13,16 @@ from pathlib import Path
 
 from fedvlm.cli.results._folders import no_runs, papers_of, run_folders
 from fedvlm.console.parser import Parser, inches, whole
-from fedvlm.console.screen import complain, say
+from fedvlm.console.screen import complain, progress, say
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
+from fedvlm.federation.cards import card_of
 from fedvlm.report.collect import Collected, Run, collect
 from fedvlm.report.tables.facts import KINDS, METRIC, REFERENCES, Pair, RunFacts
 from fedvlm.report.tables.logs import logs_table
 from fedvlm.report.tables.metrics import COLUMNS, metrics_of
-from fedvlm.report.tables.papers import Paper, bibliography
+from fedvlm.report.tables.papers import Paper, bibliography, paper_of
 from fedvlm.report.tables.render import FORMATS, notes_text
 from fedvlm.report.tables.table import Spec, Table, tables
 from fedvlm.report.tables.tex import Style, tex
@@ -34,6 +35,7 @@ EXAMPLES = (
     "fedvlm table output --where shots=16 --reference zero-shot --out table.md",
     "fedvlm table output --rows trainer --cols dataset shots --metric personal new  # wider",
     "fedvlm table --logs COOP_OUTPUT  # of another project's log.txt files",
+    "fedvlm table --hyperparameters output/tuning/tune/tuned.json --out appendix.tex",
 )
 ALSO = ("latex", "csv", "summary", "aggregate")
 ENDINGS = {".md": "md", ".csv": "csv", ".tex": "tex", ".html": "html"}
@@ -81,6 +83,8 @@ def flags(parser: Parser) -> None:
     add("--out", default="", metavar="FILE", help="write here instead of the screen")
     add("--logs", default="", metavar="FOLDER", help="read Dassl's log.txt files below FOLDER "
         "instead of runs")
+    add("--hyperparameters", default="", metavar="FILE", help="of a tuned.json of fedvlm tune: "
+        "what every method runs with, and what was searched; instead of runs")
     add("--test-log", action="store_true", help="with --logs: '=> result' ends a log too")
 
 
@@ -95,7 +99,7 @@ def main(args: Namespace) -> int:
     if args.out and not out.parent.is_dir():
         raise ConfigError(f"--out {args.out}: there is no folder {out.parent}; make it first")
     command = shlex.join(["fedvlm", "table", *args.words])
-    drawn, papers = _from_logs(args, command) if args.logs else _from_runs(args, command)
+    drawn, papers = _drawn(args, command)
     if form == "tex":
         style = Style(args.label, papers, args.width, out.stem if args.out else "")
         text = tex(drawn, args.standalone, style)
@@ -133,6 +137,30 @@ def _papers(args: Namespace, runs: Sequence[Run]) -> dict[str, Paper]:
     if args.names != "paper":
         return {}
     return papers_of(runs)
+
+
+def _drawn(args: Namespace, command: str) -> tuple[list[Table], dict[str, Paper]]:
+    if args.hyperparameters:
+        return _from_tuning(args, command)
+    return _from_logs(args, command) if args.logs else _from_runs(args, command)
+
+
+def _from_tuning(args: Namespace, command: str) -> tuple[list[Table], dict[str, Paper]]:
+    strange = [args.spelling[d] for d in (*FOR_RUNS, "logs", "test_log")
+               if d in args.spelling and d != "names"]
+    if strange or args.folders:
+        raise ConfigError("--hyperparameters reads a tuned.json alone: drop "
+                          f"{(strange or args.folders)[0]}")
+    progress("loading PyTorch")
+    from fedvlm.sweep.tune.appendix import hyperparameters  # start-up: PyTorch, 2 s
+    from fedvlm.sweep.tune.tuned import read_tuned  # start-up: PyTorch
+
+    progress.clear()
+    path = user_path(args.hyperparameters)
+    names = {str(entry["trainer"]) for entry in read_tuned(path)["entries"]}
+    papers = {name: paper_of(card_of(name), name) for name in sorted(names)} \
+        if args.names == "paper" else {}
+    return hyperparameters(path, command, papers), papers
 
 
 def _from_runs(args: Namespace, command: str) -> tuple[list[Table], dict[str, Paper]]:

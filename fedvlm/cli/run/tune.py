@@ -1,9 +1,10 @@
-"""The same search for every method of a plan: optimiser, rates, local epochs, and its two knobs.
+"""The same search of hyper-parameters for every method of a plan.
 
-Scored on the clients' validation images, never on test. Every method gets the same number of
-trials; the first is the method as it comes. The result, tuned.json, is sealed and is what fedvlm
-sweep --tuned takes. A tuning stopped anywhere goes on with the same command. What the plan sets
-(local-epochs: 2) is not searched.
+Over optimiser, rates, local epochs and at most two knobs of the method's own. Scored on the
+clients' validation images, never on test. Every method gets the same number of trials; the first is
+the method as it comes. The result, tuned.json, is sealed and is what fedvlm sweep --tuned takes. A
+tuning stopped anywhere goes on with the same command. What the plan sets (local-epochs: 2) is not
+searched.
 """
 
 from __future__ import annotations
@@ -20,9 +21,7 @@ from fedvlm.core.signals import saying
 EXAMPLES = (
     "fedvlm tune configs/sweeps/tune.yaml --budget 20 --jobs 2",
     "fedvlm tune --trainers FedAvg FedProx --datasets digits --shots 8 --backbone tiny --budget 4",
-    "fedvlm sweep PLAN.yaml --tuned output/tuning/tune/tuned.json",
     "fedvlm tune --report output/tuning/tune/tuned.json  # what it spent, how sure it is",
-    "fedvlm table --hyperparameters output/tuning/tune/tuned.json --out appendix.tex",
     "fedvlm tune --write-defaults output/tuning/tune/tuned.json  # into configs/trainers/",
 )
 ALSO = ("tuning", "hpo", "hyperparameters", "optuna", "optimise", "optimize")

@@ -84,6 +84,11 @@ def _fill(axes: Axes, panel: Panel, order: Mapping[str, int | None]) -> None:
         lines.draw_band(axes, line, order[line.label])
     right = max((x for line in panel.lines for x in line.x), default=1.0)
     axes.set_xlim(0, max(right, 1.0))
-    axes.xaxis.set_major_locator(MaxNLocator(3 if axes.get_gridspec().ncols > 2 else 6))
+    grid = axes.get_gridspec()
+    axes.xaxis.set_major_locator(MaxNLocator(3 if grid is not None and grid.ncols > 2 else 6))
     if right >= THOUSANDS:
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1000:g}k"))
+        axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
+
+
+def _thousands(x: float, _: object) -> str:
+    return f"{x / 1000:g}k" if x else "0"

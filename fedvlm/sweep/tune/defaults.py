@@ -54,7 +54,7 @@ def write_defaults(tuned: Path, folder: Path | None = None) -> list[tuple[Path, 
         folder = top / "configs" / "trainers"
     told, texts = list[tuple[Path, str]](), dict[Path, str]()
     for name in dict.fromkeys(str(entry["trainer"]) for entry in record["entries"]):
-        path = _file(folder, name)
+        path = file_of(folder, name)
         if path is None:
             told.append((folder, f"has no file of {name}, so nothing is written for it"))
             continue
@@ -67,7 +67,8 @@ def write_defaults(tuned: Path, folder: Path | None = None) -> list[tuple[Path, 
     return told
 
 
-def _file(folder: Path, name: str) -> Path | None:
+def file_of(folder: Path, name: str) -> Path | None:
+    """Return a method's YAML file in a folder; None where it has none."""
     return next((p for p in sorted(folder.glob("*.yaml")) if fold(p.stem) == fold(name)), None)
 
 
@@ -75,31 +76,32 @@ def _defaults(path: Path, name: str, record: Mapping[str, Any]) -> tuple[str | N
     """Return the new text of a file, None for the old one, and what was done."""
     trainer = load_trainer(name)
     schema = declare(default_schema(), f"TRAINER.{trainer.name.upper()}", trainer.options)
-    config = _config(path, schema)
+    config = config_of(path, schema)
     entry = _entry(name, config, schema, record)
     if entry is None:
         labels = [e["label"] for e in record["entries"] if fold(e["trainer"]) == fold(name)]
         return None, f"left alone: {' and '.join(labels)} trained other tensors than it does"
-    values = {key: _value(schema, key, word, entry) for key, word in entry["values"].items()}
+    label, words = str(entry["label"]), entry["values"]
+    values = {key: value_of(schema, key, word, label) for key, word in words.items()}
     text = path.read_text(encoding="utf-8")
     there = {line.key for line in read_yaml(path, nodes(schema))[0]}
     for key, value in values.items():
         if value == schema[key].default:
             text = without_key(text, key)
         elif key not in there or config[key] != value:
-            text = with_key(text, key, entry["values"][key])
+            text = with_key(text, key, words[key])
     text = _with_comment(text, _provenance(entry, record))
-    shown = ", ".join(f"{k} {w}" for k, w in entry["values"].items()) or "as it comes"
-    return text, f"{shown} (tuned for {entry['label']})"
+    shown = ", ".join(f"{key} {word}" for key, word in words.items()) or "as it comes"
+    return text, f"{shown} (tuned for {label})"
 
 
-def _config(path: Path, schema: Schema) -> dict[str, Value]:
-    """Return all values of a method that has read its file.
+def config_of(path: Path | None, schema: Schema) -> dict[str, Value]:
+    """Return all values of a method that has read its file; None: the declared defaults.
 
     Raises:
         ConfigError: the file's mistakes.
     """
-    lines, mistakes = read_yaml(path, nodes(schema))
+    lines, mistakes = read_yaml(path, nodes(schema)) if path is not None else ([], [])
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     config = {key: option.default for key, option in schema.items()}
@@ -118,14 +120,18 @@ def _entry(
     return max(same, key=lambda entry: len(entry["settings"]), default=None)
 
 
-def _value(schema: Schema, key: str, word: str, entry: Mapping[str, Any]) -> Value:
+def value_of(schema: Schema, key: str, word: str, label: str) -> Value:
+    """Return a tuned value.
+
+    Raises:
+        ConfigError: its key is gone, or its option refuses it now.
+    """
     if key not in schema:
-        raise ConfigError(f"{entry['label']}: was tuned over {key}, which is no key any more; tune "
-                          "it again")
+        raise ConfigError(f"{label}: was tuned over {key}, which is no key any more; tune it again")
     try:
         return schema[key].parse(word)
     except ValueError as error:
-        raise ConfigError(f"{entry['label']}: {key} {error}") from None
+        raise ConfigError(f"{label}: {key} {error}") from None
 
 
 def _provenance(entry: Mapping[str, Any], record: Mapping[str, Any]) -> str:
@@ -157,7 +163,7 @@ def _places(lines: list[str]) -> dict[str, _Place]:
             continue
         blanks = len(match[1])
         open_ = [(depth, key) for depth, key in open_ if depth < blanks]
-        key = ".".join([*(open_[-1:] and [open_[-1][1]]), match[2]])
+        key = f"{open_[-1][1]}.{match[2]}" if open_ else match[2]
         open_.append((blanks, key))
         places[key] = _Place(at, blanks, at + 1)
         for _, outer in open_:

@@ -110,7 +110,8 @@ def _progress(
     entry: Mapping[str, Any], by_trial: Mapping[tuple[str, int], list[Line]]
 ) -> Progress:
     points, runs = list[Point](), 0
-    best: tuple[float, float] | None = None
+    best: float | None = None
+    best_error: float | None = None
     steps, cpu, seconds = 0, 0.0, 0.0
     table: dict[int, dict[int, float]] = {}
     for number, trial in enumerate(entry["trials"]):
@@ -121,10 +122,10 @@ def _progress(
         seconds += sum(float(line["seconds"]) for line in lines)
         score, error = trial.get("score"), trial.get("error")
         if score is not None:
-            if best is None or score > best[0]:
-                best = score, error
+            if best is None or score > best:
+                best, best_error = score, error
             table[number] = seed_scores(lines)
-        points.append(Point(number, score, error, *(best or (None, None)), steps, round(cpu, 3),
+        points.append(Point(number, score, error, best, best_error, steps, round(cpu, 3),
                             round(seconds, 3), str(trial.get("why", ""))))
     first = entry["trials"][0]
     gain = None if "score" not in first else (first["behind"], first["behind_error"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,7 @@ def _sealed_line(text: bytes) -> dict[str, Any] | None:
         return None
 
 
-def pooled(lines: Iterable[dict[str, Any]]) -> Score:
+def pooled(lines: Iterable[Mapping[str, Any]]) -> Score:
     """Return the score of runs."""
     return Score(tuple((int(right), int(n)) for line in lines for right, n in line["clients"]))
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from fedvlm.cli.main import main
 from fedvlm.sweep.tune import curves
 from fedvlm.sweep.tune.progress import Progress, over_seeds, progress_of, repeat_error
-from fedvlm.sweep.tune.report import report
 from fedvlm.sweep.tune.tuned import write_tuned
 from tests.sweep.tune.conftest import FakePool, tuned
 
@@ -67,19 +67,25 @@ def test_stairs_rise_where_a_trial_has_been_spent() -> None:
 
 
 def test_the_report_of_a_search_is_a_table_csv_and_figures(
-    tmp_path: Path, fake: type[FakePool], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, fake: type[FakePool], capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    one = "best_by_steps"  # the others are drawn alike
+    monkeypatch.setattr(curves, "AXES", {one: curves.AXES[one]})
     tuning = tuned(tmp_path, 2, "--trainers", "FedAvg")
     capsys.readouterr()
-    report(tuning.tuned)
+    words = ["tune", "--report", str(tuning.tuned)]
+    assert main(words) == 0
     told = capsys.readouterr().out
     assert told.startswith("method  trials") and "FedAvg  " in told and "gain over" in told
     folder = tuning.folder / "report"
-    kinds = {f"{name}.{kind}" for name in curves.AXES for kind in ("png", "pdf", "svg", "csv")}
+    kinds = {f"{one}.{kind}" for kind in ("png", "pdf", "svg", "csv")}
     assert {p.name for p in folder.iterdir()} == {*kinds, "methods.csv"}
     (row,) = csv.DictReader((folder / "methods.csv").open())
     assert row["method"] == "FedAvg" and int(row["steps"]) == 8 * int(row["runs"])
-    assert len(list(csv.DictReader((folder / "best_by_steps.csv").open()))) == 2
+    assert len(list(csv.DictReader((folder / f"{one}.csv").open()))) == 2
     write_tuned(tuning.tuned, {"plan": {}, "entries": []})
-    report(tuning.tuned)
+    assert main(words) == 0
     assert "no method was tuned" in capsys.readouterr().err
+    assert main([*words, "--trainers", "FedAvg"]) == 2
+    assert "--report FILE stands alone" in capsys.readouterr().err
