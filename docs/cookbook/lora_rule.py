@@ -15,6 +15,7 @@ class SignLora(PeftTrainer):
 
     name = "SignLora"
     roles = {"body": "shared", "head": "shared"}
+    lora_refused = dict.fromkeys(("product_svd", "RANKS"), "has a rule of its own")
 
     def __init__(self, cfg):
         """Refuse a run without LoRA in one sentence, before any work."""

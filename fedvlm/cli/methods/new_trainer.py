@@ -1,7 +1,8 @@
 """The two files of a method of your own.
 
 A working method to change and its YAML: trainers/mymethod.py and configs/trainers/mymethod.yaml in
-the repository, or both into a folder. The next commands are printed.
+the repository, or both into a folder. Without --kind it trains whatever PEFT says. The next
+commands are printed.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import builtins
 import keyword
 import re
 import shlex
-import time
 from argparse import Namespace
 from pathlib import Path
 
+from fedvlm.cli.methods._templates import KINDS, OWN
 from fedvlm.config.keys import default_schema
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import say
@@ -26,74 +27,19 @@ from fedvlm.federation.cards import trainer_files
 EXAMPLES = (
     "fedvlm new-trainer MyMethod",
     "fedvlm new-trainer MyMethod --into .  # into this folder, whatever the repository",
+    "fedvlm new-trainer MyPrompt --kind prompt --into .  # a context in front of the class names",
 )
 ALSO = ("create", "scaffold", "template", "init", "new")
 LONGEST = 30
-
-CODE = '''"""{name}: what it does, in one line (CHANGE every field of this card).
-
-Paper: none yet, {year}.
-Equations: w by FedAvg; client k is evaluated with MIX w_k + (1 - MIX) w, where w_k is its model
-    after its own last local training and w the average.
-Shared: all of PEFT (w)
-Personal: none is trained apart; w_k stays with client k.
-Frozen: both towers, the logit scale.
-Defaults: MIX 0.5.
-Knobs: MIX 0.1 to 0.9.
-Departures from the paper: none known.
-Departures from the authors' code: none known.
-Extra data: none.
-Cost: as FedAvg.
-Command: python federated_main.py --demo
-    --trainer {spec}
-"""
-
-from __future__ import annotations
-
-from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree
-from fedvlm.federation.context import Context
-from fedvlm.federation.peft_trainer import PeftTrainer
-{imports}
-
-{register}class {name}(PeftTrainer):
-    """See the module's card."""
-
-    name = "{name}"
-    # CHANGE: what is sent ("shared") and what stays with the client ("personal"), by role.
-    # "body" is the image side, "head" the prompt or the classifier.
-    roles = {{"body": "shared", "head": "shared"}}
-    # CHANGE: your settings. Each becomes TRAINER.{node}.<KEY>,
-    # with its type, range and help.
-    options = {{
-        "MIX": Option(0.5, "share of a client's own last model in what it uses", low=0.0, high=1.0),
-    }}
-
-    reads_old = True  # a client keeps the shared part of its last model, for personalize
-
-    # CHANGE: one hook; the others are FedAvg's. They are, in the order of a round:
-    #   init_client(ctx, start)              its state: add a slot, {{"w": start, "v": start}}
-    #   client_update(ctx, state, received)  a client's work on its download; train with ctx.fit
-    #   loss(model, params, batch)           one number per client, [K]
-    #   aggregate(ctx, server, updates)      the server's new state
-    #   personalize(ctx, state, received)    the model that a client is evaluated with
-    # On the client's side every tensor has a leading axis of K clients.
-    def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
-        """Mix each client's own last model with the global one."""
-        last, mix = state["w"], self.cfg.MIX
-        return last | {{n: mix * last[n] + (1 - mix) * v for n, v in received.items()}}
-'''
-YAML = '''# {name}: what the method does. The defaults of its own settings stand in its Python file;
-# here stands only what differs from the common ones (fedvlm config prints them all).
-{head}PEFT:
-  VISUAL: feature
-'''
 
 
 def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     parser.add_argument("name", metavar="NAME", help="one name, such as MyMethod")
     parser.add_argument("--into", metavar="DIR", help="a folder for both files")
+    about = "; ".join(f"{name}: {kind.about}" for name, kind in KINDS.items())
+    parser.add_argument("--kind", metavar="KIND", type=str.lower, choices=list(KINDS), default="",
+                        help=f"what is trained: {about}")
 
 
 def main(args: Namespace) -> int:
@@ -111,7 +57,7 @@ def main(args: Namespace) -> int:
             raise ConfigError(f"'{path}' is there already and is not overwritten; take another "
                               "name, or move it away")
     spec = name if into is None else f"{_typed(code)}:{name}"
-    code_text, yaml_text = texts(name, registered=into is None)
+    code_text, yaml_text = texts(name, registered=into is None, kind=args.kind)
     for path, text in ((code, code_text), (yaml, yaml_text)):
         with files.explain_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,17 +66,15 @@ def main(args: Namespace) -> int:
     return 0
 
 
-def texts(name: str, *, registered: bool) -> tuple[str, str]:
-    """Return the Python file and the YAML of a method; ``registered``: of the repository's."""
+def texts(name: str, *, registered: bool, kind: str = "") -> tuple[str, str]:
+    """Return the Python file and the YAML of a method.
+
+    Args:
+        registered: of the repository's own.
+        kind: of ``KINDS``; empty: whatever PEFT says.
+    """
     spec = name if registered else f"./{name.lower()}.py:{name}"
-    imports = "from fedvlm.federation.trainer import TRAINER_REGISTRY\n" if registered else ""
-    about = {
-        "name": name, "node": name.upper(), "spec": spec, "year": time.strftime("%Y"),
-        "imports": imports,
-        "register": f'@TRAINER_REGISTRY.register("{name}")\n' if registered else "",
-        "head": f"TRAINER:\n  NAME: {name}\n" if registered else "",
-    }
-    return CODE.format(**about), YAML.format(**about)
+    return KINDS.get(kind, OWN).texts(name, spec, registered=registered)
 
 
 def check_name(name: str) -> None:
@@ -148,8 +92,8 @@ def check_name(name: str) -> None:
         )
     node = f"TRAINER.{name.upper()}"
     keys = [k for k in default_schema() if k == node or k.startswith(f"{node}.")]
-    inside = re.findall(r"import ([\w, ]+)", CODE.replace("{imports}", "import TRAINER_REGISTRY\n"))
-    reserved = {fold(w) for line in inside for w in line.split(", ")} | {"trainer"}
+    every = set().union(*(kind.names() for kind in (OWN, *KINDS.values())))
+    reserved = {fold(word) for word in every} | {"trainer"}
     bad = keyword.iskeyword(name) or hasattr(builtins, name) or fold(name) in reserved
     if bad or keys:
         why = f"the config key {keys[0]}" if keys else "a word of Python or of the file itself"
