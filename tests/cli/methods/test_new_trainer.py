@@ -5,17 +5,23 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
+import torch
 
+from fedvlm.check.world import World
 from fedvlm.cli import main as cli
 from fedvlm.cli.methods import new_trainer as cli_new
+from fedvlm.cli.methods._templates import KINDS
 from fedvlm.federation.cards import card
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve
+from fedvlm.report.results.claims import read_claim
 from tests.jobs import REPOSITORY
+from tests.single_round import single_round
 from tests.test_house import CARD, fields
 
 SMALL = ("--shots", "2", "--num-users", "2", "--rounds", "1", "--local-epochs", "1")
@@ -85,21 +91,69 @@ def test_in_the_repository_it_is_found_by_its_name(
     assert "NAME: Fresh_Idea" in yaml.read_text()
 
 
-@pytest.mark.parametrize("registered", [True, False])
-def test_it_keeps_the_house_rules(tmp_path: Path, registered: bool) -> None:
-    name = "M" * cli_new.LONGEST
-    path = tmp_path / f"{name.lower()}.py"
-    path.write_text(cli_new.texts(name, registered=registered)[0])
-    found = fields(card(path))
-    assert [field for field in CARD if not found.get(field)] == []
-    (kind,) = [n for n in ast.parse(path.read_text()).body if isinstance(n, ast.ClassDef)]
-    assert len(kind.decorator_list) == registered
+def test_whatever_it_writes_keeps_the_house_rules(tmp_path: Path) -> None:
+    for registered, kind in product((True, False), ("", *KINDS)):
+        name = f"{kind.replace('-', '_')}M".ljust(cli_new.LONGEST, "M")
+        path = tmp_path / f"{name.lower()}_{registered}.py"
+        path.write_text(cli_new.texts(name, registered=registered, kind=kind)[0])
+        there = fields(card(path))
+        assert [field for field in CARD if not there.get(field)] == []
+        assert read_claim(there["Claim"]) is None
+        (cls,) = [n for n in ast.parse(path.read_text()).body if isinstance(n, ast.ClassDef)]
+        assert len(cls.decorator_list) == registered
     config = f"--config={REPOSITORY / 'pyproject.toml'}"
-    ruff = [sys.executable, "-m", "ruff", "check", config, str(path)]
+    ruff = [sys.executable, "-m", "ruff", "check", config, str(tmp_path)]
     done = subprocess.run(ruff, capture_output=True, text=True, check=False)
     if "No module named" in done.stderr:
         pytest.skip("ruff is not installed")
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_trains(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it writes, with its own YAML: two clients, one round, and the shared part moves."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["new-trainer", "Mine", "--kind", kind.upper(), "--into", "."]) == 0
+    run, check, _ = next_commands(capsys.readouterr().out)
+    assert run[-1] == check[-1] == "./mine.yaml"
+    trainer = load_trainer("./mine.py:Mine")
+    (event,) = single_round(World(yaml=Path("mine.yaml")), trainer).events
+    assert event.updates is not None
+    moved = {n for n, v in event.updates.params.items()
+             if not torch.equal(v, event.updates.received[n])}
+    wanted = {"prompt": "text.ctx", "adapter": "image.adapter.up", "visual-prompt":
+              "image.prompt.1", "lora-rule": "image.lora.0.q.B", "module": "2.bias"}
+    assert wanted[kind] in moved
+
+
+def test_weights_of_the_lora_rule_are_powers_of_sizes(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    code, yaml = cli_new.texts("Mine", registered=False, kind="lora-rule")
+    path.write_text(code)
+    path.with_suffix(".yaml").write_text(yaml)
+    world = World(yaml=path.with_suffix(".yaml"))
+    (event,) = single_round(world, load_trainer(f"{path}:Mine")).events
+    sent, name = event.updates, "image.lora.0.q.B"
+    assert sent is not None and sent.weight.tolist() == [7, 5]
+    share = torch.tensor([7**0.5, 5**0.5]).double() / (7**0.5 + 5**0.5)
+    by_hand = (share.view(2, 1, 1) * sent.params[name]).sum(0)
+    assert torch.allclose(event.server["w"][name], by_hand)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_runs_as_it_says(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["new-trainer", "Mine", "--into", ".", "--kind", kind]) == 0
+    run, check, _ = next_commands(capsys.readouterr().out)
+    assert cli.main(check[3:]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("15 hold, 0 exempt, 0 broken")
+    assert cli.main([*run[3:], *SMALL, "--output-dir", "out"]) == 0
+    assert len(list(Path("out").rglob("results.json"))) == 1
 
 
 @pytest.mark.parametrize("there", ["mymethod.py", "mymethod.yaml"])
@@ -120,6 +174,7 @@ def test_nothing_is_overwritten(
     (["M" * 31], "up to 29"), ([], "one name"), (["A", "B"], "one name"),
     (["A", "--into"], "--into wants a value (a folder"),
     (["A", "--inot", "x"], "did you mean '--into'"),
+    (["A", "--kind", "promt"], "did you mean 'prompt'"), (["CfgNode"], "MyCfgnode"),
 ])
 def test_mistakes_get_a_sentence(
     words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -135,7 +190,8 @@ def test_help_and_the_page_name_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["new-trainer", "--help"]) == 0
-    assert "--into DIR" in capsys.readouterr().out
+    page = capsys.readouterr().out
+    assert "--into DIR" in page and all(f"{kind}: " in page for kind in KINDS)
     assert "`python -m fedvlm new-trainer MyMethod`" in (REPOSITORY / "CONTRIBUTING.md").read_text()
     (tmp_path / "file").write_text("")
     assert "is a file" in said(["new-trainer", "A", "--into", str(tmp_path / "file")], capsys)
