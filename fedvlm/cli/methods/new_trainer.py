@@ -38,7 +38,7 @@ def flags(parser: Parser) -> None:
     parser.add_argument("name", metavar="NAME", help="one name, such as MyMethod")
     parser.add_argument("--into", metavar="DIR", help="a folder for both files")
     about = "; ".join(f"{name}: {kind.about}" for name, kind in KINDS.items())
-    parser.add_argument("--kind", metavar="KIND", type=str.lower, choices=list(KINDS), default="",
+    parser.add_argument("--kind", metavar="KIND", type=_spelt, choices=list(KINDS), default="",
                         help=f"what is trained: {about}")
 
 
@@ -102,6 +102,11 @@ def check_name(name: str) -> None:
     if taken is not None:
         raise ConfigError(f"there is a trainer '{taken}' already ({trainer_files()[taken]}); take "
                           f"another name, such as My{name}")
+
+
+def _spelt(kind: str) -> str:
+    """Return a kind as ``KINDS`` spells it."""
+    return kind.lower().replace("_", "-")
 
 
 def _paths(name: str, into: Path | None) -> tuple[Path, Path]:

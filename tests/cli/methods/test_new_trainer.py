@@ -115,7 +115,8 @@ def test_every_kind_trains(
 ) -> None:
     """What it writes, with its own YAML: two clients, one round, and the shared part moves."""
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["new-trainer", "Mine", "--kind", kind.upper(), "--into", "."]) == 0
+    typed = kind.upper().replace("-", "_")
+    assert cli.main(["new-trainer", "Mine", "--kind", typed, "--into", "."]) == 0
     run, check, _ = next_commands(capsys.readouterr().out)
     assert run[-1] == check[-1] == "./mine.yaml"
     trainer = load_trainer("./mine.py:Mine")
