@@ -23,8 +23,8 @@ from .broken_trainers import BROKEN, Good
 TRAINERS = sorted(trainer_files())
 # Tried by QUICK in `make test`, by all in `make test-all`: each of them costs 1 to 4 s.
 BASELINES = {
-    "afl", "clip_adapter", "cocoop", "fedclip", "feddda", "fedmgp", "fedmvp", "fedotp", "fedpgp",
-    "fedpha", "fedtpg", "kgcoop", "maple", "pfedmma", "pfedmoap", "prograd", "promptfolio",
+    "afl", "clip_adapter", "cocoop", "dp_fpl", "fedclip", "feddda", "fedmgp", "fedmvp", "fedotp",
+    "fedpgp", "fedpha", "fedtpg", "kgcoop", "maple", "pfedmma", "pfedmoap", "prograd", "promptfolio",
     "promptsrc", "tip_adapter", "tofa", "vpt",
 }
 QUICK = {"G1", "G10"}

@@ -17,6 +17,7 @@ CLASSES = 100
     [
         ("FedPGP", {}, 12_416, 8_192),
         ("FedPGP", {"NUM_PROMPT": 2}, 24_832, 16_384),  # FedMGP, table 3: 24.8k, 16.4k
+        ("DP-FPL", {}, 12_416 + 8_192, 8_192),  # 8.2k sent; the residual is not trained
         ("FedOTP", {}, 16_384, 8_192),  # 16.4k, 8.2k
         ("PromptFolio", {}, 16_384, 8_192),  # 16.4k, 8.2k
         ("FedTPG", {}, 4_206_080, 4_206_080),
