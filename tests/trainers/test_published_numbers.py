@@ -35,6 +35,7 @@ CLASSES = 100
         ("ProGrad", {}, 8_192, 8_192),
         ("FedDDA", {}, 267_776, 133_120),
         ("CLIP-Adapter", {}, 131_072, 0),
+        ("Tip-Adapter-F", {}, 262_144, 0),  # places for 512 images
         ("pFedMMA", {}, 674_560, 8_448),
         ("AFL", {}, 51_200, 51_200),  # what comes back; the server solves for it
         ("FedMVP", {}, 9_845_760, 9_845_760),
