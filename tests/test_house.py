@@ -202,6 +202,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: 3 s": ("peft",),
         "start-up: 2 s": ("transformers",),
     },
+    "fedvlm/federation/toolbox/privacy.py": {
+        "optional: fedvlm[dp]": ("dp_accounting", "dp_accounting.rdp"),
+    },
     "fedvlm/job/flags.py": {
         "start-up: NumPy, for a mistake only": ("fedvlm.job.kinds",),
     },

@@ -41,7 +41,8 @@ def test_what_is_imported_is_declared_and_the_other_way_round() -> None:
     foreign = set(imports()) - sys.stdlib_module_names - {"fedvlm"}
     needed = {DISTRIBUTION.get(name, distribution(name)) for name in foreign}
     declared = {distribution(line) for line in PROJECT["dependencies"]}
-    extras = [PROJECT["optional-dependencies"][extra] for extra in ("onnx", "pandas", "slurm")]
+    extras = [PROJECT["optional-dependencies"][extra]
+              for extra in ("onnx", "pandas", "tune", "slurm", "dp")]
     optional = {distribution(line) for extra in extras for line in extra}
     assert needed - declared <= optional | {"ipython"}  # a notebook brings it
     assert declared - needed == set()

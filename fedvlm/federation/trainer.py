@@ -26,6 +26,7 @@ from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import FIT, SAMPLES, Context, Upload
 from fedvlm.federation.groups import PERSONAL, SERVER, SHARED, TAG, Finetune, Groups, Rule
+from fedvlm.federation.local.effort import Worked
 from fedvlm.federation.local.sent import WHOLE, Portion
 from fedvlm.federation.server import Proxy, ServerContext
 from fedvlm.federation.toolbox.contrast import SIGMOID, SOFTMAX, sigmoid_pairs
@@ -346,6 +347,16 @@ class Trainer:
         ``ctx.fit``, ``grad`` and ``upload`` keep to it, so that ``client_update`` need not.
         """
         return WHOLE
+
+    def privacy(self, work: Sequence[Worked]) -> Mapping[str, Any]:
+        """Return what is guaranteed of clients' images, for results and tables; {}: nothing is.
+
+        ``epsilon`` (None: without bound), ``delta`` and ``words`` (``toolbox.spending``).
+
+        Args:
+            work: of every client that was drawn.
+        """
+        return {}
 
     # ---- server ---------------------------------------------------------------------------
     def init_server(self, ctx: ServerContext, start: Tree) -> State:

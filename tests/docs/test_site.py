@@ -27,7 +27,7 @@ def test_every_method_has_a_page_and_one_place_in_the_index() -> None:
     assert "| `RANK` | `8` |" in pages["methods/fedtv.md"]
     family = {m.stem: m.family for m in methods.methods()}
     assert {s for s, f in family.items() if f == methods.NONE} == {
-        "clip_adapter", "local_only", "tip_adapter", "zeroshot"
+        "clip_adapter", "clip_lora", "local_only", "tip_adapter", "tip_adapter_f", "zeroshot"
     }
     assert family["fedtv"] == family["promptfl"] == methods.OWN
     assert family["fedprox"] == family["scaffold"] == methods.ONE

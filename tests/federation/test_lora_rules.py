@@ -149,7 +149,7 @@ def test_stacked_equals_one_by_one_and_a_resumed_run_the_whole_one(
 METHODS = [c for c in map(load_trainer, trainer_files())
            if issubclass(c, PeftTrainer) and c.name != "PromptFL"]
 OWN = {"FedAS", "FedDyn", "FedFomo", "HEART-PFL", "Hermes", "LG-FedAvg", "SCAFFOLD", "pFedMe"}
-NONE = {"LocalOnly", "FedProto"}  # they share no LoRA
+NONE = {"LocalOnly", "FedProto", "CLIP-LoRA"}  # they share no LoRA
 KEEP = {"Ditto", "FedALA", "APFL"}  # beside the shared model
 REFUSE = {
     "by_norm": NONE | {"FedFomo", "Hermes"}, "fair": NONE | {"FedFomo", "Hermes"},

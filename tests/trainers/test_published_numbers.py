@@ -17,6 +17,7 @@ CLASSES = 100
     [
         ("FedPGP", {}, 12_416, 8_192),
         ("FedPGP", {"NUM_PROMPT": 2}, 24_832, 16_384),  # FedMGP, table 3: 24.8k, 16.4k
+        ("DP-FPL", {}, 12_416 + 8_192, 8_192),  # 8.2k sent; the residual is not trained
         ("FedOTP", {}, 16_384, 8_192),  # 16.4k, 8.2k
         ("PromptFolio", {}, 16_384, 8_192),  # 16.4k, 8.2k
         ("FedTPG", {}, 4_206_080, 4_206_080),
@@ -34,6 +35,7 @@ CLASSES = 100
         ("ProGrad", {}, 8_192, 8_192),
         ("FedDDA", {}, 267_776, 133_120),
         ("CLIP-Adapter", {}, 131_072, 0),
+        ("Tip-Adapter-F", {}, 262_144, 0),  # places for 512 images
         ("pFedMMA", {}, 674_560, 8_448),
         ("AFL", {}, 51_200, 51_200),  # what comes back; the server solves for it
         ("FedMVP", {}, 9_845_760, 9_845_760),

@@ -85,6 +85,26 @@ class Effort:
         return self.unreliable.part(round_, clients, totals, whole)
 
 
+class Worked(NamedTuple):
+    """What a client has done in a run, as far as it is public.
+
+    Attributes:
+        steps: of each round in which it was drawn; an upper bound where deadlines end its work.
+        per_pass: steps of one pass through its samples.
+        size, batch: its training samples, and those of its largest batch.
+    """
+
+    steps: tuple[int, ...]
+    per_pass: int
+    size: int
+    batch: int
+
+    @property
+    def passes(self) -> int:
+        """In how many batches a sample may have been; a pass that has begun counts."""
+        return sum(-(-steps // self.per_pass) for steps in self.steps if self.per_pass)
+
+
 class Work(NamedTuple):
     """How long the clients of a chunk train, in the order of the loop: by falling totals.
 

@@ -24,6 +24,7 @@ from fedvlm.job.build import Built, views_of
 from fedvlm.job.describe import partition_name, setting, trained_words
 from fedvlm.job.results import against
 from fedvlm.job.results.classes import class_lines, per_class
+from fedvlm.job.results.private import private
 from fedvlm.runs.metrics import sentence, spent, totals
 from fedvlm.runs.verify.beside import References, gain, hurt, kind_of
 
@@ -82,7 +83,8 @@ def results_of(
 
     Its ``numbers``: ``untrained``, ``last``, ``zero_shot``, ``selected``, ``references``,
     ``below``, ``gain``, ``hurt``, ``spent``, ``per_class``, ``confusion``, ``table``
-    (``docs/references.md``), ``lost``, ``partial`` (``docs/unreliable.md``).
+    (``docs/references.md``), ``lost``, ``partial`` (``docs/unreliable.md``), ``privacy``
+    (``docs/privacy.md``).
     """
     start, last = records[0], records[-1]
     numbers: dict[str, Any] = {
@@ -106,8 +108,12 @@ def results_of(
     if references is not None:
         numbers |= _beside(built, last, numbers["spent"], references)
     numbers |= _by_class(built, last) | lost(records)
+    spoken = private(built, records)
+    if spoken:
+        numbers["privacy"] = spoken
     end = [
-        *_end(built), *losses(records), *outliers(records),
+        *_end(built), *([f"privacy: {spoken['words']}"] if spoken else []), *losses(records),
+        *outliers(records),
         *against.sentences(built.federation.trainer.name, numbers),
     ]
     run_info = {
@@ -116,8 +122,9 @@ def results_of(
         "constant_passes": dict(built.model.constants),  # once a session, in no round's counters
         "trainable": numel(built.federation.p0), "notes": [*built.notes, *end],
     }
+    said = protocol(built) | ({"privacy": spoken["words"]} if spoken else {})
     return Results(
-        table, [*end, sentence(whole)], _headline(last), run_info, protocol(built),
+        table, [*end, sentence(whole)], _headline(last), run_info, said,
         numbers | {"table": table}, class_lines(numbers.get("per_class", {}).get("personal", ())),
     )
 

@@ -39,6 +39,8 @@ def caveats(run: Run, records: Sequence[Mapping[str, Any]]) -> list[str]:
     notes = [note for note in run.notes() if NOT_COMPARABLE in note]
     if said.get("extra_data"):
         notes.append(f"The method uses extra data: {said['extra_data']}.")
+    if said.get("privacy"):
+        notes.append(f"Privacy: {said['privacy']}.")
     if said.get("subsample") not in ("", "all", None) and said.get("setting") == "personal":
         notes.append(f"Only the {said['subsample']} classes of the data set are used.")
     dropped = sorted({str(c) for r in records for c in (r.get("dropped") or {})}, key=_by_number)

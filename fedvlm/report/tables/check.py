@@ -14,7 +14,8 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import SEEDS, Run
 from fedvlm.report.tables.facts import IDENTITY, METHOD, METRIC, RunFacts
 
-OF_METHOD = ("trainer", "extra_data", "proxy", *METHOD)  # facts of the method, not of the protocol
+# Facts of the method, not of the protocol.
+OF_METHOD = ("trainer", "extra_data", "proxy", "privacy", *METHOD)
 # Settings that a method is tuned in; the schedule's clock is the protocol's.
 OWN = ("OPTIM.", "TRAINER.", "PEFT.", "MODEL.HEAD.", "FED.FINETUNE_", "FED.PERSONAL")
 NOT_OWN = ("OPTIM.CLOCK", "FED.FINETUNE_EPOCHS")

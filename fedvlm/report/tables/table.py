@@ -205,7 +205,7 @@ def _of_metrics(
     remarks = [
         *_remarks(base, columns, most, extra, bool(averaged), beaten),
         *_unpaired([{e.seeds for e in here if not e.reference} for here in places.values()]),
-        *_incomparable(base, columns, spec, references), *_copies(copies),
+        *_incomparable(base, columns, spec, references), *_copies(copies), *_private(runs),
         *disagreements(everyone, names, axes), *notes,
     ]
     table = Table(
@@ -369,6 +369,17 @@ def _extra(
         label_of(e, keys, axes, name): str(e.fact("extra_data"))
         for e in entries if e.fact("extra_data") and not e.reference for name in names
     }
+
+
+def _private(runs: Sequence[RunFacts]) -> list[str]:
+    """Return epsilon and delta of the methods that have them, and of which data sets."""
+    said: dict[tuple[str, str], dict[str, None]] = {}
+    for run in runs:
+        if words := str(run.fact("privacy") or ""):
+            key = (str(run.fact("trainer")), words)
+            said.setdefault(key, {})[str(run.fact("dataset"))] = None
+    return [f"privacy ({method}; {', '.join(sets)}): {words}"
+            for (method, words), sets in said.items()]
 
 
 def _remarks(

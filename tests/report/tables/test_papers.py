@@ -37,12 +37,14 @@ def test_every_card_has_a_group_and_every_paper_a_key_of_its_own() -> None:
     papers = {stem: paper_of(card(path), stem) for stem, path in trainer_files().items()}
     groups = {stem: paper.group for stem, paper in papers.items()}
     assert {s for s, g in groups.items() if g == ALONE} == {
-        "clip_adapter", "local_only", "tip_adapter", "zeroshot"
+        "clip_adapter", "clip_lora", "local_only", "tip_adapter", "tip_adapter_f", "zeroshot"
     }
     assert {s for s, g in groups.items() if g == ONE_MODEL} == {
         "afl", "cocoop", "fedavg", "fedclip", "feddyn", "fedmvp", "fedprox", "fedtpg", "kgcoop",
         "maple", "moon", "prograd", "promptfl", "promptsrc", "scaffold", "tofa", "vpt"}
     assert {groups["fedtv"], groups["fedproto"], groups["fedala"]} == {PERSONAL}
+    again = papers.pop("tip_adapter_f").key  # both forms are of one paper
+    assert again == papers["tip_adapter"].key
     keys = [paper.key for paper in papers.values() if paper.key]
     assert len(set(keys)) == len(keys) == len(papers) - 1 and not papers["local_only"].key
     text = bibliography(list(papers.values()))

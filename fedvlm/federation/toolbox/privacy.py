@@ -1,0 +1,182 @@
+"""Record-level differential privacy: clipping of single samples, Gaussian noise, its accounting.
+
+A step releases the mean of its samples' clipped gradients plus noise (Abadi et al. 2016). Two data
+sets are neighbours if one image of one client is replaced by another: number of images, batches and
+weights are public. In one pass a sample is in one batch, so a pass is one release, whatever its
+number of steps (parallel composition over disjoint batches). Releases compose to one Gaussian
+mechanism, whose epsilon is exact (Balle and Wang 2018, theorem 8; Dong et al. 2022, corollary 1).
+Where a round takes one step, its batch is a uniform draw without replacement, and Renyi accounting
+may use that (Wang et al. 2019), by the package dp-accounting.
+
+The noise comes from the run's seeds, in floating point: this measures what privacy costs in
+accuracy. Whoever knows the seed can subtract it (docs/privacy.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from scipy.special import erfcx, ndtr
+from torch import Tensor
+
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.trees import Tree, per_client
+from fedvlm.federation.batches import Batch
+
+GAUSSIAN, SAMPLED = "gaussian", "sampled"
+REPLACED = 2.0  # bounds by which a sum moves at most where one sample is replaced by another
+TOP = 1e8  # an epsilon that nobody reaches
+HALVINGS = 200
+
+
+def clipped(grads: Tree, bound: float, parts: Sequence[Sequence[str]]) -> Tree:
+    """Return every sample's gradient scaled down to a norm of ``bound``, part by part.
+
+    Args:
+        grads: leaves ``[K, B, ...]``, as of ``Context.grad_each``.
+        parts: names of leaves whose joint norm is bounded; leaves of no part stay.
+    """
+    out = dict(grads)
+    for names in parts:
+        there = [n for n in names if n in grads]
+        if not there:
+            continue
+        size = torch.stack([grads[n].flatten(2).square().sum(2) for n in there]).sum(0).sqrt()
+        factor = (bound / size.clamp_min(torch.finfo(size.dtype).tiny)).clamp(max=1)
+        for n in there:
+            out[n] = grads[n] * factor.reshape(*factor.shape, *([1] * (grads[n].dim() - 2)))
+    return out
+
+
+def mean_of(grads: Tree, batch: Batch) -> Tree:
+    """Return the means over each client's samples, ``[K, ...]``; padding (weight 0) is out."""
+    count = batch.w.sum(1)
+    out = {}
+    for name, g in grads.items():
+        weight = batch.w.reshape(*batch.w.shape, *([1] * (g.dim() - 2)))
+        total = (g * weight).sum(1)
+        out[name] = total / per_client(count.to(total.dtype), total)
+    return out
+
+
+def noised(tree: Tree, batch: Batch, std: float, purpose: str) -> Tree:
+    """Return the tree plus N(0, (std / B_k)^2) in every number, B_k the samples of client k.
+
+    The draws are a function of model seed, purpose, fit, round, client and step; no client shares
+    any with another. Without noise (``std`` 0) the tree comes back as it is.
+
+    Raises:
+        ValueError: the batch is of no loop's step, so that nothing says which noise is due.
+    """
+    if not std:
+        return tree
+    draws: dict[str, list[Tensor]] = {n: [] for n in tree}
+    for row in range(len(batch.y)):
+        seed = batch.seed(purpose, row)
+        if seed is None:
+            raise ValueError("noise is drawn within a loop's step only")
+        stream = torch.Generator().manual_seed(seed)
+        for n in sorted(tree):
+            draws[n].append(torch.randn(tree[n].shape[1:], generator=stream, dtype=torch.float64))
+    count = batch.w.sum(1)
+    out = {}
+    for n, v in tree.items():
+        z = torch.stack(draws[n]).to(v.dtype).to(v.device, non_blocking=True)
+        out[n] = v + per_client((std / count).to(v.dtype), v) * z
+    return out
+
+
+def multiplier(sigma: float, parts: int = 1) -> float:
+    """Return noise over sensitivity of one release of ``parts`` vectors with a bound each.
+
+    Args:
+        sigma: standard deviation of the noise on a sum of gradients, in bounds.
+    """
+    return sigma / (REPLACED * math.sqrt(parts))
+
+
+def delta_of(epsilon: float, noise: float, releases: int = 1) -> float:
+    """Return the least delta of ``releases`` Gaussian mechanisms (Balle and Wang, theorem 8).
+
+    Args:
+        noise: standard deviation over sensitivity, of each.
+    """
+    mu = math.sqrt(releases) / noise
+    near, far = mu / 2 - epsilon / mu, mu / 2 + epsilon / mu
+    tail = math.exp(-near * near / 2) * float(erfcx(far / math.sqrt(2))) / 2  # e^eps Phi(-far)
+    return max(float(ndtr(near)) - tail, 0.0)
+
+
+def epsilon_of(noise: float, releases: int, delta: float) -> float:
+    """Return the least epsilon of ``releases`` Gaussian mechanisms; infinite without noise."""
+    if not releases:
+        return 0.0
+    if not noise:
+        return math.inf
+    low, high = 0.0, 1.0
+    if delta_of(low, noise, releases) <= delta:
+        return low
+    while delta_of(high, noise, releases) > delta:
+        low, high = high, 2 * high
+        if high > TOP:
+            return math.inf
+    return _crossing(low, high, lambda e: delta_of(e, noise, releases) > delta)
+
+
+def sigma_for(epsilon: float, delta: float, releases: int, parts: int = 1) -> float:
+    """Return the least sigma that ``epsilon_of`` allows; see ``multiplier``."""
+    return _crossing(
+        1e-6, 1e6, lambda s: epsilon_of(multiplier(s, parts), releases, delta) > epsilon
+    )
+
+
+def sampled_epsilon(noise: float, size: int, batch: int, steps: int, delta: float) -> float:
+    """Return an epsilon of steps that draw ``batch`` of ``size`` samples without replacement.
+
+    Raises:
+        ConfigError: see ``renyi``.
+    """
+    if not steps:
+        return 0.0
+    if not noise:
+        return math.inf
+    package, accountant = renyi()
+    event = package.dp_event
+    accountant.compose(
+        event.SampledWithoutReplacementDpEvent(size, batch, event.GaussianDpEvent(noise)), steps
+    )
+    return float(accountant.get_epsilon(delta))
+
+
+def renyi() -> tuple[Any, Any]:
+    """Return the package dp-accounting and its Renyi accountant, one sample replaced by another.
+
+    Raises:
+        ConfigError: it is not installed, or too old.
+    """
+    try:
+        import dp_accounting  # optional: fedvlm[dp]
+        from dp_accounting.rdp import RdpAccountant  # optional: fedvlm[dp]
+    except ImportError:
+        raise ConfigError(
+            f"ACCOUNTANT {SAMPLED} needs dp-accounting from 0.4 on: pip install 'fedvlm[dp]', or "
+            f"leave it at {GAUSSIAN}"
+        ) from None
+    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+    return dp_accounting, RdpAccountant(neighboring_relation=relation)
+
+
+def _crossing(low: float, high: float, above: Callable[[float], bool]) -> float:
+    """Return where a falling condition ends, from the side where it no longer holds."""
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        if above(middle):
+            low = middle
+        else:
+            high = middle
+    return high

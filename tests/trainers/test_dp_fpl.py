@@ -1,0 +1,105 @@
+"""DP-FPL: single gradients clipped and noised, the personal part factored anew, epsilon said."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedvlm.check.world import Setup
+from fedvlm.cli.main import main
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.rng import stream
+from fedvlm.federation.toolbox.privacy import epsilon_of, renyi
+from fedvlm.report.collect import collect
+from fedvlm.report.tables.table import Spec, tables
+from tests import jobs
+from tests.trainers.small_world import batch, gradient, method, model, tree, world
+
+SMALL = {"N_CTX": 4, "RANK": 2}
+
+
+def step(sigma: float = 0.0, clip: float = 1e9) -> tuple[dict, dict, dict]:
+    """Return tensors, the method's gradient of a batch, and autograd's."""
+    trainer = method("DP-FPL", SIGMA=sigma, CLIP=clip, **SMALL)
+    p, b = tree(trainer), batch()
+    ctx = world().federation(type(trainer), Setup()).context([0, 1], 1)
+    return p, trainer.gradient(ctx, p, b, "a step"), gradient(trainer, p, b)
+
+
+def test_without_bound_and_noise_it_is_the_plain_gradient() -> None:
+    _, got, want = step()
+    assert set(got) == {"text.global", "text.u", "text.v"}
+    for n in got:
+        assert torch.allclose(got[n], want[n], atol=1e-12)
+
+
+def test_with_a_bound_it_is_the_mean_over_backward_passes_of_one_sample() -> None:
+    clip = 0.05
+    p, got, _ = step(clip=clip)
+    trainer, b = method("DP-FPL", **SMALL), batch()
+    total: dict = {n: torch.zeros_like(v) for n, v in got.items()}
+    for k in range(2):
+        for i in range(4):
+            if not b.w[k, i]:
+                continue
+            one = type(b)({s: x[k : k + 1, i : i + 1] for s, x in b.x.items()},
+                          b.y[k : k + 1, i : i + 1], torch.ones(1, 1, dtype=torch.float64))
+            g = gradient(trainer, {n: v[k : k + 1] for n, v in p.items()}, one)
+            for part in (("text.u", "text.v"), ("text.global",)):
+                size = math.sqrt(sum(float(g[n].square().sum()) for n in part))
+                for n in part:
+                    total[n][k] += g[n][0] * min(1.0, clip / size) / b.w[k].sum()
+    for n in got:
+        assert torch.allclose(got[n], total[n], atol=1e-12)
+        assert float(got[n].abs().sum()) > 0
+
+
+def test_the_factors_keep_the_personal_part() -> None:
+    trainer = method("DP-FPL", **SMALL)
+    start = trainer.trainables(model(), stream(1, "init"))
+    u, whole = start["text.u"], start["text.u"] @ start["text.v"] + start["text.r"]
+    assert torch.allclose(u.mT @ u, torch.eye(2), atol=1e-6)
+    assert torch.allclose(u.mT @ start["text.r"], torch.zeros(2, whole.shape[1]), atol=1e-7)
+    assert 0.01 < float(whole.std()) < 0.03
+    with pytest.raises(ConfigError, match="RANK 5 is above 4"):
+        method("DP-FPL", N_CTX=4, RANK=5).trainables(model(), stream(1, "init"))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--finetune-epochs", "1"], "it trains without noise"),
+        (["TRAINER.DP-FPL.ACCOUNTANT", "sampled"], "set FED.LOCAL_STEPS 1"),
+    ],
+)
+def test_what_the_accounting_would_not_cover_is_refused(
+    tmp_path: Path, words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert jobs.run(tmp_path, "--trainer", "DP-FPL", *words) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_epsilon_and_delta_are_in_results_and_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert jobs.run(tmp_path, "--trainer", "DP-FPL", "--rounds", "1", "TRAINER.DP-FPL.N_CTX", "2",
+                    "TRAINER.DP-FPL.RANK", "1") == 0
+    record = json.loads((jobs.folder(tmp_path) / "results.json").read_text())
+    said = record["results"]["privacy"]
+    assert f"privacy: {said['words']}" in capsys.readouterr().out
+    assert said["epsilon"] == pytest.approx(epsilon_of(1 / math.sqrt(8), 1, 1e-5))
+    assert record["protocol"]["privacy"] == said["words"]
+    notes = tables(collect([tmp_path]), Spec())[0].notes
+    assert any(n.startswith("privacy (DP-FPL; ") and said["words"] in n for n in notes)
+    assert main(["verify", str(tmp_path)]) == 0
+
+
+def test_the_package_is_asked_for_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(ConfigError, match=r"pip install 'fedvlm\[dp\]'"):
+        renyi()
