@@ -28,7 +28,8 @@ from torch import Tensor
 
 from fedvlm.config.option import Option
 from fedvlm.core.trees import Tree
-from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer
+from fedvlm.federation.toolbox.templates import TemplateTrainer
+from fedvlm.federation.trainer import TRAINER_REGISTRY
 from fedvlm.models.adapt.layers import layer, linear
 from fedvlm.models.vlmodel import VLModel
 
@@ -36,7 +37,7 @@ FIRST, SECOND = "image.adapter.fc1", "image.adapter.fc2"
 
 
 @TRAINER_REGISTRY.register("CLIP-Adapter")
-class CLIPAdapter(Trainer):
+class CLIPAdapter(TemplateTrainer):
     """See the module's card."""
 
     name = "CLIP-Adapter"
@@ -54,14 +55,6 @@ class CLIPAdapter(Trainer):
             **layer(FIRST, (hidden, d), generator, bias=False),
             **layer(SECOND, (d, hidden), generator, bias=False),
         }
-
-    def prompt_sets(self, batch_size: int) -> int:
-        """Return 0: the texts are constant."""
-        return 0
-
-    def text_features(self, model: VLModel, p: Tree) -> Tensor:
-        """Return the template's text features ``[K, C, d]``."""
-        return model.anchor("template", 0).expand(len(p[f"{FIRST}.weight"]), -1, -1)
 
     def image_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return x', ``[K, B, d]``."""

@@ -29,7 +29,8 @@ from torch import Tensor
 from fedvlm.core.trees import Tree
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.toolbox.contrast import symmetric_contrast
-from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer
+from fedvlm.federation.toolbox.templates import TemplateTrainer
+from fedvlm.federation.trainer import TRAINER_REGISTRY
 from fedvlm.models.adapt.layers import layer, linear
 from fedvlm.models.vlmodel import VLModel
 
@@ -37,7 +38,7 @@ FIRST, SECOND = "image.adapter.fc1", "image.adapter.fc2"
 
 
 @TRAINER_REGISTRY.register("FedCLIP")
-class FedCLIP(Trainer):
+class FedCLIP(TemplateTrainer):
     """See the module's card."""
 
     name = "FedCLIP"
@@ -47,14 +48,6 @@ class FedCLIP(Trainer):
         """Return both square layers with biases."""
         d = model.embed_dim
         return {**layer(FIRST, (d, d), generator), **layer(SECOND, (d, d), generator)}
-
-    def prompt_sets(self, batch_size: int) -> int:
-        """Return 0: the texts are constant."""
-        return 0
-
-    def text_features(self, model: VLModel, p: Tree) -> Tensor:
-        """Return the template's text features ``[K, C, d]``."""
-        return model.anchor("template", 0).expand(len(p[f"{FIRST}.weight"]), -1, -1)
 
     def image_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return ``a(x) x``, ``[K, B, d]``."""

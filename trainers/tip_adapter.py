@@ -29,14 +29,15 @@ from torch import Tensor
 from fedvlm.config.option import Option
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor, Trainer
+from fedvlm.federation.toolbox.templates import TemplateTrainer
+from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor
 from fedvlm.models.vlmodel import VLModel
 
 KEYS, VALUES = "tip.keys", "tip.values"
 
 
 @TRAINER_REGISTRY.register("Tip-Adapter")
-class TipAdapter(Trainer):
+class TipAdapter(TemplateTrainer):
     """See the module's card."""
 
     name = "Tip-Adapter"
@@ -57,14 +58,6 @@ class TipAdapter(Trainer):
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return no tensor."""
         return {}
-
-    def prompt_sets(self, batch_size: int) -> int:
-        """Return 0: the texts are constant."""
-        return 0
-
-    def text_features(self, model: VLModel, p: Tree) -> Tensor:
-        """Return the template's text features ``[1, C, d]``."""
-        return model.anchor("template", 0)[None]
 
     def predictor(self, model: VLModel, p: Tree) -> Predictor:
         """Return ``x -> logits``; without a cache zero-shot CLIP's."""

@@ -34,14 +34,15 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor, Trainer, cross_entropy
+from fedvlm.federation.toolbox.templates import TemplateTrainer
+from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor, cross_entropy
 from fedvlm.models.vlmodel import VLModel
 
 KEYS, VALUES, CACHE = "tip.keys", "tip.values", "cache"
 
 
 @TRAINER_REGISTRY.register("Tip-Adapter-F")
-class TipAdapterF(Trainer):
+class TipAdapterF(TemplateTrainer):
     """See the module's card. Tensors: keys [CAPACITY, d]; values [CAPACITY, C], zero where free."""
 
     name = "Tip-Adapter-F"
@@ -62,21 +63,13 @@ class TipAdapterF(Trainer):
         """Return an empty cache."""
         return {KEYS: torch.zeros(int(self.cfg.CAPACITY), model.embed_dim)}
 
-    def prompt_sets(self, batch_size: int) -> int:
-        """Return 0: the texts are constant."""
-        return 0
-
-    def text_features(self, model: VLModel, p: Tree) -> Tensor:
-        """Return the template's text features ``[1, C, d]``."""
-        return model.anchor("template", 0)[None]
-
     def predictor(self, model: VLModel, p: Tree) -> Predictor:
         """Return ``x -> logits``; without labels beside the keys zero-shot CLIP's."""
         text = self.text_features(model, p)
 
         def logits(x: Mapping[str, Tensor]) -> Tensor:
             z = F.normalize(self.image_features(model, p, x), dim=-1)
-            out = model.logits(z, text.expand(len(z), -1, -1))
+            out = model.logits(z, text)
             if VALUES not in p:
                 return out
             near = torch.exp(-self.cfg.BETA * (1 - z @ p[KEYS].mT))

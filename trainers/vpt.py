@@ -28,7 +28,8 @@ from torch import Tensor
 
 from fedvlm.config.option import Option
 from fedvlm.core.trees import Tree
-from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer
+from fedvlm.federation.toolbox.templates import TemplateTrainer
+from fedvlm.federation.trainer import TRAINER_REGISTRY
 from fedvlm.models.adapt.prompts import visual_prompts
 from fedvlm.models.towers.adapters import prompt_tree
 from fedvlm.models.towers.vision import stream_name
@@ -36,7 +37,7 @@ from fedvlm.models.vlmodel import VLModel
 
 
 @TRAINER_REGISTRY.register("VPT")
-class VPT(Trainer):
+class VPT(TemplateTrainer):
     """See the module's card."""
 
     name = "VPT"
@@ -51,18 +52,10 @@ class VPT(Trainer):
         """Return what enters the first block."""
         return (stream_name(0),)
 
-    def prompt_sets(self, batch_size: int) -> int:
-        """Return 0: the texts are constant."""
-        return 0
-
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return the prompts ``[TOKENS, width]`` of each block."""
         blocks = model.vision.blocks[: self.cfg.DEPTH or None]
         return prompt_tree(blocks, self.cfg.TOKENS, generator)
-
-    def text_features(self, model: VLModel, p: Tree) -> Tensor:
-        """Return the template's text features ``[K, C, d]``."""
-        return model.anchor("template", 0).expand(len(p["image.prompt.0"]), -1, -1)
 
     def image_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return features ``[K, B, d]`` of the prompted tower."""

@@ -50,7 +50,7 @@ SMALL = r"small\.(fc[12]?|conv[123])\.(weight|bias)"
 GATE = r"gate\.(w1|b1|w2|b2|a|on|spread)"
 # Constant per class list: ``text_features`` says what comes of them.
 TEXT = (
-    r"(text\.ctx|head\.weight)(\.private\.(left|right))?", r"text\.(sigma|U|S|V)",
+    r"(text\.ctx|head\.weight)(\.private\.(left|right))?", r"text\.(sigma|U|S|V|global|u|v|r)",
     r"text\.ctx\.(global|local)|text\.trained", r"text\.net\..*",
     r"text\.lora\.\d+\.(q|k|v|o|fc|proj)\.[AB]",
 )
