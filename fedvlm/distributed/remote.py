@@ -139,7 +139,7 @@ class RemoteEngine:
         """
         fed.engine, fed.clients.store = self, AwayStore()
         fed.finetune_seconds = self.tuning
-        ours, roster = facts(fed), self.roster()
+        ours, roster = self.facts(fed), self.roster()
         for site, theirs in self.met.items():
             odd = odd_facts(theirs, ours)
             if odd:
@@ -149,6 +149,10 @@ class RemoteEngine:
                 raise ConfigError(f"the sites count other images ({n}) than this run was told")
         fed.roster = replace(fed.roster, site=roster.site)
         self._like = likeness(self.config, ours)
+
+    def facts(self, fed: Federation) -> dict[str, str]:
+        """Return what a site has to have in common with ``fed``."""
+        return facts(fed)
 
     # ---- work --------------------------------------------------------------------------------
     def run(

@@ -35,9 +35,12 @@ class PoolEngine(RemoteEngine):
 
     Attributes:
         layout: the site of each client as the config has it (``FED.SITES``).
+        beside: facts of the job, as of ``PoolSite``: workers that read other images, or compute on
+            another kind of device, cannot take part.
     """
 
     layout: Sequence[int] = ()
+    beside: Mapping[str, str] = field(default_factory=dict)
     _fed: Federation | None = None
     _forms: dict[int, str] = field(default_factory=dict)  # told in this round
     _cleaned: dict[int, int] = field(default_factory=dict)
@@ -62,6 +65,10 @@ class PoolEngine(RemoteEngine):
         super().join(fed)
         fed.clients.store = store if isinstance(store, PoolAway) else PoolAway()
         self._fed = fed
+
+    def facts(self, fed: Federation) -> dict[str, str]:
+        """See ``RemoteEngine.facts``."""
+        return super().facts(fed) | dict(self.beside)
 
     def memory(self) -> dict[str, Any]:
         """See ``Engine.memory``: a run that goes on has other workers."""

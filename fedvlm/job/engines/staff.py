@@ -34,7 +34,7 @@ from fedvlm.federation.local.images import Absent
 from fedvlm.job.build import Built, pick_device
 from fedvlm.job.engines.states import PLACE
 from fedvlm.job.inputs import GivenInputs, Inputs
-from fedvlm.job.sites.party import config_plain
+from fedvlm.job.sites.party import config_plain, shared_facts
 from fedvlm.runs.folder import RunFolder
 
 LOCAL, WORKERS = "local", "workers"
@@ -147,7 +147,7 @@ def employed(built: Built, folder: RunFolder, tell: Tell) -> Iterator[Staff]:
     engine = PoolEngine(
         carrier, plain, federation.engine.chunk,
         Policy(deadline=EVER, wait=AWAIT if built.cfg.FED.WORKERS_AT else 0.0), run, tell,
-        layout=federation.engine.sites,
+        layout=federation.engine.sites, beside=shared_facts(built.identity),
     )
     # Whoever asks for a client's images here is refused.
     federation.meter = None

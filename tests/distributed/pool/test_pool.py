@@ -188,6 +188,38 @@ def test_clients_of_two_forms_share_no_chunk_and_a_worker_may_die(tmp_path: Path
     assert len([worker for round_, worker in pool.carrier.work if round_ == 2]) == 3
 
 
+def test_a_worker_that_reads_other_images_cannot_take_part(world: World, tmp_path: Path) -> None:
+    """Not at the start, not as a newcomer, and not begun again at the address of one that was."""
+    pool = Pool(world, load_trainer("fedper"), tmp_path)
+
+    def worker(images: str) -> PoolSite:
+        return PoolSite(pool.federation(), tmp_path, CONFIG, beside={"images": images})
+
+    def driver() -> tuple[Federation, PoolEngine]:
+        fed = pool.federation()
+        engine = PoolEngine(
+            pool.carrier, CONFIG, CHUNK, Policy(wait=0), RUN, pool.said.append,
+            beside={"images": "ours"},
+        )
+        engine.meet(len(world.splits), 0)
+        fed.meter, fed.batcher = None, Absent(fed.roster, 4, "the driver")
+        engine.join(fed)
+        return fed, engine
+
+    ours, others = worker("ours"), worker("others")
+    pool.carrier.answers = {"worker0": ours.answer, "worker1": others.answer}
+    with pytest.raises(ConfigError, match="worker1 cannot take part: it differs in images"):
+        driver()
+    pool.carrier.answers = {"worker0": ours.answer}
+    fed, engine = driver()
+    pool.carrier.answers["worker1"] = others.answer
+    assert engine.workers() == ["worker0"]
+    assert pool.said == ["worker1 cannot take part: images"]
+    pool.carrier.answers = {"worker0": others.answer}
+    with pytest.raises(FedvlmError, match="of a run with another config, model or version"):
+        fed.run()
+
+
 def test_nobody_left_is_said(world: World, tmp_path: Path) -> None:
     pool = Pool(world, load_trainer("fedper"), tmp_path)
     fed = pool.driver()

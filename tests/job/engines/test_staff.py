@@ -15,15 +15,14 @@ import torch
 
 from fedvlm.api.rebuild import rebuild
 from fedvlm.distributed.carriers import InProcess
-from fedvlm.distributed.pool.site import PoolSite
 from fedvlm.distributed.pool.store import PoolStore
 from fedvlm.distributed.wire import unpack
 from fedvlm.job.build import build
 from fedvlm.job.engines import staff
+from fedvlm.job.engines.serving import worker_of
 from fedvlm.job.flags import parse
 from fedvlm.job.inputs import SharedInputs
 from fedvlm.job.resolve import resolve
-from fedvlm.job.sites.party import config_plain
 from tests import jobs
 
 MORE = ("--num-users", "3", "--frac", "0.7", "--opts", "FED.CHUNK", "1")
@@ -36,9 +35,8 @@ class Pool(InProcess):
     def __init__(self, cfg: Any, folder: Path, stop: tuple[str, int] = ("", 0)) -> None:
         super().__init__({})
         self.stop, self.asked = stop, list[tuple[str, str, int]]()
-        plain = config_plain(cfg)
         for i in range(2):
-            site = PoolSite(build(cfg, inputs=INPUTS).federation, folder / staff.PLACE, plain)
+            site = worker_of(build(cfg, inputs=INPUTS), folder / staff.PLACE)
             self.answers[f"worker{i}"] = site.answer
 
     def open(self, seconds: float) -> None:
