@@ -31,6 +31,7 @@ from fedvlm.federation.groups import SERVER, SHARED
 from fedvlm.federation.rounds import Federation
 from fedvlm.federation.server import Measure, Question, Row, only_numbers
 
+ROUNDS = ("work", "evaluate")  # requests of a round: they go into the account
 WEIGHT = "weight"  # among a part's numbers; metrics are ``metric/<name>``
 METRIC = "metric/"
 _TOLD = re.compile(r"round \d+, client \d+: [^\n]{1,200}? is not finite")  # ``Context.fail``
@@ -90,7 +91,7 @@ class Site:
             failed = True
         else:
             failed = False
-        if frame is not None and "round" in frame.values and self._knows(frame):
+        if frame is not None and frame.op in ROUNDS and self._knows(frame):
             self._enter(frame, len(data), len(reply), time.perf_counter() - began, failed)
         return reply
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedvlm.check.world import World
-from fedvlm.core.errors import ConfigError
+from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.distributed.ledger import Account, Ledger
 from fedvlm.distributed.site import Site
 from fedvlm.distributed.terms import Refused, Terms
@@ -84,8 +84,12 @@ def test_a_site_enters_what_it_does_for_a_run(site: Site) -> None:
     account = ledger.read()
     assert account.answers == {"work": 1, "failed": 1} and account.round == 1
     assert account.down > 500 and account.up > 500 and account.seconds > 0
-    ledger.path.write_text("{")
-    assert ask(site, "work").op == "worked"  # what hinders the entry hinders no answer
+    whole = ledger.path.read_text()
+    for damage in ("{", "[]", whole.replace(": 1", ': "1"'), whole.replace(": 1", ": null")):
+        ledger.path.write_text(damage)
+        assert ask(site, "work").op == "worked"  # what hinders the entry hinders no answer
+        with pytest.raises(DataError, match="is damaged: delete it"):
+            ledger.read()
     ledger.path.unlink()
     assert ledger.read() == Account()
 
