@@ -57,6 +57,7 @@ class RemoteEngine:
         sites: each client's site as a number, in the carrier's order.
         refusals: rounds in a row in which something of a site was refused.
         excluded: sites that are asked no more.
+        failed: sites that did not answer well in the work or evaluation under way.
         traffic: bytes of frames, ``down`` and ``up``.
         tuning: seconds of each client's last final fine-tuning, as its site says.
         logits: of the newest measure that keeps them, as of ``ClientMeter.logits``, from the sites
@@ -77,6 +78,7 @@ class RemoteEngine:
     sites: Sequence[int] = ()
     refusals: Counter[str] = field(default_factory=Counter)
     excluded: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
     traffic: Counter[str] = field(default_factory=Counter)
     tuning: dict[int, float] = field(default_factory=dict)
     logits: Tree = field(default_factory=dict)
@@ -168,6 +170,7 @@ class RemoteEngine:
         """
         ctx, job = make(sorted(accepted)), Round(downloads, dict(accepted))
         floor = getattr(clients.store, "floor", {})
+        self.failed.clear()
         for attempt in range(self.policy.retries + 1):
             if attempt:
                 time.sleep(self.policy.wait)
@@ -199,6 +202,7 @@ class RemoteEngine:
         for site in (s for s in self.met if s in trips):
             reply, ids = replies[site], [int(c) for c in trips[site].values["accepted"]]
             if isinstance(reply, str):
+                self.failed.add(site)
                 job.why |= dict.fromkeys(ids, f"{site}: {reply}")
                 self.say(f"round {ctx.round}, attempt {attempt}: {site}: {reply}")
                 continue
@@ -275,6 +279,7 @@ class RemoteEngine:
             self.logits = {}
         rows: dict[int, Row] = {}
         missing, why = set(question.clients), dict[int, str]()
+        self.failed.clear()
         for attempt in range(self.policy.retries + 1):
             if attempt:
                 time.sleep(self.policy.wait)
@@ -288,6 +293,7 @@ class RemoteEngine:
             for site, reply in self._ask(trips).items():
                 ids = {int(c) for c in trips[site].values["accepted"]}
                 if isinstance(reply, str):
+                    self.failed.add(site)
                     why |= dict.fromkeys(ids, f"{site}: {reply}")
                     self.say(f"numbers of round {question.round}, {site}: {reply}")
                     continue

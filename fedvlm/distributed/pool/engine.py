@@ -101,6 +101,11 @@ class PoolEngine(RemoteEngine):
             raise FedvlmError("no worker is left that could be asked; the same command goes on")
         return live
 
+    def _fit(self) -> list[str]:
+        """Return who is asked next: who did not fail in this job, or all where everybody did."""
+        live = self.workers()
+        return [site for site in live if site not in self.failed] or live
+
     # ---- work --------------------------------------------------------------------------------
     def run(
         self, trainer: Trainer, make: MakeContext, downloads: Mapping[int, Tree],
@@ -119,7 +124,7 @@ class PoolEngine(RemoteEngine):
         self, ctx: Context, job: Round, floor: Mapping[int, int], attempt: int
     ) -> None:
         ids = sorted(job.missing)
-        self._deal(self._chunks(ids, job.accepted, job.downloads), self.workers())
+        self._deal(self._chunks(ids, job.accepted, job.downloads), self._fit())
         super()._attempt(ctx, job, floor, attempt)
 
     def _take(
@@ -137,7 +142,7 @@ class PoolEngine(RemoteEngine):
         Models that are equal are measured as one, which remembers what it said of a sample: last
         bits of its confidence come from the order of all clients.
         """
-        fed, live = self._federation(), self.workers()
+        fed, live = self._federation(), self._fit()
         personal = bool(fed.groups.personal) or (
             type(fed.trainer).personalize is not Trainer.personalize)
         everybody = all(question.versions.get(c, 0) for c in question.clients)

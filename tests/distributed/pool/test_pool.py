@@ -21,7 +21,7 @@ from fedvlm.distributed.policy import Policy
 from fedvlm.distributed.pool.engine import PoolEngine
 from fedvlm.distributed.pool.site import PoolSite
 from fedvlm.distributed.pool.store import PoolAway, PoolStore, new_letters
-from fedvlm.distributed.wire import unpack
+from fedvlm.distributed.wire import Frame, pack, unpack
 from fedvlm.evaluation import ClientMeter
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
@@ -218,6 +218,25 @@ def test_a_worker_that_reads_other_images_cannot_take_part(world: World, tmp_pat
     pool.carrier.answers = {"worker0": others.answer}
     with pytest.raises(FedvlmError, match="of a run with another config, model or version"):
         fed.run()
+
+
+def test_what_a_worker_refuses_others_are_asked_for(world: World, tmp_path: Path) -> None:
+    """The first worker is there and says no, to work and to numbers; a new job asks it again."""
+    pool = Pool(world, load_trainer("fedper"), tmp_path)
+    fed = pool.driver()
+    told = measured(fed)
+    asked: list[str] = []
+
+    def refuse(data: bytes) -> bytes:
+        frame = unpack(data)
+        asked.append(frame.op)
+        values = {"nonce": frame.values["nonce"], "kind": "failed", "text": "no memory"}
+        return pack(Frame("failed", values))
+
+    pool.carrier.answers["worker0"] = refuse
+    fed.run()
+    assert len(told) == ROUNDS and asked[:2] == ["work", "evaluate"]
+    assert asked.count("work") == ROUNDS and asked.count("evaluate") == ROUNDS
 
 
 def test_nobody_left_is_said(world: World, tmp_path: Path) -> None:
