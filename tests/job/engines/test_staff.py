@@ -8,12 +8,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from fedvlm.api.rebuild import rebuild
+from fedvlm.core.errors import DataError
 from fedvlm.distributed.carriers import InProcess
 from fedvlm.distributed.pool.store import PoolStore
 from fedvlm.distributed.wire import unpack
@@ -146,6 +148,24 @@ def test_workers_are_as_many_as_the_cores_allow(monkeypatch: pytest.MonkeyPatch)
     assert [staff.size_of(c) for c in (cfg, large, two)] == [(8, 1), (1, 8), (2, 4)]
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     assert [staff.size_of(c) for c in (cfg, large, two)] == [(2, 4), (2, 4), (2, 4)]
+
+
+def test_the_name_of_a_run_at_its_workers_is_its_own_and_stays(tmp_path: Path) -> None:
+    """Folders with the same end may have one place for states; older runs keep their name."""
+    def folder(name: str) -> Any:
+        path = tmp_path / name / "a/b/c/d/e/f/g"
+        path.mkdir(parents=True)
+        return SimpleNamespace(path=path, digest="same")
+
+    one, two, older, third = (folder(name) for name in ("one", "two", "older", "third"))
+    assert staff.run_id(one) == staff.run_id(one) != staff.run_id(two)
+    for run in (older, third):
+        (run.path / "state").mkdir()
+        (run.path / "state" / "round_0001.json").touch()
+    assert staff.run_id(older) == staff.run_id(third) != staff.run_id(two)
+    (two.path / staff.PLACE / staff.NAME).write_text("../../other")
+    with pytest.raises(DataError, match="is damaged"):
+        staff.run_id(two)
 
 
 def test_a_run_goes_on_with_the_engine_that_began_it(
