@@ -176,8 +176,8 @@ def listen(address: str) -> socket.socket:
     try:
         if address.startswith(UNIX):
             path = Path(address.removeprefix(UNIX))
-            if path.is_socket():  # of a process that is gone, or the bind below says so
-                path.unlink()
+            if path.is_socket():
+                _clear(path)
             sock = socket.socket(socket.AF_UNIX)
             before = os.umask(0o177)
             try:
@@ -191,6 +191,27 @@ def listen(address: str) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         raise ConfigError(f"cannot listen at {address}: {reason(error)}") from None
+
+
+def _clear(path: Path) -> None:
+    """Delete the socket of a process that is gone.
+
+    Raises:
+        ConfigError: somebody listens there.
+        OSError: nobody can say.
+    """
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(PATIENCE)
+        try:
+            sock.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+        except (TimeoutError, BlockingIOError):
+            pass  # as many callers as it lets wait
+    raise ConfigError(
+        f"cannot listen at {UNIX}{path}: another worker does; end it, or take another path"
+    )
 
 
 def host_port(address: str) -> tuple[str, int]:

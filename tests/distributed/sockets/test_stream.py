@@ -91,6 +91,18 @@ def test_only_who_knows_the_token_is_answered(tmp_path: Path, kind: str) -> None
         assert (tmp_path / "s").stat().st_mode & 0o777 == 0o600
 
 
+def test_the_path_of_a_live_worker_is_not_taken(tmp_path: Path) -> None:
+    """That of one that is gone is."""
+    address = f"unix:{tmp_path}/s"
+    with listen(address):
+        with pytest.raises(ConfigError, match="/s: another worker does; end it, or take another"):
+            listen(address)
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.connect(f"{tmp_path}/s")  # the first still has its path
+    with listen(address):
+        assert (tmp_path / "s").is_socket()
+
+
 def test_a_length_above_the_limit_is_refused_before_memory_is_taken() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
