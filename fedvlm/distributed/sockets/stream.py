@@ -16,6 +16,7 @@ import secrets
 import socket
 import stat
 import struct
+import time
 from pathlib import Path
 
 from fedvlm.core.errors import ConfigError, FedvlmError
@@ -24,7 +25,7 @@ from fedvlm.distributed.wire import LIMIT
 HELLO = b"fedvlm-socket/1\n"
 NONCE = PROOF = 32
 LENGTH = struct.Struct("<Q")
-PATIENCE = 10.0  # seconds for each step of the greeting
+PATIENCE = 10.0  # seconds for the whole greeting
 SHORTEST = 16  # characters of a token
 UNIX = "unix:"
 _PIECE = 1 << 20
@@ -40,11 +41,12 @@ def greet(sock: socket.socket, token: bytes) -> None:
     Raises:
         StreamError: the caller does not, or is gone.
     """
+    until = time.monotonic() + PATIENCE
     sock.settimeout(PATIENCE)
     ours = secrets.token_bytes(NONCE)
     try:
         sock.sendall(HELLO + ours)
-        said = _exactly(sock, NONCE + PROOF)
+        said = _exactly(sock, NONCE + PROOF, until=until)
         both = ours + said[:NONCE]
         if not hmac.compare_digest(said[NONCE:], _proof(token, b"caller", both)):
             raise StreamError("a caller does not know the token")
@@ -60,15 +62,16 @@ def present(sock: socket.socket, token: bytes) -> None:
     Raises:
         StreamError: it does not, is busy, or is no worker.
     """
+    until = time.monotonic() + PATIENCE
     sock.settimeout(PATIENCE)
     try:
-        said = _exactly(sock, len(HELLO) + NONCE)
+        said = _exactly(sock, len(HELLO) + NONCE, until=until)
         if said[: len(HELLO)] != HELLO:
             raise StreamError("what answers there is no worker of this version")
         ours = secrets.token_bytes(NONCE)
         both = said[len(HELLO) :] + ours
         sock.sendall(ours + _proof(token, b"caller", both))
-        proof = _exactly(sock, PROOF)
+        proof = _exactly(sock, PROOF, until=until)
     except TimeoutError:
         raise StreamError("it says nothing: another run may be using it") from None
     except StreamError as error:
@@ -251,10 +254,21 @@ def _proof(token: bytes, who: bytes, both: bytes) -> bytes:
     return hmac.new(token, who + both, hashlib.sha256).digest()
 
 
-def _exactly(sock: socket.socket, size: int, end: bool = False) -> bytes:
-    """Return ``size`` bytes; memory grows with what comes, not with what a length promises."""
+def _exactly(
+    sock: socket.socket, size: int, end: bool = False, until: float | None = None
+) -> bytes:
+    """Return ``size`` bytes; memory grows with what comes, not with what a length promises.
+
+    Args:
+        until: time (``time.monotonic``) for all of them, however slowly they come.
+    """
     data = bytearray()
     while len(data) < size:
+        if until is not None:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("timed out")
+            sock.settimeout(left)
         piece = sock.recv(min(_PIECE, size - len(data)))
         if not piece:
             if end and not data:

@@ -127,6 +127,46 @@ def test_a_caller_that_says_nothing_or_something_else_is_no_caller(
             stream.present(ours, TOKEN)
 
 
+def test_who_greets_byte_by_byte_has_no_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "PATIENCE", 0.2)
+    ours, theirs = socket.socketpair()
+    over = threading.Event()
+
+    def drip() -> None:
+        with contextlib.suppress(OSError):
+            while not over.wait(0.02):
+                theirs.sendall(b"f")
+
+    with ours, theirs:
+        slow = threading.Thread(target=drip)
+        slow.start()
+        began = time.monotonic()
+        with pytest.raises(StreamError, match="timed out"):
+            stream.greet(ours, TOKEN)
+        took = time.monotonic() - began
+        over.set()
+        slow.join()
+    assert took < 0.8  # 64 bytes at this pace would take 1.3 s
+
+
+def test_a_caller_that_is_gone_before_it_is_let_in_ends_no_worker() -> None:
+    """``accept`` may fail by itself; only a closed door ends the service."""
+    class Door:
+        calls = 0
+
+        def accept(self) -> None:
+            self.calls += 1
+            raise ConnectionAbortedError("gone")
+
+        def fileno(self) -> int:
+            return -1 if self.calls == 2 else 3
+
+    said: list[str] = []
+    with pytest.raises(ConnectionAbortedError):
+        serve(Door(), TOKEN, bytes, said.append)  # type: ignore[arg-type]
+    assert said == ["a connection ended: gone"]
+
+
 def test_a_site_that_is_late_has_a_line_that_is_used_no_more() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
