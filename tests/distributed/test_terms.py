@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from fedvlm.distributed.terms import Refused, Terms
 from fedvlm.distributed.wire import Frame, pack, unpack
 from fedvlm.evaluation.scores import notes
 from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.server import Measure
 from tests.distributed.grid import CONFIG, RUN, Grid
 from tests.distributed.test_site import ask, work
 
@@ -57,7 +59,7 @@ def test_what_is_allowed_passes() -> None:
     (Terms(rounds=1), {"round": 2}, "at most 1 rounds, and this is round 2 (rule 'rounds')"),
     (Terms(steps=1), {}, "a client takes at most 1 steps, not"),
     (Terms(bytes=300), {}, "a message has at most 300 bytes, not"),
-    (Terms(seconds=2.0), {}, "this run has had its 2 seconds of work (rule 'seconds')"),
+    (Terms(seconds=2.0), {}, "this config has had its 2 seconds of work (rule 'seconds')"),
 ])  # fmt: skip
 def test_a_site_refuses_before_it_works(
     site: Site, terms: Terms, values: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
@@ -92,6 +94,24 @@ def test_a_site_enters_what_it_does_for_a_run(site: Site) -> None:
             ledger.read()
     ledger.path.unlink()
     assert ledger.read() == Account()
+
+
+def test_time_is_counted_for_templates_and_over_names_of_runs(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server chooses the name of its run, and a template makes no states."""
+    monkeypatch.setattr(site, "terms", Terms(seconds=1e-6))
+    values = {
+        "round": 0, "accepted": {"0": 0}, "down": {"0": "0"}, "tune": False, "model": "template",
+        "measure": asdict(Measure()),
+    }
+    for run, kind in (("12" * 16, "evaluated"), ("34" * 16, "failed")):
+        frame = Frame("evaluate", {"run": run, "like": site.like, "nonce": "ab" * 8} | values,
+                      {"down/0": {}})
+        reply = unpack(site.answer(pack(frame)))
+        assert reply.op == kind, reply.values
+        assert not (site.folder / run).exists()
+    assert "(rule 'seconds')" in reply.values["text"]
 
 
 def test_the_owner_of_a_site_hears_first_what_his_rules_forbid(site: Site) -> None:
