@@ -101,6 +101,7 @@ def test_time_is_counted_for_templates_and_over_names_of_runs(
 ) -> None:
     """A server chooses the name of its run, and a template makes no states."""
     monkeypatch.setattr(site, "terms", Terms(seconds=1e-6))
+    site._spent().path.unlink(missing_ok=True)
     values = {
         "round": 0, "accepted": {"0": 0}, "down": {"0": "0"}, "tune": False, "model": "template",
         "measure": asdict(Measure()),

@@ -199,7 +199,7 @@ def test_a_worker_that_reads_other_images_cannot_take_part(world: World, tmp_pat
         fed = pool.federation()
         engine = PoolEngine(
             pool.carrier, CONFIG, CHUNK, Policy(wait=0), RUN, pool.said.append,
-            beside={"images": "ours"},
+            layout=fed.engine.sites, beside={"images": "ours"},
         )
         engine.meet(len(world.splits), 0)
         fed.meter, fed.batcher = None, Absent(fed.roster, 4, "the driver")
