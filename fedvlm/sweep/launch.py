@@ -15,7 +15,7 @@ from typing import Any
 
 from fedvlm.core import files
 from fedvlm.core.errors import FedvlmError
-from fedvlm.core.signals import saying
+from fedvlm.core.signals import saying, whole
 from fedvlm.runs.manifest import now
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.sweep.cells import Cell
@@ -149,18 +149,19 @@ class Launch:
         if not chosen:
             return waiting
         sweep = self.sweep
-        jobs = self.queue.submit([
+        tasks = [
             Task(sweep.plan.name, sweep.output.absolute(), tuple(s.cells),
                  self.threads or self.resources.cpus, self.timeout)
             for s in chosen
-        ])
-        for submission, job in zip(chosen, jobs, strict=True):
-            submission.job = job
-            files.append_line(self.path, json.dumps({
-                "job": job, "launch": self.queue.name, "submitted": now(),
-                "cells": [_key(cell) for cell in submission.cells],
-            }))
-        self.live += chosen
+        ]
+        with whole():  # a job that nobody wrote down would be submitted again
+            for submission, job in zip(chosen, self.queue.submit(tasks), strict=True):
+                submission.job = job
+            self.live += chosen
+            files.append_line(self.path, "\n".join(json.dumps({
+                "job": s.job, "launch": self.queue.name, "submitted": now(),
+                "cells": [_key(cell) for cell in s.cells],
+            }) for s in chosen))
         return waiting[room:]
 
     def _leave(self) -> str:
