@@ -168,6 +168,29 @@ def test_a_stop_while_jobs_are_submitted_loses_none(
     assert [json.loads(row)["job"] for row in line.splitlines()] == ["7_0", "7_1"]
 
 
+def test_a_failed_cell_is_tried_again_though_its_job_goes_on_with_another(
+    tmp_path: Path, plan: tuple[Any, list[Cell], Path]
+) -> None:
+    """What failed before the job was submitted still lies in it."""
+    cells = [replace(c, output=tmp_path) for c in plan[1]]
+    journal = Journal(tmp_path, "q")
+    journal.prepare({})
+    row = {"job": "7_0", "launch": "slurm", "submitted": "2026-01-02T00:00:00Z",
+           "cells": [(c.key, c.digest) for c in cells]}
+    (journal.folder / "submitted.jsonl").write_text(json.dumps(row) + "\n")
+    for ended, waiting, live in (("01T00:00:00Z", 0, [2]), ("02T00:01:00Z", 1, [1])):
+        attempt = {"cell": cells[0].key, "config": cells[0].digest, "code": 1, "seconds": 1.0,
+                   "sentence": "no", "ended": f"2026-01-{ended}"}
+        journal.path.write_text(json.dumps(attempt) + "\n")
+        queue = Queue(8)
+        queue.here = {"7_0": RUNNING}
+        launched = Launch(Sweep(plan[0], cells, 1), queue, Resources())
+        launched._before = launched.sweep.journal.last()
+        rest = launched._wait_lists(retry=True)
+        assert len(rest) == waiting and [len(s.cells) for s in launched.live] == live
+    assert rest[0].cells == cells[:1]
+
+
 def test_a_job_out_of_time_fails_its_cells_with_a_hint(
     tmp_path: Path, plan: tuple[Any, list[Cell], Path], capsys: pytest.CaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
