@@ -191,7 +191,7 @@ class PoolEngine(RemoteEngine):
             "run": self.run_id, "like": self._like, "nonce": secrets.token_hex(8),
             "keep": {str(c): v for c, v in moved.items()},
         })
-        site = self.workers()[0]
+        site = self._fit()[0]
         reply = self._ask({site: frame})[site]
         if isinstance(reply, str):
             self.say(f"{site} did not forget: {reply}")

@@ -235,8 +235,7 @@ def test_what_a_worker_refuses_others_are_asked_for(world: World, tmp_path: Path
 
     pool.carrier.answers["worker0"] = refuse
     fed.run()
-    assert len(told) == ROUNDS and asked[:2] == ["work", "evaluate"]
-    assert asked.count("work") == ROUNDS and asked.count("evaluate") == ROUNDS
+    assert asked.count("work") == ROUNDS and asked.count("evaluate") == len(told) == ROUNDS + 1
 
 
 def test_nobody_left_is_said(world: World, tmp_path: Path) -> None:
