@@ -56,14 +56,16 @@ def greet(sock: socket.socket, token: bytes) -> None:
     sock.settimeout(None)
 
 
-def present(sock: socket.socket, token: bytes) -> None:
+def present(sock: socket.socket, token: bytes, seconds: float | None = None) -> None:
     """Answer a worker's hello, and make sure that it knows the token.
+
+    Args:
+        seconds: for the whole greeting; None: ``PATIENCE``.
 
     Raises:
         StreamError: it does not, is busy, or is no worker.
     """
-    until = time.monotonic() + PATIENCE
-    sock.settimeout(PATIENCE)
+    until = time.monotonic() + (PATIENCE if seconds is None else seconds)
     try:
         said = _exactly(sock, len(HELLO) + NONCE, until=until)
         if said[: len(HELLO)] != HELLO:
@@ -123,38 +125,39 @@ def sized(head: bytes) -> int:
     return size
 
 
-def connect(address: str, token: bytes) -> socket.socket:
+def connect(address: str, token: bytes, seconds: float | None = None) -> socket.socket:
     """Return a connection to a worker that knows the token.
 
     Args:
         address: ``host:port`` or ``unix:PATH``.
+        seconds: to reach it, and again for the greeting; None: ``PATIENCE``.
 
     Raises:
         StreamError: nobody is there, or somebody else.
     """
     try:
-        sock = _opened(address)
+        sock = _opened(address, PATIENCE if seconds is None else seconds)
     except OSError as error:
         raise StreamError(reason(error)) from None
     try:
-        present(sock, token)
+        present(sock, token, seconds)
     except BaseException:
         sock.close()
         raise
     return sock
 
 
-def _opened(address: str) -> socket.socket:
+def _opened(address: str, seconds: float) -> socket.socket:
     if address.startswith(UNIX):
         sock = socket.socket(socket.AF_UNIX)
-        sock.settimeout(PATIENCE)
+        sock.settimeout(seconds)
         try:
             sock.connect(address.removeprefix(UNIX))
         except BaseException:
             sock.close()
             raise
         return sock
-    sock = socket.create_connection(host_port(address), PATIENCE)
+    sock = socket.create_connection(host_port(address), seconds)
     watch(sock)
     return sock
 

@@ -9,10 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.distributed.sockets import carrier as carrier_module
 from fedvlm.distributed.sockets import stream
 from fedvlm.distributed.sockets.carrier import Addressed, Begun
 from fedvlm.distributed.sockets.lines import exchange
@@ -215,6 +217,31 @@ def test_a_process_that_cannot_start_says_why(tmp_path: Path) -> None:
             carrier.open(30)
     finally:
         carrier.close()
+
+
+def test_who_stays_away_is_tried_ever_less_often_and_in_haste(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, tries = [0.0], list[tuple[float, float]]()
+
+    def connect(address: str, token: bytes, seconds: float) -> socket.socket:
+        tries.append((now[0], seconds))
+        raise StreamError("away")
+
+    monkeypatch.setattr(carrier_module, "connect", connect)
+    monkeypatch.setattr(carrier_module, "time", SimpleNamespace(
+        monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds)))
+    carrier = Addressed(["a:1"], TOKEN)
+    with pytest.raises(ConfigError, match="no worker can be reached: a:1: away"):
+        carrier.open(11)
+    assert tries == [(0, 10), (5, 10), (10, 10)]
+    while now[0] < 1500:
+        carrier.sites()
+        now[0] += 1
+    assert {seconds for _, seconds in tries[3:]} == {1}
+    times = [at for at, _ in tries[2:]]
+    assert [b - a for a, b in zip(times, times[1:], strict=False)] == [
+        5, 5, 10, 20, 40, 80, 160, 300, 300, 300]
 
 
 def test_a_token_is_long_and_its_owners_alone(tmp_path: Path) -> None:
