@@ -54,7 +54,7 @@ class Terms:
         """Refuse a run by its config.
 
         Raises:
-            Refused: the method, the backbone, its weights or the number of rounds; by rule.
+            Refused: the method, the backbone or the number of rounds; by rule.
         """
         if self.trainers is not None:
             name = str(config.get(_TRAINER, ""))
