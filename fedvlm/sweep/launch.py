@@ -6,6 +6,7 @@ command finds its jobs again. What became of a cell its run folder and the journ
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections import Counter
@@ -15,7 +16,7 @@ from typing import Any
 
 from fedvlm.core import files
 from fedvlm.core.errors import FedvlmError
-from fedvlm.core.signals import saying, whole
+from fedvlm.core.signals import saying, sheltered, whole
 from fedvlm.runs.manifest import now
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.sweep.cells import Cell
@@ -162,7 +163,10 @@ class Launch:
             for s in chosen
         ]
         with whole():  # a job that nobody wrote down would be submitted again
-            for submission, job in zip(chosen, self.queue.submit(tasks), strict=True):
+            # Ctrl-C would end sbatch, too, of which nobody could say then what it did
+            with sheltered() if self.queue.stays else contextlib.nullcontext():
+                ids = self.queue.submit(tasks)
+            for submission, job in zip(chosen, ids, strict=True):
                 submission.job = job
             self.live += chosen
             files.append_line(self.path, "\n".join(json.dumps({
