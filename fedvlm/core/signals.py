@@ -85,6 +85,16 @@ def whole() -> Iterator[None]:
         raise Interrupted(signum=stop)
 
 
+@contextlib.contextmanager
+def sheltered() -> Iterator[None]:
+    """Let Ctrl-C at the terminal reach no process that the block begins, and this one after it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _stop(signum: int, _frame: FrameType | None) -> None:
     if signum == signal.SIGHUP:
         _leave_terminal()

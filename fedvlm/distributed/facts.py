@@ -15,7 +15,7 @@ from fedvlm.core.trees import Tree
 from fedvlm.core.version import __version__
 from fedvlm.federation.rounds import Federation
 
-VERSIONS = ("fedvlm", "torch")  # facts that are told as they are; the others are digests
+VERSIONS = ("fedvlm", "torch", "device")  # facts that are told as they are; the others are digests
 _LISTED = 8
 
 

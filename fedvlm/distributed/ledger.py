@@ -7,6 +7,7 @@ kill between an answer and its entry loses that entry; no answer depends on it b
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping
@@ -16,8 +17,13 @@ from typing import Any
 
 from fedvlm.core import files
 from fedvlm.core.errors import DataError
+from fedvlm.distributed.schema import by, record, span, text, whole
 
 NAME = "ledger.json"
+_FIELDS = record({
+    "answers": by(text("[a-z]+", 20), whole()), "round": whole(), "down": whole(), "up": whole(),
+    "seconds": span, "last": span,
+})
 
 
 @dataclass(frozen=True)
@@ -55,14 +61,15 @@ class Ledger:
         with files.explain_errors(self.path):
             if not self.path.is_file():
                 return Account()
-            text = self.path.read_text(encoding="utf-8", errors="replace")
-        try:
-            content: dict[str, Any] = json.loads(text)
-            return Account(**content)
-        except (ValueError, TypeError) as error:
+            words = self.path.read_text(encoding="utf-8", errors="replace")
+        content: Any = None
+        with contextlib.suppress(ValueError, RecursionError):
+            content = json.loads(words)
+        if not _FIELDS(content):
             raise DataError(
                 f"'{self.path}' is damaged: delete it, and the account of this run begins anew"
-            ) from error
+            )
+        return Account(**content)
 
     def enter(
         self, op: str, round_: int, down: int, up: int, seconds: float, failed: bool

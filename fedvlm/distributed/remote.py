@@ -29,6 +29,7 @@ from fedvlm.federation.aggregation.arrival import Part
 from fedvlm.federation.clients import Clients
 from fedvlm.federation.context import Context
 from fedvlm.federation.engine import MakeContext, RoundWork
+from fedvlm.federation.reliability.unreliable import NO_ANSWER
 from fedvlm.federation.rounds import Federation
 from fedvlm.federation.server import Measure, Question, Roster, Row
 from fedvlm.federation.trainer import Trainer
@@ -57,6 +58,8 @@ class RemoteEngine:
         sites: each client's site as a number, in the carrier's order.
         refusals: rounds in a row in which something of a site was refused.
         excluded: sites that are asked no more.
+        silent: sites that the carrier brought no answer of, when it was asked last.
+        failed: sites that did not answer well in the work or evaluation under way.
         traffic: bytes of frames, ``down`` and ``up``.
         tuning: seconds of each client's last final fine-tuning, as its site says.
         logits: of the newest measure that keeps them, as of ``ClientMeter.logits``, from the sites
@@ -77,6 +80,8 @@ class RemoteEngine:
     sites: Sequence[int] = ()
     refusals: Counter[str] = field(default_factory=Counter)
     excluded: set[str] = field(default_factory=set)
+    silent: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
     traffic: Counter[str] = field(default_factory=Counter)
     tuning: dict[int, float] = field(default_factory=dict)
     logits: Tree = field(default_factory=dict)
@@ -139,7 +144,7 @@ class RemoteEngine:
         """
         fed.engine, fed.clients.store = self, AwayStore()
         fed.finetune_seconds = self.tuning
-        ours, roster = facts(fed), self.roster()
+        ours, roster = self.facts(fed), self.roster()
         for site, theirs in self.met.items():
             odd = odd_facts(theirs, ours)
             if odd:
@@ -149,6 +154,10 @@ class RemoteEngine:
                 raise ConfigError(f"the sites count other images ({n}) than this run was told")
         fed.roster = replace(fed.roster, site=roster.site)
         self._like = likeness(self.config, ours)
+
+    def facts(self, fed: Federation) -> dict[str, str]:
+        """Return what a site has to have in common with ``fed``."""
+        return facts(fed)
 
     # ---- work --------------------------------------------------------------------------------
     def run(
@@ -164,6 +173,7 @@ class RemoteEngine:
         """
         ctx, job = make(sorted(accepted)), Round(downloads, dict(accepted))
         floor = getattr(clients.store, "floor", {})
+        self.failed.clear()
         for attempt in range(self.policy.retries + 1):
             if attempt:
                 time.sleep(self.policy.wait)
@@ -184,7 +194,7 @@ class RemoteEngine:
         self, ctx: Context, job: Round, floor: Mapping[int, int], attempt: int
     ) -> None:
         """Ask the sites of the clients that are missing, and take what is right."""
-        job.why |= {c: f"{self.home[c]}: excluded" for c in job.missing
+        job.why |= {c: f"{self.home[c]}: {silence('excluded')}" for c in job.missing
                     if self.home[c] in self.excluded}
         versions = {c: job.accepted[c] for c in job.missing if self.home[c] not in self.excluded}
         oldest = {c: min(floor.get(c, 0), v) for c, v in versions.items()}
@@ -195,7 +205,9 @@ class RemoteEngine:
         for site in (s for s in self.met if s in trips):
             reply, ids = replies[site], [int(c) for c in trips[site].values["accepted"]]
             if isinstance(reply, str):
-                job.why |= dict.fromkeys(ids, f"{site}: {reply}")
+                self.failed.add(site)
+                why = silence(reply) if site in self.silent else reply
+                job.why |= dict.fromkeys(ids, f"{site}: {why}")
                 self.say(f"round {ctx.round}, attempt {attempt}: {site}: {reply}")
                 continue
             self._take(ctx, job, site, reply, ids)
@@ -271,6 +283,7 @@ class RemoteEngine:
             self.logits = {}
         rows: dict[int, Row] = {}
         missing, why = set(question.clients), dict[int, str]()
+        self.failed.clear()
         for attempt in range(self.policy.retries + 1):
             if attempt:
                 time.sleep(self.policy.wait)
@@ -284,6 +297,7 @@ class RemoteEngine:
             for site, reply in self._ask(trips).items():
                 ids = {int(c) for c in trips[site].values["accepted"]}
                 if isinstance(reply, str):
+                    self.failed.add(site)
                     why |= dict.fromkeys(ids, f"{site}: {reply}")
                     self.say(f"numbers of round {question.round}, {site}: {reply}")
                     continue
@@ -393,9 +407,9 @@ class RemoteEngine:
         sent = {site: pack(frame) for site, frame in frames.items()}
         self.traffic["down"] += sum(map(len, sent.values()))
         replies = self.carrier.ask(sent, self.policy.deadline) if sent else {}
-        return {
-            site: self._read(site, frames[site], replies.get(site, "no answer")) for site in frames
-        }
+        told = {site: replies.get(site, NO_ANSWER) for site in frames}
+        self.silent = {site for site, data in told.items() if isinstance(data, str)}
+        return {site: self._read(site, frames[site], data) for site, data in told.items()}
 
     def _read(self, site: str, asked: Frame, data: bytes | str) -> Frame | str:
         if isinstance(data, str):
@@ -447,11 +461,17 @@ class Round:
         """Return the round's work, parts in the order of the sites."""
         parts = sorted((part for _, part in self.parts), key=lambda part: sites[part.clients[0]])
         clients = [c for part in parts for c in part.clients]
-        lost = {c: self.why.get(c, "no answer") for c in sorted(self.missing)}
+        lost = {c: self.why.get(c, NO_ANSWER) for c in sorted(self.missing)}
         return RoundWork(
             dict.fromkeys(clients, round_), parts, self.dropped | self.refused | lost,
             self.counters,
         )
+
+
+def silence(why: str) -> str:
+    """Return the reason of who did not answer, as ``unreliable.kind_of`` reads it."""
+    rest = why.removeprefix(NO_ANSWER).strip()
+    return f"{NO_ANSWER}: {rest}" if rest else NO_ANSWER
 
 
 def _alike(ours: np.ndarray, theirs: np.ndarray) -> bool:

@@ -37,6 +37,11 @@ def number(v: Any) -> bool:
     return v is None or type(v) is int or (type(v) is float and math.isfinite(v))
 
 
+def span(v: Any) -> bool:
+    """Check a finite number of seconds, none below zero."""
+    return v is not None and number(v) and v >= 0
+
+
 def each(check: Check, most: int = MOST_CLIENTS) -> Check:
     """Return the check of a list."""
     return lambda v: isinstance(v, list) and len(v) <= most and all(map(check, v))

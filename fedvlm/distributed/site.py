@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError, DivergedError
 from fedvlm.core.trees import Tree, matching
 from fedvlm.distributed.facts import digest, facts, likeness, odd_keys
@@ -31,6 +32,8 @@ from fedvlm.federation.groups import SERVER, SHARED
 from fedvlm.federation.rounds import Federation
 from fedvlm.federation.server import Measure, Question, Row, only_numbers
 
+ROUNDS = ("work", "evaluate")  # requests of a round: they go into the account
+SPENT = ".spent"  # folder among the states, for accounts of time
 WEIGHT = "weight"  # among a part's numbers; metrics are ``metric/<name>``
 METRIC = "metric/"
 _TOLD = re.compile(r"round \d+, client \d+: [^\n]{1,200}? is not finite")  # ``Context.fail``
@@ -90,18 +93,30 @@ class Site:
             failed = True
         else:
             failed = False
-        if frame is not None and "round" in frame.values and self._knows(frame):
+        if frame is not None and frame.op in ROUNDS and frame.values["like"] == self.like:
             self._enter(frame, len(data), len(reply), time.perf_counter() - began, failed)
         return reply
 
     def _enter(self, frame: Frame, down: int, up: int, seconds: float, failed: bool) -> None:
-        """Enter an answer into the run's account; what hinders that stays at the site."""
+        """Enter an answer into the run's account, and where time is short into that of its config.
+
+        What hinders that stays at the site.
+        """
+        run, spent = self.folder / frame.values["run"], self._spent()
+        accounts = [Ledger(run)] if run.is_dir() else []  # others leave no trace
         try:
-            Ledger(self.folder / frame.values["run"]).enter(
-                frame.op, frame.values["round"], down, up, seconds, failed
-            )
+            if self.terms.seconds:
+                with files.explain_errors(spent.path):
+                    spent.path.parent.mkdir(parents=True, exist_ok=True)
+                accounts.append(spent)
+            for account in accounts:
+                account.enter(frame.op, frame.values["round"], down, up, seconds, failed)
         except DataError as error:
             self.say(str(error))
+
+    def _spent(self) -> Ledger:
+        """Return the account of all runs of this config: a run's name is the server's to choose."""
+        return Ledger(self.folder / SPENT / self.like)
 
     def _failure(self, error: Exception) -> dict[str, str]:
         """Return kind and text of a failure as they may leave; the log gets all of it."""
@@ -219,11 +234,8 @@ class Site:
         self.terms.allow_round(frame.values["round"])
         self.terms.allow_steps(steps)
         if self.terms.seconds:
-            self.terms.allow_time(Ledger(self.folder / frame.values["run"]).read().seconds)
-
-    def _knows(self, frame: Frame) -> bool:
-        """Say whether a request is of a run that has states here; others leave no trace."""
-        return frame.values["like"] == self.like and (self.folder / frame.values["run"]).is_dir()
+            accounts = self._spent(), Ledger(self.folder / frame.values["run"])
+            self.terms.allow_time(max(account.read().seconds for account in accounts))
 
     def _addressed(self, frame: Frame) -> tuple[dict[int, int], dict[int, Tree]]:
         """Return whom a request names: their accepted versions and downloads.

@@ -116,7 +116,7 @@ allow:
   rounds: 0             # the last round that is worked; 0: no limit, as below
   steps: 0              # local steps of a client in a round of plain training
   bytes: 0              # of one message, either way
-  seconds: 0            # of work for one run altogether
+  seconds: 0            # of work for all runs of one config
   count: 5              # fewer images than these are told of no class and of no test set
   logits: false         # whether outputs for single images may leave
 """

@@ -35,7 +35,7 @@ class Terms:
         steps: local steps of a client in one round of plain training, or of a final fine-tuning; 0:
             no limit.
         bytes: of one message, either way; 0: no limit.
-        seconds: of work for one run altogether, over all its messages; 0: no limit.
+        seconds: of work for runs of one config altogether, over all their messages; 0: no limit.
         count: smallest number of images that may be told, above none.
         logits: whether outputs for single images, with their labels, may leave.
     """
@@ -54,7 +54,7 @@ class Terms:
         """Refuse a run by its config.
 
         Raises:
-            Refused: the method, the backbone, its weights or the number of rounds; by rule.
+            Refused: the method, the backbone or the number of rounds; by rule.
         """
         if self.trainers is not None:
             name = str(config.get(_TRAINER, ""))
@@ -104,7 +104,7 @@ class Terms:
             Refused: by the rule ``seconds``.
         """
         if self.seconds and spent >= self.seconds:
-            raise _refusal("seconds", f"this run has had its {self.seconds:g} seconds of work")
+            raise _refusal("seconds", f"this config has had its {self.seconds:g} seconds of work")
 
     # ---- what is told ------------------------------------------------------------------------
     def tell(self, counts: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ command finds its jobs again. What became of a cell its run folder and the journ
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections import Counter
@@ -15,13 +16,13 @@ from typing import Any
 
 from fedvlm.core import files
 from fedvlm.core.errors import FedvlmError
-from fedvlm.core.signals import saying
+from fedvlm.core.signals import saying, sheltered, whole
 from fedvlm.runs.manifest import now
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.queue import PENDING, RUNNING, Queue, Resources
 from fedvlm.sweep.run import Sweep
-from fedvlm.sweep.state import DONE, state_of
+from fedvlm.sweep.state import DONE, FAILED, state_of
 from fedvlm.sweep.state import RUNNING as HELD
 from fedvlm.sweep.task import Task
 from fedvlm.sweep.worker import INTERRUPTED, Outcome
@@ -126,16 +127,23 @@ class Launch:
         lying: dict[str, list[Cell]] = {}
         rest: list[Cell] = []
         for cell in sorted(todo, key=lambda c: c.number):
-            job = earlier.get(_key(cell), "")
-            (lying.setdefault(job, []) if job in states else rest).append(cell)
+            job, when = earlier.get(_key(cell), ("", ""))
+            lies = job in states and not self._failed_since(cell, when)
+            (lying.setdefault(job, []) if lies else rest).append(cell)
         self.live = [Submission(job, cells) for job, cells in lying.items()]
         return [Submission("", rest[i : i + self.chunk]) for i in range(0, len(rest), self.chunk)]
 
-    def _earlier(self) -> dict[Key, str]:
-        """Return cell -> the job that it was last submitted in, of this kind of queue."""
+    def _failed_since(self, cell: Cell, submitted: str) -> bool:
+        """Say whether a cell has failed in its job, which goes on with others of its chunk."""
+        attempt = self._before.get(_key(cell), {})
+        failed = self.sweep.states[cell.number].name == FAILED
+        return failed and str(attempt.get("ended", "")) > submitted
+
+    def _earlier(self) -> dict[Key, tuple[str, str]]:
+        """Return cell -> the job that it was last submitted in, of this kind of queue, and when."""
         rows = read_metrics(self.path)[0] if self.path.exists() else []
         return {
-            (name, digest): str(row["job"]) for row in rows
+            (name, digest): (str(row["job"]), str(row["submitted"])) for row in rows
             if row.get("launch") == self.queue.name and self.queue.stays
             for name, digest in row.get("cells", ())
         }
@@ -149,18 +157,22 @@ class Launch:
         if not chosen:
             return waiting
         sweep = self.sweep
-        jobs = self.queue.submit([
+        tasks = [
             Task(sweep.plan.name, sweep.output.absolute(), tuple(s.cells),
                  self.threads or self.resources.cpus, self.timeout)
             for s in chosen
-        ])
-        for submission, job in zip(chosen, jobs, strict=True):
-            submission.job = job
-            files.append_line(self.path, json.dumps({
-                "job": job, "launch": self.queue.name, "submitted": now(),
-                "cells": [_key(cell) for cell in submission.cells],
-            }))
-        self.live += chosen
+        ]
+        with whole():  # a job that nobody wrote down would be submitted again
+            # Ctrl-C would end sbatch, too, of which nobody could say then what it did
+            with sheltered() if self.queue.stays else contextlib.nullcontext():
+                ids = self.queue.submit(tasks)
+            for submission, job in zip(chosen, ids, strict=True):
+                submission.job = job
+            self.live += chosen
+            files.append_line(self.path, "\n".join(json.dumps({
+                "job": s.job, "launch": self.queue.name, "submitted": now(),
+                "cells": [_key(cell) for cell in s.cells],
+            }) for s in chosen))
         return waiting[room:]
 
     def _leave(self) -> str:

@@ -23,6 +23,7 @@ from fedvlm.distributed.policy import Policy
 from fedvlm.distributed.wire import Frame, pack, unpack
 from fedvlm.evaluation.scores import notes
 from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.reliability.unreliable import NO_ANSWER, counted
 from fedvlm.federation.rounds import FedState, RoundFinished, Whole
 from tests.distributed.grid import CONFIG, RUN, Grid, federation, local, measured
 
@@ -153,7 +154,7 @@ def test_below_the_quorum_the_run_stops_and_goes_on_from_the_round_before(
     run = Outcome(world, tmp_path, away)
     with pytest.raises(QuorumError, match="round 2: 2 of 4 clients did not answer") as told:
         run.end()
-    assert "site1: not connected" in str(told.value) and "round 1 is kept" in str(told.value)
+    assert "site1: no answer: not connected" in str(told.value) and "round 1 is kept" in str(told.value)
     assert QuorumError.exit_code == 6 and run.carrier.attempts[2] == 3
     run.carrier.fault = lambda *given: given[-1]
     run.grid.restart()
@@ -167,7 +168,8 @@ def test_above_the_quorum_the_others_go_on(world: World, tmp_path: Path) -> None
     end = run.end()
     assert [row["accuracy"] is None for row in numbers[-1]] == [False, False, True, True]
     assert end.worked == {0: 3, 1: 3, 2: 1, 3: 1}
-    assert run.dropped[2] == dict.fromkeys((2, 3), "site1: not connected")
+    assert run.dropped[2] == dict.fromkeys((2, 3), "site1: no answer: not connected")
+    assert counted(run.dropped[2].values()) == {NO_ANSWER: 2}
     assert notes(numbers[-1])[0] == ("2 clients (2, 3) whose site did not answer: in no number")
 
 
@@ -235,7 +237,7 @@ def test_a_site_that_is_refused_three_times_in_a_row_is_asked_no_more(
     run = Outcome(world, tmp_path, fault, KEEP_ON, Setup(rounds=4))
     end = run.end()
     assert "site1 is excluded from now on: refused 3 rounds in a row" in run.grid.said[-1]
-    assert run.dropped[4] == dict.fromkeys((2, 3), "site1: excluded")
+    assert run.dropped[4] == dict.fromkeys((2, 3), "site1: no answer: excluded")
     assert end.worked == {0: 4, 1: 4}
 
 

@@ -82,6 +82,13 @@ def test_a_download_that_no_server_sends_is_refused(grid: Grid, tree: dict[str, 
     assert re.search("of another form|does not send", reply.values["text"])
 
 
+def test_an_answer_as_a_request_is_refused_and_ends_no_site(grid: Grid) -> None:
+    """It is well-formed and names a round, but no run."""
+    values = {"nonce": MARK, "round": 1, "rows": [], "seconds": {}}
+    reply = unpack(grid.sites["site0"].answer(pack(Frame("evaluated", values))))
+    assert reply.values["text"] == "a site is not asked for 'evaluated'"
+
+
 def test_what_an_error_says_stays_at_the_site(
     grid: Grid, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from fedvlm.check.world import World
-from fedvlm.core.errors import ConfigError
+from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.distributed.ledger import Account, Ledger
 from fedvlm.distributed.site import Site
 from fedvlm.distributed.terms import Refused, Terms
 from fedvlm.distributed.wire import Frame, pack, unpack
 from fedvlm.evaluation.scores import notes
 from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.server import Measure
 from tests.distributed.grid import CONFIG, RUN, Grid
 from tests.distributed.test_site import ask, work
 
@@ -57,7 +59,7 @@ def test_what_is_allowed_passes() -> None:
     (Terms(rounds=1), {"round": 2}, "at most 1 rounds, and this is round 2 (rule 'rounds')"),
     (Terms(steps=1), {}, "a client takes at most 1 steps, not"),
     (Terms(bytes=300), {}, "a message has at most 300 bytes, not"),
-    (Terms(seconds=2.0), {}, "this run has had its 2 seconds of work (rule 'seconds')"),
+    (Terms(seconds=2.0), {}, "this config has had its 2 seconds of work (rule 'seconds')"),
 ])  # fmt: skip
 def test_a_site_refuses_before_it_works(
     site: Site, terms: Terms, values: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
@@ -84,10 +86,33 @@ def test_a_site_enters_what_it_does_for_a_run(site: Site) -> None:
     account = ledger.read()
     assert account.answers == {"work": 1, "failed": 1} and account.round == 1
     assert account.down > 500 and account.up > 500 and account.seconds > 0
-    ledger.path.write_text("{")
-    assert ask(site, "work").op == "worked"  # what hinders the entry hinders no answer
+    whole = ledger.path.read_text()
+    for damage in ("{", "[]", whole.replace(": 1", ': "1"'), whole.replace(": 1", ": null")):
+        ledger.path.write_text(damage)
+        assert ask(site, "work").op == "worked"  # what hinders the entry hinders no answer
+        with pytest.raises(DataError, match="is damaged: delete it"):
+            ledger.read()
     ledger.path.unlink()
     assert ledger.read() == Account()
+
+
+def test_time_is_counted_for_templates_and_over_names_of_runs(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server chooses the name of its run, and a template makes no states."""
+    monkeypatch.setattr(site, "terms", Terms(seconds=1e-6))
+    site._spent().path.unlink(missing_ok=True)
+    values = {
+        "round": 0, "accepted": {"0": 0}, "down": {"0": "0"}, "tune": False, "model": "template",
+        "measure": asdict(Measure()),
+    }
+    for run, kind in (("12" * 16, "evaluated"), ("34" * 16, "failed")):
+        frame = Frame("evaluate", {"run": run, "like": site.like, "nonce": "ab" * 8} | values,
+                      {"down/0": {}})
+        reply = unpack(site.answer(pack(frame)))
+        assert reply.op == kind, reply.values
+        assert not (site.folder / run).exists()
+    assert "(rule 'seconds')" in reply.values["text"]
 
 
 def test_the_owner_of_a_site_hears_first_what_his_rules_forbid(site: Site) -> None:

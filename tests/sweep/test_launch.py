@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 from fedvlm.cli.main import main
 from fedvlm.cli.run.sweep import plan_of
 from fedvlm.cli.verbs import verbs
+from fedvlm.core import files, signals
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.sweep.cells import Cell, cells_of
 from fedvlm.sweep.launch import Launch
@@ -142,12 +145,58 @@ def test_from_the_queue_to_results(
     assert [line.split('"')[3] for line in submitted.splitlines()] == ["7_0", "7_1", "9_0"]
 
 
+def test_a_stop_while_jobs_are_submitted_loses_none(
+    tmp_path: Path, plan: tuple[Any, list[Cell], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = (plan[0], [replace(c, output=tmp_path) for c in plan[1]], tmp_path)
+    append, lines = files.append_line, list[str]()
+
+    class Stopped(Queue):
+        def submit(self, tasks: Sequence[Task]) -> list[str]:
+            ids = super().submit(tasks)
+            signals._stop(signal.SIGINT, None)  # sbatch has the jobs; nothing is written yet
+            # the terminal tells sbatch as well
+            subprocess.run(["sh", "-c", "kill -INT $$; exit 0"], check=True)
+            return ids
+
+    def note(path: Path, line: str) -> None:
+        lines.append(line)
+        append(path, line)
+
+    monkeypatch.setattr(files, "append_line", note)
+    with pytest.raises(KeyboardInterrupt, match="2 jobs stay in the queue"):
+        launch(other, Stopped(7))
+    (line,) = lines  # both or none
+    assert [json.loads(row)["job"] for row in line.splitlines()] == ["7_0", "7_1"]
+
+
+def test_a_failed_cell_is_tried_again_though_its_job_goes_on_with_another(
+    tmp_path: Path, plan: tuple[Any, list[Cell], Path]
+) -> None:
+    """What failed before the job was submitted still lies in it."""
+    cells = [replace(c, output=tmp_path) for c in plan[1]]
+    journal = Journal(tmp_path, "q")
+    journal.prepare({})
+    row = {"job": "7_0", "launch": "slurm", "submitted": "2026-01-02T00:00:00Z",
+           "cells": [(c.key, c.digest) for c in cells]}
+    (journal.folder / "submitted.jsonl").write_text(json.dumps(row) + "\n")
+    for ended, waiting, live in (("01T00:00:00Z", 0, [2]), ("02T00:01:00Z", 1, [1])):
+        attempt = {"cell": cells[0].key, "config": cells[0].digest, "code": 1, "seconds": 1.0,
+                   "sentence": "no", "ended": f"2026-01-{ended}"}
+        journal.path.write_text(json.dumps(attempt) + "\n")
+        queue = Queue(8)
+        queue.here = {"7_0": RUNNING}
+        launched = Launch(Sweep(plan[0], cells, 1), queue, Resources())
+        launched._before = launched.sweep.journal.last()
+        rest = launched._wait_lists(retry=True)
+        assert len(rest) == waiting and [len(s.cells) for s in launched.live] == live
+    assert rest[0].cells == cells[:1]
+
+
 def test_a_job_out_of_time_fails_its_cells_with_a_hint(
     tmp_path: Path, plan: tuple[Any, list[Cell], Path], capsys: pytest.CaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from dataclasses import replace
-
     other = (plan[0], [replace(c, output=tmp_path) for c in plan[1]], tmp_path)
     end = "Job not requeued because: timed-out too many times."
     both = Queue(3, to("3_0", RUNNING), gone("3_0"), ends=end)
@@ -169,8 +218,6 @@ def test_a_warned_task_stops_its_worker_and_comes_back_with_the_rest(
     tmp_path: Path, plan: tuple[Any, list[Cell], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("submitit")
-    from dataclasses import replace
-
     first, second = (replace(c, output=tmp_path) for c in plan[1])
     log = list[str]()
 

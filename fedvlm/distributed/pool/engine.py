@@ -35,9 +35,12 @@ class PoolEngine(RemoteEngine):
 
     Attributes:
         layout: the site of each client as the config has it (``FED.SITES``).
+        beside: facts of the job, as of ``PoolSite``: workers that read other images, or compute on
+            another kind of device, cannot take part.
     """
 
     layout: Sequence[int] = ()
+    beside: Mapping[str, str] = field(default_factory=dict)
     _fed: Federation | None = None
     _forms: dict[int, str] = field(default_factory=dict)  # told in this round
     _cleaned: dict[int, int] = field(default_factory=dict)
@@ -62,6 +65,10 @@ class PoolEngine(RemoteEngine):
         super().join(fed)
         fed.clients.store = store if isinstance(store, PoolAway) else PoolAway()
         self._fed = fed
+
+    def facts(self, fed: Federation) -> dict[str, str]:
+        """See ``RemoteEngine.facts``."""
+        return super().facts(fed) | dict(self.beside)
 
     def memory(self) -> dict[str, Any]:
         """See ``Engine.memory``: a run that goes on has other workers."""
@@ -94,6 +101,11 @@ class PoolEngine(RemoteEngine):
             raise FedvlmError("no worker is left that could be asked; the same command goes on")
         return live
 
+    def _fit(self) -> list[str]:
+        """Return who is asked next: who did not fail in this job, or all where everybody did."""
+        live = self.workers()
+        return [site for site in live if site not in self.failed] or live
+
     # ---- work --------------------------------------------------------------------------------
     def run(
         self, trainer: Trainer, make: MakeContext, downloads: Mapping[int, Tree],
@@ -112,7 +124,7 @@ class PoolEngine(RemoteEngine):
         self, ctx: Context, job: Round, floor: Mapping[int, int], attempt: int
     ) -> None:
         ids = sorted(job.missing)
-        self._deal(self._chunks(ids, job.accepted, job.downloads), self.workers())
+        self._deal(self._chunks(ids, job.accepted, job.downloads), self._fit())
         super()._attempt(ctx, job, floor, attempt)
 
     def _take(
@@ -130,7 +142,7 @@ class PoolEngine(RemoteEngine):
         Models that are equal are measured as one, which remembers what it said of a sample: last
         bits of its confidence come from the order of all clients.
         """
-        fed, live = self._federation(), self.workers()
+        fed, live = self._federation(), self._fit()
         personal = bool(fed.groups.personal) or (
             type(fed.trainer).personalize is not Trainer.personalize)
         everybody = all(question.versions.get(c, 0) for c in question.clients)
@@ -179,7 +191,7 @@ class PoolEngine(RemoteEngine):
             "run": self.run_id, "like": self._like, "nonce": secrets.token_hex(8),
             "keep": {str(c): v for c, v in moved.items()},
         })
-        site = self.workers()[0]
+        site = self._fit()[0]
         reply = self._ask({site: frame})[site]
         if isinstance(reply, str):
             self.say(f"{site} did not forget: {reply}")

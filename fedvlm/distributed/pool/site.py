@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fedvlm.distributed.facts import likeness
 from fedvlm.distributed.pool.store import PoolStore, new_letters
 from fedvlm.distributed.schema import numbered
 from fedvlm.distributed.site import Site
@@ -24,14 +25,18 @@ class PoolSite(Site):
         federation: the run.
         folder: for states, the same for all workers.
         config: as of ``Site``.
+        beside: facts of the job, which its driver has, too (``job.sites.party.shared_facts``).
         say: hears what is for the worker's own log.
     """
 
     def __init__(
         self, federation: Federation, folder: Path, config: Mapping[str, Any],
         say: Callable[[str], None] = lambda words: None,
+        beside: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(federation, range(federation.plan.clients), folder, config, say=say)
+        self.facts |= dict(beside or {})
+        self.like = likeness(self.config, self.facts)
         self.letters = new_letters()
         self._forms: dict[int, str] = {}  # of the states that the last work made
 

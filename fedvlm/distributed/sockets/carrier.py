@@ -14,9 +14,11 @@ from pathlib import Path
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.distributed.sockets.lines import exchange
-from fedvlm.distributed.sockets.stream import StreamError, connect, present
+from fedvlm.distributed.sockets.stream import PATIENCE, StreamError, connect, present
 
-AGAIN = 5.0  # seconds between two tries to reach a worker that is away
+AGAIN = 5.0  # seconds between two tries to reach a worker that is away, at first
+LONGEST = 300.0  # seconds that they grow to while a run works, doubled each time
+HURRY = 1.0  # seconds for such a try: the others wait meanwhile
 LAST_WORDS = 3.0  # seconds for a worker to leave by itself, and again when it is told to
 DEATHS = 3  # of each worker, on average, after which no more are begun
 _TAIL = 4000  # bytes of a log that may hold its last line
@@ -32,8 +34,9 @@ class Addressed:
 
     def __init__(self, addresses: Sequence[str], token: bytes) -> None:
         self._token = token
-        self._away = {f"worker{i}": (address, 0.0) for i, address in enumerate(addresses)}
-        self._addresses = {name: address for name, (address, _) in self._away.items()}
+        self._addresses = {f"worker{i}": address for i, address in enumerate(addresses)}
+        self._away = dict.fromkeys(self._addresses, 0.0)  # when they are tried next
+        self._pauses: dict[str, float] = {}
         self._lines: dict[str, socket.socket] = {}
         self.why: dict[str, str] = {}
 
@@ -44,8 +47,10 @@ class Addressed:
             ConfigError: nobody is there.
         """
         until = time.monotonic() + seconds
-        while len(self.sites()) < len(self._addresses) and time.monotonic() < until:
+        self._reach(PATIENCE, AGAIN)
+        while self._away and time.monotonic() < until:
             time.sleep(AGAIN / 5)
+            self._reach(PATIENCE, AGAIN)
         if not self._lines:
             raise ConfigError("no worker can be reached: " + "; ".join(
                 f"{self._addresses[name]}: {why}" for name, why in sorted(self.why.items())
@@ -57,17 +62,29 @@ class Addressed:
                 for name in self._away]
 
     def sites(self) -> list[str]:
-        """See ``Carrier.sites``; who is away is tried again every few seconds."""
-        for name, (address, next_) in list(self._away.items()):
+        """See ``Carrier.sites``; who is away is tried again, but ever less often."""
+        self._reach(HURRY, LONGEST)
+        return sorted(self._lines, key=list(self._addresses).index)
+
+    def _reach(self, seconds: float, longest: float) -> None:
+        """Try those who are away and whose time has come.
+
+        Args:
+            seconds: for each.
+            longest: seconds until the next try.
+        """
+        for name, next_ in list(self._away.items()):
             if time.monotonic() < next_:
                 continue
             try:
-                self._lines[name] = connect(address, self._token)
+                self._lines[name] = connect(self._addresses[name], self._token, seconds)
                 del self._away[name]
+                self._pauses.pop(name, None)
             except StreamError as error:
                 self.why[name] = str(error)
-                self._away[name] = address, time.monotonic() + AGAIN
-        return sorted(self._lines, key=list(self._addresses).index)
+                pause = self._pauses.get(name, AGAIN)
+                self._away[name] = time.monotonic() + pause
+                self._pauses[name] = min(2 * pause, longest)
 
     def ask(self, frames: Mapping[str, bytes], seconds: float) -> Mapping[str, bytes | str]:
         """See ``Carrier.ask``."""
@@ -75,7 +92,7 @@ class Addressed:
         answers, failures = exchange(self._lines, there, seconds)
         for name, why in failures.items():
             self._lines.pop(name).close()
-            self._away[name] = self._addresses[name], time.monotonic()
+            self._away[name] = time.monotonic()
             self.why[name] = why
         return dict.fromkeys(frames, "not connected") | answers | failures
 

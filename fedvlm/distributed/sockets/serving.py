@@ -6,12 +6,14 @@ import os
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 from fedvlm.distributed.carriers import Answer
 from fedvlm.distributed.sockets.stream import StreamError, greet, receive, send, watch
 
 _GONE = getattr(select, "POLLRDHUP", select.POLLHUP) | select.POLLHUP | select.POLLERR
+REST = 0.1  # seconds before the next caller, where the system could not serve one
 _LOOK = 1000  # milliseconds between looks for a caller that is gone
 
 
@@ -29,15 +31,23 @@ def converse(sock: socket.socket, token: bytes, answer: Answer) -> None:
 def serve(
     door: socket.socket, token: bytes, answer: Answer, say: Callable[[str], None]
 ) -> None:
-    """Answer whoever comes and knows the token, one after the other, for ever."""
+    """Answer whoever comes and knows the token, one after the other, for ever.
+
+    Raises:
+        OSError: the door is closed.
+    """
     while True:
-        sock, _ = door.accept()
-        with sock:
-            try:
+        try:
+            sock, _ = door.accept()
+            with sock:
                 watch(sock)
                 converse(sock, token, answer)
-            except (StreamError, OSError) as error:
-                say(f"a connection ended: {error}")
+        except (StreamError, OSError) as error:
+            if door.fileno() < 0:
+                raise
+            say(f"a connection ended: {error}")
+            if isinstance(error, OSError):  # no file handle is left, for instance
+                time.sleep(REST)
 
 
 def end_with(sock: socket.socket) -> None:

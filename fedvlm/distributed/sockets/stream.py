@@ -16,6 +16,7 @@ import secrets
 import socket
 import stat
 import struct
+import time
 from pathlib import Path
 
 from fedvlm.core.errors import ConfigError, FedvlmError
@@ -24,7 +25,7 @@ from fedvlm.distributed.wire import LIMIT
 HELLO = b"fedvlm-socket/1\n"
 NONCE = PROOF = 32
 LENGTH = struct.Struct("<Q")
-PATIENCE = 10.0  # seconds for each step of the greeting
+PATIENCE = 10.0  # seconds for the whole greeting
 SHORTEST = 16  # characters of a token
 UNIX = "unix:"
 _PIECE = 1 << 20
@@ -40,11 +41,12 @@ def greet(sock: socket.socket, token: bytes) -> None:
     Raises:
         StreamError: the caller does not, or is gone.
     """
+    until = time.monotonic() + PATIENCE
     sock.settimeout(PATIENCE)
     ours = secrets.token_bytes(NONCE)
     try:
         sock.sendall(HELLO + ours)
-        said = _exactly(sock, NONCE + PROOF)
+        said = _exactly(sock, NONCE + PROOF, until=until)
         both = ours + said[:NONCE]
         if not hmac.compare_digest(said[NONCE:], _proof(token, b"caller", both)):
             raise StreamError("a caller does not know the token")
@@ -54,21 +56,24 @@ def greet(sock: socket.socket, token: bytes) -> None:
     sock.settimeout(None)
 
 
-def present(sock: socket.socket, token: bytes) -> None:
+def present(sock: socket.socket, token: bytes, seconds: float | None = None) -> None:
     """Answer a worker's hello, and make sure that it knows the token.
+
+    Args:
+        seconds: for the whole greeting; None: ``PATIENCE``.
 
     Raises:
         StreamError: it does not, is busy, or is no worker.
     """
-    sock.settimeout(PATIENCE)
+    until = time.monotonic() + (PATIENCE if seconds is None else seconds)
     try:
-        said = _exactly(sock, len(HELLO) + NONCE)
+        said = _exactly(sock, len(HELLO) + NONCE, until=until)
         if said[: len(HELLO)] != HELLO:
             raise StreamError("what answers there is no worker of this version")
         ours = secrets.token_bytes(NONCE)
         both = said[len(HELLO) :] + ours
         sock.sendall(ours + _proof(token, b"caller", both))
-        proof = _exactly(sock, PROOF)
+        proof = _exactly(sock, PROOF, until=until)
     except TimeoutError:
         raise StreamError("it says nothing: another run may be using it") from None
     except StreamError as error:
@@ -120,38 +125,39 @@ def sized(head: bytes) -> int:
     return size
 
 
-def connect(address: str, token: bytes) -> socket.socket:
+def connect(address: str, token: bytes, seconds: float | None = None) -> socket.socket:
     """Return a connection to a worker that knows the token.
 
     Args:
         address: ``host:port`` or ``unix:PATH``.
+        seconds: to reach it, and again for the greeting; None: ``PATIENCE``.
 
     Raises:
         StreamError: nobody is there, or somebody else.
     """
     try:
-        sock = _opened(address)
+        sock = _opened(address, PATIENCE if seconds is None else seconds)
     except OSError as error:
         raise StreamError(reason(error)) from None
     try:
-        present(sock, token)
+        present(sock, token, seconds)
     except BaseException:
         sock.close()
         raise
     return sock
 
 
-def _opened(address: str) -> socket.socket:
+def _opened(address: str, seconds: float) -> socket.socket:
     if address.startswith(UNIX):
         sock = socket.socket(socket.AF_UNIX)
-        sock.settimeout(PATIENCE)
+        sock.settimeout(seconds)
         try:
             sock.connect(address.removeprefix(UNIX))
         except BaseException:
             sock.close()
             raise
         return sock
-    sock = socket.create_connection(host_port(address), PATIENCE)
+    sock = socket.create_connection(host_port(address), seconds)
     watch(sock)
     return sock
 
@@ -176,8 +182,8 @@ def listen(address: str) -> socket.socket:
     try:
         if address.startswith(UNIX):
             path = Path(address.removeprefix(UNIX))
-            if path.is_socket():  # of a process that is gone, or the bind below says so
-                path.unlink()
+            if path.is_socket():
+                _clear(path)
             sock = socket.socket(socket.AF_UNIX)
             before = os.umask(0o177)
             try:
@@ -191,6 +197,27 @@ def listen(address: str) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         raise ConfigError(f"cannot listen at {address}: {reason(error)}") from None
+
+
+def _clear(path: Path) -> None:
+    """Delete the socket of a process that is gone.
+
+    Raises:
+        ConfigError: somebody listens there.
+        OSError: nobody can say.
+    """
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(PATIENCE)
+        try:
+            sock.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+        except (TimeoutError, BlockingIOError):
+            pass  # as many callers as it lets wait
+    raise ConfigError(
+        f"cannot listen at {UNIX}{path}: another worker does; end it, or take another path"
+    )
 
 
 def host_port(address: str) -> tuple[str, int]:
@@ -230,10 +257,21 @@ def _proof(token: bytes, who: bytes, both: bytes) -> bytes:
     return hmac.new(token, who + both, hashlib.sha256).digest()
 
 
-def _exactly(sock: socket.socket, size: int, end: bool = False) -> bytes:
-    """Return ``size`` bytes; memory grows with what comes, not with what a length promises."""
+def _exactly(
+    sock: socket.socket, size: int, end: bool = False, until: float | None = None
+) -> bytes:
+    """Return ``size`` bytes; memory grows with what comes, not with what a length promises.
+
+    Args:
+        until: time (``time.monotonic``) for all of them, however slowly they come.
+    """
     data = bytearray()
     while len(data) < size:
+        if until is not None:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("timed out")
+            sock.settimeout(left)
         piece = sock.recv(min(_PIECE, size - len(data)))
         if not piece:
             if end and not data:

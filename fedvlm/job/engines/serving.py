@@ -12,9 +12,9 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.distributed.pool.site import PoolSite
 from fedvlm.distributed.sockets.serving import converse, end_with, serve
 from fedvlm.distributed.sockets.stream import listen, read_token
-from fedvlm.job.build import build
+from fedvlm.job.build import Built, build
 from fedvlm.job.run import threads_of
-from fedvlm.job.sites.party import config_plain
+from fedvlm.job.sites.party import config_plain, shared_facts
 
 Say = Callable[[str], None]
 
@@ -36,7 +36,7 @@ def work_for_driver(cfg: CfgNode, states: Path, handle: int, say: Say) -> None:
     with sock:
         end_with(sock)
         with threads_of(cfg):
-            converse(sock, b"", _worker(cfg, states, say).answer)
+            converse(sock, b"", worker_of(build(cfg), states, say).answer)
 
 
 def work_at(cfg: CfgNode, states: Path, address: str, token_file: str, say: Say) -> None:
@@ -48,12 +48,17 @@ def work_at(cfg: CfgNode, states: Path, address: str, token_file: str, say: Say)
     """
     token, door = read_token(token_file), listen(address)
     with door, threads_of(cfg):
-        site = _worker(cfg, states, say)
+        site = worker_of(build(cfg), states, say)
         say(f"ready at {address}: {cfg.TRAINER.NAME} on {cfg.DATASET.NAME}, "
             f"{cfg.FED.CLIENTS} clients")
         serve(door, token, site.answer, say)
 
 
-def _worker(cfg: CfgNode, states: Path, say: Say) -> PoolSite:
-    built = build(cfg)
-    return PoolSite(built.federation, states, config_plain(cfg), say)
+def worker_of(built: Built, states: Path, say: Say = lambda words: None) -> PoolSite:
+    """Return the worker that computes clients of a run.
+
+    Args:
+        states: folder that the workers share.
+    """
+    plain = config_plain(built.cfg)
+    return PoolSite(built.federation, states, plain, say, shared_facts(built.identity))

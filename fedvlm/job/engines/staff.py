@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -32,11 +33,12 @@ from fedvlm.distributed.sockets.stream import UNIX, host_port, read_token
 from fedvlm.evaluation.evaluator import Ask
 from fedvlm.federation.local.images import Absent
 from fedvlm.job.build import Built, pick_device
-from fedvlm.job.engines.states import PLACE
+from fedvlm.job.engines.states import PLACE, RUN
 from fedvlm.job.inputs import GivenInputs, Inputs
-from fedvlm.job.sites.party import config_plain
+from fedvlm.job.sites.party import config_plain, shared_facts
 from fedvlm.runs.folder import RunFolder
 
+NAME = "run"  # the file with the run's name at its workers
 LOCAL, WORKERS = "local", "workers"
 START = 600.0  # seconds for workers to be built
 REACH = 120.0  # seconds for those at addresses to be there
@@ -141,13 +143,13 @@ def employed(built: Built, folder: RunFolder, tell: Tell) -> Iterator[Staff]:
         yield Here(built)
         return
     plain = config_plain(built.cfg)
-    run = hashlib.sha256(json.dumps([folder.digest, *folder.path.parts[-7:]]).encode()).hexdigest()
+    run = run_id(folder)
     federation.clients.store = PoolAway()
     carrier = workers_of(built.cfg, folder.path, tell)
     engine = PoolEngine(
         carrier, plain, federation.engine.chunk,
         Policy(deadline=EVER, wait=AWAIT if built.cfg.FED.WORKERS_AT else 0.0), run, tell,
-        layout=federation.engine.sites,
+        layout=federation.engine.sites, beside=shared_facts(built.identity),
     )
     # Whoever asks for a client's images here is refused.
     federation.meter = None
@@ -161,6 +163,34 @@ def employed(built: Built, folder: RunFolder, tell: Tell) -> Iterator[Staff]:
         with contextlib.suppress(DataError, OSError):  # of the last session; nothing reads it back
             (folder.path / PLACE).mkdir(exist_ok=True)
             files.write_json(folder.path / PLACE / "frames.json", dict(engine.traffic))
+
+
+def run_id(folder: RunFolder) -> str:
+    """Return the name under which workers keep a run's states: random, written when it begins.
+
+    Runs of two output folders may have one place for states. A run that was begun before there were
+    such names has that of its identity and the end of its path.
+
+    Raises:
+        DataError: the name cannot be read or written, or is none.
+    """
+    place = folder.path / PLACE
+    with files.explain_errors(place / NAME):
+        place.mkdir(exist_ok=True)
+        if (place / NAME).is_file():
+            name = (place / NAME).read_text(encoding="utf-8", errors="replace").strip()
+            if not RUN.fullmatch(name):
+                raise DataError(
+                    f"'{place / NAME}' is damaged: its name of the run is that of the folder with "
+                    "states at the workers"
+                )
+            return name
+        words = json.dumps([folder.digest, *folder.path.parts[-7:]])
+        name = hashlib.sha256(words.encode()).hexdigest()
+        if not (place / name).is_dir() and not any((folder.path / "state").glob("round_*")):
+            name = secrets.token_hex(32)
+        files.write_text(place / NAME, name + "\n")
+    return name
 
 
 def workers_of(cfg: CfgNode, folder: Path, tell: Tell) -> Addressed | Begun:

@@ -13,7 +13,7 @@ from fedvlm.federation.clients import AWAY, ClientStore
 from fedvlm.federation.rounds import Federation, FedState
 
 PLACE = "workers"  # in the run's folder
-_RUN = re.compile(r"[0-9a-f]{64}")
+RUN = re.compile(r"[0-9a-f]{64}")
 
 
 def workers_rows(folder: Path, device: torch.device) -> PoolStore:
@@ -22,7 +22,7 @@ def workers_rows(folder: Path, device: torch.device) -> PoolStore:
     Raises:
         ConfigError: there are none; the workers had another place for them.
     """
-    runs = [p for p in (folder / PLACE).glob("*") if p.is_dir() and _RUN.fullmatch(p.name)]
+    runs = [p for p in (folder / PLACE).glob("*") if p.is_dir() and RUN.fullmatch(p.name)]
     if len(runs) != 1:
         raise ConfigError(
             f"the clients' states of '{folder}' are where its workers keep them (their --states), "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from yacs.config import CfgNode
@@ -11,6 +11,7 @@ from yacs.config import CfgNode
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.progress import Progress
 from fedvlm.data.own.site import read_site
+from fedvlm.distributed.facts import digest
 from fedvlm.distributed.site import Site
 from fedvlm.distributed.site_yaml import SiteYaml
 from fedvlm.distributed.terms import Refused
@@ -23,6 +24,17 @@ def config_plain(cfg: CfgNode) -> dict[str, Any]:
     """Return the keys of a run's identity as they travel."""
     plain: dict[str, Any] = json.loads(json.dumps(identity_config(cfg)))
     return plain
+
+
+def shared_facts(identity: Mapping[str, Any]) -> dict[str, str]:
+    """Return what of a run's identity its workers must share though no config key tells it.
+
+    Keys that say where data lie and what computes travel nowhere: digests of what is there do.
+    """
+    return {
+        "data": digest(identity["data"]), "images": digest(identity["images"]),
+        "packed features": digest(identity.get("features", [])), "device": str(identity["device"]),
+    }
 
 
 def open_site(

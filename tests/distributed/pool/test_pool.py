@@ -21,7 +21,7 @@ from fedvlm.distributed.policy import Policy
 from fedvlm.distributed.pool.engine import PoolEngine
 from fedvlm.distributed.pool.site import PoolSite
 from fedvlm.distributed.pool.store import PoolAway, PoolStore, new_letters
-from fedvlm.distributed.wire import unpack
+from fedvlm.distributed.wire import Frame, pack, unpack
 from fedvlm.evaluation import ClientMeter
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
@@ -186,6 +186,56 @@ def test_clients_of_two_forms_share_no_chunk_and_a_worker_may_die(tmp_path: Path
     (said,) = pool.said
     assert re.fullmatch(r"round 2, attempt 1: worker\d: it closed the connection", said)
     assert len([worker for round_, worker in pool.carrier.work if round_ == 2]) == 3
+
+
+def test_a_worker_that_reads_other_images_cannot_take_part(world: World, tmp_path: Path) -> None:
+    """Not at the start, not as a newcomer, and not begun again at the address of one that was."""
+    pool = Pool(world, load_trainer("fedper"), tmp_path)
+
+    def worker(images: str) -> PoolSite:
+        return PoolSite(pool.federation(), tmp_path, CONFIG, beside={"images": images})
+
+    def driver() -> tuple[Federation, PoolEngine]:
+        fed = pool.federation()
+        engine = PoolEngine(
+            pool.carrier, CONFIG, CHUNK, Policy(wait=0), RUN, pool.said.append,
+            layout=fed.engine.sites, beside={"images": "ours"},
+        )
+        engine.meet(len(world.splits), 0)
+        fed.meter, fed.batcher = None, Absent(fed.roster, 4, "the driver")
+        engine.join(fed)
+        return fed, engine
+
+    ours, others = worker("ours"), worker("others")
+    pool.carrier.answers = {"worker0": ours.answer, "worker1": others.answer}
+    with pytest.raises(ConfigError, match="worker1 cannot take part: it differs in images"):
+        driver()
+    pool.carrier.answers = {"worker0": ours.answer}
+    fed, engine = driver()
+    pool.carrier.answers["worker1"] = others.answer
+    assert engine.workers() == ["worker0"]
+    assert pool.said == ["worker1 cannot take part: images"]
+    pool.carrier.answers = {"worker0": others.answer}
+    with pytest.raises(FedvlmError, match="of a run with another config, model or version"):
+        fed.run()
+
+
+def test_what_a_worker_refuses_others_are_asked_for(world: World, tmp_path: Path) -> None:
+    """The first worker is there and says no, to work and to numbers; a new job asks it again."""
+    pool = Pool(world, load_trainer("fedper"), tmp_path)
+    fed = pool.driver()
+    told = measured(fed)
+    asked: list[str] = []
+
+    def refuse(data: bytes) -> bytes:
+        frame = unpack(data)
+        asked.append(frame.op)
+        values = {"nonce": frame.values["nonce"], "kind": "failed", "text": "no memory"}
+        return pack(Frame("failed", values))
+
+    pool.carrier.answers["worker0"] = refuse
+    fed.run()
+    assert asked.count("work") == ROUNDS and asked.count("evaluate") == len(told) == ROUNDS + 1
 
 
 def test_nobody_left_is_said(world: World, tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.distributed.sockets import carrier as carrier_module
 from fedvlm.distributed.sockets import stream
 from fedvlm.distributed.sockets.carrier import Addressed, Begun
 from fedvlm.distributed.sockets.lines import exchange
@@ -91,6 +93,18 @@ def test_only_who_knows_the_token_is_answered(tmp_path: Path, kind: str) -> None
         assert (tmp_path / "s").stat().st_mode & 0o777 == 0o600
 
 
+def test_the_path_of_a_live_worker_is_not_taken(tmp_path: Path) -> None:
+    """That of one that is gone is."""
+    address = f"unix:{tmp_path}/s"
+    with listen(address):
+        with pytest.raises(ConfigError, match="/s: another worker does; end it, or take another"):
+            listen(address)
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.connect(f"{tmp_path}/s")  # the first still has its path
+    with listen(address):
+        assert (tmp_path / "s").is_socket()
+
+
 def test_a_length_above_the_limit_is_refused_before_memory_is_taken() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -113,6 +127,46 @@ def test_a_caller_that_says_nothing_or_something_else_is_no_caller(
         theirs.sendall(b"HTTP/1.1 400 Bad Request\r\n" + bytes(100))
         with pytest.raises(StreamError, match="no worker of this version"):
             stream.present(ours, TOKEN)
+
+
+def test_who_greets_byte_by_byte_has_no_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "PATIENCE", 0.2)
+    ours, theirs = socket.socketpair()
+    over = threading.Event()
+
+    def drip() -> None:
+        with contextlib.suppress(OSError):
+            while not over.wait(0.02):
+                theirs.sendall(b"f")
+
+    with ours, theirs:
+        slow = threading.Thread(target=drip)
+        slow.start()
+        began = time.monotonic()
+        with pytest.raises(StreamError, match="timed out"):
+            stream.greet(ours, TOKEN)
+        took = time.monotonic() - began
+        over.set()
+        slow.join()
+    assert took < 0.8  # 64 bytes at this pace would take 1.3 s
+
+
+def test_a_caller_that_is_gone_before_it_is_let_in_ends_no_worker() -> None:
+    """``accept`` may fail by itself; only a closed door ends the service."""
+    class Door:
+        calls = 0
+
+        def accept(self) -> None:
+            self.calls += 1
+            raise ConnectionAbortedError("gone")
+
+        def fileno(self) -> int:
+            return -1 if self.calls == 2 else 3
+
+    said: list[str] = []
+    with pytest.raises(ConnectionAbortedError):
+        serve(Door(), TOKEN, bytes, said.append)  # type: ignore[arg-type]
+    assert said == ["a connection ended: gone"]
 
 
 def test_a_site_that_is_late_has_a_line_that_is_used_no_more() -> None:
@@ -163,6 +217,31 @@ def test_a_process_that_cannot_start_says_why(tmp_path: Path) -> None:
             carrier.open(30)
     finally:
         carrier.close()
+
+
+def test_who_stays_away_is_tried_ever_less_often_and_in_haste(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, tries = [0.0], list[tuple[float, float]]()
+
+    def connect(address: str, token: bytes, seconds: float) -> socket.socket:
+        tries.append((now[0], seconds))
+        raise StreamError("away")
+
+    monkeypatch.setattr(carrier_module, "connect", connect)
+    monkeypatch.setattr(carrier_module, "time", SimpleNamespace(
+        monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds)))
+    carrier = Addressed(["a:1"], TOKEN)
+    with pytest.raises(ConfigError, match="no worker can be reached: a:1: away"):
+        carrier.open(11)
+    assert tries == [(0, 10), (5, 10), (10, 10)]
+    while now[0] < 1500:
+        carrier.sites()
+        now[0] += 1
+    assert {seconds for _, seconds in tries[3:]} == {1}
+    times = [at for at, _ in tries[2:]]
+    assert [b - a for a, b in zip(times, times[1:], strict=False)] == [
+        5, 5, 10, 20, 40, 80, 160, 300, 300, 300]
 
 
 def test_a_token_is_long_and_its_owners_alone(tmp_path: Path) -> None:

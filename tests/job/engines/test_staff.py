@@ -8,22 +8,23 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from fedvlm.api.rebuild import rebuild
+from fedvlm.core.errors import DataError
 from fedvlm.distributed.carriers import InProcess
-from fedvlm.distributed.pool.site import PoolSite
 from fedvlm.distributed.pool.store import PoolStore
 from fedvlm.distributed.wire import unpack
 from fedvlm.job.build import build
 from fedvlm.job.engines import staff
+from fedvlm.job.engines.serving import worker_of
 from fedvlm.job.flags import parse
 from fedvlm.job.inputs import SharedInputs
 from fedvlm.job.resolve import resolve
-from fedvlm.job.sites.party import config_plain
 from tests import jobs
 
 MORE = ("--num-users", "3", "--frac", "0.7", "--opts", "FED.CHUNK", "1")
@@ -36,9 +37,8 @@ class Pool(InProcess):
     def __init__(self, cfg: Any, folder: Path, stop: tuple[str, int] = ("", 0)) -> None:
         super().__init__({})
         self.stop, self.asked = stop, list[tuple[str, str, int]]()
-        plain = config_plain(cfg)
         for i in range(2):
-            site = PoolSite(build(cfg, inputs=INPUTS).federation, folder / staff.PLACE, plain)
+            site = worker_of(build(cfg, inputs=INPUTS), folder / staff.PLACE)
             self.answers[f"worker{i}"] = site.answer
 
     def open(self, seconds: float) -> None:
@@ -148,6 +148,24 @@ def test_workers_are_as_many_as_the_cores_allow(monkeypatch: pytest.MonkeyPatch)
     assert [staff.size_of(c) for c in (cfg, large, two)] == [(8, 1), (1, 8), (2, 4)]
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     assert [staff.size_of(c) for c in (cfg, large, two)] == [(2, 4), (2, 4), (2, 4)]
+
+
+def test_the_name_of_a_run_at_its_workers_is_its_own_and_stays(tmp_path: Path) -> None:
+    """Folders with the same end may have one place for states; older runs keep their name."""
+    def folder(name: str) -> Any:
+        path = tmp_path / name / "a/b/c/d/e/f/g"
+        path.mkdir(parents=True)
+        return SimpleNamespace(path=path, digest="same")
+
+    one, two, older, third = (folder(name) for name in ("one", "two", "older", "third"))
+    assert staff.run_id(one) == staff.run_id(one) != staff.run_id(two)
+    for run in (older, third):
+        (run.path / "state").mkdir()
+        (run.path / "state" / "round_0001.json").touch()
+    assert staff.run_id(older) == staff.run_id(third) != staff.run_id(two)
+    (two.path / staff.PLACE / staff.NAME).write_text("../../other")
+    with pytest.raises(DataError, match="is damaged"):
+        staff.run_id(two)
 
 
 def test_a_run_goes_on_with_the_engine_that_began_it(
