@@ -68,12 +68,16 @@ def test_a_page_comes_of_its_cells_alone(
 
 def test_what_tuning_cost_stands_on_the_page(output: Path, tmp_path: Path) -> None:
     trial = {"settings": {}, "seconds": 1800.0, "score": 61.25, "error": 1.0}
-    entry = {"label": "Ditto [x]", "score": 61.25, "trials": [trial, trial | {"seconds": 3600.0}]}
-    write_tuned(tmp_path / "tuned.json", {"entries": [entry]})
+    entry = {"label": "Ditto [x]", "trainer": "Ditto", "settings": {}, "values": {"OPTIM.LR": "1"},
+             "score": 61.25, "trials": [trial, trial | {"seconds": 3600.0}]}
+    plan = {"common": {}, "seeds": [101, 2], "datasets": [{"label": "digits"}]}
+    write_tuned(tmp_path / "tuned.json", {"plan": plan, "entries": [entry]})
     published(output, tmp_path / "page", "--from", str(output / "out"),
               "--tuned", str(tmp_path / "tuned.json"))
     text = (tmp_path / "page" / "README.md").read_text()
     assert "| Ditto \\[x\\] | 2 | 61.2 | 1.50 |" in text
+    assert "**Runs here share with it** seeds 2." in text
+    assert "| dirichlet | 0 | 0 | 12 | Ditto" in text  # by their configs, none has the values
 
 
 def test_without_cells_there_is_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
