@@ -83,6 +83,18 @@ def test_the_best_is_chosen_and_written_with_its_trials(whole: run.Tuning) -> No
         assert entry["images"] == 1000
 
 
+def test_the_values_of_a_method_that_was_best_as_it_came_are_named(
+    tmp_path: Path, fake: type[FakePool]
+) -> None:
+    """Its file may change later; and every trial names its runs."""
+    tuning = tuned(tmp_path, 1, "--trainers", "FedProx")
+    (entry,) = read_tuned(tuning.tuned)["entries"]
+    (cell, _) = tuning.studies[0].trials[0].cells
+    assert entry["trial"] == 0 and "TRAINER.FEDPROX.MU" in entry["values"]
+    assert entry["values"] == {key: str(cell.config[key]) for key in entry["values"]}
+    assert entry["trials"][0]["cells"] == [c.digest for c in tuning.studies[0].trials[0].cells]
+
+
 def test_racing_drops_what_is_clearly_behind_after_its_first_seed(whole: run.Tuning) -> None:
     """What is within two standard errors of the best runs to its end."""
     every = [(study, trial) for study in whole.studies for trial in study.trials]
