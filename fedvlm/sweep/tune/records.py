@@ -71,7 +71,7 @@ class Records:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "runs.jsonl"
         self.lines: dict[str, dict[str, Any]] = {}
-        self.damaged = 0
+        self.damaged, self.cut = 0, False
         if not self.path.exists():
             return
         data = self.path.read_bytes()
@@ -81,8 +81,13 @@ class Records:
                 self.damaged += 1
             else:
                 self.lines[str(line["config"])] = line
-        if data and not data.endswith(b"\n"):
-            files.append_line(self.path, "")  # a kill cut the last line: the next one is whole
+        self.cut = bool(data) and not data.endswith(b"\n")
+
+    def mend(self) -> None:
+        """End a line that a kill cut, so that the next one is whole; only under the lock."""
+        if self.cut:
+            files.append_line(self.path, "")
+            self.cut = False
 
     def add(self, cell: Cell, trial: int, outcome: Outcome) -> dict[str, Any]:
         """Append what became of a run; return the line."""

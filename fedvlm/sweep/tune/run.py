@@ -112,6 +112,7 @@ class Tuning:
         """
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
         self.records = Records(self.folder)
+        self.records.mend()
         if self.records.damaged:
             complain(f"{self.records.path}: {self.records.damaged} damaged lines are passed over; "
                      "their runs are run again", prefix="note")

@@ -83,3 +83,16 @@ def test_what_tuning_cost_stands_on_the_page(output: Path, tmp_path: Path) -> No
 def test_without_cells_there_is_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["publish", str(tmp_path)]) == 3
     assert "holds no pack of runs" in capsys.readouterr().err
+
+
+def test_what_is_not_there_is_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packs, page = tmp_path / "packs", tmp_path / "page"
+    packs.mkdir()
+    (packs / "a.cells.xz").write_bytes(b"")
+    words = ["publish", str(page), "--from", str(packs)]
+    assert cli.main([*words, "--tuned", str(tmp_path / "no.json")]) == 3
+    assert cli.main(words) == 3
+    assert "no.json" in capsys.readouterr().err
+    assert not page.exists()

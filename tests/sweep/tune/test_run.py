@@ -11,6 +11,7 @@ import pytest
 from fedvlm.core.errors import ConfigError
 from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.tune import run
+from fedvlm.sweep.tune.records import Records
 from fedvlm.sweep.tune.tuned import read_tuned
 from tests.sweep.tune.conftest import FakePool, formula, trials, tuned
 
@@ -54,6 +55,8 @@ def test_a_killed_search_goes_on_to_the_same_trials(
     assert len(lines) == 5 and not stopped.tuned.exists()
     lines[1] = lines[1].replace(b", 125]]", b", 225]]")
     path.write_bytes(b"".join(lines[:-1]) + lines[-1][:40])
+    before = path.read_bytes()
+    assert Records(stopped.folder).damaged == 2 and path.read_bytes() == before  # looks only
     fake.limit = 10**6
     resumed = tuned(tmp_path, BUDGET, *ONE)
     assert trials(resumed)["FedProx"] == prox
