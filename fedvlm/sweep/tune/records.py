@@ -19,8 +19,16 @@ from fedvlm.runs.seal import seal_of
 from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.worker import Outcome
 
-# Exit codes that would be the same again: done, refused, diverged.
-FINAL = (0, ConfigError.exit_code, DivergedError.exit_code)
+# Exit codes that would be the same again, whatever the machine: done, diverged.
+FINAL = (0, DivergedError.exit_code)
+
+
+def of_trial(code: int) -> bool:
+    """Return whether an exit code says something of a trial, and nothing of its method.
+
+    So do refusals of its config, and a kill (negative: for its time or its memory).
+    """
+    return code in FINAL or code == ConfigError.exit_code or code < 0
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from fedvlm.runs.identity import identity_digest, safe_name
 from fedvlm.sweep.cells import Cell, Checker, combinations, jobs_of
 from fedvlm.sweep.plan import PlanEntry, SweepPlan
 from fedvlm.sweep.pool import Worker, WorkerPool
-from fedvlm.sweep.tune.records import FINAL, Records, Score, joined, pooled
+from fedvlm.sweep.tune.records import Records, Score, joined, of_trial, pooled
 from fedvlm.sweep.tune.space import space_of
 from fedvlm.sweep.tune.study import Study, Trial, storage
 from fedvlm.sweep.tune.tuned import write_tuned
@@ -242,7 +242,7 @@ class Tuning:
         study, trial = self.place[cell.number]
         if trial.ended or study.failure:
             return  # a run of a trial that ended without it
-        if outcome.code not in FINAL:
+        if not of_trial(outcome.code):
             study.failure = outcome.sentence or "interrupted"
             complain(f"{study.entry.label}: {study.failure}; its screen: {self.log(cell)}")
             return

@@ -13,6 +13,7 @@ from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.tune import run
 from fedvlm.sweep.tune.records import Records
 from fedvlm.sweep.tune.tuned import read_tuned
+from fedvlm.sweep.worker import Outcome
 from tests.sweep.tune.conftest import FakePool, formula, trials, tuned
 
 BUDGET = 9  # beyond RANDOM: the sampler looks at scores
@@ -129,6 +130,22 @@ def test_a_run_that_diverges_costs_its_trial_and_one_that_fails_its_method(
     assert proximal.best is not None and average.failure == "no luck"
     assert json.loads(tuning.tuned.read_text())["failed"] == {"FedAvg": "no luck"}
     assert "FedAvg: no luck" in capsys.readouterr().err
+
+
+def test_a_kill_costs_its_trial_and_is_tried_again_by_the_next_tuning(
+    tmp_path: Path, fake: type[FakePool]
+) -> None:
+    def some(cell: Cell) -> dict[str, Any] | None:
+        return None if cell.config["OPTIM.NAME"] == "adamw" else formula(cell)
+
+    fake.answer = staticmethod(some)
+    fake.failure = Outcome(-9, "it took longer and was killed", 0.1)
+    (study,) = tuned(tmp_path, 5, *ONE).studies
+    killed = [t for t in study.trials if t.settings.get("OPTIM.NAME") == "adamw"]
+    assert killed and {t.why for t in killed} == {"it took longer and was killed"}
+    assert study.best is not None and not study.failure
+    lines = Records(tmp_path / "tuning" / "toy").lines.values()
+    assert {line["code"] for line in lines} == {0}
 
 
 def test_mistakes_of_the_plan_are_told_before_anything_runs(tmp_path: Path) -> None:
