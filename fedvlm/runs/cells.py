@@ -100,7 +100,11 @@ def _runs(path: Path, data: bytes) -> Iterator[tuple[PurePosixPath, dict[str, st
             run = PurePosixPath(record.pop("run"))
             if run.is_absolute() or ".." in run.parts or not run.parts or set(record) != set(FILES):
                 raise ValueError(f"it has a line that is no run ({str(run)[:60]})")
-            yield run, {file: str(value) for file, value in record.items()}
+            texts = {file: str(value) for file, value in record.items()}
+            "".join([str(run), *texts.values()]).encode()  # half a character cannot be written
+            if "\0" in str(run):
+                raise ValueError("it has a run whose name no folder can have")
+            yield run, texts
     except (lzma.LZMAError, ValueError, KeyError, TypeError, AttributeError,
             RecursionError) as error:
         raise DataError(f"{path}: is no whole pack of runs ({error})") from error

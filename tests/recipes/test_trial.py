@@ -13,7 +13,7 @@ from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.stats import harmonic_mean, mean
 from fedvlm.recipes.recipe import read_recipe
-from fedvlm.recipes.trial import Measured, Row, Trial, trial_of
+from fedvlm.recipes.trial import FREE, Measured, Row, Trial, trial_of
 from fedvlm.report.collect import Run
 from fedvlm.sweep.state import DONE, CellState
 from tests.sweep import in_process as workers
@@ -168,3 +168,10 @@ def test_wrong_words_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ):
         assert main(["reproduce", *words]) == 2
         assert sentence in capsys.readouterr().err, words
+
+
+@pytest.mark.parametrize("key", [
+    "FED.INDEX_FILE", "DATASET.FEWSHOT_FILE", "FED.UNRELIABLE.QUORUM",
+])
+def test_who_has_which_images_and_when_a_run_ends_are_protocol(key: str) -> None:
+    assert key not in FREE and "OUTPUT_DIR" in FREE

@@ -35,7 +35,7 @@ def test_bytes_come_back_and_are_the_same_every_time(tmp_path: Path) -> None:
             assert (there / name / file).read_bytes() == (path / file).read_bytes()
 
 
-@pytest.mark.parametrize("run", ["../out", "/tmp/out", ""])
+@pytest.mark.parametrize("run", ["../out", "/tmp/out", "", "a\0b", "half \ud800"])
 def test_a_pack_names_no_place_outside(tmp_path: Path, run: str) -> None:
     path = tmp_path / "x.cells.xz"
     line = json.dumps({"run": run, **dict.fromkeys(cells.FILES, "")})

@@ -8,7 +8,6 @@ are needed. The same runs give the same bytes.
 from __future__ import annotations
 
 import json
-import shutil
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,13 +18,16 @@ import yaml
 from fedvlm.cli.results._folders import papers_of, run_folders
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import complain, say
+from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.files import user_path
 from fedvlm.federation.cards import card, card_of, fields, trainer_files
 from fedvlm.report.collect import collect
 from fedvlm.report.results.claims import Claim, read_claim
 from fedvlm.report.results.lanes import Lane
 from fedvlm.runs.cells import ENDING, pack
 from fedvlm.runs.seal import seal_of
+from fedvlm.sweep.tune.tuned import read_tuned
 
 EXAMPLES = (
     "fedvlm publish docs/results  # the page again, from docs/results/cells",
@@ -56,13 +58,16 @@ def main(args: Namespace) -> int:
     """
     into = Path(args.folder).expanduser()
     cells = into / CELLS
+    if args.tuned:
+        read_tuned(user_path(args.tuned))  # before anything is written
     if args.origin:
-        (origin,) = run_folders([args.origin])
+        folders = _lane_folders(args.origin)
         cells.mkdir(parents=True, exist_ok=True)
-        for lane in sorted(path for path in origin.iterdir() if path.is_dir()):
+        for lane in folders:
             _pack(lane, cells / f"{lane.name}{ENDING}")
     if args.tuned:
-        shutil.copyfile(args.tuned, into / TUNED)
+        into.mkdir(parents=True, exist_ok=True)
+        files.write_bytes(into / TUNED, user_path(args.tuned).read_bytes())
     packs = sorted(cells.glob(f"*{ENDING}")) if cells.is_dir() else []
     if not packs:
         raise DataError(f"{cells} holds no pack of runs (*{ENDING}); give --from OUTPUT with runs")
@@ -76,6 +81,21 @@ def main(args: Namespace) -> int:
     complain(*(n for lane in lanes for n in lane.collected.notes()), prefix="note")
     say(f"page: {paths[0]} ({len(every)} runs, {len(lanes)} lanes)")
     return 0
+
+
+def _lane_folders(word: str) -> list[Path]:
+    """Return the folders of an output, a lane each.
+
+    Raises:
+        DataError: there are none.
+    """
+    origin = user_path(word)
+    folders = sorted(path for path in origin.iterdir() if path.is_dir()) if origin.is_dir() else []
+    if not folders:
+        run_folders([word])  # names the nearest folder where there is none of this name
+        raise DataError(f"--from {word}: holds no lane (a folder of runs for each); packs are "
+                        f"read from FOLDER/{CELLS}")
+    return folders
 
 
 def _pack(lane: Path, path: Path) -> None:

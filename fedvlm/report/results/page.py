@@ -15,12 +15,12 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedvlm.core import files
-from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import Run
 from fedvlm.report.figures import few_shot, forest, style
 from fedvlm.report.figures.selection import Selection
 from fedvlm.report.results.claims import Answer, Claim, answers
 from fedvlm.report.results.lanes import Lane, below, groups, protocol_rows
+from fedvlm.report.results.tuning import about
 from fedvlm.report.statistics.contrast import contrast
 from fedvlm.report.tables.papers import Paper, bibliography
 from fedvlm.report.tables.render import escape_markdown, markdown
@@ -92,7 +92,7 @@ def write_page(sources: Sources, into: Path, name: str = "README.md") -> list[Pa
     every = [run for lane in sources.lanes for run in lane.runs]
     text = _environment().get_template("results.md").render(
         sections=sections, claims=_claims(sources), curve=_few_shot(sources, every, into),
-        tuned=_tuned(sources.tuned), moved=sources.moved, command=sources.command,
+        tuned=about(sources.tuned, sources.lanes), moved=sources.moved, command=sources.command,
         cells=len(every), seeds=sorted({r.protocol["data_seed"] for r in every}),
         backbones=sorted({str(r.protocol["backbone"]) for r in every}),
         hours=sum(float(r.info.get("seconds_this_session") or 0) for r in every) / 3600,
@@ -216,25 +216,6 @@ def _claims(sources: Sources) -> list[Answer]:
 def _absent(sources: Sources, every: Sequence[Run]) -> list[str]:
     there = {str(run.protocol["trainer"]) for run in every}
     return sorted(name for name in sources.claims if name not in there)
-
-
-def _tuned(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what tuning cost, of a ``tuned.json``; empty without one.
-
-    Raises:
-        ConfigError: it is not what fedvlm tune writes.
-    """
-    if not record:
-        return {}
-    try:
-        rows = [
-            {"label": entry["label"], "trials": len(entry["trials"]), "score": entry["score"],
-             "hours": sum(trial["seconds"] for trial in entry["trials"]) / 3600}
-            for entry in record["entries"]
-        ]
-    except (KeyError, TypeError, ValueError):
-        raise ConfigError("tuned.json names no entries; fedvlm tune writes it") from None
-    return {"rows": rows}
 
 
 @cache

@@ -53,17 +53,28 @@ def hyperparameters(
     made = f"{command}, from {tuned} ({record['digest'][:12]})" if command else ""
     rows, alike = _with([_values(e, c) for e, c in zip(entries, configs, strict=True)],
                         configs, MORE)
-    searches, protocol = _with([_search(entry) for entry in entries], configs, PROTOCOL)
+    shared = _shared(entries)
+    searches, protocol = _with([_search(entry, shared) for entry in entries], configs, PROTOCOL)
     brief = "Hyper-parameters of every method."
     caption = " ".join([brief, *([f"All: {', '.join(alike)}."] if alike else [])])
     return [
         _table(entries, rows, groups, made, caption, brief),
-        _table(entries, searches, groups, made, _searched(record, protocol),
+        _table(entries, searches, groups, made, _searched(record, protocol, shared),
                "What was searched for each method, and the validation score that chose."),
     ]
 
 
-def _searched(record: Mapping[str, Any], protocol: Sequence[str]) -> str:
+def _shared(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what was searched for every method that had anything to search."""
+    spaces = [entry["space"] for entry in entries if entry["space"]]
+    first = spaces[0] if spaces else []
+    return [knob for knob in first if not knob.startswith("TRAINER.")
+            and all(knob in space for space in spaces)]
+
+
+def _searched(
+    record: Mapping[str, Any], protocol: Sequence[str], shared: Sequence[str]
+) -> str:
     """Return the caption of the second table."""
     plan = record["plan"]
     sets = ", ".join(str(dataset["label"]) for dataset in plan["datasets"])
@@ -71,10 +82,10 @@ def _searched(record: Mapping[str, Any], protocol: Sequence[str]) -> str:
     where = "; ".join([sets, seeds, *protocol])
     texts = [f"What was searched: {record['budget']} trials of each method ({where}), scored on "
              "validation images with one standard error."]
-    knobs = dict.fromkeys(knob for entry in record["entries"] for knob in entry["space"]
-                          if not knob.startswith("TRAINER."))
-    if knobs:
-        texts.append(f"For every method alike: {'; '.join(knobs)} (adamw: a tenth of that).")
+    if shared:
+        texts.append(f"For every method that has anything to search: {'; '.join(shared)}.")
+    if any(knob.partition(" ")[0] == LR for e in record["entries"] for knob in e["space"]):
+        texts.append("Rates are sgd's; adamw: a tenth of that.")
     return " ".join(texts).replace(" | ", " or ")
 
 
@@ -127,9 +138,9 @@ def _values(entry: Mapping[str, Any], config: Config) -> dict[str, str]:
     }
 
 
-def _search(entry: Mapping[str, Any]) -> dict[str, str]:
-    own = [knob for knob in entry["space"] if knob.startswith("TRAINER.")]
-    texts = [f"{_last(knob.partition(' ')[0])} {knob.partition(' ')[2]}" for knob in own]
+def _search(entry: Mapping[str, Any], shared: Sequence[str]) -> dict[str, str]:
+    own = [knob for knob in entry["space"] if knob not in shared]
+    texts = [f"{_short(knob.partition(' ')[0])} {knob.partition(' ')[2]}" for knob in own]
     return {
         "knobs of its own": ", ".join(texts).replace(" | ", " or ") or MISSING,
         "trials": str(len(entry["trials"])), "chosen": str(entry["trial"]),
@@ -162,6 +173,11 @@ def _table(
 def _place(column: str) -> int:
     """Return where a column stands: rates side by side, the widest last."""
     return {"optimiser": 0, "rate": 1, "its own": 3}.get(column.partition(",")[0], 2)
+
+
+def _short(key: str) -> str:
+    """Return a method's own key by its last word, another one in full."""
+    return _last(key) if key.startswith("TRAINER.") else key
 
 
 def _last(key: str) -> str:

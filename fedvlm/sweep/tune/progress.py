@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedvlm.core.errors import DataError
 from fedvlm.federation.cards import card_of
 from fedvlm.report.tables.papers import paper_of
 from fedvlm.sweep.tune.records import Score, pooled
@@ -100,26 +101,28 @@ def progress_of(record: Mapping[str, Any], lines: Iterable[Line]) -> list[Progre
         record: of ``tuned.json``.
         lines: of ``runs.jsonl``.
     """
-    by_trial: dict[tuple[str, int], list[Line]] = {}
-    for line in lines:
-        by_trial.setdefault((str(line["method"]), int(line["trial"])), []).append(line)
-    return [_progress(entry, by_trial) for entry in record["entries"]]
+    if not all("cells" in trial for entry in record["entries"] for trial in entry["trials"]):
+        raise DataError("tuned.json was written before its trials named their runs; the same "
+                        "fedvlm tune writes it again and runs nothing")
+    by_config: dict[str, Line] = {str(line["config"]): line for line in lines}
+    return [_progress(entry, by_config) for entry in record["entries"]]
 
 
-def _progress(
-    entry: Mapping[str, Any], by_trial: Mapping[tuple[str, int], list[Line]]
-) -> Progress:
+def _progress(entry: Mapping[str, Any], by_config: Mapping[str, Line]) -> Progress:
     points, runs = list[Point](), 0
     best: float | None = None
     best_error: float | None = None
     steps, cpu, seconds = 0, 0.0, 0.0
     table: dict[int, dict[int, float]] = {}
+    spent = set[str]()
     for number, trial in enumerate(entry["trials"]):
-        lines = by_trial.get((entry["label"], number), [])
-        runs += len(lines)
-        steps += sum(int(line.get("steps", 0)) for line in lines)
-        cpu += sum(float(line.get("cpu", 0.0)) for line in lines)
-        seconds += sum(float(line["seconds"]) for line in lines)
+        lines = [by_config[digest] for digest in trial["cells"] if digest in by_config]
+        new = [line for line in lines if line["config"] not in spent]
+        spent |= {str(line["config"]) for line in new}
+        runs += len(new)
+        steps += sum(int(line.get("steps", 0)) for line in new)
+        cpu += sum(float(line.get("cpu", 0.0)) for line in new)
+        seconds += sum(float(line["seconds"]) for line in new)
         score, error = trial.get("score"), trial.get("error")
         if score is not None:
             if best is None or score > best:

@@ -19,8 +19,16 @@ from fedvlm.runs.seal import seal_of
 from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.worker import Outcome
 
-# Exit codes that would be the same again: done, refused, diverged.
-FINAL = (0, ConfigError.exit_code, DivergedError.exit_code)
+# Exit codes that would be the same again, whatever the machine: done, diverged.
+FINAL = (0, DivergedError.exit_code)
+
+
+def of_trial(code: int) -> bool:
+    """Return whether an exit code says something of a trial, and nothing of its method.
+
+    So do refusals of its config, and a kill (negative: for its time or its memory).
+    """
+    return code in FINAL or code == ConfigError.exit_code or code < 0
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,7 @@ class Records:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "runs.jsonl"
         self.lines: dict[str, dict[str, Any]] = {}
-        self.damaged = 0
+        self.damaged, self.cut = 0, False
         if not self.path.exists():
             return
         data = self.path.read_bytes()
@@ -81,8 +89,13 @@ class Records:
                 self.damaged += 1
             else:
                 self.lines[str(line["config"])] = line
-        if data and not data.endswith(b"\n"):
-            files.append_line(self.path, "")  # a kill cut the last line: the next one is whole
+        self.cut = bool(data) and not data.endswith(b"\n")
+
+    def mend(self) -> None:
+        """End a line that a kill cut, so that the next one is whole; only under the lock."""
+        if self.cut:
+            files.append_line(self.path, "")
+            self.cut = False
 
     def add(self, cell: Cell, trial: int, outcome: Outcome) -> dict[str, Any]:
         """Append what became of a run; return the line."""

@@ -7,8 +7,7 @@ for each of them, and runs of all methods wait in one queue, so that workers kee
 from __future__ import annotations
 
 import itertools
-import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from fedvlm.runs.identity import identity_digest, safe_name
 from fedvlm.sweep.cells import Cell, Checker, combinations, jobs_of
 from fedvlm.sweep.plan import PlanEntry, SweepPlan
 from fedvlm.sweep.pool import Worker, WorkerPool
-from fedvlm.sweep.tune.records import FINAL, Records, Score, joined, pooled
+from fedvlm.sweep.tune.records import Records, Score, joined, of_trial, pooled
 from fedvlm.sweep.tune.space import space_of
 from fedvlm.sweep.tune.study import Study, Trial, storage
 from fedvlm.sweep.tune.tuned import write_tuned
@@ -113,6 +112,7 @@ class Tuning:
         """
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
         self.records = Records(self.folder)
+        self.records.mend()
         if self.records.damaged:
             complain(f"{self.records.path}: {self.records.damaged} damaged lines are passed over; "
                      "their runs are run again", prefix="note")
@@ -242,7 +242,7 @@ class Tuning:
         study, trial = self.place[cell.number]
         if trial.ended or study.failure:
             return  # a run of a trial that ended without it
-        if outcome.code not in FINAL:
+        if not of_trial(outcome.code):
             study.failure = outcome.sentence or "interrupted"
             complain(f"{study.entry.label}: {study.failure}; its screen: {self.log(cell)}")
             return
@@ -253,7 +253,8 @@ class Tuning:
     def _conclude(self) -> int:
         for study in self.studies:
             study.journal()
-        entries = [e for study in self.studies if (e := entry_of(study)) is not None]
+        entries = [e for study in self.studies
+                   if (e := entry_of(study, self.configs[study.entry.label])) is not None]
         failed = {s.entry.label: s.failure or "no trial has a score" for s in self.studies
                   if s.failure or s.best is None}
         write_tuned(self.tuned, {
@@ -283,25 +284,31 @@ def knobs_of(entry: PlanEntry) -> tuple[Knob, ...]:
     return read_knobs(fields(card_of(entry.name)).get("Knobs", ""), trainer.name, schema)
 
 
-def entry_of(study: Study) -> dict[str, Any] | None:
-    """Return a method's part of ``tuned.json``; None without a score."""
-    best, first = study.best, study.trials[0]
+def entry_of(study: Study, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a method's part of ``tuned.json``; None without a score.
+
+    Args:
+        study: the method's.
+        config: of the method as it comes, whose values are named where they won.
+    """
+    best = study.best
     if best is None or best.score is None or study.failure:
         return None
     entry = study.entry
     trials = [
-        {"settings": t.settings, "seconds": round(t.seconds, 3)} | (
+        {"settings": t.settings, "seconds": round(t.seconds, 3),
+         "cells": [cell.digest for cell in t.cells]} | (
             {"score": round(t.score.value, 4), "error": round(t.score.error, 4)}
             | _behind(t.score, best.score) if t.score else {"why": t.why}
         ) for t in study.trials
     ]
-    runs = len(first.cells)
+    knobs = study.space.knobs if study.space else ()
+    values = best.settings if best.number else {k.key: str(config[k.key]) for k in knobs}
     return {
         "label": entry.label, "trainer": entry.name, "settings": dict(entry.settings),
-        "values": best.settings, "trial": best.number, "score": round(best.score.value, 4),
+        "values": values, "trial": best.number, "score": round(best.score.value, 4),
         "error": round(best.score.error, 4), "images": best.score.images,
-        "space": [str(knob) for knob in study.space.knobs] if study.space else [],
-        "seconds_per_run": round(statistics.median(t.seconds for t in study.trials) / runs, 3),
+        "space": [str(knob) for knob in knobs],
         "trials": trials,
     }
 

@@ -1,9 +1,9 @@
 """``tuned.json``: what a tuning chose, sealed; and a plan with those values.
 
-An entry of a plan takes the values of that entry of the tuning which has the same method and whose
-own settings (what is trained, the method's node, the final fine-tuning) it has too; of several the
-one with most of them. So an ablation takes its method's values, and ``FedAvg`` with a linear head
-those that were tuned with it.
+An entry of a plan takes the values of that entry of the tuning which has the same method and the
+same backbone, trains the same and fine-tunes alike (as the configs resolve, both ways), and whose
+own options it has too; of several the one with most of them. So an ablation, which differs in
+options, takes its method's values, and ``FedAvg`` with a linear head those tuned with it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from fedvlm.config.keys import default_schema
+from fedvlm.config.option import declare
+from fedvlm.config.read import find_config, lookup
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError, fold
 from fedvlm.runs.seal import seal_of, sealed
@@ -22,6 +25,7 @@ from fedvlm.sweep.plan import PlanEntry, SweepPlan
 
 FORMAT = 1
 BACKBONE = ("MODEL.BACKBONE.NAME", "MODEL.INIT_WEIGHTS")
+TRAINS = ("PEFT.", "FED.FINETUNE_")
 SAY_WHICH = ("PEFT.", "TRAINER.", "FED.FINETUNE_", "FED.AGGREGATOR", "FED.SERVER_OPTIM")
 
 
@@ -57,56 +61,116 @@ def read_tuned(path: Path) -> dict[str, Any]:
 def with_tuned(plan: SweepPlan, record: Mapping[str, Any]) -> tuple[SweepPlan, list[str]]:
     """Return the plan with tuned values, and sentences on whom they come from.
 
+    Entries on another backbone than the values get none. What the plan sets itself (common, a data
+    set, the entry, an axis, the command line) is no tuned value either.
+
     Raises:
-        ConfigError: the values were tuned on a seed of the plan, or on another backbone.
+        ConfigError: the values were tuned on a seed of the plan; a value that its option refuses.
     """
-    _check(plan.content(), record["plan"])
-    chosen = [(e, _match(plan, e, record)) for e in plan.trainers]
-    trainers = tuple(replace(e, tuned=dict(match["values"])) if match else e for e, match in chosen)
+    content, tuning = plan.content(), record["plan"]
+    _check_seeds(content, tuning)
+    here = [_backbones(content, trainer) for trainer in content["trainers"]]
+    there = {other["label"]: _backbones(tuning, other["settings"]) for other in record["entries"]}
+    chosen = [
+        (e, _match(plan, e, record, [
+            other for other in record["entries"] if backbones <= there[other["label"]]
+        ])) for e, backbones in zip(plan.trainers, here, strict=True)
+    ]
+    fixed = set(plan.common).union(plan.override, plan.axes, *(d.settings for d in plan.datasets))
+    trainers, dropped = list[PlanEntry](), dict[str, list[str]]()
+    for entry, match in chosen:
+        values = dict(match["values"]) if match else {}
+        for key in [k for k in values if k in fixed or k in entry.settings]:
+            del values[key]
+            dropped.setdefault(key, []).append(entry.label)
+        trainers.append(replace(entry, tuned=values))
     notes = [f"{e.label} takes the values tuned for {match['label']}"
              for e, match in chosen if match and match["label"] != e.label]
-    bare = [e.label for e, match in chosen if match is None]
+    notes += [f"the plan sets {key} itself, so no tuned one is taken: {', '.join(labels)}"
+              for key, labels in dropped.items()]
+    places = set[str]().union(*there.values())
+    elsewhere = [e.label for (e, _), names in zip(chosen, here, strict=True)
+                 if places and not names <= places]
+    if elsewhere:
+        strange = sorted(set[str]().union(*here) - places)
+        notes.append(
+            f"the values were tuned on {', '.join(sorted(places))}; on {', '.join(strange)} "
+            f"methods run as they come: {', '.join(elsewhere)}"
+        )
+    bare = [e.label for e, match in chosen if match is None and e.label not in elsewhere]
     if bare:
         notes.append(f"no tuned values for {', '.join(bare)}: they run as they come")
-    return replace(plan, trainers=trainers), notes
+    return replace(plan, trainers=tuple(trainers)), notes
 
 
-def _check(plan: Mapping[str, Any], tuning: Mapping[str, Any]) -> None:
+def _check_seeds(plan: Mapping[str, Any], tuning: Mapping[str, Any]) -> None:
     both = sorted(set(plan["seeds"]) & set(tuning["seeds"]))
     if both:
         raise ConfigError(
             f"--tuned: the values were chosen on seed {', '.join(map(str, both))}, which this "
             f"sweep has too; give it other seeds than {', '.join(map(str, tuning['seeds']))}"
         )
-    here, there = _backbones(plan), _backbones(tuning)
-    if here - there:
-        raise ConfigError(
-            f"--tuned: the values were chosen on {', '.join(sorted(there))}, this sweep has "
-            f"{', '.join(sorted(here - there))}; tune on it, or sweep without --tuned"
-        )
 
 
-def _backbones(plan: Mapping[str, Any]) -> set[str]:
-    """Return the backbones of a plan's content as messages name them; a folder by its name."""
-    names = set()
+def _backbones(plan: Mapping[str, Any], trainer: Mapping[str, Any]) -> set[str]:
+    """Return the backbones of an entry of a plan's content as messages name them.
+
+    A folder of weights goes by its name: paths differ between machines.
+    """
+    names, schema = set(), default_schema()
     for dataset in plan["datasets"]:
-        for trainer in plan["trainers"]:
-            config = {**plan["common"], **dataset, **trainer}
-            words = [str(config.get(key) or default_schema()[key].default) for key in BACKBONE]
+        for values in _combined(plan):
+            config = {**plan["common"], **dataset, **trainer, **values}
+            words = [str(config.get(key) or schema[key].default) for key in BACKBONE]
             folders = [":".join([kind, Path(rest).name]) if rest else kind
                        for kind, _, rest in (word.partition(":") for word in words)]
             names.add(" ".join(filter(None, folders)))
     return names
 
 
+def _combined(plan: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the values that a plan's axes give to a backbone."""
+    values: list[dict[str, str]] = [{}]
+    for key, words in plan.get("axes", {}).items():
+        if key in BACKBONE:
+            values = [{**one, key: word} for one in values for word in words]
+    return values
+
+
 def _match(
-    plan: SweepPlan, entry: PlanEntry, record: Mapping[str, Any]
+    plan: SweepPlan, entry: PlanEntry, record: Mapping[str, Any], others: list[dict[str, Any]]
 ) -> dict[str, Any] | None:
-    settings = dict(plan.common) | dict(entry.settings) | dict(plan.override)
     common = record["plan"]["common"]
-    same = [
-        other for other in record["entries"] if fold(other["trainer"]) == fold(entry.name)
-        and all(settings.get(k) == v for k, v in (common | other["settings"]).items()
-                if k.startswith(SAY_WHICH))
-    ]
-    return max(same, key=lambda other: len(other["settings"]), default=None)
+    settings = dict(plan.common) | dict(entry.settings) | dict(plan.override)
+    others = [other for other in others if fold(other["trainer"]) == fold(entry.name)]
+    trained = _trained(entry.name, settings, entry.config) if others else {}
+    same = []
+    for other in others:
+        asked = {k: v for k, v in (common | other["settings"]).items() if k.startswith(SAY_WHICH)}
+        options = [k for k in asked if not k.startswith(TRAINS)]
+        if all(settings.get(k) == asked[k] for k in options) and (
+                trained == _trained(entry.name, asked)):
+            same.append((len(options), other))
+    return max(same, key=lambda pair: pair[0], default=(0, None))[1]
+
+
+def _trained(name: str, settings: Mapping[str, str], file: str = "") -> dict[str, Any]:
+    """Return what a method trains and how it fine-tunes, its own defaults included."""
+    from fedvlm.sweep.tune.defaults import value_of  # start-up: PyTorch
+
+    schema, config = _defaults(name, file)
+    own = {k: value_of(schema, k, v, name) for k, v in settings.items() if k.startswith(TRAINS)}
+    return {k: v for k, v in config.items() if k.startswith(TRAINS)} | own
+
+
+@lru_cache(256)
+def _defaults(name: str, file: str) -> tuple[Any, dict[str, Any]]:
+    """Return a method's keys, and their values as its file says; ``file``: not the usual one."""
+    from fedvlm.compat.files import load_trainer  # start-up: PyTorch
+    from fedvlm.sweep.tune.defaults import config_of  # start-up: PyTorch
+
+    trainer = load_trainer(name)
+    schema = declare(default_schema() | dict(getattr(trainer, "foreign", {})),
+                     f"TRAINER.{trainer.name.upper()}", trainer.options)
+    path = find_config(file, "trainers") if file else lookup(trainer.name, "trainers")
+    return schema, config_of(path, schema)

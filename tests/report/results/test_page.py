@@ -68,14 +68,31 @@ def test_a_page_comes_of_its_cells_alone(
 
 def test_what_tuning_cost_stands_on_the_page(output: Path, tmp_path: Path) -> None:
     trial = {"settings": {}, "seconds": 1800.0, "score": 61.25, "error": 1.0}
-    entry = {"label": "Ditto [x]", "score": 61.25, "trials": [trial, trial | {"seconds": 3600.0}]}
-    write_tuned(tmp_path / "tuned.json", {"entries": [entry]})
+    entry = {"label": "Ditto [x]", "trainer": "Ditto", "settings": {}, "values": {"OPTIM.LR": "1"},
+             "score": 61.25, "trials": [trial, trial | {"seconds": 3600.0}]}
+    plan = {"common": {}, "seeds": [101, 2], "datasets": [{"label": "digits"}]}
+    write_tuned(tmp_path / "tuned.json", {"plan": plan, "entries": [entry]})
     published(output, tmp_path / "page", "--from", str(output / "out"),
               "--tuned", str(tmp_path / "tuned.json"))
     text = (tmp_path / "page" / "README.md").read_text()
     assert "| Ditto \\[x\\] | 2 | 61.2 | 1.50 |" in text
+    assert "**Runs here share with it** seeds 2." in text
+    assert "| dirichlet | 0 | 0 | 12 | Ditto" in text  # by their configs, none has the values
 
 
 def test_without_cells_there_is_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["publish", str(tmp_path)]) == 3
     assert "holds no pack of runs" in capsys.readouterr().err
+
+
+def test_what_is_not_there_is_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packs, page = tmp_path / "packs", tmp_path / "page"
+    packs.mkdir()
+    (packs / "a.cells.xz").write_bytes(b"")
+    words = ["publish", str(page), "--from", str(packs)]
+    assert cli.main([*words, "--tuned", str(tmp_path / "no.json")]) == 3
+    assert cli.main(words) == 3
+    assert "no.json" in capsys.readouterr().err
+    assert not page.exists()

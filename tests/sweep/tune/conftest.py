@@ -49,6 +49,7 @@ class FakePool:
 
     answer: Answer = staticmethod(formula)
     limit = 10**6
+    failure = Outcome(3, "no luck", 0.1)  # of a cell without an answer
 
     def __init__(self, jobs: int, journal: Any, watcher: Any, **more: Any) -> None:
         self.journal, self.watcher, self.left = journal, watcher, list[Cell]()
@@ -65,7 +66,7 @@ class FakePool:
                 raise Stopped
             cell = self.left.pop(0)
             answer = self.answer(cell)
-            outcome = Outcome(0, "", 0.25, None, answer) if answer else Outcome(3, "no luck", 0.1)
+            outcome = Outcome(0, "", 0.25, None, answer) if answer else self.failure
             self.journal.add(cell, outcome)
             self.watcher.ended(cell, outcome)
 

@@ -45,7 +45,9 @@ def test_values_are_the_tuned_ones_and_those_of_the_files(tuned: Path) -> None:
     assert words == [["adamw", "0.03", "-", "2 steps", "as the method says", "MU 3"],
                      ["sgd", "0.04", "0.5", "2 epochs", "5", "-"]]
     assert "batch 32, momentum 0.9" in values.caption
-    assert "seeds 101, 102; rounds 7" in search.caption and HEAD in search.caption
+    assert "seeds 101, 102; rounds 7" in search.caption
+    assert RATE in search.caption and HEAD not in search.caption  # a row's own, not all methods'
+    assert search.cells[1][0].words == HEAD
     assert [cell.words for cell in search.cells[0]] == [
         "MU 0.001 to 10 log", "2", "1", "70.0", "81.2 ± 1.3",
     ]

@@ -16,8 +16,8 @@ from tests.sweep.tune.conftest import FakePool, tuned
 
 
 def line(trial: int, seed: int, right: int, **more: Any) -> dict[str, Any]:
-    return {"method": "Toy", "trial": trial, "seed": seed, "steps": 10, "cpu": 0.5,
-            "seconds": 1.0, "clients": [[right, 100]]} | more
+    return {"config": f"{trial} {seed}", "method": "Other", "trial": 7, "seed": seed,
+            "steps": 10, "cpu": 0.5, "seconds": 1.0, "clients": [[right, 100]]} | more
 
 
 def search() -> Progress:
@@ -28,12 +28,14 @@ def search() -> Progress:
     ]
     bad = line(3, 1, 0)
     del bad["clients"], bad["steps"], bad["cpu"]
-    trials = [
+    trials: list[dict[str, Any]] = [
         {"score": 52.0, "error": 3.0, "behind": 13.0, "behind_error": 2.0},
         {"score": 65.0, "error": 2.0, "behind": 0.0, "behind_error": 0.0},
         {"why": "dropped 40.0 behind trial 1"}, {"why": "loss is not finite"},
         {"score": 63.0, "error": 2.0, "behind": 2.0, "behind_error": 1.5},
     ]
+    for number, trial in enumerate(trials):
+        trial["cells"] = [f"{number} {seed}" for seed in (1, 2)]  # lines' own labels do not count
     (got,) = progress_of({"entries": [
         {"label": "Toy", "trainer": "FedAvg", "trial": 1, "error": 2.0, "trials": trials},
     ]}, [*lines, bad])

@@ -11,7 +11,9 @@ import pytest
 from fedvlm.core.errors import ConfigError
 from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.tune import run
+from fedvlm.sweep.tune.records import Records
 from fedvlm.sweep.tune.tuned import read_tuned
+from fedvlm.sweep.worker import Outcome
 from tests.sweep.tune.conftest import FakePool, formula, trials, tuned
 
 BUDGET = 9  # beyond RANDOM: the sampler looks at scores
@@ -54,6 +56,8 @@ def test_a_killed_search_goes_on_to_the_same_trials(
     assert len(lines) == 5 and not stopped.tuned.exists()
     lines[1] = lines[1].replace(b", 125]]", b", 225]]")
     path.write_bytes(b"".join(lines[:-1]) + lines[-1][:40])
+    before = path.read_bytes()
+    assert Records(stopped.folder).damaged == 2 and path.read_bytes() == before  # looks only
     fake.limit = 10**6
     resumed = tuned(tmp_path, BUDGET, *ONE)
     assert trials(resumed)["FedProx"] == prox
@@ -81,6 +85,18 @@ def test_the_best_is_chosen_and_written_with_its_trials(whole: run.Tuning) -> No
         assert entry["trial"] == scores.index(max(scores)) > 0
         assert entry["values"] == entry["trials"][entry["trial"]]["settings"]
         assert entry["images"] == 1000
+
+
+def test_the_values_of_a_method_that_was_best_as_it_came_are_named(
+    tmp_path: Path, fake: type[FakePool]
+) -> None:
+    """Its file may change later; and every trial names its runs."""
+    tuning = tuned(tmp_path, 1, "--trainers", "FedProx")
+    (entry,) = read_tuned(tuning.tuned)["entries"]
+    (cell, _) = tuning.studies[0].trials[0].cells
+    assert entry["trial"] == 0 and "TRAINER.FEDPROX.MU" in entry["values"]
+    assert entry["values"] == {key: str(cell.config[key]) for key in entry["values"]}
+    assert entry["trials"][0]["cells"] == [c.digest for c in tuning.studies[0].trials[0].cells]
 
 
 def test_racing_drops_what_is_clearly_behind_after_its_first_seed(whole: run.Tuning) -> None:
@@ -114,6 +130,22 @@ def test_a_run_that_diverges_costs_its_trial_and_one_that_fails_its_method(
     assert proximal.best is not None and average.failure == "no luck"
     assert json.loads(tuning.tuned.read_text())["failed"] == {"FedAvg": "no luck"}
     assert "FedAvg: no luck" in capsys.readouterr().err
+
+
+def test_a_kill_costs_its_trial_and_is_tried_again_by_the_next_tuning(
+    tmp_path: Path, fake: type[FakePool]
+) -> None:
+    def some(cell: Cell) -> dict[str, Any] | None:
+        return None if cell.config["OPTIM.NAME"] == "adamw" else formula(cell)
+
+    fake.answer = staticmethod(some)
+    fake.failure = Outcome(-9, "it took longer and was killed", 0.1)
+    (study,) = tuned(tmp_path, 5, *ONE).studies
+    killed = [t for t in study.trials if t.settings.get("OPTIM.NAME") == "adamw"]
+    assert killed and {t.why for t in killed} == {"it took longer and was killed"}
+    assert study.best is not None and not study.failure
+    lines = Records(tmp_path / "tuning" / "toy").lines.values()
+    assert {line["code"] for line in lines} == {0}
 
 
 def test_mistakes_of_the_plan_are_told_before_anything_runs(tmp_path: Path) -> None:

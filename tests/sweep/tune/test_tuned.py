@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedvlm.cli.main import main
-from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.errors import DataError
+from fedvlm.sweep.plan import read_plan
 from fedvlm.sweep.tune.tuned import read_tuned, with_tuned, write_tuned
 from tests.sweep.tune.conftest import plan
 
+ROOT = Path(__file__).parents[3]
 HEAD = {"PEFT.TEXT": "none", "PEFT.VISUAL": "feature", "PEFT.HEAD": "linear"}
 SWEEP = ["--datasets", "digits", "--shots", "2", "--backbone", "tiny", "--num-users", "2"]
 
@@ -50,17 +53,17 @@ def test_entries_take_the_values_tuned_for_what_they_train(tmp_path: Path) -> No
 """)
     got, notes = with_tuned(asked, record())
     rates = [e.tuned.get("OPTIM.LR") for e in got.trainers]
-    assert rates == [None, "0.3", "0.4", "0.2"]
+    assert rates == [None, "0.3", "0.4", None]
     assert notes == [
         "FedAvg (head) takes the values tuned for FedAvg head",
         "FedAvg (ft) takes the values tuned for FedAvg head (ft)",
         "fedprox (strong) takes the values tuned for FedProx",
+        "the plan sets OPTIM.LR itself, so no tuned one is taken: fedprox (strong)",
         "no tuned values for FedAvg: they run as they come",
     ]
     bare = record()
     bare["plan"]["common"] |= HEAD | {"PEFT.HEAD": "text"}  # what all were tuned with counts too
-    still = [bool(e.tuned) for e in with_tuned(asked, bare)[0].trainers]
-    assert still == [False, True, True, False]
+    assert [bool(e.tuned) for e in with_tuned(asked, bare)[0].trainers][:3] == [False, True, True]
     assert got.content()["trainers"][3]["OPTIM.LR"] == "0.9"  # an entry's own settings win
 
 
@@ -90,10 +93,48 @@ def test_an_edited_or_strange_file_is_refused(tmp_path: Path) -> None:
         read_tuned(path)
 
 
-def test_another_backbone_is_refused(tmp_path: Path) -> None:
+def test_on_another_backbone_methods_run_as_they_come(tmp_path: Path) -> None:
     """A folder of weights goes by its name: paths differ between machines."""
     asked = sweep(tmp_path, "[FedProx]")
-    with pytest.raises(ConfigError, match="chosen on local-dir:realfeat, this sweep has tiny"):
-        with_tuned(asked, record("local-dir:../shared/realfeat"))
+    got, notes = with_tuned(asked, record("local-dir:../shared/realfeat"))
+    assert got.trainers[0].tuned == {}
+    assert notes == ["the values were tuned on local-dir:realfeat; on tiny methods run as they "
+                     "come: FedProx"]
     moved = sweep(tmp_path, "[FedProx]", "--backbone", "local-dir:/data/realfeat")
-    with_tuned(moved, record("local-dir:../shared/realfeat"))
+    assert with_tuned(moved, record("local-dir:../shared/realfeat"))[0].trainers[0].tuned
+
+
+def test_what_is_trained_agrees_both_ways_and_what_a_plan_sets_is_not_tuned(tmp_path: Path) -> None:
+    asked = sweep(tmp_path, """
+  - FedProx
+  - {name: FedProx, tag: ft, finetune-epochs: 5}
+  - {name: FedProx, tag: head, peft: feature+head}
+  - {name: FedProx, tag: same, PEFT.TEXT: prompt, finetune-epochs: -1}
+""")
+    tuning = record()
+    tuning["entries"][2]["values"] |= {"FED.LOCAL_EPOCHS": "4"}
+    assert [bool(e.tuned) for e in with_tuned(asked, tuning)[0].trainers] == [
+        True, False, False, True]
+    busier = replace(asked, common={**asked.common, "FED.LOCAL_EPOCHS": "2"})
+    got, notes = with_tuned(busier, tuning)
+    assert got.trainers[0].tuned == {"OPTIM.LR": "0.2"}
+    assert ("the plan sets FED.LOCAL_EPOCHS itself, so no tuned one is taken: FedProx, "
+            "FedProx (same)") in notes
+
+
+def test_the_published_plans_take_what_was_tuned_for_their_like() -> None:
+    """Every entry of the lanes on realfeat; those of a ViT run as they come."""
+    tuning = read_plan(ROOT / "configs" / "sweeps" / "tune.yaml")
+    content = {"plan": tuning.content(), "entries": [
+        {"label": e.label, "trainer": e.name, "settings": e.settings, "values": {"WHO": e.label}}
+        for e in tuning.trainers
+    ]}
+    for path in sorted((ROOT / "configs" / "results").glob("*.yaml")):
+        got, notes = with_tuned(read_plan(path), content)
+        from_whom = {e.label: e.tuned.get("WHO", "") for e in got.trainers}
+        if path.stem == "9_vit":
+            assert not any(from_whom.values())
+            assert len(notes) == 1
+            continue
+        ablation = path.stem == "7_ablation"  # its entries differ in options: their method's
+        assert from_whom == {e.label: e.name if ablation else e.label for e in got.trainers}

@@ -1,0 +1,113 @@
+"""What a ``tuned.json`` says of published runs: which ran with its values, by their configs.
+
+Nothing is believed of the file's being there: a run counts as tuned when its own config has the
+values that were chosen for its method, on its backbone and for what it trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from fedvlm.config.keys import default_schema
+from fedvlm.config.option import Schema
+from fedvlm.core.errors import ConfigError, fold
+from fedvlm.report.collect import Run
+from fedvlm.report.results.lanes import Lane
+
+TUNED, PART, PLAIN = "tuned", "in part", "as they come"
+BACKBONE, OPTIMISER = "MODEL.BACKBONE.NAME", "OPTIM."
+SAME = ("PEFT.", "FED.FINETUNE_")  # what a run must share with the entry that it took values of
+
+
+def about(record: Mapping[str, Any], lanes: Sequence[Lane]) -> dict[str, Any]:
+    """Return what tuning cost, on what it looked, and how many runs of each lane have its values.
+
+    Empty without a record.
+
+    Raises:
+        ConfigError: it is not what fedvlm tune writes.
+        DataError: a run's manifest cannot be read.
+    """
+    if not record:
+        return {}
+    try:
+        plan = record["plan"]
+        rows = [
+            {"label": entry["label"], "trials": len(entry["trials"]), "score": entry["score"],
+             "hours": sum(trial["seconds"] for trial in entry["trials"]) / 3600}
+            for entry in record["entries"]
+        ]
+        seeds = [int(seed) for seed in plan["seeds"]]
+        sets = [str(dataset["label"]) for dataset in plan["datasets"]]
+        counts = [_count(lane, record) for lane in lanes]
+    except (KeyError, TypeError, ValueError):
+        raise ConfigError("tuned.json names no entries; fedvlm tune writes it") from None
+    runs = [run.protocol for lane in lanes for run in lane.runs]
+    return {
+        "rows": rows, "seeds": seeds, "sets": sets, "lanes": counts,
+        "seeds_in_common": sorted({int(p["data_seed"]) for p in runs} & set(seeds)),
+        "sets_in_common": sorted({str(p["dataset"]) for p in runs
+                                  if fold(str(p["dataset"])) in map(fold, sets)}),
+    }
+
+
+def _count(lane: Lane, record: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = [(kind_of(run, record), run.method) for run in lane.runs]
+    number = {kind: sum(k == kind for k, _ in kinds) for kind in (TUNED, PART, PLAIN)}
+    plain = sorted({method for kind, method in kinds if kind == PLAIN})
+    return {"lane": lane.name, "methods": plain, "tuned": number[TUNED], "part": number[PART],
+            "plain": number[PLAIN]}
+
+
+def kind_of(run: Run, record: Mapping[str, Any]) -> str:
+    """Return whether a run has all tuned values of its method, those of the optimiser, or none."""
+    config = run.identity_config()
+    common: Mapping[str, str] = record["plan"]["common"]
+    kinds = {PLAIN}
+    for entry in record["entries"]:
+        if fold(entry["trainer"]) != fold(str(run.protocol["trainer"])):
+            continue
+        asked = common | entry["settings"]
+        if BACKBONE in asked and _name(asked[BACKBONE]) != _name(config.get(BACKBONE, "")):
+            continue
+        if not all(_same(key, word, config) for key, word in asked.items()
+                   if key.startswith(SAME)):
+            continue
+        values: Mapping[str, str] = entry["values"]
+        agree = {key for key, word in values.items() if _same(key, word, config)}
+        optimiser = {key for key in values if key.startswith(OPTIMISER)}
+        if agree == set(values):
+            kinds.add(TUNED)
+        elif optimiser and optimiser <= agree:
+            kinds.add(PART)
+    return next(kind for kind in (TUNED, PART, PLAIN) if kind in kinds)
+
+
+@cache
+def _schema() -> Schema:
+    return default_schema()
+
+
+def _name(backbone: object) -> str:
+    """Return a backbone without the place of its folder, which differs between machines."""
+    return str(backbone).rstrip("/").replace(":", "/").rpartition("/")[2]
+
+
+def _same(key: str, word: str, config: Mapping[str, Any]) -> bool:
+    """Return whether a config has at ``key`` what ``word`` says; left out, it has the default."""
+    option = _schema().get(key)
+    if option is not None:
+        try:
+            return bool(config.get(key, option.default) == option.parse(word))
+        except ValueError:
+            return False
+    value = config.get(key)
+    if isinstance(value, bool):
+        return word.lower() in (("true", "yes", "on", "1") if value else
+                                ("false", "no", "off", "0"))
+    try:
+        return isinstance(value, int | float) and float(word) == float(value) or word == str(value)
+    except ValueError:
+        return word == str(value)
