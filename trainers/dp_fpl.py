@@ -9,7 +9,7 @@ Shared: text.global
 Personal: text.u, text.v, text.r
 Frozen: both towers, the logit scale.
 Defaults: N_CTX 16, RANK 8, CLIP 10, SIGMA 1, DELTA 1e-5, ACCOUNTANT gaussian; plain SGD lr 0.001.
-    SIGMA 0 adds no noise and guarantees nothing; RESIDUAL false leaves r out.
+    Without SIGMA no noise is added and nothing guaranteed; RESIDUAL false leaves r out.
 Knobs: RANK 2 to 16 log.
 Departures from the paper: all noise is added by the client, to p_G too (there by the server, to the
     average): the server need not be trusted; several local steps are allowed (there one a round);

@@ -168,7 +168,7 @@ def test_a_terminal_gets_what_fits(
     width: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((width, 24)))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_, **__: os.terminal_size((width, 24)))
     row = {"set": "DescribableTextures", "state": "ready", "layout": "CoOp split file",
            "classes": "10 of 47", "train/val/test": "600/240/360", "published": "2820/1128/1692",
            "unreadable": "0 of 64", "leaks": "0", "remarks": "1"}  # fmt: skip
