@@ -260,6 +260,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/sweep/task.py": {
         "optional: fedvlm[slurm]": ("submitit.helpers",),
     },
+    "fedvlm/sweep/tune/tuned.py": {
+        "start-up: PyTorch": ("fedvlm.compat.files",),
+    },
     "fedvlm/sweep/worker.py": {
         "start-up: PyTorch, as all of these": ("fedvlm.job.flags",),
         "start-up: PyTorch": (

@@ -9,7 +9,7 @@ Personal: image.lora.*, text.lora.*
 Frozen: all else of both towers, the logit scale.
 Defaults: PEFT.RANK 2, ALPHA 1, TARGETS q,k,v, all blocks; AdamW lr 2e-4, decay 0.01, cosine, batch
     32.
-Knobs: PEFT.RANK 2 to 16 log.
+Knobs: none.
 Departures from the paper: no dropout in front of A (there 0.25); rounds and local epochs of the run
     in place of 500 steps per shot, with a fresh optimiser in each round (OPTIM.KEEP_STATE true
     keeps it).

@@ -242,12 +242,12 @@ def fedtv() -> tuple[CfgNode, Any]:
 
 
 def recording_trainer(kind: Any, cfg: CfgNode, start: dict[str, Tensor]) -> Any:
-    """Return the trainer with given initial tensors; it keeps each step's losses in ``losses``."""
+    """Return the trainer with given initial tensors; it keeps each step's losses in ``history``."""
 
     class Recorded(kind):  # type: ignore[misc]
         """The method itself; only its start is given and its losses are kept."""
 
-        losses: list[Tensor] = []  # noqa: RUF012
+        history: list[Tensor] = []  # noqa: RUF012
 
         def trainables(self, model: Any, generator: torch.Generator) -> dict[str, Tensor]:
             """Return the given tensors."""
@@ -256,11 +256,11 @@ def recording_trainer(kind: Any, cfg: CfgNode, start: dict[str, Tensor]) -> Any:
         def loss(self, model: Any, p: Any, b: Batch) -> Any:
             """Compute the method's loss and keep it."""
             value, parts = super().loss(model, p, b)
-            self.losses.append(value.detach())
+            self.history.append(value.detach())
             return value, parts
 
     trainer = Recorded(cfg)
-    trainer.losses = []
+    trainer.history = []
     return trainer
 
 

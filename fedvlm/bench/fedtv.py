@@ -174,7 +174,7 @@ def _steps(
     }
     for fed in sides.values():  # page faults of the first pass are no property of a step
         local_round(fed)
-        fed.trainer.losses.clear()  # type: ignore[attr-defined]
+        fed.trainer.history.clear()  # type: ignore[attr-defined]
     reference = case.reference()
     optimizer = reference.optimizer(SGD.lr, SGD.momentum, SGD.weight_decay)
     losses, pairs = [], []
@@ -202,7 +202,7 @@ def _steps(
 
 def _losses(fed: Federation, steps: int) -> list[float]:
     """Return client 0's loss at each of the first steps."""
-    return [float(v[0]) for v in fed.trainer.losses[:steps]]  # type: ignore[attr-defined]
+    return [float(v[0]) for v in fed.trainer.history[:steps]]  # type: ignore[attr-defined]
 
 
 def _tensor_error(reference: ReferenceFedTV, fed: Federation) -> float:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedvlm.console.screen import complain, say
 from fedvlm.core import files
+from fedvlm.core.errors import DataError
 from fedvlm.federation.cards import card_of
 from fedvlm.report.collect import collect
 from fedvlm.report.pages import PAGE
@@ -22,7 +23,10 @@ def draw_partition(folder: Path, title: str) -> None:
     if all((folder / f"partition.{kind}").exists() for kind in ("png", "svg")):
         return
     try:
-        key = title, (folder / "partition.csv").read_bytes()
+        table = folder / "partition.csv"
+        if not table.is_file():
+            raise DataError(f"cannot read {table}: it is not there")
+        key = title, table.read_bytes()
         if key not in _DRAWN:
             from fedvlm.report.figures import partition, style  # start-up: 1 s of matplotlib
 

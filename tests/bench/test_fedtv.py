@@ -47,7 +47,7 @@ def test_both_sides_train_alike(dtype: torch.dtype) -> None:
         side = case.reference()
         optimizer = side.optimizer(0.005, 0.9, 5e-4)
         losses = [side.train_step(x, y, optimizer) for x, y in case.batches(2, client)]
-        ours = [float(v[client]) for v in fed.trainer.losses]
+        ours = [float(v[client]) for v in fed.trainer.history]
         assert len(losses) == 4 and losses[0] != losses[-1]
         assert ours == pytest.approx(losses, rel=LOSS[dtype])
         for name, value in side.values().items():
@@ -63,7 +63,7 @@ def test_the_sides_differ_when_their_numbers_do() -> None:
     side = case.reference()
     side.set_values({"text.sigma": case.start["text.sigma"] * 1.1})
     (x, y), = case.batches(1)
-    assert abs(float(side.loss(x, y).detach()) - float(fed.trainer.losses[0][0])) > 1e-6
+    assert abs(float(side.loss(x, y).detach()) - float(fed.trainer.history[0][0])) > 1e-6
 
 
 def test_a_round_gives_the_same_logits(record: dict[str, Any]) -> None:

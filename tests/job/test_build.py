@@ -77,6 +77,9 @@ def test_keys_of_the_local_training_reach_the_plan(tmp_path: Path) -> None:
         def sizes(self, clients: Any) -> list[int]:
             return [5] * len(clients)
 
+        def lengths(self, clients: Any, epochs: int) -> list[int]:
+            return [2 * epochs] * len(clients)
+
     assert make_budget(cfg, steps, Sizes()).plain == (7 * steps.clients,) * steps.rounds  # type: ignore[arg-type]
 
 

@@ -188,6 +188,11 @@ def test_restored_state_keeps_its_types(tmp_path: Path, monkeypatch: Any) -> Non
             return SavedState(0, w, {0: w})  # of format 1
 
     class Federation:
+        class engine:  # noqa: N801
+            @staticmethod
+            def recall(memory: Any) -> None:
+                assert memory == {}
+
         @staticmethod
         def adopt(whole: Any) -> Any:
             return whole

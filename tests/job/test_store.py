@@ -100,9 +100,9 @@ def test_a_folder_of_format_1_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(job_run, "Recorder", lambda built, *rest: (
         federations.append(built.federation), Recorder(built, *rest))[1])
 
-    def save(self: Any, r: int, server: Any, records: Any) -> None:
+    def save(self: Any, r: int, server: Any, *more: Any, **named: Any) -> None:
         if r < 2:
-            return real(self, r, server, records)
+            return real(self, r, server, *more, **named)
         fed = federations[0]
         versions = dict.fromkeys((0, 1), 2)
         clients = {

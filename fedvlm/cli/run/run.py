@@ -11,8 +11,7 @@ from fedvlm.console.screen import complain, progress, say
 from fedvlm.job.flags import add_flags, add_opts
 
 EXAMPLES = (
-    "fedvlm run --demo --rounds 2",
-    "fedvlm run --demo --engine workers --workers 2  # docs/workers.md",
+    "fedvlm run --demo --rounds 2 --engine workers --workers 2  # docs/workers.md",
     "fedvlm run --root DATA/ --dataset eurosat --trainer FedTV --seeds 1 2 3 --opts OPTIM.LR 0.01",
 )
 ALSO = ("train", "start", "demo", "resume", "main", "fit")

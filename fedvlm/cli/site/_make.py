@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 FILE, YAML = "site.json", "site.yaml"
 _FOLDERS = ("client", "classes", "template", "public", "title", "to")
 _TRIAL = ("split", "to")
+OWN = (*_FOLDERS, "split")
 
 
 def flags(parser: Parser) -> None:

@@ -63,7 +63,8 @@ def _mistakes(args: Namespace) -> list[str]:
                 f"{', '.join(WHAT)})"]
     looks = [name for dest, name in args.spelling.items() if dest in ("full", "json", "sample")]
     if args.what == "serve":
-        return [f"serve does not read {n}" for n in looks] or _serve.mistakes(args)
+        stray = looks + [n for dest, n in args.spelling.items() if dest in _make.OWN]
+        return [f"serve does not read {name}" for name in stray] or _serve.mistakes(args)
     if args.what == "make":
         stray = looks + [n for dest, n in args.spelling.items() if dest in _serve.OWN]
         return [f"make does not read {name}" for name in stray] or _make.mistakes(args)

@@ -42,8 +42,8 @@ CONTEXT, ADAPTER, LORA, LINEAR, TOWER = "context", "adapter", "lora", "head", "t
 # The first pattern that fits a whole name gives its fine role; what fits none is the tower's own.
 FINE_ROLES = (
     (LORA, r".*\.lora\..*"),
-    (CONTEXT, r"(text\.(ctx|sigma|U|S|V)|(text|image)\.prompt)(\..*)?"),
-    (LINEAR, r"(head|small|gate)\..*"),
+    (CONTEXT, r"(text\.(ctx|sigma|U|S|V|global|u|v|r)|(text|image)\.prompt)(\..*)?"),
+    (LINEAR, r"(head|small|gate|tip)\..*"),
     (ADAPTER, r".*adapter\..*|image\.(fusion|private|couple)\..*|(text|image)\.net\..*"),
 )
 

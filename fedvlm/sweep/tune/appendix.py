@@ -13,9 +13,10 @@ from fedvlm.core.repository import repository
 from fedvlm.report.tables.cells import MISSING, TableCell
 from fedvlm.report.tables.papers import GROUPS, Paper
 from fedvlm.report.tables.table import Table
-from fedvlm.sweep.tune.defaults import config_of, file_of, value_of
+from fedvlm.sweep.tune.defaults import file_of
 from fedvlm.sweep.tune.space import EPOCHS, LR, NAME, STEPS
 from fedvlm.sweep.tune.tuned import read_tuned
+from fedvlm.sweep.tune.values import config_of, value_of
 
 METRIC = "hyperparameters"
 # Shown too: in a caption where all methods have one value, else as a column. What a method runs

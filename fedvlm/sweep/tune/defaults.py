@@ -23,6 +23,7 @@ from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, fold
 from fedvlm.core.repository import checkout
 from fedvlm.sweep.tune.tuned import SAY_WHICH, read_tuned
+from fedvlm.sweep.tune.values import config_of, value_of
 
 SAYS = "# Tuned: "
 MORE = "#   "  # further lines of it
@@ -95,19 +96,6 @@ def _defaults(path: Path, name: str, record: Mapping[str, Any]) -> tuple[str | N
     return text, f"{shown} (tuned for {label})"
 
 
-def config_of(path: Path | None, schema: Schema) -> dict[str, Value]:
-    """Return all values of a method that has read its file; None: the declared defaults.
-
-    Raises:
-        ConfigError: the file's mistakes.
-    """
-    lines, mistakes = read_yaml(path, nodes(schema)) if path is not None else ([], [])
-    if mistakes:
-        raise ConfigError("\n".join(mistakes))
-    config = {key: option.default for key, option in schema.items()}
-    return config | {line.key: schema[line.key].parse(line.value) for line in lines}
-
-
 def _entry(
     name: str, config: Mapping[str, Value], schema: Schema, record: Mapping[str, Any]
 ) -> dict[str, Any] | None:
@@ -118,20 +106,6 @@ def _entry(
 
     same = [e for e in record["entries"] if fold(e["trainer"]) == fold(name) and fits(e)]
     return max(same, key=lambda entry: len(entry["settings"]), default=None)
-
-
-def value_of(schema: Schema, key: str, word: str, label: str) -> Value:
-    """Return a tuned value.
-
-    Raises:
-        ConfigError: its key is gone, or its option refuses it now.
-    """
-    if key not in schema:
-        raise ConfigError(f"{label}: was tuned over {key}, which is no key any more; tune it again")
-    try:
-        return schema[key].parse(word)
-    except ValueError as error:
-        raise ConfigError(f"{label}: {key} {error}") from None
 
 
 def _provenance(entry: Mapping[str, Any], record: Mapping[str, Any]) -> str:

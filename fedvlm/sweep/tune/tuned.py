@@ -22,6 +22,7 @@ from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError, fold
 from fedvlm.runs.seal import seal_of, sealed
 from fedvlm.sweep.plan import PlanEntry, SweepPlan
+from fedvlm.sweep.tune.values import config_of, value_of
 
 FORMAT = 1
 BACKBONE = ("MODEL.BACKBONE.NAME", "MODEL.INIT_WEIGHTS")
@@ -156,8 +157,6 @@ def _match(
 
 def _trained(name: str, settings: Mapping[str, str], file: str = "") -> dict[str, Any]:
     """Return what a method trains and how it fine-tunes, its own defaults included."""
-    from fedvlm.sweep.tune.defaults import value_of  # start-up: PyTorch
-
     schema, config = _defaults(name, file)
     own = {k: value_of(schema, k, v, name) for k, v in settings.items() if k.startswith(TRAINS)}
     return {k: v for k, v in config.items() if k.startswith(TRAINS)} | own
@@ -167,7 +166,6 @@ def _trained(name: str, settings: Mapping[str, str], file: str = "") -> dict[str
 def _defaults(name: str, file: str) -> tuple[Any, dict[str, Any]]:
     """Return a method's keys, and their values as its file says; ``file``: not the usual one."""
     from fedvlm.compat.files import load_trainer  # start-up: PyTorch
-    from fedvlm.sweep.tune.defaults import config_of  # start-up: PyTorch
 
     trainer = load_trainer(name)
     schema = declare(default_schema() | dict(getattr(trainer, "foreign", {})),

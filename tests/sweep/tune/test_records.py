@@ -44,5 +44,6 @@ def test_lines_are_read_again_and_damaged_ones_are_not(tmp_path: Path) -> None:
     again = Records(tmp_path)
     assert again.damaged == 2 and set(again.lines) == {"d0", "d2"}
     assert again.lines["d2"] == records.lines["d2"]
+    again.mend()
     again.add(cell(3), 3, Outcome(0, "", 1.0, None, {"clients": [(3, 9)], "steps": 2}))
     assert set(Records(tmp_path).lines) == {"d0", "d2", "d3"}  # on a line of its own

@@ -1,0 +1,36 @@
+"""Values of a method's keys: as its file says, and as they were tuned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedvlm.config.option import Schema, Value, nodes
+from fedvlm.config.read import read_yaml
+from fedvlm.core.errors import ConfigError
+
+
+def config_of(path: Path | None, schema: Schema) -> dict[str, Value]:
+    """Return all values of a method that has read its file; None: the declared defaults.
+
+    Raises:
+        ConfigError: the file's mistakes.
+    """
+    lines, mistakes = read_yaml(path, nodes(schema)) if path is not None else ([], [])
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    config = {key: option.default for key, option in schema.items()}
+    return config | {line.key: schema[line.key].parse(line.value) for line in lines}
+
+
+def value_of(schema: Schema, key: str, word: str, label: str) -> Value:
+    """Return a tuned value.
+
+    Raises:
+        ConfigError: its key is gone, or its option refuses it now.
+    """
+    if key not in schema:
+        raise ConfigError(f"{label}: was tuned over {key}, which is no key any more; tune it again")
+    try:
+        return schema[key].parse(word)
+    except ValueError as error:
+        raise ConfigError(f"{label}: {key} {error}") from None
