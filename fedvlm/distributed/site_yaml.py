@@ -9,6 +9,7 @@ from typing import Any
 
 from fedvlm.config.read import Assignment, read_yaml
 from fedvlm.core.errors import ConfigError, did_you_mean
+from fedvlm.core.files import user_path
 from fedvlm.distributed.terms import LOCAL, Terms
 
 _ALLOW = "allow"
@@ -78,7 +79,7 @@ def read_site_yaml(path: Path) -> SiteYaml:
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     places = {
-        key: path.parent / Path(str(values.get(key, usual))).expanduser()
+        key: path.parent / user_path(str(values.get(key, usual)))
         for key, usual in _PATHS.items()
     }
     rules = {rule: values[f"{_ALLOW}.{rule}"] for rule in _RULES if f"{_ALLOW}.{rule}" in values}

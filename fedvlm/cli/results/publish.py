@@ -56,7 +56,7 @@ def main(args: Namespace) -> int:
         ConfigError: a claim or a plan cannot be read, or runs of a lane share no table.
         DataError: no runs, damaged ones, or the folder cannot be written.
     """
-    into = Path(args.folder).expanduser()
+    into = user_path(args.folder)
     cells = into / CELLS
     if args.tuned:
         read_tuned(user_path(args.tuned))  # before anything is written

@@ -13,7 +13,6 @@ import math
 import time
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedvlm.cli.run._plan import flatten, listed, worker_flags
@@ -21,6 +20,7 @@ from fedvlm.cli.run.sweep import run_sweep
 from fedvlm.console.parser import Parser
 from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import progress, say
+from fedvlm.core.files import user_path
 from fedvlm.job.flags import add_flags, pairs
 from fedvlm.sweep.plan import PlanReader
 
@@ -112,7 +112,7 @@ def main(args: Namespace) -> int:
         return 0
     recipes = [read_recipe(name) for name in dict.fromkeys(names)]
     settings = dict(args.settings)
-    output = Path(settings.pop("OUTPUT_DIR", OUTPUT)).expanduser()
+    output = user_path(settings.pop("OUTPUT_DIR", OUTPUT))
     checker, trials = Checker(), []
     for recipe in recipes:
         progress(f"checking {recipe.name}")

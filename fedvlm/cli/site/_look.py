@@ -18,6 +18,7 @@ from fedvlm.config.keys import default_schema
 from fedvlm.console.rows import clock, human_bytes, table_lines
 from fedvlm.console.screen import complain, progress, say
 from fedvlm.core.errors import DataError
+from fedvlm.core.files import user_path
 from fedvlm.data.datum import PARTS, Datum
 from fedvlm.data.image_records import records_of
 from fedvlm.data.images import find_broken
@@ -57,7 +58,7 @@ def check(args: Namespace) -> int:
         ConfigError: the rules are wrong.
         DataError: the site file is.
     """
-    owner = read_site_yaml(Path(args.opts[0]).expanduser())
+    owner = read_site_yaml(user_path(args.opts[0]))
     file = read_site(owner.file)
     size = SAMPLE if args.sample is None else args.sample
     report = findings(owner, file, None if args.full else size)
@@ -172,7 +173,7 @@ def status(args: Namespace) -> int:
         ConfigError: the rules are wrong.
         DataError: an account is damaged.
     """
-    owner = read_site_yaml(Path(args.opts[0]).expanduser())
+    owner = read_site_yaml(user_path(args.opts[0]))
     runs = [_run(path) for path in sorted(_folders(owner.states))]
     code = EXIT_DATA if any(run["damage"] for run in runs) else 0
     if args.json:

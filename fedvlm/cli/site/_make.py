@@ -12,6 +12,7 @@ from fedvlm.console.parser import Parser
 from fedvlm.console.screen import complain, progress, say
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.files import user_path
 from fedvlm.job.flags import pairs
 
 if TYPE_CHECKING:
@@ -74,13 +75,13 @@ def make(args: Namespace) -> int:
 def _party(args: Namespace) -> int:
     from fedvlm.data.own.party import read_classes, site_of  # start-up: NumPy, 0.15 s
 
-    folders = {int(number): Path(folder).expanduser() for number, folder in args.client}
-    names = read_classes(Path(args.classes).expanduser())
-    public = Path(args.public).expanduser() if args.public else None
+    folders = {int(number): user_path(folder) for number, folder in args.client}
+    names = read_classes(user_path(args.classes))
+    public = user_path(args.public) if args.public else None
     file, top, said = site_of(
         folders, names, name=args.title, templates=args.template, public=public
     )
-    place = Path(args.to).expanduser()
+    place = user_path(args.to)
     say(*said, *_write(place, file, str(top) if file.paths() else "."))
     if file.clients:
         say(f"go through {place / YAML}, then: fedvlm site check "
@@ -137,7 +138,7 @@ def _trial(args: Namespace) -> int:
 
     cfg = plan.jobs[0].cfg
     homes = parse_sites(args.split, int(cfg.FED.CLIENTS))
-    data, top = build_federation(cfg, progress), Path(args.to).expanduser()
+    data, top = build_federation(cfg, progress), user_path(args.to)
     progress.clear()
     for site in sorted(set(homes)):
         clients = [c for c, home in enumerate(homes) if home == site]

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.files import user_path
 from fedvlm.distributed.wire import LIMIT
 
 HELLO = b"fedvlm-socket/1\n"
@@ -238,7 +239,7 @@ def read_token(path: str) -> bytes:
     Raises:
         ConfigError: it is not there, too short, or others may read it.
     """
-    file = Path(path).expanduser()
+    file = user_path(path)
     try:
         token, mode = file.read_bytes().strip(), file.stat().st_mode
     except OSError as error:
