@@ -19,15 +19,15 @@ from fedvlm.cli.results._folders import papers_of, run_folders
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import complain, say
 from fedvlm.core import files
-from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.errors import ConfigError, DataError, FedvlmError
 from fedvlm.core.files import user_path
 from fedvlm.federation.cards import card, card_of, fields, trainer_files
-from fedvlm.report.collect import collect
-from fedvlm.report.results.claims import Claim, read_claim
+from fedvlm.report.collect import Collected, collect
+from fedvlm.report.results.claims import Claim, labels_of, read_claim
 from fedvlm.report.results.lanes import Lane
 from fedvlm.runs.cells import ENDING, pack
 from fedvlm.runs.seal import seal_of
-from fedvlm.sweep.tune.tuned import read_tuned
+from fedvlm.sweep.tune.tuned import read_tuned, trains_of
 
 EXAMPLES = (
     "fedvlm publish docs/results  # the page again, from docs/results/cells",
@@ -75,12 +75,25 @@ def main(args: Namespace) -> int:
 
     lanes = _lanes(packs, Path(args.plans))
     every = [run for lane in lanes for run in lane.runs]
+    tuned = _sealed(into / TUNED)
     paths = write_page(Sources(
-        lanes, _claims(), papers_of(every), card_of, _sealed(into / TUNED), _sealed(into / MOVED),
+        lanes, _claims(), papers_of(every), card_of, tuned, _sealed(into / MOVED),
+        trains=_trains(tuned),
     ), into)
     complain(*(n for lane in lanes for n in lane.collected.notes()), prefix="note")
-    say(f"page: {paths[0]} ({len(every)} runs, {len(lanes)} lanes)")
+    say(f"page: {paths[0]} ({len(every)} runs, {sum(bool(lane.runs) for lane in lanes)} lanes)")
     return 0
+
+
+def _trains(tuned: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what the entries of a tuning trained; nothing, with a note, where a method is gone."""
+    try:
+        return trains_of(tuned) if tuned else {}
+    except FedvlmError as error:
+        complain(f"{TUNED}: {error}; no run counts as tuned", prefix="note")
+    except (KeyError, TypeError, AttributeError):
+        raise ConfigError(f"{TUNED} names no entries; fedvlm tune writes it") from None
+    return {}
 
 
 def _lane_folders(word: str) -> list[Path]:
@@ -109,25 +122,32 @@ def _pack(lane: Path, path: Path) -> None:
 
 
 def _lanes(packs: Sequence[Path], plans: Path) -> list[Lane]:
-    """Return the lanes in the order of their first plan, with what the plans say of them."""
+    """Return the lanes in the order of their first plan, with what the plans say of them.
+
+    A lane that has plans and no runs yet is there too, empty.
+    """
     told: dict[str, dict[str, Any]] = {}
     for path in sorted(plans.glob("*.yaml")):
-        plan = _plan(path)
-        about = told.setdefault(plan["lane"], {"title": plan["title"], "wanted": 0, "about": []})
+        plan = read_lane(path)
+        about = told.setdefault(plan["lane"], {"title": plan["title"], "wanted": 0, "about": [],
+                                               "planned": set()})
         about["wanted"] += plan["cells"]
         about["about"].append(plan["about"])
+        about["planned"] |= plan["planned"]
     by_name = {path.name.removesuffix(ENDING): path for path in packs}
     out = []
-    for name in sorted(by_name, key=lambda n: (list(told).index(n) if n in told else len(told), n)):
-        folder = run_folders([str(by_name[name])])[0]
-        one = told.get(name, {"title": name, "wanted": 0, "about": []})
-        out.append(Lane(name, collect([folder]), one["title"], " ".join(one["about"]),
-                        one["wanted"]))
+    none: dict[str, Any] = {"wanted": 0, "about": [], "planned": set()}
+    for name in [*told, *sorted(by_name.keys() - told.keys())]:
+        collected = collect([run_folders([str(by_name[name])])[0]]) if name in by_name \
+            else Collected()
+        one = told.get(name, {"title": name} | none)
+        out.append(Lane(name, collected, one["title"], " ".join(one["about"]), one["wanted"],
+                        frozenset(one["planned"])))
     return out
 
 
-def _plan(path: Path) -> dict[str, Any]:
-    """Return what a plan says of its lane: its comment, its folder, how many cells.
+def read_lane(path: Path) -> dict[str, Any]:
+    """Return what a plan says of its lane: its comment, its folder, how many cells, its methods.
 
     Raises:
         ConfigError: it is no plan.
@@ -137,12 +157,17 @@ def _plan(path: Path) -> dict[str, Any]:
         plan = yaml.safe_load(text)
         lane = Path(plan["output_dir"]).name
         sizes = [len(plan[key]) for key in ("datasets", "trainers", "seeds")]
-    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        entries = [{"name": e} if isinstance(e, str) else dict(e) for e in plan["trainers"]]
+        planned = set[str]().union(*(
+            labels_of(str(e["name"]), str(e.get("peft", "")), str(e.get("tag", "")))
+            for e in entries))
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path}: is no plan of a lane ({error})") from None
     comment = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
     title, _, about = comment.partition(": ")
     number = sizes[0] * sizes[1] * sizes[2] * len(plan.get("shots") or [0])
-    return {"lane": lane, "title": title, "about": about[:1].upper() + about[1:], "cells": number}
+    return {"lane": lane, "title": title, "about": about[:1].upper() + about[1:], "cells": number,
+            "planned": planned}
 
 
 def _claims() -> dict[str, Claim | None]:

@@ -15,7 +15,7 @@ from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.report import figures as folder
 from fedvlm.report.collect import Run
 from fedvlm.report.figures import style
-from fedvlm.report.figures.lines import MANY, order_of
+from fedvlm.report.figures.drawing.lines import MANY, order_of
 from fedvlm.report.figures.selection import Selection
 
 MEMBERS = ("ORDER", "CAPTION", "OF", "select", "draw", "rows")

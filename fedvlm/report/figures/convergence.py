@@ -9,8 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedvlm.report.figures import lines, style
-from fedvlm.report.figures.lines import Panel
+from fedvlm.report.figures import style
+from fedvlm.report.figures.drawing import lines
+from fedvlm.report.figures.drawing.lines import Panel
 from fedvlm.report.figures.selection import Selection, Value
 
 NAME, ORDER, OF = "convergence", 10, "both"

@@ -13,8 +13,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from fedvlm.report.figures import style
+from fedvlm.report.figures.drawing.lines import WORDS, legend_above
 from fedvlm.report.figures.drawing.strips import by_mean, family_legend, strips
-from fedvlm.report.figures.lines import WORDS, legend_above
 from fedvlm.report.figures.selection import PLACE, Selection, titles
 from fedvlm.report.tables.metrics import OWN_REFERENCE, accuracies
 

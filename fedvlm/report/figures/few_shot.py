@@ -17,9 +17,10 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from fedvlm.core.stats import mean, sample_std
 from fedvlm.report.collect import Run
-from fedvlm.report.figures import lines, style
-from fedvlm.report.figures.drawing.levels import Level, levels_of
-from fedvlm.report.figures.lines import Line, Panel
+from fedvlm.report.figures import style
+from fedvlm.report.figures.drawing import lines
+from fedvlm.report.figures.drawing.levels import Level, levels_of, mean_levels
+from fedvlm.report.figures.drawing.lines import Line, Panel
 from fedvlm.report.figures.selection import PLACE, Group, Selection, titles
 
 NAME, ORDER, OF = "few_shot", 5, "runs"
@@ -61,7 +62,8 @@ def select(selection: Selection) -> list[Panel] | str:
         over = [_over_shots(label, [methods[label] for methods in places.values()], metric)
                 for label in shared]
         star = None if None in stars else mean(stars)
-        panels.append(Panel(f"average of {len(places)}", _drawable(over), star, metric))
+        panels.append(Panel(f"average of {len(places)}", _drawable(over), star, metric,
+                            mean_levels([panel.levels for panel in panels])))
     return [panel for panel in panels if panel.lines] or "the runs of no dataset differ in shots"
 
 

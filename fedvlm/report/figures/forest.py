@@ -19,8 +19,8 @@ from fedvlm.report.figures.drawing.levels import (
     level_rows,
     mean_levels,
 )
+from fedvlm.report.figures.drawing.lines import WORDS, legend_above
 from fedvlm.report.figures.drawing.strips import by_mean, family_legend, strips
-from fedvlm.report.figures.lines import WORDS, legend_above
 from fedvlm.report.figures.selection import PLACE, Selection, titles
 from fedvlm.report.statistics.contrast import leaders
 

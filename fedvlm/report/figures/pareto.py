@@ -16,7 +16,7 @@ from fedvlm.core.stats import mean, sample_std
 from fedvlm.report.collect import finite
 from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing.levels import Level, draw_levels, legend_of, level_rows
-from fedvlm.report.figures.lines import LABEL_LENGTH, WORDS, legend_above
+from fedvlm.report.figures.drawing.lines import LABEL_LENGTH, WORDS, legend_above
 from fedvlm.report.figures.selection import PLACE, Selection, titles
 from fedvlm.report.figures.traffic import MB, ticks_of
 

@@ -13,7 +13,7 @@ from fedvlm.core.errors import DataError, fold
 from fedvlm.core.stats import mean, sample_std
 from fedvlm.report.collect import Run, finite
 from fedvlm.report.figures.drawing.levels import Level, levels_of
-from fedvlm.report.figures.lines import Line, Panel
+from fedvlm.report.figures.drawing.lines import Line, Panel
 from fedvlm.report.tables.facts import RunFacts
 from fedvlm.report.tables.layout import named
 from fedvlm.report.tables.papers import DATASETS, Paper

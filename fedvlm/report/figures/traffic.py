@@ -10,8 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from fedvlm.report.figures import lines, style
-from fedvlm.report.figures.lines import Line, Panel
+from fedvlm.report.figures import style
+from fedvlm.report.figures.drawing import lines
+from fedvlm.report.figures.drawing.lines import Line, Panel
 from fedvlm.report.figures.selection import Selection, Value
 
 NAME, ORDER, OF = "traffic", 60, "both"

@@ -8,7 +8,7 @@ from typing import Any
 from fedvlm.report.collect import Run
 from fedvlm.report.figures import style
 from fedvlm.report.figures.catalog import FigureModule, all_figures, data_of, parts_of
-from fedvlm.report.figures.lines import MANY, order_of
+from fedvlm.report.figures.drawing.lines import MANY, order_of
 from fedvlm.report.figures.selection import Selection
 from fedvlm.report.pages.html import Html, element, join
 from fedvlm.report.pages.svg import inline

@@ -8,18 +8,21 @@ run that trains the same parts as the method.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedvlm.core.errors import ConfigError
+from fedvlm.core.stats import mean
 from fedvlm.report.collect import Run
 from fedvlm.report.statistics.contrast import Contrast, contrast
+from fedvlm.report.statistics.paired import holm
 from fedvlm.report.tables.facts import REFERENCE_NAMES
 
 NONE = "none"
 SUPPORTED, REFUTED, UNDERPOWERED, NOT_RUN = "supported", "refuted", "underpowered", "not run"
-MARGIN = 1.0  # points: an interval within them says that there is no difference worth a name
+MARGIN = 1.0  # points: an interval that ends below them leaves no difference worth a name
+FALSE = 0.05  # of all claims together, after Holm
 _GRAMMAR = re.compile(
     r"(?P<metric>\w+) is higher than (?P<rival>.+)'s in lane (?P<lane>[\w-]+)\.?"
 )
@@ -45,9 +48,12 @@ class Answer:
 
     Attributes:
         verdict: ``SUPPORTED`` where the 95 % interval of the paired difference lies above zero,
-            ``REFUTED`` where it lies below, or within ``MARGIN`` of zero, ``UNDERPOWERED`` where
-            it holds zero and more; ``NOT_RUN``.
+            else ``REFUTED`` where it ends below ``MARGIN``, else ``UNDERPOWERED``; ``NOT_RUN``.
         difference: method minus rival; None where nothing was compared.
+        lane: where they were compared; steps: the method's local steps, in times the rival's, None
+            of a reference.
+        why: of ``NOT_RUN``.
+        firm: whether a supported claim stays so with Holm's correction for all answers.
     """
 
     method: str
@@ -55,6 +61,10 @@ class Answer:
     verdict: str
     difference: Contrast | None = None
     rival: str = ""
+    lane: str = ""
+    steps: float | None = None
+    why: str = ""
+    firm: bool = False
 
 
 def read_claim(text: str) -> Claim | None:
@@ -76,7 +86,7 @@ def read_claim(text: str) -> Claim | None:
 
 
 def answers(trainer: str, claim: Claim, runs: Sequence[Run]) -> list[Answer]:
-    """Return what the runs of the claim's lane say, once for each set of parts that it trains.
+    """Return what the runs of a lane say, once for each set of parts that the method trains.
 
     Args:
         trainer: the method's name.
@@ -86,22 +96,28 @@ def answers(trainer: str, claim: Claim, runs: Sequence[Run]) -> list[Answer]:
     out = []
     for label in dict.fromkeys(run.method for run in mine):
         here = [run for run in mine if run.method == label]
+        steps = None
         if claim.rival in _REFERENCES:
             theirs, rival = _of_reference(here, claim), claim.rival
         else:
             others = _rivals(claim.rival, here[0], runs)
             theirs = _numbers(others, claim.metric)
             rival = others[0].method if others else claim.rival
+            steps = _steps(here, others)
         if rival != label:
-            out.append(_answer(label, claim, rival, _numbers(here, claim.metric), theirs))
-    return out or [Answer(trainer, claim, NOT_RUN)]
+            answer = _answer(label, claim, rival, _numbers(here, claim.metric), theirs)
+            out.append(replace(answer, steps=steps))
+    return out or [Answer(trainer, claim, NOT_RUN, why=f"no run of {trainer} has ended")]
 
 
 def _answer(label: str, claim: Claim, rival: str, mine: Numbers, theirs: Numbers) -> Answer:
     both = [place for place in mine if place in theirs]
     seen = contrast([theirs[p] for p in both], [mine[p] for p in both]) if both else None
     if seen is None:
-        return Answer(label, claim, NOT_RUN, None, rival)
+        why = f"no run of {label} has {claim.metric}" if not mine else \
+            f"no run of {rival} has {claim.metric}" if not theirs else \
+            f"{label} and {rival} have no data set and seed in common"
+        return Answer(label, claim, NOT_RUN, None, rival, why=why)
     return Answer(label, claim, verdict(seen), seen, rival)
 
 
@@ -109,11 +125,28 @@ def verdict(seen: Contrast) -> str:
     """Return what an interval of differences says to ``higher``; see ``Answer``."""
     if seen.apart > 0:
         return SUPPORTED
-    if seen.low is None or seen.high is None:
-        same = seen.mean == 0 and seen.pairs > 1
-        return REFUTED if same else UNDERPOWERED
-    within = seen.low > -MARGIN and seen.high < MARGIN
-    return REFUTED if seen.apart < 0 or within else UNDERPOWERED
+    if seen.high is None:
+        return REFUTED if seen.mean == 0 and seen.pairs > 1 else UNDERPOWERED
+    return REFUTED if seen.high < MARGIN else UNDERPOWERED
+
+
+def firmed(every: Sequence[Answer]) -> list[Answer]:
+    """Return the answers, ``firm`` where they hold for all of them together (Holm, at 5 %)."""
+    chances = holm([a.difference.chance if a.difference else None for a in every])
+    return [replace(a, firm=a.verdict == SUPPORTED and p is not None and p < FALSE)
+            for a, p in zip(every, chances, strict=True)]
+
+
+def labels_of(trainer: str, peft: str = "", tag: str = "") -> set[str]:
+    """Return the names by which a claim may call a plan's entry."""
+    words = f" ({tag})" if tag else ""
+    return {f"{trainer}{words}", *([f"{trainer} [{peft}]{words}"] if peft else [])}
+
+
+def missing(trainer: str, claim: Claim, planned: Collection[str]) -> list[str]:
+    """Return who of a claim's two is among no names (``labels_of``) of its lane's plans."""
+    names = [trainer] if claim.rival in _REFERENCES else [trainer, claim.rival]
+    return [name for name in names if name not in planned]
 
 
 def _rivals(name: str, mine: Run, runs: Sequence[Run]) -> list[Run]:
@@ -128,6 +161,17 @@ def _rivals(name: str, mine: Run, runs: Sequence[Run]) -> list[Run]:
 def _short(run: Run) -> str:
     tag = run.protocol.get("tag", "")
     return f"{run.protocol['trainer']}" + (f" ({tag})" if tag else "")
+
+
+def _steps(mine: Sequence[Run], theirs: Sequence[Run]) -> float | None:
+    """Return a method's local steps, final phases included, in times its rival's."""
+    a, b = (mean(_spent(run) for run in runs) for runs in (mine, theirs))
+    return a / b if a is not None and b else None
+
+
+def _spent(run: Run) -> float | None:
+    steps = run.section("spent").get("local_steps", run.totals().get("local_steps"))
+    return float(steps) if isinstance(steps, int | float) else None
 
 
 def _numbers(runs: Sequence[Run], metric: str) -> Numbers:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fedvlm.core.errors import fold
 from fedvlm.core.stats import mean
 from fedvlm.report.collect import Collected, Run
 from fedvlm.report.results.claims import place_of
+from fedvlm.report.tables.papers import DATASETS
 
 # A word of ``peft`` -> what is trained, in words; cards name tensors by ``IN_CARDS``.
 PARTS = {
@@ -29,6 +31,7 @@ class Lane:
         name: as claims call it: the pack's name.
         collected: its runs.
         title: heading; about: what its plan says of it; wanted: how many cells the plans have.
+        planned: names of the methods of its plans (``claims.labels_of``).
     """
 
     name: str
@@ -36,6 +39,7 @@ class Lane:
     title: str = ""
     about: str = ""
     wanted: int = 0
+    planned: Collection[str] = ()
 
     @property
     def runs(self) -> list[Run]:
@@ -76,7 +80,8 @@ def protocol_rows(lane: Lane) -> list[dict[str, Any]]:
     for (dataset, shots, subsample), runs in sorted(places.items(), key=lambda kv: str(kv[0])):
         config = runs[0].identity_config()
         rows.append({
-            "dataset": dataset, "shots": "all" if shots == -1 else shots, "classes": subsample,
+            "dataset": DATASETS.get(fold(str(dataset)), dataset), "classes": subsample,
+            "shots": "all" if shots == -1 else shots,
             "clients": config.get("FED.CLIENTS"), "share": config.get("FED.FRAC", 1.0),
             "rounds": _span(r.protocol.get("rounds") for r in runs),
             "steps": _span(r.totals().get("local_steps") for r in runs),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,23 +15,27 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedvlm.core import files
-from fedvlm.report.collect import Run
-from fedvlm.report.figures import few_shot, forest, style
+from fedvlm.report.collect import Collected, Run
+from fedvlm.report.figures import client_gain, few_shot, forest, style
 from fedvlm.report.figures.selection import Selection
-from fedvlm.report.results.claims import Answer, Claim, answers
-from fedvlm.report.results.lanes import Lane, below, groups, protocol_rows
+from fedvlm.report.results import headline
+from fedvlm.report.results.claims import NOT_RUN, Answer, Claim, answers, firmed, missing
+from fedvlm.report.results.lanes import Lane, groups, protocol_rows
+from fedvlm.report.results.standing import Standing, sentences, standing_of
 from fedvlm.report.results.tuning import about
-from fedvlm.report.statistics.contrast import contrast
+from fedvlm.report.tables.cells import TableCell
 from fedvlm.report.tables.papers import Paper, bibliography
 from fedvlm.report.tables.render import escape_markdown, markdown
 from fedvlm.report.tables.table import Spec, Table, tables
 from fedvlm.report.tables.tex import Style, tex
 
 FIGURES, TABLES = "figures", "tables"
-CONTROLS = ("LocalOnly", "FedAvg", "PromptFL")
 METRICS = ("personal", "new", "hm2", "cm")  # of a lane with unseen classes
-ABLATED = "ablation"
-LOGREG = "logreg"
+UNSEEN = ("base_all", "new", "hm2")
+ABLATED, RIVALS = "ablation", "rivals"
+KINDS_OF_PARTS = 4  # a lane that trains more kinds of parts has one table for all of them
+ALL_PARTS = "by what is trained"
+BESIDE = ("average", "gain", "trainable", "sent", "seconds")  # columns behind the data sets
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Sources:
         papers: by method and title; cards: the text of a method's card.
         tuned: what ``tuned.json`` says; empty without.
         moved: measured facts on another processor; empty without.
-        command: that makes the page.
+        trains: what each entry of ``tuned`` trained (``sweep.tune.tuned.trains_of``).
     """
 
     lanes: Sequence[Lane]
@@ -53,17 +57,18 @@ class Sources:
     cards: Callable[[str], str]
     tuned: Mapping[str, Any] = field(default_factory=dict)
     moved: Mapping[str, Any] = field(default_factory=dict)
-    command: str = ""
+    trains: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Share:
-    """Rows of a lane that train the same: their table, what came out, their figure."""
+    """Rows of a lane that train the same: tables, what they say, (words, path) of figures."""
 
     title: str
-    table: str
+    tables: Sequence[str]
+    notes: Sequence[str]
     tex: str
-    figure: str
+    figures: Sequence[tuple[str, str]]
     sentences: Sequence[str]
 
 
@@ -74,6 +79,7 @@ class Section:
     lane: Lane
     protocol: Sequence[Mapping[str, Any]]
     shares: Sequence[Share]
+    standings: Sequence[Standing]
 
 
 def write_page(sources: Sources, into: Path, name: str = "README.md") -> list[Path]:
@@ -86,18 +92,24 @@ def write_page(sources: Sources, into: Path, name: str = "README.md") -> list[Pa
     with files.explain_errors(into):
         for folder in (into, into / TABLES):
             folder.mkdir(parents=True, exist_ok=True)
-    sections = [_section(sources, lane, into) for lane in sources.lanes]
+    sections = [_section(sources, lane, into) for lane in sources.lanes if lane.runs]
     entries = bibliography(list({p.key: p for p in sources.papers.values() if p.key}.values()))
     files.write_text(into / TABLES / "results.bib", entries)
     every = [run for lane in sources.lanes for run in lane.runs]
+    claims, tuned = _claims(sources), about(sources.tuned, sources.lanes, sources.trains)
+    standings = [one for section in sections for one in section.standings]
+    unplanned, waiting = _absent(sources, every)
+    facts = {"cells": len(every), "wanted": sum(lane.wanted for lane in sources.lanes),
+             "tuned": sum(row["tuned"] for row in tuned.get("lanes", ()))}
     text = _environment().get_template("results.md").render(
-        sections=sections, claims=_claims(sources), curve=_few_shot(sources, every, into),
-        tuned=about(sources.tuned, sources.lanes), moved=sources.moved, command=sources.command,
-        cells=len(every), seeds=sorted({r.protocol["data_seed"] for r in every}),
+        **facts | {"tuned": tuned}, sections=sections, claims=claims,
+        curve=_few_shot(sources, every, into), winners=headline.winners(standings),
+        headline=headline.sentences(standings, claims, facts), moved=sources.moved,
+        seeds=sorted({r.protocol["data_seed"] for r in every}),
         backbones=sorted({str(r.protocol["backbone"]) for r in every}),
         hours=sum(float(r.info.get("seconds_this_session") or 0) for r in every) / 3600,
         machines=sorted({str(r.info.get("machine", {}).get("processor", "")) for r in every}),
-        absent=_absent(sources, every), wanted=sum(lane.wanted for lane in sources.lanes),
+        unplanned=unplanned, waiting=waiting,
         notes=[n for lane in sources.lanes for n in lane.collected.problems],
     )
     files.write_text(into / name, re.sub(r"\n{3,}", "\n\n", text).rstrip("\n") + "\n")
@@ -106,21 +118,103 @@ def write_page(sources: Sources, into: Path, name: str = "README.md") -> list[Pa
 
 def _section(sources: Sources, lane: Lane, into: Path) -> Section:
     by_parts = groups(lane, sources.cards)
-    shares = [_share(sources, lane, title, runs, into) for title, runs in by_parts.items()]
-    return Section(lane, protocol_rows(lane), shares)
+    widest = max(by_parts.values(), key=len)
+    figures = {title: _figures(sources, lane, title, runs, into, runs is widest)
+               for title, runs in by_parts.items()}
+    standings = {title: standing_of(lane.name, title, runs) for title, runs in by_parts.items()}
+    if lane.name == RIVALS or len(by_parts) > KINDS_OF_PARTS:
+        words = [s for title, runs in by_parts.items()
+                 for s in _titled(title, sentences(standings[title], runs))]
+        drawn = [figure for several in figures.values() for figure in several]
+        shares = [_all_parts(sources, lane, by_parts, into, words, drawn)]
+    else:
+        shares = [
+            _share(sources, lane, title, tables(
+                lane.only(runs), _spec(sources, lane, runs), _command(lane)),
+                into, sentences(standings[title], runs), figures[title])
+            for title, runs in by_parts.items()
+        ]
+    return Section(lane, protocol_rows(lane), shares, [s for s in standings.values() if s])
 
 
-def _share(sources: Sources, lane: Lane, title: str, runs: list[Run], into: Path) -> Share:
-    slug = re.sub(r"[^a-z0-9]+", "-", f"{lane.name} {title}".lower()).strip("-")
-    command = f"fedvlm table docs/results/cells/{lane.name}.cells.xz"
-    made = tables(lane.only(runs), _spec(sources, lane, runs), command)
+def _titled(title: str, words: Sequence[str]) -> list[str]:
+    return [f"{title}: {words[0]}", *words[1:]] if words else []
+
+
+def _command(lane: Lane) -> str:
+    return f"fedvlm table docs/results/cells/{lane.name}.cells.xz"
+
+
+def _share(
+    sources: Sources, lane: Lane, title: str, made: Sequence[Table], into: Path,
+    words: Sequence[str], figures: Sequence[tuple[str, str]],
+) -> Share:
+    slug = _slug(lane.name, title)
     style_ = Style(f"tab:{slug}", sources.papers, 5.5, "results")
     files.write_text(into / TABLES / f"{slug}.tex", tex(made, False, style_))
-    figure = ""
-    if len({run.method for run in runs}) > 2:
-        figure = _draw(forest, runs, sources.papers, into, f"forest-{slug}")
-    return Share(title, markdown(made[:1]), f"{TABLES}/{slug}.tex", figure,
-                 _sentences(runs, made[0]))
+    shown = made[:2] if title == ALL_PARTS else made[:1]
+    bare = [replace(table, caption="", notes=()) for table in shown]
+    said = [note for table in shown for note in (table.caption, *table.notes)]
+    return Share(title, [markdown([table]).rstrip("\n") for table in bare],
+                 list(dict.fromkeys(said)), f"{TABLES}/{slug}.tex", figures, words)
+
+
+def _all_parts(
+    sources: Sources, lane: Lane, by_parts: Mapping[str, list[Run]], into: Path,
+    words: Sequence[str], figures: Sequence[tuple[str, str]],
+) -> Share:
+    """Return one table of all that a lane has, grouped by what is trained.
+
+    Rows compete inside their group; a second table has accuracies on classes not trained on.
+    """
+    flat = {name: replace(paper, group="") for name, paper in sources.papers.items()}
+    spec = Spec(reference=("alone", "together", "bound"), mixed=(), order=("best",), names=True,
+                columns=("gain", "trainable", "sent", "seconds"), papers=flat)
+    made = [stacked(_by_group(lane, by_parts, spec), tables(
+        lane.collected, replace(spec, versus=""), _command(lane))[0])]
+    unseen = {title: [run for run in runs if run.value("new") is not None]
+              for title, runs in by_parts.items()}
+    if any(unseen.values()):
+        spec = Spec(cols=("dataset", "metric"), metrics=UNSEEN, mixed=(), order=("name",),
+                    names=True, papers=flat)
+        made.append(stacked(_by_group(lane, unseen, spec)))
+    return _share(sources, lane, ALL_PARTS, made, into, words, figures)
+
+
+def _by_group(lane: Lane, by_parts: Mapping[str, list[Run]], spec: Spec) -> dict[str, Table]:
+    return {title: tables(lane.only(runs), replace(spec, reference=()), _command(lane))[0]
+            for title, runs in by_parts.items() if runs}
+
+
+def stacked(by_group: Mapping[str, Table], references: Table | None = None) -> Table:
+    """Return tables as one, each below its heading; of ``references`` its rows of references.
+
+    Columns are those of all of them; the caption is the first one's, the notes are everybody's.
+    """
+    every = [*by_group.items(), *([("", references)] if references else [])]
+    heads = list(dict.fromkeys(c.removesuffix("*") for _, table in every for c in table.columns))
+    last = [c for c in heads if c in BESIDE or c.endswith(")")]
+    heads = [c for c in heads if c not in last] + last
+    rows: list[tuple[str, tuple[TableCell, ...], str, str]] = []
+    for title, table in every:
+        titles = table.groups or ("",) * len(table.rows)
+        places = [c.removesuffix("*") for c in table.columns]
+        for row, cells, group, method in zip(
+            table.rows, table.cells, titles, table.methods, strict=True,
+        ):
+            if method or not title:
+                by_head = dict(zip(places, cells, strict=True))
+                none = TableCell(table.metrics[0])
+                if bool(method) == bool(title):
+                    rows.append((row, tuple(by_head.get(c, none) for c in heads),
+                                 title or group, method))
+    first = every[0][1]
+    return replace(
+        first, rows=tuple(r[0] for r in rows), columns=tuple(heads),
+        cells=tuple(r[1] for r in rows), groups=tuple(r[2] for r in rows),
+        methods=tuple(r[3] for r in rows), n=max(table.n for _, table in every),
+        notes=tuple(dict.fromkeys(n for _, table in every[:len(by_group)] for n in table.notes)),
+    )
 
 
 def _spec(sources: Sources, lane: Lane, runs: Sequence[Run]) -> Spec:
@@ -134,51 +228,22 @@ def _spec(sources: Sources, lane: Lane, runs: Sequence[Run]) -> Spec:
                 papers={} if versus else sources.papers, names=not versus)
 
 
-def _sentences(runs: Sequence[Run], table: Table) -> list[str]:
-    """Return what came out, computed: the best, what it is told apart from, who is below what."""
-    by_method = _numbers(runs)
-    if len(by_method) < 2:
+def _slug(*names: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", " ".join(names).lower()).strip("-")
+
+
+def _figures(
+    sources: Sources, lane: Lane, title: str, runs: list[Run], into: Path, whole: bool
+) -> list[tuple[str, str]]:
+    """Draw the intervals and, of ``whole``, the clients' gains; return (words, path) of each."""
+    if len({run.method for run in runs}) < 3:
         return []
-    places = sorted({p for numbers in by_method.values() for p in numbers}, key=str)
-    whole = {m: [n[p] for p in places] for m, n in by_method.items() if all(p in n for p in places)}
-    if len(whole) < 2:
-        return []
-    centre = {m: sum(sum(v.values()) / len(v) for v in n) / len(n) for m, n in whole.items()}
-    best = max(centre, key=lambda m: centre[m])
-    seen = {m: contrast(n, whole[best]) for m, n in whole.items() if m != best}
-    apart = [m for m, c in seen.items() if c is not None and c.apart > 0]
-    out = [f"The highest mean is {best}'s, {centre[best]:.1f}; its paired 95 % interval tells it "
-           f"apart from {len(apart)} of the {len(seen)} others."]
-    for control in CONTROLS:
-        name = next((m for m in whole if re.fullmatch(rf"{control}( \[.*\])?", m)), None)
-        if name is None or name == best:
-            continue
-        up = [m for m in whole if m != name and (c := contrast(whole[name], whole[m])) is not None
-              and c.apart > 0]
-        down = [m for m in whole if m != name and (c := contrast(whole[name], whole[m])) is not None
-                and c.apart < 0]
-        out.append(f"Told apart from {name} ({centre[name]:.1f}): {len(up)} above"
-                   f"{_named(up)}, {len(down)} below{_named(down)}.")
-    names, of = below(runs, LOGREG)
-    if of:
-        out.append(f"{len(names)} of {of} are on average below a logistic regression that each "
-                   f"client fits to its own images{_named(names)}.")
-    return out
-
-
-def _named(names: Sequence[str]) -> str:
-    return f" ({', '.join(names)})" if 0 < len(names) <= 6 else ""
-
-
-def _numbers(runs: Sequence[Run]) -> dict[str, dict[Any, dict[Any, float]]]:
-    out: dict[str, dict[Any, dict[Any, float]]] = {}
-    for run in runs:
-        value = run.value("personal")
-        if value is not None:
-            place = (run.protocol.get("dataset"), run.protocol.get("shots"))
-            seeds = (run.protocol.get("seed"), run.protocol.get("data_seed"))
-            out.setdefault(run.method, {}).setdefault(place, {})[seeds] = value
-    return out
+    kinds: list[tuple[Any, str]] = [(forest, "forest")]
+    kinds += [(client_gain, "client-gain")] if whole else []
+    drawn = [(figure.CAPTION, _draw(figure, runs, sources.papers, into,
+                                    f"{name}-{_slug(lane.name, title)}"))
+             for figure, name in kinds]
+    return [(words, path) for words, path in drawn if path]
 
 
 def _few_shot(sources: Sources, every: Sequence[Run], into: Path) -> str:
@@ -204,18 +269,31 @@ def _draw(
 
 
 def _claims(sources: Sources) -> list[Answer]:
+    """Return the answers to all cards' claims; one that was not run says why."""
     by_name = {lane.name: lane for lane in sources.lanes}
     out: list[Answer] = []
     for method, claim in sources.claims.items():
-        if claim is not None:
-            lane = by_name.get(claim.lane)
-            out += answers(method, claim, lane.runs if lane else [])
-    return out
+        if claim is None:
+            continue
+        lane = by_name.get(claim.lane, Lane(claim.lane, Collected()))
+        gone = missing(method, claim, lane.planned)
+        rivals = by_name.get(RIVALS)
+        if gone and rivals and not missing(method, claim, rivals.planned):
+            lane, gone = rivals, []
+        for answer in answers(method, claim, lane.runs):
+            if answer.verdict == NOT_RUN and gone:
+                answer = replace(answer, why=f"{' and '.join(gone)}: in no plan of this lane")
+            out.append(replace(answer, lane=lane.name))
+    return firmed(out)
 
 
-def _absent(sources: Sources, every: Sequence[Run]) -> list[str]:
+def _absent(sources: Sources, every: Sequence[Run]) -> tuple[list[str], list[str]]:
+    """Return the methods without a run: those in no plan, and those whose runs have not ended."""
     there = {str(run.protocol["trainer"]) for run in every}
-    return sorted(name for name in sources.claims if name not in there)
+    planned = {name for lane in sources.lanes for name in lane.planned}
+    absent = sorted(name for name in sources.claims if name not in there)
+    return ([name for name in absent if name not in planned],
+            [name for name in absent if name in planned])
 
 
 @cache

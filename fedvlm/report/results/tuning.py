@@ -1,7 +1,8 @@
 """What a ``tuned.json`` says of published runs: which ran with its values, by their configs.
 
 Nothing is believed of the file's being there: a run counts as tuned when its own config has the
-values that were chosen for its method, on its backbone and for what it trains.
+values that were chosen for its method, on its backbone and for what it trains. What it trains must
+be the same both ways: a run that trains more than the entry has none of its values.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ from fedvlm.report.results.lanes import Lane
 TUNED, PART, PLAIN = "tuned", "in part", "as they come"
 BACKBONE, OPTIMISER = "MODEL.BACKBONE.NAME", "OPTIM."
 SAME = ("PEFT.", "FED.FINETUNE_")  # what a run must share with the entry that it took values of
+Trains = Mapping[str, Mapping[str, Any]]  # entry's label -> its keys of ``SAME``, as identities
 
 
-def about(record: Mapping[str, Any], lanes: Sequence[Lane]) -> dict[str, Any]:
+def about(record: Mapping[str, Any], lanes: Sequence[Lane], trains: Trains) -> dict[str, Any]:
     """Return what tuning cost, on what it looked, and how many runs of each lane have its values.
 
     Empty without a record.
+
+    Args:
+        trains: what each entry trained, resolved as a run's config is (``tuned.trains_of``).
 
     Raises:
         ConfigError: it is not what fedvlm tune writes.
@@ -41,7 +46,7 @@ def about(record: Mapping[str, Any], lanes: Sequence[Lane]) -> dict[str, Any]:
         ]
         seeds = [int(seed) for seed in plan["seeds"]]
         sets = [str(dataset["label"]) for dataset in plan["datasets"]]
-        counts = [_count(lane, record) for lane in lanes]
+        counts = [_count(lane, record, trains) for lane in lanes if lane.runs]
     except (KeyError, TypeError, ValueError):
         raise ConfigError("tuned.json names no entries; fedvlm tune writes it") from None
     runs = [run.protocol for lane in lanes for run in lane.runs]
@@ -53,15 +58,15 @@ def about(record: Mapping[str, Any], lanes: Sequence[Lane]) -> dict[str, Any]:
     }
 
 
-def _count(lane: Lane, record: Mapping[str, Any]) -> dict[str, Any]:
-    kinds = [(kind_of(run, record), run.method) for run in lane.runs]
+def _count(lane: Lane, record: Mapping[str, Any], trains: Trains) -> dict[str, Any]:
+    kinds = [(kind_of(run, record, trains), run.method) for run in lane.runs]
     number = {kind: sum(k == kind for k, _ in kinds) for kind in (TUNED, PART, PLAIN)}
     plain = sorted({method for kind, method in kinds if kind == PLAIN})
     return {"lane": lane.name, "methods": plain, "tuned": number[TUNED], "part": number[PART],
             "plain": number[PLAIN]}
 
 
-def kind_of(run: Run, record: Mapping[str, Any]) -> str:
+def kind_of(run: Run, record: Mapping[str, Any], trains: Trains) -> str:
     """Return whether a run has all tuned values of its method, those of the optimiser, or none."""
     config = run.identity_config()
     common: Mapping[str, str] = record["plan"]["common"]
@@ -72,8 +77,8 @@ def kind_of(run: Run, record: Mapping[str, Any]) -> str:
         asked = common | entry["settings"]
         if BACKBONE in asked and _name(asked[BACKBONE]) != _name(config.get(BACKBONE, "")):
             continue
-        if not all(_same(key, word, config) for key, word in asked.items()
-                   if key.startswith(SAME)):
+        here = {key: value for key, value in config.items() if key.startswith(SAME)}
+        if _plain(here) != _plain(trains.get(entry["label"], {})):
             continue
         values: Mapping[str, str] = entry["values"]
         agree = {key for key, word in values.items() if _same(key, word, config)}
@@ -83,6 +88,11 @@ def kind_of(run: Run, record: Mapping[str, Any]) -> str:
         elif optimiser and optimiser <= agree:
             kinds.add(PART)
     return next(kind for kind in (TUNED, PART, PLAIN) if kind in kinds)
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values as JSON gives them back."""
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
 
 @cache

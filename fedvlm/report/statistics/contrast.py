@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scipy.special import stdtr, stdtrit
+
 from fedvlm.core.stats import mean, t_interval
 from fedvlm.report.statistics.paired import wilcoxon
-from fedvlm.report.statistics.pooled import detectable, pooled_variance, random_effects
+from fedvlm.report.statistics.pooled import LEVEL, detectable, pooled_variance, random_effects
 
 Numbers = Sequence[Mapping[Any, float]]  # per data set: seed's key -> value
 ROUNDING = 1e-9  # of a difference: seeds that differ by less agree
@@ -51,6 +53,17 @@ class Contrast:
         if self.low is None or self.high is None:
             return 0
         return (self.low > 0) - (self.high < 0)
+
+    @property
+    def chance(self) -> float | None:
+        """Two-sided p of the t test that goes with the interval; None without an interval."""
+        if self.low is None or self.high is None:
+            return None
+        df = self.sets - 1 if self.sets > 1 else self.pairs - 1
+        error = (self.high - self.low) / 2 / float(stdtrit(df, (1 + LEVEL) / 2))
+        if not error:
+            return 1.0 if not self.mean else 0.0
+        return 2 * float(stdtr(df, -abs(self.mean) / error))
 
 
 def contrast(a: Numbers, b: Numbers, exact: bool = False) -> Contrast | None:

@@ -34,8 +34,8 @@ COLUMNS = {
     "gain": "gain", "balanced": "personal_balanced", "before": "personal_before_ft",
     "worst": "personal_worst", "hurt": HURT, "ece": "personal_ece", "nll": "personal_nll",
     "steps": STEPS, "final": "spent.final_epochs", "up": "totals.bytes_up",
-    "down": "totals.bytes_down", "bytes": "bytes", "seconds": "totals.seconds",
-    "trainable": "trainable",
+    "down": "totals.bytes_down", "bytes": "bytes", "sent": "kb_per_client_round",
+    "seconds": "totals.seconds", "trainable": "trainable",
 }
 
 

@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fedvlm.core import files
-from fedvlm.report.figures import lines, style
-from fedvlm.report.figures.lines import Line, Panel
+from fedvlm.report.figures import style
+from fedvlm.report.figures.drawing import lines
+from fedvlm.report.figures.drawing.lines import Line, Panel
 from fedvlm.sweep.tune.progress import Point, Progress
 
 THOUSANDS = 5000  # from here on ticks are in thousands

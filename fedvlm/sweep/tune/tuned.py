@@ -18,6 +18,7 @@ from typing import Any
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import declare
 from fedvlm.config.read import find_config, lookup
+from fedvlm.config.sections import read_keys
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError, fold
 from fedvlm.runs.seal import seal_of, sealed
@@ -136,6 +137,23 @@ def _combined(plan: Mapping[str, Any]) -> list[dict[str, str]]:
         if key in BACKBONE:
             values = [{**one, key: word} for one in values for word in words]
     return values
+
+
+def trains_of(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what each entry, by its label, trained and how it fine-tuned, as identities have it.
+
+    Raises:
+        FedvlmError: a method or a key of it is gone.
+    """
+    common = record["plan"]["common"]
+    out = {}
+    for entry in record["entries"]:
+        words = {k: v for k, v in (common | entry["settings"]).items() if k.startswith(TRAINS)}
+        schema, _ = _defaults(entry["trainer"], "")
+        trained = _trained(entry["trainer"], words)
+        out[entry["label"]] = {k: v for k, v in read_keys(trained, schema).items()
+                               if k.startswith(TRAINS)}
+    return out
 
 
 def _match(

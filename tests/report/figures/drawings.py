@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from fedvlm.report.figures import style
-from fedvlm.report.figures.lines import Line, Panel
+from fedvlm.report.figures.drawing.lines import Line, Panel
 
 AWKWARD = r"_a_$b$ & 100 % <c> \alpha{x}^2"
 

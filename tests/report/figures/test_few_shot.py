@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedvlm.report.figures import few_shot
+from fedvlm.report.figures.drawing.levels import Level, mean_levels
 from fedvlm.report.figures.selection import Selection
 
 from .runs import make
@@ -27,6 +28,13 @@ def test_few_shot_averages_what_all_places_have(tmp_path: Path) -> None:
     line = average.lines[0]
     assert line.x == [2, 4] and line.mean == [23.5, 25.5]
     assert line.std == pytest.approx([math.sqrt(0.5)] * 2)  # seeds 1 and 2 differ by 1
+
+
+def test_references_are_averaged_where_all_places_have_one() -> None:
+    one = [Level("alone", "a", 10.0, 2.0), Level("alone", "a", 20.0, 4.0)]
+    two = [Level("alone", "b", 30.0, 4.0), Level("bound", "c", 90.0, 4.0)]
+    assert mean_levels([one, two]) == [Level("alone", "mean over the data sets", 25.0, 4.0)]
+    assert mean_levels([]) == []
 
 
 def test_few_shot_needs_two_numbers_of_shots(tmp_path: Path) -> None:

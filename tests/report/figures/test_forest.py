@@ -8,7 +8,8 @@ import pytest
 
 from fedvlm.core.stats import t_interval
 from fedvlm.report.collect import Run, collect
-from fedvlm.report.figures import distribution, forest, pareto, style
+from fedvlm.report.figures import client_gain, distribution, forest, pareto, style
+from fedvlm.report.figures.drawing.strips import strips
 from fedvlm.report.figures.pareto import Point
 from fedvlm.report.figures.selection import Selection
 from fedvlm.report.tables.papers import Paper
@@ -68,6 +69,24 @@ def test_clients_quartiles_stand_beside_their_own_reference(many: list[Run]) -> 
     assert distribution.select(Selection(many, "global")) is None
 
 
+def test_gains_of_clients_are_steps_up_to_all_of_them(many: list[Run]) -> None:
+    """Of M0's nine clients three gain 60 or 70 points and six 10 or 20."""
+    panels = client_gain.select(Selection(many))
+    assert isinstance(panels, list) and panels[0].title == "CIFAR-100"
+    line = panels[0].lines[0]
+    assert line.label == "M0" and list(line.x) == sorted(line.x) and line.mean[-1] == 100
+    share = dict(zip(line.x, line.mean, strict=True))
+    assert share[20.0] == pytest.approx(100 * 6 / 9), "six of nine clients gain at most 20 points"
+    assert client_gain.select(Selection(many, "global")) is None
+
+
+def test_a_panel_goes_by_its_data_set_where_that_is_enough(many: list[Run]) -> None:
+    figure, axes = strips(["A"], ["CIFAR-100, 10 shots", "DTD, all images of it"], 2.5, "x")
+    assert [one.get_title() for one in axes] == ["CIFAR-100", "DTD"]
+    figure, axes = strips(["A"], ["DTD, 1 shot", "DTD, 2 shots"], 2.5, "x")
+    assert all(one.get_title().startswith("DTD,") for one in axes)
+
+
 def test_the_front_holds_who_is_best_for_as_few_bytes(many: list[Run]) -> None:
     points = [Point("cheap", 1, 50, None, 1), Point("same bytes", 1, 40, None, 1),
               Point("dear", 9, 60, None, 1), Point("worse and dearer", 20, 55, None, 1)]
@@ -76,7 +95,7 @@ def test_the_front_holds_who_is_best_for_as_few_bytes(many: list[Run]) -> None:
     assert isinstance(planes, list) and planes[0].front == ["M0"], "best and sends nothing"
 
 
-@pytest.mark.parametrize("figure", [forest, distribution, pareto])
+@pytest.mark.parametrize("figure", [forest, distribution, client_gain, pareto])
 def test_many_methods_fit_a_narrow_and_a_wide_page(figure, many: list[Run]) -> None:
     papers = {"M0": Paper("M0", "no collaboration"), "M1": Paper("M1", "personal models")}
     data = figure.select(Selection(many, papers=papers))
@@ -88,7 +107,7 @@ def test_many_methods_fit_a_narrow_and_a_wide_page(figure, many: list[Run]) -> N
 def test_one_seed_has_no_interval_and_one_run_no_comparison(tmp_path: Path) -> None:
     write_run(tmp_path, "A", last={"personal": 50.0})
     alone = Selection(collect([tmp_path]).runs)
-    assert [one.select(alone) for one in (forest, distribution, pareto)] == [None] * 3
+    assert [one.select(alone) for one in (forest, distribution, client_gain, pareto)] == [None] * 4
     write_run(tmp_path, "B", last={"personal": 40.0})
     panels = forest.select(Selection(collect([tmp_path]).runs))
     assert isinstance(panels, list)

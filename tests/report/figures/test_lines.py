@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from fedvlm.report.figures import convergence, few_shot, style, traffic
-from fedvlm.report.figures.lines import Line, Panel, spread_out
+from fedvlm.report.figures.drawing.lines import Line, Panel, spread_out
 from fedvlm.report.figures.selection import Selection
 
 from .drawings import AWKWARD, check, line, lines

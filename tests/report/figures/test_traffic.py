@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedvlm.report.figures import traffic
-from fedvlm.report.figures.lines import Line, Panel
+from fedvlm.report.figures.drawing.lines import Line, Panel
 from fedvlm.report.figures.selection import Selection
 
 from .runs import make

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedvlm.cli import main as cli
+from fedvlm.core.stats import harmonic_mean
 from fedvlm.sweep.tune.tuned import write_tuned
 from tests.report.table_runs import reference, rows, write_run
 
@@ -57,13 +58,56 @@ def test_a_page_comes_of_its_cells_alone(
     (page / "cells").rename(again / "cells")
     assert published(output, again) == first
     text = (again / "README.md").read_text()
-    assert "12 runs of 18 planned, seeds 1, 2, in 1 lanes" in text
+    assert "12 runs of 18 planned, seeds 1, 2, in 1 lane." in text
+    minute = text.partition("## What this is")[0]
+    assert "| dirichlet | image feature and linear head | 57.5 | Ditto |" in minute
+    assert "**What of the papers' claims held**: " in minute and "**How sure**: " in minute
     assert "## A lane\nOf two sets." in text and "6 of the planned runs are missing" in text
     assert "| Ditto \\[feature+head\\] | personal\\_worst is higher than FedAvg's" in text
     assert "is\\_" not in text.partition("## Claims")[0]
+    assert "| FedPer | personal is higher than FedAvg's in lane disjoint | FedPer and FedAvg: in" \
+        in text, "the lane has no plan here"
+    assert "client-gain-dirichlet" in text and "Planned, but no run" not in text
     assert "below a logistic regression" in text and "forest-dirichlet" in text
     assert "\\begin{table" in next((again / "tables").glob("*.tex")).read_text()
     assert cli.main(["table", str(again / "cells")]) == 0
+
+
+def test_a_lane_of_many_kinds_is_one_table_by_what_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows compete with those that train the same; references stand below, once."""
+    monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / "cache"))
+    out = tmp_path / "out" / "rivals"
+    for name, peft, right in (("FedAvg", "prompt", 5), ("PromptFL", "prompt", 7),
+                              ("FedAvg", "lora", 9), ("VPT", "image prompts", 6)):
+        for seed in (1, 2, 3):
+            clients = rows(right, right + seed % 2, n=100)
+            new = 40.0 + right
+            unseen = {"base_all": 50.0, "new": new, "hm2": harmonic_mean(50.0, new)} \
+                if right > 5 else {}
+            path = write_run(
+                out, name, "Caltech101", seed, {
+                    "personal": sum(row["accuracy"] for row in clients) / 2, "clients": clients,
+                } | unseen, peft=peft, sections={"references": {"logreg": reference("alone", 5)}},
+                info={"trainable": 128 * right, "seconds_this_session": 1.0,
+                      "totals": {"bytes_up": 8000, "bytes_down": 0, "client_rounds": 4,
+                                 "seconds": 2.0, "local_steps": 3}},
+            )
+            (path / "config.yaml").write_text("SEED: 1\n")
+    (tmp_path / "plans").mkdir()
+    published(tmp_path, tmp_path / "page", "--from", str(tmp_path / "out"))
+    text = (tmp_path / "page" / "README.md").read_text()
+    table = text.partition("### rivals: by what is trained")[2].partition("<details")[0]
+    head = next(line for line in table.splitlines() if line.startswith("| trainer"))
+    assert head == "| trainer | Caltech101 | gain (points) | trainable | sent (kB) | seconds (s) |"
+    order = [line.split(" |")[0] for line in table.splitlines() if line.startswith("| ")]
+    assert order.index("| *prompt*") < order.index("| PromptFL") and order.count("| FedAvg") == 3
+    assert order.count("| logistic regression") == 1
+    assert "- prompt: The highest mean is PromptFL's, 7.3; its paired" in table
+    assert "\n| PromptFL | 7.3 ± 0.3↓ | - | 896 | 2.0 | 2.0 ± 0.0 |\n" in table
+    assert "Caltech101 / new" in table and "47.0" in table
+    assert "\\begin{table" in next((tmp_path / "page/tables").glob("rivals*.tex")).read_text()
 
 
 def test_what_tuning_cost_stands_on_the_page(output: Path, tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ import pytest
 
 from fedvlm.report.collect import Run
 from fedvlm.report.results.tuning import kind_of
+from fedvlm.sweep.tune.tuned import trains_of
 
 ENTRY = {"label": "FedProx", "trainer": "FedProx",
          "settings": {"PEFT.VISUAL": "feature", "FED.LOCAL_EPOCHS": "2"},
          "values": {"OPTIM.LR": "1e-3", "TRAINER.FEDPROX.MU": "0.5"}}
+TRAINS = {"FedProx": {"PEFT.VISUAL": "feature", "FED.FINETUNE_EPOCHS": -1}}
 RECORD = {"plan": {"common": {"MODEL.BACKBONE.NAME": "local-dir:../shared/realfeat"}},
           "entries": [ENTRY]}
 
@@ -23,10 +25,25 @@ RECORD = {"plan": {"common": {"MODEL.BACKBONE.NAME": "local-dir:../shared/realfe
     ({"TRAINER.FEDPROX.MU": 1.0}, "in part"),
     ({"OPTIM.LR": 0.002}, "as they come"),
     ({"PEFT.VISUAL": "none"}, "as they come"),
+    ({"PEFT.TEXT": "prompt"}, "as they come"),  # trains more than what was tuned
+    ({"FED.FINETUNE_EPOCHS": 5}, "as they come"),
     ({"MODEL.BACKBONE.NAME": "tiny"}, "as they come"),
 ])
 def test_a_run_is_tuned_when_its_config_has_the_values(changes: dict[str, Any], kind: str) -> None:
     config = {"OPTIM.LR": 0.001, "TRAINER.FEDPROX.MU": 0.5, "PEFT.VISUAL": "feature",
-              "MODEL.BACKBONE.NAME": "local-dir:/data/realfeat"} | changes
+              "FED.FINETUNE_EPOCHS": -1, "MODEL.BACKBONE.NAME": "local-dir:/data/realfeat"}
+    config |= changes
     run = SimpleNamespace(protocol={"trainer": "FedProx"}, identity_config=lambda: config)
-    assert kind_of(cast(Run, run), RECORD) == kind
+    assert kind_of(cast(Run, run), RECORD, TRAINS) == kind
+
+
+def test_what_an_entry_trained_is_resolved_as_runs_are() -> None:
+    """FedTV trains prompt and feature by its own file; keys that nothing reads are left out."""
+    record = {"plan": {"common": {"OPTIM.LR": "0.1"}}, "entries": [
+        {"label": "FedTV", "trainer": "FedTV", "settings": {}},
+        {"label": "mine", "trainer": "FedAvg", "settings": {"PEFT.TEXT": "none",
+                                                           "PEFT.VISUAL": "feature"}}]}
+    trains = trains_of(record)
+    assert trains["mine"]["PEFT.TEXT"] == "none" and trains["mine"]["FED.FINETUNE_EPOCHS"] == -1
+    assert not any(key.startswith("PEFT.LORA") for key in trains["mine"])
+    assert set(trains) == {"FedTV", "mine"}

@@ -62,10 +62,11 @@ def levels_of(runs: Iterable[Run], metric: str) -> list[Level]:
 
 
 def mean_levels(panels: Sequence[Sequence[Level]]) -> list[Level]:
-    """Return the means over panels of the kinds that all have."""
-    by_kind = [{one.kind: one.value for one in levels} for levels in panels]
-    return [Level(kind, "mean over the data sets", mean(one[kind] for one in by_kind) or 0.0)
-            for kind in WORDS if by_kind and all(kind in one for one in by_kind)]
+    """Return the means over panels of what all have: a kind, at one place of a curve."""
+    by_place = [{(one.kind, one.x): one.value for one in levels} for levels in panels]
+    return [Level(kind, "mean over the data sets", mean(one[kind, x] for one in by_place) or 0.0, x)
+            for kind, x in sorted(set.intersection(*map(set, by_place)) if by_place else (),
+                                  key=lambda place: (list(WORDS).index(place[0]), place[1] or 0))]
 
 
 def draw_levels(axes: Axes, levels: Sequence[Level], *, upright: bool = False) -> None:

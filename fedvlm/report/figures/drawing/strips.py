@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedvlm.core.stats import mean
 from fedvlm.report.figures import style
-from fedvlm.report.figures.lines import LABEL_LENGTH
+from fedvlm.report.figures.drawing.lines import LABEL_LENGTH
 
 ROW, HEAD, NARROW = 0.135, 0.42, 0.92  # inches: a method, titles and ticks, the least panel
 
@@ -46,6 +46,9 @@ def strips(
         spare.remove()
     axes = axes[:len(titles)]
     most = int((width - left) * 15 / columns)
+    heads = [title.partition(",")[0] for title in titles]
+    if len(set(heads)) == len(titles) and any(len(title) > most for title in titles):
+        titles = heads  # the data set alone says which panel it is
     for at, (each, title) in enumerate(zip(axes, titles, strict=True)):
         each.set_title(style.shortened(title, most))
         each.set_ylim(max(len(methods), 1) - 0.5, -0.5)

@@ -1,0 +1,150 @@
+"""What came out, for a reader of one minute: sentences computed from standings and claims."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedvlm.report.results.claims import (
+    NOT_RUN,
+    REFUTED,
+    SUPPORTED,
+    UNDERPOWERED,
+    Answer,
+)
+from fedvlm.report.results.standing import Standing, named
+
+SHOWN = 4  # peers of a best method that are named
+MANY = 40  # names in a sentence on claims
+
+
+@dataclass(frozen=True)
+class Winner:
+    """A line of the first table: a lane, what is trained, who is best, and how sure that is."""
+
+    lane: str
+    title: str
+    best: str
+    mean: float
+    peers: str
+    of: int
+    gain: str
+    sets: int
+
+
+def winners(standings: Sequence[Standing]) -> list[Winner]:
+    """Return a line for each standing."""
+    return [
+        Winner(
+            one.lane, one.title, one.short(one.best), one.means[one.best], _peers(one),
+            len(one.apart), _gain(one), one.sets,
+        ) for one in standings
+    ]
+
+
+def sentences(
+    standings: Sequence[Standing], claims: Sequence[Answer], facts: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    """Return (question, answer) pairs: what federation gains, which claims failed, how sure.
+
+    Args:
+        facts: ``cells``, ``wanted``, ``tuned``: counts of runs.
+    """
+    return [pair for pair in (
+        ("What federation gains", _gains(standings)), ("Whom it hurts", _hurt(standings)),
+        ("What of the papers' claims held", _claims(claims)),
+        ("How sure", _sure(standings, facts)),
+    ) if pair[1]]
+
+
+def _peers(one: Standing) -> str:
+    names = [one.short(m) for m in one.peers]
+    if not names:
+        return "nobody"
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def _gain(one: Standing) -> str:
+    seen = one.gains.get(one.best)
+    if seen is None:
+        return "-"
+    words = f"{seen.mean:+.1f}"
+    return words if seen.low is None else f"{words} [{seen.low:+.1f}, {seen.high:+.1f}]"
+
+
+def _gains(standings: Sequence[Standing]) -> str:
+    every = [(one, m, seen) for one in standings for m, seen in one.gains.items()]
+    if not every:
+        return ""
+    up = [e for e in every if e[2].apart > 0]
+    down = [e for e in every if e[2].apart < 0]
+    best = max(every, key=lambda e: e[2].mean)
+    worst = min(every, key=lambda e: e[2].mean)
+    return (
+        f"of {len(every)} rows (a method in a lane, not LocalOnly), {len(up)} are told apart above "
+        f"the best that the same clients reach without collaboration, {len(down)} below it, "
+        f"{len(every) - len(up) - len(down)} are not told apart from it. From "
+        f"{worst[2].mean:+.1f} points ({worst[0].short(worst[1])}, {worst[0].lane}) to "
+        f"{best[2].mean:+.1f} ({best[0].short(best[1])}, {best[0].lane}). Data set by data set, "
+        f"where only seeds differ: {sum(one.set_by_set[0] for one in standings)} of "
+        f"{sum(map(sum, (one.set_by_set for one in standings)))} above, "
+        f"{sum(one.set_by_set[2] for one in standings)} below: what helps on one set need not on "
+        "another."
+    )
+
+
+def _hurt(standings: Sequence[Standing]) -> str:
+    shares = [(value, one.short(m), one.lane)
+              for one in standings for m, value in one.hurt.items()]
+    if not shares:
+        return ""
+    middle = statistics.median(value for value, _, _ in shares)
+    least, most = min(shares), max(shares)
+    return (
+        f"in the median row {middle:.0f} % of the clients are worse off than with a logistic "
+        f"regression of their own; {least[0]:.0f} % at least ({least[1]}, {least[2]}), "
+        f"{most[0]:.0f} % at most ({most[1]}, {most[2]})."
+    )
+
+
+def _claims(claims: Sequence[Answer]) -> str:
+    if not claims:
+        return ""
+    number = Counter(a.verdict for a in claims)
+    answered = [a for a in claims if a.verdict != NOT_RUN]
+    if not answered:
+        return f"none of {len(claims)} was answered: their runs are missing."
+    firm = [a.method for a in answered if a.firm]
+    refuted = [a.method for a in answered if a.verdict == REFUTED]
+    return (
+        f"{number[SUPPORTED]} of {len(answered)} answered are supported, {number[REFUTED]} refuted"
+        f"{named(refuted, MANY)}, {number[UNDERPOWERED]} underpowered; {number[NOT_RUN]} were not "
+        f"run. Each answer is at 5 % by itself: for all of them together (Holm) {len(firm)} stay "
+        f"supported{named(firm, MANY)}."
+    )
+
+
+def _sure(standings: Sequence[Standing], facts: Mapping[str, Any]) -> str:
+    seen = [c.detectable for one in standings for c in one.apart.values()
+            if c.detectable is not None]
+    words = []
+    if seen:
+        sets = sorted({one.sets for one in standings})
+        seeds = max(one.seeds for one in standings)
+        words.append(
+            f"up to {seeds} seeds on {' or '.join(map(str, sets))} data sets, paired. A "
+            "difference to the best must truly be "
+            f"{statistics.median(seen):.1f} points to be seen in 80 % of such experiments "
+            f"(median; {min(seen):.1f} to {max(seen):.1f}): what is smaller is not decided here."
+        )
+        if 1 in sets:
+            words.append("An interval of one data set says nothing of others.")
+    wanted, cells = facts["wanted"], facts["cells"]
+    if wanted > cells:
+        words.append(f"{wanted - cells} of {wanted} planned runs are missing.")
+    words.append(f"{facts['tuned']} of {cells} runs have all tuned values of their method.")
+    return " ".join(words)

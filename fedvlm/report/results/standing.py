@@ -1,0 +1,142 @@
+"""How the methods of a lane that train the same stand: who is best, and how sure that is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedvlm.core.stats import mean
+from fedvlm.report.collect import Run, finite
+from fedvlm.report.results.claims import place_of, seeds_of
+from fedvlm.report.results.lanes import below
+from fedvlm.report.statistics.contrast import Contrast, contrast
+
+CONTROLS = ("LocalOnly", "FedAvg", "PromptFL")
+LOGREG = "logreg"
+MOST = 6  # methods named one by one
+Sets = Sequence[Mapping[Any, float]]  # per data set: seeds -> value
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Methods of a lane that train the same, over the data sets that all of them have.
+
+    Attributes:
+        lane, title: where, and what is trained.
+        means: over the data sets, the highest first, in percent.
+        apart: what each other's paired difference to the best is, best minus other.
+        gains: method -> collaboration gain in points: ``contrast`` with none; only of methods that
+            send anything.
+        hurt: method -> share of clients below their own classifier, in percent, of the same.
+        set_by_set: of the gains on single data sets, over seeds alone, how many are told apart
+            above none, not told apart, below.
+        sets, seeds: data sets; the most seeds of one; values: what ``means`` are of.
+    """
+
+    lane: str
+    title: str
+    means: Mapping[str, float]
+    apart: Mapping[str, Contrast]
+    gains: Mapping[str, Contrast]
+    hurt: Mapping[str, float]
+    set_by_set: tuple[int, int, int]
+    sets: int
+    seeds: int
+    values: Mapping[str, Sets]
+
+    @property
+    def best(self) -> str:
+        """The method with the highest mean."""
+        return next(iter(self.means))
+
+    @property
+    def beaten(self) -> list[str]:
+        """The methods that the best one's paired interval tells apart from it."""
+        return [m for m, seen in self.apart.items() if seen.apart > 0]
+
+    @property
+    def peers(self) -> list[str]:
+        """The methods that it does not."""
+        return [m for m, seen in self.apart.items() if seen.apart <= 0]
+
+    def short(self, method: str) -> str:
+        """Return a label without what the method trains, where no other goes by the rest of it."""
+        return method if [_bare(m) for m in self.means].count(_bare(method)) > 1 else _bare(method)
+
+
+def standing_of(lane: str, title: str, runs: Sequence[Run]) -> Standing | None:
+    """Return how methods stand; None of fewer than two that share their data sets.
+
+    A method that lacks a data set is left out. So is one whose runs train nothing.
+    """
+    numbers = _by_place(runs, lambda run: run.value("personal"))
+    places = sorted({place for sets in numbers.values() for place in sets}, key=str)
+    whole = {m: [sets[p] for p in places] for m, sets in numbers.items()
+             if all(p in sets for p in places)}
+    if len(whole) < 2:
+        return None
+    means = {m: mean(mean(one.values()) for one in sets) or 0.0 for m, sets in whole.items()}
+    means = dict(sorted(means.items(), key=lambda kv: -kv[1]))
+    best = next(iter(means))
+    apart = {m: seen for m in means
+             if m != best and (seen := contrast(whole[m], whole[best])) is not None}
+    senders = {run.method for run in runs if run.totals().get("bytes_up")}
+    gains, single = {}, []
+    for method, sets in _by_place(runs, lambda run: run.section("gain").get("points")).items():
+        none = [dict.fromkeys(one, 0.0) for one in sets.values()]
+        seen = contrast(none, list(sets.values())) if method in senders else None
+        if seen is not None and method in means and len(sets) == len(places):
+            gains[method] = seen
+            alone = [contrast([a], [b]) for a, b in zip(none, sets.values(), strict=True)]
+            single += [one.apart for one in alone if one is not None]
+    hurt = {m: mean(v for one in sets.values() for v in one.values()) or 0.0 for m, sets in
+            _by_place(runs, lambda run: run.section("hurt").get("share")).items() if m in senders}
+    signs = (single.count(1), single.count(0), single.count(-1))
+    return Standing(lane, title, means, apart, gains, hurt, signs, len(places),
+                    max(len(one) for sets in whole.values() for one in sets), whole)
+
+
+def sentences(one: Standing | None, runs: Sequence[Run]) -> list[str]:
+    """Return what came out, computed: the best, what it is told apart from, who is below what."""
+    if one is None:
+        return []
+    out = [f"The highest mean is {one.short(one.best)}'s, {one.means[one.best]:.1f}; its paired "
+           f"95 % interval tells it apart from {len(one.beaten)} of the {len(one.apart)} others."]
+    for control in CONTROLS:
+        name = next((m for m in one.means if re.fullmatch(rf"{control}( \[.*\])?", m)), None)
+        if name is None or name == one.best:
+            continue
+        seen = {m: contrast(one.values[name], one.values[m]) for m in one.means if m != name}
+        up = [one.short(m) for m, c in seen.items() if c is not None and c.apart > 0]
+        down = [one.short(m) for m, c in seen.items() if c is not None and c.apart < 0]
+        out.append(f"Told apart from {one.short(name)} ({one.means[name]:.1f}): {len(up)} above"
+                   f"{named(up)}, {len(down)} below{named(down)}.")
+    names, of = below(runs, LOGREG)
+    if of:
+        names = [one.short(m) for m in names]
+        out.append(f"{len(names)} of {of} are on average below a logistic regression that each "
+                   f"client fits to its own images{named(names)}.")
+    return out
+
+
+def named(names: Sequence[str], most: int = MOST) -> str:
+    """Return names in brackets; of many, and of none, nothing."""
+    return f" ({', '.join(names)})" if 0 < len(names) <= most else ""
+
+
+def _bare(method: str) -> str:
+    head, _, rest = method.partition(" [")
+    return head + rest.partition("]")[2]
+
+
+def _by_place(
+    runs: Sequence[Run], value: Callable[[Run], Any]
+) -> dict[str, dict[tuple[Any, ...], dict[tuple[Any, Any], float]]]:
+    out: dict[str, dict[tuple[Any, ...], dict[tuple[Any, Any], float]]] = {}
+    for run in runs:
+        number = finite(value(run))
+        if number is not None:
+            out.setdefault(run.method, {}).setdefault(place_of(run), {})[seeds_of(run)] = number
+    return out
