@@ -45,12 +45,9 @@ def run_identity(
         proxy: digest of the images that the server trains on; empty where it has none.
         features: origins of features in packs that differ in bits from those made here.
     """
-    images = hashlib.sha256()
-    for i in range(len(data.samples)):
-        images.update(loader.content_key(i).encode())
     identity = {
         "config": identity_config(cfg), "data": data.digest, "backbone": backbone.digest,
-        "chunk": chunk, "device": device, "images": images.hexdigest(),
+        "chunk": chunk, "device": device, "images": images_digest(loader, len(data.samples)),
         "transform": backbone.transform_spec.digest,
     }
     if proxy:
@@ -63,6 +60,14 @@ def run_identity(
         text = b"".join(path.read_bytes() for path in files)
         identity["trainer"] = hashlib.sha256(text).hexdigest()
     return identity
+
+
+def images_digest(loader: ImageLoader, count: int) -> str:
+    """Return the SHA-256 over the bytes of so many images."""
+    images = hashlib.sha256()
+    for i in range(count):
+        images.update(loader.content_key(i).encode())
+    return images.hexdigest()
 
 
 def identity_config(cfg: CfgNode) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,27 @@ class Records:
             else:
                 self.lines[str(line["config"])] = line
         self.cut = bool(data) and not data.endswith(b"\n")
+
+    @property
+    def bare(self) -> int:
+        """How many lines say nothing of their origin: older ones."""
+        return sum("origin" not in line for line in self.lines.values())
+
+    def strange(self, cell: Cell, today: Callable[[], Mapping[str, str]]) -> list[str]:
+        """Return what of a line's origin is another now; such a line is forgotten.
+
+        Args:
+            today: gives the origin that a run of ``cell`` would have; asked only where a line has
+                one.
+        """
+        line = self.lines.get(cell.digest, {})
+        if "origin" not in line:
+            return []
+        now = today()
+        keys = [key for key in now if line["origin"].get(key) != now[key]]
+        if keys:
+            del self.lines[cell.digest]
+        return keys
 
     def mend(self) -> None:
         """End a line that a kill cut, so that the next one is whole; only under the lock."""

@@ -22,10 +22,12 @@ from fedvlm.console.rows import clock
 from fedvlm.console.screen import complain, say
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.federation.cards import card_of, fields
+from fedvlm.job.resolve import Job
 from fedvlm.runs.identity import identity_digest, safe_name
 from fedvlm.sweep.cells import Cell, Checker, combinations, jobs_of
 from fedvlm.sweep.plan import PlanEntry, SweepPlan
 from fedvlm.sweep.pool import Worker, WorkerPool
+from fedvlm.sweep.tune.origin import WORDS, Origins
 from fedvlm.sweep.tune.records import Records, Score, joined, of_trial, pooled
 from fedvlm.sweep.tune.space import space_of
 from fedvlm.sweep.tune.study import Study, Trial, storage
@@ -53,6 +55,8 @@ class Tuning:
         self.plan, self.budget, self.jobs = plan, budget, jobs
         self.checker, self.numbers = Checker(), itertools.count()
         self.place: dict[int, tuple[Study, Trial]] = {}
+        self.origins, self.unchecked = Origins(), dict[int, Job]()
+        self.told = set[tuple[str, ...]]()
         self.configs: dict[str, dict[str, Any]] = {}
         self.first = self._first()
         output = next(iter(self.first.values()))[0].output
@@ -101,6 +105,7 @@ class Tuning:
             for job in jobs_of(plan, combination):
                 self.configs.setdefault(entry.label, flat(job.cfg))
                 cells.append(self.checker.cell(next(self.numbers), combination, job))
+                self.unchecked[cells[-1].number] = job
         return sorted(cells, key=lambda cell: plan.seeds.index(cell.seed))
 
     # ---- running ----------------------------------------------------------------------------
@@ -116,6 +121,9 @@ class Tuning:
         if self.records.damaged:
             complain(f"{self.records.path}: {self.records.damaged} damaged lines are passed over; "
                      "their runs are run again", prefix="note")
+        if self.records.bare:
+            complain(f"{self.records.path}: {self.records.bare} runs do not say of which images, "
+                     "weights and source they are; they are taken as they stand", prefix="note")
         store = storage(self.folder / "optuna.log")
         self.studies = [Study(entry, self.budget, store) for entry in self.plan.trainers]
         each = len(next(iter(self.first.values())))
@@ -151,7 +159,19 @@ class Tuning:
                            else self._cells(study.entry, trial.settings))
         except FedvlmError as error:  # two keys that do not go together
             self._end(study, trial, str(error))
+        self._forget_others(trial)
         self.place |= {cell.number: (study, trial) for cell in trial.cells}
+
+    def _forget_others(self, trial: Trial) -> None:
+        """Forget the lines of a trial's runs that were made of other images, weights or source."""
+        for cell in trial.cells:
+            job = self.unchecked.pop(cell.number)
+            keys = self.records.strange(cell, lambda job=job: self.origins.of(job.cfg))
+            if keys and (cell.method, *keys) not in self.told:
+                self.told.add((cell.method, *keys))
+                complain(f"{cell.method}: runs of {self.records.path} were made with other "
+                         f"{' and other '.join(WORDS[key] for key in keys)} than today's: they "
+                         "are run again", prefix="note")
 
     def _settle(self, study: Study, trial: Trial) -> list[Cell]:
         """Return the runs that a trial lacks, of one seed; end it where it lacks none.

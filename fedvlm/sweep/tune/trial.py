@@ -23,6 +23,7 @@ from fedvlm.job.resolve import resolve
 from fedvlm.job.run import threads_of
 from fedvlm.models.adapt.peft import role_of
 from fedvlm.runs.identity import identity_digest
+from fedvlm.sweep.tune.origin import origin_of
 
 
 def score(words: list[str], digest: str, inputs: Inputs | None) -> dict[str, Any]:
@@ -34,9 +35,9 @@ def score(words: list[str], digest: str, inputs: Inputs | None) -> dict[str, Any
         inputs: keeps data and towers.
 
     Returns:
-        ``roles`` of the trained tensors, ``trained`` numbers, ``steps`` taken, ``cpu`` seconds of
-        this process, and ``clients``: (right, images) of each; with ``diverged``, a sentence, none
-        of the last three.
+        ``roles`` of the trained tensors, ``trained`` numbers, ``origin`` (``origin.py``), ``steps``
+        taken, ``cpu`` seconds of this process, and ``clients``: (right, images) of each; with
+        ``diverged``, a sentence, none of the last three.
 
     Raises:
         ConfigError, DataError: as the run itself.
@@ -59,7 +60,8 @@ def score(words: list[str], digest: str, inputs: Inputs | None) -> dict[str, Any
         federation.subscribers.append(listener)
         sizes = federation.p0.values()
         about = {"roles": sorted({role_of(name) for name in federation.p0}),
-                 "trained": sum(tensor.numel() for tensor in sizes)}
+                 "trained": sum(tensor.numel() for tensor in sizes),
+                 "origin": origin_of(built.identity, job.cfg.TRAINER.NAME)}
         try:
             federation.run(None)
         except DivergedError as error:

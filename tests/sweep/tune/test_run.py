@@ -10,7 +10,7 @@ import pytest
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.sweep.cells import Cell
-from fedvlm.sweep.tune import run
+from fedvlm.sweep.tune import origin, run
 from fedvlm.sweep.tune.records import Records
 from fedvlm.sweep.tune.tuned import read_tuned
 from fedvlm.sweep.worker import Outcome
@@ -63,6 +63,48 @@ def test_a_killed_search_goes_on_to_the_same_trials(
     assert trials(resumed)["FedProx"] == prox
     assert "2 damaged lines are passed over" in capsys.readouterr().err
     assert resumed.ran == len(resumed.records.lines) - 3
+
+
+def test_scores_of_other_images_weights_or_source_are_not_taken(
+    tmp_path: Path, fake: type[FakePool], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The same plan again runs nothing; a method with another source runs again, and says so."""
+    now = dict.fromkeys(origin.WORDS, "1")
+    monkeypatch.setattr(origin.Origins, "of", lambda self, cfg: now | {
+        "trainer": now["trainer"] + cfg.TRAINER.NAME})
+    fake.answer = staticmethod(lambda cell: formula(cell) | {
+        "origin": now | {"trainer": now["trainer"] + cell.config["TRAINER.NAME"]}})
+    first = tuned(tmp_path, 3)
+    assert tuned(tmp_path, 3).ran == 0
+    assert "note" not in capsys.readouterr().err
+    now["trainer"] = "2"
+    with pytest.MonkeyPatch.context() as patch:  # of one method alone
+        patch.setattr(origin.Origins, "of", lambda self, cfg: now | {
+            "trainer": ("2" if cfg.TRAINER.NAME == "FedProx" else "1") + cfg.TRAINER.NAME})
+        again = tuned(tmp_path, 3)
+    mine = sum(line["method"] == "FedProx" for line in first.records.lines.values())
+    assert again.ran == mine and trials(again) == trials(first)
+    said = capsys.readouterr().err
+    assert said.count("were made with other source of the method than today's: they are run") == 1
+    assert "note: FedProx: runs of " in said and "FedAvg" not in said
+
+
+def test_older_lines_are_taken_with_one_note(
+    tmp_path: Path, fake: type[FakePool], capsys: pytest.CaptureFixture[str],
+) -> None:
+    count = tuned(tmp_path, 2, *ONE).ran
+    capsys.readouterr()
+    assert tuned(tmp_path, 2, *ONE).ran == 0
+    assert capsys.readouterr().err.count(f"{count} runs do not say of which images") == 1
+
+
+def test_a_card_in_other_words_is_the_same_source(tmp_path: Path) -> None:
+    text = '"""A card."""\nX = 1\n'
+    assert origin._without_docstring(text) == origin._without_docstring(
+        '"""Another,\nlonger."""\nX = 1\n') == "X = 1"
+    assert origin._without_docstring("X = 1\n") == "X = 1\n"
+    assert origin.source_digest("FedProx") != origin.source_digest("FedAvg")
 
 
 def test_a_larger_budget_extends_a_smaller_one(

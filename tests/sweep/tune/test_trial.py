@@ -19,6 +19,8 @@ from fedvlm.job.inputs import Inputs, SharedInputs
 from fedvlm.job.resolve import resolve
 from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.tune import run
+from fedvlm.sweep.tune.origin import WORDS as WORDS_OF
+from fedvlm.sweep.tune.origin import Origins
 from fedvlm.sweep.tune.trial import score, without_tests
 from fedvlm.sweep.tune.tuned import read_tuned
 from tests.sweep.tune.conftest import FakePool, trials, tuned
@@ -64,6 +66,14 @@ def poisoned(data: FederatedData) -> FederatedData:
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> run.Tuning:
     return search(tmp_path_factory.mktemp("real"), lambda data: data)
+
+
+def test_a_run_says_what_it_was_made_of_as_its_search_would(searched: run.Tuning) -> None:
+    cell = searched.studies[0].trials[0].cells[0]
+    (job,) = resolve(parse(list(cell.words)[1:])).jobs
+    today = Origins().of(job.cfg)
+    assert searched.records.lines[cell.digest]["origin"] == today
+    assert today.keys() == WORDS_OF.keys() and all(len(word) == 64 for word in today.values())
 
 
 def test_a_real_search_scores_every_clients_validation_images(searched: run.Tuning) -> None:
