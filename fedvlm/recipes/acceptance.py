@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedvlm.core import files
 from fedvlm.core.version import __version__
 from fedvlm.recipes.counts import Counts
+from fedvlm.recipes.kept import lines_of, merged
 from fedvlm.recipes.recipe import Recipe
 from fedvlm.recipes.trial import Tally
 from fedvlm.recipes.verdict import VERDICTS, Line
@@ -27,11 +28,28 @@ CAUTION = (
 
 @dataclass(frozen=True)
 class Acceptance:
-    """All that the file says."""
+    """All that the file says.
+
+    Attributes:
+        lines: a line for each cell; tallies: trained and sent numbers.
+        earlier: other measurements of the cells, by earlier commands.
+        kept: how many of ``lines`` are from the file and not of this command.
+    """
 
     recipe: Recipe
     lines: Sequence[Line]
     tallies: Sequence[Tally]
+    earlier: Sequence[Line] = ()
+    kept: int = 0
+
+    def with_file(self, folder: Path) -> Acceptance:
+        """Return this with what the folder's acceptance file has measured before.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        lines, earlier, kept = merged(self.lines, lines_of(folder / f"{NAME}.json"))
+        return replace(self, lines=lines, earlier=earlier, kept=kept)
 
     def summary(self) -> str:
         """Return the verdicts, counted: ``12 within, 3 off, 1 not run``."""
@@ -51,6 +69,15 @@ class Acceptance:
              "seeds": x.n or "", "points": _signed(x.points), "std": _signed(x.deviations),
              "verdict": x.verdict, "where": x.where}
             for x in self.lines
+        ]
+
+    def earlier_rows(self) -> list[dict[str, Any]]:
+        """Return the earlier measurements as the page shows them."""
+        return [
+            {"data set": x.dataset, "method": x.method, "metric": x.metric,
+             "measured": _pm(x.measured, x.std), "seeds": x.n, "weights": x.weights or "-",
+             "verdict": x.verdict, "why": x.why or "-"}
+            for x in self.earlier
         ]
 
     def number_rows(self) -> list[dict[str, Any]]:
@@ -73,6 +100,7 @@ class Acceptance:
             "harmonic": recipe.harmonic, "caution": CAUTION, "summary": self.summary(),
             "protocol": list(recipe.protocol), "departures": list(recipe.departures),
             "unknown": list(recipe.unknown), "cells": [asdict(line) for line in self.lines],
+            "earlier": [asdict(line) for line in self.earlier],
             "numbers": [asdict(t) | {"verdict": number_verdict(t)} for t in self.tallies],
         }
 
@@ -91,6 +119,9 @@ class Acceptance:
         parts += ["## Accuracy, percent", _markdown(self.rows())]
         if self.tallies:
             parts += ["## Numbers trained and sent by a client", _markdown(self.number_rows())]
+        if self.earlier:
+            parts += ["## Measured before, under other words or weights",
+                      _markdown(self.earlier_rows())]
         if reasons := self.reasons():
             parts.append("\n".join(["## Why cells are not judged", *(f"- {r}" for r in reasons)]))
         remarks = dict.fromkeys(f"{x.where}: {x.remark}" for x in self.lines if x.remark)

@@ -35,6 +35,7 @@ TOY = "not comparable with papers"  # what a run on the tiny backbone or a cut s
 MOST = 3  # differences named
 HM2 = ("base_all", "new")
 BYTES = 4  # of a number that travels
+DIGITS = 12  # of a backbone's digest
 
 
 @dataclass
@@ -88,6 +89,12 @@ class Trial:
                 if cell.seed == seed]
 
     @property
+    def runnable(self) -> list[Cell]:
+        """Those of rows that nothing keeps from running; what the others have run is still read."""
+        mine = {id(cell) for row in self.rows if not row.why for cell in row.cells}
+        return [cell for cell in self.cells if id(cell) in mine]
+
+    @property
     def folder(self) -> Path:
         """Its OUTPUT_DIR, which holds the acceptance file, too."""
         return Path(self.plan.override["OUTPUT_DIR"])
@@ -101,7 +108,8 @@ class Trial:
         lines = []
         for cell in [*wanted, *silent]:
             values, why, changed = measured.of(cell)
-            lines.append(judge(cell, values, self.recipe.tolerance, why, changed, cell in wanted))
+            line = judge(cell, values, self.recipe.tolerance, why, changed, cell in wanted)
+            lines.append(replace(line, weights=measured.weights(cell) if values else ""))
         return lines
 
     def tallies(self, measured: Measured) -> list[Tally]:
@@ -191,7 +199,7 @@ def leave_out_without_towers(rows: Iterable[Row]) -> None:
             except FedvlmError as error:
                 seen[key] = _first(str(error))
         if seen[key]:
-            row.why, row.cells = seen[key], ()
+            row.why = seen[key]
 
 
 def _changed(recipes: Job, job: Job) -> str:
@@ -233,6 +241,13 @@ class Measured:
         if not values and self._runs(row):
             return [], f"its runs have no number '{cell.metric}'", ""
         return values, "" if values else self._why(row), self._protocol(row)
+
+    def weights(self, cell: Published) -> str:
+        """Return the digests of the backbones behind a cell, their first digits."""
+        sets = cell.of if cell.dataset == AVERAGE else (cell.dataset,)
+        digests = {str(run.protocol.get("backbone_digest", ""))[:DIGITS] for dataset in sets
+                   for run in self._runs(self._row(dataset, cell.method))}
+        return " ".join(sorted(filter(None, digests)))
 
     def sent(self, row: Row) -> float | None:
         """Return the numbers of 4 bytes that a client sent in a round; None without such a run."""
@@ -326,7 +341,7 @@ def seeds_of(trials: Iterable[Trial]) -> Iterator[list[tuple[Trial, list[Cell]]]
         pass_: list[tuple[Trial, list[Cell]]] = []
         for trial in trials:
             seed = trial.plan.seeds[at] if at < len(trial.plan.seeds) else None
-            cells = [c for c in trial.cells if c.seed == seed]
+            cells = [c for c in trial.runnable if c.seed == seed]
             pass_ += [(trial, cells)] if cells else []
         if pass_:
             yield pass_

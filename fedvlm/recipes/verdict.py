@@ -28,6 +28,7 @@ class Line:
         deviations: ``points`` in standard deviations of one run, ours and the paper's together;
             None where neither is there.
         verdict: one of ``VERDICTS``; why: the reason of those that are no comparison.
+        weights: digest of the backbone that was measured, its first digits; empty without runs.
     """
 
     dataset: str
@@ -44,6 +45,7 @@ class Line:
     verdict: str
     why: str = ""
     remark: str = ""
+    weights: str = ""
 
 
 def judge(

@@ -88,6 +88,13 @@ def test_from_words_to_the_acceptance_file(
     page = (tmp_path / "out/small/acceptance.md").read_text()
     assert "| shapes | ZeroShot | personal | 60.00 +- 0.50 |" in page and "## Protocol" in page
 
+    whole, cells = record("--seeds", "2", "--budget", "1e-9", "--rounds", "2")  # runs nothing
+    assert cells["shapes", "ZeroShot"] == zero and zero["weights"], "what was measured stays"
+    assert "goes on saying what earlier commands measured" in capsys.readouterr().out
+    (tmp_path / "out/small/acceptance.json").write_bytes(b"{")
+    assert main([*words, "--seeds", "1"]) == 3
+    (tmp_path / "out/small/acceptance.json").unlink()
+
     monkeypatch.setattr("fedvlm.recipes.trial.TOY", "no run says this")
     capsys.readouterr()
     whole, cells = record("--seeds", "1")  # nothing is run again; the tolerance is wide

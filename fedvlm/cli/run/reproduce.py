@@ -142,14 +142,19 @@ def _list(names: Sequence[str]) -> list[dict[str, object]]:
 
 def _run(args: Namespace, trials: Sequence[Trial]) -> int:
     """Run all that fits, seed by seed, and write the acceptance files, also after Ctrl-C."""
+    from fedvlm.recipes.acceptance import NAME  # start-up: PyTorch
+    from fedvlm.recipes.kept import lines_of  # start-up: PyTorch
     from fedvlm.recipes.trial import leave_out_without_towers, seeds_of  # start-up: PyTorch
     from fedvlm.sweep.run import Sweep  # start-up: PyTorch
 
+    for trial in trials:
+        lines_of(trial.folder / f"{NAME}.json")  # a damaged one is refused before anything runs
     until = time.monotonic() + args.budget * HOUR
     failed, pending = 0, "stopped before it"
     waiting = []
     for trial in trials:
-        todo = Sweep(trial.plan, trial.cells, args.jobs).to_do(retry=True) if trial.cells else []
+        todo = Sweep(trial.plan, trial.runnable, args.jobs).to_do(retry=True) \
+            if trial.runnable else []
         waiting += [row for row in trial.rows if any(cell in todo for cell in row.cells)]
     progress("looking for the backbones")
     leave_out_without_towers(waiting)
@@ -163,8 +168,11 @@ def _run(args: Namespace, trials: Sequence[Trial]) -> int:
         pending = f"the budget of {args.budget:g} hours went to others"
     finally:
         for trial in trials:
-            page = _show(trial, pending, alone=len(trials) == 1).write(trial.folder)
-            say(f"acceptance: {page}")
+            shown = _show(trial, pending, alone=len(trials) == 1).with_file(trial.folder)
+            if shown.kept or shown.earlier:
+                say(f"the acceptance file goes on saying what earlier commands measured: "
+                    f"{shown.kept} cells, and {len(shown.earlier)} under other words or weights")
+            say(f"acceptance: {shown.write(trial.folder)}")
     return failed
 
 
@@ -175,7 +183,7 @@ def _show(trial: Trial, pending: str, alone: bool) -> Acceptance:
 
     measured = Measured(trial, pending)
     acceptance = Acceptance(trial.recipe, trial.lines(measured), trial.tallies(measured))
-    runs = len(trial.cells)
+    runs = len(trial.runnable)
     refused = sum(bool(row.why) for row in trial.rows)
     cells = [row for row in acceptance.rows() if alone or row["seeds"]]
     say(f"recipe {trial.recipe.name}: {trial.recipe.paper}",
