@@ -166,7 +166,7 @@ class Tuning:
         """Forget the lines of a trial's runs that were made of other images, weights or source."""
         for cell in trial.cells:
             job = self.unchecked.pop(cell.number)
-            keys = self.records.strange(cell, lambda job=job: self.origins.of(job.cfg))
+            keys = self.records.strange(cell, partial(self.origins.of, job.cfg))
             if keys and (cell.method, *keys) not in self.told:
                 self.told.add((cell.method, *keys))
                 complain(f"{cell.method}: runs of {self.records.path} were made with other "
