@@ -1,10 +1,10 @@
 r"""Distils a small ViT-CLIP from a teacher's image features; its text tower is the teacher's own.
 
     python scripts/distill_vit.py --teacher local-dir:../shared/weights/realfeat \
-        --root ../shared/data --start tiny --steps 1800 --out /work/distilled/vit
+        --root ../shared/data --start tiny --steps 8000 --out ../distilled/vit
 
 For methods that work inside the blocks of a ViT, where the teacher has none. The folder can be
-named as a backbone: --backbone local-dir:/work/distilled/vit. A run that is stopped, or whose
+named as a backbone: --backbone local-dir:../distilled/vit. A run that is stopped, or whose
 minutes are used up, goes on where it was by the same command.
 """
 
