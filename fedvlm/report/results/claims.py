@@ -21,7 +21,7 @@ from fedvlm.report.tables.facts import REFERENCE_NAMES
 
 NONE = "none"
 SUPPORTED, REFUTED, UNDERPOWERED, NOT_RUN = "supported", "refuted", "underpowered", "not run"
-MARGIN = 1.0  # points: an interval that ends below them leaves no difference worth a name
+MARGIN = 1.0  # points: an interval within them says that there is no difference worth a name
 FALSE = 0.05  # of all claims together, after Holm
 _GRAMMAR = re.compile(
     r"(?P<metric>\w+) is higher than (?P<rival>.+)'s in lane (?P<lane>[\w-]+)\.?"
@@ -48,7 +48,8 @@ class Answer:
 
     Attributes:
         verdict: ``SUPPORTED`` where the 95 % interval of the paired difference lies above zero,
-            else ``REFUTED`` where it ends below ``MARGIN``, else ``UNDERPOWERED``; ``NOT_RUN``.
+            ``REFUTED`` where it lies below, or within ``MARGIN`` of zero, ``UNDERPOWERED`` where
+            it holds zero and more; ``NOT_RUN``. Fixed before the runs.
         difference: method minus rival; None where nothing was compared.
         lane: where they were compared; steps: the method's local steps, in times the rival's, None
             of a reference.
@@ -125,9 +126,11 @@ def verdict(seen: Contrast) -> str:
     """Return what an interval of differences says to ``higher``; see ``Answer``."""
     if seen.apart > 0:
         return SUPPORTED
-    if seen.high is None:
-        return REFUTED if seen.mean == 0 and seen.pairs > 1 else UNDERPOWERED
-    return REFUTED if seen.high < MARGIN else UNDERPOWERED
+    if seen.low is None or seen.high is None:
+        same = seen.mean == 0 and seen.pairs > 1
+        return REFUTED if same else UNDERPOWERED
+    within = seen.low > -MARGIN and seen.high < MARGIN
+    return REFUTED if seen.apart < 0 or within else UNDERPOWERED
 
 
 def firmed(every: Sequence[Answer]) -> list[Answer]:

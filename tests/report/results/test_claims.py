@@ -34,13 +34,9 @@ from tests.report.table_runs import reference, write_seeds
 # Method -> what of its claim is in no plan of the claim's lane. Entered by hand, so that a plan
 # which loses a method, or a card which gains a claim, is noticed.
 UNPLANNED = {
-    "AFL": ["AFL"], "CLIP-Adapter": ["CLIP-Adapter"], "CLIP-LoRA": ["CLIP-LoRA"],
-    "CoCoOp": ["CoCoOp"], "DP-FPL": ["DP-FPL"], "FedALA": ["FedALA"], "FedBN": ["FedBN"],
-    "FedCLIP": ["FedCLIP"], "FedDDA": ["FedDDA"], "FedDecomp": ["FedDecomp"],
-    "FedDyn": ["FedDyn"], "FedFomo": ["FedFomo"], "FedMGP": ["FedMGP"], "FedMVP": ["FedMVP"],
-    "FedPHA": ["FedPHA"], "FedTPG": ["FedTPG"],
-    "pFedMe": ["pFedMe"], "pFedMMA": ["pFedMMA"], "ProGrad": ["ProGrad"],
-    "Tip-Adapter": ["Tip-Adapter"], "Tip-Adapter-F": ["Tip-Adapter-F"], "TOFA": ["TOFA"],
+    "CLIP-LoRA": ["CLIP-LoRA"], "CoCoOp": ["CoCoOp"], "FedALA": ["FedALA"], "FedBN": ["FedBN"],
+    "FedDecomp": ["FedDecomp"], "FedDyn": ["FedDyn"], "FedFomo": ["FedFomo"],
+    "FedMGP": ["FedMGP"], "FedMVP": ["FedMVP"], "pFedMe": ["pFedMe"], "pFedMMA": ["pFedMMA"],
 }
 
 
@@ -114,14 +110,14 @@ def test_a_reference_may_be_the_rival_and_what_did_not_run_says_so(tmp_path: Pat
     assert [a.verdict for a in answers("FedTV", Claim("personal", "VPT", "x"), runs)] == [NOT_RUN]
 
 
-def test_the_verdict_depends_on_where_the_interval_ends_alone() -> None:
+def test_the_verdict_depends_on_where_the_interval_lies_alone() -> None:
     """One set, d = (1, 2, 3): mean 2, s = 1, half = t(2) 4.3027 / sqrt 3 = 2.4841."""
     seen = contrast([dict.fromkeys("abc", 0.0)], [{"a": 1.0, "b": 2.0, "c": 3.0}])
     assert seen is not None and seen.high == pytest.approx(2 + 2.48414, abs=1e-4)
     # t = 2 / (1 / sqrt 3) = 3.4641 with 2 degrees of freedom: p = 1 - t / sqrt(t^2 + 2)
     assert seen.chance == pytest.approx(1 - 3.4641016 / math.sqrt(14), abs=1e-6)
     assert verdict(seen) == UNDERPOWERED
-    for low, high, word in ((0.1, 0.3, SUPPORTED), (-9.0, 0.9, REFUTED), (-0.5, 0.9, REFUTED),
+    for low, high, word in ((0.1, 0.3, SUPPORTED), (-9.0, 0.9, UNDERPOWERED), (-0.5, 0.9, REFUTED),
                             (-9.0, -8.0, REFUTED), (-0.1, 1.0, UNDERPOWERED)):
         assert verdict(replace(seen, low=low, high=high)) == word
 
