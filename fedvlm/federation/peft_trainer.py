@@ -43,7 +43,6 @@ from fedvlm.models.towers.adapters import (
 from fedvlm.models.vlmodel import VLModel
 
 FACTORS = "factors"
-AS_BEFORE = (FACTORS, "freeze_a", "product_svd")  # idle where no LoRA is shared, not refused
 AS_SENT = (FACTORS, "freeze_a", "share_a")  # what of LoRA travels, not how it is combined
 WAYS_OUT = {
     peft.BODY: "PEFT.VISUAL feature, lora or adapter (--peft prompt+lora)",
@@ -144,7 +143,8 @@ class PeftTrainer(Trainer):
                 "compares a client's own LoRA factors with the server's, and this rule makes other "
                 "factors each round"
             )
-        if shared_sites(shared) and self.spec.average not in (*AS_SENT, *self.lora_taken):
+        taken = self.spec.average in self.lora_taken
+        if shared_sites(shared) and not taken and self.spec.average not in AS_SENT:
             if kind.combine is not PeftTrainer.combine:
                 return (
                     "combines what clients send by a rule of its own, which does not say "
@@ -152,11 +152,11 @@ class PeftTrainer(Trainer):
                 )
             if rule.mean and not calls_on(kind.aggregate, "combine", "aggregate"):
                 return "does not average what clients send"
-        if self.spec.average in AS_BEFORE:
+        if self.spec.average in (FACTORS, "freeze_a"):
             return ""
         if not shared_sites(shared):
             return "shares no LoRA, so there is none to average"
-        if rule.mean and MEAN not in self.aggregators:
+        if rule.mean and MEAN not in self.aggregators and not taken:
             return "does not average what clients send"
         if rule.turns and kind.aggregate is not PeftTrainer.aggregate:
             return "does more with an upload than average it, and here half of it rests each round"

@@ -160,7 +160,7 @@ TEXT = {"FedDPA"}  # no LoRA in the text tower
 ONE = TEXT | {"HetLoRA"}  # is by_norm
 REFUSE = {
     "by_norm": NONE | TEXT | {"FedFomo", "Hermes"}, "fair": NONE | ONE | {"FedFomo", "Hermes"},
-    "product_svd": DIFFER | ONE,
+    "product_svd": NONE | DIFFER | ONE,
     "residual": NONE | OWN | KEEP | ONE | {"MOON"}, "stack": NONE | OWN | KEEP | ONE | {"MOON"},
     "share_a": NONE | ONE | {"HEART-PFL", "Hermes"}, "alternate": NONE | OWN | ONE | {"FedALA"},
     "RANKS": NONE | OWN | KEEP | TEXT, "PRIVATE_RANK": TEXT | {"FedDecomp", "Hermes"},
@@ -225,7 +225,7 @@ def test_products_are_averaged_in_every_method_that_takes_them(
         return rule(*given)
 
     monkeypatch.setattr("fedvlm.federation.peft_trainer.average_peft", watched)
-    for cls in (c for c in METHODS if c.name not in REFUSE["product_svd"] | NONE):
+    for cls in (c for c in METHODS if c.name not in REFUSE["product_svd"]):
         seen.clear()
         world.federation(cls, Setup(pixels=True, rounds=1, chunk=4)).run()
         assert seen == {"product_svd"}, cls.name
