@@ -72,8 +72,9 @@ def code_lines(text: str) -> int:
         if token.type not in _IDLE:
             seen |= set(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(ast.parse(text)):
-        whole = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        if whole and ast.get_docstring(node, clean=False) is not None:
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if ast.get_docstring(node, clean=False) is not None:
             said = node.body[0]
             seen -= set(range(said.lineno, (said.end_lineno or said.lineno) + 1))
     return len(seen)
