@@ -7,10 +7,11 @@ has of its own, so that a new file in ``trainers/`` needs no line here.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from docs.site.tables import code, row, table
+from fedvlm.cli.methods._lines import method_rows, piece_rows, sizes
 from fedvlm.cli.methods.config import meaning
 from fedvlm.core.repository import repository
 from fedvlm.federation.cards import card, fields, trainer_files, year
@@ -80,7 +81,7 @@ def methods() -> list[Method]:
 def pages() -> dict[str, str]:
     """Return the pages, ``methods/index.md`` first: path in the site -> Markdown."""
     every = methods()
-    made = {f"{FOLDER}/index.md": _index(every)}
+    made = {f"{FOLDER}/index.md": _index(every), f"{FOLDER}/lines.md": _lines_page()}
     return made | {f"{FOLDER}/{m.stem}.md": _page(m) for m in every}
 
 
@@ -99,6 +100,22 @@ def _index(every: list[Method]) -> str:
         if rows:
             lines += [f"## {family}", table(("method", "year", "what it does"), rows)]
     return "\n\n".join(lines) + "\n"
+
+
+def _lines_page() -> str:
+    every = sizes(trainer_files())
+    total = sum(size.lines for size in every)
+    return "\n\n".join([
+        "# Lines per method", f"{len(every)} methods, {total:,} lines of code: no docstring, "
+        "comment or blank line is counted. `fedvlm list --lines` prints this page.",
+        _rows_table(method_rows(every)), "## What methods share", "Pieces of the core that methods "
+        "import by name. Where one method alone is named, the piece is what the core had to learn "
+        "for it.", _rows_table(piece_rows(every)),
+    ]) + "\n"
+
+
+def _rows_table(rows: Sequence[Mapping[str, str]]) -> str:
+    return table(list(rows[0]), [row(*each.values()) for each in rows])
 
 
 def _page(m: Method) -> str:

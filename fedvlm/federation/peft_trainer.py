@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -42,7 +43,7 @@ from fedvlm.models.towers.adapters import (
 from fedvlm.models.vlmodel import VLModel
 
 FACTORS = "factors"
-AS_BEFORE = (FACTORS, "freeze_a", "product_svd")  # idle where no LoRA is shared, not refused
+AS_SENT = (FACTORS, "freeze_a", "share_a")  # what of LoRA travels, not how it is combined
 WAYS_OUT = {
     peft.BODY: "PEFT.VISUAL feature, lora or adapter (--peft prompt+lora)",
     peft.HEAD: "PEFT.TEXT prompt or PEFT.HEAD linear (--peft prompt)",
@@ -58,12 +59,14 @@ class PeftTrainer(Trainer):
         same_basis: the method compares or subtracts tensors of two rounds or two models.
         lora_refused: values of ``PEFT.LORA_AVG``, or ``RANKS`` or ``PRIVATE_RANK``, that do not go
             with the method, with the reason; what its hooks show is refused anyway.
+        lora_taken: the same words, of what a ``combine`` of the class's own keeps to.
     """
 
     roles: ClassVar[Mapping[str, str]] = {peft.BODY: "shared", peft.HEAD: "shared"}
     needs: ClassVar[tuple[str, ...]] = ()
     same_basis: ClassVar[bool] = False
     lora_refused: ClassVar[Mapping[str, str]] = {}
+    lora_taken: ClassVar[Sequence[str]] = ()
 
     def __init__(self, cfg: CfgNode) -> None:
         """Read what is trained."""
@@ -140,18 +143,27 @@ class PeftTrainer(Trainer):
                 "compares a client's own LoRA factors with the server's, and this rule makes other "
                 "factors each round"
             )
-        if self.spec.average in AS_BEFORE:
+        taken = self.spec.average in self.lora_taken
+        if shared_sites(shared) and not taken and self.spec.average not in AS_SENT:
+            if kind.combine is not PeftTrainer.combine:
+                return (
+                    "combines what clients send by a rule of its own, which does not say "
+                    "(lora_taken) that it keeps to this one"
+                )
+            if rule.mean and not calls_on(kind.aggregate, "combine", "aggregate"):
+                return "does not average what clients send"
+        if self.spec.average in (FACTORS, "freeze_a"):
             return ""
         if not shared_sites(shared):
             return "shares no LoRA, so there is none to average"
-        if rule.mean and MEAN not in self.aggregators:
+        if rule.mean and MEAN not in self.aggregators and not taken:
             return "does not average what clients send"
         if rule.turns and kind.aggregate is not PeftTrainer.aggregate:
             return "does more with an upload than average it, and here half of it rests each round"
-        own = (kind.aggregate, kind.init_client, kind.download, kind.shared) != (
+        others = (kind.aggregate, kind.init_client, kind.download, kind.shared) != (
             PeftTrainer.aggregate, Trainer.init_client, PeftTrainer.download, Trainer.shared
         )
-        if rule.folds and (own or self.same_basis or self.reads_old):
+        if rule.folds and (others or self.same_basis or self.reads_old):
             return (
                 "keeps models of earlier rounds, or a server of its own, and this rule moves the "
                 "frozen layers below them"
@@ -164,6 +176,10 @@ class PeftTrainer(Trainer):
             return "is asked for PEFT.LORA_AVG freeze_a, whose A of one rank is everybody's"
         if not shared_sites(shared):
             return "shares no LoRA, and it is the download that has a client's rank"
+        if "RANKS" in self.lora_taken:
+            return ""
+        if kind.combine is not PeftTrainer.combine:
+            return "has a rule of its own for what clients send, which may take cut parts for zero"
         if (kind.aggregate, kind.init_client, kind.download) != (
             PeftTrainer.aggregate, Trainer.init_client, PeftTrainer.download
         ):
@@ -260,6 +276,11 @@ class PeftTrainer(Trainer):
     def image_features(self, model: VLModel, params: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """See ``peft.image_features``."""
         return peft.image_features(self.spec, model, params, x)
+
+
+def calls_on(hook: Callable[..., object], *names: str) -> bool:
+    """Tell whether the code of a hook calls one of ``names``, its base's own among them."""
+    return bool({*names} & {*inspect.unwrap(hook).__code__.co_names})
 
 
 def shares(weights: Sequence[float]) -> list[float]:

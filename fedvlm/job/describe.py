@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from yacs.config import CfgNode
 
 from fedvlm.compat.files import load_trainer
+from fedvlm.config.build import flat
 from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import numel
@@ -20,6 +21,7 @@ from fedvlm.runs.identity import RunPath
 
 _HASH = 8  # digits of an index file's hash
 _LISTED = 20  # clients whose number of images is listed
+LORA_RULES = ("PEFT.LORA_AVG", "PEFT.RANKS", "PEFT.PRIVATE_RANK")
 
 
 def partition_name(cfg: CfgNode) -> str:
@@ -107,8 +109,10 @@ def peft_choice(cfg: CfgNode, origins: Mapping[str, str]) -> str:
     """Return the trainable set in words, ``-prompt+lora``, where the user chose it; else nothing.
 
     Raises:
-        ConfigError: a choice for a method that brings its own trainable tensors.
+        ConfigError: a choice for a method that brings its own trainable tensors, or a rule of LoRA
+            where none is trained.
     """
+    _refuse_idle_lora(cfg, origins)
     keys = ("PEFT.TEXT", "PEFT.VISUAL", "PEFT.HEAD")
     if all(origins[key] == "default" or origins[key].endswith(".yaml") for key in keys):
         return ""
@@ -118,6 +122,29 @@ def peft_choice(cfg: CfgNode, origins: Mapping[str, str]) -> str:
             "tensors; drop them"
         )
     return f"-{words_of(cfg.PEFT.TEXT, cfg.PEFT.VISUAL, cfg.PEFT.HEAD)}"
+
+
+def _refuse_idle_lora(cfg: CfgNode, origins: Mapping[str, str]) -> None:
+    """Refuse a rule of LoRA that the user set and nothing would read.
+
+    Raises:
+        ConfigError: which, and the ways out.
+    """
+    takes, name = issubclass(load_trainer(cfg.TRAINER.NAME), PeftTrainer), cfg.TRAINER.NAME
+    if takes and "lora" in (cfg.PEFT.TEXT, cfg.PEFT.VISUAL):
+        return
+    schema = default_schema()
+    for key in LORA_RULES:
+        value, origin = flat(cfg)[key], origins[key]
+        asked = origin != "default" and not origin.endswith(".yaml")
+        if asked and value != schema[key].default:
+            said = ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+            why = f"trains no LoRA here, only {trained_words(cfg)}" if takes else (
+                "brings its own trainable tensors")
+            ways = "add lora to --peft (--peft prompt+lora)" if takes else (
+                "take --trainer FedAvg --peft lora")
+            raise ConfigError(f"{key} {said}: {name} {why}, so nothing would read it: {ways}, or "
+                              "leave it out")
 
 
 def trained_words(cfg: CfgNode) -> str:

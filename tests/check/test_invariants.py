@@ -23,9 +23,10 @@ from .broken_trainers import BROKEN, Good
 TRAINERS = sorted(trainer_files())
 # Tried by QUICK in `make test`, by all in `make test-all`: each of them costs 1 to 4 s.
 BASELINES = {
-    "afl", "clip_adapter", "clip_lora", "cocoop", "dp_fpl", "fedclip", "feddda", "fedmgp",
-    "fedmvp", "fedotp", "fedpgp", "fedpha", "fedtpg", "kgcoop", "maple", "pfedmma", "pfedmoap",
-    "prograd", "promptfolio", "promptsrc", "tip_adapter", "tip_adapter_f", "tofa", "vpt",
+    "afl", "clip_adapter", "clip_lora", "cocoop", "dp_fpl", "fedclip", "feddda", "feddpa",
+    "fedmgp", "fedmvp", "fedotp", "fedpgp", "fedpha", "fedtpg", "hetlora", "kgcoop", "maple",
+    "pfedmma", "pfedmoap", "prograd", "promptfolio", "promptsrc", "tip_adapter", "tip_adapter_f",
+    "tofa", "vpt",
 }
 QUICK = {"G1", "G10"}
 EACH = [

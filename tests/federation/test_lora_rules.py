@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +13,14 @@ from fedvlm.check.compare import same_fed
 from fedvlm.check.invariants import run
 from fedvlm.check.world import Setup, Trajectory, World
 from fedvlm.core.errors import ConfigError
-from fedvlm.core.trees import Tree
+from fedvlm.core.trees import State, Tree
 from fedvlm.federation.aggregation.lora import RULES
+from fedvlm.federation.aggregation.updates import Updates, weighted_mean
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.server import ServerContext
+from fedvlm.models.adapt.average import average_peft
 from fedvlm.models.towers.adapters import FACTOR_A, FACTOR_B, delta_of, sites
 from tests.models.toys import products
 
@@ -151,11 +155,15 @@ METHODS = [c for c in map(load_trainer, trainer_files())
 OWN = {"FedAS", "FedDyn", "FedFomo", "HEART-PFL", "Hermes", "LG-FedAvg", "SCAFFOLD", "pFedMe"}
 NONE = {"LocalOnly", "FedProto", "CLIP-LoRA"}  # they share no LoRA
 KEEP = {"Ditto", "FedALA", "APFL"}  # beside the shared model
+DIFFER = {"Ditto", "FedALA", "FedDyn", "FedFomo", "HEART-PFL", "Hermes", "SCAFFOLD", "pFedMe"}
+TEXT = {"FedDPA"}  # no LoRA in the text tower
+ONE = TEXT | {"HetLoRA"}  # is by_norm
 REFUSE = {
-    "by_norm": NONE | {"FedFomo", "Hermes"}, "fair": NONE | {"FedFomo", "Hermes"},
-    "residual": NONE | OWN | KEEP | {"MOON"}, "stack": NONE | OWN | KEEP | {"MOON"},
-    "share_a": NONE | {"HEART-PFL", "Hermes"}, "alternate": NONE | OWN | {"FedALA"},
-    "RANKS": NONE | OWN | KEEP, "PRIVATE_RANK": {"FedDecomp", "Hermes"},
+    "by_norm": NONE | TEXT | {"FedFomo", "Hermes"}, "fair": NONE | ONE | {"FedFomo", "Hermes"},
+    "product_svd": NONE | DIFFER | ONE,
+    "residual": NONE | OWN | KEEP | ONE | {"MOON"}, "stack": NONE | OWN | KEEP | ONE | {"MOON"},
+    "share_a": NONE | ONE | {"HEART-PFL", "Hermes"}, "alternate": NONE | OWN | ONE | {"FedALA"},
+    "RANKS": NONE | OWN | KEEP | TEXT, "PRIVATE_RANK": TEXT | {"FedDecomp", "Hermes"},
 }
 
 
@@ -166,7 +174,7 @@ def words_of(rule: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("rule", REFUSE)
 def test_each_method_takes_a_rule_or_says_why_not(rule: str) -> None:
-    world, refused = World([*OPTS, *words_of(rule)]), set()
+    world, refused = World([*OPTS, "PEFT.RANK", "8", *words_of(rule)]), set()
     for cls in METHODS:
         try:
             cls(world.config(cls)).trainables(world.model(), torch.Generator())
@@ -176,10 +184,57 @@ def test_each_method_takes_a_rule_or_says_why_not(rule: str) -> None:
     assert refused == REFUSE[rule]
 
 
+@pytest.mark.parametrize("rule", [r for r in RULES if r not in ("factors", "freeze_a", "share_a")])
+def test_a_combine_of_its_own_must_say_what_it_keeps_to(rule: str) -> None:
+    """It would be passed over in silence; so would an aggregate that combines by itself."""
+    class Own(Plain):
+        def combine(self, ctx: ServerContext, updates: Updates) -> Tree:
+            return weighted_mean(updates)
+
+    class Silent(Plain):
+        def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
+            return {"w": weighted_mean(updates)}
+
+    class Says(Own):
+        lora_taken = (rule, "RANKS")
+
+    def build(cls: type[PeftTrainer], *words: str) -> None:
+        world = World([*OPTS, *words])
+        cls(world.config(cls)).trainables(world.model(), torch.Generator())
+
+    words = ("PEFT.LORA_AVG", rule)
+    with pytest.raises(ConfigError, match=f"LORA_AVG {rule}: Own combines .* factors or freeze_a"):
+        build(Own, *words)
+    with pytest.raises(ConfigError, match=f"LORA_AVG {rule}: Silent does "):
+        build(Silent, *words)
+    with pytest.raises(ConfigError, match="PEFT.RANKS: Own has a rule of its own"):
+        build(Own, *RANKS)
+    build(Says, *words, *RANKS)
+    for kind in ("factors", "freeze_a", "share_a"):
+        build(Own, "PEFT.LORA_AVG", kind)
+
+
+@pytest.mark.slow
+def test_products_are_averaged_in_every_method_that_takes_them(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, rule, seen = World([*OPTS, "PEFT.LORA_AVG", "product_svd"]), average_peft, set[str]()
+
+    def watched(*given: Any) -> Tree:
+        seen.add(given[2])
+        return rule(*given)
+
+    monkeypatch.setattr("fedvlm.federation.peft_trainer.average_peft", watched)
+    for cls in (c for c in METHODS if c.name not in REFUSE["product_svd"]):
+        seen.clear()
+        world.federation(cls, Setup(pixels=True, rounds=1, chunk=4)).run()
+        assert seen == {"product_svd"}, cls.name
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", REFUSE)
 def test_each_method_runs_by_the_rules_that_it_takes(rule: str) -> None:
-    world = World([*OPTS, *words_of(rule)])
+    world = World([*OPTS, "PEFT.RANK", "8", *words_of(rule)])
     for cls in (c for c in METHODS if c.name not in REFUSE[rule]):
         fed = world.federation(cls, Setup(pixels=True, rounds=2, chunk=4))
         state = fed.run()

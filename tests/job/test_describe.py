@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 from yacs.config import CfgNode
 
-from fedvlm.job.describe import partition_name
+from fedvlm.core.errors import ConfigError
+from fedvlm.job.describe import partition_name, peft_choice
+from fedvlm.job.flags import parse
+from fedvlm.job.resolve import resolve
 
 
 def named(server: int = 0, **fed: Any) -> str:
@@ -44,3 +47,21 @@ def test_the_path_shows_the_servers_images() -> None:
     assert named(server=1, PARTITION="domain", HELD_OUT_DOMAIN="art") == (
         "domain-without-art-server1-K10-f1"
     )
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("--trainer FedAvg --opts PEFT.LORA_AVG fair", r"PEFT.LORA_AVG fair: FedAvg trains no LoRA here"
+     r", only prompt\+feature, so nothing would read it: add lora to --peft"),
+    ("--trainer FedAvg --opts PEFT.RANKS 2,4", "PEFT.RANKS 2,4: FedAvg trains no LoRA"),
+    ("--trainer FedPGP --opts PEFT.LORA_AVG product_svd", "PEFT.LORA_AVG product_svd: FedPGP brings"
+     ".*take --trainer FedAvg --peft lora, or leave it out"),
+    ("--trainer HetLoRA", ""), ("--trainer FedAvg --opts PEFT.LORA_AVG factors", ""),
+    ("--trainer FedAvg --peft lora --opts PEFT.LORA_AVG fair PEFT.RANKS 2,4", ""),
+])
+def test_a_rule_of_lora_that_nothing_reads_is_refused(words: str, said: str) -> None:
+    job = resolve(parse(["--demo", *words.split()])).jobs[0]
+    if not said:
+        peft_choice(job.cfg, job.origins)
+        return
+    with pytest.raises(ConfigError, match=said):
+        peft_choice(job.cfg, job.origins)

@@ -39,6 +39,8 @@ CLASSES = 100
         ("pFedMMA", {}, 674_560, 8_448),
         ("AFL", {}, 51_200, 51_200),  # what comes back; the server solves for it
         ("FedMVP", {}, 9_845_760, 9_845_760),
+        ("HetLoRA", {}, 294_912, 294_912),  # of a client with the whole rank
+        ("FedDPA", {}, 589_824, 294_912),
     ],
 )  # fmt: skip
 def test_numbers_at_vit_b16(name: str, options: dict[str, Any], trained: int, sent: int) -> None:

@@ -1,10 +1,11 @@
-"""All methods, or a method's card."""
+"""All methods, a method's card, or how long methods are."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
 
+from fedvlm.cli.methods._lines import method_rows, piece_rows, sizes
 from fedvlm.cli.verbs import verbs
 from fedvlm.console.parser import Parser
 from fedvlm.console.rows import table_lines
@@ -17,6 +18,7 @@ EXAMPLES = (
     "fedvlm list",
     "fedvlm list FedTV Ditto  # their cards",
     "fedvlm list ./my.py  # the card of a file",
+    "fedvlm list --lines  # lines of code per method, and what each shares",
 )
 ALSO = ("trainers", "methods", "algorithms", "ls", "cards")
 _ALL = ("trainers", "methods", "all")  # what is not needed: the verb alone lists them
@@ -25,15 +27,28 @@ _ALL = ("trainers", "methods", "all")  # what is not needed: the verb alone list
 def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     parser.add_argument("methods", nargs="*", metavar="METHOD", help="a method's name or its file")
+    parser.add_argument(
+        "--lines", action="store_true",
+        help="lines of code per method (no docstring, comment or blank), and the pieces it shares",
+    )
 
 
 def main(args: Namespace) -> int:
     """List all methods, or print the card (the module docstring) of each that is named.
 
+    With ``--lines`` how long they are, and what they share.
+
     Raises:
         ConfigError: unknown method.
     """
     files = trainer_files()
+    if args.lines:
+        if args.methods:
+            files = {path.stem: path for path in (_file(word, files) for word in args.methods)}
+        every = sizes(files)
+        total = f"{len(every)} methods, {sum(s.lines for s in every):,} lines of code"
+        say(*table_lines(method_rows(every)), "", total, "", *table_lines(piece_rows(every)))
+        return 0
     if not args.methods or [fold(word) for word in args.methods] in ([w] for w in _ALL):
         say(*_rows(files))
         return 0

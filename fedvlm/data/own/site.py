@@ -23,13 +23,11 @@ from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.data.datum import PARTS, Datum, labels_of
 from fedvlm.data.draw import spec_of
 from fedvlm.data.federated import ClientSplit, FederatedData
-from fedvlm.data.formats.coop_split import read_json
 from fedvlm.data.image_records import records_of
 from fedvlm.data.locate import check_relative
-from fedvlm.data.partition.index_file import canonical_hash
+from fedvlm.data.partition.index_file import canonical_hash, read_sealed, seal
 
 FORMAT = "fedvlm-site/1"
-_HASH = "sha256"
 _OF_PUBLIC = ("global", "base_all", "base_other")
 Images = list[tuple[str, int]]  # (path, label)
 Lists = dict[str, Images]  # by part
@@ -58,8 +56,7 @@ class SiteFile:
 
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all."""
-        body = self._body()
-        files.write_text(path, json.dumps(body | {_HASH: canonical_hash(body)}, indent=1) + "\n")
+        files.write_text(path, json.dumps(seal(self._body(), FORMAT), indent=1) + "\n")
 
     @property
     def digest(self) -> str:
@@ -156,12 +153,7 @@ def read_site(path: Path) -> SiteFile:
     """
     if not path.is_file():
         raise DataError(f"there is no site file '{path}'")
-    content = read_json(path)
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise DataError(f"'{path}' is not a site file of format {FORMAT}")
-    body = {key: value for key, value in content.items() if key != _HASH}
-    if canonical_hash(body) != content.get(_HASH):
-        raise DataError(f"'{path}': its content does not match its sha256; it was changed or cut")
+    body = read_sealed(path, f"'{path}'", "a site file", FORMAT)
     names, templates, clients = (body.get(k) for k in ("classnames", "templates", "clients"))
     if not (_texts(names) and _texts(templates) and isinstance(body.get("dataset"), str)):
         raise DataError(f"'{path}': dataset, classnames and templates are texts")

@@ -35,10 +35,30 @@ def canonical_hash(content: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def seal(content: Mapping[str, Any]) -> dict[str, Any]:
+def seal(content: Mapping[str, Any], kind: str = FORMAT) -> dict[str, Any]:
     """Return the content with its format and hash."""
-    body = {"format": FORMAT, **content}
+    body = {"format": kind, **content}
     return {**body, _HASH: canonical_hash(body)}
+
+
+def read_sealed(path: Path, name: str, what: str, kind: str) -> dict[str, Any]:
+    """Return the content of a file that ``seal`` made, its format and hash among it.
+
+    Args:
+        name: of the file, for messages.
+        what: it should be (``an index file``).
+        kind: its format.
+
+    Raises:
+        DataError: unreadable, another format, or changed since it was written.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict) or content.get("format") != kind:
+        raise DataError(f"{name} is not {what} of format {kind}")
+    body = {key: value for key, value in content.items() if key != _HASH}
+    if canonical_hash(body) != content.get(_HASH):
+        raise DataError(f"{name}: its content does not match its sha256; it was changed or cut")
+    return content
 
 
 @explain_refusals()
@@ -51,12 +71,7 @@ def read_index_file(path: str | Path) -> dict[str, Any]:
     path = user_path(path)
     if not path.is_file():
         raise DataError(f"FED.INDEX_FILE {path} {_absent(path)}")
-    content = read_json(path)
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise DataError(f"{path} is not an index file of format {FORMAT}")
-    body = {key: value for key, value in content.items() if key != _HASH}
-    if canonical_hash(body) != content.get(_HASH):
-        raise DataError(f"{path}: its content does not match its sha256; it was changed or cut")
+    content = read_sealed(path, str(path), "an index file", FORMAT)
     header = isinstance(content.get("spec"), dict) and _is_names(content.get("classnames"))
     clients = content.get("clients")
     if not header or not isinstance(clients, list) or not clients:

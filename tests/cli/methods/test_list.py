@@ -8,6 +8,7 @@ import pytest
 
 from fedvlm.cli import main as cli
 from fedvlm.cli.methods import list as cli_list
+from fedvlm.cli.methods._lines import code_lines, piece_rows, size_of
 from tests.jobs import REPOSITORY
 
 
@@ -30,3 +31,40 @@ def test_list_prints_names_years_and_a_card(capsys: pytest.CaptureFixture[str]):
     assert "Paper:" in capsys.readouterr().out
     assert cli.main(["list", "fedtx"]) == 2
     assert "did you mean 'fedtv'" in capsys.readouterr().err
+
+
+CODE = '''"""Card: x.
+
+Cost: none.
+"""
+from fedvlm.models.adapt import (  # a comment behind code counts as its line
+    peft,
+)
+from fedvlm.models.adapt.peft import role
+
+# a comment
+
+class A:
+    """Said."""
+
+    text = """two
+    lines"""
+
+    def f(self):
+        """Said."""
+        return 1
+'''
+
+
+def test_lines_are_those_with_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert code_lines(CODE) == 9
+    path = tmp_path / "a.py"
+    path.write_text(CODE)
+    size = size_of(path, "a")
+    assert (size.name, size.lines) == ("Card", 9)
+    assert size.pieces == ("fedvlm.models.adapt.peft",)
+    assert piece_rows([size])[0]["of"] == "Card" and piece_rows([size] * 4)[0]["of"] == "4 methods"
+    assert cli.main(["list", "--lines", "prograd", "KgCoOp"]) == 0
+    out = capsys.readouterr().out
+    assert out.index("KgCoOp") < out.index("ProGrad") and "2 methods, " in out
+    assert "toolbox.contrast" in out and "Paper:" not in out

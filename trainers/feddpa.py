@@ -1,0 +1,246 @@
+"""FedDPA: a shared LoRA and one of the client's own, mixed image by image.
+
+Paper: Yang et al., Dual-Personalizing Adapter for Federated Foundation Models, NeurIPS 2024.
+Equations: layer W + (1 - a) B_g A_g + a B_l A_l. Image x of client k: a = LAMBDA mean_s cos(z(x),
+    z(x_s)), z the feature of the tower with the own adapter alone, x_s INSTANCES of the client's
+    training images. VARIANT T, each round: the own adapter trains at a = WEIGHT with the received
+    B_g A_g fixed, then the shared one alone (a = 0); server B_g, A_g = sum_k p_k (B_k, A_k).
+    VARIANT F: the shared one alone; after the last round the own one starts as it and trains alone.
+Shared: image.lora.*, and what else PEFT trains
+Personal: image.private.lora.*
+Frozen: both towers, the logit scale.
+Defaults: VARIANT T, WEIGHT 0.5, LAMBDA 0.5, INSTANCES 5, EPOCHS 1 (F); both of PEFT.RANK 8.
+Knobs: LAMBDA 0.1 to 1; WEIGHT 0.1 to 0.9.
+Departures from the paper: known from its abstract, figures and public code, not from its text. The
+    adapters are in CLIP's image tower, and an image's representation is its feature (there the last
+    token's of a language model). A client that never trained an own adapter, and the global model,
+    have a = 0.
+Departures from the authors' code: INSTANCES are drawn once for a client and round (there for each
+    test text), and the own adapter trains from the first round on (there from the second).
+Extra data: none.
+Cost: T: two fits per round, F: one; an image is predicted in two passes through the tower. Sent as
+    FedAvg with LoRA.
+Claim: none.
+Command: python federated_main.py --demo --trainer FedDPA
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from yacs.config import CfgNode
+
+from fedvlm.config.option import Option
+from fedvlm.core.trees import State, Tree, per_client
+from fedvlm.federation.batches import Batch
+from fedvlm.federation.context import Context, Upload
+from fedvlm.federation.groups import PERSONAL, SHARED, TAG, Finetune
+from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor, cross_entropy
+from fedvlm.models.adapt.peft import tower_lora
+from fedvlm.models.towers.adapters import FACTOR_A, FACTOR_B, LORA, PRIVATE_LORA, TreeEdits
+from fedvlm.models.towers.layers import frozen_linear
+from fedvlm.models.vlmodel import VLModel
+
+SLOT, TRAINED = "dual", "dual.trained"  # of a client's state: 1 where its own adapter has trained
+REFERENCE, SHARE = "dual.reference", "dual.share"  # of a personal model: [K, S, d], [K, S]
+LATE = "F"
+
+
+@TRAINER_REGISTRY.register("FedDPA")
+class FedDPA(PeftTrainer):
+    """See the module's card."""
+
+    name = "FedDPA"
+    options = {
+        "VARIANT": Option("T", "T: own adapters train in every round; F: after the last one, from "
+                          "the shared one", choices=("T", LATE)),
+        "WEIGHT": Option(0.5, "share of the own adapter while it trains (T)", low=0.0, high=1.0),
+        "LAMBDA": Option(0.5, "most that the own adapter counts", low=0.0, high=1.0),
+        "INSTANCES": Option(5, "training images that an image is compared with", low=1),
+        "EPOCHS": Option(1, "epochs of the own adapter after the last round (F)", low=1),
+    }
+    exempt = {"G4": "an own adapter counts from its first round on, trained or not; references are "
+                    "drawn anew in each"}
+    lora_refused = {
+        "PRIVATE_RANK": "has an own LoRA already, of PEFT.RANK",
+        "RANKS": "has an own LoRA of the whole PEFT.RANK",
+    }
+
+    def __init__(self, cfg: CfgNode) -> None:
+        """Read what is trained.
+
+        Raises:
+            ConfigError: no LoRA in the image tower, or one in the text tower.
+        """
+        super().__init__(cfg)
+        self.require(self.spec.visual == "lora", "FedDPA mixes two LoRAs image by image: "
+                     "PEFT.VISUAL must be lora (--peft lora, prompt+lora, head+lora)")
+        self.require(self.spec.text != "lora", "FedDPA weighs adapters image by image, and the "
+                     "text tower sees no image: PEFT.TEXT must be none or prompt (--peft lora, "
+                     "prompt+lora)")
+
+    def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
+        """Return what PEFT builds, and the own adapter in the same layers."""
+        tree = super().trainables(model, generator)
+        own = tower_lora(self.spec, model, "image", generator)
+        return tree | {n.replace(LORA, PRIVATE_LORA): v for n, v in own.items()}
+
+    # ---- model ----------------------------------------------------------------------------
+    def features(
+        self, model: VLModel, p: Tree, x: Mapping[str, Tensor], share: Tensor | None = None
+    ) -> Tensor:
+        """Return image features ``[K, B, d]``, not normalised.
+
+        Args:
+            share: of the own adapter, ``[K, B]`` or ``[K, 1]``; None: the shared one alone.
+        """
+        edits = TreeEdits("image", p, self.spec.scale)
+        if share is not None:
+            edits = MixedEdits("image", p, self.spec.scale, own_adapter(p), share)
+        return model.adapted_image(x, edits)[0]
+
+    def image_features(self, model: VLModel, params: Tree, x: Mapping[str, Tensor]) -> Tensor:
+        """Return features mixed image by image; of a model without references the shared ones."""
+        return self.features(model, params, x, self.share(model, params, x))
+
+    def own_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
+        """Return normalised features of the tower with the own adapter alone, ``[K, B, d]``."""
+        own = TreeEdits("image", {**p, **own_adapter(p)}, self.spec.scale)
+        return F.normalize(model.adapted_image(x, own)[0], dim=-1)
+
+    def share(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor | None:
+        """Return LAMBDA times the mean cosine to the references, ``[K, B]``; None without any."""
+        if REFERENCE not in p:
+            return None
+        near = self.own_features(model, p, x) @ p[REFERENCE].mT  # [K, B, S]
+        return self.cfg.LAMBDA * (near @ p[SHARE][..., None]).squeeze(-1)
+
+    def predictor(self, model: VLModel, params: Tree) -> Predictor:
+        """Return ``x -> logits [K, B, C]``."""
+        text = self.text_features(model, params)
+        return lambda x: model.logits(self.image_features(model, params, x), text)
+
+    def mixed_loss(self, model: VLModel, p: Tree, b: Batch, share: float) -> Tensor:
+        """Return the cross-entropy ``[K]`` where the own adapter counts ``share``."""
+        weight = torch.full((len(b.y), 1), share, dtype=model.dtype, device=b.y.device)
+        z = self.features(model, p, b.x, weight)
+        return cross_entropy(model.logits(z, self.text_features(model, p)), b)
+
+    # ---- client ---------------------------------------------------------------------------
+    def init_client(self, ctx: Context, start: Tree) -> State:
+        """Return the start; the own adapter has not trained."""
+        none = torch.zeros((), dtype=ctx.model.dtype, device=ctx.model.device)
+        return {"w": start, SLOT: {TRAINED: none}}
+
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+        """Train the own adapter beside the received one (T), then the shared one alone."""
+        start = state["w"] | received
+        if self.cfg.VARIANT == LATE:
+            w = ctx.fit(start, self.loss, train=(SHARED,)).params
+            return state | {"w": w}, ctx.upload(w)
+
+        def beside(model: VLModel, p: Tree, b: Batch) -> Tensor:
+            return self.mixed_loss(model, p, b, self.cfg.WEIGHT)
+
+        own = ctx.fit(start, beside, train=(PERSONAL,), tag="own").params
+        w = ctx.fit(own, self.loss, train=(SHARED,)).params
+        on = {SLOT: {TRAINED: torch.ones_like(state[SLOT][TRAINED])}}
+        return state | {"w": w} | on, ctx.upload(w)
+
+    def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
+        """Return both adapters, and what images are compared with (none where F trains later)."""
+        w = state["w"] | received
+        return w if self.cfg.VARIANT == LATE else self.referred(ctx, w, state[SLOT][TRAINED])
+
+    def own_finetune(self) -> Finetune:
+        """Return F's training of the own adapter; T has none."""
+        if self.cfg.VARIANT != LATE:
+            return Finetune()
+        return Finetune(int(self.cfg.EPOCHS), (PERSONAL,))
+
+    def finetune(self, ctx: Context, state: State, received: Tree, how: Finetune) -> Tree:
+        """Return the models after the last round's training of ``how.train``.
+
+        F: the own adapter starts as the shared one and trains alone. T: goes on beside it.
+        """
+        start, late = state["w"] | received, self.cfg.VARIANT == LATE
+        if late:
+            start |= {n.replace(LORA, PRIVATE_LORA): v for n, v in start.items() if is_shared(n)}
+
+        def last(model: VLModel, p: Tree, b: Batch) -> Tensor:
+            return self.mixed_loss(model, p, b, 1.0 if late else self.cfg.WEIGHT)
+
+        lr = how.lr or ctx.optim.lr
+        w = ctx.fit(start, last, train=how.train, epochs=how.epochs, lr=lr, tag=TAG).params
+        return self.referred(ctx, w, torch.ones_like(state[SLOT][TRAINED]))
+
+    def referred(self, ctx: Context, w: Tree, on: Tensor) -> Tree:
+        """Return the model with features of INSTANCES training images, and each one's share.
+
+        Args:
+            on: ``[K]``, 1 where the own adapter counts.
+        """
+        most, model = int(self.cfg.INSTANCES), ctx.model
+        features, weights, count = list[Tensor](), list[Tensor](), 0
+        with torch.no_grad():
+            for b in ctx.batches("instances"):
+                b = b.part(len(b.y), 0, most - count)
+                rows = torch.arange(len(b.y), device=on.device) if b.rows is None else b.rows
+                z = self.own_features(model, b.cut(w), b.x)
+                features.append(z.new_zeros(ctx.k, *z.shape[1:]).index_copy(0, rows, z))
+                weights.append(z.new_zeros(ctx.k, z.shape[1]).index_copy(0, rows, b.w.to(z)))
+                count += z.shape[1]
+                if count >= most:
+                    break
+        if not features:  # nobody of the chunk has training images
+            return w
+        weight = torch.cat(weights, 1)
+        share = weight / weight.sum(1, keepdim=True).clamp_min(1)
+        return w | {REFERENCE: torch.cat(features, 1), SHARE: share * per_client(on, share)}
+
+
+@dataclass(frozen=True)
+class MixedEdits(TreeEdits):
+    """Two LoRAs in the same layers, each image with its own share of them.
+
+    Attributes:
+        own: factors of the second under the first one's names.
+        share: of the second, ``[K, B]`` or ``[K, 1]``; the first has the rest.
+    """
+
+    own: Mapping[str, Tensor] = field(default_factory=dict)
+    share: Tensor = field(default_factory=lambda: torch.zeros(1, 1))
+
+    def linear(
+        self, block: int, site: str, x: Tensor, weight: Tensor, bias: Tensor | None, factor: float
+    ) -> Tensor:
+        """Return W x + (1 - a) B_g A_g x + a B_l A_l x of ``x [K, B, n, in]``."""
+        name = f"{self.tower}.lora.{block}.{site}"
+        if name + FACTOR_A not in self.p:
+            return super().linear(block, site, x, weight, bias, factor)
+        out, shape = frozen_linear(x, weight, bias), x.shape[:-1]
+        flat, by = x.flatten(1, -2), self.share[:, :, None, None]
+        for p, part in ((self.p, 1 - by), (self.own, by)):
+            low = flat.bmm(p[name + FACTOR_A].mT).view(*shape, -1) * part
+            high = low.flatten(1, -2).bmm((self.scale * factor * p[name + FACTOR_B]).mT)
+            out = out + high.view(*shape, -1)
+        return out
+
+    def cut(self, images: slice) -> MixedEdits:
+        """Return the edits of a part of the batch."""
+        return self if self.share.shape[1] == 1 else replace(self, share=self.share[:, images])
+
+
+def is_shared(name: str) -> bool:
+    """Tell whether a tensor is a factor of the shared adapter."""
+    return LORA in name and PRIVATE_LORA not in name
+
+
+def own_adapter(p: Mapping[str, Tensor]) -> Tree:
+    """Return the factors of the own adapter under the shared one's names."""
+    return {n.replace(PRIVATE_LORA, LORA): v for n, v in p.items() if PRIVATE_LORA in n}
