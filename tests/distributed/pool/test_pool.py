@@ -29,6 +29,7 @@ from fedvlm.federation.engine import LocalEngine, RoundWork
 from fedvlm.federation.local.images import Absent
 from fedvlm.federation.rounds import Federation, FedState, Whole
 from fedvlm.federation.trainer import Trainer
+from fedvlm.runs.records import MOST
 from tests.distributed import grid
 from tests.distributed.grid import CONFIG, RUN, measured
 
@@ -271,3 +272,25 @@ def test_states_of_the_local_engine_are_refused_and_the_other_way_round(world: W
     fed.clients.store.put(3, ids, state)
     with pytest.raises(ConfigError, match="lies with the workers that made it"):
         fed.clients.stacked([1], {1: 3})
+
+
+def test_records_of_many_rounds_are_packed_as_old_states_go(tmp_path: Path) -> None:
+    """Ten of a hundred clients a round, two workers: few files, every state as it was written."""
+    letters = new_letters(), new_letters()
+    accepted: dict[int, int] = {}
+    before = dict[int, int]()
+    for round_ in range(1, 101):
+        cleaner = PoolStore(tmp_path, RUN, CPU, letters[round_ % 2])
+        cleaner.forget(before)
+        before = dict(accepted)
+        drawn = sorted((7 * round_ + 13 * k) % 100 for k in range(10))
+        for mine, ids in zip(letters, (drawn[:5], drawn[5:]), strict=True):
+            store = PoolStore(tmp_path, RUN, CPU, mine)
+            store.put(round_, ids, {"w": {"a": torch.tensor(ids) * 1000 + round_}})
+            store.keep({})
+        accepted |= dict.fromkeys(drawn, round_)
+    store = PoolStore(tmp_path, RUN, CPU, new_letters())
+    assert len(store.records.names()) <= MOST + 2 < len(set(accepted.values())) * 2
+    ((ids, state),) = store.get(sorted(accepted), [accepted[c] for c in sorted(accepted)])
+    wanted = [1000 * c + accepted[c] for c in ids]
+    assert len(ids) == 100 and state["w"]["a"].tolist() == wanted and not store.damage
