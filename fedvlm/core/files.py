@@ -96,6 +96,16 @@ def append_line(path: Path, line: str) -> None:
         _point("after-append", path)
 
 
+def end_line(path: Path) -> None:
+    """End a line that a kill cut, so that the next one is whole; a file that is not there stays so.
+
+    Raises:
+        DataError: as ``append_line``.
+    """
+    if path.exists() and not path.read_bytes().endswith((b"\n",)):
+        append_line(path, "")
+
+
 def remove_leftovers(folder: Path) -> None:
     """Delete temporary files that a killed process left in ``folder``."""
     with explain_errors(folder):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -28,13 +28,14 @@ from fedvlm.evaluation.scores import ABSENT
 from fedvlm.federation.aggregation.arrival import Part
 from fedvlm.federation.clients import Clients
 from fedvlm.federation.context import Context
-from fedvlm.federation.engine import MakeContext, RoundWork
+from fedvlm.federation.engine import Bundle, MakeContext, RoundWork
 from fedvlm.federation.reliability.unreliable import NO_ANSWER
 from fedvlm.federation.rounds import Federation
 from fedvlm.federation.server import Measure, Question, Roster, Row
 from fedvlm.federation.trainer import Trainer
 
-ANSWERS = {"hello": "welcome", "work": "worked", "evaluate": "evaluated", "forget": "forgot"}
+ANSWERS = {"hello": "welcome", "work": "worked", "evaluate": "evaluated", "forget": "forgot",
+           "personalize": "personalized"}
 PAUSE = 0.2  # seconds between looks for sites that are not there yet
 
 
@@ -267,6 +268,10 @@ class RemoteEngine:
             QuorumError: too few answered.
         """
         return self._rows(question, measure, "personal")
+
+    def models(self, question: Question, here: Callable[[], Iterator[Bundle]]) -> Iterator[Bundle]:
+        """See ``Engine.models``: they stay at their sites."""
+        yield from ()
 
     def template(self, measure: Measure, clients: Sequence[int]) -> list[Row]:
         """Return the rows of the model as it comes (``ClientMeter.template``)."""

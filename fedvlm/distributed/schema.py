@@ -81,6 +81,7 @@ PART = {
     "clients": each(whole(0, MOST_CLIENTS)), "rows": by(name, whole(-16, 16)),
     "counts": by(name, each(whole())), "form": text("|[0-9a-f]{12}"),
 }
+BUNDLE = {"clients": each(whole(0, MOST_CLIENTS)), "form": text("[0-9a-f]{12}"), "images": flag}
 MEASURE = {
     "split": text("test|val"), "finetuned": flag, "cross": flag, "away": flag, "calibration": flag,
     "confusion": flag, "keep_logits": flag,
@@ -102,6 +103,8 @@ VALUES: Mapping[str, Mapping[str, Check]] = {
         **_trip, "tune": flag, "model": text("personal|template"), "measure": record(MEASURE),
     },
     "evaluated": {**_back, "rows": each(row), "seconds": by(client, number)},
+    "personalize": {**_trip, "tune": flag},
+    "personalized": {**_back, "parts": each(record(BUNDLE))},
     "forget": {**_where, "keep": versions},
     "forgot": {"nonce": hexes},
     "failed": {"nonce": text("|[0-9a-f]{8,64}", 64), "kind": text("[a-z]+", 20), "text": text()},
@@ -109,6 +112,7 @@ VALUES: Mapping[str, Mapping[str, Check]] = {
 TREES: Mapping[str, re.Pattern[str]] = {
     "work": re.compile(r"down/\d{1,9}"), "evaluate": re.compile(r"down/\d{1,9}"),
     "worked": re.compile(r"(up|extra|told|rows)/\d{1,9}"), "evaluated": re.compile("logits"),
+    "personalize": re.compile(r"down/\d{1,9}"), "personalized": re.compile(r"model/\d{1,9}"),
 }
 
 
@@ -130,7 +134,7 @@ def misfit(op: str, values: Any, trees: Mapping[str, Mapping[str, Any]]) -> str:
             return f"'{op}' has a tree that does not belong there"
         if not all(map(name, leaves)):
             return f"'{op}' has a tensor without a proper name"
-    if op in ("work", "evaluate"):
+    if op in ("work", "evaluate", "personalize"):
         if values["accepted"].keys() != values["down"].keys():
             return f"'{op}' names other clients in 'down' than in 'accepted'"
         if {f"down/{ref}" for ref in values["down"].values()} != trees.keys():
@@ -145,6 +149,8 @@ def misfit(op: str, values: Any, trees: Mapping[str, Mapping[str, Any]]) -> str:
         parts = range(len(values["parts"]))
         if {f"{kind}/{p}" for p in parts for kind in PARTS} != trees.keys():
             return "'worked' has other trees than its parts say"
+    if op == "personalized" and {f"model/{p}" for p in range(len(values["parts"]))} != trees.keys():
+        return "'personalized' has other trees than its parts say"
     return ""
 
 

@@ -11,7 +11,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -220,7 +220,7 @@ class Site:
         self._like(frame)
         keep = numbered(frame.values["keep"])
         self._mine(keep)
-        with opened(self.folder, frame.values["run"], self.federation.model.device) as store:
+        with self._opened(frame.values["run"]) as store:
             store.forget(keep)
         return Frame("forgot", {"nonce": frame.values["nonce"]})
 
@@ -276,12 +276,16 @@ class Site:
             raise Refused(f"'{(lost + odd)[0]}' of a download is not there, or of another form")
         return tree
 
+    def _opened(self, run: str) -> AbstractContextManager[SiteStore]:
+        """Hold the run's folder of states."""
+        return opened(self.folder, run, self.federation.model.device)
+
     @contextmanager
     def _states(self, run: str, accepted: Mapping[int, int]) -> Iterator[SiteStore]:
         """Hold the run's states, with those that the server accepted among them."""
         clients = self.federation.clients
         before = clients.store
-        with opened(self.folder, run, self.federation.model.device) as store:
+        with self._opened(run) as store:
             for words in store.damage:
                 self.say(words)
             store.require(accepted)

@@ -76,7 +76,7 @@ class Evaluator:
     Attributes:
         logits: with ``keep_logits``, after the last round: ``global`` ``[n, C]``, and on other test
             sets ``unseen`` and ``target.<NAME>``; true labels under ``true|global``,
-            ``true|unseen``, ... Samples in the order of the partition's index arrays.
+            ``true|unseen``, ``true|new``, ... Samples in the order of the partition's index arrays.
     """
 
     def __init__(
@@ -189,6 +189,8 @@ class Evaluator:
                 if scores.key_of(other) in beside:
                     name = scores.key_of(other)
                     self._keep(name, other.indices, beside[name])
+            if self.cross and self.open and scores.has_new(self.data):
+                self._keep_labels("new", self.data.new_test)
         numbers = scores.global_scores(self.data, shared) | scores.other_scores(self.data, beside)
         return shared, numbers
 
@@ -199,6 +201,9 @@ class Evaluator:
     def _keep(self, name: str, indices: np.ndarray, predictions: Predictions) -> None:
         if predictions.logits is not None:
             self.logits[name] = predictions.logits
+        self._keep_labels(name, indices)
+
+    def _keep_labels(self, name: str, indices: np.ndarray) -> None:
         self.logits[f"true|{name}"] = torch.from_numpy(self.data.labels[indices])
 
 

@@ -145,8 +145,8 @@ class ClientMeter:
     Attributes:
         logits: of the newest measure that keeps logits: ``personal|<client>`` ``[n_k, C]`` with
             true labels under ``true|personal|<client>``, and predicted labels (int64) under
-            ``labels|base_all|<client>``, ``labels|new|<client>``, ``labels|unseen|<client>``, true
-            ones of the new classes under ``true|new``. Samples in the partition's order.
+            ``labels|base_all|<client>``, ``labels|new|<client>``, ``labels|unseen|<client>``.
+            Samples in the partition's order.
     """
 
     def __init__(
@@ -262,7 +262,6 @@ class ClientMeter:
             row |= scores.new_row(self.data, one)
             if keep:
                 self._keep_labels("new", row, one)
-                self.logits["true|new"] = torch.from_numpy(self.data.labels[self.data.new_test])
 
     def _keep(self, name: str, predictions: Predictions) -> None:
         if predictions.logits is not None:

@@ -7,7 +7,7 @@ one read of the device whether all of it is finite.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -28,6 +28,7 @@ from fedvlm.federation.server import Measure, Question, Row
 from fedvlm.federation.trainer import Trainer
 
 MakeContext = Callable[[Sequence[int]], Context]
+Bundle = tuple[Sequence[int], Tree, bool]  # clients, models [K, ...], whether of their images
 
 
 @dataclass
@@ -89,6 +90,16 @@ class Engine(Protocol):
         """
         ...
 
+    def models(self, question: Question, here: Callable[[], Iterator[Bundle]]) -> Iterator[Bundle]:
+        """Yield personal models that may leave the place where they are, chunk by chunk.
+
+        Models that were neither made of images nor tuned may come without tensors.
+
+        Args:
+            here: makes them in this process.
+        """
+        ...
+
     @property
     def logits(self) -> Mapping[str, Tensor]:
         """Logits of the newest ``rows`` that kept them, as far as they came from elsewhere."""
@@ -126,6 +137,10 @@ class LocalEngine:
         self, question: Question, measure: Measure, here: Callable[[], Iterable[Row]]
     ) -> Iterable[Row]:
         """See ``Engine.rows``."""
+        return here()
+
+    def models(self, question: Question, here: Callable[[], Iterator[Bundle]]) -> Iterator[Bundle]:
+        """See ``Engine.models``."""
         return here()
 
     def run(

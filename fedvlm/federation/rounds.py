@@ -34,9 +34,10 @@ from fedvlm.federation.clients import (
     on,
 )
 from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context, without_kept
-from fedvlm.federation.engine import Engine, LocalEngine, laid
+from fedvlm.federation.engine import Bundle, Engine, LocalEngine, laid
 from fedvlm.federation.groups import SERVER, SHARED, Finetune, resolve
 from fedvlm.federation.local.guard import guarded
+from fedvlm.federation.local.images import sightings
 from fedvlm.federation.local.sent import WHOLE, Portion
 from fedvlm.federation.optim import Schedule
 from fedvlm.federation.plan import Budget, Plan, check_footing, plan_chunks
@@ -552,9 +553,9 @@ class Federation:
         Raises:
             DivergedError: the fine-tuning is not finite (policy ``abort``).
         """
-        yield from self.models(self._question(state, clients, finetune), chunk)
+        yield from self.models(self.question(state, clients, finetune), chunk)
 
-    def _question(self, state: FedState, clients: Sequence[int], finetune: bool) -> Question:
+    def question(self, state: FedState, clients: Sequence[int], finetune: bool) -> Question:
         """Return the question for personal models, with what their clients receive."""
         return Question(
             state.round, list(clients), self.downloads(state, state.round, clients),
@@ -589,6 +590,11 @@ class Federation:
                 self.finetune_seconds |= dict.fromkeys(ids, each)
             yield ids, models
 
+    def bundles(self, question: Question) -> Iterator[Bundle]:
+        """Yield ``models``, and of each chunk whether images of its clients went into them."""
+        for (clients, models), images in sightings(self, self.models(question)):
+            yield clients, models, images
+
     def _models(self, ctx: Context, question: Question) -> Tree:
         """Return the personal models of a chunk, made from copies of its own."""
         received = laid(question.downloads, ctx)
@@ -611,7 +617,7 @@ class Federation:
         Raises:
             FedvlmError: there is no meter, or its rows are not numbers of all of them.
         """
-        question = self._question(state, clients, measure.finetuned)
+        question = self.question(state, clients, measure.finetuned)
         rows = self.engine.rows(question, measure, lambda: self.measured(question, measure))
         return only_numbers(rows, clients)
 

@@ -11,7 +11,6 @@ from fedvlm.core.stats import mean
 from fedvlm.evaluation import Evaluator, Panel, auto_interval, panel_of
 from fedvlm.evaluation.scores import DOMAIN
 from fedvlm.federation.aggregation.telltale import outlier_sentence
-from fedvlm.federation.local.images import Seen, Watched
 from fedvlm.federation.reliability.unreliable import REFUSED, kind_of
 from fedvlm.federation.rounds import Event, FedState, Models, RoundFinished, RoundStarted
 from fedvlm.federation.trainer import Trainer
@@ -149,23 +148,17 @@ class Recorder:
     def _to_keep(self, state: FedState) -> Models:
         """Yield the last round's personal models that rows and server do not give again.
 
-        Those are fine-tuned at the end, or made from the clients' images.
+        Those are fine-tuned at the end, or made from the clients' images. Sites keep theirs.
         """
         federation = self.built.federation
-        if not federation.engine.here:
-            return  # personal models stay where they are
-        finetunes = federation.finetunes(state)
-        if not finetunes and type(federation.trainer).personalize is Trainer.personalize:
+        tune = federation.finetunes(state)
+        if not tune and type(federation.trainer).personalize is Trainer.personalize:
             return  # tensors alone
-        batcher, seen = federation.batcher, Seen()
-        federation.batcher = Watched(batcher, seen)
-        try:
-            for clients, models in federation.personal(state, range(federation.plan.clients)):
-                if finetunes or seen.images:
-                    yield clients, models
-                seen.images = False
-        finally:
-            federation.batcher = batcher
+        question = federation.question(state, range(federation.plan.clients), True)
+        bundles = federation.engine.models(question, lambda: federation.bundles(question))
+        for clients, models, images in bundles:
+            if tune or images:
+                yield clients, models
 
 
 def round_row(event: RoundFinished, metrics: Mapping[str, Any] | None) -> RoundRow:

@@ -343,7 +343,7 @@ class Records:
 
     def _due(self) -> set[str]:
         """Return the records whose live rows go into a pack; none while that is not worth it."""
-        entries = sorted(self._entries.items(), key=lambda item: item[0][1:])  # by round
+        entries = sorted(self._entries.items(), key=lambda item: _number(item[0]))  # by round
         if sum(e.rows for _, e in entries) > 2 * sum(e.live for _, e in entries):
             return {name for name, _ in entries}
         if len(entries) <= MOST:

@@ -104,9 +104,11 @@ def combinations(plan: SweepPlan) -> Iterator[Combination]:
                 )
                 for where, settings in layers:
                     merged |= {k: (v, f"of {where}") for k, v in settings.items()}
-                if marks:
-                    tag = "-".join([*([merged["TAG"][0]] if "TAG" in merged else []), *marks])
-                    merged["TAG"] = (tag, "of axes")
+                # The command's tag joins one of the plan, which tells its methods apart.
+                own = [s["TAG"] for _, s in layers[:-1] if s.get("TAG")][-1:]
+                tags = filter(None, dict.fromkeys([*own, plan.override.get("TAG", "")]))
+                if own or marks:
+                    merged["TAG"] = ("-".join([*tags, *marks]), "of axes" if marks else "of tags")
                 column = dataset.label if shots is None else f"{dataset.label} {shots}"
                 yield Combination(
                     dataset, trainer, merged, column, " ".join([trainer.label, *marks])

@@ -1,15 +1,19 @@
 """A sweep in a batch system's queue: jobs are submitted, watched, and never submitted twice.
 
 ``submitted.jsonl`` in the sweep's folder says which cells lie in which job, so that the same
-command finds its jobs again. What became of a cell its run folder and the journal say, as ever.
+command finds its jobs again. Before a submission it says what is meant, under a mark that the jobs'
+name bears: whoever was killed before the ids were written finds them by it. What became of a cell
+its run folder and the journal say, as ever.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,6 +73,7 @@ class Launch:
     live: list[Submission] = field(default_factory=list)
     running: set[int] = field(default_factory=set)
     returned: int = 0
+    _found: int = 0  # jobs of submissions that were cut off
     _before: dict[Key, dict[str, Any]] = field(default_factory=dict)
     _summary: str = ""
 
@@ -94,6 +99,11 @@ class Launch:
             f"job{'s' * (len(waiting) != 1)}"
             + (f", {len(self.live)} jobs are in the queue already" if self.live else ""),
         )
+        if self._found:
+            sweep.tell(
+                f"{self._found} jobs of a submission that was cut off are in the queue: found "
+                "again by their name"
+            )
         for submission in [*self.live, *waiting]:
             for cell in submission.cells:
                 sweep.queued(cell, +1)
@@ -116,10 +126,7 @@ class Launch:
         earlier = self._earlier()
         states = self.queue.states() if earlier else {}
         if states is None:
-            raise FedvlmError(
-                f"{self.queue.name} does not say which jobs of {self.path} are in the queue "
-                "(squeue failed): try again when it answers, or two jobs may have one cell"
-            )
+            raise self._silent()
         todo = self.sweep.to_do(retry)
         # ``RUNNING`` files of nodes that died stay: the queue knows better
         todo += [c for c in self.sweep.cells
@@ -139,14 +146,54 @@ class Launch:
         failed = self.sweep.states[cell.number].name == FAILED
         return failed and str(attempt.get("ended", "")) > submitted
 
+    def _rows(self) -> list[dict[str, Any]]:
+        """Return the lines of ``submitted.jsonl`` that are of this kind of queue."""
+        files.end_line(self.path)
+        rows = read_metrics(self.path)[0] if self.path.exists() and self.queue.stays else []
+        return [row for row in rows if row.get("launch") == self.queue.name]
+
     def _earlier(self) -> dict[Key, tuple[str, str]]:
         """Return cell -> the job that it was last submitted in, of this kind of queue, and when."""
-        rows = read_metrics(self.path)[0] if self.path.exists() else []
+        rows = self._rows()
+        lines = Counter(row["mark"] for row in rows if "mark" in row and "tasks" not in row)
+        over = {row["mark"] for row in rows if row.get("over")}
+        for row in [row for row in rows if "tasks" in row and row["mark"] not in over]:
+            if lines[row["mark"]] < len(row["tasks"]):
+                rows += self._recover(row)
         return {
-            (name, digest): (str(row["job"]), str(row["submitted"])) for row in rows
-            if row.get("launch") == self.queue.name and self.queue.stays
-            for name, digest in row.get("cells", ())
+            (name, digest): (str(row["job"]), str(row["submitted"]))
+            for row in rows for name, digest in row.get("cells", ())
         }
+
+    def _recover(self, intent: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Write down the jobs of a submission that ended before it did so; return the lines.
+
+        Raises:
+            FedvlmError: the queue does not answer.
+        """
+        jobs = self.queue.marked(intent["mark"])
+        if jobs is None:
+            raise self._silent()
+        rows = [
+            self._line(job, intent["mark"], intent["submitted"], intent["tasks"][at])
+            for at, job in sorted(jobs.items())
+        ]
+        over = {"mark": intent["mark"], "launch": self.queue.name, "over": True}
+        files.append_line(self.path, "\n".join(map(json.dumps, [*rows, over])))
+        self._found += len(jobs)
+        return rows
+
+    def _line(self, job: str, mark: str, when: str, cells: Sequence[Key]) -> dict[str, Any]:
+        return {
+            "job": job, "launch": self.queue.name, "submitted": when, "mark": mark,
+            "cells": list(cells),
+        }
+
+    def _silent(self) -> FedvlmError:
+        return FedvlmError(
+            f"{self.queue.name} does not say which jobs of {self.path} are in the queue "
+            "(squeue failed): try again when it answers, or two jobs may have one cell"
+        )
 
     def _submit(self, waiting: list[Submission]) -> list[Submission]:
         """Submit as many as may be in the queue; return the rest."""
@@ -162,17 +209,22 @@ class Launch:
                  self.threads or self.resources.cpus, self.timeout)
             for s in chosen
         ]
+        mark, when = secrets.token_hex(4), now()
         with whole():  # a job that nobody wrote down would be submitted again
+            if self.queue.stays:
+                files.append_line(self.path, json.dumps({
+                    "mark": mark, "launch": self.queue.name, "submitted": when,
+                    "tasks": [[_key(cell) for cell in s.cells] for s in chosen],
+                }))
             # Ctrl-C would end sbatch, too, of which nobody could say then what it did
             with sheltered() if self.queue.stays else contextlib.nullcontext():
-                ids = self.queue.submit(tasks)
+                ids = self.queue.submit(tasks, mark)
             for submission, job in zip(chosen, ids, strict=True):
                 submission.job = job
             self.live += chosen
-            files.append_line(self.path, "\n".join(json.dumps({
-                "job": s.job, "launch": self.queue.name, "submitted": now(),
-                "cells": [_key(cell) for cell in s.cells],
-            }) for s in chosen))
+            files.append_line(self.path, "\n".join(json.dumps(
+                self._line(s.job, mark, now(), [_key(cell) for cell in s.cells])
+            ) for s in chosen))
         return waiting[room:]
 
     def _leave(self) -> str:

@@ -64,8 +64,20 @@ class Queue(Protocol):
         """Whether jobs outlive the command that submitted them."""
         ...
 
-    def submit(self, tasks: Sequence[Task]) -> list[str]:
-        """Submit one job per task; return their ids."""
+    def submit(self, tasks: Sequence[Task], mark: str) -> list[str]:
+        """Submit one job per task; return their ids.
+
+        Args:
+            mark: goes into the jobs' name, where they stay.
+        """
+        ...
+
+    def marked(self, mark: str) -> dict[int, str] | None:
+        """Return task -> id of the jobs of a ``submit`` that was cut off.
+
+        Only those that wait or run and have all they need; the others are ended. None where nobody
+        could be asked.
+        """
         ...
 
     def states(self) -> dict[str, str] | None:
@@ -124,6 +136,8 @@ def read_resources(
         if not _OPTION.fullmatch(option):
             raise ConfigError(f"--slurm-option wants something like gres=gpu:1, got '{option}'")
         name, _, value = option.partition("=")
+        if name == "job-name":
+            raise ConfigError("--slurm-option job-name: jobs are called after the sweep, --name")
         pairs.append((name, value or True))
     return Resources(minutes_of(time), memory, cpus, tuple(pairs), at_once, requeues)
 
@@ -148,10 +162,11 @@ def open_queue(kind: str, folder: Path, name: str, resources: Resources) -> Subm
                 "of the cluster, or try it here with --launch local"
             )
     executor: Any
+    title = re.sub(r"[^A-Za-z0-9._-]", "_", name)
     if kind == SLURM:
         executor = submitit.SlurmExecutor(folder, max_num_timeout=resources.requeues)
         executor.update_parameters(
-            job_name=re.sub(r"[^A-Za-z0-9._-]", "_", name), time=resources.minutes,
+            job_name=title, time=resources.minutes,
             cpus_per_task=resources.cpus, signal_delay_s=DELAY,
             array_parallelism=resources.at_once or 10_000, stderr_to_stdout=True,
             setup=[f"export OMP_NUM_THREADS={resources.cpus}"],
@@ -163,7 +178,7 @@ def open_queue(kind: str, folder: Path, name: str, resources: Resources) -> Subm
         executor.update_parameters(
             timeout_min=resources.minutes, signal_delay_s=DELAY, stderr_to_stdout=True
         )
-    return SubmititQueue(kind, folder, executor)
+    return SubmititQueue(kind, folder, executor, title)
 
 
 class SubmititQueue:
@@ -173,18 +188,21 @@ class SubmititQueue:
         kind: ``slurm`` or ``local``.
         folder: of the jobs' files.
         executor: submitit's.
+        title: what the names of jobs begin with.
     """
 
-    def __init__(self, kind: str, folder: Path, executor: Any) -> None:
-        self.name, self.stays = kind, kind == SLURM
+    def __init__(self, kind: str, folder: Path, executor: Any, title: str = "") -> None:
+        self.name, self.stays, self._title = kind, kind == SLURM, title
         self._folder, self._executor, self._jobs = folder, executor, dict[str, Any]()
 
-    def submit(self, tasks: Sequence[Task]) -> list[str]:
+    def submit(self, tasks: Sequence[Task], mark: str) -> list[str]:
         """See ``Queue.submit``; several are one array.
 
         Raises:
             FedvlmError: the system refuses them; its own words.
         """
+        if self.stays:
+            self._executor.update_parameters(job_name=f"{self._title}.{mark}")
         try:
             with self._executor.batch():
                 jobs = [self._executor.submit(task) for task in tasks]
@@ -194,6 +212,21 @@ class SubmititQueue:
             raise FedvlmError(f"{self.name} did not take the jobs: {words[-400:]}") from error
         self._jobs |= dict(zip(ids, jobs, strict=True))
         return ids
+
+    def marked(self, mark: str) -> dict[int, str] | None:
+        """See ``Queue.marked``; submitit writes what a job needs after ``sbatch`` took it."""
+        if not self.stays:
+            return {}
+        answer = _ask(
+            "squeue", "--noheader", "--array", f"--user={os.getuid()}",
+            f"--name={self._title}.{mark}", "--format=%i",
+        )
+        if answer is None:
+            return None
+        jobs = answer.split()
+        bare = [job for job in jobs if not self._handle(job).paths.submitted_pickle.exists()]
+        self.cancel(bare)
+        return {int(job.partition("_")[2] or 0): job for job in jobs if job not in bare}
 
     def states(self) -> dict[str, str] | None:
         """See ``Queue.states``."""

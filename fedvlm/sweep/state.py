@@ -79,8 +79,7 @@ class Journal:
 
     def mend(self) -> None:
         """End a line that a kill cut: the next one is whole."""
-        if self.path.exists() and not self.path.read_bytes().endswith((b"\n",)):
-            files.append_line(self.path, "")
+        files.end_line(self.path)
 
     def log(self, cell: Cell) -> Path:
         """Return where the cell's screen output goes."""

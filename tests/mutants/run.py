@@ -1,7 +1,8 @@
 """Mutants: every patch beside this file is one small bug, which the tests it names must notice.
 
-``make mutants`` tries all of them; ``python tests/mutants/run.py mean_is_a_sum`` tries one. A
-patch begins with ``What:`` (the bug, in a sentence) and ``Caught by:`` (pytest ids or files).
+``make mutants`` tries all of them; ``python tests/mutants/run.py mean_is_a_sum`` tries one,
+``--part 1/3`` every third. A patch begins with ``What:`` (the bug, in a sentence) and
+``Caught by:`` (pytest ids or files).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 LIMIT = 600  # seconds of one pytest: a bug may make a loop endless
+EACH = 60  # seconds for the tests of each mutant, where all are tried without any
 FAILS = 1  # pytest's exit code where tests ran and some failed; others say that none ran
 
 
@@ -84,17 +86,17 @@ def link_shared(root: Path) -> None:
         (root.parent / "shared").symlink_to(ROOT.parent / "shared")
 
 
-def run_tests(tests: Sequence[str], root: Path, *more: str) -> Outcome:
-    """Run ``tests`` of the copy ``root`` in a process of its own."""
+def run_tests(tests: Sequence[str], root: Path, *more: str, limit: float = LIMIT) -> Outcome:
+    """Run ``tests`` of the copy ``root`` in a process of its own, ``limit`` seconds at most."""
     env = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     flags, began = ["-q", "-p", "no:cacheprovider", *more], time.perf_counter()
     command = [sys.executable, "-m", "pytest", *flags, *tests]
     try:
         done = subprocess.run(
-            command, cwd=root, env=env, capture_output=True, text=True, timeout=LIMIT
+            command, cwd=root, env=env, capture_output=True, text=True, timeout=limit
         )
     except subprocess.TimeoutExpired:
-        return Outcome(-1, "", time.perf_counter() - began, f"no end after {LIMIT} s")
+        return Outcome(-1, "", time.perf_counter() - began, f"no end after {limit:g} s")
     first = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
     seconds, end = time.perf_counter() - began, (done.stdout + done.stderr)[-2000:]
     return Outcome(done.returncode, first[1] if first else "", seconds, end)
@@ -122,16 +124,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="mutants to try (default: all)")
     parser.add_argument("--jobs", type=int, default=1, help="how many at a time (default: 1)")
+    parser.add_argument("--part", default="1/1", metavar="K/N", help="every N-th, from the K-th on")
     args = parser.parse_args(argv)
+    part = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", args.part)
+    if part is None or int(part[1]) > int(part[2]):
+        parser.error(f"--part wants K/N such as 1/3, got {args.part}")
     chosen = [m for m in every() if not args.names or m.name in args.names]
     strange = set(args.names) - {m.name for m in chosen}
     if strange or not chosen:
         parser.error(f"no mutant is called {', '.join(sorted(strange)) or 'anything'}")
+    chosen = chosen[int(part[1]) - 1 :: int(part[2])]
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         base = Path(folder) / "main"
         copy_tree(base)
         tests = sorted({test for mutant in chosen for test in mutant.tests})
-        whole = run_tests(tests, base)
+        whole = run_tests(tests, base, limit=max(LIMIT, EACH * len(chosen)))
         if whole.code:  # else a test that always fails would catch everything
             print(f"the tests fail without any mutant, so nothing is tried:\n{whole.output}")
             return 1

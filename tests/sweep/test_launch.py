@@ -53,12 +53,19 @@ class Queue:
     def __init__(self, first: int, *turns: Turn, ends: str = "") -> None:
         self.first, self.turns, self.ends, self.looks = first, list(turns), ends, 0
         self.here, self.tasks = dict[str, str](), dict[str, Task]()
+        self.marks = dict[str, list[str]]()
 
-    def submit(self, tasks: Sequence[Task]) -> list[str]:
+    def submit(self, tasks: Sequence[Task], mark: str) -> list[str]:
         ids = [f"{self.first}_{i}" for i in range(len(tasks))]
         self.tasks |= dict(zip(ids, tasks, strict=True))
         self.here |= dict.fromkeys(ids, PENDING)
+        self.marks[mark] = ids
         return ids
+
+    def marked(self, mark: str) -> dict[int, str] | None:
+        ids = self.marks.get(mark, [])
+        return None if "down" in self.here else {
+            int(job[-1]): job for job in ids if job in self.here}
 
     def states(self) -> dict[str, str] | None:
         self.looks += 1
@@ -141,8 +148,43 @@ def test_from_the_queue_to_results(
     assert launch(plan, Queue(9, to("9_0", RUNNING), done("9_0"))) == 0
     assert "2 of 2 cells done" in capsys.readouterr().out
     assert launch(plan, Queue(10)) == 0  # nothing is submitted
-    submitted = (plan[2] / "sweeps" / "q" / "submitted.jsonl").read_text()
-    assert [line.split('"')[3] for line in submitted.splitlines()] == ["7_0", "7_1", "9_0"]
+    assert [row["job"] for row in lines_of(plan[2]) if "job" in row] == ["7_0", "7_1", "9_0"]
+
+
+def lines_of(output: Path) -> list[dict[str, Any]]:
+    path = output / "sweeps" / "q" / "submitted.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_kill_between_the_queue_and_its_lines_loses_no_job(
+    tmp_path: Path, plan: tuple[Any, list[Cell], Path], capsys: pytest.CaptureFixture
+) -> None:
+    """One of both lines was written, half of the other; one job has ended without a word."""
+    other = (plan[0], [replace(c, output=tmp_path) for c in plan[1]], tmp_path)
+    queue = Queue(7, stop)
+    with pytest.raises(KeyboardInterrupt):
+        launch(other, queue)
+    path = tmp_path / "sweeps" / "q" / "submitted.jsonl"
+    intent, first, second = path.read_text().splitlines(keepends=True)
+    assert json.loads(intent)["mark"] == json.loads(first)["mark"] == next(iter(queue.marks))
+    for text in (intent, intent + first + second[:20]):
+        path.write_text(text)
+        queue.turns = [nothing, stop, nothing, stop]
+        for sentence in (True, False):
+            with pytest.raises(KeyboardInterrupt, match="2 jobs stay in the queue"):
+                launch(other, queue)
+            said = capsys.readouterr().out
+            assert ("2 jobs of a submission that was cut off are in the queue" in said) == sentence
+    path.write_text(intent)
+    del queue.here["7_1"]
+    queue.turns, queue.first = [nothing, stop], 8
+    with pytest.raises(KeyboardInterrupt, match="2 jobs stay in the queue"):
+        launch(other, queue)
+    assert [row["job"] for row in lines_of(tmp_path) if "job" in row] == ["7_0", "8_0"]
+    path.write_text(intent)
+    queue.here = {"down": ""}
+    with pytest.raises(FedvlmError, match="squeue failed"):
+        launch(other, queue)
 
 
 def test_a_stop_while_jobs_are_submitted_loses_none(
@@ -152,8 +194,8 @@ def test_a_stop_while_jobs_are_submitted_loses_none(
     append, lines = files.append_line, list[str]()
 
     class Stopped(Queue):
-        def submit(self, tasks: Sequence[Task]) -> list[str]:
-            ids = super().submit(tasks)
+        def submit(self, tasks: Sequence[Task], mark: str) -> list[str]:
+            ids = super().submit(tasks, mark)
             signals._stop(signal.SIGINT, None)  # sbatch has the jobs; nothing is written yet
             # the terminal tells sbatch as well
             subprocess.run(["sh", "-c", "kill -INT $$; exit 0"], check=True)
@@ -166,7 +208,7 @@ def test_a_stop_while_jobs_are_submitted_loses_none(
     monkeypatch.setattr(files, "append_line", note)
     with pytest.raises(KeyboardInterrupt, match="2 jobs stay in the queue"):
         launch(other, Stopped(7))
-    (line,) = lines  # both or none
+    _, line = lines  # what is meant; then both jobs or none
     assert [json.loads(row)["job"] for row in line.splitlines()] == ["7_0", "7_1"]
 
 
@@ -260,6 +302,7 @@ def test_what_sbatch_would_not_understand_is_refused(
         ({"time": "soon"}, "--slurm-time wants something like 1:00:00"),
         ({"time": "1"}, "give it 3 minutes or more"), ({"memory": "much"}, "--slurm-mem wants"),
         ({"options": ["a b"]}, "--slurm-option wants something like gres=gpu:1"),
+        ({"options": ["job-name=x"]}, "jobs are called after the sweep, --name"),
     ):
         with pytest.raises(ConfigError, match=said):
             read_resources(**words)  # type: ignore[arg-type]
@@ -281,7 +324,10 @@ def test_slurm_is_asked_by_its_own_commands(
     pytest.importorskip("submitit")
     for name, body in {
         "sbatch": "echo Submitted batch job 41", "srun": "exit 1", "sacct": "echo 'TIMEOUT '",
-        "squeue": f"test -e {tmp_path}/down && exit 1; echo '41_0|RUNNING'; echo '41_1|PENDING'",
+        "squeue": f"""test -e {tmp_path}/down && exit 1
+case "$*" in *--name=a_b.ab*) printf '41_0\\n41_1\\n';; *--name*) ;;
+*) echo '41_0|RUNNING'; echo '41_1|PENDING';; esac""",
+        "scancel": f"echo $* >> {tmp_path}/cancelled",
         "scontrol": "test $4 = 41_0 && echo 'JobId=42 JobState=NODE_FAIL Reason=x'; exit 0",
     }.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
@@ -290,14 +336,19 @@ def test_slurm_is_asked_by_its_own_commands(
     queue = open_queue("slurm", tmp_path / "jobs", "a b", read_resources(
         time="2:00:00", memory="8G", cpus=3, options=["partition=long"], at_once=1))
     assert isinstance(queue, SubmititQueue)
-    assert queue.submit([Task("q", tmp_path, ()), Task("q", tmp_path, ())]) == ["41_0", "41_1"]
+    two = [Task("q", tmp_path, ()), Task("q", tmp_path, ())]
+    assert queue.submit(two, "ab") == ["41_0", "41_1"]
     script = (tmp_path / "jobs" / "41_submission.sh").read_text()
     for line in ("--array=0-1%1", "--time=120", "--mem=8G", "--cpus-per-task=3", "--requeue",
-                 "--partition=long", "--job-name=a_b", "--signal=USR2@90"):
+                 "--partition=long", "--job-name=a_b.ab", "--signal=USR2@90"):
         assert f"#SBATCH {line}\n" in script, line
     assert queue.states() == {"41_0": "RUNNING", "41_1": "PENDING"}
+    assert queue.marked("ab") == {0: "41_0", 1: "41_1"} and queue.marked("cd") == {}
+    (tmp_path / "jobs" / "41_0_submitted.pkl").unlink()  # killed before submitit wrote it
+    assert queue.marked("ab") == {1: "41_1"}
+    assert (tmp_path / "cancelled").read_text() == "41_0\n"
     (tmp_path / "down").touch()
-    assert queue.states() is None
+    assert queue.states() is None and queue.marked("ab") is None
     assert queue.end_of("41_0") == "NODE_FAIL" and queue.end_of("41_1") == "TIMEOUT"
 
 

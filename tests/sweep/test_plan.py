@@ -43,8 +43,8 @@ datasets: [digits, {name: digits, label: more, num-users: 3}]
 trainers: [FedAvg, {name: fedavg, tag: slow, lr: 0.1}]
 seeds: [4, 5]
 """)
-    asked = SWEEP.parse_args([str(path), "--output-dir", str(tmp_path), "FED.ROUNDS", "2"])
-    cells = cells_of(plan_of(asked))
+    words = [str(path), "--output-dir", str(tmp_path), "--tag", "again", "FED.ROUNDS", "2"]
+    cells = cells_of(plan_of(SWEEP.parse_args(words)))
     assert [str(c) for c in cells[:4]] == [
         "digits FedAvg seed 4", "digits fedavg (slow) seed 4", "more FedAvg seed 4",
         "more fedavg (slow) seed 4",
@@ -53,7 +53,9 @@ seeds: [4, 5]
     values = [(c.config["FED.CLIENTS"], c.config["OPTIM.LR"]) for c in cells[:4]]
     assert values == [(2, 0.3), (2, 0.1), (3, 0.3), (3, 0.1)]
     assert {c.config["FED.ROUNDS"] for c in cells} == {2}
-    assert cells[1].key == "personal/Digits/shots_16/FedAvg-slow/tiny/disjoint-K2-f1/seed4-data4"
+    assert cells[1].key == (
+        "personal/Digits/shots_16/FedAvg-slow-again/tiny/disjoint-K2-f1/seed4-data4")
+    assert "/FedAvg-again/" in cells[0].key  # a tag of the command joins the plan's
     assert cells[0].group == cells[1].group != cells[2].group
 
 

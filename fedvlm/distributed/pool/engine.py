@@ -8,25 +8,34 @@ from __future__ import annotations
 
 import heapq
 import secrets
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedvlm.core.errors import ConfigError, FedvlmError
-from fedvlm.core.trees import Tree
+from fedvlm.core.trees import Tree, nbytes
 from fedvlm.distributed.facts import odd_facts
 from fedvlm.distributed.pool.store import PoolAway
 from fedvlm.distributed.remote import RemoteEngine, Round
 from fedvlm.distributed.wire import Frame
 from fedvlm.federation.clients import Clients, joint_form
 from fedvlm.federation.context import Context
-from fedvlm.federation.engine import MakeContext, RoundWork
+from fedvlm.federation.engine import Bundle, MakeContext, RoundWork
 from fedvlm.federation.plan import Chunk, plan_chunks
 from fedvlm.federation.rounds import Federation
 from fedvlm.federation.server import Question
 from fedvlm.federation.trainer import Trainer
 
 COST = 16  # samples that a client's bookkeeping is worth
+ANSWER = 1 << 28  # bytes of personal models in an answer
+
+
+class _Personal(NamedTuple):
+    """A chunk's personal models, and the form of what its clients hold and receive."""
+
+    form: str
+    bundle: Bundle
 
 
 @dataclass
@@ -153,6 +162,67 @@ class PoolEngine(RemoteEngine):
         chunks = self._chunks(missing, question.versions, question.downloads)
         self._deal(chunks, live)
 
+    # ---- models ------------------------------------------------------------------------------
+    def models(self, question: Question, here: Callable[[], Iterator[Bundle]]) -> Iterator[Bundle]:
+        """See ``Engine.models``: made by the workers, in the order of the local engine.
+
+        It sorts by forms of states and downloads together, which the workers tell with the first
+        chunk of each.
+
+        Raises:
+            FedvlmError: no worker answers well.
+        """
+        groups: dict[tuple[int, str], list[Chunk]] = {}
+        for chunk in self._chunks(question.clients, question.versions, question.downloads):
+            groups.setdefault((chunk.site, chunk.form), []).append(chunk)
+        heads = [group[0] for group in groups.values()]
+        first = self._personalized(question, heads)
+        model = sum(nbytes(self._federation().p0).values())
+        for head in sorted(heads, key=lambda chunk: (chunk.site, first[chunk.clients].form)):
+            yield first[head.clients].bundle
+            rest, each = groups[head.site, head.form][1:], ANSWER // (model * len(head.clients) + 1)
+            while rest:
+                wave = rest[: max(1, each) * len(self.workers())]
+                models = self._personalized(question, wave)
+                yield from (models[chunk.clients].bundle for chunk in wave)
+                rest = rest[len(wave) :]
+
+    def _personalized(
+        self, question: Question, chunks: Sequence[Chunk]
+    ) -> dict[tuple[int, ...], _Personal]:
+        """Return the models of some chunks; who does not answer well is replaced by others."""
+        out: dict[tuple[int, ...], _Personal] = {}
+        why = list[str]()
+        self.failed.clear()
+        for attempt in range(self.policy.retries + 1):
+            if attempt:
+                time.sleep(self.policy.wait)
+            rest = [chunk for chunk in chunks if chunk.clients not in out]
+            self._deal(rest, self._fit())
+            trips = self._trips(
+                "personalize", question.round,
+                {c: question.versions.get(c, 0) for chunk in rest for c in chunk.clients},
+                question.downloads, lambda ids: {"tune": question.tune},
+            )
+            for site, reply in self._ask(trips).items():
+                if isinstance(reply, str):
+                    self.failed.add(site)
+                    why.append(f"{site}: {reply}")
+                    self.say(f"personal models of round {question.round}, {site}: {reply}")
+                    continue
+                out |= {
+                    tuple(part["clients"]): _Personal(
+                        part["form"], (part["clients"], reply.trees[f"model/{p}"], part["images"])
+                    ) for p, part in enumerate(reply.values["parts"])
+                }
+            if all(chunk.clients in out for chunk in chunks):
+                return out
+        raise FedvlmError(
+            f"no worker makes the personal models of round {question.round} ({'; '.join(why)}); "
+            "what was saved is kept, and the same command goes on there"
+        )
+
+    # ---- chunks ------------------------------------------------------------------------------
     def _chunks(
         self, ids: Sequence[int], versions: Mapping[int, int], downloads: Mapping[int, Tree]
     ) -> list[Chunk]:

@@ -7,12 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fedvlm.core.trees import Tree
 from fedvlm.distributed.facts import likeness
 from fedvlm.distributed.pool.store import PoolStore, new_letters
-from fedvlm.distributed.schema import numbered
 from fedvlm.distributed.site import Site
+from fedvlm.distributed.store import SiteStore
+from fedvlm.distributed.terms import Terms
 from fedvlm.distributed.wire import Frame
 from fedvlm.federation.rounds import Federation
+from fedvlm.federation.server import Question
 
 
 class PoolSite(Site):
@@ -34,11 +37,15 @@ class PoolSite(Site):
         say: Callable[[str], None] = lambda words: None,
         beside: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(federation, range(federation.plan.clients), folder, config, say=say)
+        super().__init__(
+            federation, range(federation.plan.clients), folder, config, say=say,
+            terms=Terms(logits=True),  # a simulation: its images are the driver's, too
+        )
         self.facts |= dict(beside or {})
         self.like = likeness(self.config, self.facts)
         self.letters = new_letters()
         self._forms: dict[int, str] = {}  # of the states that the last work made
+        self._ops["personalize"] = self._personalize
 
     def _work(self, frame: Frame) -> Frame:
         """See ``Site``; each part says which form its clients' new states have."""
@@ -50,29 +57,35 @@ class PoolSite(Site):
     def _enter(self, frame: Frame, down: int, up: int, seconds: float, failed: bool) -> None:
         """Keep no account: a simulation has no owners, and workers would share it."""
 
-    def _forget(self, frame: Frame) -> Frame:
-        """Delete states older than those named: no other worker works meanwhile."""
-        self._like(frame)
-        self._store(frame.values["run"]).forget(numbered(frame.values["keep"]))
-        return Frame("forgot", {"nonce": frame.values["nonce"]})
+    def _personalize(self, frame: Frame) -> Frame:
+        """Make personal models of whole chunks; those that need no images stay here.
 
-    def _store(self, run: str) -> PoolStore:
-        device = self.federation.model.device
-        return PoolStore(self.folder, run, device, self.letters)
+        Raises:
+            Refused: as for other work.
+        """
+        fed, values = self.federation, frame.values
+        accepted, downloads = self._addressed(frame)
+        question = Question(values["round"], list(accepted), downloads, accepted, values["tune"])
+        parts, trees = list[dict[str, Any]](), dict[str, Tree]()
+        with self._states(values["run"], accepted):
+            for clients, models, images in fed.bundles(question):
+                form = fed.clients.forms(clients[:1], accepted, downloads)[0]
+                trees[f"model/{len(parts)}"] = dict(models) if images or question.tune else {}
+                parts.append({"clients": list(clients), "form": form, "images": images})
+        return Frame("personalized", {
+            "nonce": values["nonce"], "round": values["round"], "parts": parts,
+        }, trees)
 
     @contextmanager
-    def _states(self, run: str, accepted: Mapping[int, int]) -> Iterator[PoolStore]:
-        """Hold the run's states, with those that the driver accepted among them."""
-        clients = self.federation.clients
-        before, store = clients.store, self._store(run)
-        for words in store.damage:
-            self.say(words)
-        store.require(accepted)
-        clients.store = store
-        try:
+    def _opened(self, run: str) -> Iterator[PoolStore]:
+        """See ``Site``: without a lock, the workers share the folder."""
+        yield PoolStore(self.folder, run, self.federation.model.device, self.letters)
+
+    @contextmanager
+    def _states(self, run: str, accepted: Mapping[int, int]) -> Iterator[SiteStore]:
+        """See ``Site``; then note the forms of the states that were put."""
+        with super()._states(run, accepted) as store:
             yield store
-            ids = sorted(store._ids)
+            clients, ids = self.federation.clients, sorted(store._ids)
             forms = clients.forms(ids, store._ids, {c: {} for c in ids})
             self._forms = dict(zip(ids, forms, strict=True))
-        finally:
-            clients.store = before

@@ -43,18 +43,25 @@ class PoolStore(SiteStore):
         """Write the rows that were put as one record, newer than all others; delete nothing."""
         if not self._ids:
             return
-        newest = max((int(n.lstrip(string.ascii_lowercase)) for n in self.records.names()),
-                     default=0)
         ids = sorted(self._ids)
         versions = [self._ids[c] for c in ids]
-        self.records.write(f"{self.letters}{newest + 1:06d}", [
+        self.records.write(self._next(), [
             (clients, [self._ids[c] for c in clients], state)
             for clients, state in self._open.get(ids, versions)
         ])
 
     def forget(self, keep: Mapping[int, int]) -> None:
-        """Delete records that hold only rows older than those named, whoever wrote them."""
+        """Delete records that hold only rows older than those named, whoever wrote them.
+
+        Of the others, thin ones become one (``Records.pack``): every request reads their index.
+        """
         self.records.prune(keep)
+        self.records.pack(self._next())
+
+    def _next(self) -> str:
+        """Return the name of this worker's next record, newer than all others."""
+        numbers = [int(name.lstrip(string.ascii_lowercase)) for name in self.records.names()]
+        return f"{self.letters}{max(numbers, default=0) + 1:06d}"
 
 
 class PoolAway(AwayStore):

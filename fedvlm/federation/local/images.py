@@ -6,13 +6,15 @@ again. What some train on the client's images the run has to save (``job.record`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import NoReturn, Protocol, TypeVar
 
 from fedvlm.core.errors import DataError
 from fedvlm.federation.batches import Batch, Batcher, Step, step_slices
 from fedvlm.federation.server import Roster
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -79,6 +81,24 @@ class Watched(Around):
         """See ``Batcher.subset``."""
         self.seen.images = True
         return super().subset(clients, part, share)
+
+
+class Holder(Protocol):
+    """Whoever works with a batcher."""
+
+    batcher: Batcher
+
+
+def sightings(holder: Holder, chunks: Iterable[T]) -> Iterator[tuple[T, bool]]:
+    """Yield what ``chunks`` makes as it is gone through, and whether images were asked for."""
+    batcher, seen = holder.batcher, Seen()
+    holder.batcher = Watched(batcher, seen)
+    try:
+        for chunk in chunks:
+            yield chunk, seen.images
+            seen.images = False
+    finally:
+        holder.batcher = batcher
 
 
 @dataclass(frozen=True)

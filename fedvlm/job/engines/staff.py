@@ -104,11 +104,6 @@ def check_engine(cfg: CfgNode, inputs: Inputs | None) -> None:
             if fed[key]:
                 raise ConfigError(f"{flag} {fed[key]}: add --engine workers, which reads it")
         return
-    if cfg.TEST.KEEP_LOGITS:
-        raise ConfigError(
-            "--keep-logits: logits of personal models stay with the workers; drop it, or use "
-            "--engine local"
-        )
     if isinstance(inputs, GivenInputs):
         raise ConfigError(
             "--engine workers: other processes cannot read data that a program holds in memory; "

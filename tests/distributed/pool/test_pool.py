@@ -271,3 +271,24 @@ def test_states_of_the_local_engine_are_refused_and_the_other_way_round(world: W
     fed.clients.store.put(3, ids, state)
     with pytest.raises(ConfigError, match="lies with the workers that made it"):
         fed.clients.stacked([1], {1: 3})
+
+
+def test_records_of_many_rounds_are_packed_as_old_states_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that worked once holds its round's record: packs keep the files few."""
+    monkeypatch.setattr("fedvlm.runs.records.MOST", 8)
+    workers, accepted, floor = (new_letters(), new_letters()), dict[int, int](), dict[int, int]()
+    for round_ in range(1, 25):
+        PoolStore(tmp_path, RUN, CPU, workers[round_ % 2]).forget(floor)
+        floor = dict(accepted)
+        for letters, client in zip(workers, (0, round_), strict=True):
+            store = PoolStore(tmp_path, RUN, CPU, letters)
+            store.put(round_, [client], {"w": {"a": torch.tensor([100 * client + round_])}})
+            store.keep({})
+            accepted[client] = round_
+    store = PoolStore(tmp_path, RUN, CPU, new_letters())
+    assert len(store.records.names()) <= 8 + 2 and not store.damage
+    ((ids, state),) = store.get(sorted(accepted), [accepted[c] for c in sorted(accepted)])
+    assert ids == sorted(accepted) and len(ids) == 25
+    assert state["w"]["a"].tolist() == [100 * c + accepted[c] for c in ids]

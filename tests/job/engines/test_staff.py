@@ -90,16 +90,27 @@ def rows(output: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize(("trainer", "stop"), [
-    ("FedTV", ("evaluate", 2)),
-    pytest.param("SCAFFOLD", ("work", 2), marks=pytest.mark.slow),
-    pytest.param("APFL", ("evaluate", 1), marks=pytest.mark.slow),
+def files_of(output: Path) -> dict[str, bytes]:
+    """What is left of personal models and logits, byte for byte."""
+    top = jobs.folder(output)
+    return {str(p.relative_to(top)): p.read_bytes()
+            for p in [*top.glob("models/*"), *top.glob("logits.safetensors")]}
+
+
+@pytest.mark.parametrize(("trainer", "stop", "more"), [
+    ("FedTV", ("personalize", 2), ("FED.FINETUNE_EPOCHS", "1")),
+    pytest.param("SCAFFOLD", ("work", 2), (), marks=pytest.mark.slow),
+    pytest.param("APFL", ("evaluate", 1), (), marks=pytest.mark.slow),
+    pytest.param("Thorki", ("evaluate", 2), (), marks=pytest.mark.slow),
+    pytest.param("FedPer", ("evaluate", 2),
+                 ("FED.FINETUNE_EPOCHS", "1", "OPTIM.KEEP_STATE", "True"), marks=pytest.mark.slow),
 ])
 def test_a_run_by_workers_is_the_local_run_also_after_a_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: str, stop: tuple[str, int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: str, stop: tuple[str, int],
+    more: tuple[str, ...],
 ) -> None:
     """The driver stops between a request and the next checkpoint, and goes on."""
-    words = ("--trainer", trainer, *MORE)
+    words = ("--trainer", trainer, "--keep-logits", *MORE, *more)
     assert jobs.run(tmp_path / "local", *words) == 0
     assert with_workers(tmp_path / "away", monkeypatch, *words, stop=stop)[0] == 130
     code, (pool,) = with_workers(tmp_path / "away", monkeypatch, *words)
@@ -109,6 +120,10 @@ def test_a_run_by_workers_is_the_local_run_also_after_a_stop(
     for said in (ours, theirs):
         said.pop("spent"), said["last"].pop("seconds"), said["last"].pop("seal", None)
     assert ours == theirs
+    kept = files_of(tmp_path / "local")
+    assert files_of(tmp_path / "away") == kept and "logits.safetensors" in kept
+    made = {name for name in kept if "/personal" in name}
+    assert bool(made) == (trainer in ("FedTV", "FedPer", "Thorki"))
     left, right = jobs.state(tmp_path / "away") | rows(tmp_path / "away"), jobs.state(
         tmp_path / "local")
     assert {n for n in right if n.startswith("clients|")} and left.keys() == right.keys()
@@ -118,7 +133,6 @@ def test_a_run_by_workers_is_the_local_run_also_after_a_stop(
 @pytest.mark.parametrize(("words", "said"), [
     (("--workers", "2"), "--workers 2: add --engine workers, which reads it"),
     (("--workers-at", "a:1"), "--workers-at a:1: add --engine workers"),
-    (("--engine", "workers", "--keep-logits"), "logits of personal models stay with the workers"),
     (("--engine", "workers", "--workers-at", "a:1"), "--workers-at and --token-file go together"),
     (("--engine", "workers", "--token-file", "/no"), "--workers-at and --token-file go together"),
     (("--engine", "workers", "--workers", "1", "--workers-at", "a:1", "--token-file", "/no"),
