@@ -177,6 +177,7 @@ class World:
         looks = torch.randn(PROXY, 3, side, side, generator=rng.stream(seed, "world-proxy"))
         self.proxy = TensorProxy("holdout", looks.double(), torch.arange(PROXY) % len(BASE))
         self._runs: dict[type[Trainer], Trajectory] = {}
+        self._configs: dict[tuple[type[Trainer], str, int], CfgNode] = {}
 
     def config(
         self, trainer: type[Trainer], more: dict[str, Any] | None = None, clients: int = len(SIZES)
@@ -211,7 +212,10 @@ class World:
         """Return a new federation with a trainer of its own."""
         s = setup or Setup()
         splits = self.splits if s.splits is None else s.splits
-        cfg = self.config(trainer, s.opts, len(splits))
+        key = trainer, repr(sorted(s.opts.items())), len(splits)
+        if key not in self._configs:  # an invariant makes up to ten federations
+            self._configs[key] = self.config(trainer, s.opts, len(splits))
+        cfg = self._configs[key]
         momentum = s.momentum if cfg.OPTIM.MOMENTUM else 0.0  # a YAML may ask for plain SGD
         method, model = trainer(cfg), self.model(s.packed)
         check_streams(method.streams(model), model)

@@ -244,10 +244,12 @@ def add_flags(parser: Parser, shown: bool = True) -> None:
     parser.set_defaults(flags={}, flag_names={}, opts=[])
     parser.refused = REFUSED
     groups: dict[str, Any] = {}
+    taken = set(parser.spellings())
     for flag in FLAGS:
-        names = [name for name in flag.names if fold(name) not in parser.spellings()]
+        names = [name for name in flag.names if fold(name) not in taken]
         if not names or (flag.dest == "help" and not shown):
             continue
+        taken |= {fold(name) for name in names}
         if flag.group not in groups:
             groups[flag.group] = parser.add_argument_group(flag.group)
         listed = shown and flag.group and names[0] == flag.names[0]

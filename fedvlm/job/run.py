@@ -147,8 +147,10 @@ def _trained(
     began: float,
 ) -> dict[str, Any]:
     """Train, whatever stops it leaves the screen free and says where the whole rounds are."""
-    gc.collect()
-    gc.freeze()  # what is built lives to the end: the collector need not walk it every round
+    frozen = gc.get_freeze_count() > 0  # by the caller, who has a reason: left as it is
+    if not frozen:
+        gc.collect()
+        gc.freeze()  # what is built lives to the end: the collector need not walk it every round
     try:
         return _train(built, origins, folder, console, sinks, began)
     except KeyboardInterrupt as stop:
@@ -156,7 +158,8 @@ def _trained(
             stop, f"whole rounds are saved in {folder.path}; the same command goes on there"
         ) from None
     finally:
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()
         console.finish()
         sinks.close()
 

@@ -11,6 +11,7 @@ import math
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,18 @@ def _lines(
 def _scalar(value: Any) -> str:
     """Return a value on one line of YAML; with line breaks of any kind in it, all escaped."""
     value = plain(value)
+    if isinstance(value, (list, dict)):
+        return _one_line(value)
+    return _same_line(repr(value), value)
+
+
+@lru_cache(maxsize=4096)
+def _same_line(_spelling: str, value: Any) -> str:
+    """Return what ``_one_line`` does; -0.0 and 0.0, 1 and True are told apart by spelling."""
+    return _one_line(value)
+
+
+def _one_line(value: Any) -> str:
     text = yaml.safe_dump(
         value, default_flow_style=True, width=2**31, allow_unicode=True, sort_keys=False
     )

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,11 @@ def now() -> str:
 
 def versions() -> dict[str, str | None]:
     """Return Python's version and those of the packages that make the numbers."""
+    return dict(_versions())
+
+
+@cache
+def _versions() -> dict[str, str | None]:
     table: dict[str, str | None] = {"python": platform.python_version()}
     for name in PACKAGES:
         try:

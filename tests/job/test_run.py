@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -176,6 +178,21 @@ def test_real_images(dataset: str, more: list[str], tmp_path: Path) -> None:
     last = jobs.results(tmp_path)["last"]
     assert 0 <= last["personal"] <= 100
     assert ("new" in last) == ("base" in more)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_the_collector_is_left_as_it_was(before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is built is hidden from it for a run's time, unless the caller did so with its own."""
+    seen: list[int] = []
+    monkeypatch.setattr(job_run, "_train", lambda *_: seen.append(gc.get_freeze_count()))
+    closing: Any = SimpleNamespace(finish=lambda: None, close=lambda: None)
+    gc.freeze() if before else gc.unfreeze()
+    try:
+        count = gc.get_freeze_count()
+        job_run._trained(closing, {}, closing, closing, closing, 0.0)
+        assert seen[0] > 0 and gc.get_freeze_count() == count and (count > 0) == before
+    finally:
+        gc.freeze()
 
 
 def test_restored_state_keeps_its_types(tmp_path: Path, monkeypatch: Any) -> None:

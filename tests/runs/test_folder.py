@@ -240,6 +240,8 @@ def test_config_loads_back_as_it_is(value: Any) -> None:
 def test_flat_config_is_nested() -> None:
     text = config_text({"A.B.C": 1, "A.D": "x", "E": [1.5]}, {"A.B.C": "flag", "E": "default"})
     assert text == "A:\n  B:\n    C: 1  # flag\n  D: x\nE: [1.5]  # default\n"
+    equal = config_text({"A": 1, "B": True, "C": 1.0, "D": 0.0, "E": -0.0, "F": "1"}, {})
+    assert equal == "A: 1\nB: true\nC: 1.0\nD: 0.0\nE: -0.0\nF: '1'\n"
 
 
 def test_config_and_partition_files(tmp_path: Path) -> None:
