@@ -9,6 +9,7 @@ written anew.
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -49,8 +50,10 @@ class Bench:
 
 
 def line(done: str, happened: str, said: Sequence[str]) -> str:
-    """Return a line of the table; what was said more than once stands once."""
-    words = "; ".join(dict.fromkeys(said)).replace("\n", "; ").replace("|", "/")
+    """Return a line of the table; what was said again, numbers aside, stands once."""
+    first = {re.sub(r"\d+", "N", words): words for words in reversed(said)}
+    words = "; ".join(words for words in said if words in first.values())
+    words = "; ".join(dict.fromkeys(words.replace("\n", "; ").replace("|", "/").split("; ")))
     return f"| {done} | {happened} | {f'`{words}`' if words else 'nothing'} |"
 
 
@@ -61,14 +64,18 @@ def outcome(bench: Bench, done: str, run: Outcome) -> str:
 
 def ended(
     bench: Bench, done: str, grid: Grid, end: Callable[[], Whole],
-    dropped: Mapping[int, Mapping[int, str]],
+    dropped: Mapping[int, Mapping[int, str]], began: bool = True,
 ) -> str:
-    """Return the line of a run that is made now."""
+    """Return the line of a run that is made now.
+
+    Args:
+        began: what hinders it comes after its first round began.
+    """
     try:
         after = end()
     except FedvlmError as error:
-        return line(done, f"stopped, exit code {error.exit_code}; the state before is kept",
-                    [*grid.said, str(error)])
+        how = "stopped; the state before is kept" if began else "did not begin"
+        return line(done, f"{how}; exit code {error.exit_code}", [*grid.said, str(error)])
     lost = [c for round_ in sorted(dropped) for c in dropped[round_]]
     if lost:
         each = {c: lost.count(c) for c in sorted(set(lost))}
@@ -79,9 +86,8 @@ def ended(
             same_fed(after, bench.whole, done)
             happened = "finished, bits of the run without a fault"
         except Broken as error:
-            happened = f"finished with other bits: {error}"
-    words = [*grid.said, *(why for told in dropped.values() for why in told.values())]
-    return line(done, happened, words)
+            happened = f"finished with other bits ({error})"
+    return line(done, happened, grid.said)
 
 
 def frames(bench: Bench) -> list[str]:
@@ -156,10 +162,15 @@ def states(bench: Bench) -> list[str]:
 
 def greetings(bench: Bench) -> list[str]:
     """Sites that cannot take part."""
-    def met(done: str, spoil: Callable[[Grid], None]) -> str:
+    def met(done: str, spoil: Callable[[Grid], None], began: bool = False) -> str:
         grid = Grid(bench.world, METHOD, bench.place())
         spoil(grid)
-        return ended(bench, done, grid, lambda: grid.server()[0].run(), {})  # type: ignore[arg-type,return-value]
+
+        def end() -> Whole:
+            fed, _ = grid.server()
+            return grid.whole(fed, fed.run())
+
+        return ended(bench, done, grid, end, {}, began)
 
     def config(grid: Grid) -> None:
         grid.sites["site1"].config = CONFIG | {"OPTIM.LR": 0.01}
@@ -182,7 +193,7 @@ def greetings(bench: Bench) -> list[str]:
         met("a site with another PyTorch", version),
         met("a site that is not there at the start", alone),
         met("two sites with the same clients", twin),
-        met("a loss that is not finite at a site", poison),
+        met("a loss that is not finite at a site", poison, began=True),
     ]
 
 
@@ -223,7 +234,7 @@ def simulated(bench: Bench) -> list[str]:
         try:
             fed.run()
         except FedvlmError as error:
-            return line(done, f"stopped, exit code {error.exit_code}; the state before is kept",
+            return line(done, f"stopped; the state before is kept; exit code {error.exit_code}",
                         [str(error)])
         kinds = ", ".join(f"{n} {kind}" for kind, n in counted(reasons).items())
         some = f"; {len(parts)} sent a part of their work" if parts else ""

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedvlm.cli.main import main
-from fedvlm.distributed.carriers import InProcess
+from fedvlm.distributed.carriers import Answer, InProcess
 from fedvlm.distributed.site_yaml import read_site_yaml
 from fedvlm.distributed.store import SiteStore
 from fedvlm.distributed.wire import unpack
@@ -55,12 +55,15 @@ class Line(InProcess):
         frames: all that was carried.
     """
 
-    def __init__(self, place: Path, stop: tuple[str, int], gone: tuple[str, int]) -> None:
-        super().__init__({})
+    def __init__(
+        self, place: Path, stop: tuple[str, int], gone: tuple[str, int],
+        sites: Mapping[str, Answer],
+    ) -> None:
+        super().__init__(sites)
         self.place, self.stop, self.gone = place, stop, gone
         self.frames: list[bytes] = []
         self.logs: list[str] = []
-        for name in NAMES:
+        for name in NAMES if not sites else ():
             self.begin(name)
 
     def begin(self, name: str) -> None:
@@ -96,12 +99,17 @@ class Line(InProcess):
 def federated(
     place: Path, output: Path, patch: pytest.MonkeyPatch, *more: str,
     stop: tuple[str, int] = ("", 0), gone: tuple[str, int] = ("", 0),
+    sites: Mapping[str, Answer] = {},
 ) -> tuple[int, Line]:
-    """Run a coordinator's command; return its exit code and the carrier."""
+    """Run a coordinator's command; return its exit code and the carrier.
+
+    Args:
+        sites: that are there still; by default all begin anew.
+    """
     lines: list[Line] = []
 
     def sites_of(cfg: object) -> Line:
-        lines.append(Line(place, stop, gone))
+        lines.append(Line(place, stop, gone, sites))
         return lines[-1]
 
     patch.setattr(parties, "sites_of", sites_of)
