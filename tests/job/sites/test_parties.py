@@ -68,6 +68,9 @@ def test_a_run_over_parties_ends_below_its_quorum_and_goes_on(
     frames = line.frames
     code, line = federated(place, tmp_path, monkeypatch, *APFL, sites=line.answers)
     assert code == 0 and "going on after round 1" in capsys.readouterr().out
+    client = ("predict", str(jobs.folder(tmp_path)), str(place / "server"), "--client", "1")
+    assert main([*client]) == 2
+    assert "the state of client 1 is at its site, with its owner" in capsys.readouterr().err
     assert json.loads((jobs.folder(tmp_path) / "sites" / "met.json").read_text())["site1"][
         "clients"]["1"]["train"] == 10
     everything = b"\n".join([*frames, *line.frames])
