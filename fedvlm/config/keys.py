@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedvlm.config.dassl import dassl_options, family_options
+from fedvlm.config.engines import engine_options
 from fedvlm.config.option import Option, Schema, Value, short_repr
 
 PARTITIONS = (
@@ -51,7 +52,7 @@ def our_options() -> Schema:
     """Return all keys that this project reads, except the trainers' own."""
     return (
         _job() | _dataset() | _partition() | _federation() | _unreliable() | _aggregation()
-        | _model() | _peft() | _optim() | _test()
+        | engine_options() | _model() | _peft() | _optim() | _test()
     )
 
 
@@ -323,19 +324,6 @@ def _aggregation() -> Schema:
             "auto", "where clients' states lie: in memory, or on disk in the run folder; moves no "
             "bit (auto: memory up to 4 GiB)", choices=("auto", "memory", "disk"),
         ),
-        "FED.ENGINE": Option(
-            "local", "who computes the clients: this process, or worker processes; moves no bit",
-            choices=("local", "workers"), neutral="local",
-        ),
-        "FED.WORKERS": Option(
-            0, "worker processes to begin here; 0 is one per GPU, or per group of cores that the "
-            "work can use", low=0, high=1024, neutral=0,
-        ),
-        "FED.WORKERS_AT": Option(
-            "", "workers that were begun by fedvlm site serve: host:port,host:port, or unix:PATH",
-            neutral="",
-        ),
-        "FED.TOKEN_FILE": Option("", "file with the secret of FED.WORKERS_AT", neutral=""),
         "FED.WEIGHTING": Option(
             "auto",
             "weight of a client in the average: its training samples, the same for all, or as "

@@ -8,8 +8,12 @@ public test set. With --split 0-1,2-3 and the flags of a run: sites of its clien
 out on one machine.
 check: load one site's images alone and say counts, problems, and what a server would be told.
 status: what a site keeps for which run: clients, versions, rounds, bytes.
-serve: build a run of its flags (or of its folder, --run) and work for whoever runs it with --engine
-workers --workers-at and knows the token; all workers of a run share one folder of states.
+serve site.yaml: wait for coordinators that know the token (--engine sites --sites-at), and work for
+any run that the owner allows, on this site's images; a run's words come from its coordinator.
+stop site.yaml: end the process that serves it; what it keeps is whole at any time.
+serve without it: a worker of a simulation. Build a run of its flags (or of its folder, --run) and
+work for whoever runs it with --engine workers --workers-at and knows the token; all workers of a
+run share one folder of states.
 
 exit code of check: 0 all is well, 3 images or lists are not, 2 wrong usage or rules.
 """
@@ -31,11 +35,13 @@ EXAMPLES = (
     "fedvlm site make --split 0-1,2-3 --to trial/ --demo --num-users 4",
     "fedvlm site check clinic/site.yaml",
     "fedvlm site status clinic/site.yaml",
+    "fedvlm site serve clinic/site.yaml --listen 0.0.0.0:7007 --token-file token",
+    "fedvlm site stop clinic/site.yaml",
     "fedvlm site serve --listen 0.0.0.0:7007 --token-file token --states /shared/states --demo",
 )
 ALSO = ("party", "silo", "owner", "serve", "worker")
-WHAT = ("make", "check", "status", "serve")
-_READS = {"check": ("full", "json", "sample"), "status": ("json",)}
+WHAT = ("make", "check", "status", "serve", "stop")
+_READS = {"check": ("full", "json", "sample"), "status": ("json",), "stop": ()}
 _FILE = "FILE is a site.yaml, which fedvlm site make writes"
 
 
@@ -94,4 +100,4 @@ def main(args: Namespace) -> int:
         return _serve.main(args)
     from fedvlm.cli.site import _look  # start-up: PyTorch, 2 s
 
-    return _look.check(args) if args.what == "check" else _look.status(args)
+    return {"check": _look.check, "status": _look.status, "stop": _look.stop}[args.what](args)

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import Tree, nbytes
@@ -48,6 +48,7 @@ class PoolEngine(RemoteEngine):
             another kind of device, cannot take part.
     """
 
+    remedy: ClassVar[str] = ""  # a simulation has them all, or begins anew
     layout: Sequence[int] = ()
     beside: Mapping[str, str] = field(default_factory=dict)
     _fed: Federation | None = None
@@ -55,7 +56,9 @@ class PoolEngine(RemoteEngine):
     _cleaned: dict[int, int] = field(default_factory=dict)
 
     # ---- handshake ---------------------------------------------------------------------------
-    def meet(self, clients: int, seconds: float = 60.0) -> None:
+    def meet(
+        self, clients: int, seconds: float = 60.0, before: Mapping[str, Mapping[str, Any]] = {},
+    ) -> None:
         """See ``RemoteEngine.meet``: every worker that is there has all clients."""
         super().meet(clients, seconds)
         self.sites = tuple(self.layout)
