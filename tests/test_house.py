@@ -81,7 +81,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/cli/methods/bench.py": {
         "start-up: PyTorch, 2 s": (
             "fedvlm.bench.fedtv", "fedvlm.bench.report", "fedvlm.bench.methods",
-            "fedvlm.bench.scale", "fedvlm.bench.engines",
+            "fedvlm.bench.method_table", "fedvlm.bench.scale", "fedvlm.bench.engines",
         ),
     },
     "fedvlm/cli/methods/check.py": {

@@ -2,222 +2,225 @@
 
 Both sides are the main job's own build of the same config: the fast one with cached features,
 packed prompts and stacked clients, the plain one with images through the tower in every batch,
-full-length texts and clients one by one. The built-in shapes are the data. ``--peft`` measures the
-methods with other trainable sets, ``all`` with each.
+full-length texts and clients one by one. The built-in shapes are the data. ``--peft`` measures
+methods that train what they are given with other trainable sets; ``all`` with every one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from statistics import median
+import datetime
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from fedvlm.bench import machine
-from fedvlm.bench.machine import Measurements, measure
-from fedvlm.console.rows import table_lines
+from fedvlm.bench.families import families
+from fedvlm.bench.machine import Measurements
+from fedvlm.bench.pairs import compare
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.cards import trainer_files
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.rounds import Federation, RoundFinished
+from fedvlm.federation.rounds import Federation
 from fedvlm.job.build import build as build_run
+from fedvlm.job.build import prepare
 from fedvlm.job.flags import expand, parse
+from fedvlm.job.inputs import Inputs, SharedInputs
 from fedvlm.job.resolve import resolve
-
-Losses = dict[tuple[int, int, str], float]  # (round, client, name) -> mean of the round
+from fedvlm.models.adapt.peft import BODY, HEAD
 
 BACKBONES = {
     "tiny": ("--backbone", "tiny"),
     "random-small": ("--backbone", "ViT-S-32-alt", "--opts", "MODEL.BACKBONE.PRETRAINED", "False"),
 }
 COMMON = ("--demo", "--device", "cpu", "--shots", "4")
-FP32_LOSS = 1e-5
+OWN, EVERY = "own", "all"
 SETS = ("prompt", "text-lora", "feature", "lora", "adapter", "head", "text-lora+lora")
+# Of methods that need something on both sides, the image's and the text's or head's.
+BOTH = ("prompt+feature", "prompt+lora", "prompt+adapter", "head+feature", "head+lora",
+        "head+adapter", "text-lora+lora")
+_SIDE = {"prompt": HEAD, "text-lora": HEAD, "head": HEAD, "feature": BODY, "lora": BODY,
+         "adapter": BODY}
+SPREAD = "fedavg"  # the method that --quick measures with every trainable set
 
 
-def build(words: Sequence[str]) -> Federation:
+@dataclass(frozen=True)
+class Setting:
+    """What is measured how.
+
+    Attributes:
+        backbone: ``tiny``, ``random-small``, or another one, with random weights.
+        rounds: timed rounds from the start, after as many that warm up.
+        repeats: pairs of timings, interleaved; the median of their ratios counts.
+        epochs: local epochs of a round; 0: as configured, and so where a method has phases.
+        fp64: double precision, where both sides differ by rounding no more.
+
+    Raises:
+        ConfigError: numbers below 1.
+    """
+
+    backbone: str = "tiny"
+    rounds: int = 2
+    repeats: int = 3
+    clients: int = 10
+    threads: int = 1
+    epochs: int = 0
+    fp64: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "repeats", "clients", "threads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name} {getattr(self, name)}: must be at least 1")
+
+    def words(self, trainer: str, plain: bool, peft: str = "") -> list[str]:
+        """Return the main job's words for one side; ``peft``: what is trained, '' its own."""
+        tower = BACKBONES.get(self.backbone) or (
+            "--backbone", self.backbone, *BACKBONES["random-small"][2:]
+        )
+        more = (*tower, "--opts", "MODEL.PREC", "fp64" if self.fp64 else "fp32")
+        side = [*(["--peft", peft] if peft else []), *(["--plain"] if plain else [])]
+        side += ["--local-epochs", str(self.epochs)] if self.epochs else []
+        return [
+            *COMMON, "--trainer", trainer, "--num-users", str(self.clients), *side, *more
+        ]
+
+
+QUICK = Setting(rounds=1, repeats=3, clients=4, epochs=1)
+
+
+def build(words: Sequence[str], inputs: Inputs | None = None) -> Federation:
     """Return the federation that ``fedvlm run`` would start with ``words``.
 
     Raises:
         FedvlmError: anything that is wrong with them.
     """
-    return build_run(resolve(parse(words)).jobs[0].cfg).federation
-
-
-def words_of(
-    trainer: str, backbone: str, clients: int, plain: bool, fp64: bool = False, peft: str = ""
-) -> list[str]:
-    """Return the main job's words for one side; ``peft``: what is trained, '' the method's own."""
-    tower = BACKBONES.get(backbone) or ("--backbone", backbone, *BACKBONES["random-small"][2:])
-    more = (*tower, "--opts", "MODEL.PREC", "fp64" if fp64 else "fp32")
-    side = [*(["--peft", peft] if peft else []), *(["--plain"] if plain else [])]
-    return [*COMMON, "--trainer", trainer, "--num-users", str(clients), *side, *more]
+    return build_run(resolve(parse(words)).jobs[0].cfg, inputs=inputs).federation
 
 
 def trainable_sets(words: Sequence[str]) -> list[str]:
-    """Return what ``--peft`` of the benchmark asks for; ``all`` is ``SETS``.
+    """Return what ``--peft`` of the benchmark asks for, '' for the methods' own.
+
+    ``own`` are those; ``all`` is every one that a method takes (``plan_rows``).
 
     Raises:
         ConfigError: a word that ``--peft`` of a run does not have.
     """
-    sets = [name for word in words for name in (SETS if word == "all" else (word,))]
+    sets = ["" if word == OWN else word for word in words or (OWN,)]
     for name in sets:
-        expand(name)
+        if name not in ("", EVERY):
+            expand(name)
     return list(dict.fromkeys(sets))
 
 
+def plan_rows(
+    trainers: Sequence[str], peft: Sequence[str], quick: bool
+) -> Iterator[tuple[str, str]]:
+    """Yield (trainer, trainable set) of every row, '' for the trainer's own set.
+
+    ``all`` is those of ``SETS`` (``BOTH``) with the sides that the method needs. A method that
+    brings what it trains has one row, if its own set is asked for; where it is named beside other
+    sets, these are refused later.
+
+    Raises:
+        ConfigError: an unknown trainer or set.
+    """
+    sets = trainable_sets(peft)
+    for name in list(trainers) or sorted(trainer_files()):
+        kind = load_trainer(name)
+        if not issubclass(kind, PeftTrainer):
+            asked = [""] if {"", EVERY} & set(sets) else (sets if trainers else [])
+        else:
+            every = [s for s in (BOTH if len(kind.needs) > 1 else SETS)
+                     if set(kind.needs) <= {_SIDE[word] for word in s.split("+")}]
+            more = (EVERY,) if quick and name == SPREAD else ()
+            asked = [s for word in (*sets, *more) for s in (every if word == EVERY else (word,))]
+            asked = list(dict.fromkeys(asked))
+        yield from ((name, what) for what in asked)
+
+
 def run(
-    trainers: Sequence[str], backbone: str, *, rounds: int = 2, repeats: int = 3,
-    clients: int = 10, threads: int = 1, fp64: bool = False, peft: Sequence[str] = (),
-    say: Callable[[str], None] = lambda _: None,
+    trainers: Sequence[str], setting: Setting, *, peft: Sequence[str] = (),
+    family: Sequence[str] = (), quick: bool = False, say: Callable[[str], None] = lambda _: None,
 ) -> Measurements:
     """Measure and return a record of plain JSON values.
 
     Args:
         trainers: names or ``file.py:Class``; none: all of the repository.
-        backbone: ``tiny``, ``random-small``, or another one, with random weights.
-        rounds: timed rounds, after one that warms up.
-        repeats: pairs of timings, interleaved; the median counts.
-        fp64: double precision, where both sides differ by rounding no more.
         peft: trainable sets (``trainable_sets``); none: the methods' own.
+        family: only rows that train something of one of these (``families.ORDER``); none: all.
+        quick: besides, one method with every set, so that each is measured once.
 
     Raises:
-        ConfigError: numbers below 1; whatever the build refuses of a trainer that was named, unless
-            several sets were.
+        ConfigError: nothing to measure; whatever the build refuses of a single row.
     """
-    for name, value in (("rounds", rounds), ("repeats", repeats), ("clients", clients),
-                        ("threads", threads)):
-        if value < 1:
-            raise ConfigError(f"--{name} {value}: must be at least 1")
-    before, sets = torch.get_num_threads(), trainable_sets(peft) or [""]
-    names = list(trainers) or sorted(trainer_files())
-    torch.set_num_threads(threads)
+    rows = list(plan_rows(trainers, peft, quick))
+    before, inputs, start = torch.get_num_threads(), SharedInputs(), machine.load()
+    torch.set_num_threads(setting.threads)
     methods: dict[str, Measurements] = {}
+    highest = start
     try:
-        for name, what in ((n, w) for n in names for w in sets):
-            label = f"{name} {what}".strip()
-            say(f"{label}, both sides")
+        for number, (name, what) in enumerate(rows, start=1):
             try:
-                fast, plain = (
-                    build(words_of(name, backbone, clients, side, fp64, what))
-                    for side in (False, True)
+                row = _row(
+                    name, what, setting, family, inputs, partial(_tell, say, number, len(rows))
                 )
-                if what and not isinstance(fast.trainer, PeftTrainer):
-                    raise ConfigError("it brings its own trainable tensors: --peft is not read")
-                methods[label] = compare(fast, plain, rounds, repeats)
             except ConfigError as mistake:
-                if trainers and len(sets) == 1:
+                if len(rows) == 1:
                     raise
-                methods[label] = {"refused": str(mistake)}  # of all, one may not suit the setting
+                # of all, one may not suit the setting
+                row = {"trainer": load_trainer(name).name, "peft": what, "refused": str(mistake)}
+            if row:
+                methods[f"{row['trainer']} {what}".strip()] = row
+            highest = max(highest, machine.load())
     finally:
         torch.set_num_threads(before)
+    if not methods:
+        raise ConfigError(f"no method trains {' or '.join(family)} with this --peft; drop --family")
     return {
-        "setting": {"backbone": backbone, "rounds": rounds, "repeats": repeats, "clients": clients,
-                    "threads": threads, "prec": "fp64" if fp64 else "fp32", "peft": sets,
-                    "words": list(COMMON)},
-        "load": {"after": machine.load(), "cores": machine.cores()}, "methods": methods,
+        "setting": asdict(setting) | {
+            "prec": "fp64" if setting.fp64 else "fp32", "peft": list(peft) or [OWN],
+            "family": list(family), "words": list(COMMON),
+        },
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "cpu": machine.cpu_facts(), "torch": torch.__version__,
+        "load": {"before": start, "highest": highest, "after": machine.load(),
+                 "cores": machine.cores()},
+        "methods": methods,
     }
 
 
-def compare(fast: Federation, plain: Federation, rounds: int, repeats: int) -> Measurements:
-    """Return what a client-round costs on both sides, and how far their losses are apart."""
-    first = [play(side, rounds)[0] for side in (fast, plain)]  # warms up, and is not timed
-    pairs = [[play(side, rounds) for side in (fast, plain)] for _ in range(repeats)]
-    out: Measurements = {}
-    for i, name in enumerate(("fast", "plain")):
-        spent = [pair[i][1] for pair in pairs]
-        work = max(1, first[i]["client_rounds"])
-        out[name] = {
-            "cpu": median(s.cpu for s in spent) / work,
-            "wall": median(s.wall for s in spent) / work,
-            "memory": max(s.rss for s in spent),
-        }
-    ratios = [pair[1][1].cpu / max(pair[0][1].cpu, 1e-9) for pair in pairs]
-    return out | {
-        "ratio": median(ratios), "lowest": min(ratios), "highest": max(ratios),
-        "bytes_per_round": first[0]["bytes"] / rounds,
-        "loss_difference": difference(first[0]["losses"], first[1]["losses"]),
-        "losses": len(first[0]["losses"]),
-    }
+def _tell(say: Callable[[str], None], number: int, count: int, label: str) -> None:
+    say(f"{number} of {count}: {label}, both sides")
 
 
-def play(fed: Federation, rounds: int) -> tuple[Measurements, machine.Cost]:
-    """Run the first rounds from the start; return what was sent and lost, and what it took.
+def _row(
+    trainer: str, what: str, setting: Setting, family: Sequence[str], inputs: Inputs,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Return a row's record; empty where it trains nothing of ``family``.
 
-    The memory is what the work added at its peak, not the whole process.
+    Raises:
+        ConfigError: what the build refuses; a trainable set for a method that brings its own.
     """
-    events: list[RoundFinished] = []
-    fed.subscribers[:] = [lambda e: events.append(e) if isinstance(e, RoundFinished) else None]
-
-    def work() -> None:
-        state = fed.start()
-        for round_ in range(1, rounds + 1):
-            state = fed.round(state, round_)
-
-    before = machine.settle()
-    _, spent = measure(work)
-    spent = replace(spent, rss=max(0, spent.rss - before))
-    losses: Losses = {
-        (e.round, client, name): value
-        for e in events if e.updates is not None for client in e.updates.clients
-        for name, value in e.updates.of(client).items() if "loss" in name
-    }
-    sent = sum(
-        n for e in events for way in (e.bytes_up, e.bytes_down) for one in way.values()
-        for n in one.values()
-    )
-    count = sum(len(e.updates or ()) for e in events)
-    return {"losses": losses, "bytes": sent, "client_rounds": count}, spent
-
-
-def difference(fast: Losses, plain: Losses) -> float | None:
-    """Return the largest difference of a client's loss, relative to it or to 1; None without any.
-
-    Losses that one side lacks count as infinitely far.
-    """
-    if fast.keys() != plain.keys():
-        return float("inf")
-    gaps = [abs(fast[k] - plain[k]) / max(abs(plain[k]), 1.0) for k in fast]
-    return max(gaps, default=None)
-
-
-def lines(record: Measurements) -> list[str]:
-    """Return the report."""
-    s = record["setting"]
-    load, done = record["load"], {
-        n: r for n, r in record["methods"].items() if "refused" not in r
-    }
-    rows = [_row(name, record) for name, record in done.items()]
-    head = (
-        f"methods on {s['backbone']}, {s['prec']}, built-in shapes, {s['clients']} clients, "
-        f"{s['rounds']} rounds after a warm-up, median of {s['repeats']} interleaved pairs, "
-        f"{s['threads']} thread(s), CPU; load average {load['after']:.1f} on {load['cores']} "
-        "core(s)"
-    )
-    notes = [
-        "CPU seconds per client-round (training and aggregation, without evaluation); bytes up and "
-        "down per round; MiB that the rounds add at their peak",
-        f"loss: largest difference of the two sides, relative; ! is above {FP32_LOSS:g} "
-        "(--fp64 tells whether that is rounding)",
-    ]
-    if slow := [n for n, r in done.items() if r["ratio"] < 1]:
-        notes.append(f"slower than its plain path: {', '.join(slow)}")
-    refused = [f"{n}: not measured: {r['refused']}" for n, r in record["methods"].items()
-               if "refused" in r]
-    return [head, *table_lines(rows), *notes, *refused]
-
-
-def _row(name: str, record: Mapping[str, Any]) -> dict[str, object]:
-    gap = record["loss_difference"]
-    mark = " !" if gap is not None and gap > FP32_LOSS else ""
-    return {
-        "trainer": name, "fast": f"{record['fast']['cpu']:.4f}",
-        "plain": f"{record['plain']['cpu']:.4f}", "ratio": f"{record['ratio']:.1f}",
-        "range": f"{record['lowest']:.1f}-{record['highest']:.1f}",
-        "bytes": f"{record['bytes_per_round']:,.0f}",
-        "fast MiB": f"{record['fast']['memory'] / 2**20:.1f}",
-        "plain MiB": f"{record['plain']['memory'] / 2**20:.1f}",
-        "loss": "-" if gap is None else f"{gap:.0e}{mark}",
-    }
+    if what and not issubclass(load_trainer(trainer), PeftTrainer):
+        raise ConfigError("it brings its own trainable tensors: --peft is not read")
+    if load_trainer(trainer).phases:  # counted in epochs, of which one is too few
+        setting = replace(setting, epochs=0)
+    if family:
+        cfg = resolve(parse(setting.words(trainer, False, what))).jobs[0].cfg
+        if not set(family) & set(families(prepare(cfg, inputs=inputs).federation.p0)):
+            return {}
+    fast, plain = (build(setting.words(trainer, side, what), inputs) for side in (False, True))
+    label = fast.trainer.name or trainer
+    say(f"{label} {what}".strip())
+    gc.collect()
+    gc.freeze()  # as the main job does: the collector need not walk what is built
+    try:
+        measured = compare(fast, plain, setting.rounds, setting.repeats)
+    finally:
+        gc.unfreeze()
+    return {"trainer": label, "peft": what, "families": list(families(fast.p0)), **measured}

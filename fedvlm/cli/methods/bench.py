@@ -1,16 +1,21 @@
 """Speed against the reference recipes.
 
 Both sides of a speed claim, in one process. fedtv: the published FedTV recipe's cost against ours,
-on the same weights, batches and initial tensors. methods: every trainer (or those named) beside its
-plain path, on the built-in shapes. scale: what a round costs beside its training, from ten clients
-to ten thousand. engines: the same run by this process and by workers.
+on the same weights, batches and initial tensors. methods: every trainer (or those named), with its
+own trainable set or others, beside its plain path, on the built-in shapes. scale: what a round
+costs beside its training, from ten clients to ten thousand. engines: the same run by this process
+and by workers.
 """
 
 from __future__ import annotations
 
+import shlex
 from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from fedvlm.bench.families import ORDER
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import complain, say
 from fedvlm.core.errors import ConfigError, did_you_mean
@@ -20,14 +25,17 @@ EXAMPLES = (
     "fedvlm bench fedtv --backbone ViT-B/16 --classes 50",
     "fedvlm bench fedtv --tiny --repeats 1  # seconds, and no verdict",
     "fedvlm bench methods FedAvg Ditto --rounds 3",
-    "fedvlm bench methods FedAvg --peft text-lora prompt+lora  # all: every trainable set",
+    "fedvlm bench methods --quick  # every method, every trainable set once: 3 minutes",
+    "fedvlm bench methods --peft all --markdown speed.md  # every method with every set",
+    "fedvlm bench methods FedAvg --peft text-lora prompt+lora",
+    "fedvlm bench methods --family visual-prompt adapter",
     "fedvlm bench scale --sizes 10 1000 --json scale.json",
     "fedvlm bench engines FedTV --clients 40 --rounds 4 --workers 2",
 )
 ALSO = ("benchmark", "speed", "profile", "time")
 BACKBONE = {"fedtv": "ViT-B/16", "methods": "tiny", "scale": "tiny", "engines": "tiny"}
-METHODS = ("backbone", "clients", "fp64", "peft", "repeats", "rounds", "threads", "json")
-METHODS_ONLY = ("fp64", "peft")
+METHODS_ONLY = ("family", "fp64", "markdown", "peft", "quick")
+METHODS = (*METHODS_ONLY, "backbone", "clients", "repeats", "rounds", "threads", "json")
 SCALE = ("cohort", "sizes", "threads", "json")
 SCALE_ONLY = ("cohort", "sizes")
 ENGINES = ("clients", "repeats", "rounds", "threads", "workers", "json")
@@ -51,6 +59,7 @@ SWITCHES = {
     "cold": "also ten rounds from an empty feature cache (composed)",
     "profile": "also where our time goes, by operator",
     "tiny": "a random tiny CLIP: seconds, and no verdict",
+    "quick": "every method once and every trainable set once, few clients (methods only)",
     "fp64": "both sides in double precision: what is left of the difference (methods only)",
 }
 
@@ -70,7 +79,11 @@ def flags(parser: Parser) -> None:
     add("--sizes", type=int, nargs="+", default=list(SIZES), metavar="N",
         help=f"numbers of clients ({' '.join(map(str, SIZES))}; scale only)")
     add("--peft", nargs="+", default=[], metavar="A+B",
-        help="what is trained, one row each; all: every set (methods only)")
+        help="what is trained, one row each; all: every set, own: each method's (methods only)")
+    add("--family", nargs="+", default=[], metavar="WORD",
+        help=f"only rows that train one of: {', '.join(ORDER)} (methods only)")
+    add("--markdown", default="", metavar="FILE",
+        help="also write the table here, in a page between its markers (methods only)")
     add("--json", default="", metavar="FILE", help="also write the record here")
     parser.checks.append(_mistakes)
 
@@ -83,10 +96,12 @@ def _mistakes(args: Namespace) -> list[str]:
             return [f"name a benchmark{known}"]
         return [f"unknown benchmark '{args.what}'{did_you_mean(args.what, BACKBONE)}{known}"]
     args.backbone = args.backbone or BACKBONE[args.what]
+    stray = [f"--family has no '{w}'{did_you_mean(w, ORDER)} ({', '.join(ORDER)})"
+             for w in args.family if w not in ORDER]
     read = {"methods": METHODS, "scale": SCALE, "engines": ENGINES}.get(args.what)
     idle = [args.spelling[n] for n in args.spelling
             if (n in NOT_FEDTV if read is None else n not in read)]
-    mistakes = [f"{args.what} does not read {flag}" for flag in idle]
+    mistakes = [*stray, *(f"{args.what} does not read {flag}" for flag in idle)]
     most = {"methods": None, "engines": 1}.get(args.what, 0)
     if most is not None and len(args.trainers) > most:
         mistakes.append(f"{args.what} takes {'one' if most else 'no'} trainer "
@@ -101,9 +116,7 @@ def main(args: Namespace) -> int:
         ConfigError: a number or a folder that cannot be.
         DataError: the record cannot be written.
     """
-    path = user_path(args.json) if args.json else None
-    if path is not None and not path.parent.is_dir():
-        raise ConfigError(f"--json {path}: there is no folder '{path.parent}'; make it first")
+    path = _target("--json", args.json)
     record, lines = {
         "methods": _methods, "scale": _scale, "fedtv": _fedtv, "engines": _engines
     }[args.what](args)
@@ -111,6 +124,18 @@ def main(args: Namespace) -> int:
     if path is not None:
         write_json(path, record)
     return 0
+
+
+def _target(flag: str, word: str) -> Path | None:
+    """Return the file that a flag names, None for none; looked at before anything is measured.
+
+    Raises:
+        ConfigError: its folder is not there.
+    """
+    path = user_path(word) if word else None
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError(f"{flag} {path}: there is no folder '{path.parent}'; make it first")
+    return path
 
 
 def _fedtv(args: Namespace) -> tuple[dict[str, Any], list[str]]:
@@ -126,13 +151,23 @@ def _fedtv(args: Namespace) -> tuple[dict[str, Any], list[str]]:
 
 def _methods(args: Namespace) -> tuple[dict[str, Any], list[str]]:
     """Return the record of ``bench methods`` and its lines."""
-    from fedvlm.bench import methods  # start-up: PyTorch, 2 s
+    from fedvlm.bench import method_table, methods  # start-up: PyTorch, 2 s
 
-    record = methods.run(
-        args.trainers, args.backbone, rounds=args.rounds, repeats=args.repeats,
-        clients=args.clients, threads=args.threads, fp64=args.fp64, peft=args.peft, say=_progress,
+    given = {n: getattr(args, n) for n in ("clients", "repeats", "rounds") if n in args.spelling}
+    base = methods.QUICK if args.quick else methods.Setting()
+    setting = replace(
+        base, backbone=args.backbone, threads=args.threads, fp64=args.fp64, **given
     )
-    return record, methods.lines(record)
+    page = _target("--markdown", args.markdown)
+    if page is not None:
+        method_table.check_page(page)
+    record = methods.run(
+        args.trainers, setting, peft=args.peft, family=args.family, quick=args.quick,
+        say=_progress,
+    )
+    if page is not None:
+        method_table.write_page(page, record, shlex.join(["fedvlm", "bench", *args.words]))
+    return record, method_table.lines(record)
 
 
 def _scale(args: Namespace) -> tuple[dict[str, Any], list[str]]:
