@@ -30,7 +30,7 @@ install: $(STAMP) ## make .venv with the pinned packages and fedvlm itself
 demo: $(STAMP) ## FedTV on the embedded tiny CLIP and built-in images: no download, about a minute
 	$(BIN)/python federated_main.py --demo
 
-test: $(STAMP) ## the tests that CI runs
+test: $(STAMP) ## the tests that CI runs; ends with the ten slowest files
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile
 
 test-all: $(STAMP) ## all tests, the slow ones too

@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from fedvlm.runs import manifest
 
+MANY_FILES = 20  # from here on the slowest are named
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
@@ -29,6 +31,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "golden_dir" in metafunc.fixturenames:
         dirs = [SHARED / "golden", *map(Path, metafunc.config.getoption("--golden"))]
         metafunc.parametrize("golden_dir", dirs, ids=[d.name for d in dirs])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the ten files that took longest, where many ran: the suite's time has a limit."""
+    spent = Counter[str]()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                spent[report.nodeid.partition("::")[0]] += report.duration
+    if len(spent) < MANY_FILES:
+        return
+    terminalreporter.section(f"slowest of {len(spent)} files, {spent.total():.0f} s in all")
+    for file, seconds in spent.most_common(10):
+        terminalreporter.write_line(f"{seconds:6.1f} s  {file}")
 
 
 @pytest.hookimpl(wrapper=True)

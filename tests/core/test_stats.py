@@ -8,7 +8,7 @@ import statistics
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedvlm.core.stats import mean, population_std, present, sample_std, t_interval
@@ -30,6 +30,7 @@ def test_one_value_has_a_mean_and_no_sample_spread() -> None:
     assert sample_std([3.0]) is None and t_interval([3.0]) is None
 
 
+@settings(deadline=None)
 @given(numbers)
 def test_the_bits_are_those_of_the_functions_that_were_many(values: list[float]) -> None:
     assert mean(values) == math.fsum(values) / len(values) == statistics.fmean(values)

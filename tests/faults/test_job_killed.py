@@ -30,8 +30,11 @@ def no_hook_left() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """An uninterrupted run and the number of its write points."""
+def whole(quick_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """An uninterrupted run and the number of its write points, the features being there already.
+
+    ``quick_run`` fills the cache, which has write points of its own.
+    """
     output, seen = tmp_path_factory.mktemp("whole"), []
     files.on_write_point = seen.append
     assert jobs.run(output) == 0

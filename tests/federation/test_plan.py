@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedvlm.check.compare import same_fed
@@ -18,6 +18,7 @@ CLIENTS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(CLIENTS, st.integers(1, 5), st.randoms())
 def test_a_chunk_is_of_one_site_and_one_form(rows: list, most: int, draw) -> None:  # type: ignore[no-untyped-def]
     sizes, sites, forms = (dict(enumerate(column)) for column in zip(*rows, strict=True))

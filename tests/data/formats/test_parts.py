@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedvlm.core.errors import DataError
@@ -39,6 +39,7 @@ def test_train_alone_wants_a_share_that_is_said() -> None:
     assert notes == ["the set: DATASET.TEST_SHARE is not used: there are test images"]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.floats(0.01, 0.99),
        st.integers(0, 5), st.randoms())
 def test_every_class_gives_its_share(sizes: list[int], share: float, seed: int, rng) -> None:

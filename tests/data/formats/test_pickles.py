@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedvlm.core.errors import DataError
@@ -39,6 +39,7 @@ def loads(raw: bytes, objects: bool = False) -> Any:
     return loads_restricted(raw, "the file", objects=objects)
 
 
+@settings(deadline=None)
 @given(PLAIN, st.sampled_from(PROTOCOLS))
 def test_plain_data_comes_back(content: Any, protocol: int) -> None:
     found = loads(pickle.dumps(content, protocol))
