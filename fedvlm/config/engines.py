@@ -13,7 +13,7 @@ OF_PARTIES = (SITES,)  # the clients' images are at parties of their own; the dr
 
 def of_parties(cfg: CfgNode) -> bool:
     """Say whether the clients of a run are at parties with data of their own."""
-    return cfg.FED.ENGINE in OF_PARTIES
+    return getattr(cfg.FED, "ENGINE", LOCAL) in OF_PARTIES
 
 
 def engine_options() -> Schema:

@@ -243,7 +243,7 @@ class RemoteEngine:
             "floor": {str(c): oldest[c] for c in ids}, "seconds": float(self.policy.deadline),
         })
         replies = self._ask(trips)
-        for site in (s for s in self.met if s in trips):
+        for site in trips:
             reply, ids = replies[site], [int(c) for c in trips[site].values["accepted"]]
             if isinstance(reply, str):
                 self.failed.add(site)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fedvlm.cli.main import main
 from tests.docs.pages import BLOCK, Session, blocks, pages, read, shown
 
 ELSEWHERE = {
@@ -19,12 +20,14 @@ PAGES = [p for p in pages() if p.name not in ELSEWHERE]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty current folder; variables that a page sets are gone afterwards."""
+    """An empty current folder; variables that a page sets, and its sites, are gone afterwards."""
     monkeypatch.chdir(tmp_path)
     before = set(os.environ)
     yield tmp_path
     for name in set(os.environ) - before:
         del os.environ[name]
+    for mark in tmp_path.glob("*/states/.runs/RUNNING"):  # of a page that failed
+        main(["site", "stop", str(mark.parents[2] / "site.yaml")])
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ from fedvlm.job.sites.party import config_plain
 
 PLACE = "sites"  # in the run's folder
 NAME, MET, FRAMES = "run", "met.json", "frames.json"
-REACH = 120.0  # seconds for sites to be there
+REACH = 300.0  # seconds for sites to be there
 _FIRST = 1.0  # seconds after which those who are not are named
 _MET = by(text("[^/]+", 200), record({"data": hexes, "clients": by(client, record(COUNTS))}))
 Tell = Callable[[str], None]

@@ -52,7 +52,7 @@ def test_a_site_that_is_killed_and_begun_again_moves_no_bit(
     words = [
         "--engine", "sites", "--sites-at", f"{address},unix:{place}/b", "--token-file",
         str(place / "token"), "--site-file", str(place / "server" / "site.json"), "--images",
-        str(place / "server" / "images"), "--trainer", "APFL", *WORDS, "--rounds", "6",
+        str(place / "server" / "images"), "--trainer", "APFL", *WORDS, "--rounds", "5",
     ]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     run = started("run", *words, "--output-dir", str(whole))
