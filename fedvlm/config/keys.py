@@ -324,8 +324,8 @@ def _aggregation() -> Schema:
             "bit (auto: memory up to 4 GiB)", choices=("auto", "memory", "disk"),
         ),
         "FED.ENGINE": Option(
-            "local", "who computes the clients: this process, or worker processes; moves no bit",
-            choices=("local", "workers"), neutral="local",
+            "local", "who computes the clients: this process, worker processes, or sites behind "
+            "Flower; moves no bit", choices=("local", "workers", "flower"), neutral="local",
         ),
         "FED.WORKERS": Option(
             0, "worker processes to begin here; 0 is one per GPU, or per group of cores that the "
@@ -334,6 +334,10 @@ def _aggregation() -> Schema:
         "FED.WORKERS_AT": Option(
             "", "workers that were begun by fedvlm site serve: host:port,host:port, or unix:PATH",
             neutral="",
+        ),
+        "FED.FEDERATION": Option(
+            "federation", "folder of the federation that fedvlm federation up began (FED.ENGINE "
+            "flower)", neutral="federation",
         ),
         "FED.TOKEN_FILE": Option("", "file with the secret of FED.WORKERS_AT", neutral=""),
         "FED.WEIGHTING": Option(

@@ -118,7 +118,9 @@ FLAGS: tuple[Flag, ...] = (
     _v(_MODEL, "DEVICE", "--device", "auto, cpu, cuda, cuda:N, mps"),
     Flag(("--plain",), "the slow plain path (no cache, no packing)", _MODEL, "FED.PLAIN",
          kind="switch"),
-    _v("", "FED.ENGINE", "--engine", "local, or workers: processes that take the clients"),
+    _v("", "FED.ENGINE", "--engine", "local, or who takes the clients: workers "
+       "(processes), flower (sites of a federation)"),
+    _v("", "FED.FEDERATION", "--federation", "folder of fedvlm federation up", "FOLDER"),
     _v("", "FED.WORKERS", "--workers", "how many of them to begin here", "N"),
     _v("", "FED.WORKERS_AT", "--workers-at", "those that fedvlm site serve began",
        "HOST:PORT,..."),

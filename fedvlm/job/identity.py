@@ -26,6 +26,7 @@ WHERE = (
     "FED.UNRELIABLE.QUORUM",  # only ends a run sooner
     "TEST.EVAL_EVERY", "DEVICE", "SINKS", "FED.STORE", "BANK.GB",
     "FED.ENGINE", "FED.WORKERS", "FED.WORKERS_AT", "FED.TOKEN_FILE",
+    "FED.FEDERATION",
     "TEST.REFERENCES", "TEST.PER_CLASS_RESULT", "TEST.COMPUTE_CMAT",
     "FED.INDEX_FILE", "DATASET.FEWSHOT_FILE",  # the data digest stands for what they say
 )

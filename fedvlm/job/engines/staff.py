@@ -33,6 +33,7 @@ from fedvlm.distributed.sockets.stream import UNIX, host_port, read_token
 from fedvlm.evaluation.evaluator import Ask
 from fedvlm.federation.local.images import Absent
 from fedvlm.job.build import Built, pick_device
+from fedvlm.job.engines import flower
 from fedvlm.job.engines.states import PLACE, RUN
 from fedvlm.job.inputs import GivenInputs, Inputs
 from fedvlm.job.sites.party import config_plain, shared_facts
@@ -98,11 +99,12 @@ def check_engine(cfg: CfgNode, inputs: Inputs | None) -> None:
         ConfigError: such a key.
     """
     fed = cfg.FED
-    if fed.ENGINE == LOCAL:
+    if fed.ENGINE != WORKERS:
         for key, flag in (("WORKERS", "--workers"), ("WORKERS_AT", "--workers-at"),
                           ("TOKEN_FILE", "--token-file")):
             if fed[key]:
                 raise ConfigError(f"{flag} {fed[key]}: add --engine workers, which reads it")
+    if fed.ENGINE == LOCAL:
         return
     if cfg.TEST.KEEP_LOGITS:
         raise ConfigError(
@@ -111,9 +113,12 @@ def check_engine(cfg: CfgNode, inputs: Inputs | None) -> None:
         )
     if isinstance(inputs, GivenInputs):
         raise ConfigError(
-            "--engine workers: other processes cannot read data that a program holds in memory; "
-            "write them as a folder of images, or use the local engine"
+            f"--engine {fed.ENGINE}: other processes cannot read data that a program holds in "
+            "memory; write them as a folder of images, or use the local engine"
         )
+    if fed.ENGINE == flower.NAME:
+        flower.check_flower(cfg)
+        return
     if bool(fed.WORKERS_AT) != bool(fed.TOKEN_FILE):
         raise ConfigError(
             "--workers-at and --token-file go together: the file holds the secret that the workers "
@@ -142,8 +147,15 @@ def employed(built: Built, folder: RunFolder, tell: Tell) -> Iterator[Staff]:
     if built.cfg.FED.ENGINE == LOCAL:
         yield Here(built)
         return
-    plain = config_plain(built.cfg)
     run = run_id(folder)
+    if built.cfg.FED.ENGINE == flower.NAME:
+        threads = flower.threads_of_site(built.cfg, os.environ, _cores())
+        with flower.federated(
+            built, folder, run, _serve, partial(_environ, built.cfg, threads), tell
+        ) as sites:
+            yield sites
+        return
+    plain = config_plain(built.cfg)
     federation.clients.store = PoolAway()
     carrier = workers_of(built.cfg, folder.path, tell)
     engine = PoolEngine(
@@ -237,10 +249,12 @@ def _addresses(cfg: CfgNode) -> list[str]:
 
 
 def _command(folder: Path, place: Path, slot: int, handle: int) -> Sequence[str]:
-    return (
-        sys.executable, "-m", "fedvlm", "site", "serve", "--run", str(folder), "--states",
-        str(place), "--handle", str(handle),
-    )
+    return _serve(["--run", str(folder), "--states", str(place), "--handle", str(handle)])
+
+
+def _serve(words: Sequence[str]) -> list[str]:
+    """Return the command of a worker."""
+    return [sys.executable, "-m", "fedvlm", "site", "serve", *words]
 
 
 def _environ(cfg: CfgNode, threads: int, slot: int) -> Mapping[str, str]:
