@@ -1,4 +1,4 @@
-"""What tests of the Flower carrier share: runs of the real job over a federation, and their bits."""
+"""What tests of the Flower carrier share: runs of the job over a federation, and their bits."""
 
 from __future__ import annotations
 

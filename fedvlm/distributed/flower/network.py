@@ -22,7 +22,7 @@ Say = Callable[[str], None]
 START = 180.0  # seconds for a process to be ready
 AGAIN = 5.0  # seconds before a SuperNode is begun again that the SuperLink still thinks is there
 NODE, WORKER = ".node", ".worker"  # ends of the names of a site's processes
-_READY = "SuperNode ID:"  # in a SuperNode's log, once the SuperLink has let it in
+READY = "SuperNode ID:"  # in a SuperNode's log, once the SuperLink has let it in
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def _nodes_ready(place: Place, sites: list[SitePlan]) -> None:
         time.sleep(0.2)
         for site in list(waiting):
             log = place.log(site.name + NODE)
-            if _READY in processes.tail(log, 200):
+            if READY in processes.tail(log, 200):
                 waiting.remove(site)
             elif time.monotonic() > until:
                 raise ConfigError(
