@@ -117,7 +117,7 @@ def roster_of(path: Path, clients: int, classnames: Sequence[str]) -> Roster:
         try:
             client, images = int(row["client"]), int(row["images"])
             sizes[row["part"]][client] += images
-            if row["part"] == "train":
+            if row["part"] == "train" and row["class"]:  # empty where a site did not tell
                 classes[client, label[row["class"]]] += images
         except (KeyError, ValueError, IndexError) as error:
             raise DataError(f"'{path / 'partition.csv'}' is damaged: {error}") from error

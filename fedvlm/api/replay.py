@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.api.rebuild import run_folder
+from fedvlm.config.engines import of_parties
 from fedvlm.console.screen import progress
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
@@ -164,6 +165,9 @@ def replay(
     quiet = {"SINKS": "()", "RESUME": ""}
     with tempfile.TemporaryDirectory(prefix="fedvlm-replay-") as place:
         cfg = config_of(path, {**(changes or {}), **quiet, "OUTPUT_DIR": place})
+        if of_parties(cfg):
+            raise ConfigError(f"'{path}': its clients' images are at their sites, so it cannot be "
+                              "run again here")
         with threads_of(cfg):
             built = build(cfg, progress)
             moved = same_backbone(built.identity, told["identity"])

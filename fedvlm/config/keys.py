@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedvlm.config.dassl import dassl_options, family_options
+from fedvlm.config.engines import ENGINES, LOCAL
 from fedvlm.config.option import Option, Schema, Value, short_repr
 
 PARTITIONS = (
@@ -324,8 +325,9 @@ def _aggregation() -> Schema:
             "bit (auto: memory up to 4 GiB)", choices=("auto", "memory", "disk"),
         ),
         "FED.ENGINE": Option(
-            "local", "who computes the clients: this process, worker processes, or sites behind "
-            "Flower; moves no bit", choices=("local", "workers", "flower"), neutral="local",
+            LOCAL, "who computes the clients: this process, worker processes, sites with data of "
+            "their own, or sites of a federation on Flower; moves no bit", choices=ENGINES,
+            neutral=LOCAL,
         ),
         "FED.WORKERS": Option(
             0, "worker processes to begin here; 0 is one per GPU, or per group of cores that the "
@@ -336,10 +338,34 @@ def _aggregation() -> Schema:
             neutral="",
         ),
         "FED.FEDERATION": Option(
-            "federation", "folder of the federation that fedvlm federation up began (FED.ENGINE "
-            "flower)", neutral="federation",
+            "", "folder of fedvlm federation up, whose sites have the clients (FED.ENGINE flower: "
+            "federation, if it is empty; sites: in the place of FED.SITES_AT)", neutral="",
         ),
-        "FED.TOKEN_FILE": Option("", "file with the secret of FED.WORKERS_AT", neutral=""),
+        "FED.TOKEN_FILE": Option(
+            "", "file with the secret of FED.WORKERS_AT or FED.SITES_AT", neutral=""
+        ),
+        "FED.SITES_AT": Option(
+            "", "sites that their owners serve (fedvlm site serve site.yaml): host:port,..., or "
+            "unix:PATH", neutral="",
+        ),
+        "FED.SITE_FILE": Option(
+            "", "the coordinator's site.json: class names, perhaps public test images", neutral=""
+        ),
+        "FED.ASK.SECONDS": Option(
+            600.0, "how long a site may take for an answer", low=1, neutral=600.0
+        ),
+        "FED.ASK.RETRIES": Option(
+            2, "how often a site that did not answer is asked again", low=0, neutral=2
+        ),
+        "FED.ASK.WAIT": Option(20.0, "seconds before that", low=0, neutral=20.0),
+        "FED.ASK.REFUSALS": Option(
+            3, "rounds in a row with refused updates after which a site is asked no more", low=1,
+            neutral=3,
+        ),
+        "FED.ASK.MAX_NORM": Option(
+            0.0, "norm of an update of a site's client above which it is refused; 0 is no limit",
+            low=0, neutral=0.0,
+        ),
         "FED.WEIGHTING": Option(
             "auto",
             "weight of a client in the average: its training samples, the same for all, or as "

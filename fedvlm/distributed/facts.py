@@ -31,7 +31,7 @@ def facts(fed: Federation) -> dict[str, str]:
         "templates": digest(list(getattr(model, "templates", ()))),
         "method": _source(type(fed.trainer)), "trained tensors": _bits(fed.p0),
         "groups": digest(fed.groups.of),
-        "layout": digest([engine.chunk, [int(s) for s in engine.sites]]),
+        "layout": digest(engine.chunk),  # sites, where one place has several, are the config's
     }
 
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedvlm.core.errors import ConfigError, DivergedError, FedvlmError, QuorumError
+from fedvlm.core.errors import ConfigError, DataError, DivergedError, QuorumError
 from fedvlm.core.trees import Tree
 from fedvlm.distributed.carriers import Carrier
 from fedvlm.distributed.facts import facts, likeness, odd_facts
@@ -54,10 +54,11 @@ class RemoteEngine:
         home: the site of each client.
         counts: what the sites said of their clients' images.
         met, data: what each site said that it is; digests of its data.
-        before: digests of the sites' data when the run began, where it goes on.
+        before: digest of the data of each client's site when the run began, where it goes on.
         sites: each client's site as a number, in the carrier's order.
         refusals: rounds in a row in which something of a site was refused.
         excluded: sites that are asked no more.
+        readmitted: whom the coordinator took in again (``distributed.readmission``).
         silent: sites that the carrier brought no answer of, when it was asked last.
         failed: sites that did not answer well in the work or evaluation under way.
         traffic: bytes of frames, ``down`` and ``up``.
@@ -76,26 +77,36 @@ class RemoteEngine:
     counts: dict[int, dict[str, Any]] = field(default_factory=dict)
     met: dict[str, dict[str, str]] = field(default_factory=dict)
     data: dict[str, str] = field(default_factory=dict)
-    before: dict[str, str] = field(default_factory=dict)
+    before: dict[int, str] = field(default_factory=dict)
     sites: Sequence[int] = ()
     refusals: Counter[str] = field(default_factory=Counter)
     excluded: set[str] = field(default_factory=set)
+    readmitted: list[dict[str, Any]] = field(default_factory=list)
     silent: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     traffic: Counter[str] = field(default_factory=Counter)
     tuning: dict[int, float] = field(default_factory=dict)
     logits: Tree = field(default_factory=dict)
     here: ClassVar[bool] = False
+    remedy: ClassVar[str] = "; or go on without it: fedvlm readmit RUN CLIENT --anew"
     _like: str = ""
 
     # ---- handshake ---------------------------------------------------------------------------
-    def meet(self, clients: int, seconds: float = 60.0) -> None:
+    def meet(
+        self, clients: int, seconds: float = 60.0, before: Mapping[str, Mapping[str, Any]] = {},
+    ) -> None:
         """Ask every site who it is, until all clients have a home.
 
+        Args:
+            before: what the sites told when the run began (``welcomes``). A site that told and is
+                away now counts as it did; the quorum decides whether the run can go on without it.
+
         Raises:
-            ConfigError: a site's config differs (it names the keys), two sites claim a client, or
-                clients are nowhere after ``seconds``.
+            ConfigError: a site's config or data differ (it names the keys), two sites claim a
+                client, or clients are nowhere after ``seconds``.
         """
+        self._remember({site: told["data"] for site, told in before.items()},
+                       {site: [int(c) for c in told["clients"]] for site, told in before.items()})
         until = time.monotonic() + seconds
         while True:
             hello = Frame("hello", {
@@ -110,20 +121,49 @@ class RemoteEngine:
             if not lacking:
                 break
             if time.monotonic() >= until:
+                self._count_absent(before)
+                lacking = sorted(set(range(clients)) - set(self.home))
+                if not lacking:
+                    break
                 raise ConfigError(
                     f"no site has clients {lacking[:8]}; there are {', '.join(self.met) or 'none'}"
                 )
             time.sleep(PAUSE)
-        order = {site: at for at, site in enumerate(self.carrier.sites())}
+        beyond = sorted(c for c in self.home if c >= clients)
+        if beyond:
+            raise ConfigError(
+                f"sites have clients {beyond[:8]}, and FED.CLIENTS {clients} are 0 to {clients - 1}"
+            )
+        names = dict.fromkeys([*self.carrier.sites(), *self.home.values()])
+        order = {site: at for at, site in enumerate(names)}
         self.sites = tuple(order[self.home[c]] for c in range(clients))
 
     def _welcome(self, site: str, reply: Frame) -> None:
         self.met[site], self.data[site] = dict(reply.values["facts"]), reply.values["data"]
-        self._compare(site)
         for client, count in numbered(reply.values["clients"]).items():
             if client in self.home:
                 raise ConfigError(f"sites {self.home[client]} and {site} both have client {client}")
             self.home[client], self.counts[client] = site, count
+        self._compare(site)
+
+    def _count_absent(self, before: Mapping[str, Mapping[str, Any]]) -> None:
+        """Count the clients of sites that are away as they were counted before."""
+        for site, told in before.items():
+            counts = numbered(told["clients"])
+            if site in self.met or counts.keys() & self.home.keys():
+                continue
+            self.home |= dict.fromkeys(counts, site)
+            self.counts |= counts
+            self.data[site] = str(told["data"])
+            self.say(f"{site} is away: clients {sorted(counts)[:8]} count as before")
+
+    def welcomes(self) -> dict[str, dict[str, Any]]:
+        """Return what each site told of itself, as JSON values (for ``meet``, later)."""
+        return {
+            site: {"data": self.data[site], "clients": {
+                str(c): self.counts[c] for c, home in sorted(self.home.items()) if home == site
+            }} for site in dict.fromkeys(self.home.values())
+        }
 
     def roster(self) -> Roster:
         """Return what the sites say of their clients: counts, and nothing else."""
@@ -169,7 +209,7 @@ class RemoteEngine:
         Raises:
             DivergedError: policy ``abort`` at a site.
             QuorumError: too few answered.
-            FedvlmError: a site has lost a state that was accepted.
+            DataError: a site has lost a state that was accepted.
         """
         ctx, job = make(sorted(accepted)), Round(downloads, dict(accepted))
         floor = getattr(clients.store, "floor", {})
@@ -335,25 +375,43 @@ class RemoteEngine:
     # ---- memory ------------------------------------------------------------------------------
     def memory(self) -> dict[str, Any]:
         """Return what a checkpoint has to keep of the sites, as JSON values."""
+        homes = {site: [c for c, home in sorted(self.home.items()) if home == site]
+                 for site in self.data}
         return {
             "excluded": sorted(self.excluded), "refusals": dict(self.refusals),
-            "data": dict(self.data),
+            "data": dict(self.data), "clients": homes, "readmitted": list(self.readmitted),
         }
 
     def recall(self, memory: Mapping[str, Any]) -> None:
         """Go on with what a checkpoint kept; sites may have been met, or come later.
 
+        A site is known again by its clients: carriers may have given it another name.
+
         Raises:
             ConfigError: a site has other data than before.
         """
-        self.before = dict(memory.get("data", {}))
+        homes = memory.get("clients") or {
+            site: [c for c, home in self.home.items() if home == site]
+            for site in memory.get("data", {})
+        }
+        self._remember(memory.get("data", {}), homes)
         for site in self.met:
             self._compare(site)
-        self.excluded = set(memory.get("excluded", ()))
-        self.refusals = Counter(memory.get("refusals", {}))
+        now = {site: self.home.get(ids[0], site) for site, ids in homes.items() if ids}
+        self.excluded = {now.get(site, site) for site in memory.get("excluded", ())}
+        self.refusals = Counter(
+            {now.get(site, site): n for site, n in memory.get("refusals", {}).items()}
+        )
+        self.readmitted = list(memory.get("readmitted", ()))
+
+    def _remember(
+        self, data: Mapping[str, str], homes: Mapping[str, Sequence[int]]
+    ) -> None:
+        self.before |= {c: said for site, said in data.items() for c in homes.get(site, ())}
 
     def _compare(self, site: str) -> None:
-        if self.before.get(site, self.data[site]) != self.data[site]:
+        ours = [c for c, home in self.home.items() if home == site]
+        if any(self.before.get(c, self.data[site]) != self.data[site] for c in ours):
             raise ConfigError(
                 f"site {site} has other data than when this run began: put its old ones back, or "
                 "begin a new run under another --tag"
@@ -402,7 +460,7 @@ class RemoteEngine:
         """Return each site's answer, or why there is none that fits.
 
         Raises:
-            DivergedError, FedvlmError: a failure at a site that ends the run.
+            DivergedError, DataError: a failure at a site that ends the run.
         """
         sent = {site: pack(frame) for site, frame in frames.items()}
         self.traffic["down"] += sum(map(len, sent.values()))
@@ -424,7 +482,7 @@ class RemoteEngine:
             if values["kind"] == "diverged":
                 raise DivergedError(f"{site}: {values['text']}")
             if values["kind"] == "lost":
-                raise FedvlmError(f"{site}: {values['text']}")
+                raise DataError(f"{site}: {values['text']}{self.remedy}")
             return str(values["text"])
         if values["nonce"] != asked.values["nonce"]:
             return "a late answer to another request"

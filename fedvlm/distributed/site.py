@@ -89,7 +89,7 @@ class Site:
             reply = pack(self._ops[frame.op](frame))
             self.terms.allow_size(len(reply))
         except Exception as error:
-            reply = pack(Frame("failed", {"nonce": nonce} | self._failure(error)))
+            reply = pack(Frame("failed", {"nonce": nonce} | failure(error, self.say)))
             failed = True
         else:
             failed = False
@@ -117,18 +117,6 @@ class Site:
     def _spent(self) -> Ledger:
         """Return the account of all runs of this config: a run's name is the server's to choose."""
         return Ledger(self.folder / SPENT / self.like)
-
-    def _failure(self, error: Exception) -> dict[str, str]:
-        """Return kind and text of a failure as they may leave; the log gets all of it."""
-        self.say(f"{type(error).__name__}: {error}")
-        if isinstance(error, (WireError, Refused)):
-            return {"kind": "refused", "text": str(error)[:500]}
-        if isinstance(error, LostState):
-            return {"kind": "lost", "text": str(error)[:500]}
-        if isinstance(error, DivergedError):
-            return {"kind": "diverged", "text": _told(str(error))}
-        name = type(error).__name__ if _WORD.fullmatch(type(error).__name__) else "an error"
-        return {"kind": "failed", "text": f"{name} at the site; what it says is in the site's log"}
 
     # ---- ops ---------------------------------------------------------------------------------
     def _hello(self, frame: Frame) -> Frame:
@@ -290,6 +278,19 @@ class Site:
                 yield store
             finally:
                 clients.store = before
+
+
+def failure(error: Exception, say: Callable[[str], None]) -> dict[str, str]:
+    """Return kind and text of a failure as they may leave a site; its log gets all of it."""
+    say(f"{type(error).__name__}: {error}")
+    if isinstance(error, (WireError, Refused)):
+        return {"kind": "refused", "text": str(error)[:500]}
+    if isinstance(error, LostState):
+        return {"kind": "lost", "text": str(error)[:500]}
+    if isinstance(error, DivergedError):
+        return {"kind": "diverged", "text": _told(str(error))}
+    name = type(error).__name__ if _WORD.fullmatch(type(error).__name__) else "an error"
+    return {"kind": "failed", "text": f"{name} at the site; what it says is in the site's log"}
 
 
 def of_client(name: str) -> int | None:

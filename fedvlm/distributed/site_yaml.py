@@ -29,6 +29,7 @@ _RULES: Mapping[str, _Check] = {
     "trainers": (lambda v: _texts(v) and all(map(LOCAL.fullmatch, v)),
                  "a list of methods by name, such as [FedAvg, FedTV]; a file is none"),
     "backbones": (_texts, "a list of backbones, such as [ViT-B/16]"),
+    "weights": (_texts, "a list of files of weights, as coordinators name them"),
     "rounds": (_is_whole(0), "a whole number, 0 for no limit"),
     "steps": (_is_whole(0), "a whole number, 0 for no limit"),
     "bytes": (_is_whole(0), "a whole number, 0 for no limit"),
@@ -83,7 +84,7 @@ def read_site_yaml(path: Path) -> SiteYaml:
         for key, usual in _PATHS.items()
     }
     rules = {rule: values[f"{_ALLOW}.{rule}"] for rule in _RULES if f"{_ALLOW}.{rule}" in values}
-    rules |= {rule: tuple(rules[rule]) for rule in _NEEDED}
+    rules |= {rule: tuple(rules.get(rule, ())) for rule in (*_NEEDED, "weights")}
     return SiteYaml(places["site"], places["images"], places["states"], Terms(**rules))
 
 

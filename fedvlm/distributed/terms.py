@@ -18,6 +18,7 @@ from fedvlm.federation.server import Row
 LOCAL = re.compile(r"[A-Za-z][\w-]*")  # a method's name; anything else may be a file
 PARTS = ("train", "val", "test")
 _TRAINER, _BACKBONE, _ROUNDS = "TRAINER.NAME", "MODEL.BACKBONE.NAME", "FED.ROUNDS"
+_WEIGHTS = "MODEL.INIT_WEIGHTS"
 
 
 class Refused(FedvlmError):
@@ -38,6 +39,7 @@ class Terms:
         seconds: of work for runs of one config altogether, over all their messages; 0: no limit.
         count: smallest number of images that may be told, above none.
         logits: whether outputs for single images, with their labels, may leave.
+        weights: of a backbone, beside the published ones that a plain word names; None: all.
     """
 
     backbones: tuple[str, ...] | None = None
@@ -48,13 +50,14 @@ class Terms:
     seconds: float = 0.0
     count: int = 1
     logits: bool = False
+    weights: tuple[str, ...] | None = None
 
     # ---- before work -------------------------------------------------------------------------
     def admit(self, config: Mapping[str, Any]) -> None:
         """Refuse a run by its config.
 
         Raises:
-            Refused: the method, the backbone or the number of rounds; by rule.
+            Refused: the method, the backbone, its weights or the number of rounds; by rule.
         """
         if self.trainers is not None:
             name = str(config.get(_TRAINER, ""))
@@ -65,6 +68,11 @@ class Terms:
         backbone = str(config.get(_BACKBONE, ""))
         if self.backbones is not None and backbone not in self.backbones:
             raise _refusal("backbones", "this backbone is not allowed")
+        weights = str(config.get(_WEIGHTS, ""))
+        named = not weights or LOCAL.fullmatch(weights) or weights in (self.weights or ())
+        if self.weights is not None and not named:
+            raise _refusal("weights", "weights go by a published name here, or by one that the "
+                           "owner lists; a file of the coordinator's is none")
         rounds = config.get(_ROUNDS, 0)
         if self.rounds and isinstance(rounds, int) and rounds > self.rounds:
             raise _refusal("rounds", f"at most {self.rounds} rounds, and {rounds} are planned")

@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from yacs.config import CfgNode
 
 from fedvlm.compat.files import load_trainer
+from fedvlm.config.engines import of_parties
 from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import numel
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.partition.index_file import read_index_file
 from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.federation.server import Roster
 from fedvlm.job.build import Built
 from fedvlm.job.flags import words_of
 from fedvlm.runs.identity import RunPath
@@ -28,7 +30,7 @@ def partition_name(cfg: CfgNode) -> str:
     What the kind uses and is not at its default is appended (``-fine1``, ``-min10``,
     ``-repeat0.2``, ``-legacy``), then ``-without-<domain>`` for a held-out domain and ``-server2``
     for two images per class that no client gets. An index file stands by the first digits of its
-    hash: ``index-1a2b3c4d-K20-f0.25``.
+    hash: ``index-1a2b3c4d-K20-f0.25``; clients with data of their own as ``sites-K2-f1``.
 
     Raises:
         DataError: an index file that cannot be read.
@@ -40,6 +42,8 @@ def partition_name(cfg: CfgNode) -> str:
     tail = f"{out}-K{fed.CLIENTS}-f{fed.FRAC:g}"
     if fed.INDEX_FILE:
         return f"index-{read_index_file(fed.INDEX_FILE)['sha256'][:_HASH]}{tail}"
+    if of_parties(cfg):
+        return f"sites{tail}"
     kind, marks = fed.PARTITION, ""
     if "dirichlet" in kind or kind == "quantity":
         marks = f"-{fed.BETA:g}"
@@ -72,7 +76,7 @@ def header(built: Built) -> dict[str, object]:
         "dataset": f"{cfg.DATASET.NAME}, {len(built.data.classnames)} classes "
                    f"({cfg.DATASET.SUBSAMPLE_CLASSES}), shots {cfg.DATASET.NUM_SHOTS}",
         "clients": f"{len(roster)}, {partition_name(cfg)}{unseen}",
-        "images": images_line(built.data),
+        "images": images_line(built.data, roster),
         "backbone": f"{cfg.MODEL.BACKBONE.NAME} on {built.model.device.type}, {cfg.MODEL.PREC}",
         "trainable": f"{count:,} of {frozen + count:,} ({100 * count / (frozen + count):.2f} %), "
                      f"{shared} tensors shared, {personal} personal",
@@ -80,13 +84,15 @@ def header(built: Built) -> dict[str, object]:
     }
 
 
-def images_line(data: FederatedData) -> str:
+def images_line(data: FederatedData, roster: Roster) -> str:
     """Return how many training images each client gets, and how many of the set's that is."""
-    sizes = [len(client.train) for client in data.clients]
+    sizes = roster.train.tolist()
     used = len({int(i) for client in data.clients for i in client.train})
     each = ", ".join(map(str, sizes))
     if len(sizes) > _LISTED:
         each = f"{min(sizes)} to {max(sizes)}, median {statistics.median(sizes):g}"
+    if not used:
+        return f"{sum(sizes):,} training images at their sites; by client: {each}"
     return f"{used:,} of {data.available:,} training images; by client: {each}"
 
 

@@ -118,12 +118,15 @@ FLAGS: tuple[Flag, ...] = (
     _v(_MODEL, "DEVICE", "--device", "auto, cpu, cuda, cuda:N, mps"),
     Flag(("--plain",), "the slow plain path (no cache, no packing)", _MODEL, "FED.PLAIN",
          kind="switch"),
-    _v("", "FED.ENGINE", "--engine", "local, or who takes the clients: workers "
-       "(processes), flower (sites of a federation)"),
+    _v("", "FED.ENGINE", "--engine", "local; workers: processes that take the clients; flower: "
+       "sites of a federation; sites: parties with data of their own"),
     _v("", "FED.FEDERATION", "--federation", "folder of fedvlm federation up", "FOLDER"),
     _v("", "FED.WORKERS", "--workers", "how many of them to begin here", "N"),
     _v("", "FED.WORKERS_AT", "--workers-at", "those that fedvlm site serve began",
        "HOST:PORT,..."),
+    _v("", "FED.SITES_AT", "--sites-at", "sites that their owners serve", "HOST:PORT,..."),
+    _v("", "FED.SITE_FILE", "--site-file", "the coordinator's site.json, which fedvlm site make "
+       "--public writes", "FILE"),
     _v("", "FED.TOKEN_FILE", "--token-file", "file with their secret", "FILE"),
     _v(_RUN, "OUTPUT_DIR", "--output-dir", "folder of all runs", "DIR"),
     _v(_RUN, "RESUME", "--resume", "run folder to go on with", "DIR"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -100,13 +101,21 @@ class ServerInputs(SiteInputs):
         file: without clients.
         folder: where its images are.
         counts: what the sites say of their clients.
+        digest: of the data of all of them, as they tell it.
     """
 
     serves = True
 
-    def __init__(self, file: SiteFile, folder: Path, counts: Roster) -> None:
+    def __init__(
+        self, file: SiteFile, folder: Path, counts: Roster, digest: str = ""
+    ) -> None:
         super().__init__(file, folder)
-        self.counts = counts
+        self.counts, self.digest = counts, digest
+
+    def data(self, cfg: CfgNode, progress: Progress | None) -> FederatedData:
+        """See ``Inputs``."""
+        data = super().data(cfg, progress)
+        return replace(data, split_digest=self.digest) if self.digest else data
 
 
 class SharedInputs(Inputs):

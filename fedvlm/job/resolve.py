@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from yacs.config import CfgNode
 
 from fedvlm.config.build import DEFAULT, build_config, unused_keys, yaml_keys
+from fedvlm.config.engines import of_parties
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Schema, declare
 from fedvlm.config.read import config_names, find_config, lookup
@@ -20,6 +21,7 @@ from fedvlm.core.files import user_path
 from fedvlm.data.catalog import canonical_domain, dataset_info
 from fedvlm.data.datasets import load_dataset
 from fedvlm.data.own.add import OwnSet, understand
+from fedvlm.data.own.site import ServerSet, server_set
 from fedvlm.data.packs.pack import Setting
 from fedvlm.data.packs.place import about_pack, pack_root, reading_of
 from fedvlm.federation.cards import trainer_files
@@ -65,7 +67,7 @@ def resolve(
     Raises:
         ConfigError: anything that is wrong with flags or files, one line per mistake.
     """
-    own: OwnSet | MemorySet | None = given or _own_set(args)
+    own: OwnSet | ServerSet | MemorySet | None = given or _own_set(args)
     dataset, demo = None if own else _dataset_yaml(args), _demo_yaml(args)
     said = own or demo or args.dataset or args.dataset_config_file
     packed = {} if said else _packed_keys(args, dataset is not None)
@@ -230,22 +232,27 @@ def _packed_keys(args: Namespace, known: bool) -> dict[str, Setting]:
     return reading_of(about) if known else about.settings | {"DATASET.NAME": about.name}
 
 
-def _own_set(args: Namespace) -> OwnSet | None:
-    """Return what is to be read of the folder that ``--images`` names; None without it.
+def _own_set(args: Namespace) -> OwnSet | ServerSet | None:
+    """Return what ``--images`` or a coordinator's ``--site-file`` says of the data; None: neither.
 
     Raises:
         ConfigError: another flag names the data set too.
         DataError: the folder is none of images; says what it lacks.
     """
-    if not args.images:
-        return None
     given = args.flags | dict(zip(args.opts[::2], args.opts[1::2], strict=False))
+    file = str(given.get("FED.SITE_FILE", ""))
+    if not args.images and not file:
+        return None
     others = [flag for flag, word in (
         ("--dataset", args.dataset), ("--dataset-config-file", args.dataset_config_file),
         ("--demo", args.demo), ("--root", "DATASET.ROOT" in given),
     ) if word]
     if others:
-        raise ConfigError(f"--images says which images to read: drop {others[0]}")
+        says = "--site-file says which classes there are" if file else (
+            "--images says which images to read")
+        raise ConfigError(f"{says}: drop {others[0]}")
+    if file:
+        return server_set(user_path(file), args.images)
     keys = {k: v for k, v in given.items()
             if k.startswith("DATASET.") or k in ("DATA_SEED", "CACHE_DIR")}
     return understand(Path(args.images), keys)
@@ -258,6 +265,12 @@ def _follow(cfg: CfgNode, origins: dict[str, str]) -> list[str]:
     domain held out the clients are those of the other domains.
     """
     notes, fed = [], cfg.FED
+    if of_parties(cfg):
+        if origins["FED.CLIENTS"] == DEFAULT:
+            raise ConfigError("say how many clients the sites have together: --num-users N")
+        if origins["FED.UNRELIABLE.QUORUM"] == DEFAULT:
+            fed.UNRELIABLE.QUORUM = 1.0
+            origins["FED.UNRELIABLE.QUORUM"] = f"as FED.ENGINE is {fed.ENGINE}"
     if fed.HELD_OUT_DOMAIN and origins["FED.PARTITION"] == DEFAULT:
         fed.PARTITION, origins["FED.PARTITION"] = "domain", "as FED.HELD_OUT_DOMAIN is set"
         notes.append("FED.HELD_OUT_DOMAIN: the clients are the other domains' (FED.PARTITION "

@@ -17,15 +17,17 @@ from yacs.config import CfgNode
 
 from fedvlm.compat.files import load_trainer
 from fedvlm.config.build import flat
+from fedvlm.config.engines import of_parties
 from fedvlm.console.log import LogFile
 from fedvlm.console.screen import Console, progress, say
-from fedvlm.core.errors import ConfigError, QuorumError
+from fedvlm.core.errors import ConfigError, DataError, QuorumError
 from fedvlm.core.files import user_path
 from fedvlm.core.signals import saying
 from fedvlm.core.threads import usual_threads
 from fedvlm.core.trees import nbytes
 from fedvlm.data.datasets import set_name
-from fedvlm.data.partition.counts import partition_csv
+from fedvlm.data.datum import PARTS
+from fedvlm.data.partition.counts import count_rows, partition_csv, told_rows
 from fedvlm.evaluation import zero_shot
 from fedvlm.evaluation.evaluator import Ask
 from fedvlm.evaluation.scores import CONFUSION
@@ -43,6 +45,7 @@ from fedvlm.job.results.against import sentences
 from fedvlm.job.results.classes import absent_parts, matrix_file
 from fedvlm.job.show import draw_partition, say_results
 from fedvlm.job.sinks import Sinks
+from fedvlm.job.sites.parties import Parties, gathered
 from fedvlm.runs.folder import RunFolder, look_ahead
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.state import clear_states
@@ -67,6 +70,7 @@ def run_job(
     """
     sinks = Sinks(cfg.SINKS)
     with threads_of(cfg):
+        check_whole(cfg, args)
         if args.dry_run:
             return dry_run(cfg)
         if getattr(args, "eval_only", False):
@@ -99,7 +103,21 @@ def _run(
     began = time.perf_counter()
     choice = peft_choice(cfg, origins)
     check_engine(cfg, inputs)
-    _look_ahead(cfg, choice)
+    path = _look_ahead(cfg, choice)
+    with contextlib.ExitStack() as stack:
+        parties = None
+        if of_parties(cfg):
+            progress("meeting the sites")
+            parties = stack.enter_context(gathered(cfg, path))
+            inputs = parties.inputs
+        return _built_and_trained(cfg, origins, sinks, inputs, parties, choice, began)
+
+
+def _built_and_trained(
+    cfg: CfgNode, origins: dict[str, str], sinks: Sinks, inputs: Inputs | None,
+    parties: Parties | None, choice: str, began: float,
+) -> tuple[dict[str, Any], Path]:
+    """As ``_run``, once who computes the clients is there."""
     built = prepare(cfg, progress, inputs=inputs)
     place = run_path(cfg, built.data.name, built.federation.trainer.name + choice)
     _check_resume(cfg, Path(cfg.OUTPUT_DIR) / place.relative())
@@ -123,34 +141,54 @@ def _run(
         # Under the lock: two of the same command do it once.
         encode(built, progress, lambda note: console.notes([note]))
         folder.begin()
-        results = _trained(built, origins, folder, console, sinks, began)
+        results = _trained(built, origins, folder, console, sinks, began, parties)
     say_results(folder.path, float(results["run_info"]["seconds_rounds"]))
     return results, folder.path
 
 
-def _look_ahead(cfg: CfgNode, choice: str) -> None:
+def check_whole(cfg: CfgNode, args: Namespace) -> None:
+    """Refuse what builds all of a run in this process, where its clients' images are elsewhere.
+
+    Raises:
+        ConfigError: such a flag.
+    """
+    flags = {"dry_run": "--dry-run", "eval_only": "--eval-only", "no_train": "--no-train"}
+    for name, flag in flags.items():
+        if of_parties(cfg) and getattr(args, name, False):
+            raise ConfigError(
+                f"{flag}: the clients' images are at their sites; drop it, or --engine "
+                f"{cfg.FED.ENGINE} (fedvlm site check looks at a site)"
+            )
+
+
+def _look_ahead(cfg: CfgNode, choice: str) -> Path:
     """Refuse what needs neither data nor towers to be refused: the folder, its run, its lock.
+
+    Returns:
+        Where the run will lie; the current folder where that is not known yet.
 
     Raises:
         ConfigError, DataError: as ``RunFolder.create``; ``--resume`` of another folder.
     """
-    name = set_name(cfg)
-    if name:
-        place = run_path(cfg, name, load_trainer(cfg.TRAINER.NAME).name + choice)
-        _check_resume(cfg, Path(cfg.OUTPUT_DIR) / place.relative())
-        config = identity_config(cfg)
-        look_ahead(cfg.OUTPUT_DIR, place, config, partial(present, cfg.TRAINER.NAME))
+    name = cfg.DATASET.NAME if of_parties(cfg) else set_name(cfg)
+    if not name:
+        return Path()
+    place = run_path(cfg, name, load_trainer(cfg.TRAINER.NAME).name + choice)
+    path = Path(cfg.OUTPUT_DIR) / place.relative()
+    _check_resume(cfg, path)
+    look_ahead(cfg.OUTPUT_DIR, place, identity_config(cfg), partial(present, cfg.TRAINER.NAME))
+    return path
 
 
 def _trained(
     built: Built, origins: dict[str, str], folder: RunFolder, console: Console, sinks: Sinks,
-    began: float,
+    began: float, parties: Parties | None,
 ) -> dict[str, Any]:
     """Train, whatever stops it leaves the screen free and says where the whole rounds are."""
     gc.collect()
     gc.freeze()  # what is built lives to the end: the collector need not walk it every round
     try:
-        return _train(built, origins, folder, console, sinks, began)
+        return _train(built, origins, folder, console, sinks, began, parties)
     except KeyboardInterrupt as stop:
         raise saying(
             stop, f"whole rounds are saved in {folder.path}; the same command goes on there"
@@ -163,22 +201,22 @@ def _trained(
 
 def _train(
     built: Built, origins: dict[str, str], folder: RunFolder, console: Console, sinks: Sinks,
-    began: float,
+    began: float, parties: Parties | None,
 ) -> dict[str, Any]:
     """Describe the run, train it to its end, and return what is then in ``results.json``."""
     cfg = built.cfg
     folder.write_config(flat(cfg), origins)
     folder.write_partition(built.data.index_file())
-    folder.write_text("partition.csv", partition_csv(built.data))
+    folder.write_text("partition.csv", partition_csv(_counted(built)))
     folder.record_facts(
         data_digest=built.data.digest, backbone_digest=built.backbone.digest,
         notes=built.notes, chunk=built.identity["chunk"],
     )
     log = LogFile(folder.log_path, int(cfg.FED.ROUNDS))
     screens = (console, log)
-    if on_disk(built):
+    if parties is None and on_disk(built):
         built.federation.keep_on_disk(folder.records)
-    with employed(built, folder, partial(_note, screens)) as staff:
+    with employed(built, folder, partial(_note, screens), parties) as staff:
         results = _rounds(built, folder, screens, sinks, staff, began)
     for screen in screens:
         screen.result(results.table)
@@ -196,7 +234,7 @@ def _rounds(
 ) -> Results:
     """Say what the run is, and run its rounds."""
     cfg, (console, log) = built.cfg, screens
-    state = restore(built, folder)
+    state = staff.resume(restore(built, folder))
     folder.save_start(built.federation.p0)
     lines = header(built)
     console.header(lines)
@@ -207,6 +245,15 @@ def _rounds(
     draw_partition(folder.path, title)
     staff.meet()
     return to_the_end(built, folder, state, screens, sinks, began, ask=staff.ask)
+
+
+def _counted(built: Built) -> list[dict[str, Any]]:
+    """Return who holds how much: of the images, or as the sites told."""
+    if not of_parties(built.cfg):
+        return count_rows(built.data)
+    roster = built.federation.roster
+    sizes = {part: getattr(roster, part).tolist() for part in PARTS}
+    return told_rows(sizes, roster.classes.tolist(), built.data.classnames)
 
 
 def _note(screens: Sequence[Any], words: str) -> None:
@@ -231,7 +278,7 @@ def to_the_end(
     ) if built.backbone.has_text else None
     beside = reference_rows(
         built, recorder.evaluator.panel, reference, progress, afresh
-    ) if built.cfg.TEST.REFERENCES else None
+    ) if built.cfg.TEST.REFERENCES and not of_parties(built.cfg) else None
 
     done, _ = read_metrics(folder.metrics_path)
     sinks.open(folder.path, folder.digest, flat(built.cfg), done, screens)
@@ -239,7 +286,7 @@ def to_the_end(
     built.federation.savers.append(recorder.save)
     try:
         built.federation.run(state)
-    except (KeyboardInterrupt, QuorumError):
+    except (KeyboardInterrupt, QuorumError, DataError):
         recorder.save_last()
         raise
     records, _ = read_metrics(folder.metrics_path)

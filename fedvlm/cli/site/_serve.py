@@ -1,4 +1,4 @@
-"""``fedvlm site serve``: a resident worker."""
+"""``fedvlm site serve``: a party's site that waits for runs, or a worker of a simulation."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import re
 from argparse import Namespace
 
 from fedvlm.console.parser import Parser
-from fedvlm.console.screen import complain
+from fedvlm.console.screen import complain, progress
 from fedvlm.core.files import user_path
 from fedvlm.job.flags import pairs
 
 NOWHERE = -1
 OWN = ("listen", "states", "run", "handle", "clients")
+LOCAL = ("DEVICE", "CACHE_DIR")  # keys that a site's owner sets; the coordinator sets the others
 
 
 def flags(parser: Parser) -> None:
@@ -31,8 +32,11 @@ def flags(parser: Parser) -> None:
 
 def mistakes(args: Namespace) -> list[str]:
     """Return what is missing, and what does not go together."""
+    if len(args.opts) % 2:
+        return _of_party(args)
     out = pairs(args)
-    out += [] if args.states else ["--states FOLDER: say where clients' states lie"]
+    out += [] if args.states else ["--states FOLDER: say where clients' states lie (a party with "
+                                   "data of its own: fedvlm site serve site.yaml --listen ...)"]
     begun = args.handle != NOWHERE
     if begun == bool(args.listen):
         out.append("say one of --listen ADDRESS and --handle N")
@@ -49,12 +53,31 @@ def mistakes(args: Namespace) -> list[str]:
     return out
 
 
+def _of_party(args: Namespace) -> list[str]:
+    """Return the same of a party with data of its own: ``serve site.yaml``."""
+    file, given = args.opts[0], args.flags | dict(zip(args.opts[1::2], args.opts[2::2],
+                                                      strict=True))
+    out = []
+    if not args.listen or not args.token_file:
+        out.append(f"serve {file} wants --listen ADDRESS and --token-file FILE, the secret that "
+                   "coordinators have to know (umask 077; openssl rand -hex 32 > FILE)")
+    stray = [args.spelling[d] for d in ("states", "run", "handle") if d in args.spelling]
+    stray += [args.flag_names.get(key, key) for key in given
+              if key not in LOCAL and key != "FED.TOKEN_FILE"]
+    stray += [args.spelling[d] for d in args.spelling
+              if d not in (*OWN, "token_file", "what") and d not in args.flags]
+    return out + [f"serve {file} does not read {word}: a run's words come from its coordinator, "
+                  f"what may run and where states lie from {file}" for word in dict.fromkeys(stray)]
+
+
 def main(args: Namespace) -> int:
     """Serve; return the exit code.
 
     Raises:
         FedvlmError: whatever of the run cannot be built, or an address that cannot be had.
     """
+    if len(args.opts) % 2:
+        return _serve_party(args)
     from fedvlm.job.resolve import config_of, resolve  # start-up: NumPy, 0.15 s
 
     if args.run:
@@ -75,6 +98,22 @@ def main(args: Namespace) -> int:
         clients = [int(c) for c in args.clients.split(",") if c]
         work_at(cfg, states, args.listen, args.token_file, _say, clients)
     return 0
+
+
+def _serve_party(args: Namespace) -> int:
+    from fedvlm.distributed.site_yaml import read_site_yaml  # start-up: PyTorch, 2 s
+    from fedvlm.job.sites.resident import serve_site  # start-up: PyTorch, 2 s
+
+    own = args.flags | dict(zip(args.opts[1::2], args.opts[2::2], strict=True))
+    owner = read_site_yaml(user_path(args.opts[0]))
+    serve_site(owner, args.listen, args.token_file, {k: v for k, v in own.items() if k in LOCAL},
+               _tell, progress)
+    return 0
+
+
+def _tell(words: str) -> None:
+    progress.clear()
+    complain(words, prefix="site")
 
 
 def _say(words: str) -> None:

@@ -8,8 +8,11 @@ public test set. With --split 0-1,2-3 and the flags of a run: sites of its clien
 out on one machine.
 check: load one site's images alone and say counts, problems, and what a server would be told.
 status: what a site keeps for which run: clients, versions, rounds, bytes.
-serve: build a run of its flags (or of its folder, --run) and work for whoever runs it with --engine
-workers --workers-at and knows the token; all workers of a run share one folder of states.
+serve site.yaml: wait for coordinators that know the token (--engine sites --sites-at), and work for
+any run that the owner allows, on this site's images; a run's words come from its coordinator.
+serve without it: a worker of a simulation. Build a run of its flags (or of its folder, --run) and
+work for whoever runs it with --engine workers --workers-at and knows the token; all workers of a
+run share one folder of states.
 
 exit code of check: 0 all is well, 3 images or lists are not, 2 wrong usage or rules.
 """
@@ -31,6 +34,7 @@ EXAMPLES = (
     "fedvlm site make --split 0-1,2-3 --to trial/ --demo --num-users 4",
     "fedvlm site check clinic/site.yaml",
     "fedvlm site status clinic/site.yaml",
+    "fedvlm site serve clinic/site.yaml --listen 0.0.0.0:7007 --token-file token",
     "fedvlm site serve --listen 0.0.0.0:7007 --token-file token --states /shared/states --demo",
 )
 ALSO = ("party", "silo", "owner", "serve", "worker")

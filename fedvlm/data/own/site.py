@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from yacs.config import CfgNode
@@ -130,6 +130,36 @@ class SiteFile:
             whose = f"a server without clients' data: {count} clients are at sites"
         bare = f"no public test set is here ({', '.join(_OF_PUBLIC)} have no number)"
         return [whose, f"{len(self.public):,} public test images" if self.public else bare]
+
+
+@dataclass(frozen=True)
+class ServerSet:
+    """A coordinator's site file as the data set of its run.
+
+    Attributes:
+        keys: config keys that it says.
+        sentence: what it is, in one sentence.
+    """
+
+    keys: dict[str, Any]
+    sentence: str
+    decided: tuple[str, ...] = ()
+    origin: ClassVar[str] = "the site file"
+
+
+def server_set(path: Path, images: str) -> ServerSet:
+    """Return what a coordinator's site file says of the run.
+
+    Args:
+        images: folder of the images that it lists; empty: the file's own.
+
+    Raises:
+        DataError: as ``read_site``.
+    """
+    file = read_site(path)
+    keys = {"DATASET.NAME": file.dataset, "DATASET.NUM_SHOTS": -1, "DATASET.ROOT": images}
+    return ServerSet(keys, f"{file.dataset}: {len(file.classnames)} classes, "
+                     f"{len(file.public):,} public test images; clients' images are at their sites")
 
 
 def cut(data: FederatedData, clients: Sequence[int], public: bool = False) -> SiteFile:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedvlm.core.spelling import cell_text
@@ -33,10 +34,33 @@ def count_rows(data: FederatedData) -> list[dict[str, Any]]:
     return rows
 
 
-def partition_csv(data: FederatedData) -> str:
-    """Return ``count_rows`` as CSV with a header line (a run's ``partition.csv``)."""
+def told_rows(
+    sizes: Mapping[str, Sequence[int]], classes: Sequence[Sequence[int]], names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return the rows of clients whose images are elsewhere, of what was told of them.
+
+    A class is empty where only the number of all images of a part is known.
+
+    Args:
+        sizes: by part, images of each client.
+        classes: training images of each client by class, ``[N, C]``; all 0 where that is not told.
+        names: of the classes.
+    """
+    rows = []
+    for number, told in enumerate(classes):
+        by_class = [(name, int(n)) for name, n in zip(names, told, strict=False) if n]
+        for part in PARTS:
+            whole = [("", int(sizes[part][number]))]
+            for name, images in (by_class or whole) if part == "train" else whole:
+                if images:
+                    rows.append(dict(zip(COLUMNS, (number, "", part, name, images), strict=True)))
+    return rows
+
+
+def partition_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows as CSV with a header line (a run's ``partition.csv``)."""
     text = io.StringIO()
     table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     table.writeheader()
-    table.writerows({k: cell_text(v) for k, v in row.items()} for row in count_rows(data))
+    table.writerows({k: cell_text(v) for k, v in row.items()} for row in rows)
     return text.getvalue()

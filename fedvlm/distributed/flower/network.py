@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.repository import PACKAGE
 from fedvlm.distributed.flower import commands, processes
 from fedvlm.distributed.flower.commands import LINK
 from fedvlm.distributed.flower.place import HOST, NAME, Place, SitePlan, new_place, read_place
@@ -22,7 +24,8 @@ Say = Callable[[str], None]
 START = 180.0  # seconds for a process to be ready
 AGAIN = 5.0  # seconds before a SuperNode is begun again that the SuperLink still thinks is there
 NODE, WORKER = ".node", ".worker"  # ends of the names of a site's processes
-READY = "SuperNode ID:"  # in a SuperNode's log, once the SuperLink has let it in
+READY = "ready at"  # what a worker says when it is built
+LET_IN = "SuperNode ID:"  # in a SuperNode's log, once the SuperLink has let it in
 
 
 @dataclass(frozen=True)
@@ -42,15 +45,19 @@ class Part:
     about: str = ""
 
 
-def up(folder: Path, count: int, say: Say) -> Place:
-    """Let a federation of ``count`` sites run; return its place.
+def up(folder: Path, owners: Sequence[str], say: Say) -> Place:
+    """Let a federation run; return its place.
+
+    Args:
+        owners: for each site its ``site.yaml``, or nothing where it gets a part of a run's clients;
+            none: of the federation that is there.
 
     Raises:
         ConfigError: another federation is there, Flower is not, or a process ends at once.
         FedvlmError: a command of Flower fails.
         DataError: the folder cannot be written.
     """
-    place = _place(folder, count, say)
+    place = _place(folder, owners, say)
     commands.certificates(place)
     with files.explain_errors(place.home):
         place.home.mkdir(exist_ok=True)
@@ -68,18 +75,20 @@ def up(folder: Path, count: int, say: Say) -> Place:
     return place
 
 
-def _place(folder: Path, count: int, say: Say) -> Place:
+def _place(folder: Path, owners: Sequence[str], say: Say) -> Place:
     if not (folder / NAME).is_file():
         flower = commands.find_flower()
         version = commands.version_of(flower)
         if version and not version.startswith(commands.TESTED):
             say(f"Flower {version}: tested is {commands.TESTED}")
-        return new_place(folder, flower, count)
+        return new_place(folder, flower, owners)
     place = read_place(folder)
-    if count and count != len(place.sites):
+    there = [site.owner for site in place.sites]
+    if owners and list(owners) != there:
+        whose = f" ({', '.join(filter(None, there))})" if any(there) else ""
         raise ConfigError(
-            f"'{folder}' is a federation of {len(place.sites)} sites, not of {count}: end it "
-            "(fedvlm federation down) and give another --federation FOLDER"
+            f"'{folder}' is a federation of {len(there)} other sites{whose}: end it (fedvlm "
+            "federation down) and give another --federation FOLDER"
         )
     for part in status(place):
         if part.pid:
@@ -164,7 +173,7 @@ def _nodes_ready(place: Place, sites: list[SitePlan]) -> None:
         time.sleep(0.2)
         for site in list(waiting):
             log = place.log(site.name + NODE)
-            if READY in processes.tail(log, 200):
+            if LET_IN in processes.tail(log, 200):
                 waiting.remove(site)
             elif time.monotonic() > until:
                 raise ConfigError(
@@ -226,7 +235,27 @@ def begin_worker(
     return True
 
 
-def workers_ready(place: Place, sites: list[str], ready: str, seconds: float) -> None:
+def serve_owners(place: Place, say: Say) -> None:
+    """Let a resident worker be at each site that has an owner.
+
+    Raises:
+        ConfigError: one cannot be begun; its last line is shown.
+    """
+    begun = []
+    for site in place.sites:
+        words = [
+            sys.executable, "-m", "fedvlm", "site", "serve", site.owner, "--listen",
+            f"unix:{place.worker(site.name)}", "--token-file", str(place.token(site.name)),
+        ]
+        environ = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
+        if begin_worker(place, site.name, words, environ, site.owner, say):
+            begun.append(site.name)
+    workers_ready(place, begun, START)
+    for name in begun:
+        say(f"{name}: its worker is there, process {processes.pid_of(place, name + WORKER)}")
+
+
+def workers_ready(place: Place, sites: list[str], seconds: float) -> None:
     """Wait until workers say that they are ready.
 
     Raises:
@@ -236,7 +265,7 @@ def workers_ready(place: Place, sites: list[str], ready: str, seconds: float) ->
     until = time.monotonic() + seconds
     for site in sites:
         log = place.log(site + WORKER)
-        while ready not in processes.tail(log, 50):
+        while READY not in processes.tail(log, 50):
             if not processes.pid_of(place, site + WORKER):
                 raise ConfigError(f"the worker of {site} did not start: {processes.tail(log)}; its "
                                   f"log is {log}")

@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,17 +20,24 @@ from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
 
 FORMAT = "fedvlm-federation/1"
-NAME = "federation.json"
+NAME, FOLDER = "federation.json", "federation"
 HOST = "127.0.0.1"
 MOST = 64  # sites on one machine
 
 
 @dataclass(frozen=True)
 class SitePlan:
-    """A site of a federation: its name, and the port of its SuperNode on this machine."""
+    """A site of a federation.
+
+    Attributes:
+        name: under which its key is registered.
+        port: of its SuperNode on this machine.
+        owner: its ``site.yaml``; empty: it gets a part of a run's clients.
+    """
 
     name: str
     port: int
+    owner: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,8 +103,11 @@ class Place:
         files.write_json(self.folder / NAME, plain)
 
 
-def new_place(folder: Path, flower: Path, count: int) -> Place:
+def new_place(folder: Path, flower: Path, owners: Sequence[str]) -> Place:
     """Return a new federation's place, its folders made and its plan written.
+
+    Args:
+        owners: for each site, see ``SitePlan.owner``.
 
     Raises:
         ConfigError: the folder holds something else.
@@ -109,8 +120,9 @@ def new_place(folder: Path, flower: Path, count: int) -> Place:
     with files.explain_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         os.chmod(folder, 0o700)
-        ports = free_ports(count + 1)
-        sites = tuple(SitePlan(f"site{i}", port) for i, port in enumerate(ports[1:]))
+        ports = free_ports(len(owners) + 1)
+        sites = tuple(SitePlan(f"site{i}", port, owner)
+                      for i, (port, owner) in enumerate(zip(ports[1:], owners)))
         sockets = Path(tempfile.mkdtemp(prefix="fedvlm-"))
         place = Place(folder, flower, ports[0], sites, sockets, secrets.token_hex(8))
         for part in ("keys", "logs", "pids", "flwr", "empty", *(s.name for s in sites)):
@@ -137,7 +149,8 @@ def read_place(folder: Path) -> Place:
         plain = json.loads(path.read_text(encoding="utf-8"))
         if plain["format"] != FORMAT:
             raise ValueError("format")
-        sites = tuple(SitePlan(str(s["name"]), int(s["port"])) for s in plain["sites"])
+        sites = tuple(SitePlan(str(s["name"]), int(s["port"]), str(s["owner"]))
+                      for s in plain["sites"])
         place = Place(
             folder, Path(plain["flower"]), int(plain["port"]), sites, Path(plain["sockets"]),
             str(plain["mark"]),

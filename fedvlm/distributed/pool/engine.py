@@ -10,7 +10,7 @@ import heapq
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import Tree
@@ -39,6 +39,7 @@ class PoolEngine(RemoteEngine):
             another kind of device, cannot take part.
     """
 
+    remedy: ClassVar[str] = ""  # a simulation has them all, or begins anew
     layout: Sequence[int] = ()
     beside: Mapping[str, str] = field(default_factory=dict)
     _fed: Federation | None = None
@@ -46,7 +47,9 @@ class PoolEngine(RemoteEngine):
     _cleaned: dict[int, int] = field(default_factory=dict)
 
     # ---- handshake ---------------------------------------------------------------------------
-    def meet(self, clients: int, seconds: float = 60.0) -> None:
+    def meet(
+        self, clients: int, seconds: float = 60.0, before: Mapping[str, Mapping[str, Any]] = {},
+    ) -> None:
         """See ``RemoteEngine.meet``: every worker that is there has all clients."""
         super().meet(clients, seconds)
         self.sites = tuple(self.layout)

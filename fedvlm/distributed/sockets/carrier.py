@@ -25,16 +25,21 @@ _TAIL = 4000  # bytes of a log that may hold its last line
 
 
 class Addressed:
-    """Workers that were begun by somebody else; see ``Carrier``.
+    """Workers or sites that were begun by somebody else; see ``Carrier``.
 
     Args:
         addresses: ``host:port`` or ``unix:PATH``.
         token: the secret that they know, too.
+        noun: what they are called, each with its number.
+        begin: the command that begins one.
     """
 
-    def __init__(self, addresses: Sequence[str], token: bytes) -> None:
-        self._token = token
-        self._addresses = {f"worker{i}": address for i, address in enumerate(addresses)}
+    def __init__(
+        self, addresses: Sequence[str], token: bytes, noun: str = "worker",
+        begin: str = "fedvlm site serve --listen ...",
+    ) -> None:
+        self._token, self._noun, self._command = token, noun, begin
+        self._addresses = {f"{noun}{i}": address for i, address in enumerate(addresses)}
         self._away = dict.fromkeys(self._addresses, 0.0)  # when they are tried next
         self._pauses: dict[str, float] = {}
         self._lines: dict[str, socket.socket] = {}
@@ -52,9 +57,9 @@ class Addressed:
             time.sleep(AGAIN / 5)
             self._reach(PATIENCE, AGAIN)
         if not self._lines:
-            raise ConfigError("no worker can be reached: " + "; ".join(
+            raise ConfigError(f"no {self._noun} can be reached: " + "; ".join(
                 f"{self._addresses[name]}: {why}" for name, why in sorted(self.why.items())
-            ) + " (begin them with: fedvlm site serve --listen ...)")
+            ) + f" (begin them with: {self._command})")
 
     def absent(self) -> list[str]:
         """Return who is away, and why: a sentence each."""
@@ -87,14 +92,17 @@ class Addressed:
                 self._pauses[name] = min(2 * pause, longest)
 
     def ask(self, frames: Mapping[str, bytes], seconds: float) -> Mapping[str, bytes | str]:
-        """See ``Carrier.ask``."""
+        """See ``Carrier.ask``; who is away is tried once more."""
+        if not frames.keys() <= self._lines.keys():
+            self._reach(HURRY, LONGEST)
         there = {n: f for n, f in frames.items() if n in self._lines}
         answers, failures = exchange(self._lines, there, seconds)
         for name, why in failures.items():
             self._lines.pop(name).close()
             self._away[name] = time.monotonic()
             self.why[name] = why
-        return dict.fromkeys(frames, "not connected") | answers | failures
+        away = {name: f"not connected: {self.why.get(name, 'not tried yet')}" for name in frames}
+        return away | answers | failures
 
     def close(self) -> None:
         """Hang up; the workers stay."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
 from yacs.config import CfgNode
 
@@ -21,7 +22,7 @@ from fedvlm.core.threads import usual_threads
 from fedvlm.core.trees import State
 from fedvlm.distributed.flower.carrier import Flower
 from fedvlm.distributed.flower.network import begin_worker, workers_ready
-from fedvlm.distributed.flower.place import Place, even, read_place
+from fedvlm.distributed.flower.place import FOLDER, Place, even, read_place
 from fedvlm.distributed.policy import Policy
 from fedvlm.distributed.remote import RemoteEngine
 from fedvlm.distributed.sockets.stream import UNIX
@@ -30,16 +31,14 @@ from fedvlm.evaluation.evaluator import Ask
 from fedvlm.federation.clients import AWAY
 from fedvlm.federation.local.images import Absent
 from fedvlm.federation.plan import parse_sites
-from fedvlm.federation.rounds import Federation
+from fedvlm.federation.rounds import Federation, FedState
 from fedvlm.job.build import Built
-from fedvlm.job.engines.states import READY
+from fedvlm.job.sites.parties import policy_of as sites_policy
 from fedvlm.job.sites.party import config_plain, shared_facts
 from fedvlm.runs.folder import RunFolder
 
-NAME = "flower"
 START = 600.0  # seconds for workers to be built
 REACH = 120.0  # seconds for sites to be at the SuperLink
-ANSWER = 3600.0  # seconds for an answer: a site that dies is heard of sooner
 SITE = "site"  # the form of a state that lies at a site
 Tell = Callable[[str], None]
 Words = Callable[[Sequence[str]], list[str]]
@@ -76,6 +75,7 @@ class PartsEngine(RemoteEngine):
     """
 
     beside: Mapping[str, str] = field(default_factory=dict)
+    remedy: ClassVar[str] = ""
 
     def join(self, fed: Federation) -> None:
         """See ``RemoteEngine.join``; what a checkpoint told of the clients stays."""
@@ -113,6 +113,10 @@ class Federated:
         self.engine.meet(federation.plan.clients, REACH)
         self.engine.join(federation)
 
+    def resume(self, state: FedState | None) -> FedState | None:
+        """See ``Staff.resume``."""
+        return state
+
 
 def check_flower(cfg: CfgNode) -> Place:
     """Return the federation of a config, before data are read.
@@ -120,7 +124,12 @@ def check_flower(cfg: CfgNode) -> Place:
     Raises:
         ConfigError: there is none, or ``FED.SITES`` does not fit it.
     """
-    place = read_place(user_path(cfg.FED.FEDERATION))
+    place = read_place(user_path(cfg.FED.FEDERATION or FOLDER))
+    if any(site.owner for site in place.sites):
+        raise ConfigError(
+            f"the sites of '{place.folder}' have data of their own: --engine sites --federation "
+            f"{cfg.FED.FEDERATION or FOLDER} asks them"
+        )
     count, clients = len(place.sites), int(cfg.FED.CLIENTS)
     parts = max(parse_sites(cfg.FED.SITES, clients), default=0) + 1 if cfg.FED.SITES else 0
     if parts != count:
@@ -171,7 +180,7 @@ def federated(
 
 def policy_of(cfg: CfgNode) -> Policy:
     """Return what is done about sites that do not answer well: all are needed, unless said."""
-    return Policy(deadline=ANSWER, quorum=float(cfg.FED.UNRELIABLE.QUORUM) or 1.0)
+    return replace(sites_policy(cfg), quorum=float(cfg.FED.UNRELIABLE.QUORUM) or 1.0)
 
 
 def _begin(
@@ -192,7 +201,7 @@ def _begin(
             "--token-file", str(place.token(site.name).resolve()),
         ])
         begin_worker(place, site.name, words, dict(environ(number)), about, tell)
-    workers_ready(place, [site.name for site in place.sites], READY, START)
+    workers_ready(place, [site.name for site in place.sites], START)
 
 
 def threads_of_site(cfg: CfgNode, environ: Mapping[str, str], cores: int) -> int:

@@ -10,12 +10,12 @@ from yacs.config import CfgNode
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.distributed.facts import likeness
+from fedvlm.distributed.flower.network import READY
 from fedvlm.distributed.pool.site import PoolSite
 from fedvlm.distributed.site import Site
 from fedvlm.distributed.sockets.serving import converse, end_with, serve
 from fedvlm.distributed.sockets.stream import listen, read_token
 from fedvlm.job.build import Built, build
-from fedvlm.job.engines.states import READY
 from fedvlm.job.run import threads_of
 from fedvlm.job.sites.party import config_plain, shared_facts
 

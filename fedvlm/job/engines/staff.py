@@ -21,6 +21,7 @@ from typing import Protocol
 import torch
 from yacs.config import CfgNode
 
+from fedvlm.config.engines import FLOWER, LOCAL, SITES, WORKERS, of_parties
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.repository import PACKAGE
@@ -32,19 +33,25 @@ from fedvlm.distributed.sockets.carrier import Addressed, Begun
 from fedvlm.distributed.sockets.stream import UNIX, host_port, read_token
 from fedvlm.evaluation.evaluator import Ask
 from fedvlm.federation.local.images import Absent
+from fedvlm.federation.rounds import FedState
 from fedvlm.job.build import Built, pick_device
 from fedvlm.job.engines import flower
 from fedvlm.job.engines.states import PLACE, RUN
 from fedvlm.job.inputs import GivenInputs, Inputs
+from fedvlm.job.sites.parties import Parties, check_sites
 from fedvlm.job.sites.party import config_plain, shared_facts
 from fedvlm.runs.folder import RunFolder
 
 NAME = "run"  # the file with the run's name at its workers
-LOCAL, WORKERS = "local", "workers"
 START = 600.0  # seconds for workers to be built
 REACH = 120.0  # seconds for those at addresses to be there
 EVER = 30 * 86400.0  # seconds for an answer: a worker that dies is heard of without
 AWAIT = 5.0  # seconds before workers at addresses are asked again
+READS = {  # key -> its flag, and the engines that read it
+    "WORKERS": ("--workers", WORKERS), "WORKERS_AT": ("--workers-at", WORKERS),
+    "SITES_AT": ("--sites-at", SITES), "SITE_FILE": ("--site-file", SITES),
+    "TOKEN_FILE": ("--token-file", WORKERS, SITES), "FEDERATION": ("--federation", FLOWER, SITES),
+}
 Tell = Callable[[str], None]
 
 
@@ -53,6 +60,10 @@ class Staff(Protocol):
 
     def meet(self) -> None:
         """Be ready for the first request."""
+        ...
+
+    def resume(self, state: FedState | None) -> FedState | None:
+        """Return the state that a run goes on from; clients may be taken in again."""
         ...
 
     @property
@@ -69,6 +80,10 @@ class Here:
 
     def meet(self) -> None:
         """See ``Staff.meet``."""
+
+    def resume(self, state: FedState | None) -> FedState | None:
+        """See ``Staff.resume``."""
+        return state
 
 
 class Away:
@@ -91,6 +106,10 @@ class Away:
         self.engine.meet(federation.plan.clients, START)
         self.engine.join(federation)
 
+    def resume(self, state: FedState | None) -> FedState | None:
+        """See ``Staff.resume``."""
+        return state
+
 
 def check_engine(cfg: CfgNode, inputs: Inputs | None) -> None:
     """Refuse what an engine cannot do, before data are read.
@@ -99,12 +118,14 @@ def check_engine(cfg: CfgNode, inputs: Inputs | None) -> None:
         ConfigError: such a key.
     """
     fed = cfg.FED
-    if fed.ENGINE != WORKERS:
-        for key, flag in (("WORKERS", "--workers"), ("WORKERS_AT", "--workers-at"),
-                          ("TOKEN_FILE", "--token-file")):
-            if fed[key]:
-                raise ConfigError(f"{flag} {fed[key]}: add --engine workers, which reads it")
+    for key, (flag, *engines) in READS.items():
+        if fed[key] and fed.ENGINE not in engines:
+            raise ConfigError(f"{flag} {fed[key]}: add --engine {' or '.join(engines)}, which "
+                              "reads it")
     if fed.ENGINE == LOCAL:
+        return
+    if of_parties(cfg):
+        check_sites(cfg)
         return
     if cfg.TEST.KEEP_LOGITS:
         raise ConfigError(
@@ -116,7 +137,7 @@ def check_engine(cfg: CfgNode, inputs: Inputs | None) -> None:
             f"--engine {fed.ENGINE}: other processes cannot read data that a program holds in "
             "memory; write them as a folder of images, or use the local engine"
         )
-    if fed.ENGINE == flower.NAME:
+    if fed.ENGINE == FLOWER:
         flower.check_flower(cfg)
         return
     if bool(fed.WORKERS_AT) != bool(fed.TOKEN_FILE):
@@ -134,21 +155,28 @@ def check_engine(cfg: CfgNode, inputs: Inputs | None) -> None:
 
 
 @contextlib.contextmanager
-def employed(built: Built, folder: RunFolder, tell: Tell) -> Iterator[Staff]:
+def employed(
+    built: Built, folder: RunFolder, tell: Tell, parties: Parties | None = None
+) -> Iterator[Staff]:
     """Let the engine of the config compute the clients of a run, and end its processes after it.
 
     Args:
-        tell: hears what goes wrong with workers, a sentence each.
+        tell: hears what goes wrong with workers or sites, a sentence each.
+        parties: the sites of the run, where it has them.
 
     Raises:
         ConfigError: no worker can be begun or reached.
     """
     federation = built.federation
+    if parties is not None:
+        parties.employ(built, folder.path, tell)
+        yield parties
+        return
     if built.cfg.FED.ENGINE == LOCAL:
         yield Here(built)
         return
     run = run_id(folder)
-    if built.cfg.FED.ENGINE == flower.NAME:
+    if built.cfg.FED.ENGINE == FLOWER:
         threads = flower.threads_of_site(built.cfg, os.environ, _cores())
         with flower.federated(
             built, folder, run, _serve, partial(_environ, built.cfg, threads), tell

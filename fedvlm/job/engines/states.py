@@ -13,7 +13,6 @@ from fedvlm.federation.clients import AWAY, ClientStore
 from fedvlm.federation.rounds import Federation, FedState
 
 PLACE = "workers"  # in the run's folder
-READY = "ready at"  # what a worker says when it is built
 RUN = re.compile(r"[0-9a-f]{64}")
 
 

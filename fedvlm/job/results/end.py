@@ -84,7 +84,7 @@ def results_of(
     Its ``numbers``: ``untrained``, ``last``, ``zero_shot``, ``selected``, ``references``,
     ``below``, ``gain``, ``hurt``, ``spent``, ``per_class``, ``confusion``, ``table``
     (``docs/references.md``), ``lost``, ``partial`` (``docs/unreliable.md``), ``privacy``
-    (``docs/privacy.md``).
+    (``docs/privacy.md``), ``readmitted`` (``docs/deployment.md``).
     """
     start, last = records[0], records[-1]
     numbers: dict[str, Any] = {
@@ -108,11 +108,15 @@ def results_of(
     if references is not None:
         numbers |= _beside(built, last, numbers["spent"], references)
     numbers |= _by_class(built, last) | lost(records)
+    taken = built.federation.engine.memory().get("readmitted")
+    if taken:
+        numbers["readmitted"] = taken
     spoken = private(built, records)
     if spoken:
         numbers["privacy"] = spoken
     end = [
-        *_end(built), *([f"privacy: {spoken['words']}"] if spoken else []), *losses(records),
+        *_end(built), *readmissions(taken or []),
+        *([f"privacy: {spoken['words']}"] if spoken else []), *losses(records),
         *outliers(records),
         *against.sentences(built.federation.trainer.name, numbers),
     ]
@@ -255,6 +259,14 @@ def losses(records: Sequence[Row]) -> list[str]:
              ] if kinds else []
     parts += [f"{said['partial']} with a part of the work"] if "partial" in said else []
     return [f"of {drawn + count} client rounds {', '.join(parts)}"] if parts else []
+
+
+def readmissions(taken: Sequence[Row]) -> list[str]:
+    """Return a sentence about each client that the coordinator took in again."""
+    return [
+        f"client {one['client']} was readmitted after round {one['after']}"
+        f"{', anew: its state before that is lost' if one['anew'] else ''}" for one in taken
+    ]
 
 
 def outliers(records: Sequence[Row]) -> list[str]:

@@ -12,6 +12,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.progress import Progress
 from fedvlm.data.own.site import SiteFile
 from fedvlm.distributed.carriers import Carrier
+from fedvlm.distributed.facts import digest
 from fedvlm.distributed.policy import Policy
 from fedvlm.distributed.remote import RemoteEngine
 from fedvlm.job.build import Built, build, chunk_of
@@ -53,17 +54,42 @@ def coordinate(
         ConfigError: ``file`` has clients, a site refuses or differs, clients have no site, or the
             method wants server images that are not there.
     """
+    check_file(file)
+    engine = RemoteEngine(
+        carrier, config_plain(cfg), policy=policy or Policy(), run_id=run_id, say=say
+    )
+    engine.meet(int(cfg.FED.CLIENTS), seconds)
+    built = build(cfg, progress, inputs=inputs_of(engine, file, folder))
+    joined(engine, built)
+    return Coordinator(built, engine)
+
+
+def check_file(file: SiteFile) -> None:
+    """Refuse a server's file that has images of clients.
+
+    Raises:
+        ConfigError: it has.
+    """
     if file.clients:
         raise ConfigError(
             f"the server's file has images of clients {sorted(file.clients)[:8]}; those stay with "
             "their sites (fedvlm site make without --client writes one for a server)"
         )
-    engine = RemoteEngine(
-        carrier, config_plain(cfg), policy=policy or Policy(), run_id=run_id, say=say
-    )
-    engine.meet(int(cfg.FED.CLIENTS), seconds)
-    built = build(cfg, progress, inputs=ServerInputs(file, folder, engine.roster()))
-    engine.chunk = chunk_of(cfg, built.model, built.federation.trainer)
+
+
+def inputs_of(engine: RemoteEngine, file: SiteFile, folder: Path) -> ServerInputs:
+    """Return what the server's side of a run is built of, once the sites were met."""
+    told = sorted([sorted(map(int, site["clients"])), site["data"]]
+                  for site in engine.welcomes().values())
+    return ServerInputs(file, folder, engine.roster(), digest(told))
+
+
+def joined(engine: RemoteEngine, built: Built) -> None:
+    """Let the clients of a run be at the sites that were met.
+
+    Raises:
+        ConfigError: as ``RemoteEngine.join``.
+    """
+    engine.chunk = chunk_of(built.cfg, built.model, built.federation.trainer)
     built.federation.meter = None
     engine.join(built.federation)
-    return Coordinator(built, engine)

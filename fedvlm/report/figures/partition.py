@@ -74,7 +74,8 @@ def from_rows(rows: Sequence[Mapping[str, Any]], classes: Sequence[str] = ()) ->
     Raises:
         DataError: a client or a count is not a number.
     """
-    every = list(dict.fromkeys([*classes, *(str(r["class"]) for r in rows)]))
+    named = (str(r["class"]) for r in rows if r["class"] or r["part"] == "train")
+    every = list(dict.fromkeys([*classes, *named]))
     column = {name: j for j, name in enumerate(every)}
     domains: dict[int, set[str]] = {}
     counts: Counter[tuple[int, int]] = Counter()

@@ -35,7 +35,7 @@ def test_rows_count_every_image_once(tmp_path: Path) -> None:
                     key = {"client": number, "domain": name, "part": part, "class": called}
                     found = [r["images"] for r in rows if key.items() <= r.items()]
                     assert found == ([want] if want else [])
-    read = list(csv.DictReader(partition_csv(data).splitlines()))
+    read = list(csv.DictReader(partition_csv(count_rows(data)).splitlines()))
     assert read == [{k: str(v) for k, v in row.items()} for row in rows]
 
 

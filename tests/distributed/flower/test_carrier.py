@@ -83,7 +83,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.setitem(sys.modules, "flwr.app", app)
     monkeypatch.setattr(processes, "pid_of", lambda place, name: 1)
     monkeypatch.setattr(server, "EVERY", 0.01)
-    made = new_place(tmp_path / "federation", tmp_path, 2)
+    made = new_place(tmp_path / "federation", tmp_path, [""] * 2)
     doors = []
     for site in made.sites:
         made.token(site.name).write_bytes(TOKEN + b"\n")

@@ -25,7 +25,7 @@ PARENT = (
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    return new_place(tmp_path / "f", tmp_path, 2)
+    return new_place(tmp_path / "f", tmp_path, [""] * 2)
 
 
 def begun(place: Place, name: str, code: str = PARENT) -> int:
@@ -72,7 +72,7 @@ def test_a_folder_is_read_as_it_was_written_or_refused(place: Place, tmp_path: P
     assert place.folder.stat().st_mode & 0o77 == 0
     assert len({place.port, *(s.port for s in place.sites)}) == 3
     with pytest.raises(ConfigError, match="is no federation and not empty"):
-        new_place(tmp_path, tmp_path, 2)
+        new_place(tmp_path, tmp_path, [""] * 2)
     with pytest.raises(ConfigError, match="federation up --loopback 2"):
         read_place(tmp_path / "other")
     (place.folder / "federation.json").write_text("{}")

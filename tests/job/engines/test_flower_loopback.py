@@ -124,7 +124,7 @@ def test_a_key_that_is_not_registered_is_refused(place: Place, tmp_path: Path) -
         network.node_words(stranger, stranger.sites[0]), env=commands.environ(place),
         cwd=tmp_path, capture_output=True, text=True, timeout=flower.SECONDS, check=False,
     )
-    assert done.returncode and network.READY not in done.stdout + done.stderr
+    assert done.returncode and network.LET_IN not in done.stdout + done.stderr
     assert "2004" in done.stdout + done.stderr or "not" in done.stdout + done.stderr
 
 
@@ -143,7 +143,7 @@ def test_a_worker_of_another_config_is_refused_by_the_names_of_its_keys(
         "--states", str(place.states("site0")), "--listen", f"unix:{place.worker('site0')}",
         "--token-file", str(place.token("site0")), "OPTIM.LR", "0.5", "FED.SITES", flower.SITES,
     ], os.environ | {"PYTHONPATH": str(jobs.REPOSITORY)}, about, print)
-    network.workers_ready(place, ["site0"], "ready at", flower.SECONDS)
+    network.workers_ready(place, ["site0"], flower.SECONDS)
     code, text = flower.said(flower.started(*words))
     assert code == 2 and "site site0 cannot take part: the config differs in OPTIM.LR" in text, text
 

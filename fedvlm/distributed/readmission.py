@@ -1,0 +1,81 @@
+"""Clients that a coordinator takes in again: their site was excluded, or their states are gone.
+
+What is wished for stands in a file of the run's folder, each wish with a name of its own. The run
+does it once, when it goes on; its checkpoints name the wishes that were done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedvlm.core import files
+from fedvlm.core.errors import DataError
+from fedvlm.distributed.remote import RemoteEngine
+from fedvlm.distributed.schema import each, flag, hexes, record, whole
+from fedvlm.federation.rounds import FedState
+
+NAME = "readmit.json"
+_WISHES = each(record({"id": hexes, "client": whole(), "anew": flag}))
+Wish = Mapping[str, Any]  # ``id``, ``client``, ``anew``
+
+
+def read_wishes(folder: Path) -> list[Wish]:
+    """Return what was wished for in a run's folder of its sites; nothing where there is no file.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    path, wishes = folder / NAME, None
+    with files.explain_errors(path):
+        if not path.is_file():
+            return []
+        words = path.read_text(encoding="utf-8", errors="replace")
+    with contextlib.suppress(ValueError, RecursionError):
+        wishes = json.loads(words)
+    if not _WISHES(wishes):
+        raise DataError(f"'{path}' is damaged: delete it, and say fedvlm readmit again")
+    return list(wishes or ())
+
+
+def add_wishes(folder: Path, clients: Sequence[int], anew: bool) -> None:
+    """Wish for clients, from the next time on that the run goes on.
+
+    Raises:
+        DataError: the file is damaged, or cannot be written.
+    """
+    more = [{"id": secrets.token_hex(8), "client": c, "anew": anew} for c in clients]
+    files.write_json(folder / NAME, [*read_wishes(folder), *more])
+
+
+def readmit(engine: RemoteEngine, wishes: Sequence[Wish], state: FedState) -> FedState:
+    """Take clients in again; return the state that the run goes on from.
+
+    Their site is asked again. A client that starts ``anew`` does so as one that never worked: from
+    the initial personal tensors and what the server sends today; what the server holds for it is
+    forgotten. A wish that the run's checkpoint has counts no more.
+
+    Args:
+        state: of the checkpoint.
+    """
+    done = {one["id"] for one in engine.readmitted}
+    versions, held = dict(state.versions), dict(state.held)
+    for wish in (one for one in wishes if one["id"] not in done):
+        client, how = int(wish["client"]), "from its accepted state"
+        site = engine.home.get(client, "")
+        if wish["anew"]:
+            how = "anew, as if it had never worked"
+            versions.pop(client, None)
+            held.pop(client, None)
+        engine.excluded.discard(site)
+        engine.refusals[site] = 0
+        engine.readmitted.append({**wish, "after": state.round})
+        engine.say(
+            f"after round {state.round}: client {client} ({site}) is readmitted and goes on {how}"
+        )
+    return replace(state, versions=versions, held=held)

@@ -1,0 +1,280 @@
+"""A run over parties with data of their own (``FED.ENGINE sites``): what its coordinator does.
+
+The driver is the ordinary job: folder, console, metrics, results, the way back in. It knows class
+names, counts and its own public images. The sites are met before anything is built, since counts
+come from them; what they told lies in ``sites/`` of the run's folder, with the run's name there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from yacs.config import CfgNode
+
+from fedvlm.console.screen import complain
+from fedvlm.core import files
+from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.files import user_path
+from fedvlm.data.own.site import read_site
+from fedvlm.distributed.carriers import Carrier
+from fedvlm.distributed.flower.carrier import Flower
+from fedvlm.distributed.flower.place import read_place
+from fedvlm.distributed.policy import Policy
+from fedvlm.distributed.readmission import Wish, read_wishes, readmit
+from fedvlm.distributed.remote import RemoteEngine
+from fedvlm.distributed.schema import COUNTS, by, client, hexes, record, text
+from fedvlm.distributed.sockets.carrier import Addressed
+from fedvlm.distributed.sockets.stream import UNIX, host_port, read_token
+from fedvlm.evaluation.evaluator import Ask
+from fedvlm.federation.rounds import FedState
+from fedvlm.job.build import Built
+from fedvlm.job.engines.states import RUN
+from fedvlm.job.inputs import ServerInputs
+from fedvlm.job.sites.coordinator import check_file, inputs_of, joined
+from fedvlm.job.sites.party import config_plain
+
+PLACE = "sites"  # in the run's folder
+NAME, MET, FRAMES = "run", "met.json", "frames.json"
+REACH = 120.0  # seconds for sites to be there
+_FIRST = 1.0  # seconds after which those who are not are named
+_MET = by(text("[^/]+", 200), record({"data": hexes, "clients": by(client, record(COUNTS))}))
+Tell = Callable[[str], None]
+
+
+class Sites(Carrier, Protocol):
+    """A carrier to sites, as a run opens and closes it."""
+
+    def open(self, seconds: float) -> None:
+        """Wait for all sites, or for some until the time is over.
+
+        Raises:
+            ConfigError: nobody is there.
+        """
+        ...
+
+    def absent(self) -> list[str]:
+        """Return who is away, and why: a sentence each."""
+        ...
+
+    def close(self) -> None:
+        """Hang up."""
+        ...
+
+
+def sites_of(cfg: CfgNode) -> Sites:
+    """Return the carrier to the sites of a run: a federation's, or sockets."""
+    if cfg.FED.FEDERATION:
+        return Flower(read_place(user_path(cfg.FED.FEDERATION)), _tell)
+    return Addressed(
+        addresses(cfg), read_token(cfg.FED.TOKEN_FILE), "site",
+        "fedvlm site serve site.yaml --listen ... --token-file ...",
+    )
+
+
+def _tell(words: str) -> None:
+    complain(words, prefix="note")
+
+
+def addresses(cfg: CfgNode) -> list[str]:
+    """Return the addresses of ``FED.SITES_AT``."""
+    return [word.strip() for word in cfg.FED.SITES_AT.split(",") if word.strip()]
+
+
+def check_sites(cfg: CfgNode) -> None:
+    """Refuse what a run over sites lacks or cannot do, before anything is read.
+
+    Raises:
+        ConfigError: such a key.
+    """
+    behind = cfg.FED.FEDERATION
+    if behind:
+        if not all(site.owner for site in read_place(user_path(behind)).sites):
+            raise ConfigError(
+                f"the sites of '{behind}' have no data of their own: --engine flower gives them "
+                "parts of a run's clients (fedvlm federation up SITE.YAML... begins others)"
+            )
+        if cfg.FED.SITES_AT or cfg.FED.TOKEN_FILE:
+            raise ConfigError("--federation has its own way to the sites and their tokens: drop "
+                              "--sites-at and --token-file")
+    wanted = (("SITES_AT", "--sites-at HOST:PORT,...: where the sites are (or --federation "
+               "FOLDER)"),
+              ("TOKEN_FILE", "--token-file FILE: the secret that the sites know, too"),
+              ("SITE_FILE", "--site-file FILE: the coordinator's own, with the class names (fedvlm "
+               "site make --public)"))
+    lacks = [words for key, words in wanted
+             if not cfg.FED[key] and not (behind and key != "SITE_FILE")]
+    if lacks:
+        raise ConfigError("\n".join(f"--engine sites wants {words}" for words in lacks))
+    for address in addresses(cfg):
+        if not address.startswith(UNIX):
+            host_port(address)
+    if len(set(addresses(cfg))) < len(addresses(cfg)):
+        raise ConfigError(f"--sites-at {cfg.FED.SITES_AT}: an address stands twice")
+    if not behind:
+        read_token(cfg.FED.TOKEN_FILE)
+
+
+@dataclass
+class Parties:
+    """The sites of a run, met; see ``engines.staff.Staff``.
+
+    Attributes:
+        engine: asks them.
+        carrier: brings the frames.
+        inputs: what the server's side is built of.
+        wishes: clients to be taken in again.
+    """
+
+    engine: RemoteEngine
+    carrier: Sites
+    inputs: ServerInputs
+    wishes: list[Wish] = field(default_factory=list)
+
+    @property
+    def ask(self) -> Ask:
+        """See ``Staff.ask``."""
+        return self.engine.template
+
+    def employ(self, built: Built, folder: Path, tell: Tell) -> None:
+        """Join a run to its sites; what they told, and its name there, are kept in its folder.
+
+        Raises:
+            ConfigError: a site differs in what they must have in common.
+            DataError: a file of ``sites/`` is damaged or cannot be written.
+        """
+        place = folder / PLACE
+        with files.explain_errors(place):
+            place.mkdir(exist_ok=True)
+        if not (place / NAME).is_file():
+            files.write_text(place / NAME, self.engine.run_id + "\n")
+        self.wishes = read_wishes(place)
+        joined(self.engine, built)
+        built.notes += left_out(built.cfg)
+        files.write_json(place / MET, dict(read_met(folder)) | self.engine.welcomes())
+        self.engine.say = tell
+
+    def meet(self) -> None:
+        """See ``Staff.meet``: they were."""
+
+    def resume(self, state: FedState | None) -> FedState | None:
+        """See ``Staff.resume``: with the clients that are taken in again."""
+        if state is None or not self.wishes:
+            return state
+        return readmit(self.engine, self.wishes, state)
+
+
+@contextlib.contextmanager
+def gathered(cfg: CfgNode, path: Path) -> Iterator[Parties]:
+    """Meet the sites of a run, and hang up after it.
+
+    Args:
+        path: of the run's folder, which need not be there yet.
+
+    Raises:
+        ConfigError: nobody is there, a site refuses or differs, or clients have no site.
+        DataError: the coordinator's site file, or what is kept of the sites, is damaged.
+    """
+    file = read_site(user_path(cfg.FED.SITE_FILE))
+    check_file(file)
+    if file.dataset != cfg.DATASET.NAME:
+        raise ConfigError(f"DATASET.NAME {cfg.DATASET.NAME}: '{cfg.FED.SITE_FILE}' is of "
+                          f"'{file.dataset}'; drop the key")
+    before, carrier = read_met(path), sites_of(cfg)
+    engine = RemoteEngine(
+        carrier, config_plain(cfg), policy=policy_of(cfg), run_id=run_name(path),
+        say=_tell,
+    )
+    try:
+        await_sites(carrier, engine.say)
+        engine.meet(int(cfg.FED.CLIENTS), 0.0, before)
+        for site, told in engine.welcomes().items():
+            ids = [int(c) for c in told["clients"]]
+            engine.say(f"{site}: clients {', '.join(map(str, ids))}")
+        yield Parties(engine, carrier, inputs_of(engine, file, images_of(cfg)))
+    finally:
+        carrier.close()
+        with contextlib.suppress(DataError, OSError):  # of the last session; nothing reads it back
+            if (path / PLACE).is_dir():
+                files.write_json(path / PLACE / FRAMES, dict(engine.traffic))
+
+
+def await_sites(carrier: Sites, say: Tell) -> None:
+    """Wait for the sites of a run; say at once who is not there yet, and in the end who is not.
+
+    Raises:
+        ConfigError: nobody is.
+    """
+    with contextlib.suppress(ConfigError):
+        carrier.open(min(_FIRST, REACH))
+    if carrier.absent():
+        for words in carrier.absent():
+            say(f"{words}; waiting for up to {REACH:g} s")
+        carrier.open(REACH)
+        for words in carrier.absent():
+            say(words)
+
+
+def policy_of(cfg: CfgNode) -> Policy:
+    """Return what a config says about sites that do not answer well."""
+    asks = cfg.FED.ASK
+    return Policy(
+        float(asks.SECONDS), float(cfg.FED.UNRELIABLE.QUORUM), int(asks.RETRIES), float(asks.WAIT),
+        float(asks.MAX_NORM), int(asks.REFUSALS),
+    )
+
+
+def images_of(cfg: CfgNode) -> Path:
+    """Return the folder of the coordinator's images: ``--images``, else that of its site file."""
+    root = cfg.DATASET.ROOT
+    return user_path(root) if root else user_path(cfg.FED.SITE_FILE).parent
+
+
+def run_name(path: Path) -> str:
+    """Return the name under which sites keep the states of a run: random, unless it has begun.
+
+    Raises:
+        DataError: the one that it has cannot be read, or is none.
+    """
+    place = path / PLACE / NAME
+    with files.explain_errors(place):
+        if not place.is_file():
+            return secrets.token_hex(32)
+        name = place.read_text(encoding="utf-8", errors="replace").strip()
+    if not RUN.fullmatch(name):
+        raise DataError(
+            f"'{place}' is damaged: its name of the run is that of the folder with states at the "
+            "sites"
+        )
+    return name
+
+
+def read_met(path: Path) -> Mapping[str, Any]:
+    """Return what the sites told when the run began; nothing where it has not.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    place, met = path / PLACE / MET, None
+    with files.explain_errors(place):
+        if not place.is_file():
+            return {}
+        words = place.read_text(encoding="utf-8", errors="replace")
+    with contextlib.suppress(ValueError, RecursionError):
+        met = json.loads(words)
+    if not _MET(met):
+        raise DataError(f"'{place}' is damaged: delete it, and the sites tell it again")
+    return dict(met or {})
+
+
+def left_out(cfg: CfgNode) -> list[str]:
+    """Return what a run over sites cannot say, since the clients' images are not here."""
+    if not cfg.TEST.REFERENCES:
+        return []
+    return ["left out, since they need the clients' images: the references (commonest class, "
+            "zero-shot within own classes and by class shares, logistic regression, AFL, pooled)"]

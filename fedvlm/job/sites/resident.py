@@ -1,0 +1,184 @@
+"""A site that waits for runs: for each that its owner allows it builds a federation of its own.
+
+The words of a run come from its coordinator, in a hello; the owner's rules are held against them
+before anything is read. They are kept beside the states (``.runs/``), so that a site which was
+ended and begun again answers on as if nothing had been.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from yacs.config import CfgNode
+
+from fedvlm.compat.files import load_trainer
+from fedvlm.config.build import build_config
+from fedvlm.config.keys import default_schema
+from fedvlm.config.option import Schema, declare
+from fedvlm.core import files
+from fedvlm.core.errors import DataError
+from fedvlm.core.progress import Progress
+from fedvlm.data.own.site import SiteFile, read_site
+from fedvlm.distributed.schema import by, hexes, name, record, setting
+from fedvlm.distributed.site import Site, failure
+from fedvlm.distributed.site_yaml import SiteYaml
+from fedvlm.distributed.sockets.serving import serve
+from fedvlm.distributed.sockets.stream import listen, read_token
+from fedvlm.distributed.terms import Refused
+from fedvlm.distributed.wire import Frame, pack, unpack
+from fedvlm.job.run import threads_of
+from fedvlm.job.sites.party import config_plain, open_site
+
+RUNS = ".runs"  # among the states: the words of each run, and which data it was told of
+_TRAINER, _BACKBONE, _ROUNDS = "TRAINER.NAME", "MODEL.BACKBONE.NAME", "FED.ROUNDS"
+_WORDS = record({"config": by(name, setting), "data": hexes})
+_LISTED = 8
+Say = Callable[[str], None]
+
+
+class Resident:
+    """Answers the frames of whatever run its owner allows, one run at a time.
+
+    Args:
+        owner: what is here, and what may run.
+        own: config keys of this machine: device, cache.
+        say: hears what is for the site's own log.
+        progress: called while images are encoded.
+
+    Raises:
+        DataError: the site file is not what it has to be.
+    """
+
+    def __init__(
+        self, owner: SiteYaml, own: Mapping[str, str] | None = None,
+        say: Say = lambda words: None, progress: Progress | None = None,
+    ) -> None:
+        self.owner, self.own, self.say, self.progress = owner, dict(own or {}), say, progress
+        self.file: SiteFile = read_site(owner.file)
+        self._site: Site | None = None
+        self._cfg: CfgNode | None = None
+
+    def answer(self, data: bytes) -> bytes:
+        """Return the reply to a message; what goes wrong is a reply, too."""
+        nonce = ""
+        try:
+            self.owner.terms.allow_size(len(data))
+            frame = unpack(data)
+            nonce = str(frame.values.get("nonce", ""))
+            site, cfg = self._site_of(frame)
+        except Exception as error:
+            return pack(Frame("failed", {"nonce": nonce} | failure(error, self.say)))
+        with threads_of(cfg):
+            return site.answer(data)
+
+    def _site_of(self, frame: Frame) -> tuple[Site, CfgNode]:
+        """Return the site that works for the run of a request.
+
+        Raises:
+            Refused: the owner does not allow it, or nothing is known of it.
+            FedvlmError: it cannot be built.
+        """
+        if frame.op == "hello":
+            config = dict(frame.values["config"])
+            built = self._built(config)
+            place = self._words(str(frame.values["run"]))
+            words = {"config": config, "data": self.file.digest}
+            if self._read(place) != words:
+                with files.explain_errors(place):
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                files.write_json(place, words)
+            self.say(
+                f"run {place.stem[:12]}: {config[_TRAINER]} on {config[_BACKBONE]}, "
+                f"{config[_ROUNDS]} rounds: welcome"
+            )
+            return built
+        if frame.op not in ("work", "evaluate", "forget"):
+            raise Refused(f"a site is not asked for '{frame.op}'")
+        words = self._read(self._words(str(frame.values["run"])))
+        if not words:
+            raise Refused("this site knows nothing of that run: its coordinator has to greet it "
+                          "anew (the same command does)")
+        if words["data"] != self.file.digest:
+            raise Refused("this site has other data than when it welcomed that run")
+        return self._built(dict(words["config"]))
+
+    def _built(self, config: Mapping[str, Any]) -> tuple[Site, CfgNode]:
+        """Return the site of a config: the one of before, or another in its place."""
+        if self._site is None or self._cfg is None or self._site.config != config:
+            self.owner.terms.admit(config)
+            self._site = self._cfg = None  # two would take twice the memory
+            began = time.perf_counter()
+            self._cfg = config_from(config, self.own)
+            if config_plain(self._cfg) != config:  # it will say which keys
+                self.say("the coordinator's config is of another fedvlm")
+            with threads_of(self._cfg):
+                self._site = open_site(self.owner, self._cfg, self.say, self.progress)
+            self.say(f"{config[_TRAINER]} on {config[_BACKBONE]}: built in "
+                     f"{time.perf_counter() - began:.1f} s")
+        return self._site, self._cfg
+
+    def _words(self, run: str) -> Path:
+        return self.owner.states / RUNS / f"{run}.json"
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        """Return what is kept of a run; nothing where there is none, or something damaged."""
+        content: Any = None
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            content = json.loads(path.read_text(encoding="utf-8"))
+        return dict(content) if _WORDS(content) else {}
+
+
+def config_from(plain: Mapping[str, Any], own: Mapping[str, str]) -> CfgNode:
+    """Return the config of a run whose words came over the wire.
+
+    Args:
+        plain: the keys of its identity (``config_plain``).
+        own: keys of this machine.
+
+    Raises:
+        Refused: keys that this fedvlm does not have.
+        ConfigError: values that a key cannot have.
+    """
+    trainer = load_trainer(str(plain[_TRAINER]))
+    known = default_schema() | dict(trainer.foreign)
+    schema: Schema = declare(known, f"TRAINER.{trainer.name.upper()}", trainer.options)
+    stray = sorted(k for k in plain if k not in schema)
+    if stray:
+        raise Refused(
+            f"this site's fedvlm has no {', '.join(stray[:_LISTED])}"
+            f"{' and others' if len(stray) > _LISTED else ''}: it is of another version"
+        )
+    return build_config(
+        None, None, own, [], schema, dataset_keys=plain, dataset_origin="the coordinator"
+    )[0]
+
+
+def serve_site(
+    owner: SiteYaml, address: str, token_file: str, own: Mapping[str, str], say: Say,
+    progress: Progress | None = None,
+) -> None:
+    """Answer coordinators that come to ``address`` and know the token, one at a time, for ever.
+
+    Raises:
+        ConfigError: the address cannot be had, or there is no token.
+        DataError: the site file, or its images are not there.
+    """
+    token, door = read_token(token_file), listen(address)
+    with door:
+        site = Resident(owner, own, say, progress)
+        lost = [p for p in site.file.paths() if not (owner.images / p).is_file()]
+        if lost:
+            raise DataError(
+                f"{len(lost)} images of '{owner.file}' are not below '{owner.images}', the first "
+                f"'{lost[0]}': fedvlm site check says more"
+            )
+        if not site.file.clients:
+            raise DataError(f"'{owner.file}' has no clients: it is a server's")
+        say(f"ready at {address}: {site.file.dataset}, clients "
+            f"{', '.join(map(str, site.file.clients))}; waiting for coordinators")
+        serve(door, token, site.answer, say)

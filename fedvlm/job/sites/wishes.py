@@ -1,0 +1,40 @@
+"""What ``fedvlm readmit`` writes into a run's folder (``distributed.readmission``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedvlm.core.errors import ConfigError
+from fedvlm.distributed.readmission import add_wishes
+from fedvlm.job.sites.parties import PLACE, read_met
+from fedvlm.runs import lock
+from fedvlm.runs.identity import read_manifest
+
+
+def wish(path: Path, clients: Sequence[int], anew: bool) -> tuple[str, list[str]]:
+    """Write down who is to be taken in again when a run goes on.
+
+    Args:
+        path: the run's folder.
+
+    Returns:
+        The command that goes on, and the sites of the clients.
+
+    Raises:
+        ConfigError: the run has no sites, is finished or at work, or has no such client.
+        DataError: a file of its folder is damaged.
+    """
+    homes = {int(c): site for site, told in read_met(path).items() for c in told["clients"]}
+    if not homes:
+        raise ConfigError(f"'{path}' is no run over sites (--engine sites): nobody was excluded")
+    if (path / "results.json").is_file():
+        raise ConfigError(f"'{path}' is finished: there is no round left to take anybody in")
+    stray = [c for c in clients if c not in homes]
+    if stray:
+        raise ConfigError(f"'{path}' has no client {stray[0]}: it has {', '.join(map(str, homes))}")
+    lock.refuse_busy(path)
+    add_wishes(path / PLACE, list(dict.fromkeys(clients)), anew)
+    sessions = (read_manifest(path) or {}).get("sessions", [])
+    command = sessions[-1]["command"] if sessions else "the command that began it"
+    return str(command), sorted({homes[c] for c in clients})
