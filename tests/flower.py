@@ -15,6 +15,7 @@ from tests import jobs
 
 SITES = "0-1,2-3"
 WORDS = ("--demo", "--shots", "2", "--rounds", "2", "--num-users", "4", "--local-epochs", "1")
+QUICK = ("TEST.REFERENCES", "False")
 SECONDS = 600
 
 
@@ -33,7 +34,7 @@ def said(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 def words_of(output: Path, place: Path | None, *more: str) -> list[str]:
     engine = ["--engine", "flower", "--federation", str(place)] if place else []
-    return ["run", *WORDS, "--output-dir", str(output), *engine, *more, "FED.SITES", SITES]
+    return ["run", *WORDS, "--output-dir", str(output), *engine, *more, "FED.SITES", SITES, *QUICK]
 
 
 def rows(output: Path, place: Place) -> dict[str, torch.Tensor]:

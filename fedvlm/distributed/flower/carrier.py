@@ -67,22 +67,27 @@ class Flower:
         """Wait until all sites are there.
 
         Raises:
-            ConfigError: some are not after ``seconds``, or no relay comes; says why.
+            ConfigError: some are not after ``seconds``, or the SuperLink is not; says why.
+            FedvlmError: relay after relay ends at once.
         """
         until = time.monotonic() + seconds
         while True:
+            why = ""
             try:
                 lacking = set(self.order) - set(self._online())
             except Lost as error:
-                raise ConfigError(str(error)) from None
+                lacking, why = set(self.order), str(error)
+                if not processes.pid_of(self.place, LINK):
+                    raise ConfigError(why) from None
+                self.say(why)
             if not lacking:
                 return
             if time.monotonic() >= until:
-                raise ConfigError(
+                raise ConfigError(why or (
                     f"{', '.join(sorted(lacking))} did not come to the SuperLink at "
                     f"{self.place.address} within {seconds:g} s: fedvlm federation status "
                     f"--federation {self.place.folder} says what runs"
-                )
+                ))
             time.sleep(1.0)
 
     def absent(self) -> list[str]:

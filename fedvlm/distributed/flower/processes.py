@@ -24,7 +24,8 @@ from fedvlm.distributed.flower.place import Place
 
 MARK, PART = "FEDVLM_FEDERATION", "FEDVLM_PART"
 PATIENCE = 8.0  # seconds for a process that is told to end
-_TAIL = 6000
+_TAIL = 20_000
+_TRAFFIC = "uvicorn.access"  # lines of each request, which say nothing
 _children: list[subprocess.Popen[bytes]] = []  # so that those of this process leave no zombie
 
 
@@ -144,7 +145,8 @@ def tail(path: Path, lines: int = 1) -> str:
     except OSError:
         return ""
     said = [line.strip() for line in data.decode(errors="replace").splitlines()]
-    return "\n".join([line for line in said if line and not line.startswith("---")][-lines:])
+    told = [line for line in said if line and not line.startswith("---") and _TRAFFIC not in line]
+    return "\n".join(told[-lines:])
 
 
 def _began(pid: int) -> str:

@@ -184,10 +184,10 @@ def test_three_relays_that_end_at_once_stop_the_run_with_the_end_of_the_log(
     place.log("link").write_text("--- begun\nit is full\nno space left\n")
     carrier = begin(SimpleNamespace(get_nodes=lambda: _fail(None)))
     with pytest.raises(ConfigError, match="relay is gone"):
-        carrier.open(5)
+        carrier.open(0)
     assert carrier.sites() == []
     with pytest.raises(FedvlmError, match="3 relays in a row .* ends: it is full . no space left"):
-        carrier.sites()
+        carrier.open(60)
 
 
 def test_a_relay_that_never_comes_is_told_of_flowers_word(
@@ -200,6 +200,8 @@ def test_a_relay_that_never_comes_is_told_of_flowers_word(
     with pytest.raises(Lost, match="ended before it came"):
         carrier._online()
     monkeypatch.setattr(processes, "pid_of", lambda place, name: 0)
+    with pytest.raises(ConfigError, match="the SuperLink does not run"):
+        carrier.open(60)
     assert carrier.ask({"site0": b"x"}, 5)["site0"] == (
         f"the SuperLink does not run: fedvlm federation up --federation {place.folder}")
 
