@@ -139,5 +139,7 @@ def _last(place: Place, name: str) -> str:
     return processes.tail(place.log(name))[:200] if name in (LINK, *processes.names(place)) else ""
 
 
-def _short(path: str) -> str:
-    return Path(path).name if path else ""
+def _short(about: str) -> str:
+    """Return the end of the path of a run, or of an owner's file with its folder."""
+    path = Path(about)
+    return str(Path(path.parent.name) / path.name) if path.suffix else path.name

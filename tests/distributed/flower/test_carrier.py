@@ -206,6 +206,19 @@ def test_a_relay_that_never_comes_is_told_of_flowers_word(
         f"the SuperLink does not run: fedvlm federation up --federation {place.folder}")
 
 
+def test_who_does_not_know_the_token_is_not_taken_for_the_relay(
+    place: Place, begin: Callable[[Any], Flower]
+) -> None:
+    carrier = begin(Grid(place))
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(str(carrier._folder / "driver.sock"))
+        stranger.sendall(b"fedvlm-socket/1\n" + bytes(64))
+        assert carrier.sites() == ["site0", "site1"]
+        stranger.settimeout(5)
+        assert len(stranger.recv(4096)) <= 64 and carrier.submissions == 1
+    assert carrier._folder.stat().st_mode & 0o77 == 0
+
+
 def test_a_relay_ends_with_its_driver(place: Place) -> None:
     grid = Grid(place)
     grid.silent = True
