@@ -132,6 +132,10 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "fedvlm.recipes.acceptance",
         ),
     },
+    "fedvlm/cli/run/readmit.py": {
+        "start-up: PyTorch, 2 s": ("fedvlm.api.rebuild",),
+        "start-up: PyTorch": ("fedvlm.job.sites.wishes",),
+    },
     "fedvlm/cli/run/run.py": {
         "start-up: NumPy, 0.15 s": ("fedvlm.job.resolve",),
         "start-up: PyTorch, 2 s": ("fedvlm.job.run",),
@@ -146,7 +150,10 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/cli/site/_serve.py": {
         "start-up: NumPy, 0.15 s": ("fedvlm.job.resolve",),
-        "start-up: PyTorch, 2 s": ("fedvlm.job.engines.serving",),
+        "start-up: PyTorch, 2 s": (
+            "fedvlm.job.engines.serving", "fedvlm.distributed.site_yaml",
+            "fedvlm.job.sites.resident",
+        ),
     },
     "fedvlm/cli/site/_make.py": {
         "start-up: NumPy, 0.15 s": ("fedvlm.data.own.party", "fedvlm.job.resolve"),

@@ -13,6 +13,7 @@ import safetensors.torch
 from yacs.config import CfgNode
 
 from fedvlm.compat.files import load_trainer
+from fedvlm.config.engines import of_parties
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
 from fedvlm.core.trees import Tree, cast
@@ -24,7 +25,7 @@ from fedvlm.federation.local.images import Absent
 from fedvlm.federation.rounds import Federation, FedState, state_of
 from fedvlm.federation.server import Roster
 from fedvlm.job.build import check_model, make_plan, pick_device
-from fedvlm.job.engines.states import take_workers_rows
+from fedvlm.job.engines.states import AtSites, take_workers_rows
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.resolve import config_of
 from fedvlm.models.vlmodel import VLModel
@@ -105,7 +106,10 @@ def rebuild(
         trainer, model, absent, make_plan(cfg), engine=LocalEngine(int(cfg.FED.CHUNK) or 1)
     )
     _take_start(federation, path / "models" / "start.safetensors")
-    return Rebuilt(cfg, federation, state_in(path, manifest, federation))
+    state = state_in(path, manifest, federation)
+    if of_parties(cfg):
+        federation.clients.store = AtSites()
+    return Rebuilt(cfg, federation, state)
 
 
 def roster_of(path: Path, clients: int, classnames: Sequence[str]) -> Roster:

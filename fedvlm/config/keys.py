@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedvlm.config.dassl import dassl_options, family_options
-from fedvlm.config.engines import ENGINES, LOCAL
+from fedvlm.config.engines import engine_options
 from fedvlm.config.option import Option, Schema, Value, short_repr
 
 PARTITIONS = (
@@ -52,7 +52,7 @@ def our_options() -> Schema:
     """Return all keys that this project reads, except the trainers' own."""
     return (
         _job() | _dataset() | _partition() | _federation() | _unreliable() | _aggregation()
-        | _model() | _peft() | _optim() | _test()
+        | engine_options() | _model() | _peft() | _optim() | _test()
     )
 
 
@@ -323,48 +323,6 @@ def _aggregation() -> Schema:
         "FED.STORE": Option(
             "auto", "where clients' states lie: in memory, or on disk in the run folder; moves no "
             "bit (auto: memory up to 4 GiB)", choices=("auto", "memory", "disk"),
-        ),
-        "FED.ENGINE": Option(
-            LOCAL, "who computes the clients: this process, worker processes, sites with data of "
-            "their own, or sites of a federation on Flower; moves no bit", choices=ENGINES,
-            neutral=LOCAL,
-        ),
-        "FED.WORKERS": Option(
-            0, "worker processes to begin here; 0 is one per GPU, or per group of cores that the "
-            "work can use", low=0, high=1024, neutral=0,
-        ),
-        "FED.WORKERS_AT": Option(
-            "", "workers that were begun by fedvlm site serve: host:port,host:port, or unix:PATH",
-            neutral="",
-        ),
-        "FED.FEDERATION": Option(
-            "", "folder of fedvlm federation up, whose sites have the clients (FED.ENGINE flower: "
-            "federation, if it is empty; sites: in the place of FED.SITES_AT)", neutral="",
-        ),
-        "FED.TOKEN_FILE": Option(
-            "", "file with the secret of FED.WORKERS_AT or FED.SITES_AT", neutral=""
-        ),
-        "FED.SITES_AT": Option(
-            "", "sites that their owners serve (fedvlm site serve site.yaml): host:port,..., or "
-            "unix:PATH", neutral="",
-        ),
-        "FED.SITE_FILE": Option(
-            "", "the coordinator's site.json: class names, perhaps public test images", neutral=""
-        ),
-        "FED.ASK.SECONDS": Option(
-            600.0, "how long a site may take for an answer", low=1, neutral=600.0
-        ),
-        "FED.ASK.RETRIES": Option(
-            2, "how often a site that did not answer is asked again", low=0, neutral=2
-        ),
-        "FED.ASK.WAIT": Option(20.0, "seconds before that", low=0, neutral=20.0),
-        "FED.ASK.REFUSALS": Option(
-            3, "rounds in a row with refused updates after which a site is asked no more", low=1,
-            neutral=3,
-        ),
-        "FED.ASK.MAX_NORM": Option(
-            0.0, "norm of an update of a site's client above which it is refused; 0 is no limit",
-            low=0, neutral=0.0,
         ),
         "FED.WEIGHTING": Option(
             "auto",

@@ -88,7 +88,7 @@ class RemoteEngine:
     tuning: dict[int, float] = field(default_factory=dict)
     logits: Tree = field(default_factory=dict)
     here: ClassVar[bool] = False
-    remedy: ClassVar[str] = "; or go on without it: fedvlm readmit RUN CLIENT --anew"
+    remedy: ClassVar[str] = "; fedvlm readmit RUN CLIENT --anew goes on without it"
     _like: str = ""
 
     # ---- handshake ---------------------------------------------------------------------------

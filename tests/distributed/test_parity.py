@@ -11,6 +11,8 @@ from fedvlm.check.compare import same_fed
 from fedvlm.check.world import World
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.rounds import Whole
+from fedvlm.federation.server import Row
 from tests.distributed.grid import Grid, Tapped, leaks, local, measured
 
 TRAINERS = sorted(trainer_files())
@@ -21,6 +23,18 @@ def world() -> World:
     return World()
 
 
+def both(
+    world: World, name: str, folder: Path
+) -> tuple[Grid, Whole, Whole, tuple[list[list[Row]], list[list[Row]]]]:
+    """Return the ends of a run over frames and in this process, and the numbers of both."""
+    trainer = load_trainer(name)
+    grid = Grid(world, trainer, folder)
+    whole, rows = local(world, trainer, grid.setup)
+    fed, _ = grid.server()
+    told = measured(fed)
+    return grid, grid.whole(fed, fed.run()), whole, (told, rows)
+
+
 @pytest.mark.parametrize("name", TRAINERS)
 def test_over_frames_every_method_gives_the_same_bits(
     world: World, name: str, tmp_path: Path
@@ -29,13 +43,8 @@ def test_over_frames_every_method_gives_the_same_bits(
 
     No personal tensor of any round and no training image is in any frame.
     """
-    trainer = load_trainer(name)
-    grid = Grid(world, trainer, tmp_path)
-    whole, rows = local(world, trainer, grid.setup)
-    fed, _ = grid.server()
-    told = measured(fed)
-    state = fed.run()
-    same_fed(grid.whole(fed, state), whole, f"{name} over frames")
+    grid, away, whole, (told, rows) = both(world, name, tmp_path)
+    same_fed(away, whole, f"{name} over frames")
     assert json.dumps(told) == json.dumps(rows)
     assert grid.said == grid.logs == []
     assert isinstance(grid.carrier, Tapped)

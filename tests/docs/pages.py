@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ SHELL = re.compile(r"[|<>;&`]|\$\(")  # what only a shell does
 FUNCTIONS = (
     f'fedvlm() {{ "{sys.executable}" -m fedvlm "$@"; }}\npython() {{ "{sys.executable}" "$@"; }}\n'
 )
+OPERATORS = (">", "<", "|", "||", "&", "&&", "2>", "2>&1")
 NUMBER = r"\d[\d,.]*(?:e-?\d+)?"
 
 
@@ -79,6 +81,7 @@ def read(command: str) -> None:
     words = words_of(command)
     if words is None:
         return
+    words = list(takewhile(lambda word: word not in OPERATORS, words))
     table = verbs()
     name = next((n for n in table if words and fold(n) == fold(words[0])), "")
     table[name or "run"].parser().parse_args(words[1:] if name else words)

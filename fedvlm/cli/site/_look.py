@@ -1,8 +1,11 @@
-"""``fedvlm site check`` and ``fedvlm site status``: what is here, and what leaves."""
+"""``fedvlm site check``, ``status`` and ``stop``: what is here, what leaves, who serves it."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
 import time
 from argparse import Namespace
 from collections import Counter
@@ -17,7 +20,7 @@ from fedvlm.config.build import build_config
 from fedvlm.config.keys import default_schema
 from fedvlm.console.rows import clock, human_bytes, table_lines
 from fedvlm.console.screen import complain, progress, say
-from fedvlm.core.errors import DataError
+from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
 from fedvlm.data.datum import PARTS, Datum
 from fedvlm.data.image_records import records_of
@@ -27,9 +30,12 @@ from fedvlm.distributed.ledger import Ledger
 from fedvlm.distributed.site_yaml import SiteYaml, read_site_yaml
 from fedvlm.distributed.store import SiteStore
 from fedvlm.distributed.terms import Terms
+from fedvlm.job.sites.resident import RUNS
+from fedvlm.runs import lock
 
 SAMPLE, FIRST = 64, 4  # images that are decoded; problems of a kind that are named
 EXIT_DATA = 3
+PATIENCE = 30.0  # seconds for a process to end
 
 
 @dataclass
@@ -176,9 +182,12 @@ def status(args: Namespace) -> int:
     owner = read_site_yaml(user_path(args.opts[0]))
     runs = [_run(path) for path in sorted(_folders(owner.states))]
     code = EXIT_DATA if any(run["damage"] for run in runs) else 0
+    server = lock.holder(owner.states / RUNS)
     if args.json:
-        say(json.dumps({"states": str(owner.states), "runs": runs}, indent=1))
+        say(json.dumps({"states": str(owner.states), "served_by": server, "runs": runs}, indent=1))
         return code
+    say(f"served by process {server['pid']} on {server.get('host')} since {server.get('since')}"
+        if server else "nobody serves it")
     if not runs:
         say(f"{owner.states}: no run has worked here yet")
         return 0
@@ -193,6 +202,35 @@ def status(args: Namespace) -> int:
             f"{clock(run['seconds'])} of work")
         complain(*run["damage"], prefix="problem")
     return code
+
+
+def stop(args: Namespace) -> int:
+    """End the process that serves a site; return the exit code.
+
+    Raises:
+        ConfigError: the rules are wrong, or it is on another machine, another user's, or stays.
+    """
+    owner = read_site_yaml(user_path(args.opts[0]))
+    place = owner.states / RUNS
+    server = lock.holder(place)
+    if not server:
+        say(f"nobody serves {args.opts[0]}")
+        return 0
+    who = f"process {server['pid']} on {server.get('host')}"
+    if server.get("host") != socket.gethostname():
+        raise ConfigError(f"{who} serves {args.opts[0]}: stop it there")
+    try:
+        os.kill(int(server["pid"]), signal.SIGTERM)
+    except OSError as error:
+        raise ConfigError(f"{who} cannot be ended: {error.strerror}") from error
+    until = time.monotonic() + PATIENCE
+    while lock.holder(place):
+        if time.monotonic() > until:
+            raise ConfigError(f"{who} was told to end and has not yet: look again with fedvlm site "
+                              "status")
+        time.sleep(0.05)
+    say(f"{who} has ended; states are in {owner.states}")
+    return 0
 
 
 def _folders(states: Path) -> list[Path]:

@@ -10,6 +10,7 @@ check: load one site's images alone and say counts, problems, and what a server 
 status: what a site keeps for which run: clients, versions, rounds, bytes.
 serve site.yaml: wait for coordinators that know the token (--engine sites --sites-at), and work for
 any run that the owner allows, on this site's images; a run's words come from its coordinator.
+stop site.yaml: end the process that serves it; what it keeps is whole at any time.
 serve without it: a worker of a simulation. Build a run of its flags (or of its folder, --run) and
 work for whoever runs it with --engine workers --workers-at and knows the token; all workers of a
 run share one folder of states.
@@ -35,11 +36,12 @@ EXAMPLES = (
     "fedvlm site check clinic/site.yaml",
     "fedvlm site status clinic/site.yaml",
     "fedvlm site serve clinic/site.yaml --listen 0.0.0.0:7007 --token-file token",
+    "fedvlm site stop clinic/site.yaml",
     "fedvlm site serve --listen 0.0.0.0:7007 --token-file token --states /shared/states --demo",
 )
 ALSO = ("party", "silo", "owner", "serve", "worker")
-WHAT = ("make", "check", "status", "serve")
-_READS = {"check": ("full", "json", "sample"), "status": ("json",)}
+WHAT = ("make", "check", "status", "serve", "stop")
+_READS = {"check": ("full", "json", "sample"), "status": ("json",), "stop": ()}
 _FILE = "FILE is a site.yaml, which fedvlm site make writes"
 
 
@@ -98,4 +100,4 @@ def main(args: Namespace) -> int:
         return _serve.main(args)
     from fedvlm.cli.site import _look  # start-up: PyTorch, 2 s
 
-    return _look.check(args) if args.what == "check" else _look.status(args)
+    return {"check": _look.check, "status": _look.status, "stop": _look.stop}[args.what](args)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from fedvlm.core.errors import ConfigError
+from fedvlm.core.trees import State
 from fedvlm.distributed.pool.store import PoolStore, new_letters
+from fedvlm.distributed.store import AwayStore
 from fedvlm.federation.clients import AWAY, ClientStore
 from fedvlm.federation.rounds import Federation, FedState
 
@@ -37,6 +40,25 @@ def stands_for_another(store: ClientStore, versions: dict[int, int]) -> bool:
     for client, version in versions.items():
         return any(slot.startswith(AWAY) for slot, _ in store.form(client, version))
     return False
+
+
+class AtSites(AwayStore):
+    """Rows of clients whose sites have them: whoever asks is told so."""
+
+    def get(
+        self, ids: Sequence[int], versions: Sequence[int]
+    ) -> list[tuple[list[int], State]]:
+        """See ``ClientStore.get``.
+
+        Raises:
+            ConfigError: always, where any are wanted.
+        """
+        if ids:
+            raise ConfigError(
+                f"the state of client {ids[0]} is at its site, with its owner: take the global "
+                "model"
+            )
+        return []
 
 
 def take_workers_rows(folder: Path, federation: Federation, state: FedState) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from fedvlm.config.build import build_config
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Schema, declare
 from fedvlm.core import files
-from fedvlm.core.errors import DataError
+from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.progress import Progress
 from fedvlm.data.own.site import SiteFile, read_site
 from fedvlm.distributed.schema import by, hexes, name, record, setting
@@ -33,6 +33,7 @@ from fedvlm.distributed.terms import Refused
 from fedvlm.distributed.wire import Frame, pack, unpack
 from fedvlm.job.run import threads_of
 from fedvlm.job.sites.party import config_plain, open_site
+from fedvlm.runs import lock
 
 RUNS = ".runs"  # among the states: the words of each run, and which data it was told of
 _TRAINER, _BACKBONE, _ROUNDS = "TRAINER.NAME", "MODEL.BACKBONE.NAME", "FED.ROUNDS"
@@ -158,6 +159,30 @@ def config_from(plain: Mapping[str, Any], own: Mapping[str, str]) -> CfgNode:
     )[0]
 
 
+@contextlib.contextmanager
+def serving(owner: SiteYaml) -> Iterator[None]:
+    """Be the one process that serves a site, and say so beside its states.
+
+    Raises:
+        ConfigError: another one does.
+        DataError: the folder of states cannot be written.
+    """
+    place = owner.states / RUNS
+    there = lock.holder(place)
+    if there:
+        raise ConfigError(
+            f"process {there['pid']} on {there.get('host')} serves this site already (since "
+            f"{there.get('since')}): fedvlm site stop ends it"
+        )
+    with files.explain_errors(place):
+        place.mkdir(parents=True, exist_ok=True)
+    mine = lock.acquire(place)
+    try:
+        yield
+    finally:
+        mine.release()
+
+
 def serve_site(
     owner: SiteYaml, address: str, token_file: str, own: Mapping[str, str], say: Say,
     progress: Progress | None = None,
@@ -165,11 +190,12 @@ def serve_site(
     """Answer coordinators that come to ``address`` and know the token, one at a time, for ever.
 
     Raises:
-        ConfigError: the address cannot be had, or there is no token.
+        ConfigError: the address cannot be had, there is no token, or another process serves this
+            site.
         DataError: the site file, or its images are not there.
     """
     token, door = read_token(token_file), listen(address)
-    with door:
+    with door, serving(owner):
         site = Resident(owner, own, say, progress)
         lost = [p for p in site.file.paths() if not (owner.images / p).is_file()]
         if lost:

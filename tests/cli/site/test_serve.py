@@ -17,6 +17,12 @@ from fedvlm.cli.main import main
     (["make", "--states", "s"], "make does not read --states"),
     (["serve", "--states", "s", "--handle", "7", "--run", "/no/run"], "names no method"),
     (["serve", "--states", "s", "--handle", "999", "--demo"], "--handle 999 is no socket"),
+    (["serve", "s.yaml"], "serve s.yaml wants --listen ADDRESS and --token-file FILE"),
+    (["serve", "s.yaml", "--listen", "a:1", "--token-file", "t", "--lr", "1"],
+     "serve s.yaml does not read --lr: a run's words come from its coordinator"),
+    (["serve", "s.yaml", "--listen", "a:1", "--token-file", "t", "--demo"],
+     "serve s.yaml does not read --demo"),
+    (["serve", "/no/s.yaml", "--listen", "a:1", "--token-file", "t"], "there is no '/no/s.yaml'"),
 ])  # fmt: skip
 def test_what_is_missing_is_said(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]

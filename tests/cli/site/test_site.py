@@ -54,7 +54,7 @@ def test_a_folder_becomes_a_site_that_is_checked(
     assert len(file.public) == 6 and len(file.paths()) == 18 + 6
     rules = place / "clinic" / "site.yaml"
     owner = read_site_yaml(rules)
-    assert owner.terms == Terms(("ViT-B/16",), ("FedAvg",), count=5)
+    assert owner.terms == Terms(("ViT-B/16",), ("FedAvg",), count=5, weights=())
     capsys.readouterr()
     assert main(["site", "check", str(rules)]) == 0
     said = capsys.readouterr()

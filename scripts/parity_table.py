@@ -1,0 +1,87 @@
+"""Write the tables of ``docs/parity.md``: every method in one process, over frames, by workers.
+
+    python scripts/parity_table.py docs/parity.md
+
+The runs are those of the tests (``tests/distributed/test_parity.py``,
+``tests/distributed/pool/test_pool.py``): what is equal is compared bit for bit. The page's text
+stays; lines between ``<!-- table -->`` and ``<!-- end -->`` are written anew. A few minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from fedvlm.check.compare import Broken, same_fed, same_state
+from fedvlm.check.world import World
+from fedvlm.distributed.remote import ANSWERS
+from fedvlm.distributed.wire import unpack
+from fedvlm.federation.cards import trainer_files
+from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.rounds import Whole
+from tests.distributed.grid import leaks
+from tests.distributed.pool import test_pool as pools
+from tests.distributed.test_parity import both
+
+BEGIN, END = "<!-- table -->", "<!-- end -->"
+HEAD = ("method", "frames: server", "clients", "numbers", "private in a frame", "bytes down",
+        "bytes up", "workers: server", "clients", "numbers")
+
+
+def equal(ours: Whole, theirs: Whole) -> Iterator[str]:
+    """Yield whether the server's tensors are equal, and the clients'."""
+    try:
+        same_state(ours.server, theirs.server, "server")
+        yield "equal"
+    except Broken as error:
+        yield str(error)
+    try:
+        same_fed(replace(ours, server=theirs.server), theirs, "clients")
+        yield "equal"
+    except Broken as error:
+        yield str(error)
+
+
+def numbers(told: Any, rows: Any) -> str:
+    """Return whether the rows of all evaluations are equal."""
+    return "equal" if json.dumps(told) == json.dumps(rows) else "differ"
+
+
+def row(world: World, name: str, folder: Path) -> tuple[str, ...]:
+    """Return a method's line."""
+    grid, away, whole, rows = both(world, name, folder / "frames")
+    frames: list[bytes] = grid.carrier.frames  # type: ignore[attr-defined]
+    private = leaks(grid.private(), frames)
+    asked = [unpack(frame).op in ANSWERS for frame in frames]
+    down, up = (sum(len(f) for f, a in zip(frames, asked, strict=True) if a == way)
+                for way in (True, False))
+    pool = pools.Pool(world, load_trainer(name), folder / "pool")
+    local, end, (here, told) = pools.both(pool)
+    return (
+        load_trainer(name).name, *equal(away, whole), numbers(*rows),
+        ", ".join(private) or "none", f"{down:,}", f"{up:,}", *equal(end, local),
+        numbers(told, here),
+    )
+
+
+def main(page: Path) -> None:
+    """Write the table into the page."""
+    world, lines = World(), [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
+    for name in sorted(trainer_files()):
+        with tempfile.TemporaryDirectory() as folder:
+            lines.append(f"| {' | '.join(row(world, name, Path(folder)))} |")
+        print(lines[-1], flush=True)
+    text = page.read_text(encoding="utf-8")
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    page.write_text("\n".join([before + BEGIN, *lines, END]) + after, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,189 @@
+"""The ordinary run over parties with data of their own: folder, way back in, exit codes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedvlm.cli.main import main
+from fedvlm.data.own.site import read_site
+from tests import jobs
+from tests.job.sites.places import NAMES, federated, make, rows
+
+APFL = ("--trainer", "APFL")
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Eight built-in images of a class for training and for tests, in a cache of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedvlm.data.builtin.sets._PER_CLASS", (8, 2, 8))
+        patch.setenv("FEDVLM_CACHE", str(tmp_path_factory.mktemp("few")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def place(few: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("parties"))
+
+
+@pytest.fixture(scope="module")
+def whole(few: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that sees all images."""
+    output = tmp_path_factory.mktemp("whole")
+    assert jobs.run(output, *APFL, "FED.SITES", "0,1") == 0
+    return output
+
+
+def same(place: Path, output: Path, whole: Path) -> None:
+    """The server's tensors, the clients' at their sites, and the personal numbers are equal."""
+    ours, theirs = jobs.state(output) | rows(place, output), jobs.state(whole)
+    assert {n for n in theirs if n.startswith("clients|")} and ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[n], theirs[n]) for n in theirs)
+    for here, there in zip(jobs.records(output), jobs.records(whole), strict=True):
+        for key in ("personal", "global", "train", "participants", "bytes_up"):
+            assert here[key] == there[key], key
+        for ours_, theirs_ in zip(here["clients"], there["clients"], strict=True):
+            assert ours_.items() <= theirs_.items()  # those of the whole set have more tests
+
+
+def test_a_run_over_parties_ends_below_its_quorum_and_goes_on(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One site is gone in round 2. No image, path or personal tensor leaves.
+
+    What needs the clients' images is left out by name, and a finished run is shown.
+    """
+    code, line = federated(place, tmp_path, monkeypatch, *APFL, gone=("site1", 2))
+    said = capsys.readouterr()
+    assert code == 6 and "site1: no answer: not connected" in said.err
+    assert "the state of round 1 is kept" in said.err
+    assert "they need the clients' images: the references (" in said.out
+    frames = line.frames
+    code, line = federated(place, tmp_path, monkeypatch, *APFL, sites=line.answers)
+    assert code == 0 and "going on after round 1" in capsys.readouterr().out
+    client = ("predict", str(jobs.folder(tmp_path)), str(place / "server"), "--client", "1")
+    assert main([*client]) == 2
+    assert "the state of client 1 is at its site, with its owner" in capsys.readouterr().err
+    assert json.loads((jobs.folder(tmp_path) / "sites" / "met.json").read_text())["site1"][
+        "clients"]["1"]["train"] == 10
+    everything = b"\n".join([*frames, *line.frames])
+    assert len(everything) > 10**5
+    for name in NAMES:
+        file = read_site(place / name / "site.json")
+        for path in file.paths():
+            image = (place / name / "images" / path).read_bytes()
+            assert image not in everything and path.encode() not in everything
+    assert str(place).encode() not in everything
+    personal = {n: v for n, v in rows(place, tmp_path).items() if "|w|" not in n and v.numel() > 3}
+    assert personal and all(v.numpy().tobytes() not in everything for v in personal.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [
+    ("hello", 0), ("evaluate", 0), ("work", 1), ("evaluate", 1), ("work", 2), ("evaluate", 2),
+])
+def test_a_coordinator_that_stops_between_a_request_and_its_checkpoint_goes_on_with_the_same_bits(
+    place: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: tuple[str, int]
+) -> None:
+    """The sites begin anew, too."""
+    assert federated(place, tmp_path, monkeypatch, *APFL, stop=stop)[0] == 130
+    assert federated(place, tmp_path, monkeypatch, *APFL)[0] == 0
+    same(place, tmp_path, whole)
+
+
+@pytest.mark.slow
+def test_a_state_that_is_gone_is_made_anew_only_when_that_is_said(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = shutil.copytree(place, tmp_path / "parties")
+    output = tmp_path / "out"
+    assert federated(here, output, monkeypatch, *APFL, stop=("work", 2))[0] == 130
+    folder = jobs.folder(output)
+    for path in (here / "site1" / "states").glob("*/s*"):
+        path.unlink()
+    for _ in range(2):
+        assert federated(here, output, monkeypatch, *APFL)[0] == 3
+        said = capsys.readouterr().err
+        assert "site1: client 1: the state of round 1, which the server accepted, is not" in said
+        assert "fedvlm readmit RUN CLIENT --anew goes on without it" in said
+    assert main(["readmit", str(folder), "7"]) == 2
+    assert "has no client 7: it has 0, 1" in capsys.readouterr().err
+    assert main(["readmit", str(folder), "1", "--anew"]) == 0
+    assert "clients 1 (site1) go on anew when the run does" in capsys.readouterr().out
+    assert federated(here, output, monkeypatch, *APFL, stop=("evaluate", 2))[0] == 130
+    assert "after round 1: client 1 (site1) is readmitted and goes on anew" in (
+        capsys.readouterr().out)
+    assert federated(here, output, monkeypatch, *APFL)[0] == 0
+    (one,) = jobs.results(output)["readmitted"]
+    assert (one["client"], one["anew"], one["after"]) == (1, True, 1)
+    results = json.loads((folder / "results.json").read_text())
+    assert ("client 1 was readmitted after round 1, anew: its state before that is lost"
+            in results["run_info"]["notes"])
+    assert main(["readmit", str(folder), "1"]) == 2
+    assert "is finished" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_site_that_is_away_when_a_run_goes_on_counts_as_before(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And one with other data is refused."""
+    here = shutil.copytree(place, tmp_path / "parties")
+    output, half = tmp_path / "out", ("FED.UNRELIABLE.QUORUM", "0.5", "FED.ASK.RETRIES", "0")
+    assert federated(here, output, monkeypatch, *APFL, stop=("work", 2))[0] == 130
+    with monkeypatch.context() as patch:
+        patch.setattr("tests.job.sites.places.NAMES", ("site0",))
+        patch.setattr("tests.job.sites.places.Line.ask", lambda self, frames, seconds: (
+            {s: self.answers[s](f) if s in self.answers else "not connected"
+             for s, f in frames.items()}))
+        assert federated(here, output, patch, *APFL, *half)[0] == 0
+    said = capsys.readouterr()
+    assert "site1 is away: clients [1] count as before" in said.err
+    assert jobs.results(output)["lost"] == {"no answer": 1}
+    assert jobs.records(output)[2]["dropped"] == {"1": "site1: no answer: not connected"}
+    assert federated(here, tmp_path / "next", monkeypatch, *APFL, stop=("work", 2))[0] == 130
+    file = read_site(here / "site1" / "site.json")
+    file.clients[1]["val"].pop()
+    file.write(here / "site1" / "site.json")
+    assert federated(here, tmp_path / "next", monkeypatch, *APFL)[0] == 2
+    assert "site site1 has other data than when this run began" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (("--sites-at", "a:1"), "--sites-at a:1: add --engine sites, which reads it"),
+    (("--token-file", "t"), "--token-file t: add --engine workers or sites"),
+    (("--engine", "sites", "--num-users", "2"), "--engine sites wants --sites-at HOST:PORT"),
+    (("--engine", "sites", "--num-users", "2", "--workers", "2"), "add --engine workers"),
+])  # fmt: skip
+def test_what_a_run_over_sites_lacks_is_said_before_anything_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    assert main(["run", "--demo", "--output-dir", str(tmp_path / "o"), *words]) == 2
+    assert said in capsys.readouterr().err and not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (("--sites-at", "a"), "'a' is no address"),
+    (("--sites-at", "a:1,a:1"), "an address stands twice"),
+    (("--dry-run",), "--dry-run: the clients' images are at their sites"),
+    (("--dataset", "eurosat"), "--site-file says which classes there are: drop --dataset"),
+    (("DATASET.NAME", "other"), "is of 'Shapes'; drop the key"),
+    (("--site-file", "/no"), "there is no site file '/no'"),
+])  # fmt: skip
+def test_wrong_words_of_a_coordinator_are_refused(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str,
+) -> None:
+    words_ = ["--engine", "sites", "--num-users", "2", "--token-file", str(place / "token"),
+              "--site-file", str(place / "server" / "site.json"), "--sites-at", "a:1"]
+    code = main(["run", "--output-dir", str(tmp_path), *words_, *words])
+    assert code in (2, 3) and said in capsys.readouterr().err
+    assert main(["run", *words_[:2], *words_[4:]]) == 2
+    assert "say how many clients the sites have together: --num-users N" in capsys.readouterr().err

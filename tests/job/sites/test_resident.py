@@ -1,0 +1,82 @@
+"""A site that waits for runs: what it refuses, and what it remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedvlm.data.own.site import SiteFile
+from fedvlm.distributed.site_yaml import SiteYaml
+from fedvlm.distributed.terms import Terms
+from fedvlm.distributed.wire import Frame, pack, unpack
+from fedvlm.job.flags import parse
+from fedvlm.job.resolve import resolve
+from fedvlm.job.sites.party import config_plain
+from fedvlm.job.sites.resident import RUNS, Resident, config_from
+
+RUN, NONCE = "ab" * 16, "cd" * 8
+SEEN: list[str] = []
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Resident]:
+    file = SiteFile("shapes", ["a", "b"], ["a {}."], {0: {"train": [], "val": [], "test": []}})
+    file.write(tmp_path / "site.json")
+    terms = Terms(("tiny",), ("FedAvg",), rounds=3, weights=("/own/w.pt",))
+    SEEN.clear()
+    yield Resident(SiteYaml(tmp_path / "site.json", tmp_path, tmp_path / "states", terms),
+                   say=SEEN.append)
+
+
+def config(*words: str) -> dict[str, Any]:
+    return config_plain(resolve(parse([
+        "--demo", "--trainer", "FedAvg", "--rounds", "2", *words
+    ])).jobs[0].cfg)
+
+
+def said(site: Resident, frame: Frame) -> str:
+    reply = unpack(site.answer(pack(frame)))
+    assert reply.op == "failed" and reply.values["nonce"] in (NONCE, "")
+    return f"{reply.values['kind']}: {reply.values['text']}"
+
+
+def hello(words: dict[str, Any]) -> Frame:
+    return Frame("hello", {"run": RUN, "nonce": NONCE, "config": words})
+
+
+@pytest.mark.parametrize(("change", "why"), [
+    ({"TRAINER.NAME": "FedTV"}, "this method is not allowed (rule 'trainers')"),
+    ({"TRAINER.NAME": "./evil.py:Evil"}, "never by a file (rule 'trainers')"),
+    ({"MODEL.BACKBONE.NAME": "RN50"}, "this backbone is not allowed (rule 'backbones')"),
+    ({"FED.ROUNDS": 9}, "at most 3 rounds, and 9 are planned (rule 'rounds')"),
+    ({"MODEL.INIT_WEIGHTS": "/etc/passwd"}, "a file of the coordinator's is none (rule 'weights')"),
+    ({"X.NEW": 1}, "this site's fedvlm has no X.NEW: it is of another version"),
+])  # fmt: skip
+def test_what_the_owner_does_not_allow_is_refused_before_anything_is_built(
+    site: Resident, change: dict[str, Any], why: str
+) -> None:
+    assert said(site, hello(config() | change)).endswith(why)
+    assert not (site.owner.states / RUNS).exists()
+
+
+def test_what_hinders_a_build_stays_in_the_site_s_log(site: Resident, tmp_path: Path) -> None:
+    (tmp_path / "site.json").unlink()
+    words = said(site, hello(config()))
+    assert words == "failed: DataError at the site; what it says is in the site's log"
+    assert str(tmp_path) in SEEN[-1]
+
+
+def test_a_run_that_nobody_announced_and_other_messages_are_refused(site: Resident) -> None:
+    forget = Frame("forget", {"run": RUN, "like": "ab" * 8, "nonce": NONCE, "keep": {}})
+    assert "knows nothing of that run: its coordinator has to greet it anew" in said(site, forget)
+    assert "a site is not asked for 'forgot'" in said(site, Frame("forgot", {"nonce": NONCE}))
+    assert "not a fedvlm frame" in unpack(site.answer(b"\0" * 64)).values["text"]
+
+
+def test_the_words_of_a_run_are_a_config_again() -> None:
+    plain = config("OPTIM.LR", "0.5", "INPUT.VIEWS", "2", "FED.CHUNK", "3")
+    again = config_from(plain, {"DEVICE": "cpu"})
+    assert config_plain(again) == plain and again.DEVICE == "cpu" and again.OPTIM.LR == 0.5
