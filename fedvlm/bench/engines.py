@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,9 +27,7 @@ from fedvlm.config.engines import FLOWER, LOCAL, WORKERS
 from fedvlm.console.rows import table_lines
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.repository import PACKAGE
-from fedvlm.distributed.flower.network import down, up
-from fedvlm.distributed.flower.place import even
-from fedvlm.distributed.flower.processes import strays
+from fedvlm.job.engines.flower import even, loopback
 
 SHORT = 1  # rounds of the short run
 LOOK = 0.1  # seconds between looks at the processes
@@ -62,7 +59,7 @@ def words_of(
 
 def measure(
     words: Sequence[str], environ: dict[str, str], output: Path,
-    beside: Callable[[], Collection[int]] = tuple,
+    beside: Callable[[], Collection[int]] = lambda: (),
 ) -> Measurements:
     """Run a command and return what it took (``COUNTS``).
 
@@ -110,6 +107,10 @@ def _family(pid: int) -> list[int]:
     return out
 
 
+def _nobody() -> Collection[int]:
+    return ()
+
+
 def _spent(pid: int) -> float:
     """Return the CPU seconds of a process and of those that it ended; 0 where it is gone."""
     try:
@@ -153,11 +154,11 @@ def run(
     took: dict[str, dict[int, list[Measurements]]] = {name: {} for name in engines}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         place = Path(folder)
-        federation = None
+        federation, beside = None, _nobody
         if LOOPBACK in engines:
             say("the federation")
-            federation = up(place / "federation", [""] * workers, say)
-            stack.callback(down, federation)
+            federation = place / "federation"
+            beside = stack.enter_context(loopback(federation, workers, say))
         environ = os.environ | {
             "OMP_NUM_THREADS": str(threads), "FEDVLM_CACHE": str(place / "cache"),
             "PYTHONPATH": os.pathsep.join(
@@ -174,11 +175,10 @@ def run(
                     there = federation if engine == LOOPBACK else None
                     words = words_of(
                         trainer, clients, length, 0 if engine == LOCAL else workers, output,
-                        there.folder if there else None,
+                        there,
                     )
                     took[engine].setdefault(length, []).append(
-                        measure(words, environ, output, partial(strays, there) if there else tuple)
-                    )
+                        measure(words, environ, output, beside if there else _nobody))
     each = {name: _engine(runs, rounds) for name, runs in took.items()}
     both = LOCAL in each and WORKERS in each
     return {

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,12 +48,15 @@ def test_a_federation_is_there_for_its_runs_and_ended_after_them(
         return fake(words, *more)
 
     monkeypatch.setattr(engines, "measure", measure)
-    monkeypatch.setattr(engines, "up", lambda folder, owners, say: SimpleNamespace(
-        folder=folder, sites=owners))
-    monkeypatch.setattr(engines, "down", lambda place: seen.append(("down", *place.sites)))
+    @contextlib.contextmanager
+    def loopback(folder: Path, count: int, say: object) -> Iterator[object]:
+        yield tuple
+        seen.append(("down", str(count)))
+
+    monkeypatch.setattr(engines, "loopback", loopback)
     assert main(["bench", "engines", "--engines", "loopback", "--repeats", "1"]) == 0
     assert "times the CPU" not in capsys.readouterr().out
-    assert seen[-1] == ("down", "", "") and "0-4,5-9" in seen[1]
+    assert seen[-1] == ("down", "2") and "0-4,5-9" in seen[1]
     assert main(["bench", "engines", "--engines", "local,loopbak"]) == 2
     assert "--engines has no 'loopbak'; did you mean 'loopback'?" in capsys.readouterr().err
 

@@ -61,6 +61,7 @@ def up(folder: Path, owners: Sequence[str], say: Say) -> Place:
     commands.certificates(place)
     with files.explain_errors(place.home):
         place.home.mkdir(exist_ok=True)
+        place.sockets.mkdir(mode=0o700, exist_ok=True)  # down removes it
         (place.home / "config.toml").write_text(commands.settings(place))
     _link(place, say)
     for site in place.sites:

@@ -160,8 +160,6 @@ def read_place(folder: Path) -> Place:
             f"'{path}' is damaged: end its processes (fedvlm federation down cannot any more), "
             "remove the folder and begin anew"
         ) from error
-    with files.explain_errors(place.sockets):
-        place.sockets.mkdir(mode=0o700, parents=True, exist_ok=True)
     return place
 
 

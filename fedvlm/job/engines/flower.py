@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,8 +21,10 @@ from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
 from fedvlm.core.threads import usual_threads
 from fedvlm.core.trees import State
+from fedvlm.distributed.flower import processes
 from fedvlm.distributed.flower.carrier import Flower
-from fedvlm.distributed.flower.network import begin_worker, workers_ready
+from fedvlm.distributed.flower.commands import LINK
+from fedvlm.distributed.flower.network import begin_worker, down, up, workers_ready
 from fedvlm.distributed.flower.place import FOLDER, Place, even, read_place
 from fedvlm.distributed.policy import Policy
 from fedvlm.distributed.remote import RemoteEngine
@@ -138,7 +141,24 @@ def check_flower(cfg: CfgNode) -> Place:
             f", more than there are clients ({clients})")
         raise ConfigError(
             f"the federation in '{place.folder}' has {count} sites and {has}{some}")
+    if not processes.pid_of(place, LINK):
+        raise ConfigError(
+            f"the SuperLink does not run: fedvlm federation up --federation {place.folder}")
     return place
+
+
+@contextlib.contextmanager
+def loopback(folder: Path, count: int, say: Tell) -> Iterator[Callable[[], set[int]]]:
+    """Have a federation of ``count`` sites on this machine; yield what tells its processes' ids.
+
+    Raises:
+        ConfigError: Flower is not installed, or a process does not start.
+    """
+    place = up(folder, [""] * count, say)
+    try:
+        yield partial(processes.strays, place)
+    finally:
+        down(place)
 
 
 @contextlib.contextmanager
