@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+FLOWER ?= .venv-flower
 STAMP  := $(VENV)/.installed
 PAGES  := $(VENV)/.docs
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --progress-bar off
@@ -11,7 +12,7 @@ PLANS  ?= $(sort $(wildcard configs/results/*.yaml))
 TUNED  ?= $(wildcard docs/results/tuned.json)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all mutants wheel-test check docs results bench clean
+.PHONY: help install demo test test-all test-flower mutants wheel-test check docs results bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -31,10 +32,18 @@ demo: $(STAMP) ## FedTV on the embedded tiny CLIP and built-in images: no downlo
 	$(BIN)/python federated_main.py --demo
 
 test: $(STAMP) ## the tests that CI runs; ends with the ten slowest files
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -q -m "not slow and not flower" -n 2 --dist loadfile
 
 test-all: $(STAMP) ## all tests, the slow ones too
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -m "not flower"
+
+test-flower: $(STAMP) $(FLOWER)/.installed ## a real federation on this machine: TLS, keys, kills
+	FEDVLM_FLOWER=$(FLOWER) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m flower
+
+$(FLOWER)/.installed: constraints-flower.txt
+	$(PYTHON) -m venv $(FLOWER)
+	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check --progress-bar off -r $<
+	@touch $@
 
 mutants: $(STAMP) ## every planted bug in a copy, and the test that catches it
 	$(BIN)/python tests/mutants/run.py
@@ -60,4 +69,4 @@ bench: $(STAMP) ## speed of FedTV against the reference recipe (ViT-B/16, 50 cla
 	$(BIN)/python -m fedvlm bench fedtv --backbone ViT-B/16 --classes 50
 
 clean: ## remove .venv and caches (never runs or data)
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(FLOWER) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

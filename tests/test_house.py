@@ -196,6 +196,18 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/data/get/offers.py": {
         "start-up: a second, for downloads only": ("torchvision",),
     },
+    "fedvlm/distributed/flower/keys.py": {
+        "optional: fedvlm[flower]": (
+            "cryptography", "cryptography.hazmat.primitives",
+            "cryptography.hazmat.primitives.asymmetric", "cryptography.x509.oid",
+        ),
+    },
+    "fedvlm/distributed/flower/relay/client.py": {
+        "optional: fedvlm[flower]": ("flwr.app", "flwr.clientapp"),
+    },
+    "fedvlm/distributed/flower/relay/server.py": {
+        "optional: fedvlm[flower]": ("flwr.app", "flwr.serverapp"),
+    },
     "fedvlm/export/card.py": {
         "start-up: 0.3 s": ("huggingface_hub",),
     },

@@ -1,42 +1,55 @@
-"""``bench engines``: the same run by the local engine and by workers, and what each of them takes.
+"""``bench engines``: the same run by several engines, and what each of them takes.
 
 Whole commands in processes of their own: a short run and a longer one, so that what a start costs
 and what a round costs can be told apart. CPU seconds are those of the driver and of all processes
-that it ends; memory is the sum of their peaks. Checkpoints are written after every round; nothing
-is evaluated between the ends.
+that it ends; memory is the sum of their peaks. ``loopback`` is ``--engine flower`` over a
+federation on this machine, which runs meanwhile: what its processes take in a run is that run's.
+Checkpoints are written after every round; nothing is evaluated between the ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from fedvlm.bench import machine
 from fedvlm.bench.machine import Measurements
+from fedvlm.config.engines import FLOWER, LOCAL, WORKERS
 from fedvlm.console.rows import table_lines
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.repository import PACKAGE
-from fedvlm.job.engines.staff import LOCAL, WORKERS
+from fedvlm.job.engines.flower import even, loopback
 
 SHORT = 1  # rounds of the short run
 LOOK = 0.1  # seconds between looks at the processes
 AIM = 1.2  # CPU of a round by workers over the local engine's
+LOOPBACK = "loopback"
+ALL = (LOCAL, WORKERS, LOOPBACK)
 COUNTS = ("cpu", "wall", "memory", "processes", "bytes")
 
 
 def words_of(
-    trainer: str, clients: int, rounds: int, workers: int, output: Path
+    trainer: str, clients: int, rounds: int, workers: int, output: Path,
+    federation: Path | None = None,
 ) -> tuple[str, ...]:
-    """Return a run's words; ``workers`` 0 is the local engine."""
-    engine = ("--engine", WORKERS, "--workers", str(workers)) if workers else ()
+    """Return a run's words; ``workers`` 0 is the local engine.
+
+    Args:
+        federation: its folder, for the engine that uses one; it has as many sites as workers.
+    """
+    engine: tuple[str, ...] = ("--engine", WORKERS, "--workers", str(workers)) if workers else ()
+    if federation is not None:
+        engine = ("--engine", FLOWER, "--federation", str(federation), "FED.SITES",
+                  even(clients, workers))
     return (
         "run", "--demo", "--trainer", trainer, "--partition", "iid", "--num-users", str(clients),
         "--rounds", str(rounds), "--local-epochs", "1", "--eval-every", "1000000", "--output-dir",
@@ -44,13 +57,20 @@ def words_of(
     )
 
 
-def measure(words: Sequence[str], environ: dict[str, str], output: Path) -> Measurements:
+def measure(
+    words: Sequence[str], environ: dict[str, str], output: Path,
+    beside: Callable[[], Collection[int]] = lambda: (),
+) -> Measurements:
     """Run a command and return what it took (``COUNTS``).
+
+    Args:
+        beside: ids of processes that work for it and are not its own.
 
     Raises:
         FedvlmError: it failed; says what it said last.
     """
     began, peaks = time.perf_counter(), dict[int, int]()
+    before = {pid: _spent(pid) for pid in beside()}
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(  # noqa: S603
             [sys.executable, "-m", "fedvlm", *words], env=environ, stdout=said, stderr=said
@@ -59,7 +79,7 @@ def measure(words: Sequence[str], environ: dict[str, str], output: Path) -> Meas
             pid, status, usage = os.wait4(process.pid, os.WNOHANG)
             if pid:
                 break
-            for member in _family(process.pid):
+            for member in {*_family(process.pid), *beside()}:
                 peaks[member] = max(peaks.get(member, 0), _peak(member))
             time.sleep(LOOK)
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -68,8 +88,9 @@ def measure(words: Sequence[str], environ: dict[str, str], output: Path) -> Meas
             last = said.read().strip().rpartition("\n")[2]
             raise FedvlmError(f"fedvlm {' '.join(words)} failed: {last}")
     frames = [json.loads(p.read_text()) for p in output.rglob("frames.json")]
+    others = sum(_spent(pid) - before.get(pid, 0.0) for pid in beside())
     return {
-        "cpu": usage.ru_utime + usage.ru_stime, "wall": time.perf_counter() - began,
+        "cpu": usage.ru_utime + usage.ru_stime + others, "wall": time.perf_counter() - began,
         "memory": sum(peaks.values()), "processes": len(peaks),
         "bytes": sum(sum(told.values()) for told in frames),
     }
@@ -86,6 +107,19 @@ def _family(pid: int) -> list[int]:
     return out
 
 
+def _nobody() -> Collection[int]:
+    return ()
+
+
+def _spent(pid: int) -> float:
+    """Return the CPU seconds of a process and of those that it ended; 0 where it is gone."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError):
+        return 0.0
+
+
 def _peak(pid: int) -> int:
     """Return the most memory that a process ever had, in bytes; 0 where it is gone."""
     try:
@@ -97,7 +131,8 @@ def _peak(pid: int) -> int:
 
 def run(
     trainer: str = "FedTV", *, clients: int = 40, rounds: int = 4, workers: int = 2,
-    repeats: int = 3, threads: int = 1, say: Callable[[str], None] = lambda _: None,
+    repeats: int = 3, threads: int = 1, engines: Sequence[str] = (LOCAL, WORKERS),
+    say: Callable[[str], None] = lambda _: None,
 ) -> Measurements:
     """Measure and return a record of plain JSON values.
 
@@ -106,18 +141,24 @@ def run(
         rounds: by which the longer run is longer.
         repeats: pairs of runs of each engine, in turn; medians count.
         threads: of every process.
+        engines: of ``ALL``.
 
     Raises:
-        ConfigError: a number below 1.
+        ConfigError: a number below 1, or Flower is not installed.
     """
     numbers = {"clients": clients, "rounds": rounds, "workers": workers, "repeats": repeats,
                "threads": threads}
     for name, value in numbers.items():
         if value < 1:
             raise ConfigError(f"--{name} {value}: must be at least 1")
-    took: dict[str, dict[int, list[Measurements]]] = {LOCAL: {}, WORKERS: {}}
-    with tempfile.TemporaryDirectory() as folder:
+    took: dict[str, dict[int, list[Measurements]]] = {name: {} for name in engines}
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         place = Path(folder)
+        federation, beside = None, _nobody
+        if LOOPBACK in engines:
+            say("the federation")
+            federation = place / "federation"
+            beside = stack.enter_context(loopback(federation, workers, say))
         environ = os.environ | {
             "OMP_NUM_THREADS": str(threads), "FEDVLM_CACHE": str(place / "cache"),
             "PYTHONPATH": os.pathsep.join(
@@ -127,18 +168,22 @@ def run(
         say("the features")
         measure(words_of(trainer, clients, SHORT, 0, place / "warm"), environ, place / "warm")
         for turn in range(repeats):
-            for engine in (LOCAL, WORKERS):
+            for engine in engines:
                 for length in (SHORT, SHORT + rounds):
                     say(f"{engine}, {length} round(s), {turn + 1} of {repeats}")
                     output = place / f"{engine}{length}-{turn}"
+                    there = federation if engine == LOOPBACK else None
                     words = words_of(
-                        trainer, clients, length, workers if engine == WORKERS else 0, output
+                        trainer, clients, length, 0 if engine == LOCAL else workers, output,
+                        there,
                     )
-                    took[engine].setdefault(length, []).append(measure(words, environ, output))
-    engines = {name: _engine(runs, rounds) for name, runs in took.items()}
+                    took[engine].setdefault(length, []).append(
+                        measure(words, environ, output, beside if there else _nobody))
+    each = {name: _engine(runs, rounds) for name, runs in took.items()}
+    both = LOCAL in each and WORKERS in each
     return {
-        "setting": {"trainer": trainer, **numbers}, "engines": engines,
-        "ratio": engines[WORKERS]["cpu_round"] / max(engines[LOCAL]["cpu_round"], 1e-9),
+        "setting": {"trainer": trainer, **numbers}, "engines": each,
+        "ratio": each[WORKERS]["cpu_round"] / max(each[LOCAL]["cpu_round"], 1e-9) if both else None,
         "aim": AIM, "load": {"after": machine.load(), "cores": machine.cores()},
     }
 
@@ -161,14 +206,16 @@ def _engine(runs: dict[int, list[Measurements]], rounds: int) -> Measurements:
 def lines(record: Measurements) -> list[str]:
     """Return the report."""
     s, load, engines = record["setting"], record["load"], record["engines"]
-    verdict = "within" if record["ratio"] <= record["aim"] else "above"
+    ratio = record["ratio"]
+    verdict = [] if ratio is None else [
+        f"a round by workers takes {ratio:.2f} times the CPU of a local one, "
+        f"{'within' if ratio <= record['aim'] else 'above'} the aim of {record['aim']:g}"]
     return [
         f"{s['trainer']}, {s['clients']} clients, {s['rounds']} rounds, {s['workers']} workers of "
         f"{s['threads']} thread(s); medians of {s['repeats']}; load average {load['after']:.1f} on "
         f"{load['cores']} core(s)",
         *table_lines([_row(name, engine) for name, engine in engines.items()]),
-        f"a round by workers takes {record['ratio']:.2f} times the CPU of a local one, "
-        f"{verdict} the aim of {record['aim']:g}",
+        *verdict,
         "start: CPU and wall seconds beside the rounds; frames: bytes both ways in a round; "
         "memory: sum of the processes' peaks",
     ]

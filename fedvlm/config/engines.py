@@ -6,8 +6,8 @@ from yacs.config import CfgNode
 
 from fedvlm.config.option import Option, Schema
 
-LOCAL, WORKERS, SITES = "local", "workers", "sites"
-ENGINES = (LOCAL, WORKERS, SITES)
+LOCAL, WORKERS, SITES, FLOWER = "local", "workers", "sites", "flower"
+ENGINES = (LOCAL, WORKERS, SITES, FLOWER)
 OF_PARTIES = (SITES,)  # the clients' images are at parties of their own; the driver has none
 
 
@@ -17,11 +17,12 @@ def of_parties(cfg: CfgNode) -> bool:
 
 
 def engine_options() -> Schema:
-    """Return what ``docs/workers.md`` and ``docs/deployment.md`` explain."""
+    """Return what ``docs/workers.md``, ``docs/flower.md`` and ``docs/deployment.md`` explain."""
     return {
         "FED.ENGINE": Option(
-            LOCAL, "who computes the clients: this process, worker processes, or sites with data "
-            "of their own; moves no bit", choices=ENGINES, neutral=LOCAL,
+            LOCAL, "who computes the clients: this process, worker processes, sites with data of "
+            "their own, or sites of a federation on Flower; moves no bit", choices=ENGINES,
+            neutral=LOCAL,
         ),
         "FED.WORKERS": Option(
             0, "worker processes to begin here; 0 is one per GPU, or per group of cores that the "
@@ -30,6 +31,10 @@ def engine_options() -> Schema:
         "FED.WORKERS_AT": Option(
             "", "workers that were begun by fedvlm site serve: host:port,host:port, or unix:PATH",
             neutral="",
+        ),
+        "FED.FEDERATION": Option(
+            "", "folder of fedvlm federation up, whose sites have the clients (FED.ENGINE flower: "
+            "federation, if it is empty; sites: in the place of FED.SITES_AT)", neutral="",
         ),
         "FED.TOKEN_FILE": Option(
             "", "file with the secret of FED.WORKERS_AT or FED.SITES_AT", neutral=""

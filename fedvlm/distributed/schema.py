@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 MOST_CLIENTS, MOST_TEXT = 10**9, 2000
+LIMIT = 1 << 31  # bytes of a frame
 Check = Callable[[Any], bool]
 _ID = re.compile(r"0|[1-9]\d{0,8}")
 

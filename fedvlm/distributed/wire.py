@@ -18,10 +18,9 @@ from safetensors import SafetensorError
 
 from fedvlm.core.errors import FedvlmError
 from fedvlm.core.trees import Tree
-from fedvlm.distributed.schema import misfit
+from fedvlm.distributed.schema import LIMIT, misfit
 
 WIRE = "fedvlm-wire/1"
-LIMIT = 1 << 31  # bytes of a frame
 HEADER = 1 << 26  # bytes of its header
 _KEY = "fedvlm"
 _PLACE = 8  # bytes that say how long the header is

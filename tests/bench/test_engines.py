@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ from fedvlm.bench import engines
 from fedvlm.cli.main import main
 
 
-def fake(words: tuple[str, ...], environ: dict[str, str], output: Path) -> dict[str, Any]:
+def fake(
+    words: tuple[str, ...], environ: dict[str, str], output: Path, beside: object = None
+) -> dict[str, Any]:
     """A start of 5 s and rounds of 2 s; by workers 9 s and 2.2 s."""
-    rounds, away = int(words[words.index("--rounds") + 1]), "workers" in words
+    rounds, away = int(words[words.index("--rounds") + 1]), "--engine" in words
     return {
         "cpu": (9 if away else 5) + (2.2 if away else 2) * rounds, "wall": 1.0 + rounds,
         "memory": 3 << 20 if away else 1 << 20, "processes": 3 if away else 1,
@@ -32,6 +36,29 @@ def test_starts_and_rounds_are_told_apart(
     assert main(["bench", "engines", "FedPer", "--repeats", "1"]) == 0
     said = capsys.readouterr().out
     assert "1.10 times the CPU of a local one, within the aim of 1.2" in said
+
+
+def test_a_federation_is_there_for_its_runs_and_ended_after_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[tuple[str, ...]] = []
+
+    def measure(words: tuple[str, ...], *more: Any) -> dict[str, Any]:
+        seen.append(words)
+        return fake(words, *more)
+
+    monkeypatch.setattr(engines, "measure", measure)
+    @contextlib.contextmanager
+    def loopback(folder: Path, count: int, say: object) -> Iterator[object]:
+        yield tuple
+        seen.append(("down", str(count)))
+
+    monkeypatch.setattr(engines, "loopback", loopback)
+    assert main(["bench", "engines", "--engines", "loopback", "--repeats", "1"]) == 0
+    assert "times the CPU" not in capsys.readouterr().out
+    assert seen[-1] == ("down", "2") and "0-4,5-9" in seen[1]
+    assert main(["bench", "engines", "--engines", "local,loopbak"]) == 2
+    assert "--engines has no 'loopbak'; did you mean 'loopback'?" in capsys.readouterr().err
 
 
 def test_what_is_not_read_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,8 +3,8 @@
 Both sides of a speed claim, in one process. fedtv: the published FedTV recipe's cost against ours,
 on the same weights, batches and initial tensors. methods: every trainer (or those named), with its
 own trainable set or others, beside its plain path, on the built-in shapes. scale: what a round
-costs beside its training, from ten clients to ten thousand. engines: the same run by this process
-and by workers.
+costs beside its training, from ten clients to ten thousand. engines: the same run by this process,
+by workers, over Flower.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ EXAMPLES = (
     "fedvlm bench methods --family visual-prompt adapter",
     "fedvlm bench scale --sizes 10 1000 --json scale.json",
     "fedvlm bench engines FedTV --clients 40 --rounds 4 --workers 2",
+    "fedvlm bench engines --engines local,workers,loopback",
 )
 ALSO = ("benchmark", "speed", "profile", "time")
 BACKBONE = {"fedtv": "ViT-B/16", "methods": "tiny", "scale": "tiny", "engines": "tiny"}
@@ -38,8 +39,9 @@ METHODS_ONLY = ("family", "fp64", "markdown", "peft", "quick")
 METHODS = (*METHODS_ONLY, "backbone", "clients", "repeats", "rounds", "threads", "json")
 SCALE = ("cohort", "sizes", "threads", "json")
 SCALE_ONLY = ("cohort", "sizes")
-ENGINES = ("clients", "repeats", "rounds", "threads", "workers", "json")
-ENGINES_ONLY = ("workers",)
+ENGINES = ("clients", "engines", "repeats", "rounds", "threads", "workers", "json")
+ENGINES_ONLY = ("engines", "workers")
+NAMES = ("local", "workers", "loopback")
 NOT_FEDTV = ("rounds", *METHODS_ONLY, *SCALE_ONLY, *ENGINES_ONLY)
 SIZES = (10, 100, 1000, 10000)
 NUMBERS = {
@@ -106,7 +108,9 @@ def _mistakes(args: Namespace) -> list[str]:
     if most is not None and len(args.trainers) > most:
         mistakes.append(f"{args.what} takes {'one' if most else 'no'} trainer "
                         f"('{args.trainers[most]}'); methods does")
-    return mistakes
+    stray = [e for e in args.engines.split(",") if e not in NAMES]
+    return mistakes + [f"--engines has no '{e}'{did_you_mean(e, NAMES)} ({', '.join(NAMES)})"
+                       for e in stray]
 
 
 def main(args: Namespace) -> int:
@@ -184,7 +188,7 @@ def _engines(args: Namespace) -> tuple[dict[str, Any], list[str]]:
 
     record = engines.run(
         *args.trainers, clients=args.clients, rounds=args.rounds, workers=args.workers,
-        repeats=args.repeats, threads=args.threads, say=_progress,
+        repeats=args.repeats, threads=args.threads, engines=args.engines.split(","), say=_progress,
     )
     return record, engines.lines(record)
 

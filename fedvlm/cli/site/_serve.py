@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 
 from fedvlm.console.parser import Parser
@@ -10,7 +11,7 @@ from fedvlm.core.files import user_path
 from fedvlm.job.flags import pairs
 
 NOWHERE = -1
-OWN = ("listen", "states", "run", "handle")
+OWN = ("listen", "states", "run", "handle", "clients")
 LOCAL = ("DEVICE", "CACHE_DIR")  # keys that a site's owner sets; the coordinator sets the others
 
 
@@ -23,6 +24,8 @@ def flags(parser: Parser) -> None:
     add("--states", default="", metavar="FOLDER", help="where clients' states lie, the same for "
         "all workers of a run")
     add("--run", default="", metavar="FOLDER", help="a run's folder in the place of its flags")
+    add("--clients", default="", metavar="0,1", help="with --listen: a site of these clients, with "
+        "states of its own")
     add("--handle", type=int, default=NOWHERE, metavar="N", help="a socket that the driver which "
         "began this process left open, in the place of --listen")
 
@@ -37,6 +40,10 @@ def mistakes(args: Namespace) -> list[str]:
     begun = args.handle != NOWHERE
     if begun == bool(args.listen):
         out.append("say one of --listen ADDRESS and --handle N")
+    if args.clients and not re.fullmatch(r"\d{1,9}(,\d{1,9})*", args.clients):
+        out.append(f"--clients {args.clients}: numbers, such as 0,1")
+    if args.clients and begun:
+        out.append("--clients goes with --listen")
     if args.listen and not args.token_file:
         out.append("--listen wants --token-file FILE: whoever reaches a worker could work with it "
                    "(umask 077; openssl rand -hex 32 > FILE)")
@@ -88,7 +95,8 @@ def main(args: Namespace) -> int:
     if args.handle != NOWHERE:
         work_for_driver(cfg, states, args.handle, _say)
     else:
-        work_at(cfg, states, args.listen, args.token_file, _say)
+        clients = [int(c) for c in args.clients.split(",") if c]
+        work_at(cfg, states, args.listen, args.token_file, _say, clients)
     return 0
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.files import user_path
-from fedvlm.distributed.wire import LIMIT
+from fedvlm.distributed.schema import LIMIT
 
 HELLO = b"fedvlm-socket/1\n"
 NONCE = PROOF = 32

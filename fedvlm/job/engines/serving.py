@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from yacs.config import CfgNode
 
 from fedvlm.core.errors import ConfigError
+from fedvlm.distributed.facts import likeness
+from fedvlm.distributed.flower.network import READY
 from fedvlm.distributed.pool.site import PoolSite
+from fedvlm.distributed.site import Site
 from fedvlm.distributed.sockets.serving import converse, end_with, serve
 from fedvlm.distributed.sockets.stream import listen, read_token
 from fedvlm.job.build import Built, build
@@ -39,8 +42,14 @@ def work_for_driver(cfg: CfgNode, states: Path, handle: int, say: Say) -> None:
             converse(sock, b"", worker_of(build(cfg), states, say).answer)
 
 
-def work_at(cfg: CfgNode, states: Path, address: str, token_file: str, say: Say) -> None:
+def work_at(
+    cfg: CfgNode, states: Path, address: str, token_file: str, say: Say,
+    clients: Sequence[int] = (),
+) -> None:
     """Answer drivers that come to ``address`` and know the token, one at a time, for ever.
+
+    Args:
+        clients: of a site of the federation; none: a worker of a pool, which has all.
 
     Raises:
         ConfigError: the address cannot be had, or there is no token.
@@ -48,9 +57,10 @@ def work_at(cfg: CfgNode, states: Path, address: str, token_file: str, say: Say)
     """
     token, door = read_token(token_file), listen(address)
     with door, threads_of(cfg):
-        site = worker_of(build(cfg), states, say)
-        say(f"ready at {address}: {cfg.TRAINER.NAME} on {cfg.DATASET.NAME}, "
-            f"{cfg.FED.CLIENTS} clients")
+        built = build(cfg)
+        site = part_of(built, clients, states, say) if clients else worker_of(built, states, say)
+        say(f"{READY} {address}: {cfg.TRAINER.NAME} on {cfg.DATASET.NAME}, "
+            f"{len(clients) or cfg.FED.CLIENTS} clients")
         serve(door, token, site.answer, say)
 
 
@@ -62,3 +72,24 @@ def worker_of(built: Built, states: Path, say: Say = lambda words: None) -> Pool
     """
     plain = config_plain(built.cfg)
     return PoolSite(built.federation, states, plain, say, shared_facts(built.identity))
+
+
+def part_of(
+    built: Built, clients: Sequence[int], states: Path, say: Say = lambda words: None
+) -> Site:
+    """Return a site of some clients of a run; what the job knows of the data is compared, too.
+
+    Args:
+        states: folder of this site alone.
+
+    Raises:
+        ConfigError: the run has no such client.
+    """
+    stray = [c for c in clients if c >= built.federation.plan.clients]
+    if stray:
+        raise ConfigError(f"--clients: this run has no client {stray[0]}")
+    beside = shared_facts(built.identity)
+    site = Site(built.federation, clients, states, config_plain(built.cfg), beside["data"], say)
+    site.facts |= beside
+    site.like = likeness(site.config, site.facts)
+    return site

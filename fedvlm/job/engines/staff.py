@@ -21,7 +21,7 @@ from typing import Protocol
 import torch
 from yacs.config import CfgNode
 
-from fedvlm.config.engines import LOCAL, SITES, WORKERS, of_parties
+from fedvlm.config.engines import FLOWER, LOCAL, SITES, WORKERS, of_parties
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.repository import PACKAGE
@@ -35,6 +35,7 @@ from fedvlm.evaluation.evaluator import Ask
 from fedvlm.federation.local.images import Absent
 from fedvlm.federation.rounds import FedState
 from fedvlm.job.build import Built, pick_device
+from fedvlm.job.engines import flower
 from fedvlm.job.engines.states import PLACE, RUN
 from fedvlm.job.inputs import GivenInputs, Inputs
 from fedvlm.job.sites.parties import Parties, check_sites
@@ -49,7 +50,7 @@ AWAIT = 5.0  # seconds before workers at addresses are asked again
 READS = {  # key -> its flag, and the engines that read it
     "WORKERS": ("--workers", WORKERS), "WORKERS_AT": ("--workers-at", WORKERS),
     "SITES_AT": ("--sites-at", SITES), "SITE_FILE": ("--site-file", SITES),
-    "TOKEN_FILE": ("--token-file", WORKERS, SITES),
+    "TOKEN_FILE": ("--token-file", WORKERS, SITES), "FEDERATION": ("--federation", FLOWER, SITES),
 }
 Tell = Callable[[str], None]
 
@@ -128,9 +129,12 @@ def check_engine(cfg: CfgNode, inputs: Inputs | None) -> None:
         return
     if isinstance(inputs, GivenInputs):
         raise ConfigError(
-            "--engine workers: other processes cannot read data that a program holds in memory; "
-            "write them as a folder of images, or use the local engine"
+            f"--engine {fed.ENGINE}: other processes cannot read data that a program holds in "
+            "memory; write them as a folder of images, or use the local engine"
         )
+    if fed.ENGINE == FLOWER:
+        flower.check_flower(cfg)
+        return
     if bool(fed.WORKERS_AT) != bool(fed.TOKEN_FILE):
         raise ConfigError(
             "--workers-at and --token-file go together: the file holds the secret that the workers "
@@ -166,8 +170,15 @@ def employed(
     if built.cfg.FED.ENGINE == LOCAL:
         yield Here(built)
         return
-    plain = config_plain(built.cfg)
     run = run_id(folder)
+    if built.cfg.FED.ENGINE == FLOWER:
+        threads = flower.threads_of_site(built.cfg, os.environ, _cores())
+        with flower.federated(
+            built, folder, run, _serve, partial(_environ, built.cfg, threads), tell
+        ) as sites:
+            yield sites
+        return
+    plain = config_plain(built.cfg)
     federation.clients.store = PoolAway()
     carrier = workers_of(built.cfg, folder.path, tell)
     engine = PoolEngine(
@@ -261,10 +272,12 @@ def _addresses(cfg: CfgNode) -> list[str]:
 
 
 def _command(folder: Path, place: Path, slot: int, handle: int) -> Sequence[str]:
-    return (
-        sys.executable, "-m", "fedvlm", "site", "serve", "--run", str(folder), "--states",
-        str(place), "--handle", str(handle),
-    )
+    return _serve(["--run", str(folder), "--states", str(place), "--handle", str(handle)])
+
+
+def _serve(words: Sequence[str]) -> list[str]:
+    """Return the command of a worker."""
+    return [sys.executable, "-m", "fedvlm", "site", "serve", *words]
 
 
 def _environ(cfg: CfgNode, threads: int, slot: int) -> Mapping[str, str]:

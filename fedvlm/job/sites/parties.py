@@ -23,6 +23,8 @@ from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
 from fedvlm.data.own.site import read_site
 from fedvlm.distributed.carriers import Carrier
+from fedvlm.distributed.flower.carrier import Flower
+from fedvlm.distributed.flower.place import read_place
 from fedvlm.distributed.policy import Policy
 from fedvlm.distributed.readmission import Wish, read_wishes, readmit
 from fedvlm.distributed.remote import RemoteEngine
@@ -66,11 +68,17 @@ class Sites(Carrier, Protocol):
 
 
 def sites_of(cfg: CfgNode) -> Sites:
-    """Return the carrier to the sites of a run."""
+    """Return the carrier to the sites of a run: a federation's, or sockets."""
+    if cfg.FED.FEDERATION:
+        return Flower(read_place(user_path(cfg.FED.FEDERATION)), _tell)
     return Addressed(
         addresses(cfg), read_token(cfg.FED.TOKEN_FILE), "site",
         "fedvlm site serve site.yaml --listen ... --token-file ...",
     )
+
+
+def _tell(words: str) -> None:
+    complain(words, prefix="note")
 
 
 def addresses(cfg: CfgNode) -> list[str]:
@@ -84,11 +92,23 @@ def check_sites(cfg: CfgNode) -> None:
     Raises:
         ConfigError: such a key.
     """
-    wanted = (("SITES_AT", "--sites-at HOST:PORT,...: where the sites are"),
+    behind = cfg.FED.FEDERATION
+    if behind:
+        if not all(site.owner for site in read_place(user_path(behind)).sites):
+            raise ConfigError(
+                f"the sites of '{behind}' have no data of their own: --engine flower gives them "
+                "parts of a run's clients (fedvlm federation up SITE.YAML... begins others)"
+            )
+        if cfg.FED.SITES_AT or cfg.FED.TOKEN_FILE:
+            raise ConfigError("--federation has its own way to the sites and their tokens: drop "
+                              "--sites-at and --token-file")
+    wanted = (("SITES_AT", "--sites-at HOST:PORT,...: where the sites are (or --federation "
+               "FOLDER)"),
               ("TOKEN_FILE", "--token-file FILE: the secret that the sites know, too"),
               ("SITE_FILE", "--site-file FILE: the coordinator's own, with the class names (fedvlm "
                "site make --public)"))
-    lacks = [words for key, words in wanted if not cfg.FED[key]]
+    lacks = [words for key, words in wanted
+             if not cfg.FED[key] and not (behind and key != "SITE_FILE")]
     if lacks:
         raise ConfigError("\n".join(f"--engine sites wants {words}" for words in lacks))
     for address in addresses(cfg):
@@ -96,7 +116,8 @@ def check_sites(cfg: CfgNode) -> None:
             host_port(address)
     if len(set(addresses(cfg))) < len(addresses(cfg)):
         raise ConfigError(f"--sites-at {cfg.FED.SITES_AT}: an address stands twice")
-    read_token(cfg.FED.TOKEN_FILE)
+    if not behind:
+        read_token(cfg.FED.TOKEN_FILE)
 
 
 @dataclass
@@ -167,7 +188,7 @@ def gathered(cfg: CfgNode, path: Path) -> Iterator[Parties]:
     before, carrier = read_met(path), sites_of(cfg)
     engine = RemoteEngine(
         carrier, config_plain(cfg), policy=policy_of(cfg), run_id=run_name(path),
-        say=lambda words: complain(words, prefix="note"),
+        say=_tell,
     )
     try:
         await_sites(carrier, engine.say)

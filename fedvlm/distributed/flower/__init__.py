@@ -1,0 +1,1 @@
+"""Flower as a carrier of frames: TLS, registered sites, and a relay that knows no tensor."""

@@ -1,0 +1,276 @@
+"""A federation on this machine: the SuperLink and a SuperNode for each site, over TLS.
+
+All of it can be done again at any time: what runs is left alone, what is missing is begun.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedvlm.core import files
+from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.repository import PACKAGE
+from fedvlm.distributed.flower import commands, processes
+from fedvlm.distributed.flower.commands import LINK
+from fedvlm.distributed.flower.place import HOST, NAME, Place, SitePlan, new_place, read_place
+
+Say = Callable[[str], None]
+START = 180.0  # seconds for a process to be ready
+AGAIN = 5.0  # seconds before a SuperNode is begun again that the SuperLink still thinks is there
+NODE, WORKER = ".node", ".worker"  # ends of the names of a site's processes
+READY = "ready at"  # what a worker says when it is built
+LET_IN = "SuperNode ID:"  # in a SuperNode's log, once the SuperLink has let it in
+
+
+@dataclass(frozen=True)
+class Part:
+    """A process of a federation, as ``status`` has it.
+
+    Attributes:
+        name: ``link``, ``site0.node``, ``site0.worker``.
+        pid: 0 where it does not run.
+        where: its address or socket.
+        about: what it was begun for.
+    """
+
+    name: str
+    pid: int
+    where: str
+    about: str = ""
+
+
+def up(folder: Path, owners: Sequence[str], say: Say) -> Place:
+    """Let a federation run; return its place.
+
+    Args:
+        owners: for each site its ``site.yaml``, or nothing where it gets a part of a run's clients;
+            none: of the federation that is there.
+
+    Raises:
+        ConfigError: another federation is there, Flower is not, or a process ends at once.
+        FedvlmError: a command of Flower fails.
+        DataError: the folder cannot be written.
+    """
+    place = _place(folder, owners, say)
+    commands.certificates(place)
+    with files.explain_errors(place.home):
+        place.home.mkdir(exist_ok=True)
+        place.sockets.mkdir(mode=0o700, exist_ok=True)  # down removes it
+        (place.home / "config.toml").write_text(commands.settings(place))
+    _link(place, say)
+    for site in place.sites:
+        _register(place, site)
+    lacking = [s for s in place.sites if not processes.pid_of(place, s.name + NODE)]
+    for site in lacking:
+        _node(place, site)
+    _nodes_ready(place, lacking)
+    for site in lacking:
+        say(f"{site.name}: its SuperNode is there, process "
+            f"{processes.pid_of(place, site.name + NODE)}")
+    return place
+
+
+def _place(folder: Path, owners: Sequence[str], say: Say) -> Place:
+    if not (folder / NAME).is_file():
+        flower = commands.find_flower()
+        version = commands.version_of(flower)
+        if version and not version.startswith(commands.TESTED):
+            say(f"Flower {version}: tested is {commands.TESTED}")
+        return new_place(folder, flower, owners)
+    place = read_place(folder)
+    there = [site.owner for site in place.sites]
+    if owners and list(owners) != there:
+        whose = f" ({', '.join(filter(None, there))})" if any(there) else ""
+        raise ConfigError(
+            f"'{folder}' is a federation of {len(there)} other sites{whose}: end it (fedvlm "
+            "federation down) and give another --federation FOLDER"
+        )
+    for part in status(place):
+        if part.pid:
+            say(f"{part.name} runs already: process {part.pid}, {part.where}")
+    return place
+
+
+def _link(place: Place, say: Say) -> None:
+    """Let the SuperLink run; what one left that was killed is ended first."""
+    if processes.pid_of(place, LINK):
+        return
+    processes.end(place, [LINK])
+    keys = place.keys
+    processes.begin(place, LINK, [
+        str(place.flower / "flower-superlink"), "--host", HOST, "--port", str(place.port),
+        "--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "link.pem"),
+        "--ssl-keyfile", str(keys / "link.key"), "--enable-supernode-auth",
+        "--disable-runtime-dependency-installation", "--database", str(place.folder / "link.db"),
+    ], commands.environ(place), place.folder / "empty")
+    until = time.monotonic() + START
+    while not _listens(place.port):
+        if not processes.pid_of(place, LINK) or time.monotonic() > until:
+            raise ConfigError(
+                f"the SuperLink does not start: {processes.tail(place.log(LINK))}; its log is "
+                f"{place.log(LINK)}"
+            )
+        time.sleep(0.2)
+    say(f"the SuperLink is there: process {processes.pid_of(place, LINK)}, TLS at {place.address}")
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection((HOST, port), 1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _register(place: Place, site: SitePlan) -> None:
+    """Tell the SuperLink a site's public key, once."""
+    note = place.keys / f"{site.name}.registered"
+    if note.is_file():
+        return
+    told = commands.flwr(
+        place, "supernode", "register", str(place.keys / f"{site.name}.pub"), LINK, "--name",
+        site.name,
+    )
+    files.write_text(note, f"{told.get('node-id', '')}\n")
+
+
+def node_words(place: Place, site: SitePlan, key: Path | None = None) -> list[str]:
+    """Return the command of a site's SuperNode.
+
+    Args:
+        key: another private key.
+    """
+    settings = (f'worker="{place.worker(site.name)}" token="{place.token(site.name)}" '
+                f'site="{site.name}"')
+    return [
+        str(place.flower / "flower-supernode"), "--superlink", place.address,
+        "--root-certificates", str(place.keys / "ca.crt"), "--auth-supernode-private-key",
+        str(key or place.keys / site.name), "--host", HOST, "--port", str(site.port),
+        "--node-config", settings,
+    ]
+
+
+def _node(place: Place, site: SitePlan) -> None:
+    processes.end(place, [site.name + NODE])
+    place.log(site.name + NODE).unlink(missing_ok=True)
+    processes.begin(place, site.name + NODE, node_words(place, site), commands.environ(place),
+                    place.folder / "empty")
+
+
+def _nodes_ready(place: Place, sites: list[SitePlan]) -> None:
+    """Wait until the SuperLink has let SuperNodes in.
+
+    One that was killed counts as connected for up to a minute; its successor is refused till then,
+    and begun again.
+    """
+    until, waiting = time.monotonic() + START, list(sites)
+    while waiting:
+        time.sleep(0.2)
+        for site in list(waiting):
+            log = place.log(site.name + NODE)
+            if LET_IN in processes.tail(log, 200):
+                waiting.remove(site)
+            elif time.monotonic() > until:
+                raise ConfigError(
+                    f"the SuperNode of {site.name} does not start: {processes.tail(log)}; its log "
+                    f"is {log}"
+                )
+            elif not processes.pid_of(place, site.name + NODE):
+                time.sleep(AGAIN)
+                _node(place, site)
+
+
+def down(place: Place) -> int:
+    """End all processes of a federation; return how many there were.
+
+    Keys, the SuperLink's memory and the states of the sites' clients stay in the folder.
+
+    Raises:
+        FedvlmError: a process does not end.
+    """
+    nodes = [n for n in processes.names(place) if n != LINK]
+    count = processes.end(place, nodes) + processes.end(place, [LINK])
+    left = processes.strays(place)  # by whoever was begun by them
+    if left:
+        count += len(left)
+        processes.end(place, sorted({processes.part_of(pid) for pid in left}))
+    for path in place.sockets.glob("*.sock"):
+        path.unlink(missing_ok=True)
+    if place.sockets.is_dir() and not any(place.sockets.iterdir()):
+        place.sockets.rmdir()
+    return count
+
+
+def status(place: Place) -> list[Part]:
+    """Return all processes of a federation, those too that do not run."""
+    out = [Part(LINK, processes.pid_of(place, LINK), f"TLS at {place.address}")]
+    for site in place.sites:
+        for end, where in ((NODE, f"{HOST}:{site.port}"), (WORKER, str(place.worker(site.name)))):
+            name = site.name + end
+            out.append(Part(name, processes.pid_of(place, name), where,
+                            processes.about(place, name)))
+    return out
+
+
+def begin_worker(
+    place: Place, site: str, words: list[str], environ: dict[str, str], about: str, say: Say
+) -> bool:
+    """Let a site's worker run for ``about``; say whether it was begun now.
+
+    One that works for something else is ended first.
+    """
+    name = site + WORKER
+    if processes.pid_of(place, name) and processes.about(place, name) == about:
+        return False
+    if processes.end(place, [name]):
+        say(f"{site}: its worker served another run and is ended")
+    place.worker(site).unlink(missing_ok=True)
+    place.log(name).unlink(missing_ok=True)
+    processes.begin(place, name, words, environ, Path(os.getcwd()), about)
+    return True
+
+
+def serve_owners(place: Place, say: Say) -> None:
+    """Let a resident worker be at each site that has an owner.
+
+    Raises:
+        ConfigError: one cannot be begun; its last line is shown.
+    """
+    begun = []
+    for site in place.sites:
+        words = [
+            sys.executable, "-m", "fedvlm", "site", "serve", site.owner, "--listen",
+            f"unix:{place.worker(site.name)}", "--token-file", str(place.token(site.name)),
+        ]
+        environ = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
+        if begin_worker(place, site.name, words, environ, site.owner, say):
+            begun.append(site.name)
+    workers_ready(place, begun, START)
+    for name in begun:
+        say(f"{name}: its worker is there, process {processes.pid_of(place, name + WORKER)}")
+
+
+def workers_ready(place: Place, sites: list[str], seconds: float) -> None:
+    """Wait until workers say that they are ready.
+
+    Raises:
+        ConfigError: one ends before; its last line is shown.
+        FedvlmError: it takes longer.
+    """
+    until = time.monotonic() + seconds
+    for site in sites:
+        log = place.log(site + WORKER)
+        while READY not in processes.tail(log, 50):
+            if not processes.pid_of(place, site + WORKER):
+                raise ConfigError(f"the worker of {site} did not start: {processes.tail(log)}; its "
+                                  f"log is {log}")
+            if time.monotonic() > until:
+                raise FedvlmError(f"the worker of {site} is not built after {seconds:g} s; its log "
+                                  f"is {log}")
+            time.sleep(0.1)

@@ -1,0 +1,179 @@
+"""A federation's folder: who is in it, at which ports, and where keys, logs and states lie.
+
+``federation.json`` says what ``fedvlm federation up`` made. Beside it: ``keys/`` (certificate, node
+keys, tokens), ``logs/``, ``pids/``, ``flwr/`` (Flower's own home), ``link.db`` (the SuperLink's
+memory), ``<site>/`` with the states of that site's clients. Only its owner may look into it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fedvlm.core import files
+from fedvlm.core.errors import ConfigError, DataError
+
+FORMAT = "fedvlm-federation/1"
+NAME, FOLDER = "federation.json", "federation"
+HOST = "127.0.0.1"
+MOST = 64  # sites on one machine
+
+
+@dataclass(frozen=True)
+class SitePlan:
+    """A site of a federation.
+
+    Attributes:
+        name: under which its key is registered.
+        port: of its SuperNode on this machine.
+        owner: its ``site.yaml``; empty: it gets a part of a run's clients.
+    """
+
+    name: str
+    port: int
+    owner: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A federation on this machine.
+
+    Attributes:
+        folder: its folder.
+        flower: folder of Flower's commands.
+        port: of the SuperLink.
+        sites: in their order.
+        sockets: a short path for unix sockets, which the system limits to some 100 bytes.
+        mark: a word in the environment of all its processes.
+    """
+
+    folder: Path
+    flower: Path
+    port: int
+    sites: tuple[SitePlan, ...]
+    sockets: Path
+    mark: str
+
+    @property
+    def keys(self) -> Path:
+        """Return the folder of certificates, node keys and tokens."""
+        return self.folder / "keys"
+
+    @property
+    def home(self) -> Path:
+        """Return Flower's own home: settings, bundles of the relay."""
+        return self.folder / "flwr"
+
+    @property
+    def address(self) -> str:
+        """Return the SuperLink's address."""
+        return f"{HOST}:{self.port}"
+
+    def log(self, name: str) -> Path:
+        """Return where what a process says is kept."""
+        return self.folder / "logs" / f"{name}.log"
+
+    def worker(self, site: str) -> Path:
+        """Return the socket of a site's worker."""
+        return self.sockets / f"{site}.sock"
+
+    def token(self, site: str) -> Path:
+        """Return the file with the token of a site's worker."""
+        return self.keys / f"{site}.token"
+
+    def states(self, site: str) -> Path:
+        """Return the folder of the states of a site's clients."""
+        return self.folder / site / "states"
+
+    def write(self) -> None:
+        """Write the plan.
+
+        Raises:
+            DataError: the folder cannot be written.
+        """
+        plain = asdict(self) | {
+            "format": FORMAT, "flower": str(self.flower), "sockets": str(self.sockets)}
+        del plain["folder"]
+        files.write_json(self.folder / NAME, plain)
+
+
+def new_place(folder: Path, flower: Path, owners: Sequence[str]) -> Place:
+    """Return a new federation's place, its folders made and its plan written.
+
+    Args:
+        owners: for each site, see ``SitePlan.owner``.
+
+    Raises:
+        ConfigError: the folder holds something else.
+        DataError: it cannot be written.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(
+            f"'{folder}' is no federation and not empty: give another --federation FOLDER")
+    folder = folder.absolute()
+    with files.explain_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        os.chmod(folder, 0o700)
+        ports = free_ports(len(owners) + 1)
+        sites = tuple(SitePlan(f"site{i}", port, owner)
+                      for i, (port, owner) in enumerate(zip(ports[1:], owners)))
+        sockets = Path(tempfile.mkdtemp(prefix="fedvlm-"))
+        place = Place(folder, flower, ports[0], sites, sockets, secrets.token_hex(8))
+        for part in ("keys", "logs", "pids", "flwr", "empty", *(s.name for s in sites)):
+            (folder / part).mkdir(mode=0o700)
+    place.write()
+    return place
+
+
+def read_place(folder: Path) -> Place:
+    """Return the federation in a folder.
+
+    Raises:
+        ConfigError: there is none.
+        DataError: its plan is damaged.
+    """
+    folder = folder.absolute()  # processes have another folder
+    path = folder / NAME
+    if not path.is_file():
+        raise ConfigError(
+            f"there is no federation in '{folder}': begin one with fedvlm federation up --loopback "
+            "2, or say --federation FOLDER"
+        )
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+        if plain["format"] != FORMAT:
+            raise ValueError("format")
+        sites = tuple(SitePlan(str(s["name"]), int(s["port"]), str(s["owner"]))
+                      for s in plain["sites"])
+        place = Place(
+            folder, Path(plain["flower"]), int(plain["port"]), sites, Path(plain["sockets"]),
+            str(plain["mark"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"'{path}' is damaged: end its processes (fedvlm federation down cannot any more), "
+            "remove the folder and begin anew"
+        ) from error
+    return place
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of this machine that nobody has now."""
+    doors = [socket.create_server((HOST, 0)) for _ in range(count)]
+    ports = [door.getsockname()[1] for door in doors]
+    for door in doors:
+        door.close()
+    return ports
+
+
+def even(clients: int, sites: int) -> str:
+    """Return ranges of clients for sites, as equal as can be (``FED.SITES``)."""
+    bounds = [clients * i // sites for i in range(sites + 1)]
+    return ",".join(f"{a}-{b - 1}" if b - a > 1 else f"{a}"
+                    for a, b in zip(bounds, bounds[1:]))

@@ -1,0 +1,62 @@
+"""The relay's end at a site: takes a frame to the site's resident worker, brings its answer back.
+
+What the server sends runs here and no further: the worker, which holds data and model, was begun
+by the site itself and reads frames only. Its socket and the file with its token are settings of
+the site's SuperNode (``worker``, ``token``).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedvlm.distributed.sockets.stream import UNIX, StreamError, connect, reason, receive, send
+
+
+def make() -> Any:
+    """Return the ClientApp."""
+    from flwr.app import (  # optional: fedvlm[flower]
+        Array,
+        ArrayRecord,
+        ConfigRecord,
+        Message,
+        RecordDict,
+    )
+    from flwr.clientapp import ClientApp  # optional: fedvlm[flower]
+
+    app = ClientApp()
+
+    @app.query()  # type: ignore[untyped-decorator]
+    def query(message: Any, context: Any) -> Any:
+        frame = message.content["frame"]["f"].numpy().tobytes()
+        said = call(context.node_config, frame, float(message.metadata.ttl))
+        if isinstance(said, bytes):
+            content = {"frame": ArrayRecord({"f": Array(np.frombuffer(said, np.uint8))})}
+        else:
+            content = {"why": ConfigRecord({"text": said})}
+        return Message(RecordDict(content), reply_to=message)
+
+    return app
+
+
+def call(settings: Any, frame: bytes, seconds: float) -> bytes | str:
+    """Return the worker's answer, or why there is none: a clause that names no path.
+
+    Args:
+        settings: ``worker``, the path of its socket; ``token``, of the file with its token.
+    """
+    try:
+        token = Path(str(settings["token"])).read_bytes().strip()
+        with connect(UNIX + str(settings["worker"]), token, seconds) as sock:
+            sock.settimeout(seconds)
+            send(sock, frame)
+            reply = receive(sock)
+    except KeyError as error:
+        return f"its SuperNode has no setting {error}"
+    except OSError as error:
+        return f"its SuperNode cannot read the worker's token: {reason(error)}"
+    except StreamError as error:
+        return f"its worker does not answer: {error}"
+    return reply if reply is not None else "its worker ended"

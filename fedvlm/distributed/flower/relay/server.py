@@ -1,0 +1,110 @@
+"""The relay's end beside the SuperLink: takes the driver's frames to sites, brings answers back.
+
+It is begun by Flower and comes to the driver's socket. There it proves itself as a worker does
+(``sockets.stream``), then answers requests: a head (JSON), and for ``ask`` a frame for each site
+of it. ``{"op": "sites"}`` is answered by ``{name: node}``, ``{"op": "ask", "sites": [...],
+"seconds": s}`` by ``{name: null or why there is no answer}`` and the frames of the nulls, in order.
+It keeps nothing; it ends as the driver hangs up.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedvlm.distributed.sockets.stream import greet, receive, send
+
+EVERY = 0.25  # seconds between two looks for answers
+OFFLINE = "it is not connected to the SuperLink"
+ERRORS = {  # codes of Flower that somebody can do something about
+    1: "its relay cannot be loaded", 2: "its relay failed", 3: "no answer within its time",
+    4: "its answer was lost on the way", 5: "its SuperNode is gone", 8: "its relay was ended",
+}
+
+
+def make() -> Any:
+    """Return the ServerApp."""
+    from flwr.serverapp import ServerApp  # optional: fedvlm[flower]
+
+    app = ServerApp()
+
+    @app.main()  # type: ignore[untyped-decorator]
+    def main(grid: Any, context: Any) -> None:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(context.run_config["driver"]))
+            greet(sock, Path(str(context.run_config["token"])).read_bytes())
+            converse(grid, sock)
+
+    return app
+
+
+def converse(grid: Any, sock: socket.socket) -> None:
+    """Answer the driver's requests until it hangs up."""
+    while (head := receive(sock)) is not None:
+        asked = json.loads(head)
+        if asked["op"] == "sites":
+            send(sock, json.dumps(online(grid)).encode())
+            continue
+        frames = {name: receive(sock) or b"" for name in asked["sites"]}
+        told = ask(grid, frames, float(asked["seconds"]), sock)
+        if told is None:
+            return
+        why = {name: None if isinstance(said, bytes) else said for name, said in told.items()}
+        send(sock, json.dumps(why).encode())
+        for said in told.values():
+            if isinstance(said, bytes):
+                send(sock, said)
+
+
+def online(grid: Any) -> dict[str, int]:
+    """Return the nodes that are there, by the name under which each is registered."""
+    return {node.name or str(node.node_id): int(node.node_id) for node in grid.get_nodes()
+            if node.status == "online"}
+
+
+def ask(
+    grid: Any, frames: Mapping[str, bytes], seconds: float, driver: socket.socket
+) -> dict[str, bytes | str] | None:
+    """Return each site's answer or why there is none; None: the driver is gone."""
+    here = online(grid)
+    names = [name for name in frames if name in here]
+    ids = list(grid.push_messages([
+        _message(frames[name], here[name], seconds) for name in names
+    ])) if names else []
+    waiting = {message: name for message, name in zip(ids, names) if message}
+    out: dict[str, bytes | str] = {name: OFFLINE for name in frames if name not in here}
+    until = time.monotonic() + seconds
+    while waiting and time.monotonic() < until:
+        for reply in grid.pull_messages(list(waiting)):
+            name = waiting.pop(reply.metadata.reply_to_message_id)
+            out[name] = _read(reply)
+        if waiting and select.select([driver], [], [], EVERY)[0]:
+            return None  # it says nothing meanwhile, unless it is gone
+    return {name: out.get(name, f"no answer within {seconds:g} s") for name in frames}
+
+
+def _message(frame: bytes, node: int, seconds: float) -> Any:
+    from flwr.app import Array, ArrayRecord, Message, RecordDict  # optional: fedvlm[flower]
+
+    record = ArrayRecord({"f": Array(np.frombuffer(frame, np.uint8))})
+    return Message(
+        RecordDict({"frame": record}), dst_node_id=node, message_type="query", ttl=seconds
+    )
+
+
+def _read(reply: Any) -> bytes | str:
+    """Return what a site's end of the relay brought."""
+    if reply.has_error():
+        code = int(reply.error.code)
+        return f"{ERRORS.get(code, 'Flower could not bring an answer')} (Flower's code {code})"
+    if "frame" in reply.content:
+        data: bytes = reply.content["frame"]["f"].numpy().tobytes()
+        return data
+    return str(reply.content["why"]["text"])[:300]

@@ -1,0 +1,84 @@
+"""``fedvlm federation`` where nothing runs; ``--engine flower`` before data are read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from yacs.config import CfgNode
+
+from fedvlm.cli.main import main
+from fedvlm.core.errors import ConfigError
+from fedvlm.distributed.flower.place import SitePlan, new_place
+from fedvlm.job.sites.parties import check_sites
+from tests import jobs
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (("upp",), "unknown word 'upp'; did you mean 'up'?"),
+    (("up",), "up wants --loopback N (how many sites), or a site.yaml"),
+    (("up", "--loopback", "99"), "--loopback 99: 1 to 64 sites"),
+    (("down", "--loopback", "2"), "down does not read --loopback"),
+    (("down", "--json"), "down does not read --json"),
+    (("up", "--loopback", "2", "a.yaml"), "give --loopback N or files of sites, not both"),
+    (("down", "a.yaml"), "down does not read a.yaml"),
+    (("up", "a.yaml"), "a.yaml': fedvlm site make writes one"),
+    (("status",), "there is no federation in"),
+    (("up", "--loopback", "2"), "has no flower-superlink: python3 -m venv flower &&"),
+])  # fmt: skip
+def test_what_does_not_go_is_one_sentence(
+    words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDVLM_FLOWER", str(tmp_path))
+    assert main(["federation", *words]) == 2
+    assert said in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_status_and_down_of_what_does_not_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "federation"
+    place = new_place(folder, tmp_path, [""])
+    where = ("--federation", str(folder))
+    assert main(["federation", "status", *where]) == 1
+    said = capsys.readouterr().out
+    assert "link does not run" in said and f"fedvlm federation up --federation {folder}" in said
+    assert main(["federation", "status", "--json", *where]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert [p["name"] for p in told["processes"]] == ["link", "site0.node", "site0.worker"]
+    assert main(["federation", "down", *where]) == 0
+    assert "nothing ran" in capsys.readouterr().out and not place.sockets.exists()
+    assert main(["federation", "up", "--loopback", "3", *where]) == 2
+    assert "is a federation of 1 other sites: end it" in capsys.readouterr().err
+
+
+def test_sites_and_clients_have_to_fit_before_data_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "federation"
+    place = new_place(folder, tmp_path, [""] * 2)
+    engine = ("--engine", "flower", "--federation", str(folder))
+    for more, said in (
+        (("--engine", "flower", "--federation", str(tmp_path / "no")), "there is no federation in"),
+        (engine, "has 2 sites and it gets no clients yet: say FED.SITES 0,1"),
+        ((*engine, "FED.SITES", "0-1"), "FED.SITES 0-1 is of 1: say FED.SITES 0,1"),
+        ((*engine, "--workers", "2"), "--workers 2: add --engine workers, which reads it"),
+        ((*engine, "--keep-logits"), "--keep-logits"),
+    ):
+        assert jobs.run(tmp_path / "out", *more) == 2
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    keys = {"FEDERATION": str(folder), "SITE_FILE": "x", "SITES_AT": "a:1", "TOKEN_FILE": ""}
+    with pytest.raises(ConfigError, match="have no data of their own: --engine flower"):
+        check_sites(CfgNode({"FED": keys}))
+    replace(place, sites=(SitePlan("site0", 1, "site.yaml"),)).write()
+    with pytest.raises(ConfigError, match="drop --sites-at and --token-file"):
+        check_sites(CfgNode({"FED": keys}))
+    check_sites(CfgNode({"FED": keys | {"SITES_AT": ""}}))
+    assert jobs.run(tmp_path / "out", *engine) == 2
+    assert "have data of their own: --engine sites --federation" in capsys.readouterr().err
+    place.sockets.rmdir()

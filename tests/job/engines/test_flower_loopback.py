@@ -1,0 +1,162 @@
+"""Runs over a real federation on this machine: TLS, registered keys, processes that are killed.
+
+``make test-flower`` runs them; where Flower is not installed they are skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedvlm.cli.main import main
+from fedvlm.core.errors import ConfigError
+from fedvlm.distributed.flower import commands, network, processes
+from fedvlm.distributed.flower.commands import LINK
+from fedvlm.distributed.flower.network import NODE, WORKER
+from fedvlm.distributed.flower.place import NAME, Place, SitePlan, free_ports, read_place
+from tests import flower, jobs
+
+pytestmark = pytest.mark.flower
+METHODS = ("FedTV", "HEART-PFL", "Hermes", "APFL", "SCAFFOLD", "pFedMoAP")
+MORE = {"HEART-PFL": ("TRAINER.HEART-PFL.AKT_PROXY", "holdout", "DATASET.SERVER_HOLDOUT", "2")}
+KILLED = ("--trainer", "APFL", "--rounds", "3")  # the runs of which something is killed
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A federation of two sites, by the command."""
+    try:
+        commands.find_flower()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    folder = tmp_path_factory.mktemp("flower") / "federation"
+    code, text = flower.said(flower.started(
+        "federation", "up", "--loopback", "2", "--federation", str(folder)))
+    assert code == 0 and "2 sites are there" in text, text
+    try:
+        yield read_place(folder)
+    finally:
+        network.down(read_place(folder))
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that others are compared with after something was killed."""
+    output = tmp_path_factory.mktemp("local")
+    assert main(flower.words_of(output, None, *KILLED)) == 0
+    return output
+
+
+def until(true: Callable[[], object], process: subprocess.Popen[str] | None = None) -> None:
+    end = time.monotonic() + flower.SECONDS
+    while not true():
+        assert time.monotonic() < end
+        assert process is None or process.poll() is None, process.communicate()[0]
+        time.sleep(0.1)
+
+
+def rounds(output: Path) -> int:
+    return max((len(p.read_text().splitlines()) for p in output.rglob("metrics.jsonl")), default=0)
+
+
+@pytest.mark.parametrize("trainer", METHODS)
+def test_a_run_over_tls_has_the_bits_of_the_local_engine(
+    place: Place, tmp_path: Path, trainer: str
+) -> None:
+    more = ("--trainer", trainer, *MORE.get(trainer, ()))
+    assert main(flower.words_of(tmp_path / "local", None, *more)) == 0
+    assert main(flower.words_of(tmp_path / "away", place.folder, *more)) == 0
+    flower.same(tmp_path / "away", tmp_path / "local", place)
+
+
+def test_superlink_killed_is_said_and_the_run_goes_on_with_the_same_bits(
+    place: Place, local: Path, tmp_path: Path
+) -> None:
+    words = flower.words_of(tmp_path, place.folder, *KILLED)
+    run = flower.started(*words)
+    until(lambda: rounds(tmp_path) > 1, run)
+    os.kill(processes.pid_of(place, LINK), signal.SIGKILL)
+    code, text = flower.said(run)
+    assert code == 6, text
+    assert "the SuperLink does not run: fedvlm federation up" in text
+    assert "is kept: the same command goes on there" in text
+    code, text = flower.said(flower.started("federation", "status", "--federation",
+                                            str(place.folder)))
+    assert code == 1 and "link does not run" in text
+    code, text = flower.said(flower.started("federation", "up", "--federation", str(place.folder)))
+    assert code == 0 and "site0.worker runs already" in text and "the SuperLink is there" in text
+    code, text = flower.said(flower.started(*words))
+    assert code == 0 and "going on after round" in text, text
+    flower.same(tmp_path, local, place)
+
+
+def test_worker_killed_ends_below_the_quorum_and_the_same_command_goes_on(
+    place: Place, local: Path, tmp_path: Path
+) -> None:
+    words = flower.words_of(tmp_path, place.folder, *KILLED)
+    run = flower.started(*words)
+    until(lambda: rounds(tmp_path) > 1, run)
+    os.kill(processes.pid_of(place, "site1" + WORKER), signal.SIGKILL)
+    code, text = flower.said(run)
+    assert code == 6 and "site1: its worker does not answer: connection refused" in text, text
+    code, text = flower.said(flower.started(*words))
+    assert code == 0, text
+    flower.same(tmp_path, local, place)
+
+
+def test_a_key_that_is_not_registered_is_refused(place: Place, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    for name in ("ca.crt", "link.pem", "link.key"):
+        shutil.copy(place.keys / name, keys)
+    stranger = replace(place, folder=tmp_path, sites=(SitePlan("stranger", free_ports(1)[0]),))
+    commands.certificates(stranger)
+    log = tmp_path / "log"
+    with log.open("w") as out:  # no pipe: a helper that it begins outlives it for a while
+        done = subprocess.run(
+            network.node_words(stranger, stranger.sites[0]), env=commands.environ(place),
+            cwd=tmp_path, stdout=out, stderr=out, timeout=flower.SECONDS, check=False,
+        )
+    text = log.read_text()
+    assert done.returncode and network.LET_IN not in text and "2004" in text, text
+
+
+def test_a_worker_of_another_config_is_refused_by_the_names_of_its_keys(
+    place: Place, tmp_path: Path
+) -> None:
+    words = flower.words_of(tmp_path, place.folder)
+    run = flower.started(*words)  # until the workers are there: then one is begun by hand
+    until(lambda: list(tmp_path.rglob("config.yaml")) and rounds(tmp_path) > 0, run)
+    run.kill()
+    run.communicate()
+    about = processes.about(place, "site0" + WORKER)
+    processes.end(place, ["site0" + WORKER])
+    network.begin_worker(place, "site0", [
+        sys.executable, "-m", "fedvlm", "site", "serve", *flower.WORDS, "--clients", "0,1",
+        "--states", str(place.states("site0")), "--listen", f"unix:{place.worker('site0')}",
+        "--token-file", str(place.token("site0")), "OPTIM.LR", "0.5", "FED.SITES", flower.SITES,
+    ], os.environ | {"PYTHONPATH": str(jobs.REPOSITORY)}, about, print)
+    network.workers_ready(place, ["site0"], flower.SECONDS)
+    code, text = flower.said(flower.started(*words))
+    assert code == 2 and "site site0 cannot take part: the config differs in OPTIM.LR" in text, text
+
+
+def test_down_leaves_no_process_and_no_port(place: Place) -> None:
+    code, text = flower.said(flower.started("federation", "down", "--federation",
+                                            str(place.folder)))
+    assert code == 0 and "processes ended" in text
+    assert not processes.strays(place) and not any(p.pid for p in network.status(place))
+    assert not [p for p in (place.port, *(s.port for s in place.sites)) if network._listens(p)]
+    assert (place.folder / NAME).is_file() and not place.sockets.exists()
+    code, text = flower.said(flower.started(*flower.words_of(place.folder, place.folder)))
+    assert code == 2 and "the SuperLink does not run" in text and not place.sockets.exists()
+    assert "site0" + NODE not in processes.names(place)
