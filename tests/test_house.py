@@ -132,7 +132,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "fedvlm.recipes.acceptance", "fedvlm.recipes.kept",
         ),
     },
-    "fedvlm/cli/run/readmit.py": {
+    "fedvlm/cli/site/readmit.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.api.rebuild",),
         "start-up: PyTorch": ("fedvlm.job.sites.wishes",),
     },

@@ -189,7 +189,7 @@ def test_the_collector_is_left_as_it_was(before: bool, monkeypatch: pytest.Monke
     gc.freeze() if before else gc.unfreeze()
     try:
         count = gc.get_freeze_count()
-        job_run._trained(closing, {}, closing, closing, closing, 0.0)
+        job_run._trained(closing, {}, closing, closing, closing, 0.0, None)
         assert seen[0] > 0 and gc.get_freeze_count() == count and (count > 0) == before
     finally:
         gc.freeze()

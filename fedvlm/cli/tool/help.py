@@ -24,7 +24,7 @@ _HEAD = (
 _TAIL = (
     "fedvlm VERB --help says more; fedvlm run --help lists the flags of a run.",
     "Later wins: defaults < dataset file < trainer file < flags < KEY VALUE pairs.",
-    "Exit codes: 0 done, 2 config or usage, 3 data, 4 diverged, 130 interrupted.",
+    "Exit codes: 0 done, 2 config or usage, 3 data, 4 diverged, 6 below quorum, 130 interrupted.",
 )
 
 
