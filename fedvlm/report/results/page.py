@@ -24,6 +24,7 @@ from fedvlm.report.results.lanes import Lane, groups, protocol_rows
 from fedvlm.report.results.standing import Standing, sentences, standing_of
 from fedvlm.report.results.tuning import about
 from fedvlm.report.tables.cells import TableCell
+from fedvlm.report.tables.facts import REFERENCE_NAMES
 from fedvlm.report.tables.papers import Paper, bibliography
 from fedvlm.report.tables.render import escape_markdown, markdown
 from fedvlm.report.tables.table import Spec, Table, tables
@@ -100,6 +101,7 @@ def write_page(sources: Sources, into: Path, name: str = "README.md") -> list[Pa
     standings = [one for section in sections for one in section.standings]
     unplanned, waiting = _absent(sources, every)
     facts = {"cells": len(every), "wanted": sum(lane.wanted for lane in sources.lanes),
+             "missing": sum(lane.absent for lane in sources.lanes),
              "tuned": sum(row["tuned"] for row in tuned.get("lanes", ()))}
     text = _environment().get_template("results.md").render(
         **facts | {"tuned": tuned}, sections=sections, claims=claims,
@@ -283,7 +285,8 @@ def _claims(sources: Sources) -> list[Answer]:
         for answer in answers(method, claim, lane.runs):
             if answer.verdict == NOT_RUN and gone:
                 answer = replace(answer, why=f"{' and '.join(gone)}: in no plan of this lane")
-            out.append(replace(answer, lane=lane.name))
+            rival = answer.method if claim.rival in REFERENCE_NAMES.values() else answer.rival
+            out.append(replace(answer, lane=lane.name, planned=lane.pairs(answer.method, rival)))
     return firmed(out)
 
 
