@@ -224,10 +224,12 @@ def _spec(sources: Sources, lane: Lane, runs: Sequence[Run]) -> Spec:
     if unseen:
         return Spec(cols=("dataset", "metric"), metrics=METRICS, reference=("alone", "together"),
                     mixed=(), order=("name",), papers=sources.papers, names=True)
-    versus = "FedTV" if lane.name == ABLATED else ""
+    ablated = lane.name == ABLATED
+    whole = any(run.protocol["trainer"] == "FedTV" and not run.protocol.get("tag") for run in runs)
+    versus = "FedTV" if ablated and whole else ""  # other methods' variants stand by themselves
     return Spec(reference=("alone", "together", "bound"), mixed=(), order=("best",),
                 columns=("gain", "balanced", "worst", "before", "steps", "bytes"), versus=versus,
-                papers={} if versus else sources.papers, names=not versus)
+                papers={} if ablated else sources.papers, names=not ablated)
 
 
 def _slug(*names: str) -> str:
