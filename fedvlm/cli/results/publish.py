@@ -7,6 +7,7 @@ are needed. The same runs give the same bytes.
 
 from __future__ import annotations
 
+import itertools
 import json
 from argparse import Namespace
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ EXAMPLES = (
 )
 ALSO = ("publication", "cells", "lanes")
 CELLS, TUNED, MOVED = "cells", "tuned.json", "processor.json"
+PLANS = "configs/results"
 
 
 def flags(parser: Parser) -> None:
@@ -43,8 +45,8 @@ def flags(parser: Parser) -> None:
     add("folder", metavar="FOLDER", help="where page, figures, tables and cells/ lie")
     add("--from", dest="origin", default="", metavar="OUTPUT", help="pack the finished runs of "
         "each folder below OUTPUT into cells/ first")
-    add("--plans", default="configs/results", metavar="FOLDER", help="the lanes' plans: titles, "
-        "order, and how many runs there are to be (configs/results)")
+    add("--plans", default=PLANS, metavar="FOLDER", help="the lanes' plans: titles, "
+        f"order, and how many runs there are to be ({PLANS})")
     add("--tuned", default="", metavar="FILE", help="what fedvlm tune chose; copied "
         "beside the page")
 
@@ -56,7 +58,12 @@ def main(args: Namespace) -> int:
         ConfigError: a claim or a plan cannot be read, or runs of a lane share no table.
         DataError: no runs, damaged ones, or the folder cannot be written.
     """
-    into = user_path(args.folder)
+    into, plans = user_path(args.folder), Path(args.plans)
+    if not plans.is_dir():
+        if args.plans != PLANS:
+            raise DataError(f"--plans {args.plans}: is no folder of lanes' plans (*.yaml)")
+        complain(f"no folder {PLANS} here: the page counts no planned runs and has no titles "
+                 "(--plans FOLDER)", prefix="note")
     cells = into / CELLS
     if args.tuned:
         read_tuned(user_path(args.tuned))  # before anything is written
@@ -73,7 +80,7 @@ def main(args: Namespace) -> int:
         raise DataError(f"{cells} holds no pack of runs (*{ENDING}); give --from OUTPUT with runs")
     from fedvlm.report.results.page import Sources, write_page  # start-up: 1 s of matplotlib
 
-    lanes = _lanes(packs, Path(args.plans))
+    lanes = _lanes(packs, plans)
     every = [run for lane in lanes for run in lane.runs]
     tuned = _sealed(into / TUNED)
     paths = write_page(Sources(
@@ -130,24 +137,25 @@ def _lanes(packs: Sequence[Path], plans: Path) -> list[Lane]:
     for path in sorted(plans.glob("*.yaml")):
         plan = read_lane(path)
         about = told.setdefault(plan["lane"], {"title": plan["title"], "wanted": 0, "about": [],
-                                               "planned": set()})
+                                               "planned": {}})
         about["wanted"] += plan["cells"]
         about["about"].append(plan["about"])
-        about["planned"] |= plan["planned"]
+        for method, cells in plan["planned"].items():
+            about["planned"][method] = about["planned"].get(method, frozenset()) | cells
     by_name = {path.name.removesuffix(ENDING): path for path in packs}
     out = []
-    none: dict[str, Any] = {"wanted": 0, "about": [], "planned": set()}
+    none: dict[str, Any] = {"wanted": 0, "about": [], "planned": {}}
     for name in [*told, *sorted(by_name.keys() - told.keys())]:
         collected = collect([run_folders([str(by_name[name])])[0]]) if name in by_name \
             else Collected()
         one = told.get(name, {"title": name} | none)
         out.append(Lane(name, collected, one["title"], " ".join(one["about"]), one["wanted"],
-                        frozenset(one["planned"])))
+                        one["planned"]))
     return out
 
 
 def read_lane(path: Path) -> dict[str, Any]:
-    """Return what a plan says of its lane: its comment, its folder, how many cells, its methods.
+    """Return what a plan says of its lane: its comment, folder, number of cells, methods' cells.
 
     Raises:
         ConfigError: it is no plan.
@@ -156,18 +164,28 @@ def read_lane(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         plan = yaml.safe_load(text)
         lane = Path(plan["output_dir"]).name
-        sizes = [len(plan[key]) for key in ("datasets", "trainers", "seeds")]
-        entries = [{"name": e} if isinstance(e, str) else dict(e) for e in plan["trainers"]]
-        planned = set[str]().union(*(
-            labels_of(str(e["name"]), str(e.get("peft", "")), str(e.get("tag", "")))
-            for e in entries))
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        sets, entries = ([{"name": e} if isinstance(e, str) else dict(e) for e in plan[key]]
+                         for key in ("datasets", "trainers"))
+        names = [str(e.get("label", e["name"])) for e in sets]
+        shots = plan.get("shots", [""])
+        columns = frozenset(itertools.product(
+            names, shots if isinstance(shots, list) else [shots], plan["seeds"]))
+        axes: dict[str, list[Any]] = dict(plan.get("axes") or {})
+        marks = ["-".join(f"{key.rpartition('.')[2].lower()}{value}"
+                          for key, value in zip(axes, several, strict=True))
+                 for several in itertools.product(*axes.values())]
+        planned: dict[str, frozenset[Any]] = {}
+        for entry, mark in itertools.product(entries, marks):
+            tag = "-".join(filter(None, (str(entry.get("tag", "")), mark)))
+            for label in labels_of(str(entry["name"]), str(entry.get("peft", "")), tag):
+                planned[label] = columns
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError,
+            AttributeError) as error:
         raise ConfigError(f"{path}: is no plan of a lane ({error})") from None
     comment = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
     title, _, about = comment.partition(": ")
-    number = sizes[0] * sizes[1] * sizes[2] * len(plan.get("shots") or [0])
-    return {"lane": lane, "title": title, "about": about[:1].upper() + about[1:], "cells": number,
-            "planned": planned}
+    return {"lane": lane, "title": title, "about": about[:1].upper() + about[1:],
+            "cells": len(columns) * len(entries) * len(marks), "planned": planned}
 
 
 def _claims() -> dict[str, Claim | None]:

@@ -8,7 +8,7 @@ run that trains the same parts as the method.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,8 +51,9 @@ class Answer:
             ``REFUTED`` where it lies below, or within ``MARGIN`` of zero, ``UNDERPOWERED`` where
             it holds zero and more; ``NOT_RUN``. Fixed before the runs.
         difference: method minus rival; None where nothing was compared.
-        lane: where they were compared; steps: the method's local steps, in times the rival's, None
-            of a reference.
+        lane: where they were compared; steps: the method's local steps, in times the rival's, over
+            the same pairs; None of a reference.
+        planned: how many pairs the lane's plans have; 0 where they are not known.
         why: of ``NOT_RUN``.
         firm: whether a supported claim stays so with Holm's correction for all answers.
     """
@@ -66,6 +67,13 @@ class Answer:
     steps: float | None = None
     why: str = ""
     firm: bool = False
+    planned: int = 0
+
+    @property
+    def so_far(self) -> str:
+        """Of an answer that more pairs are planned for: how many there are."""
+        pairs = self.difference.pairs if self.difference else 0
+        return f"so far: {pairs} of {self.planned} pairs" if 0 < pairs < self.planned else ""
 
 
 def read_claim(text: str) -> Claim | None:
@@ -93,21 +101,24 @@ def answers(trainer: str, claim: Claim, runs: Sequence[Run]) -> list[Answer]:
         trainer: the method's name.
         runs: of the lane.
     """
-    mine = [r for r in runs if r.protocol["trainer"] == trainer and not r.protocol.get("tag")]
+    every = [r for r in runs if r.protocol["trainer"] == trainer and not r.protocol.get("tag")]
     out = []
-    for label in dict.fromkeys(run.method for run in mine):
-        here = [run for run in mine if run.method == label]
+    for label in dict.fromkeys(run.method for run in every):
+        here = [run for run in every if run.method == label]
         steps = None
+        mine = _numbers(here, lambda run: run.value(claim.metric))
         if claim.rival in _REFERENCES:
             theirs, rival = _of_reference(here, claim), claim.rival
         else:
-            others = _rivals(claim.rival, here[0], runs)
-            theirs = _numbers(others, claim.metric)
+            others, why = _rivals(claim.rival, here[0], runs)
+            if why:
+                out.append(Answer(label, claim, NOT_RUN, why=why))
+                continue
+            theirs = _numbers(others, lambda run: run.value(claim.metric))
             rival = others[0].method if others else claim.rival
-            steps = _steps(here, others)
+            steps = _steps(here, others, _pairs(mine, theirs))
         if rival != label:
-            answer = _answer(label, claim, rival, _numbers(here, claim.metric), theirs)
-            out.append(replace(answer, steps=steps))
+            out.append(replace(_answer(label, claim, rival, mine, theirs), steps=steps))
     return out or [Answer(trainer, claim, NOT_RUN, why=f"no run of {trainer} has ended")]
 
 
@@ -152,13 +163,18 @@ def missing(trainer: str, claim: Claim, planned: Collection[str]) -> list[str]:
     return [name for name in names if name not in planned]
 
 
-def _rivals(name: str, mine: Run, runs: Sequence[Run]) -> list[Run]:
-    """Return the runs of a rival: by its whole label, else those that train what ``mine`` does."""
+def _rivals(name: str, mine: Run, runs: Sequence[Run]) -> tuple[list[Run], str]:
+    """Return the runs of a rival: by its whole label, else those that train what ``mine`` does.
+
+    And why there are none, where the name is several methods' and none of them trains that.
+    """
     labelled = [run for run in runs if run.method == name]
     bare = [run for run in runs if _short(run) == name]
     same = [run for run in bare if run.protocol.get("peft") == mine.protocol.get("peft")]
     alone = {run.method for run in bare}
-    return labelled or same or (bare if len(alone) == 1 else [])
+    several = not labelled and not same and len(alone) > 1
+    why = f"{name} is {', '.join(sorted(alone))} here, and the claim names none of them"
+    return ([], why) if several else (labelled or same or bare, "")
 
 
 def _short(run: Run) -> str:
@@ -166,10 +182,21 @@ def _short(run: Run) -> str:
     return f"{run.protocol['trainer']}" + (f" ({tag})" if tag else "")
 
 
-def _steps(mine: Sequence[Run], theirs: Sequence[Run]) -> float | None:
-    """Return a method's local steps, final phases included, in times its rival's."""
-    a, b = (mean(_spent(run) for run in runs) for runs in (mine, theirs))
-    return a / b if a is not None and b else None
+def _pairs(a: Numbers, b: Numbers) -> set[tuple[Any, Any]]:
+    """Return the (data set, seeds) that both have."""
+    return {(place, seeds) for place in a for seeds in a[place] if seeds in b.get(place, {})}
+
+
+def _steps(
+    mine: Sequence[Run], theirs: Sequence[Run], pairs: Collection[tuple[Any, Any]]
+) -> float | None:
+    """Return a method's local steps, final phases included, in times its rival's, over pairs."""
+    a, b = (_numbers([run for run in runs if (place_of(run), seeds_of(run)) in pairs], _spent)
+            for runs in (mine, theirs))
+    both = _pairs(a, b)
+    own, other = (mean(one[place][seeds] for place, seeds in sorted(both, key=str))
+                  for one in (a, b))
+    return own / other if own is not None and other else None
 
 
 def _spent(run: Run) -> float | None:
@@ -177,10 +204,10 @@ def _spent(run: Run) -> float | None:
     return float(steps) if isinstance(steps, int | float) else None
 
 
-def _numbers(runs: Sequence[Run], metric: str) -> Numbers:
+def _numbers(runs: Sequence[Run], value_of: Callable[[Run], float | None]) -> Numbers:
     out: Numbers = {}
     for run in runs:
-        value = run.value(metric)
+        value = value_of(run)
         if value is not None:
             out.setdefault(place_of(run), {})[seeds_of(run)] = value
     return out

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedvlm.core.errors import fold
 from fedvlm.core.stats import mean
 from fedvlm.report.collect import Collected, Run
-from fedvlm.report.results.claims import place_of
+from fedvlm.report.results.claims import place_of, seeds_of
 from fedvlm.report.tables.papers import DATASETS
 
 # A word of ``peft`` -> what is trained, in words; cards name tensors by ``IN_CARDS``.
@@ -31,7 +31,8 @@ class Lane:
         name: as claims call it: the pack's name.
         collected: its runs.
         title: heading; about: what its plan says of it; wanted: how many cells the plans have.
-        planned: names of the methods of its plans (``claims.labels_of``).
+        planned: names of the methods of its plans (``claims.labels_of``) -> their cells there,
+            (data set, shots, seed).
     """
 
     name: str
@@ -39,16 +40,37 @@ class Lane:
     title: str = ""
     about: str = ""
     wanted: int = 0
-    planned: Collection[str] = ()
+    planned: Mapping[str, frozenset[Any]] = field(default_factory=dict)
 
     @property
     def runs(self) -> list[Run]:
         """Its finished runs."""
         return self.collected.runs
 
+    @property
+    def absent(self) -> int:
+        """How many planned cells have no run; a run under another tag stands for none of them."""
+        names = {fold(name) for name in self.planned}
+        there = {(run.method, place_of(run), seeds_of(run)) for run in self.runs
+                 if {fold(run.method), fold(bare(run.method))} & names}
+        return max(0, self.wanted - len(there))
+
+    def pairs(self, method: str, rival: str) -> int:
+        """Return how many cells its plans have of both; of one, where no plan has the other."""
+        cells = [self.planned.get(name, self.planned.get(bare(name)))
+                 for name in (method, rival)]
+        there = [one for one in cells if one is not None]
+        return len(frozenset.intersection(*there)) if there else 0
+
     def only(self, runs: Sequence[Run]) -> Collected:
         """Return what was collected, cut to some of the runs."""
         return replace(self.collected, runs=list(runs))
+
+
+def bare(method: str) -> str:
+    """Return a label without what the method trains."""
+    head, _, rest = method.partition(" [")
+    return head + rest.partition("]")[2]
 
 
 def trained(run: Run, card: str) -> tuple[str, ...]:
@@ -63,7 +85,7 @@ def trained(run: Run, card: str) -> tuple[str, ...]:
 
 
 def groups(lane: Lane, cards: Callable[[str], str]) -> dict[str, list[Run]]:
-    """Return a lane's runs by what they train; runs that train nothing stand in every group."""
+    """Return a lane's runs by what they train; who has no parts to choose stands by itself."""
     by_parts: dict[tuple[str, ...], list[Run]] = {}
     for run in lane.runs:
         by_parts.setdefault(trained(run, cards(str(run.protocol["trainer"]))), []).append(run)

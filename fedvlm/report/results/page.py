@@ -24,6 +24,7 @@ from fedvlm.report.results.lanes import Lane, groups, protocol_rows
 from fedvlm.report.results.standing import Standing, sentences, standing_of
 from fedvlm.report.results.tuning import about
 from fedvlm.report.tables.cells import TableCell
+from fedvlm.report.tables.facts import REFERENCE_NAMES
 from fedvlm.report.tables.papers import Paper, bibliography
 from fedvlm.report.tables.render import escape_markdown, markdown
 from fedvlm.report.tables.table import Spec, Table, tables
@@ -100,6 +101,7 @@ def write_page(sources: Sources, into: Path, name: str = "README.md") -> list[Pa
     standings = [one for section in sections for one in section.standings]
     unplanned, waiting = _absent(sources, every)
     facts = {"cells": len(every), "wanted": sum(lane.wanted for lane in sources.lanes),
+             "missing": sum(lane.absent for lane in sources.lanes),
              "tuned": sum(row["tuned"] for row in tuned.get("lanes", ()))}
     text = _environment().get_template("results.md").render(
         **facts | {"tuned": tuned}, sections=sections, claims=claims,
@@ -222,10 +224,12 @@ def _spec(sources: Sources, lane: Lane, runs: Sequence[Run]) -> Spec:
     if unseen:
         return Spec(cols=("dataset", "metric"), metrics=METRICS, reference=("alone", "together"),
                     mixed=(), order=("name",), papers=sources.papers, names=True)
-    versus = "FedTV" if lane.name == ABLATED else ""
+    ablated = lane.name == ABLATED
+    whole = any(run.protocol["trainer"] == "FedTV" and not run.protocol.get("tag") for run in runs)
+    versus = "FedTV" if ablated and whole else ""  # other methods' variants stand by themselves
     return Spec(reference=("alone", "together", "bound"), mixed=(), order=("best",),
                 columns=("gain", "balanced", "worst", "before", "steps", "bytes"), versus=versus,
-                papers={} if versus else sources.papers, names=not versus)
+                papers={} if ablated else sources.papers, names=not ablated)
 
 
 def _slug(*names: str) -> str:
@@ -283,7 +287,8 @@ def _claims(sources: Sources) -> list[Answer]:
         for answer in answers(method, claim, lane.runs):
             if answer.verdict == NOT_RUN and gone:
                 answer = replace(answer, why=f"{' and '.join(gone)}: in no plan of this lane")
-            out.append(replace(answer, lane=lane.name))
+            rival = answer.method if claim.rival in REFERENCE_NAMES.values() else answer.rival
+            out.append(replace(answer, lane=lane.name, planned=lane.pairs(answer.method, rival)))
     return firmed(out)
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedvlm.core.stats import mean
 from fedvlm.report.collect import Run, finite
 from fedvlm.report.results.claims import place_of, seeds_of
-from fedvlm.report.results.lanes import below
+from fedvlm.report.results.lanes import bare, below
 from fedvlm.report.statistics.contrast import Contrast, contrast
 
 CONTROLS = ("LocalOnly", "FedAvg", "PromptFL")
@@ -21,7 +22,7 @@ Sets = Sequence[Mapping[Any, float]]  # per data set: seeds -> value
 
 @dataclass(frozen=True)
 class Standing:
-    """Methods of a lane that train the same, over the data sets that all of them have.
+    """Methods of a lane that train the same, over the data sets and seeds that all of them have.
 
     Attributes:
         lane, title: where, and what is trained.
@@ -33,6 +34,7 @@ class Standing:
         set_by_set: of the gains on single data sets, over seeds alone, how many are told apart
             above none, not told apart, below.
         sets, seeds: data sets; the most seeds of one; values: what ``means`` are of.
+        lacking: who is left out -> why; thin: data sets left out, which few methods have yet.
     """
 
     lane: str
@@ -45,6 +47,8 @@ class Standing:
     sets: int
     seeds: int
     values: Mapping[str, Sets]
+    lacking: Mapping[str, str] = field(default_factory=dict)
+    thin: Sequence[str] = ()
 
     @property
     def best(self) -> str:
@@ -59,23 +63,32 @@ class Standing:
     @property
     def peers(self) -> list[str]:
         """The methods that it does not."""
-        return [m for m, seen in self.apart.items() if seen.apart <= 0]
+        return [m for m, seen in self.apart.items() if seen.apart == 0]
+
+    @property
+    def above(self) -> list[str]:
+        """The methods that are above the best one in their pairs, though their mean is not."""
+        return [m for m, seen in self.apart.items() if seen.apart < 0]
 
     def short(self, method: str) -> str:
         """Return a label without what the method trains, where no other goes by the rest of it."""
-        return method if [_bare(m) for m in self.means].count(_bare(method)) > 1 else _bare(method)
+        return method if [bare(m) for m in self.means].count(bare(method)) > 1 else bare(method)
 
 
 def standing_of(lane: str, title: str, runs: Sequence[Run]) -> Standing | None:
     """Return how methods stand; None of fewer than two that share their data sets.
 
-    A method that lacks a data set is left out. So is one whose runs train nothing.
+    Of a lane that is not complete: the data sets that more than half as many methods have as the
+    commonest; who lacks one of them, or has fewer than half of the seeds of another, is left out
+    by name; of all others the seeds that they share.
     """
     numbers = _by_place(runs, lambda run: run.value("personal"))
-    places = sorted({place for sets in numbers.values() for place in sets}, key=str)
-    whole = {m: [sets[p] for p in places] for m, sets in numbers.items()
-             if all(p in sets for p in places)}
-    if len(whole) < 2:
+    count = Counter(place for sets in numbers.values() for place in sets)
+    places = sorted((p for p in count if 2 * count[p] > max(count.values())), key=str)
+    lacking = {m: why for m, sets in numbers.items() if (why := _lack(sets, places, numbers))}
+    whole = _shared({m: [sets[p] for p in places] for m, sets in numbers.items()
+                     if m not in lacking})
+    if len(whole) < 2 or not all(one for sets in whole.values() for one in sets):
         return None
     means = {m: mean(mean(one.values()) for one in sets) or 0.0 for m, sets in whole.items()}
     means = dict(sorted(means.items(), key=lambda kv: -kv[1]))
@@ -85,17 +98,41 @@ def standing_of(lane: str, title: str, runs: Sequence[Run]) -> Standing | None:
     senders = {run.method for run in runs if run.totals().get("bytes_up")}
     gains, single = {}, []
     for method, sets in _by_place(runs, lambda run: run.section("gain").get("points")).items():
-        none = [dict.fromkeys(one, 0.0) for one in sets.values()]
-        seen = contrast(none, list(sets.values())) if method in senders else None
-        if seen is not None and method in means and len(sets) == len(places):
+        if method not in senders or method not in means or any(p not in sets for p in places):
+            continue
+        values = [sets[p] for p in places]
+        none = [dict.fromkeys(one, 0.0) for one in values]
+        seen = contrast(none, values)
+        if seen is not None:
             gains[method] = seen
-            alone = [contrast([a], [b]) for a, b in zip(none, sets.values(), strict=True)]
+            alone = [contrast([a], [b]) for a, b in zip(none, values, strict=True)]
             single += [one.apart for one in alone if one is not None]
     hurt = {m: mean(v for one in sets.values() for v in one.values()) or 0.0 for m, sets in
             _by_place(runs, lambda run: run.section("hurt").get("share")).items() if m in senders}
     signs = (single.count(1), single.count(0), single.count(-1))
     return Standing(lane, title, means, apart, gains, hurt, signs, len(places),
-                    max(len(one) for sets in whole.values() for one in sets), whole)
+                    max(len(one) for sets in whole.values() for one in sets), whole, lacking,
+                    sorted(str(p[0]) for p in count if p not in places))
+
+
+def _lack(
+    sets: Mapping[Any, Mapping[Any, float]], places: Sequence[Any],
+    numbers: Mapping[str, Mapping[Any, Mapping[Any, float]]],
+) -> str:
+    """Return what a method lacks to stand beside the others; '' of none."""
+    for place in places:
+        most = max(len(one.get(place, ())) for one in numbers.values())
+        if 2 * len(sets.get(place, ())) < most:
+            return f"{len(sets.get(place, ()))} of {most} seeds of {place[0]}"
+    return ""
+
+
+def _shared(whole: Mapping[str, Sets]) -> dict[str, Sets]:
+    """Return methods' numbers of the seeds that all of them have, data set by data set."""
+    common = [set[Any].intersection(*map(set, column))
+              for column in zip(*whole.values(), strict=True)]
+    return {m: [{seed: one[seed] for seed in sorted(seeds, key=str)}
+                for one, seeds in zip(sets, common, strict=True)] for m, sets in whole.items()}
 
 
 def sentences(one: Standing | None, runs: Sequence[Run]) -> list[str]:
@@ -104,6 +141,13 @@ def sentences(one: Standing | None, runs: Sequence[Run]) -> list[str]:
         return []
     out = [f"The highest mean is {one.short(one.best)}'s, {one.means[one.best]:.1f}; its paired "
            f"95 % interval tells it apart from {len(one.beaten)} of the {len(one.apart)} others."]
+    if one.above:
+        out.append(f"In pairs these are above it: {', '.join(map(one.short, one.above))}.")
+    if one.lacking:
+        out.append("Left out of this and of the first table: " + ", ".join(
+            f"{m} ({why})" for m, why in one.lacking.items()) + ".")
+    if one.thin:
+        out.append(f"Data sets left out, which few methods have yet: {', '.join(one.thin)}.")
     for control in CONTROLS:
         name = next((m for m in one.means if re.fullmatch(rf"{control}( \[.*\])?", m)), None)
         if name is None or name == one.best:
@@ -124,11 +168,6 @@ def sentences(one: Standing | None, runs: Sequence[Run]) -> list[str]:
 def named(names: Sequence[str], most: int = MOST) -> str:
     """Return names in brackets; of many, and of none, nothing."""
     return f" ({', '.join(names)})" if 0 < len(names) <= most else ""
-
-
-def _bare(method: str) -> str:
-    head, _, rest = method.partition(" [")
-    return head + rest.partition("]")[2]
 
 
 def _by_place(

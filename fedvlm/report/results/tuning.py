@@ -62,8 +62,25 @@ def _count(lane: Lane, record: Mapping[str, Any], trains: Trains) -> dict[str, A
     kinds = [(kind_of(run, record, trains), run.method) for run in lane.runs]
     number = {kind: sum(k == kind for k, _ in kinds) for kind in (TUNED, PART, PLAIN)}
     plain = sorted({method for kind, method in kinds if kind == PLAIN})
-    return {"lane": lane.name, "methods": plain, "tuned": number[TUNED], "part": number[PART],
+    loans = {run.method: lender for run, (kind, _) in zip(lane.runs, kinds, strict=True)
+             if kind == PLAIN and (lender := lender_of(run, record))}
+    methods = [f"{m} (optimiser of {loans[m]})" if m in loans else m for m in plain]
+    return {"lane": lane.name, "methods": methods, "tuned": number[TUNED], "part": number[PART],
             "plain": number[PLAIN]}
+
+
+def lender_of(run: Run, record: Mapping[str, Any]) -> str:
+    """Return the entry, of another method, whose optimiser's values a run has; '' of none.
+
+    A plan may give those of a common ancestor to methods that were not tuned.
+    """
+    config = run.identity_config()
+    for entry in record["entries"]:
+        values = {k: v for k, v in entry["values"].items() if k.startswith(OPTIMISER)}
+        other = fold(entry["trainer"]) != fold(str(run.protocol["trainer"]))
+        if other and values and all(_same(k, v, config) for k, v in values.items()):
+            return str(entry["label"])
+    return ""
 
 
 def kind_of(run: Run, record: Mapping[str, Any], trains: Trains) -> str:

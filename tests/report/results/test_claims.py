@@ -56,6 +56,17 @@ def test_method_and_rival_of_every_claim_are_in_a_plan_of_its_lane() -> None:
         assert gone == UNPLANNED.get(name, []) or (name in UNPLANNED and there), (name, gone)
 
 
+def test_a_plan_counts_its_axes_and_one_number_of_shots(tmp_path: Path) -> None:
+    plan = tmp_path / "1.yaml"
+    text = "output_dir: out/x\ndatasets: [a, b]\ntrainers: [Ditto]\nseeds: [1, 2]\nshots: 8\n"
+    plan.write_text(text + "axes: {OPTIM.LR: [0.1, 0.2, 0.3]}\n")
+    one = read_lane(plan)
+    assert one["cells"] == 12 and set(one["planned"]) == {f"Ditto (lr0.{n})" for n in (1, 2, 3)}
+    plan.write_text(text + "axes: [0.1]\n")
+    with pytest.raises(ConfigError, match="is no plan of a lane"):
+        read_lane(plan)
+
+
 def test_an_entry_goes_by_its_name_its_tag_and_what_it_trains() -> None:
     assert labels_of("FedAvg", "prompt", "ft") == {"FedAvg (ft)", "FedAvg [prompt] (ft)"}
     assert labels_of("VPT") == {"VPT"}

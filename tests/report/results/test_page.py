@@ -62,6 +62,7 @@ def test_a_page_comes_of_its_cells_alone(
     minute = text.partition("## What this is")[0]
     assert "| dirichlet | image feature and linear head | 57.5 | Ditto |" in minute
     assert "**What of the papers' claims held**: " in minute and "**How sure**: " in minute
+    assert "(so far: 4 of 6 pairs)" in text
     assert "## A lane\nOf two sets." in text and "6 of the planned runs are missing" in text
     assert "| Ditto \\[feature+head\\] | personal\\_worst is higher than FedAvg's" in text
     assert "is\\_" not in text.partition("## Claims")[0]
@@ -127,6 +128,13 @@ def test_what_tuning_cost_stands_on_the_page(output: Path, tmp_path: Path) -> No
 def test_without_cells_there_is_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["publish", str(tmp_path)]) == 3
     assert "holds no pack of runs" in capsys.readouterr().err
+
+
+def test_plans_that_are_not_there_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["publish", str(tmp_path), "--plans", str(tmp_path / "confgis")]) == 3
+    assert "confgis: is no folder of lanes' plans" in capsys.readouterr().err
 
 
 def test_what_is_not_there_is_refused_before_anything_is_written(

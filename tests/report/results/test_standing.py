@@ -1,0 +1,90 @@
+"""Who is best of a lane that is not complete."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from fedvlm.report.collect import Collected, Run
+from fedvlm.report.results.claims import NOT_RUN, Claim, answers
+from fedvlm.report.results.headline import winners
+from fedvlm.report.results.lanes import Lane
+from fedvlm.report.results.standing import Standing, sentences, standing_of
+from fedvlm.report.results.tuning import lender_of
+
+Values = dict[str, dict[int, float]]  # data set -> seed -> percent
+
+
+def runs(method: str, values: Values, peft: str = "", tag: str = "", steps: int = 4) -> list[Run]:
+    """Return runs of a method; a data set with a capital letter takes ten times the steps."""
+    label = method + (f" [{peft}]" if peft else "") + (f" ({tag})" if tag else "")
+    return [cast(Run, SimpleNamespace(
+        method=label,
+        protocol={"trainer": method, "peft": peft, "tag": tag, "dataset": name, "seed": seed,
+                  "data_seed": seed},
+        value=lambda metric, value=value: value, section=lambda name: {},
+        totals=lambda name=name: {"local_steps": steps * (10 if name.isupper() else 1)},
+    )) for name, seeds in values.items() for seed, value in seeds.items()]
+
+
+def standing(**methods: Values) -> Standing | None:
+    return standing_of("x", "y", [run for name, sets in methods.items()
+                                  for run in runs(name, sets)])
+
+
+def test_means_are_of_the_seeds_that_all_have() -> None:
+    """With B's fourth seed its mean would be 81.0, and A, above it in every pair, a peer."""
+    one = standing(A={"s": {1: 80.0, 2: 80.0, 3: 80.1}},
+                   B={"s": {1: 78.0, 2: 78.2, 3: 77.9, 4: 90.0}})
+    assert one is not None
+    assert (one.best, one.beaten, one.peers, one.above) == ("A", ["B"], [], [])
+    assert one.means["B"] == pytest.approx(78.0333, abs=1e-4) and one.seeds == 3
+
+
+def test_who_lacks_a_set_is_named_and_a_set_of_few_waits() -> None:
+    full = {"s": {1: 50.0, 2: 51.0}, "t": {1: 60.0, 2: 61.0}}
+    one = standing(A=full, B=full, C=full, MOON={"s": {1: 90.0, 2: 90.0}})
+    assert one is not None and one.lacking == {"MOON": "0 of 2 seeds of t"}
+    assert "MOON (0 of 2 seeds of t)" in " ".join(sentences(one, []))
+    assert (winners([one])[0].of, winners([one])[0].absent) == (3, "MOON")
+    one = standing(A=full, B={"s": full["s"]}, C={"s": full["s"]})
+    assert one is not None and set(one.means) == {"A", "B", "C"} and one.thin == ["t"]
+    assert winners([one])[0].absent == "data set t" and one.sets == 1
+
+
+def test_a_bare_rival_that_is_several_says_so() -> None:
+    both = [*runs("FedAvg", {"s": {1: 1.0}}, "head"), *runs("FedAvg", {"s": {1: 1.0}}, "prompt"),
+            *runs("AFL", {"s": {1: 2.0, 2: 3.0}})]
+    (answer,) = answers("AFL", Claim("personal", "FedAvg", "x"), both)
+    assert (answer.verdict, answer.why) == (NOT_RUN, "FedAvg is FedAvg [head], FedAvg [prompt] "
+                                            "here, and the claim names none of them")
+    (answer,) = answers("AFL", Claim("personal", "FedAvg [head]", "x"), both)
+    assert answer.difference is not None and answer.difference.pairs == 1
+
+
+def test_steps_are_compared_over_the_pairs() -> None:
+    every = [*runs("FedAvg", {"s": {1: 1.0}, "BIG": {1: 1.0}}), *runs("Ditto", {"s": {1: 2.0}})]
+    (answer,) = answers("Ditto", Claim("personal", "FedAvg", "x"), every)
+    assert answer.steps == 1.0
+
+
+def test_surplus_runs_stand_for_no_planned_cell() -> None:
+    cells = frozenset((name, "", seed) for name in "st" for seed in (1, 2))
+    planned = {"FedAvg": cells, "FedAvg [head]": cells}
+    again = runs("FedAvg", {"s": {1: 1.0, 2: 1.0}}, "head", "again")
+    lane = Lane("x", Collected([*runs("FedAvg", {"s": {1: 1.0}}, "head"), *again]), wanted=4,
+                planned=planned)
+    assert lane.absent == 3
+    assert lane.pairs("FedAvg [head]", "FedAvg") == 4 and Lane("x", Collected()).absent == 0
+
+
+def test_the_lender_of_an_optimiser_is_named() -> None:
+    record: dict[str, Any] = {"entries": [{"label": "PromptFL", "trainer": "PromptFL", "values": {
+        "OPTIM.NAME": "adamw", "OPTIM.LR": "0.0676"}}]}
+    for trainer, rate, lender in (("FedPHA", 0.0676, "PromptFL"), ("FedPHA", 0.002, ""),
+                                  ("PromptFL", 0.0676, "")):
+        run = SimpleNamespace(protocol={"trainer": trainer}, identity_config=lambda rate=rate: {
+            "OPTIM.NAME": "adamw", "OPTIM.LR": rate})
+        assert lender_of(cast(Run, run), record) == lender
