@@ -20,6 +20,7 @@ from fedvlm.core.trees import Tree
 from fedvlm.distributed.carriers import Carrier
 from fedvlm.distributed.facts import facts, likeness, odd_facts
 from fedvlm.distributed.policy import Policy, outvoted, read_parts, weigh, without
+from fedvlm.distributed.rows import odd_row, outvoted_rows
 from fedvlm.distributed.schema import numbered
 from fedvlm.distributed.site import of_client
 from fedvlm.distributed.store import AwayStore
@@ -346,13 +347,22 @@ class RemoteEngine:
                     why |= dict.fromkeys(ids, f"{site}: {reply}")
                     self.say(f"numbers of round {question.round}, {site}: {reply}")
                     continue
-                rows |= {r["client"]: r for r in reply.values["rows"] if r["client"] in ids}
+                odd = self._take_rows(rows, reply, ids, measure)
+                if odd:
+                    self.failed.add(site)
+                    why |= {c: f"{site}: {words}" for c, words in odd.items()}
+                    self.say(f"numbers of round {question.round}, {site}: {_by_client(odd)}")
                 seconds = numbered(reply.values["seconds"])
                 self.tuning |= {c: float(s) for c, s in seconds.items() if c in ids and s}
                 self._take_logits(site, reply, ids, measure.keep_logits)
             missing -= rows.keys()
             if not [c for c in missing if self.home[c] not in self.excluded]:
                 break
+        lone = outvoted_rows(rows)
+        if lone:
+            self.say(f"numbers of round {question.round}: {_by_client(lone)}")
+            why |= {c: f"{self.home[c]}: {words}" for c, words in lone.items()}
+            rows, missing = {c: r for c, r in rows.items() if c not in lone}, missing | set(lone)
         total = len(question.clients)
         if len(missing) > total - self.policy.needed(total) or (missing and not rows):
             raise QuorumError(
@@ -362,6 +372,19 @@ class RemoteEngine:
                 "goes on there"
             )
         return [rows.get(c) or _absent(c, next(iter(rows.values()))) for c in question.clients]
+
+    def _take_rows(
+        self, rows: dict[int, Row], reply: Frame, ids: Collection[int], measure: Measure
+    ) -> dict[int, str]:
+        """Add the rows of an answer that can be true to ``rows``; return why others are not."""
+        odd: dict[int, str] = {}
+        for row in (row for row in reply.values["rows"] if row["client"] in ids):
+            words = odd_row(row, int(self.counts[row["client"]][measure.split]), measure)
+            if words:
+                odd[row["client"]] = words
+            else:
+                rows[row["client"]] = row
+        return odd
 
     def _take_logits(
         self, site: str, reply: Frame, ids: Collection[int], wanted: bool
@@ -549,6 +572,11 @@ def _absent(client: int, like: Row) -> Row:
     """Return the row of a client whose site did not answer."""
     none: Row = dict.fromkeys(like)
     return none | {"client": client, "n": 0, "correct": 0, ABSENT: 1}
+
+
+def _by_client(odd: Mapping[int, str]) -> str:
+    """Return whose numbers are not taken, and why."""
+    return _listing(f"no numbers of client {c}: {words}" for c, words in sorted(odd.items()))
 
 
 def _listing(words: Iterable[str]) -> str:
