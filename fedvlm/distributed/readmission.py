@@ -21,6 +21,7 @@ from fedvlm.distributed.schema import each, flag, hexes, record, whole
 from fedvlm.federation.rounds import FedState
 
 NAME = "readmit.json"
+VOID = "void"  # of a wish that changed nothing
 _WISHES = each(record({"id": hexes, "client": whole(), "anew": flag}))
 Wish = Mapping[str, Any]  # ``id``, ``client``, ``anew``
 
@@ -56,26 +57,43 @@ def add_wishes(folder: Path, clients: Sequence[int], anew: bool) -> None:
 def readmit(engine: RemoteEngine, wishes: Sequence[Wish], state: FedState) -> FedState:
     """Take clients in again; return the state that the run goes on from.
 
-    Their site is asked again. A client that starts ``anew`` does so as one that never worked: from
-    the initial personal tensors and what the server sends today; what the server holds for it is
-    forgotten. A wish that the run's checkpoint has counts no more.
+    Their site is asked again, and so are all its clients: those count as readmitted, too. A wish
+    for a client whose site is not excluded, and that is not to start anew, changes nothing: it is
+    said, and counts as done (``VOID``). A client that starts ``anew`` does so as one that never
+    worked: from the initial personal tensors and what the server sends today; what the server holds
+    for it is forgotten. A wish that the run's checkpoint has counts no more.
 
     Args:
         state: of the checkpoint.
     """
     done = {one["id"] for one in engine.readmitted}
     versions, held = dict(state.versions), dict(state.held)
-    for wish in (one for one in wishes if one["id"] not in done):
+    new = [one for one in wishes if one["id"] not in done]
+    named, shut = {int(one["client"]) for one in new}, set(engine.excluded)
+    for wish in new:
         client, how = int(wish["client"]), "from its accepted state"
         site = engine.home.get(client, "")
+        if not wish["anew"] and site not in shut:
+            engine.readmitted.append({**wish, "after": state.round, VOID: True})
+            engine.say(f"client {client} is not readmitted: its site {site} is not excluded "
+                       "(--anew is for a state that is gone)")
+            continue
         if wish["anew"]:
             how = "anew, as if it had never worked"
             versions.pop(client, None)
             held.pop(client, None)
+        others = sorted(c for c, home in engine.home.items()
+                        if home == site and c not in named and site in engine.excluded)
         engine.excluded.discard(site)
         engine.refusals[site] = 0
         engine.readmitted.append({**wish, "after": state.round})
         engine.say(
             f"after round {state.round}: client {client} ({site}) is readmitted and goes on {how}"
         )
+        for other in others:
+            engine.readmitted.append(
+                {"id": wish["id"], "client": other, "anew": False, "after": state.round}
+            )
+            engine.say(f"after round {state.round}: client {other} ({site}) is readmitted with it "
+                       "and goes on from its accepted state")
     return replace(state, versions=versions, held=held)

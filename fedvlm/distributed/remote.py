@@ -20,6 +20,7 @@ from fedvlm.core.trees import Tree
 from fedvlm.distributed.carriers import Carrier
 from fedvlm.distributed.facts import facts, likeness, odd_facts
 from fedvlm.distributed.policy import Policy, outvoted, read_parts, weigh, without
+from fedvlm.distributed.rows import odd_row, outvoted_rows
 from fedvlm.distributed.schema import numbered
 from fedvlm.distributed.site import of_client
 from fedvlm.distributed.store import AwayStore
@@ -135,7 +136,9 @@ class RemoteEngine:
             raise ConfigError(
                 f"sites have clients {beyond[:8]}, and FED.CLIENTS {clients} are 0 to {clients - 1}"
             )
-        names = dict.fromkeys([*self.carrier.sites(), *self.home.values()])
+        first = [self.home[int(c)] for told in before.values() for c in told["clients"]
+                 if int(c) in self.home]  # sums have the order of the run's beginning, always
+        names = dict.fromkeys([*first, *self.carrier.sites(), *self.home.values()])
         order = {site: at for at, site in enumerate(names)}
         self.sites = tuple(order[self.home[c]] for c in range(clients))
 
@@ -149,10 +152,12 @@ class RemoteEngine:
 
     def _count_absent(self, before: Mapping[str, Mapping[str, Any]]) -> None:
         """Count the clients of sites that are away as they were counted before."""
-        for site, told in before.items():
-            counts = numbered(told["clients"])
-            if site in self.met or counts.keys() & self.home.keys():
+        for name, told in before.items():
+            counts, site = numbered(told["clients"]), name
+            if counts.keys() & self.home.keys():
                 continue
+            while site in self.met or site in self.home.values():  # an address of that number is
+                site += " (away)"  # another's now
             self.home |= dict.fromkeys(counts, site)
             self.counts |= counts
             self.data[site] = str(told["data"])
@@ -160,10 +165,12 @@ class RemoteEngine:
 
     def welcomes(self) -> dict[str, dict[str, Any]]:
         """Return what each site told of itself, as JSON values (for ``meet``, later)."""
+        at = dict(enumerate(self.sites))
+        order = sorted(self.home, key=lambda c: at.get(c, 0))
         return {
             site: {"data": self.data[site], "clients": {
                 str(c): self.counts[c] for c, home in sorted(self.home.items()) if home == site
-            }} for site in dict.fromkeys(self.home.values())
+            }} for site in dict.fromkeys(self.home[c] for c in order)
         }
 
     def roster(self) -> Roster:
@@ -227,9 +234,14 @@ class RemoteEngine:
                 f"round {ctx.round}: {len(job.missing)} of {len(accepted)} clients did not answer "
                 f"({_listing(job.why[c] for c in job.missing)}), and the quorum is "
                 f"{self.policy.quorum:g}; the state of round {ctx.round - 1} is kept: the same "
-                "command goes on there"
+                f"command goes on there{self._way_back(job.missing)}"
             )
         return job.work(ctx.round, self.sites)
+
+    def _way_back(self, missing: Iterable[int]) -> str:
+        """Return what helps where sites of those who are missing are asked no more."""
+        gone = sorted(c for c in missing if self.home[c] in self.excluded)
+        return f", once fedvlm readmit RUN {gone[0]} lets its site in again" if gone else ""
 
     def _attempt(
         self, ctx: Context, job: Round, floor: Mapping[int, int], attempt: int
@@ -346,22 +358,44 @@ class RemoteEngine:
                     why |= dict.fromkeys(ids, f"{site}: {reply}")
                     self.say(f"numbers of round {question.round}, {site}: {reply}")
                     continue
-                rows |= {r["client"]: r for r in reply.values["rows"] if r["client"] in ids}
+                odd = self._take_rows(rows, reply, ids, measure)
+                if odd:
+                    self.failed.add(site)
+                    why |= {c: f"{site}: {words}" for c, words in odd.items()}
+                    self.say(f"numbers of round {question.round}, {site}: {_by_client(odd)}")
                 seconds = numbered(reply.values["seconds"])
                 self.tuning |= {c: float(s) for c, s in seconds.items() if c in ids and s}
                 self._take_logits(site, reply, ids, measure.keep_logits)
             missing -= rows.keys()
             if not [c for c in missing if self.home[c] not in self.excluded]:
                 break
+        lone = outvoted_rows(rows)
+        if lone:
+            self.say(f"numbers of round {question.round}: {_by_client(lone)}")
+            why |= {c: f"{self.home[c]}: {words}" for c, words in lone.items()}
+            rows, missing = {c: r for c, r in rows.items() if c not in lone}, missing | set(lone)
         total = len(question.clients)
         if len(missing) > total - self.policy.needed(total) or (missing and not rows):
             raise QuorumError(
                 f"round {question.round}: no numbers of {len(missing)} of {total} clients "
                 f"({_listing(why.get(c, f'{self.home[c]}: excluded') for c in missing)}), and the "
                 f"quorum is {self.policy.quorum:g}; what was saved is kept, and the same command "
-                "goes on there"
+                f"goes on there{self._way_back(missing)}"
             )
         return [rows.get(c) or _absent(c, next(iter(rows.values()))) for c in question.clients]
+
+    def _take_rows(
+        self, rows: dict[int, Row], reply: Frame, ids: Collection[int], measure: Measure
+    ) -> dict[int, str]:
+        """Add the rows of an answer that can be true to ``rows``; return why others are not."""
+        odd: dict[int, str] = {}
+        for row in (row for row in reply.values["rows"] if row["client"] in ids):
+            words = odd_row(row, int(self.counts[row["client"]][measure.split]), measure)
+            if words:
+                odd[row["client"]] = words
+            else:
+                rows[row["client"]] = row
+        return odd
 
     def _take_logits(
         self, site: str, reply: Frame, ids: Collection[int], wanted: bool
@@ -549,6 +583,11 @@ def _absent(client: int, like: Row) -> Row:
     """Return the row of a client whose site did not answer."""
     none: Row = dict.fromkeys(like)
     return none | {"client": client, "n": 0, "correct": 0, ABSENT: 1}
+
+
+def _by_client(odd: Mapping[int, str]) -> str:
+    """Return whose numbers are not taken, and why."""
+    return _listing(f"no numbers of client {c}: {words}" for c, words in sorted(odd.items()))
 
 
 def _listing(words: Iterable[str]) -> str:

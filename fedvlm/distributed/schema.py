@@ -70,6 +70,7 @@ def row(v: Any) -> bool:
     return by(name, number)(v) and whole()(v.get("client"))
 
 
+words = text(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029]*")  # one line: it comes to a terminal and a log
 name = text(r"[^\x00-\x1f\x7f]+", 500)
 client = text(_ID.pattern, 9)
 hexes = text(r"[0-9a-f]{8,64}", 64)
@@ -92,12 +93,12 @@ COUNTS = {"train": whole(), "val": whole(), "test": whole(), "classes": each(who
 VALUES: Mapping[str, Mapping[str, Check]] = {
     "hello": {"run": hexes, "nonce": hexes, "config": by(name, setting)},
     "welcome": {
-        "nonce": hexes, "facts": by(name, text()), "clients": by(client, record(COUNTS)),
+        "nonce": hexes, "facts": by(name, words), "clients": by(client, record(COUNTS)),
         "data": hexes,
     },
     "work": {**_trip, "floor": versions, "seconds": number},
     "worked": {
-        **_back, "parts": each(record(PART)), "dropped": by(client, text()),
+        **_back, "parts": each(record(PART)), "dropped": by(client, words),
         "counters": by(name, whole()), "towers": by(name, whole()),
     },
     "evaluate": {
@@ -108,7 +109,7 @@ VALUES: Mapping[str, Mapping[str, Check]] = {
     "personalized": {**_back, "parts": each(record(BUNDLE))},
     "forget": {**_where, "keep": versions},
     "forgot": {"nonce": hexes},
-    "failed": {"nonce": text("|[0-9a-f]{8,64}", 64), "kind": text("[a-z]+", 20), "text": text()},
+    "failed": {"nonce": text("|[0-9a-f]{8,64}", 64), "kind": text("[a-z]+", 20), "text": words},
 }
 TREES: Mapping[str, re.Pattern[str]] = {
     "work": re.compile(r"down/\d{1,9}"), "evaluate": re.compile(r"down/\d{1,9}"),

@@ -36,7 +36,9 @@ ROUNDS = ("work", "evaluate")  # requests of a round: they go into the account
 SPENT = ".spent"  # folder among the states, for accounts of time
 WEIGHT = "weight"  # among a part's numbers; metrics are ``metric/<name>``
 METRIC = "metric/"
-_TOLD = re.compile(r"round \d+, client \d+: [^\n]{1,200}? is not finite")  # ``Context.fail``
+_TOLD = re.compile(  # ``Context.fail``
+    r"round \d+, client \d+: [^\x00-\x1f\x7f-\x9f\u2028\u2029]{1,200}? is not finite"
+)
 _LOGITS = re.compile(r"(?:personal|true\|personal|labels\|[a-z_]{1,40})\|(\d{1,9})")
 _WORD = re.compile(r"[A-Za-z_]{1,40}")
 
@@ -287,10 +289,11 @@ class Site:
 def failure(error: Exception, say: Callable[[str], None]) -> dict[str, str]:
     """Return kind and text of a failure as they may leave a site; its log gets all of it."""
     say(f"{type(error).__name__}: {error}")
+    line = "".join(ch if ch.isprintable() else " " for ch in str(error))[:500]
     if isinstance(error, (WireError, Refused)):
-        return {"kind": "refused", "text": str(error)[:500]}
+        return {"kind": "refused", "text": line}
     if isinstance(error, LostState):
-        return {"kind": "lost", "text": str(error)[:500]}
+        return {"kind": "lost", "text": line}
     if isinstance(error, DivergedError):
         return {"kind": "diverged", "text": _told(str(error))}
     name = type(error).__name__ if _WORD.fullmatch(type(error).__name__) else "an error"

@@ -95,9 +95,14 @@ def refuse_busy(folder: Path) -> None:
 def _in_use(folder: Path, owner: dict[str, Any]) -> ConfigError:
     return ConfigError(
         f"'{folder}' is in use by process {owner['pid']} on {owner.get('host')} "
-        f"(since {owner.get('since')}); wait for it or stop it, or give this run its own --tag "
-        f"(if that process is surely dead, delete '{folder / _LOCK}' and '{folder / NAME}')"
+        f"(since {owner.get('since')}); wait for it or stop it, or give this run its own --tag"
+        f"{way_out(folder)}"
     )
+
+
+def way_out(folder: Path) -> str:
+    """Return what to do where the owner is dead and nobody here can see it."""
+    return f" (if that process is surely dead, delete '{folder / _LOCK}' and '{folder / NAME}')"
 
 
 def holder(folder: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from fedvlm.check.world import World
 from fedvlm.core.errors import DataError
-from fedvlm.distributed.readmission import NAME, add_wishes, read_wishes, readmit
+from fedvlm.distributed.readmission import NAME, VOID, add_wishes, read_wishes, readmit
 from fedvlm.federation.discovery import load_trainer
 from tests.distributed.grid import Grid
 
@@ -53,6 +53,45 @@ def test_a_site_is_known_again_by_its_clients_and_may_be_away(tmp_path: Path) ->
     assert later.home == {0: "a", 1: "a", 2: "site1", 3: "site1"}
     assert later.roster().train.tolist() == engine.roster().train.tolist()
     assert grid.said == ["site1 is away: clients [2, 3] count as before"]
+
+
+def test_a_site_that_is_back_within_the_session_counts_in_the_order_of_the_beginning(
+    tmp_path: Path,
+) -> None:
+    grid = Grid(World(), load_trainer("fedper"), tmp_path)
+    fed, engine = grid.server()
+    state, before = fed.run(until=1), engine.welcomes()
+    fed, later = grid.server()
+    back = grid.carrier.answers.pop("site0")
+    later.home, later.met = {}, {}
+    later.meet(4, 0, before)
+    assert later.sites == engine.sites and list(later.welcomes()) == ["site0", "site1"]
+    assert grid.said == ["site0 is away: clients [0, 1] count as before"]
+    grid.carrier.answers["site0"] = back
+    assert fed.run(state).versions == dict.fromkeys(range(4), 2) and len(grid.said) == 1
+    grid.carrier.answers = {"site0": grid.sites["site1"].answer}  # its address is the first now
+    later.home, later.met = {}, {}
+    later.meet(4, 0, before)
+    assert later.home == {0: "site0 (away)", 1: "site0 (away)", 2: "site0", 3: "site0"}
+    assert later.sites == engine.sites and len(later.welcomes()) == 2
+
+
+def test_all_clients_of_an_excluded_site_are_readmitted_by_name_and_others_are_not(
+    tmp_path: Path,
+) -> None:
+    grid = Grid(World(), load_trainer("fedper"), tmp_path)
+    fed, engine = grid.server()
+    state = fed.start()
+    add_wishes(tmp_path, [0, 2], anew=False)
+    engine.excluded = {"site1"}
+    readmit(engine, read_wishes(tmp_path), state)
+    assert not engine.excluded
+    taken = [one for one in engine.readmitted if VOID not in one]
+    assert [one["client"] for one in taken] == [2, 3]
+    assert "client 0 is not readmitted: its site site0 is not excluded" in grid.said[0]
+    engine.excluded = {"site0"}  # later: the wish was done
+    readmit(engine, read_wishes(tmp_path), state)
+    assert engine.excluded == {"site0"} and len(grid.said) == 3
 
 
 def test_a_damaged_wish_is_told(tmp_path: Path) -> None:

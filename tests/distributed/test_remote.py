@@ -11,6 +11,7 @@ from fedvlm.check.world import World
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.distributed.policy import Policy
 from fedvlm.distributed.terms import Terms
+from fedvlm.distributed.wire import Frame, pack, unpack
 from fedvlm.evaluation import ClientMeter
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import Federation, FedState
@@ -110,3 +111,21 @@ def test_what_a_checkpoint_keeps_of_the_sites_is_gone_on_with(grid: Grid) -> Non
     assert later.excluded == {"site1"} and later.refusals == {"site1": 3}
     with pytest.raises(ConfigError, match="site site0 has other data than when this run began"):
         later.recall(memory | {"data": {"site0": "ab" * 8}})
+
+
+def test_a_row_that_cannot_be_true_counts_as_no_numbers(tmp_path: Path) -> None:
+    grid = Grid(World(), load_trainer("fedper"), tmp_path, policy=Policy(quorum=0.5, retries=0))
+    _, engine = grid.server()
+    answer = grid.carrier.answers["site1"]
+
+    def lie(data: bytes) -> bytes:
+        frame = unpack(answer(data))
+        rows = [row if row["client"] == 2 else {"client": row["client"]}
+                for row in frame.values["rows"]]
+        return pack(Frame(frame.op, {**frame.values, "rows": rows}, frame.trees))
+
+    grid.carrier.answers["site1"] = lie
+    rows = engine.template(Measure(), range(len(SITES)))
+    assert [row.get("absent") for row in rows] == [None, None, None, 1]
+    assert grid.said == ["numbers of round 0, site1: no numbers of client 3: its row lacks "
+                         "'accuracy'"]

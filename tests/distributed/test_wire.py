@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from fedvlm.distributed import wire
 from fedvlm.distributed.schema import VALUES
+from fedvlm.distributed.site import failure
+from fedvlm.distributed.terms import Refused
 from fedvlm.distributed.wire import WIRE, Frame, WireError, pack, unpack
 
 MARK = "ab" * 8
@@ -142,3 +144,11 @@ def test_any_header_is_read_or_refused(op: str, values: Any, layout: Any) -> Non
 
 
 GOOD = pack(frame())
+
+
+@pytest.mark.parametrize("words", ["\x1b[2J", "no\nerror: disk full", "\u2028", "\x9b2J"])
+def test_what_comes_to_a_terminal_is_one_line_of_text(words: str) -> None:
+    with pytest.raises(WireError, match="'text' of 'failed' is not what it has to be"):
+        unpack(crafted(HEAD | {"values": FAILED | {"text": words}}))
+    told = failure(Refused(words), lambda line: None)
+    assert unpack(pack(Frame("failed", {"nonce": MARK} | told))).values["text"].isprintable()

@@ -218,7 +218,7 @@ def stop(args: Namespace) -> int:
         return 0
     who = f"process {server['pid']} on {server.get('host')}"
     if server.get("host") != socket.gethostname():
-        raise ConfigError(f"{who} serves {args.opts[0]}: stop it there")
+        raise ConfigError(f"{who} serves {args.opts[0]}: stop it there{lock.way_out(place)}")
     try:
         os.kill(int(server["pid"]), signal.SIGTERM)
     except OSError as error:

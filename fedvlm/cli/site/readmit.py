@@ -41,7 +41,7 @@ def main(args: Namespace) -> int:
 
     path = run_folder(args.run)
     command, sites = wish(path, args.clients, args.anew)
-    how = "anew" if args.anew else "from their accepted states"
+    how = "anew" if args.anew else "from their accepted states, if their site is excluded,"
     say(f"clients {', '.join(map(str, args.clients))} ({', '.join(sites)}) go on {how} when the "
         "run does:", f"  {command}")
     return 0

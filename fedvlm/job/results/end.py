@@ -16,6 +16,7 @@ from fedvlm.console.rows import table_lines
 from fedvlm.core.stats import mean, sample_std
 from fedvlm.core.trees import numel
 from fedvlm.data.targets import DATASET
+from fedvlm.distributed.readmission import VOID
 from fedvlm.evaluation.scores import CONFUSION, TARGET
 from fedvlm.federation.aggregation.telltale import times
 from fedvlm.federation.peft_trainer import PeftTrainer
@@ -108,14 +109,15 @@ def results_of(
     if references is not None:
         numbers |= _beside(built, last, numbers["spent"], references)
     numbers |= _by_class(built, last) | lost(records)
-    taken = built.federation.engine.memory().get("readmitted")
+    memory = built.federation.engine.memory()
+    taken = [one for one in memory.get("readmitted", ()) if VOID not in one]
     if taken:
         numbers["readmitted"] = taken
     spoken = private(built, records)
     if spoken:
         numbers["privacy"] = spoken
     end = [
-        *_end(built), *readmissions(taken or []),
+        *_end(built), *readmissions(taken),
         *([f"privacy: {spoken['words']}"] if spoken else []), *losses(records),
         *outliers(records),
         *against.sentences(built.federation.trainer.name, numbers),

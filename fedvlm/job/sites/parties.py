@@ -145,7 +145,8 @@ class Parties:
         """Join a run to its sites; what they told, and its name there, are kept in its folder.
 
         Raises:
-            ConfigError: a site differs in what they must have in common.
+            ConfigError: a site differs in what they must have in common, or another process gave
+                this run a name while this one waited for sites.
             DataError: a file of ``sites/`` is damaged or cannot be written.
         """
         place = folder / PLACE
@@ -153,10 +154,12 @@ class Parties:
             place.mkdir(exist_ok=True)
         if not (place / NAME).is_file():
             files.write_text(place / NAME, self.engine.run_id + "\n")
+        if run_name(folder) != self.engine.run_id:
+            raise ConfigError("another process began this run meanwhile: the same command goes on")
         self.wishes = read_wishes(place)
         joined(self.engine, built)
         built.notes += left_out(built.cfg)
-        files.write_json(place / MET, dict(read_met(folder)) | self.engine.welcomes())
+        files.write_json(place / MET, self.engine.welcomes())
         self.engine.say = tell
 
     def meet(self) -> None:

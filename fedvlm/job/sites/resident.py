@@ -24,6 +24,7 @@ from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.progress import Progress
 from fedvlm.data.own.site import SiteFile, read_site
+from fedvlm.distributed.facts import odd_keys
 from fedvlm.distributed.schema import by, hexes, name, record, setting
 from fedvlm.distributed.site import Site, failure
 from fedvlm.distributed.site_yaml import SiteYaml
@@ -114,11 +115,13 @@ class Resident:
             self.owner.terms.admit(config)
             self._site = self._cfg = None  # two would take twice the memory
             began = time.perf_counter()
-            self._cfg = config_from(config, self.own)
-            if config_plain(self._cfg) != config:  # it will say which keys
-                self.say("the coordinator's config is of another fedvlm")
-            with threads_of(self._cfg):
-                self._site = open_site(self.owner, self._cfg, self.say, self.progress)
+            cfg = config_from(config, self.own)
+            odd = odd_keys(config_plain(cfg), config)
+            if odd:  # keys of the owner's (folders, device) are among those that no run has
+                raise Refused(f"the config differs in {odd}")
+            with threads_of(cfg):
+                self._site = open_site(self.owner, cfg, self.say, self.progress)
+            self._cfg = cfg
             self.say(f"{config[_TRAINER]} on {config[_BACKBONE]}: built in "
                      f"{time.perf_counter() - began:.1f} s")
         return self._site, self._cfg
@@ -172,7 +175,7 @@ def serving(owner: SiteYaml) -> Iterator[None]:
     if there:
         raise ConfigError(
             f"process {there['pid']} on {there.get('host')} serves this site already (since "
-            f"{there.get('since')}): fedvlm site stop ends it"
+            f"{there.get('since')}): fedvlm site stop ends it, on that machine{lock.way_out(place)}"
         )
     with files.explain_errors(place):
         place.mkdir(parents=True, exist_ok=True)

@@ -6,12 +6,16 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from fedvlm.cli.main import main
+from fedvlm.core.errors import ConfigError
 from fedvlm.data.own.site import read_site
+from fedvlm.job.sites.parties import NAME, PLACE, Parties, run_name
 from tests import jobs
 from tests.job.sites.places import NAMES, federated, make, rows
 
@@ -154,6 +158,16 @@ def test_a_site_that_is_away_when_a_run_goes_on_counts_as_before(
     file.write(here / "site1" / "site.json")
     assert federated(here, tmp_path / "next", monkeypatch, *APFL)[0] == 2
     assert "site site1 has other data than when this run began" in capsys.readouterr().err
+
+
+def test_a_run_that_another_process_began_meanwhile_is_not_joined(tmp_path: Path) -> None:
+    (tmp_path / PLACE).mkdir()
+    (tmp_path / PLACE / NAME).write_text("ab" * 32)
+    engine: Any = SimpleNamespace(run_id="cd" * 32)
+    none: Any = None
+    with pytest.raises(ConfigError, match="another process began this run meanwhile"):
+        Parties(engine, none, none).employ(none, tmp_path, print)
+    assert run_name(tmp_path) == "ab" * 32
 
 
 @pytest.mark.parametrize(("words", "said"), [

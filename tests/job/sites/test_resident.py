@@ -53,6 +53,7 @@ def hello(words: dict[str, Any]) -> Frame:
     ({"MODEL.BACKBONE.NAME": "RN50"}, "this backbone is not allowed (rule 'backbones')"),
     ({"FED.ROUNDS": 9}, "at most 3 rounds, and 9 are planned (rule 'rounds')"),
     ({"MODEL.INIT_WEIGHTS": "/etc/passwd"}, "a file of the coordinator's is none (rule 'weights')"),
+    ({"CACHE_DIR": "/srv/www"}, "differs in CACHE_DIR (absent there, another value here)"),
     ({"X.NEW": 1}, "this site's fedvlm has no X.NEW: it is of another version"),
 ])  # fmt: skip
 def test_what_the_owner_does_not_allow_is_refused_before_anything_is_built(
