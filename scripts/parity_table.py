@@ -1,6 +1,7 @@
 """Write the tables of ``docs/parity.md``: every method in one process, over frames, by workers.
 
     python scripts/parity_table.py docs/parity.md
+    python scripts/parity_table.py docs/parity.md HetLoRA FedDPA    # these rows alone
 
 The runs are those of the tests (``tests/distributed/test_parity.py``,
 ``tests/distributed/pool/test_pool.py``): what is equal is compared bit for bit. The page's text
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,17 +72,30 @@ def row(world: World, name: str, folder: Path) -> tuple[str, ...]:
     )
 
 
-def main(page: Path) -> None:
-    """Write the table into the page."""
-    world, lines = World(), [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
-    for name in sorted(trainer_files()):
+def main(page: Path, only: Collection[str] = ()) -> None:
+    """Write the table into the page.
+
+    Args:
+        only: methods whose rows are written, the others stay as they are. Empty: all of them.
+    """
+    text, world, files = page.read_text(encoding="utf-8"), World(), sorted(trainer_files())
+    if strangers := set(only) - {load_trainer(f).name for f in files}:
+        sys.exit(f"no method is called {', '.join(sorted(strangers))}")
+    before, _, table = text.partition(BEGIN)
+    table, _, after = table.partition(END)
+    rows = {line.split("|")[1].strip(): line for line in table.splitlines()[3:] if only}
+    for file in files:
+        name = load_trainer(file).name
+        if only and name not in only:
+            continue
         with tempfile.TemporaryDirectory() as folder:
-            lines.append(f"| {' | '.join(row(world, name, Path(folder)))} |")
-        print(lines[-1], flush=True)
-    text = page.read_text(encoding="utf-8")
-    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
-    page.write_text("\n".join([before + BEGIN, *lines, END]) + after, encoding="utf-8")
+            rows[name] = f"| {' | '.join(row(world, file, Path(folder)))} |"
+        print(rows[name], flush=True)
+    order = {load_trainer(file).name: place for place, file in enumerate(files)}
+    lines = [rows[name] for name in sorted(rows.keys() & order, key=lambda name: order[name])]
+    head = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
+    page.write_text("\n".join([before + BEGIN, *head, *lines, END]) + after, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

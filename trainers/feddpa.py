@@ -16,8 +16,10 @@ Departures from the paper: known from its abstract, figures and public code, not
     token's of a language model). A client that never trained an own adapter, and the global model,
     have a = 0.
 Departures from the authors' code: INSTANCES are drawn once for a client and round (there for each
-    test text), and the own adapter trains from the first round on (there from the second).
-Extra data: none.
+    test text), and the own adapter trains from the first round on (there from the second). They
+    come as training steps do, with the random views of INPUT: an image is compared with crops and
+    flips, which lowers its cosines (there texts, as they are).
+Extra data: none. A personal model holds INSTANCES image features of its client, which are not sent.
 Cost: T: two fits per round, F: one; an image is predicted in two passes through the tower. Sent as
     FedAvg with LoRA.
 Claim: none.
@@ -83,6 +85,23 @@ class FedDPA(PeftTrainer):
         self.require(self.spec.text != "lora", "FedDPA weighs adapters image by image, and the "
                      "text tower sees no image: PEFT.TEXT must be none or prompt (--peft lora, "
                      "prompt+lora)")
+        self._require_own_training()
+
+    def _require_own_training(self) -> None:
+        """Refuse a final fine-tuning under F that does not train the own adapter, and it alone.
+
+        Raises:
+            ConfigError: such ``FED.FINETUNE_TRAIN`` or ``FED.FINETUNE_EPOCHS``.
+        """
+        fed = getattr(self.root, "FED", None)
+        if self.cfg.VARIANT != LATE or fed is None:
+            return
+        self.require(fed.FINETUNE_TRAIN in ("own", "personal"), "FedDPA's VARIANT F trains the own "
+                     "adapter alone after the last round: FED.FINETUNE_TRAIN must be own or "
+                     f"personal, not {fed.FINETUNE_TRAIN}")
+        self.require(fed.FINETUNE_EPOCHS != 0, "FedDPA's VARIANT F trains the own adapter after "
+                     "the last round alone: FED.FINETUNE_EPOCHS 0 leaves FedAvg with LoRA; leave "
+                     "it out, or set TRAINER.FEDDPA.VARIANT T")
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return what PEFT builds, and the own adapter in the same layers."""

@@ -123,3 +123,15 @@ def test_other_parts_are_refused(words: tuple[str, ...], said: str) -> None:
     there = World([*OPTS, *words])
     with pytest.raises(ConfigError, match=said):
         FedDPA(there.config(FedDPA))
+
+
+@pytest.mark.parametrize(("key", "value", "said"), [
+    ("FINETUNE_TRAIN", "shared", "must be own or personal, not shared"),
+    ("FINETUNE_TRAIN", "all", "must be own or personal, not all"),
+    ("FINETUNE_EPOCHS", "0", "FINETUNE_EPOCHS 0 leaves FedAvg with LoRA"),
+])
+def test_f_trains_the_own_adapter_alone_or_not_at_all(key: str, value: str, said: str) -> None:
+    there = World([*OPTS, f"FED.{key}", value])
+    with pytest.raises(ConfigError, match=said):
+        FedDPA(there.config(FedDPA, {"VARIANT": "F"}))
+    FedDPA(there.config(FedDPA))  # T takes it
