@@ -77,7 +77,7 @@ def serve(pipe: Any, threads: int, beat: Any) -> None:
     threading.Thread(target=_die_with_parent, daemon=True).start()
     threading.Thread(target=_count, args=(beat,), daemon=True).start()
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    with contextlib.suppress(KeyboardInterrupt, EOFError, BrokenPipeError):
+    with contextlib.suppress(KeyboardInterrupt, EOFError, ConnectionError):
         try:
             import torch  # start-up: after the number of threads is set
 

@@ -19,7 +19,8 @@ from tests.jobs import REPOSITORY
 
 def test_every_method_has_a_page_and_one_place_in_the_index() -> None:
     pages = methods.pages()
-    index = pages.pop("methods/index.md")
+    index, lines = (pages.pop(f"methods/{name}.md") for name in ("index", "lines"))
+    assert "HetLoRA" in lines
     assert set(pages) == {f"methods/{stem}.md" for stem in trainer_files()}
     for path, text in pages.items():
         assert index.count(f"]({Path(path).name})") == 1, path
