@@ -25,6 +25,10 @@ START = 180.0  # seconds for a process to be ready
 AGAIN = 5.0  # seconds before a SuperNode is begun again that the SuperLink still thinks is there
 NODE, WORKER = ".node", ".worker"  # ends of the names of a site's processes
 READY = "ready at"  # what a worker says when it is built
+SHARED = (  # what is said as a SuperLink begins
+    "only on a machine of your own: Flower asks other users of this machine for no password, and "
+    "what they submit runs as you"
+)
 LET_IN = "SuperNode ID:"  # in a SuperNode's log, once the SuperLink has let it in
 
 
@@ -118,6 +122,7 @@ def _link(place: Place, say: Say) -> None:
             )
         time.sleep(0.2)
     say(f"the SuperLink is there: process {processes.pid_of(place, LINK)}, TLS at {place.address}")
+    say(SHARED)
 
 
 def _listens(port: int) -> bool:
