@@ -64,10 +64,10 @@ class Flower:
         self._since = 0.0
 
     def open(self, seconds: float) -> None:
-        """Wait until all sites are there.
+        """Wait until all sites are there, or some after ``seconds``.
 
         Raises:
-            ConfigError: some are not after ``seconds``, or the SuperLink is not; says why.
+            ConfigError: nobody is after ``seconds``, or the SuperLink is not; says why.
             FedvlmError: relay after relay ends at once.
         """
         until = time.monotonic() + seconds
@@ -83,16 +83,28 @@ class Flower:
             if not lacking:
                 return
             if time.monotonic() >= until:
-                raise ConfigError(why or (
-                    f"{', '.join(sorted(lacking))} did not come to the SuperLink at "
-                    f"{self.place.address} within {seconds:g} s: fedvlm federation status "
-                    f"--federation {self.place.folder} says what runs"
-                ))
+                if lacking < set(self.order):
+                    return
+                raise ConfigError(why or " ".join(self._away(self.order)))
             time.sleep(1.0)
 
     def absent(self) -> list[str]:
-        """Return who is away: nobody, once ``open`` is done."""
-        return []
+        """Return who is away, and why: a sentence each.
+
+        Raises:
+            FedvlmError: relay after relay ends at once.
+        """
+        try:
+            here = self._online()
+        except Lost as error:
+            return [str(error)]
+        return self._away([name for name in self.order if name not in here])
+
+    def _away(self, names: list[str]) -> list[str]:
+        return [
+            f"{name} is not connected to the SuperLink at {self.place.address}: fedvlm federation "
+            f"status --federation {self.place.folder} says what runs" for name in names
+        ]
 
     def sites(self) -> list[str]:
         """See ``Carrier.sites``."""

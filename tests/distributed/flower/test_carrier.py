@@ -26,6 +26,7 @@ from fedvlm.distributed.flower.place import Place, new_place
 from fedvlm.distributed.flower.relay import client, server
 from fedvlm.distributed.sockets.serving import serve
 from fedvlm.distributed.sockets.stream import StreamError, greet, listen
+from fedvlm.job.sites import parties
 
 TOKEN = b"0123456789abcdef"
 
@@ -160,6 +161,35 @@ def test_frames_come_to_the_workers_of_who_is_there_and_answers_back(
     assert carrier.ask({"site0": b"x"}, 5) == {
         "site0": "its worker does not answer: no such file or directory"}
     assert carrier.submissions == 1
+
+
+def test_who_is_away_is_waited_for_and_named_and_the_others_are_enough(
+    place: Place, begin: Callable[[Any], Flower], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parties, "_FIRST", 0.0)
+    monkeypatch.setattr(parties, "REACH", 0.0)
+    grid, said = Grid(place), list[str]()
+    grid.away = True
+    carrier = begin(grid)
+    parties.await_sites(carrier, said.append)
+    away = f"site1 is not connected to the SuperLink at {place.address}: fedvlm federation status"
+    assert [words.startswith(away) for words in said] == [True, True]
+    assert said[0].endswith("; waiting for up to 0 s") and carrier.sites() == ["site0"]
+    monkeypatch.setattr(parties, "REACH", 5.0)
+    monkeypatch.setattr(carrier_module.time, "sleep", lambda s: setattr(grid, "away", False))
+    said.clear()
+    parties.await_sites(carrier, said.append)
+    assert len(said) == 1 and carrier.absent() == []
+    grid.get_nodes = list  # type: ignore[method-assign]
+    monkeypatch.setattr(parties, "REACH", 0.0)
+    with pytest.raises(ConfigError, match=r"site0 is not connected .* site1 is not connected"):
+        parties.await_sites(carrier, said.append)
+    monkeypatch.setattr(processes, "pid_of", lambda place, name: 0)
+    carrier._drop()
+    said.clear()
+    with pytest.raises(ConfigError, match="the SuperLink does not run"):
+        parties.await_sites(carrier, said.append)
+    assert len(said) == 1 and "fedvlm federation up --federation" in said[0]
 
 
 def test_a_relay_that_is_gone_is_said_and_submitted_again(
