@@ -42,7 +42,8 @@ class Lost(FedvlmError):
 
 
 class Flower:
-    """Sites behind a SuperLink; see ``Carrier``. A site is who its registered key says.
+    """Sites behind a SuperLink; see ``Carrier``. A site is who its registered key says:
+    the node that the SuperLink made of it, whatever other nodes are called.
 
     Args:
         place: the federation.
@@ -52,6 +53,7 @@ class Flower:
     def __init__(self, place: Place, say: Say = lambda words: None) -> None:
         self.place, self.say = place, say
         self.order = [site.name for site in place.sites]
+        self.nodes = {name: node for name in self.order if (node := place.node(name))}
         self.submissions = 0
         self._ended = 0  # relays in a row that ended at once
         self._folder = Path(tempfile.mkdtemp(prefix="fedvlm-driver-"))  # its owner's alone
@@ -122,7 +124,8 @@ class Flower:
             FedvlmError: relay after relay ends at once.
         """
         names = list(frames)
-        head = json.dumps({"op": "ask", "sites": names, "seconds": seconds}).encode()
+        head = json.dumps(
+            {"op": "ask", "nodes": self.nodes, "sites": names, "seconds": seconds}).encode()
         try:
             relay = self._connected()
             try:
@@ -158,7 +161,7 @@ class Flower:
         """
         relay = self._connected()
         try:
-            send(relay, b'{"op": "sites"}')
+            send(relay, json.dumps({"op": "sites", "nodes": self.nodes}).encode())
             relay.settimeout(SLACK)
             told: dict[str, int] = json.loads(self._heard(relay))
             relay.settimeout(None)

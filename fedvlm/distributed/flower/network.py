@@ -134,15 +134,21 @@ def _listens(port: int) -> bool:
 
 
 def _register(place: Place, site: SitePlan) -> None:
-    """Tell the SuperLink a site's public key, once."""
-    note = place.keys / f"{site.name}.registered"
-    if note.is_file():
+    """Tell the SuperLink a site's public key, once; note the node that it made of it.
+
+    Raises:
+        FedvlmError: it is refused, or no node is told.
+    """
+    if place.node(site.name):
         return
     told = commands.flwr(
         place, "supernode", "register", str(place.keys / f"{site.name}.pub"), LINK, "--name",
         site.name,
     )
-    files.write_text(note, f"{told.get('node-id', '')}\n")
+    files.write_text(place.registered(site.name), f"{told.get('node-id', '')}\n")
+    if not place.node(site.name):
+        raise FedvlmError(f"Flower registered {site.name} and told no number of its node: Flower "
+                          f"{commands.TESTED} does")
 
 
 def node_words(place: Place, site: SitePlan, key: Path | None = None) -> list[str]:

@@ -7,6 +7,7 @@ memory), ``<site>/`` with the states of that site's clients. Only its owner may 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -86,6 +87,16 @@ class Place:
     def token(self, site: str) -> Path:
         """Return the file with the token of a site's worker."""
         return self.keys / f"{site}.token"
+
+    def registered(self, site: str) -> Path:
+        """Return the file with the number that the SuperLink gave to a site's key."""
+        return self.keys / f"{site}.registered"
+
+    def node(self, site: str) -> int:
+        """Return the number that the SuperLink gave to a site's key; 0: it has none yet."""
+        with contextlib.suppress(OSError, ValueError):
+            return int(self.registered(site).read_text(encoding="utf-8"))
+        return 0
 
     def states(self, site: str) -> Path:
         """Return the folder of the states of a site's clients."""

@@ -48,7 +48,10 @@ class Grid:
     def get_nodes(self) -> list[SimpleNamespace]:
         return [
             SimpleNamespace(name="site0", node_id=7, status="online"),
+            SimpleNamespace(name="", node_id=9, status="online"),
             SimpleNamespace(name="site1", node_id=8, status="offline" if self.away else "online"),
+            SimpleNamespace(name="site0", node_id=10, status="online"),  # of another key
+            SimpleNamespace(name="site1", node_id=11, status="online"),
         ]
 
     def push_messages(self, messages: list[Any]) -> list[str]:
@@ -88,6 +91,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     doors = []
     for site in made.sites:
         made.token(site.name).write_bytes(TOKEN + b"\n")
+        made.registered(site.name).write_text({"site0": "7\n", "site1": "8\n"}[site.name])
         doors.append(listen(f"unix:{made.worker(site.name)}"))
         threading.Thread(target=_serve, args=(doors[-1], site.name.encode()), daemon=True).start()
     yield made
@@ -161,6 +165,19 @@ def test_frames_come_to_the_workers_of_who_is_there_and_answers_back(
     assert carrier.ask({"site0": b"x"}, 5) == {
         "site0": "its worker does not answer: no such file or directory"}
     assert carrier.submissions == 1
+
+
+def test_a_node_of_another_key_gets_nothing_under_the_name_of_a_site(
+    place: Place, begin: Callable[[Any], Flower]
+) -> None:
+    grid = Grid(place)  # which tells strangers last, by the names of both sites
+    grid.away = True
+    carrier = begin(grid)
+    assert carrier.sites() == ["site0"] and carrier.nodes == {"site0": 7, "site1": 8}
+    assert carrier.ask({"site0": b"a", "site1": b"b"}, 5) == {
+        "site0": b"site0 a", "site1": server.OFFLINE}
+    place.registered("site0").write_text("")
+    assert begin(grid).sites() == []
 
 
 def test_who_is_away_is_waited_for_and_named_and_the_others_are_enough(
@@ -255,7 +272,7 @@ def test_a_relay_ends_with_its_driver(place: Place) -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         ours.close()
-        assert server.ask(grid, {"site0": b"x"}, 60, theirs) is None
+        assert server.ask(grid, {"site0": 7}, {"site0": b"x"}, 60, theirs) is None
 
 
 def test_the_relay_is_an_app_that_reads_no_pytorch_and_needs_no_fedvlm(tmp_path: Path) -> None:
