@@ -59,13 +59,13 @@ def up(folder: Path, owners: Sequence[str], say: Say) -> Place:
     Raises:
         ConfigError: another federation is there, Flower is not, or a process ends at once.
         FedvlmError: a command of Flower fails.
-        DataError: the folder cannot be written.
+        DataError: the folder cannot be written, or that of the sockets is open to others.
     """
     place = _place(folder, owners, say)
+    place.make_sockets()
     commands.certificates(place)
     with files.explain_errors(place.home):
         place.home.mkdir(exist_ok=True)
-        place.sockets.mkdir(mode=0o700, exist_ok=True)  # down removes it
         (place.home / "config.toml").write_text(commands.settings(place))
     _link(place, say)
     for site in place.sites:
@@ -102,10 +102,19 @@ def _place(folder: Path, owners: Sequence[str], say: Say) -> Place:
 
 
 def _link(place: Place, say: Say) -> None:
-    """Let the SuperLink run; what one left that was killed is ended first."""
+    """Let the SuperLink run; what one left that was killed is ended first.
+
+    Raises:
+        ConfigError: it ends at once, or its port is another program's.
+    """
     if processes.pid_of(place, LINK):
         return
     processes.end(place, [LINK])
+    if _listens(place.port):
+        raise ConfigError(
+            f"another program listens at {place.address}, the SuperLink's port: end it, or begin "
+            "another --federation FOLDER"
+        )
     keys = place.keys
     processes.begin(place, LINK, [
         str(place.flower / "flower-superlink"), "--host", HOST, "--port", str(place.port),
@@ -114,7 +123,7 @@ def _link(place: Place, say: Say) -> None:
         "--disable-runtime-dependency-installation", "--database", str(place.folder / "link.db"),
     ], commands.environ(place), place.folder / "empty")
     until = time.monotonic() + START
-    while not _listens(place.port):
+    while not (processes.pid_of(place, LINK) and _listens(place.port)):
         if not processes.pid_of(place, LINK) or time.monotonic() > until:
             raise ConfigError(
                 f"the SuperLink does not start: {processes.tail(place.log(LINK))}; its log is "

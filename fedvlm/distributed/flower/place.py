@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import socket
+import stat
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -101,6 +102,21 @@ class Place:
     def states(self, site: str) -> Path:
         """Return the folder of the states of a site's clients."""
         return self.folder / site / "states"
+
+    def make_sockets(self) -> None:
+        """Make the folder of sockets where ``down`` or a reboot removed it.
+
+        Raises:
+            DataError: it is another user's, lets others in, or cannot be made.
+        """
+        with files.explain_errors(self.sockets):
+            self.sockets.mkdir(mode=0o700, exist_ok=True)
+            told = self.sockets.lstat()
+        if not stat.S_ISDIR(told.st_mode) or told.st_uid != os.getuid() or told.st_mode & 0o77:
+            raise DataError(
+                f"'{self.sockets}' is not a folder of yours alone (mode 700), so others could "
+                "take the sites' sockets: remove it, or begin another --federation FOLDER"
+            )
 
     def write(self) -> None:
         """Write the plan.
