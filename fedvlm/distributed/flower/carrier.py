@@ -42,7 +42,8 @@ class Lost(FedvlmError):
 
 
 class Flower:
-    """Sites behind a SuperLink; see ``Carrier``. A site is who its registered key says.
+    """Sites behind a SuperLink; see ``Carrier``. A site is who its registered key says:
+    the node that the SuperLink made of it, whatever other nodes are called.
 
     Args:
         place: the federation.
@@ -52,6 +53,7 @@ class Flower:
     def __init__(self, place: Place, say: Say = lambda words: None) -> None:
         self.place, self.say = place, say
         self.order = [site.name for site in place.sites]
+        self.nodes = {name: node for name in self.order if (node := place.node(name))}
         self.submissions = 0
         self._ended = 0  # relays in a row that ended at once
         self._folder = Path(tempfile.mkdtemp(prefix="fedvlm-driver-"))  # its owner's alone
@@ -64,10 +66,10 @@ class Flower:
         self._since = 0.0
 
     def open(self, seconds: float) -> None:
-        """Wait until all sites are there.
+        """Wait until all sites are there, or some after ``seconds``.
 
         Raises:
-            ConfigError: some are not after ``seconds``, or the SuperLink is not; says why.
+            ConfigError: nobody is after ``seconds``, or the SuperLink is not; says why.
             FedvlmError: relay after relay ends at once.
         """
         until = time.monotonic() + seconds
@@ -83,16 +85,28 @@ class Flower:
             if not lacking:
                 return
             if time.monotonic() >= until:
-                raise ConfigError(why or (
-                    f"{', '.join(sorted(lacking))} did not come to the SuperLink at "
-                    f"{self.place.address} within {seconds:g} s: fedvlm federation status "
-                    f"--federation {self.place.folder} says what runs"
-                ))
+                if lacking < set(self.order):
+                    return
+                raise ConfigError(why or " ".join(self._away(self.order)))
             time.sleep(1.0)
 
     def absent(self) -> list[str]:
-        """Return who is away: nobody, once ``open`` is done."""
-        return []
+        """Return who is away, and why: a sentence each.
+
+        Raises:
+            FedvlmError: relay after relay ends at once.
+        """
+        try:
+            here = self._online()
+        except Lost as error:
+            return [str(error)]
+        return self._away([name for name in self.order if name not in here])
+
+    def _away(self, names: list[str]) -> list[str]:
+        return [
+            f"{name} is not connected to the SuperLink at {self.place.address}: fedvlm federation "
+            f"status --federation {self.place.folder} says what runs" for name in names
+        ]
 
     def sites(self) -> list[str]:
         """See ``Carrier.sites``."""
@@ -110,7 +124,8 @@ class Flower:
             FedvlmError: relay after relay ends at once.
         """
         names = list(frames)
-        head = json.dumps({"op": "ask", "sites": names, "seconds": seconds}).encode()
+        head = json.dumps(
+            {"op": "ask", "nodes": self.nodes, "sites": names, "seconds": seconds}).encode()
         try:
             relay = self._connected()
             try:
@@ -146,7 +161,7 @@ class Flower:
         """
         relay = self._connected()
         try:
-            send(relay, b'{"op": "sites"}')
+            send(relay, json.dumps({"op": "sites", "nodes": self.nodes}).encode())
             relay.settimeout(SLACK)
             told: dict[str, int] = json.loads(self._heard(relay))
             relay.settimeout(None)

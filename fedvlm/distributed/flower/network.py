@@ -25,6 +25,10 @@ START = 180.0  # seconds for a process to be ready
 AGAIN = 5.0  # seconds before a SuperNode is begun again that the SuperLink still thinks is there
 NODE, WORKER = ".node", ".worker"  # ends of the names of a site's processes
 READY = "ready at"  # what a worker says when it is built
+SHARED = (  # what is said as a SuperLink begins
+    "only on a machine of your own: Flower asks other users of this machine for no password, and "
+    "what they submit runs as you"
+)
 LET_IN = "SuperNode ID:"  # in a SuperNode's log, once the SuperLink has let it in
 
 
@@ -55,13 +59,13 @@ def up(folder: Path, owners: Sequence[str], say: Say) -> Place:
     Raises:
         ConfigError: another federation is there, Flower is not, or a process ends at once.
         FedvlmError: a command of Flower fails.
-        DataError: the folder cannot be written.
+        DataError: the folder cannot be written, or that of the sockets is open to others.
     """
     place = _place(folder, owners, say)
+    place.make_sockets()
     commands.certificates(place)
     with files.explain_errors(place.home):
         place.home.mkdir(exist_ok=True)
-        place.sockets.mkdir(mode=0o700, exist_ok=True)  # down removes it
         (place.home / "config.toml").write_text(commands.settings(place))
     _link(place, say)
     for site in place.sites:
@@ -98,10 +102,19 @@ def _place(folder: Path, owners: Sequence[str], say: Say) -> Place:
 
 
 def _link(place: Place, say: Say) -> None:
-    """Let the SuperLink run; what one left that was killed is ended first."""
+    """Let the SuperLink run; what one left that was killed is ended first.
+
+    Raises:
+        ConfigError: it ends at once, or its port is another program's.
+    """
     if processes.pid_of(place, LINK):
         return
     processes.end(place, [LINK])
+    if _listens(place.port):
+        raise ConfigError(
+            f"another program listens at {place.address}, the SuperLink's port: end it, or begin "
+            "another --federation FOLDER"
+        )
     keys = place.keys
     processes.begin(place, LINK, [
         str(place.flower / "flower-superlink"), "--host", HOST, "--port", str(place.port),
@@ -110,7 +123,7 @@ def _link(place: Place, say: Say) -> None:
         "--disable-runtime-dependency-installation", "--database", str(place.folder / "link.db"),
     ], commands.environ(place), place.folder / "empty")
     until = time.monotonic() + START
-    while not _listens(place.port):
+    while not (processes.pid_of(place, LINK) and _listens(place.port)):
         if not processes.pid_of(place, LINK) or time.monotonic() > until:
             raise ConfigError(
                 f"the SuperLink does not start: {processes.tail(place.log(LINK))}; its log is "
@@ -118,6 +131,7 @@ def _link(place: Place, say: Say) -> None:
             )
         time.sleep(0.2)
     say(f"the SuperLink is there: process {processes.pid_of(place, LINK)}, TLS at {place.address}")
+    say(SHARED)
 
 
 def _listens(port: int) -> bool:
@@ -129,15 +143,21 @@ def _listens(port: int) -> bool:
 
 
 def _register(place: Place, site: SitePlan) -> None:
-    """Tell the SuperLink a site's public key, once."""
-    note = place.keys / f"{site.name}.registered"
-    if note.is_file():
+    """Tell the SuperLink a site's public key, once; note the node that it made of it.
+
+    Raises:
+        FedvlmError: it is refused, or no node is told.
+    """
+    if place.node(site.name):
         return
     told = commands.flwr(
         place, "supernode", "register", str(place.keys / f"{site.name}.pub"), LINK, "--name",
         site.name,
     )
-    files.write_text(note, f"{told.get('node-id', '')}\n")
+    files.write_text(place.registered(site.name), f"{told.get('node-id', '')}\n")
+    if not place.node(site.name):
+        raise FedvlmError(f"Flower registered {site.name} and told no number of its node: Flower "
+                          f"{commands.TESTED} does")
 
 
 def node_words(place: Place, site: SitePlan, key: Path | None = None) -> list[str]:

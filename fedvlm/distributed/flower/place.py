@@ -7,10 +7,12 @@ memory), ``<site>/`` with the states of that site's clients. Only its owner may 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 import socket
+import stat
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -87,9 +89,34 @@ class Place:
         """Return the file with the token of a site's worker."""
         return self.keys / f"{site}.token"
 
+    def registered(self, site: str) -> Path:
+        """Return the file with the number that the SuperLink gave to a site's key."""
+        return self.keys / f"{site}.registered"
+
+    def node(self, site: str) -> int:
+        """Return the number that the SuperLink gave to a site's key; 0: it has none yet."""
+        with contextlib.suppress(OSError, ValueError):
+            return int(self.registered(site).read_text(encoding="utf-8"))
+        return 0
+
     def states(self, site: str) -> Path:
         """Return the folder of the states of a site's clients."""
         return self.folder / site / "states"
+
+    def make_sockets(self) -> None:
+        """Make the folder of sockets where ``down`` or a reboot removed it.
+
+        Raises:
+            DataError: it is another user's, lets others in, or cannot be made.
+        """
+        with files.explain_errors(self.sockets):
+            self.sockets.mkdir(mode=0o700, exist_ok=True)
+            told = self.sockets.lstat()
+        if not stat.S_ISDIR(told.st_mode) or told.st_uid != os.getuid() or told.st_mode & 0o77:
+            raise DataError(
+                f"'{self.sockets}' is not a folder of yours alone (mode 700), so others could "
+                "take the sites' sockets: remove it, or begin another --federation FOLDER"
+            )
 
     def write(self) -> None:
         """Write the plan.

@@ -112,6 +112,9 @@ class Federated:
         """
         self._begin()
         self.carrier.open(REACH)
+        away = self.carrier.absent()
+        if away:
+            raise ConfigError("\n".join(away))
         federation = self.built.federation
         self.engine.meet(federation.plan.clients, REACH)
         self.engine.join(federation)

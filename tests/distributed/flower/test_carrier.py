@@ -26,6 +26,7 @@ from fedvlm.distributed.flower.place import Place, new_place
 from fedvlm.distributed.flower.relay import client, server
 from fedvlm.distributed.sockets.serving import serve
 from fedvlm.distributed.sockets.stream import StreamError, greet, listen
+from fedvlm.job.sites import parties
 
 TOKEN = b"0123456789abcdef"
 
@@ -47,7 +48,10 @@ class Grid:
     def get_nodes(self) -> list[SimpleNamespace]:
         return [
             SimpleNamespace(name="site0", node_id=7, status="online"),
+            SimpleNamespace(name="", node_id=9, status="online"),
             SimpleNamespace(name="site1", node_id=8, status="offline" if self.away else "online"),
+            SimpleNamespace(name="site0", node_id=10, status="online"),  # of another key
+            SimpleNamespace(name="site1", node_id=11, status="online"),
         ]
 
     def push_messages(self, messages: list[Any]) -> list[str]:
@@ -87,6 +91,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     doors = []
     for site in made.sites:
         made.token(site.name).write_bytes(TOKEN + b"\n")
+        made.registered(site.name).write_text({"site0": "7\n", "site1": "8\n"}[site.name])
         doors.append(listen(f"unix:{made.worker(site.name)}"))
         threading.Thread(target=_serve, args=(doors[-1], site.name.encode()), daemon=True).start()
     yield made
@@ -162,6 +167,48 @@ def test_frames_come_to_the_workers_of_who_is_there_and_answers_back(
     assert carrier.submissions == 1
 
 
+def test_a_node_of_another_key_gets_nothing_under_the_name_of_a_site(
+    place: Place, begin: Callable[[Any], Flower]
+) -> None:
+    grid = Grid(place)  # which tells strangers last, by the names of both sites
+    grid.away = True
+    carrier = begin(grid)
+    assert carrier.sites() == ["site0"] and carrier.nodes == {"site0": 7, "site1": 8}
+    assert carrier.ask({"site0": b"a", "site1": b"b"}, 5) == {
+        "site0": b"site0 a", "site1": server.OFFLINE}
+    place.registered("site0").write_text("")
+    assert begin(grid).sites() == []
+
+
+def test_who_is_away_is_waited_for_and_named_and_the_others_are_enough(
+    place: Place, begin: Callable[[Any], Flower], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parties, "_FIRST", 0.0)
+    monkeypatch.setattr(parties, "REACH", 0.0)
+    grid, said = Grid(place), list[str]()
+    grid.away = True
+    carrier = begin(grid)
+    parties.await_sites(carrier, said.append)
+    away = f"site1 is not connected to the SuperLink at {place.address}: fedvlm federation status"
+    assert [words.startswith(away) for words in said] == [True, True]
+    assert said[0].endswith("; waiting for up to 0 s") and carrier.sites() == ["site0"]
+    monkeypatch.setattr(parties, "REACH", 5.0)
+    monkeypatch.setattr(carrier_module.time, "sleep", lambda s: setattr(grid, "away", False))
+    said.clear()
+    parties.await_sites(carrier, said.append)
+    assert len(said) == 1 and carrier.absent() == []
+    grid.get_nodes = list  # type: ignore[method-assign]
+    monkeypatch.setattr(parties, "REACH", 0.0)
+    with pytest.raises(ConfigError, match=r"site0 is not connected .* site1 is not connected"):
+        parties.await_sites(carrier, said.append)
+    monkeypatch.setattr(processes, "pid_of", lambda place, name: 0)
+    carrier._drop()
+    said.clear()
+    with pytest.raises(ConfigError, match="the SuperLink does not run"):
+        parties.await_sites(carrier, said.append)
+    assert len(said) == 1 and "fedvlm federation up --federation" in said[0]
+
+
 def test_a_relay_that_is_gone_is_said_and_submitted_again(
     place: Place, begin: Callable[[Any], Flower], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,7 +272,7 @@ def test_a_relay_ends_with_its_driver(place: Place) -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         ours.close()
-        assert server.ask(grid, {"site0": b"x"}, 60, theirs) is None
+        assert server.ask(grid, {"site0": 7}, {"site0": b"x"}, 60, theirs) is None
 
 
 def test_the_relay_is_an_app_that_reads_no_pytorch_and_needs_no_fedvlm(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 It is begun by Flower and comes to the driver's socket. There it proves itself as a worker does
 (``sockets.stream``), then answers requests: a head (JSON), and for ``ask`` a frame for each site
-of it. ``{"op": "sites"}`` is answered by ``{name: node}``, ``{"op": "ask", "sites": [...],
-"seconds": s}`` by ``{name: null or why there is no answer}`` and the frames of the nulls, in order.
-It keeps nothing; it ends as the driver hangs up.
+of it. ``{"op": "sites", "nodes": {name: node}}`` is answered by those of the nodes that are there,
+``{"op": "ask", "nodes": {...}, "sites": [...], "seconds": s}`` by ``{name: null or why there is no
+answer}`` and the frames of the nulls, in order. Nodes are the numbers that the SuperLink gave to
+the registered keys; names that it tells are not unique, and not read. It keeps nothing; it ends as
+the driver hangs up.
 """
 
 from __future__ import annotations
@@ -50,10 +52,10 @@ def converse(grid: Any, sock: socket.socket) -> None:
     while (head := receive(sock)) is not None:
         asked = json.loads(head)
         if asked["op"] == "sites":
-            send(sock, json.dumps(online(grid)).encode())
+            send(sock, json.dumps(online(grid, asked["nodes"])).encode())
             continue
         frames = {name: receive(sock) or b"" for name in asked["sites"]}
-        told = ask(grid, frames, float(asked["seconds"]), sock)
+        told = ask(grid, asked["nodes"], frames, float(asked["seconds"]), sock)
         if told is None:
             return
         why = {name: None if isinstance(said, bytes) else said for name, said in told.items()}
@@ -63,17 +65,18 @@ def converse(grid: Any, sock: socket.socket) -> None:
                 send(sock, said)
 
 
-def online(grid: Any) -> dict[str, int]:
-    """Return the nodes that are there, by the name under which each is registered."""
-    return {node.name or str(node.node_id): int(node.node_id) for node in grid.get_nodes()
-            if node.status == "online"}
+def online(grid: Any, nodes: Mapping[str, int]) -> dict[str, int]:
+    """Return those of the sites that are there; other nodes are ignored."""
+    here = {int(node.node_id) for node in grid.get_nodes() if node.status == "online"}
+    return {name: node for name, node in nodes.items() if node in here}
 
 
 def ask(
-    grid: Any, frames: Mapping[str, bytes], seconds: float, driver: socket.socket
+    grid: Any, nodes: Mapping[str, int], frames: Mapping[str, bytes], seconds: float,
+    driver: socket.socket,
 ) -> dict[str, bytes | str] | None:
     """Return each site's answer or why there is none; None: the driver is gone."""
-    here = online(grid)
+    here = online(grid, nodes)
     names = [name for name in frames if name in here]
     ids = list(grid.push_messages([
         _message(frames[name], here[name], seconds) for name in names
