@@ -224,10 +224,13 @@ def _spec(sources: Sources, lane: Lane, runs: Sequence[Run]) -> Spec:
     if unseen:
         return Spec(cols=("dataset", "metric"), metrics=METRICS, reference=("alone", "together"),
                     mixed=(), order=("name",), papers=sources.papers, names=True)
+    curve = len({run.protocol["shots"] for run in runs if run.protocol["dataset"] ==
+                 runs[0].protocol["dataset"]}) > 1
     ablated = lane.name == ABLATED
     whole = any(run.protocol["trainer"] == "FedTV" and not run.protocol.get("tag") for run in runs)
     versus = "FedTV" if ablated and whole else ""  # other methods' variants stand by themselves
-    return Spec(reference=("alone", "together", "bound"), mixed=(), order=("best",),
+    return Spec(cols=("dataset", "shots") if curve else ("dataset",),
+                reference=("alone", "together", "bound"), mixed=(), order=("best",),
                 columns=("gain", "balanced", "worst", "before", "steps", "bytes"), versus=versus,
                 papers={} if ablated else sources.papers, names=not ablated)
 
