@@ -42,9 +42,9 @@ def test_what_is_imported_is_declared_and_the_other_way_round() -> None:
     needed = {DISTRIBUTION.get(name, distribution(name)) for name in foreign}
     declared = {distribution(line) for line in PROJECT["dependencies"]}
     extras = [PROJECT["optional-dependencies"][extra]
-              for extra in ("onnx", "pandas", "tune", "slurm", "dp")]
+              for extra in ("onnx", "pandas", "tune", "slurm", "dp", "flower")]
     optional = {distribution(line) for extra in extras for line in extra}
-    assert needed - declared <= optional | {"ipython"}  # a notebook brings it
+    assert needed - declared <= optional | {"ipython", "cryptography"}  # notebooks, flwr bring them
     assert declared - needed == set()
 
 

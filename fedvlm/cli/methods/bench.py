@@ -86,6 +86,8 @@ def flags(parser: Parser) -> None:
         help=f"only rows that train one of: {', '.join(ORDER)} (methods only)")
     add("--markdown", default="", metavar="FILE",
         help="also write the table here, in a page between its markers (methods only)")
+    add("--engines", default="local,workers", metavar="A,B",
+        help=f"of {', '.join(NAMES)} (over Flower, on this machine); engines only")
     add("--json", default="", metavar="FILE", help="also write the record here")
     parser.checks.append(_mistakes)
 

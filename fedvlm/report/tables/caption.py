@@ -271,8 +271,9 @@ def _unknown(entries: Sequence[RunFacts]) -> list[str]:
     for key in {k: None for e in entries for k in (*e.run.protocol, *e.identity)}:
         lacking = [e for e in entries if not e.names(key)]
         if lacking:
+            methods = list(dict.fromkeys(e.run.method for e in lacking))
             notes.append(f"{len(lacking)} run(s) name no {key}, which was not compared there: "
-                         f"{lacking[0].run.path}{' and others' if len(lacking) > 1 else ''}")
+                         f"{', '.join(methods[:MOST])}{', ...' if len(methods) > MOST else ''}")
     return notes
 
 
