@@ -31,7 +31,7 @@ from fedvlm.distributed.flower.commands import LINK
 from fedvlm.distributed.flower.place import FOLDER, MOST, Place, even, read_place
 
 EXAMPLES = (
-    "fedvlm federation up --loopback 2  # then: fedvlm run --demo --engine flower FED.SITES 0-2,3-4",
+    "fedvlm federation up --loopback 2  # and fedvlm run --demo --engine flower FED.SITES 0-2,3-4",
     "fedvlm federation up clinic_a/site.yaml clinic_b/site.yaml",
     "fedvlm federation status",
     "fedvlm federation down",
