@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
@@ -15,11 +14,10 @@ from matplotlib.ticker import MaxNLocator
 
 from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing.levels import Level, draw_levels, legend_of, level_rows
+from fedvlm.report.figures.drawing.titles import write_titles
 
-MOST_LINES = 3  # about so many has a panel's title
 MANY = 8  # methods that colours tell apart; of more, each has a panel, or the best have a colour
 BEST = 6  # methods in colour where many share several panels
-GLUE = "\N{NO-BREAK SPACE}"
 LABEL_LENGTH = 34  # characters of a method's name in a figure; the CSV has it whole
 WORDS = {
     "personal": "personal accuracy (%)", "global": "global accuracy (%)",
@@ -252,7 +250,7 @@ def draw_panels(
         figure, axes = style.panels(len(panels), width, height)
         longest = min(max(map(len, order), default=0), LABEL_LENGTH)
         room = len(panels) == 1 and len(order) <= MANY and longest * 4 < 0.3 * width * 72
-        _write_titles(figure, axes, [panel.title for panel in panels], width)
+        write_titles(figure, axes, [panel.title for panel in panels], width)
         for panel, each in zip(panels, axes, strict=True):
             _fill(each, panel, order, fill)
         figure.supxlabel(x_label, fontsize=style.SMALL)
@@ -294,7 +292,7 @@ def _one_by_one(
         if place is not None:
             each.tick_params(labelleft=place.is_first_col())
             each.tick_params(labelbottom=place.is_last_row())
-    _write_titles(figure, axes, [line.label for line in lines], width * 0.95)
+    write_titles(figure, axes, [line.label for line in lines], width * 0.95)
     figure.supxlabel(x_label, fontsize=style.SMALL)
     figure.supylabel(WORDS.get(panel.metric, f"{panel.metric} (%)"), fontsize=style.SMALL)
     there = [name for name in families if name and any(one.family == name for one in lines)]
@@ -346,22 +344,6 @@ def _after(
     handle = Line2D([], [], marker="o", linestyle="none", color=style.FAINT,
                     markerfacecolor="white", markersize=4.5)
     return [(handle, "after the final fine-tuning")]
-
-
-def _write_titles(
-    figure: Figure, axes: Sequence[Axes], titles: Sequence[str], width: float
-) -> None:
-    """Write each panel's title in lines no longer than its panel; the figure grows by them."""
-    place = axes[0].get_subplotspec() if axes else None
-    rows, columns = (1, 1) if place is None else place.get_gridspec().get_geometry()
-    most, written = int(width * 15 / columns), [1]
-    for each, title in zip(axes, titles, strict=True):
-        text = style.shortened(title, MOST_LINES * most)
-        glued = text.replace(" ", GLUE).replace(f",{GLUE}", ", ")  # lines end after a comma
-        lines = textwrap.wrap(glued, most, break_on_hyphens=False)
-        each.set_title("\n".join(lines).replace(GLUE, " "))
-        written.append(len(lines))
-    figure.set_figheight(figure.get_figheight() + rows * 0.13 * (max(written) - 1))
 
 
 def _good(value: float | None) -> TypeGuard[float]:

@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from fedvlm.core.stats import mean
 from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing.lines import LABEL_LENGTH
+from fedvlm.report.figures.drawing.titles import write_titles
 
 ROW, HEAD, NARROW = 0.135, 0.42, 0.92  # inches: a method, titles and ticks, the least panel
 
@@ -49,8 +50,8 @@ def strips(
     heads = [title.partition(",")[0] for title in titles]
     if len(set(heads)) == len(titles) and any(len(title) > most for title in titles):
         titles = heads  # the data set alone says which panel it is
-    for at, (each, title) in enumerate(zip(axes, titles, strict=True)):
-        each.set_title(style.shortened(title, most))
+    write_titles(figure, axes, titles, width - left)
+    for at, each in enumerate(axes):
         each.set_ylim(max(len(methods), 1) - 0.5, -0.5)
         each.set_yticks(range(len(methods)), names if at % columns == 0 else [""] * len(methods))
         each.tick_params(axis="y", length=0)
