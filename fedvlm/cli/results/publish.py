@@ -119,13 +119,29 @@ def _lane_folders(word: str) -> list[Path]:
 
 
 def _pack(lane: Path, path: Path) -> None:
+    """Pack a lane's finished runs.
+
+    Raises:
+        DataError: the pack that is there has runs that the lane's folder lacks.
+    """
     collected = collect([lane])
     complain(*collected.notes(), prefix="note")
-    if collected.runs:
-        number = pack(
-            ((run.path.relative_to(lane).as_posix(), run.path) for run in collected.runs), path
-        )
+    names = {run.path.relative_to(lane).as_posix(): run.path for run in collected.runs}
+    if names:
+        lost = sorted(_names(path) - names.keys()) if path.is_file() else []
+        if lost:
+            raise DataError(
+                f"{path} has {len(lost)} run(s) that {lane} lacks ({lost[0]}) and would lose them: "
+                "finish the lane's runs first, or move the pack away"
+            )
+        number = pack(names.items(), path)
         say(f"packed: {path} ({number} runs, {path.stat().st_size / 1e6:.2f} MB)")
+
+
+def _names(path: Path) -> set[str]:
+    """Return the names of a pack's runs."""
+    folder = run_folders([str(path)])[0]
+    return {run.path.relative_to(folder).as_posix() for run in collect([folder]).runs}
 
 
 def _lanes(packs: Sequence[Path], plans: Path) -> list[Lane]:

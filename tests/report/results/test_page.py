@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,23 @@ def test_what_tuning_cost_stands_on_the_page(output: Path, tmp_path: Path) -> No
     assert "| Ditto \\[x\\] | 2 | 61.2 | 1.50 |" in text
     assert "**Runs here share with it** seeds 2." in text
     assert "| dirichlet | 0 | 0 | 12 | Ditto" in text  # by their configs, none has the values
+
+
+def test_a_pack_is_not_replaced_by_one_with_fewer_runs(
+    output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / "cache"))
+    published(output, tmp_path / "page", "--from", str(output / "out"))
+    (path,) = (tmp_path / "page" / "cells").iterdir()
+    before, poorer = path.read_bytes(), tmp_path / "poorer"
+    shutil.copytree(output / "out", poorer)
+    shutil.rmtree(min(poorer.rglob("results.json")).parent)
+    words = ["publish", str(tmp_path / "page"), "--plans", str(output / "plans"), "--from"]
+    assert cli.main([*words, str(poorer)]) == 3
+    told = capsys.readouterr().err
+    assert "has 1 run(s) that" in told and "move the pack away" in told
+    assert path.read_bytes() == before
 
 
 def test_without_cells_there_is_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
