@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class FedvlmError(Exception):
@@ -43,6 +43,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """
     name = nearest(word, known)
     return f"; did you mean '{name}'?" if name else ""
+
+
+def unknown_word(word: str, known: Sequence[str]) -> str:
+    """Return ``unknown word 'X'; did you mean 'Y'? (known: Y, Z)``."""
+    return f"unknown word '{word}'{did_you_mean(word, known)} (known: {', '.join(known)})"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

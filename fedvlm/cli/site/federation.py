@@ -24,7 +24,7 @@ from fedvlm.cli.verbs import verbs
 from fedvlm.console.parser import Parser
 from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import say
-from fedvlm.core.errors import ConfigError, did_you_mean
+from fedvlm.core.errors import ConfigError, unknown_word
 from fedvlm.core.files import user_path
 from fedvlm.distributed.flower import network, processes
 from fedvlm.distributed.flower.commands import LINK
@@ -58,8 +58,7 @@ def _mistakes(args: Namespace) -> list[str]:
     if not args.what:
         return []
     if args.what not in WHAT:
-        return [f"unknown word '{args.what}'{did_you_mean(args.what, WHAT)} (known: "
-                f"{', '.join(WHAT)})"]
+        return [unknown_word(args.what, WHAT)]
     if args.what != "up" and (args.loopback or args.owners):
         return [f"{args.what} does not read {args.owners[0] if args.owners else '--loopback'}"]
     if args.loopback and args.owners:

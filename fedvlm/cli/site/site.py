@@ -26,7 +26,7 @@ from fedvlm.cli.site import _make, _serve
 from fedvlm.cli.verbs import verbs
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import say
-from fedvlm.core.errors import did_you_mean
+from fedvlm.core.errors import unknown_word
 from fedvlm.job.flags import add_flags, add_opts, pairs
 
 EXAMPLES = (
@@ -65,8 +65,7 @@ def _mistakes(args: Namespace) -> list[str]:
     if not args.what:
         return []
     if args.what not in WHAT:
-        return [f"unknown word '{args.what}'{did_you_mean(args.what, WHAT)} (known: "
-                f"{', '.join(WHAT)})"]
+        return [unknown_word(args.what, WHAT)]
     looks = [name for dest, name in args.spelling.items() if dest in ("full", "json", "sample")]
     if args.what == "serve":
         stray = looks + [n for dest, n in args.spelling.items() if dest in _make.OWN]
