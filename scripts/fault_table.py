@@ -20,13 +20,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fedvlm.check.compare import Broken, same_fed
-from fedvlm.check.disk import read_state, write_state
+from fedvlm.check.disk import read_state
 from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import FedvlmError
 from fedvlm.distributed.policy import Policy
 from fedvlm.distributed.readmission import readmit
 from fedvlm.federation.reliability.unreliable import Unreliable, counted, parse_absences
-from fedvlm.federation.rounds import Federation, FedState, RoundFinished, Whole
+from fedvlm.federation.rounds import Federation, RoundFinished, Whole
 from tests.distributed import test_faults as faults
 from tests.distributed.grid import CONFIG, RUN, Grid, federation, local
 from tests.distributed.test_faults import KEEP_ON, METHOD, ROUNDS, Faulty, Out, Outcome, edited
@@ -200,13 +200,7 @@ def greetings(bench: Bench) -> list[str]:
 def coordinator(bench: Bench) -> list[str]:
     """A coordinator that dies."""
     run, disk = Outcome(bench.world, bench.place(), lambda *given: given[-1]), bench.place()
-
-    def save(state: FedState) -> None:
-        if state.round == 1:
-            write_state(disk, run.fed, state)
-            run.fed.commit(state)
-
-    run.fed.savers.append(save)
+    run.save_round_1(disk)
     run.end()
 
     def again() -> Whole:

@@ -85,6 +85,16 @@ class Outcome:
     def end(self) -> Whole:
         return self.grid.whole(self.fed, self.fed.run())
 
+    def save_round_1(self, disk: Path) -> None:
+        """Save the state after round 1 and none after it: the coordinator dies before that."""
+
+        def save(state: FedState) -> None:
+            if state.round == 1:
+                write_state(disk, self.fed, state)
+                self.fed.commit(state)
+
+        self.fed.savers.append(save)
+
 
 def edited(data: bytes | str, change: Callable[[dict[str, Tree], dict[str, Any]], None]) -> bytes:
     """Return an answer with something changed in it."""
@@ -301,13 +311,7 @@ def test_a_server_that_dies_before_it_saves_goes_on_with_the_same_bits(
     run = Outcome(world, tmp_path / "grid", lambda *given: given[-1])
     disk = tmp_path / "server"
     disk.mkdir()
-
-    def save(state: FedState) -> None:
-        if state.round == 1:
-            write_state(disk, run.fed, state)
-            run.fed.commit(state)
-
-    run.fed.savers.append(save)
+    run.save_round_1(disk)
     run.end()
     saved = b"".join(path.read_bytes() for path in disk.rglob("*.safetensors"))
     fed, _ = run.grid.server()
