@@ -17,7 +17,7 @@ Departures from the authors' code: the test set chooses nothing.
 Extra data: none.
 Cost: ViT-B/16: 184,320 trained, no byte travels; both towers run in every step. `global` is the
     untrained start.
-Claim: personal is higher than zero-shot's in lane vit.
+Claim: personal is higher than zero-shot's in lane rivals.
 Command: python federated_main.py --demo --trainer CLIP-LoRA
 """
 

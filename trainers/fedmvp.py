@@ -20,7 +20,7 @@ Departures from the authors' code: known from the public code, a file of which i
 Extra data: none; the paper's attributes are not shipped.
 Cost: ViT-B/16: 9,845,760 numbers each way; the image tower runs in every step (its embeddings are
     cached), no text pass.
-Claim: new is higher than PromptFL's in lane unseen.
+Claim: new is higher than PromptFL's in lane rivals.
 Command: python federated_main.py --demo --trainer FedMVP
 """
 
