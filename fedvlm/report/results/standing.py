@@ -12,7 +12,7 @@ from fedvlm.core.stats import mean
 from fedvlm.report.collect import Run, finite
 from fedvlm.report.results.claims import place_of, seeds_of
 from fedvlm.report.results.lanes import bare, below
-from fedvlm.report.statistics.contrast import Contrast, contrast
+from fedvlm.report.statistics.contrast import Contrast, contrast, lacks, shared
 
 CONTROLS = ("LocalOnly", "FedAvg", "PromptFL")
 LOGREG = "logreg"
@@ -85,9 +85,11 @@ def standing_of(lane: str, title: str, runs: Sequence[Run]) -> Standing | None:
     numbers = _by_place(runs, lambda run: run.value("personal"))
     count = Counter(place for sets in numbers.values() for place in sets)
     places = sorted((p for p in count if 2 * count[p] > max(count.values())), key=str)
-    lacking = {m: why for m, sets in numbers.items() if (why := _lack(sets, places, numbers))}
-    whole = _shared({m: [sets[p] for p in places] for m, sets in numbers.items()
-                     if m not in lacking})
+    rows = {m: [sets.get(p, {}) for p in places] for m, sets in numbers.items()}
+    lacking = {m: f"{gap[1]} of {gap[2]} seeds of {places[gap[0]][0]}" for m, row in rows.items()
+               if (gap := lacks(row, list(rows.values())))}
+    names = [m for m in numbers if m not in lacking]
+    whole = dict(zip(names, shared([rows[m] for m in names]), strict=True))
     if len(whole) < 2 or not all(one for sets in whole.values() for one in sets):
         return None
     means = {m: mean(mean(one.values()) for one in sets) or 0.0 for m, sets in whole.items()}
@@ -113,26 +115,6 @@ def standing_of(lane: str, title: str, runs: Sequence[Run]) -> Standing | None:
     return Standing(lane, title, means, apart, gains, hurt, signs, len(places),
                     max(len(one) for sets in whole.values() for one in sets), whole, lacking,
                     sorted(str(p[0]) for p in count if p not in places))
-
-
-def _lack(
-    sets: Mapping[Any, Mapping[Any, float]], places: Sequence[Any],
-    numbers: Mapping[str, Mapping[Any, Mapping[Any, float]]],
-) -> str:
-    """Return what a method lacks to stand beside the others; '' of none."""
-    for place in places:
-        most = max(len(one.get(place, ())) for one in numbers.values())
-        if 2 * len(sets.get(place, ())) < most:
-            return f"{len(sets.get(place, ()))} of {most} seeds of {place[0]}"
-    return ""
-
-
-def _shared(whole: Mapping[str, Sets]) -> dict[str, Sets]:
-    """Return methods' numbers of the seeds that all of them have, data set by data set."""
-    common = [set[Any].intersection(*map(set, column))
-              for column in zip(*whole.values(), strict=True)]
-    return {m: [{seed: one[seed] for seed in sorted(seeds, key=str)}
-                for one, seeds in zip(sets, common, strict=True)] for m, sets in whole.items()}
 
 
 def sentences(one: Standing | None, runs: Sequence[Run]) -> list[str]:
