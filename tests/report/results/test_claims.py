@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedvlm.cli.results.publish import read_lane
 from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError, fold
 from fedvlm.federation.cards import card, fields, trainer_files
@@ -33,6 +32,7 @@ from fedvlm.report.results.claims import (
     rivals_of,
     verdict,
 )
+from fedvlm.report.results.plans import read_plan
 from fedvlm.report.statistics.contrast import contrast
 from fedvlm.report.tables.facts import REFERENCE_NAMES
 from tests.jobs import REPOSITORY
@@ -51,7 +51,7 @@ def test_method_and_rival_of_every_claim_are_in_a_plan_of_its_lane() -> None:
     """But those of ``UNPLANNED``; of these a lane of rivals may have some by now."""
     lanes: dict[str, set[str]] = {}
     for path in sorted((REPOSITORY / "configs" / "results").glob("*.yaml")):
-        one = read_lane(path)
+        one = read_plan(path)
         lanes.setdefault(one["lane"], set()).update(one["planned"])
     for path in trainer_files().values():
         text = card(path)
@@ -105,11 +105,11 @@ def test_a_plan_counts_its_axes_and_one_number_of_shots(tmp_path: Path) -> None:
     plan = tmp_path / "1.yaml"
     text = "output_dir: out/x\ndatasets: [a, b]\ntrainers: [Ditto]\nseeds: [1, 2]\nshots: 8\n"
     plan.write_text(text + "axes: {OPTIM.LR: [0.1, 0.2, 0.3]}\n")
-    one = read_lane(plan)
+    one = read_plan(plan)
     assert one["cells"] == 12 and set(one["planned"]) == {f"Ditto (lr0.{n})" for n in (1, 2, 3)}
     plan.write_text(text + "axes: [0.1]\n")
     with pytest.raises(ConfigError, match="is no plan of a lane"):
-        read_lane(plan)
+        read_plan(plan)
 
 
 def test_an_entry_goes_by_its_name_its_tag_and_what_it_trains() -> None:
