@@ -22,6 +22,7 @@ from fedvlm.report.results.claims import (
 )
 from fedvlm.report.results.lanes import bare
 from fedvlm.report.results.standing import Standing, named
+from fedvlm.report.statistics.contrast import contrast
 from fedvlm.report.tables.papers import DATASETS
 
 ALONE = "LocalOnly"
@@ -89,8 +90,8 @@ def start(runs: Sequence[Run]) -> str:
             seen.setdefault(DATASETS.get(fold(name), name), []).append((zero, chance))
     words = [f"{name} {mean(z for z, _ in pairs):.0f} % (chance {mean(c for _, c in pairs):.0f})"
              for name, pairs in sorted(seen.items())]
-    return (f"zero-shot the backbone reaches on {', '.join(words)}. A method that starts from its "
-            "text features, as prompts do, starts there; a linear head learns from images alone. "
+    return (f"zero-shot the backbone reaches on {', '.join(words)}. Prompts and linear heads start "
+            "there: a head leaves it row by row, a prompt only through the frozen text tower. "
             "Compare within a row of the table, not between rows.") if words else ""
 
 
@@ -110,13 +111,16 @@ def _outcome(standings: Sequence[Standing]) -> str:
         (m for m in one.means if bare(m) == ALONE), ""))]
     first = sum(one.best == local for one, local in with_local)
     won = sum(local in one.beaten for one, local in with_local)
+    some = sum(any((c := contrast(one.values[local], one.values[m])) and c.apart > 0
+                   for m in one.means if m != local) for one, local in with_local)
     gains = [one.gains[one.best].apart for one in every if one.best in one.gains]
     if not with_local or not gains:
         return ""
     return (
         f"in {won} of {len(with_local)} rows the highest mean is told apart above {ALONE}'s (the "
         f"same parts, every client by itself), in {first} it is {ALONE}'s own, in "
-        f"{len(with_local) - won - first} nothing is decided. Against the best that the same "
+        f"{len(with_local) - won - first} nothing is decided; some method, if not the highest, is "
+        f"told apart above it in {some}. Against the best that the same "
         f"clients reach without collaboration, mostly a logistic regression on the same features, "
         f"the highest mean of a sender is told apart above in {gains.count(1)} of {len(gains)} "
         f"rows, below in {gains.count(-1)}."
@@ -156,15 +160,15 @@ def _gains(standings: Sequence[Standing]) -> str:
     best = max(every, key=lambda e: e[2].mean)
     worst = min(every, key=lambda e: e[2].mean)
     return (
-        f"of {len(every)} rows (a method in a lane, not LocalOnly), {len(up)} are told apart above "
-        f"the best that the same clients reach without collaboration, {len(down)} below it, "
+        f"of {len(every)} entries (a method in a lane, not LocalOnly), {len(up)} are told apart "
+        f"above the best that the same clients reach without collaboration, {len(down)} below it, "
         f"{len(every) - len(up) - len(down)} are not told apart from it. From "
         f"{worst[2].mean:+.1f} points ({worst[0].short(worst[1])}, {worst[0].lane}) to "
         f"{best[2].mean:+.1f} ({best[0].short(best[1])}, {best[0].lane}). Data set by data set, "
         f"where only seeds differ: {sum(one.set_by_set[0] for one in standings)} of "
         f"{sum(map(sum, (one.set_by_set for one in standings)))} above, "
         f"{sum(one.set_by_set[2] for one in standings)} below. All of these are at 5 % each, "
-        "uncorrected: where federation changed nothing, one row in forty would be above and one "
+        "uncorrected: where federation changed nothing, one in forty would be above and one "
         "below."
     )
 
@@ -177,7 +181,7 @@ def _hurt(standings: Sequence[Standing]) -> str:
     middle = statistics.median(value for value, _, _ in shares)
     least, most = min(shares), max(shares)
     return (
-        f"in the median row {middle:.0f} % of the clients are worse off than with a logistic "
+        f"in the median entry {middle:.0f} % of the clients are worse off than with a logistic "
         f"regression of their own; {least[0]:.0f} % at least ({least[1]}, {least[2]}), "
         f"{most[0]:.0f} % at most ({most[1]}, {most[2]})."
     )

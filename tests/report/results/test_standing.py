@@ -78,7 +78,8 @@ def test_the_first_screen_counts_who_is_above_everybody_alone() -> None:
     words = dict(headline.sentences(told, [], FACTS))
     assert "in 1 of 3 rows the highest mean is told apart above LocalOnly's" in \
         words["What came out"]
-    assert "in 1 it is LocalOnly's own, in 1 nothing is decided" in words["What came out"]
+    assert "in 1 it is LocalOnly's own, in 1 nothing is decided; some method, if not the " \
+        "highest, is told apart above it in 1." in words["What came out"]
     assert "told apart above in 3 of 3 rows, below in 0" in words["What came out"]
     assert "Where it starts" not in words and words["What was compared"].startswith("2 methods")
     (run,) = runs("Ditto", {"EuroSAT": {1: 1.0}})
