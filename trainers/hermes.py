@@ -23,6 +23,8 @@ Departures from the authors' code: none was published. Known defects of a port a
     masks that nobody reads, so that all is averaged; pruned entries that grow again; a decision on
     the test set.
 Extra data: the client's validation split, for the decision. A client without one never prunes.
+    HOLD_OUT h needs none: a stratified share h of its training images decides instead, and is
+    not trained on in the rounds.
 Cost: FedAvg's, and one pass over the validation images. Uploads hold the kept units only, each with
     4 bytes for its index per tensor, and one byte per unit for the mask; downloads are whole.
 Claim: personal is higher than FedAvg's in lane dirichlet.
@@ -81,7 +83,6 @@ class Hermes(PeftTrainer):
     aggregators = ()  # entry by entry, over those who kept it
     server_optim = False
     extras_up = (r"mask\..+",)
-    extra_data = "clients decide on pruning by their validation images"
     options = {
         "RATE": Option(0.2, "share of the original units pruned at a time", low=0, high=1),
         "TARGET": Option(0.5, "share at which pruning ends", low=0, high=1, high_open=True),
@@ -95,11 +96,21 @@ class Hermes(PeftTrainer):
             "intersection", "what is averaged: units all kept, or each by those who kept it",
             choices=("intersection", "coverage"),
         ),
+        "HOLD_OUT": Option(
+            0.0, "share of a client's training images that decide on pruning instead of "
+            "validation images, and are not trained on; 0: none", low=0, high=1, high_open=True,
+            neutral=0.0,
+        ),
     }
     exempt = {
         "G4": "pruning needs no learning rate",
         "G5": "pruned units leave the model",
     }
+
+    @property
+    def extra_data(self) -> str:
+        """What decides on pruning, where it is no training image."""
+        return "" if self.cfg.HOLD_OUT else "clients decide on pruning by their validation images"
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return what ``PEFT`` asks for.
@@ -124,8 +135,10 @@ class Hermes(PeftTrainer):
     # ---- client ---------------------------------------------------------------------------
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Train under the mask, then decide on more pruning, then send what is left."""
-        state = state | {"w": self.masked_fit(ctx, state, received)}
-        state = state | self.decide(ctx, state)
+        share = self.cfg.HOLD_OUT
+        part = ctx.subset("fit", share) if share else ctx
+        state = state | {"w": self.masked_fit(part, state, received)}
+        state = state | self.decide(part, state)
         w = apply_mask(state["w"], state["mask"])
         sent = {MASK + site: m > 0 for site, m in state["mask"].items()}
         return state | {"w": w}, ctx.upload(w, extras=sent, rows=kept_units(w, state["mask"]))
@@ -140,7 +153,7 @@ class Hermes(PeftTrainer):
         return ctx.fit(start, self.loss, edit=keep, **how).params
 
     def accuracy(self, ctx: Context, w: Tree) -> Tensor:
-        """Return the accuracy ``[K]`` on the client's validation split."""
+        """Return the accuracy ``[K]`` on what decides: validation images, or those held out."""
         return ctx.accuracy(w, self.predict)
 
     def decide(self, ctx: Context, state: State) -> State:
@@ -179,10 +192,11 @@ class Hermes(PeftTrainer):
         Raises:
             DataError: no client has validation images, so none can ever prune.
         """
-        if not ctx.roster.val.any():
+        if not ctx.roster.val.any() and not self.cfg.HOLD_OUT:
             raise DataError(
                 "Hermes prunes by validation accuracy, and no client has validation images: set "
-                "DATASET.VAL_SHOTS above 0, or take another dataset"
+                "TRAINER.HERMES.HOLD_OUT 0.2 (that share of the training images decides instead), "
+                "or DATASET.VAL_SHOTS above 0 where the dataset has a validation list"
             )
         return super().init_server(ctx, start)
 
@@ -195,7 +209,7 @@ class Hermes(PeftTrainer):
         for name, value in overlap(updates).items():
             ctx.log(name, value)
         blind = [c for c in updates.clients if not ctx.roster.val[c]]
-        if blind:
+        if blind and not self.cfg.HOLD_OUT:
             ctx.log("without_validation", blind)
         whole, each = average(updates, server["w"], self.cfg.OVERLAP)
         for k, client in enumerate(updates.clients):

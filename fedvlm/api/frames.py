@@ -58,6 +58,7 @@ def clients(path: Path) -> pandas.DataFrame:
 def results(folder: str | Path = "output") -> pandas.DataFrame:
     """Return a row per finished run at or below a folder: its path, protocol and last numbers.
 
+    A pack of runs, or a folder of packs (``docs/results/cells``), stands for what it holds.
     Columns: ``run``, ``method``, ``seal`` (``unsealed``: made before runs were sealed), what a
     table must not mix (``dataset``, ``shots``, ``partition``, ``seed``, ...) and the metrics of the
     last round by name. Damaged runs are left out; they are in ``attrs["problems"]``, one sentence

@@ -19,7 +19,12 @@ from fedvlm.report.tables.render import escape_markdown
 from fedvlm.runs.manifest import now
 
 NAME = "acceptance"
+NOW = "now"  # of a line: the command that wrote the file measured it
 EQUAL, UNEQUAL, UNCOUNTED = "equal", "off", "not counted"
+KEPT = (
+    "From: `now`, this command's runs; else the day and version of the file that has them from its "
+    "own. What was measured is that file's; published numbers and verdicts are today's recipe's."
+)
 CAUTION = (
     "A verdict compares numbers. It says nothing of a recipe that nobody has run with the real "
     "weights and images, and none of fedvlm's own has been."
@@ -48,7 +53,8 @@ class Acceptance:
         Raises:
             DataError: the file is damaged.
         """
-        lines, earlier, kept = merged(self.lines, lines_of(folder / f"{NAME}.json"))
+        lines, earlier, kept = merged(
+            self.lines, lines_of(folder / f"{NAME}.json"), self.recipe.tolerance)
         return replace(self, lines=lines, earlier=earlier, kept=kept)
 
     def summary(self) -> str:
@@ -62,12 +68,14 @@ class Acceptance:
         return [f"{why} ({n} cells)" if n > 1 else why for why, n in counter.most_common()]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the lines as the screen and the page show them."""
+        """Return the lines as the screen and the page show them; from when, where that differs."""
+        dated = any(x.made for x in self.lines)
         return [
             {"data set": x.dataset, "method": x.method, "metric": x.metric,
              "published": _pm(x.published, x.published_std), "measured": _pm(x.measured, x.std),
              "seeds": x.n or "", "points": _signed(x.points), "std": _signed(x.deviations),
              "verdict": x.verdict, "where": x.where}
+            | ({"from": "-" if x.measured is None else x.made or NOW} if dated else {})
             for x in self.lines
         ]
 
@@ -76,7 +84,7 @@ class Acceptance:
         return [
             {"data set": x.dataset, "method": x.method, "metric": x.metric,
              "measured": _pm(x.measured, x.std), "seeds": x.n, "weights": x.weights or "-",
-             "verdict": x.verdict, "why": x.why or "-"}
+             "verdict": x.verdict, "why": x.why or "-", "from": x.made}
             for x in self.earlier
         ]
 
@@ -117,6 +125,8 @@ class Acceptance:
             if sentences:
                 parts.append("\n".join([f"## {title}", *(f"- {s}" for s in sentences)]))
         parts += ["## Accuracy, percent", _markdown(self.rows())]
+        if self.kept:
+            parts.append(KEPT)
         if self.tallies:
             parts += ["## Numbers trained and sent by a client", _markdown(self.number_rows())]
         if self.earlier:

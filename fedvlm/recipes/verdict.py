@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedvlm.core.stats import mean, sample_std
 from fedvlm.recipes.recipe import Published
@@ -29,6 +29,7 @@ class Line:
             None where neither is there.
         verdict: one of ``VERDICTS``; why: the reason of those that are no comparison.
         weights: digest of the backbone that was measured, its first digits; empty without runs.
+        made: of a line of an earlier file: when and by which version it was measured.
     """
 
     dataset: str
@@ -46,6 +47,7 @@ class Line:
     why: str = ""
     remark: str = ""
     weights: str = ""
+    made: str = ""
 
 
 def judge(
@@ -64,24 +66,40 @@ def judge(
         changed: how the protocol differs from the recipe's; empty where it does not.
         printed: whether ``cell`` has a published value.
     """
-    measured, std = mean(values), sample_std(values)
+    blank = Line(
+        cell.dataset, cell.method, cell.metric, cell.value if printed else None, cell.std,
+        cell.where, mean(values), sample_std(values), len(values), None, None, NOT_RUN,
+        why or "no run of it has ended", cell.remark,
+    )
+    return blank if blank.measured is None else _compared(blank, tolerance, changed)
+
+
+def judge_again(line: Line, recipe: Line, tolerance: float) -> Line:
+    """Return a measured line of an earlier file as today's recipe judges it.
+
+    What was measured, and what kept it from being a comparison, stay.
+
+    Args:
+        recipe: the line of the same cell, as the recipe has it now.
+    """
+    line = replace(line, published=recipe.published, published_std=recipe.published_std,
+                   remark=recipe.remark)
+    return _compared(line, tolerance, line.why if line.verdict == OTHER else "")
+
+
+def _compared(line: Line, tolerance: float, changed: str) -> Line:
+    """Return a measured line with the difference to what is published, and the verdict."""
     points = deviations = None
-    if measured is not None and printed:
-        points = measured - cell.value
-        parts = [s for s in (std, cell.std) if s is not None]
+    if line.measured is not None and line.published is not None:
+        points = line.measured - line.published
+        parts = [s for s in (line.std, line.published_std) if s is not None]
         spread = math.hypot(*parts) if parts else 0.0
         deviations = points / spread if spread else None
-    if measured is None:
-        verdict, reason = NOT_RUN, why or "no run of it has ended"
-    elif changed:
-        verdict, reason = OTHER, changed
+    if changed:
+        verdict = OTHER
     elif points is None:
-        verdict, reason = UNPUBLISHED, ""
+        verdict = UNPUBLISHED
     else:
-        near = abs(points) <= tolerance
         alike = deviations is not None and abs(deviations) <= DEVIATIONS
-        verdict, reason = (WITHIN if near or alike else OFF), ""
-    return Line(
-        cell.dataset, cell.method, cell.metric, cell.value if printed else None, cell.std,
-        cell.where, measured, std, len(values), points, deviations, verdict, reason, cell.remark,
-    )
+        verdict = WITHIN if abs(points) <= tolerance or alike else OFF
+    return replace(line, points=points, deviations=deviations, verdict=verdict, why=changed)

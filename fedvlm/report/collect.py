@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from fedvlm.config.keys import default_schema
 from fedvlm.config.sections import read_keys
 from fedvlm.core.errors import DataError
 from fedvlm.core.spelling import text_of_cell
+from fedvlm.runs.cells import folders_of, runs_below
 from fedvlm.runs.identity import read_json, whole_results
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.verify.check import BEFORE, SEALED, UNSEALED, glance, one_digest_one_seed
@@ -144,25 +144,21 @@ class Collected:
 def collect(folders: Sequence[Path]) -> Collected:
     """Read and check all run folders at or below the given ones, each once.
 
-    What is damaged, or does not follow from its clients' rows, is a problem and no run
-    (``runs.verify``).
+    Packs (``runs.cells``), and folders of packs, stand for what they hold. What is damaged, or does
+    not follow from its clients' rows, is a problem and no run (``runs.verify``).
 
     Raises:
-        DataError: a folder does not exist.
+        DataError: a folder does not exist, or a pack is damaged.
     """
     collected = Collected()
     seen: set[Path] = set()
-    for folder in folders:
+    for folder in (place for path in folders for place in folders_of(path)):
         if not folder.is_dir():
             raise DataError(f"{folder} is not a folder with runs; give a run folder or OUTPUT_DIR")
-        for here, below, files in os.walk(folder):
-            below[:] = sorted(b for b in below if b != "state" and not b.startswith("."))
-            path = Path(here)
-            if "manifest.json" in files or "results.json" in files:
-                if path.resolve() not in seen:
-                    seen.add(path.resolve())
-                    _take(path, collected)
-                below.clear()
+        for path in runs_below(folder):
+            if path.resolve() not in seen:
+                seen.add(path.resolve())
+                _take(path, collected)
     collected.runs.sort(key=lambda run: str(run.path))
     doubles = one_digest_one_seed([(run.path, run.digest, run.protocol) for run in collected.runs])
     collected.problems.extend(f"{path}: {why}; it is left out" for path, why in doubles.items())

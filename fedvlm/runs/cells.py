@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
+import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -17,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedvlm.core import files
+from fedvlm.core.cache import cache_dir
 from fedvlm.core.errors import DataError
 
 FILES = ("config.yaml", "manifest.json", "results.json")
@@ -25,6 +27,39 @@ LARGEST = 2**30  # bytes that a pack may hold: a bomb is refused
 MEMORY = 2**28  # bytes for a window: hostile headers ask for more
 WORD = "packed: without metrics, partition and tensors"
 _PRESET = 6 | lzma.PRESET_EXTREME  # a window of 8 MiB, hundreds of runs
+
+
+def folders_of(path: Path) -> list[Path]:
+    """Return the folders that a path stands for: itself, or what a pack, or each pack in it, holds.
+
+    This and ``runs_below`` are how every reader of runs finds them. Packs are unpacked once, into
+    the cache.
+
+    Raises:
+        DataError: a pack is damaged.
+    """
+    if path.name.endswith(ENDING) and path.is_file():
+        return [unpack(path, cache_dir() / "fedvlm" / "cells")]
+    packs = sorted(path.glob(f"*{ENDING}")) if path.is_dir() else []
+    return [folder for pack in packs for folder in folders_of(pack)] or [path]
+
+
+def runs_below(folder: Path) -> Iterator[Path]:
+    """Yield the run folders at or below ``folder``, finished or not, by path."""
+    for here, below, names in os.walk(folder):
+        below[:] = sorted(b for b in below if b != "state" and not b.startswith("."))
+        if "manifest.json" in names or "results.json" in names:
+            below.clear()
+            yield Path(here)
+
+
+def run_names(path: Path) -> set[str]:
+    """Return the names of a pack's runs.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    return {str(name) for name, _ in _runs(path, _read(path))}
 
 
 def packed(folder: Path) -> bool:

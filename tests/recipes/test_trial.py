@@ -89,7 +89,11 @@ def test_from_words_to_the_acceptance_file(
     assert "| shapes | ZeroShot | personal | 60.00 +- 0.50 |" in page and "## Protocol" in page
 
     whole, cells = record("--seeds", "2", "--budget", "1e-9", "--rounds", "2")  # runs nothing
-    assert cells["shapes", "ZeroShot"] == zero and zero["weights"], "what was measured stays"
+    kept = cells["shapes", "ZeroShot"]
+    assert kept == zero | {"made": kept["made"]} and zero["weights"], "what was measured stays"
+    assert ", fedvlm " in kept["made"]
+    page = (tmp_path / "out/small/acceptance.md").read_text()
+    assert f"| table 9 | {kept['made']} |" in page and "today's recipe's" in page
     assert "goes on saying what earlier commands measured" in capsys.readouterr().out
     (tmp_path / "out/small/acceptance.json").write_bytes(b"{")
     assert main([*words, "--seeds", "1"]) == 3

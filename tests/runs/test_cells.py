@@ -35,6 +35,26 @@ def test_bytes_come_back_and_are_the_same_every_time(tmp_path: Path) -> None:
             assert (there / name / file).read_bytes() == (path / file).read_bytes()
 
 
+def test_every_reader_finds_runs_in_packs_and_folders_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / "cache"))
+    out, packs = tmp_path / "out", tmp_path / "packs"
+    runs = [(name, folder(out, name)) for name in ("b/2", "a/1")]
+    packs.mkdir()
+    for name in ("two", "one"):
+        cells.pack(runs, packs / f"{name}{cells.ENDING}")
+    (out / "b/2/state").mkdir()
+    (out / "b/2/state/manifest.json").touch()
+    assert cells.folders_of(out) == [out]
+    assert [place.name for place in cells.folders_of(packs)] == ["one", "two"]
+    (place,) = cells.folders_of(packs / "two.cells.xz")
+    for where in (out, place):
+        assert [path.relative_to(where).as_posix() for path in cells.runs_below(where)] == [
+            "a/1", "b/2"]
+    assert cells.run_names(packs / "one.cells.xz") == {"a/1", "b/2"}
+
+
 @pytest.mark.parametrize("run", ["../out", "/tmp/out", "", "a\0b", "half \ud800"])
 def test_a_pack_names_no_place_outside(tmp_path: Path, run: str) -> None:
     path = tmp_path / "x.cells.xz"

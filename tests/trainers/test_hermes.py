@@ -314,6 +314,24 @@ def test_no_validation_images_at_all_is_refused() -> None:
         FEATURE.record(HERMES, Setup(opts=ALWAYS, splits=shares))
 
 
+def test_a_share_of_the_training_images_decides_where_there_are_no_others() -> None:
+    """What is held out is not trained on; who has one image of each class holds none out."""
+    index = FEATURE.splits[0].train
+    _, first = np.unique(FEATURE.labels[index], return_index=True)
+    shares = [empty(FEATURE.splits[0]), empty(replace(FEATURE.splits[0], train=index[first]))]
+    own = {"ACC_MODE": "rel", "WARMUP": 0, "HOLD_OUT": 0.25}
+    run = FEATURE.record(HERMES, Setup(opts=own, splits=shares))
+    dead = [int((c["mask"]["image.adapter"] == 0).sum()) for c in run.states[-1].clients.values()]
+    assert dead[0] > 0 and dead[1] == 0
+    assert "without_validation" not in run.events[-1].report
+    fed = FEATURE.federation(HERMES, Setup(opts=own, splits=shares))
+    assert fed.trainer.extra_data == "" and fed.context([0]).whole("val") is None
+    part = fed.context([0]).subset("fit", 0.25)
+    held, trained = part.whole("val"), part.whole("train")
+    assert held is not None and trained is not None
+    assert held.y.shape[1] + trained.y.shape[1] == len(index) and held.y.shape[1] > 0
+
+
 def test_final_fine_tuning_keeps_the_mask() -> None:
     made = type("UnitHermes", (Units, HERMES), {})
     keys = {"FED.FINETUNE_EPOCHS": 3}

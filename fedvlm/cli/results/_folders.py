@@ -7,13 +7,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedvlm.cli.nearest import nearest_path
-from fedvlm.core.cache import cache_dir
 from fedvlm.core.errors import DataError
 from fedvlm.core.files import user_path
 from fedvlm.federation.cards import card_of
 from fedvlm.report.collect import Collected, Run
 from fedvlm.report.tables.papers import Paper, paper_of
-from fedvlm.runs.cells import ENDING, unpack
+from fedvlm.runs.cells import ENDING, folders_of
 
 
 def run_folders(words: Iterable[str]) -> list[Path]:
@@ -22,22 +21,11 @@ def run_folders(words: Iterable[str]) -> list[Path]:
     Raises:
         DataError: one is no folder; the nearest there is gets named. A pack is damaged.
     """
-    folders: list[Path] = []
-    for word in words:
-        path = user_path(word)
-        if path.name.endswith(ENDING) and path.is_file():
-            folders.append(unpack(path, packs_folder()))
-        elif not path.is_dir():
+    paths = [user_path(word) for word in words]
+    for path in paths:
+        if not (path.is_dir() or path.name.endswith(ENDING) and path.is_file()):
             raise DataError(f"{path} is not a folder with runs{nearest_path(path)}")
-        else:
-            packs = sorted(path.glob(f"*{ENDING}"))
-            folders += [unpack(pack, packs_folder()) for pack in packs] or [path]
-    return folders
-
-
-def packs_folder() -> Path:
-    """Return where packs are unpacked."""
-    return cache_dir() / "fedvlm" / "cells"
+    return [folder for path in paths for folder in folders_of(path)]
 
 
 def papers_of(runs: Iterable[Run]) -> dict[str, Paper]:

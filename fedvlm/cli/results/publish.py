@@ -7,14 +7,10 @@ are needed. The same runs give the same bytes.
 
 from __future__ import annotations
 
-import itertools
 import json
 from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from fedvlm.cli.results._folders import papers_of, run_folders
 from fedvlm.console.parser import Parser
@@ -23,10 +19,10 @@ from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError, FedvlmError
 from fedvlm.core.files import user_path
 from fedvlm.federation.cards import card, card_of, fields, trainer_files
-from fedvlm.report.collect import Collected, collect
-from fedvlm.report.results.claims import Claim, labels_of, read_claim
-from fedvlm.report.results.lanes import Lane
-from fedvlm.runs.cells import ENDING, pack
+from fedvlm.report.collect import collect
+from fedvlm.report.results.claims import Claim, read_claim
+from fedvlm.report.results.plans import read_lanes
+from fedvlm.runs.cells import ENDING, pack, run_names
 from fedvlm.runs.seal import seal_of
 from fedvlm.sweep.tune.tuned import read_tuned, trains_of
 
@@ -80,7 +76,7 @@ def main(args: Namespace) -> int:
         raise DataError(f"{cells} holds no pack of runs (*{ENDING}); give --from OUTPUT with runs")
     from fedvlm.report.results.page import Sources, write_page  # start-up: 1 s of matplotlib
 
-    lanes = _lanes(packs, plans)
+    lanes = read_lanes(packs, plans)
     every = [run for lane in lanes for run in lane.runs]
     tuned = _sealed(into / TUNED)
     paths = write_page(Sources(
@@ -128,7 +124,7 @@ def _pack(lane: Path, path: Path) -> None:
     complain(*collected.notes(), prefix="note")
     names = {run.path.relative_to(lane).as_posix(): run.path for run in collected.runs}
     if names:
-        lost = sorted(_names(path) - names.keys()) if path.is_file() else []
+        lost = sorted(run_names(path) - names.keys()) if path.is_file() else []
         if lost:
             raise DataError(
                 f"{path} has {len(lost)} run(s) that {lane} lacks ({lost[0]}) and would lose them: "
@@ -136,72 +132,6 @@ def _pack(lane: Path, path: Path) -> None:
             )
         number = pack(names.items(), path)
         say(f"packed: {path} ({number} runs, {path.stat().st_size / 1e6:.2f} MB)")
-
-
-def _names(path: Path) -> set[str]:
-    """Return the names of a pack's runs."""
-    folder = run_folders([str(path)])[0]
-    return {run.path.relative_to(folder).as_posix() for run in collect([folder]).runs}
-
-
-def _lanes(packs: Sequence[Path], plans: Path) -> list[Lane]:
-    """Return the lanes in the order of their first plan, with what the plans say of them.
-
-    A lane that has plans and no runs yet is there too, empty.
-    """
-    told: dict[str, dict[str, Any]] = {}
-    for path in sorted(plans.glob("*.yaml")):
-        plan = read_lane(path)
-        about = told.setdefault(plan["lane"], {"title": plan["title"], "wanted": 0, "about": [],
-                                               "planned": {}})
-        about["wanted"] += plan["cells"]
-        about["about"].append(plan["about"])
-        for method, cells in plan["planned"].items():
-            about["planned"][method] = about["planned"].get(method, frozenset()) | cells
-    by_name = {path.name.removesuffix(ENDING): path for path in packs}
-    out = []
-    none: dict[str, Any] = {"wanted": 0, "about": [], "planned": {}}
-    for name in [*told, *sorted(by_name.keys() - told.keys())]:
-        collected = collect([run_folders([str(by_name[name])])[0]]) if name in by_name \
-            else Collected()
-        one = told.get(name, {"title": name} | none)
-        out.append(Lane(name, collected, one["title"], " ".join(one["about"]), one["wanted"],
-                        one["planned"]))
-    return out
-
-
-def read_lane(path: Path) -> dict[str, Any]:
-    """Return what a plan says of its lane: its comment, folder, number of cells, methods' cells.
-
-    Raises:
-        ConfigError: it is no plan.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-        plan = yaml.safe_load(text)
-        lane = Path(plan["output_dir"]).name
-        sets, entries = ([{"name": e} if isinstance(e, str) else dict(e) for e in plan[key]]
-                         for key in ("datasets", "trainers"))
-        names = [str(e.get("label", e["name"])) for e in sets]
-        shots = plan.get("shots", [""])
-        columns = frozenset(itertools.product(
-            names, shots if isinstance(shots, list) else [shots], plan["seeds"]))
-        axes: dict[str, list[Any]] = dict(plan.get("axes") or {})
-        marks = ["-".join(f"{key.rpartition('.')[2].lower()}{value}"
-                          for key, value in zip(axes, several, strict=True))
-                 for several in itertools.product(*axes.values())]
-        planned: dict[str, frozenset[Any]] = {}
-        for entry, mark in itertools.product(entries, marks):
-            tag = "-".join(filter(None, (str(entry.get("tag", "")), mark)))
-            for label in labels_of(str(entry["name"]), str(entry.get("peft", "")), tag):
-                planned[label] = columns
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError,
-            AttributeError) as error:
-        raise ConfigError(f"{path}: is no plan of a lane ({error})") from None
-    comment = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
-    title, _, about = comment.partition(": ")
-    return {"lane": lane, "title": title, "about": about[:1].upper() + about[1:],
-            "cells": len(columns) * len(entries) * len(marks), "planned": planned}
 
 
 def _claims() -> dict[str, Claim | None]:

@@ -7,16 +7,15 @@ from the state that was kept, and compares bits; it needs the run's images.
 
 from __future__ import annotations
 
-import os
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 from fedvlm.cli.results._folders import run_folders
 from fedvlm.console.parser import Parser, whole
 from fedvlm.console.screen import complain, say
 from fedvlm.core.errors import ConfigError, DataError, FedvlmError
+from fedvlm.runs.cells import runs_below
 from fedvlm.runs.identity import read_json, whole_results
 from fedvlm.runs.seal import sha256
 from fedvlm.runs.verify.check import DAMAGED, Verdict, inspect, one_digest_one_seed
@@ -82,15 +81,6 @@ def main(args: Namespace) -> int:
     if len(verdicts) > 1:
         say(f"{len(verdicts)} runs: {', '.join(f'{n} {word}' for word, n in counts.items())}")
     return DataError.exit_code if bad else 0
-
-
-def runs_below(folder: Path) -> Iterator[Path]:
-    """Yield the run folders at or below ``folder``, by path."""
-    for here, below, names in os.walk(folder):
-        below[:] = sorted(b for b in below if not b.startswith("."))
-        if "manifest.json" in names or "results.json" in names:
-            below.clear()
-            yield Path(here)
 
 
 def _doubles(verdicts: list[Verdict]) -> dict[Path, str]:

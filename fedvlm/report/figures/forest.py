@@ -161,13 +161,13 @@ def _intervals(
     """Return the methods' intervals; each has its seeds' values in one or several places."""
     labels = list(methods)
     verdict = leaders([methods[label] for label in labels])
-    peers = set(range(len(labels))) if verdict is None else {verdict[0], *verdict[1]}
+    beaten = verdict.beaten if verdict else []
     intervals = {}
     for at, label in enumerate(labels):
         sets = methods[label]
         common = set(sets[0]).intersection(*sets[1:])
         seeds = [mean(one[seed] for one in sets) for seed in sorted(common, key=str)]
         centre = mean(mean(one.values()) for one in sets) or 0.0
-        intervals[label] = Interval(centre, t_interval(seeds), len(seeds), at in peers,
+        intervals[label] = Interval(centre, t_interval(seeds), len(seeds), at not in beaten,
                                     families.get(label, ""))
     return intervals

@@ -43,6 +43,24 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Label:
+    """A method of a lane: its name, what it trains (empty where it has no choice), its tag."""
+
+    trainer: str
+    parts: str = ""
+    tag: str = ""
+
+    def __str__(self) -> str:
+        parts = f" [{self.parts}]" if self.parts else ""
+        return f"{self.trainer}{parts}" + (f" ({self.tag})" if self.tag else "")
+
+    @property
+    def short(self) -> str:
+        """The label without what is trained."""
+        return str(replace(self, parts=""))
+
+
+@dataclass(frozen=True)
 class Answer:
     """What the runs say to a claim.
 
@@ -153,8 +171,8 @@ def firmed(every: Sequence[Answer]) -> list[Answer]:
 
 def labels_of(trainer: str, peft: str = "", tag: str = "") -> set[str]:
     """Return the names by which a claim may call a plan's entry."""
-    words = f" ({tag})" if tag else ""
-    return {f"{trainer}{words}", *([f"{trainer} [{peft}]{words}"] if peft else [])}
+    label = Label(trainer, peft, tag)
+    return {str(label), label.short}
 
 
 def missing(trainer: str, claim: Claim, planned: Collection[str]) -> list[str]:
@@ -163,23 +181,30 @@ def missing(trainer: str, claim: Claim, planned: Collection[str]) -> list[str]:
     return [name for name in names if name not in planned]
 
 
-def _rivals(name: str, mine: Run, runs: Sequence[Run]) -> tuple[list[Run], str]:
-    """Return the runs of a rival: by its whole label, else those that train what ``mine`` does.
+def rivals_of(name: str, parts: str, labels: Collection[Label]) -> list[Label]:
+    """Return whom a claim's rival is of a lane's methods; one, unless the name says too little.
 
-    And why there are none, where the name is several methods' and none of them trains that.
+    By its whole label, else by its name and tag: that which trains the same ``parts``, else all.
     """
-    labelled = [run for run in runs if run.method == name]
-    bare = [run for run in runs if _short(run) == name]
-    same = [run for run in bare if run.protocol.get("peft") == mine.protocol.get("peft")]
-    alone = {run.method for run in bare}
-    several = not labelled and not same and len(alone) > 1
-    why = f"{name} is {', '.join(sorted(alone))} here, and the claim names none of them"
-    return ([], why) if several else (labelled or same or bare, "")
+    whole = [one for one in labels if str(one) == name]
+    bare = [one for one in labels if one.short == name]
+    return whole or [one for one in bare if one.parts == parts] or bare
 
 
-def _short(run: Run) -> str:
-    tag = run.protocol.get("tag", "")
-    return f"{run.protocol['trainer']}" + (f" ({tag})" if tag else "")
+def _rivals(name: str, mine: Run, runs: Sequence[Run]) -> tuple[list[Run], str]:
+    """Return the runs of a rival, and why there are none where the name is several methods'."""
+    labels = {label_of(run) for run in runs}
+    chosen = rivals_of(name, label_of(mine).parts, labels)
+    if len(chosen) > 1:
+        several = ", ".join(sorted(map(str, chosen)))
+        return [], f"{name} is {several} here, and the claim names none of them"
+    return [run for run in runs if label_of(run) in chosen], ""
+
+
+def label_of(run: Run) -> Label:
+    """Return a run's method, what it trains and its tag."""
+    return Label(str(run.protocol["trainer"]), str(run.protocol.get("peft") or ""),
+                 str(run.protocol.get("tag") or ""))
 
 
 def _pairs(a: Numbers, b: Numbers) -> set[tuple[Any, Any]]:

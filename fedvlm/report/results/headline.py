@@ -8,6 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scipy.special import stdtrit
+
+from fedvlm.core.errors import fold
+from fedvlm.core.stats import mean
+from fedvlm.report.collect import Run, finite
 from fedvlm.report.results.claims import (
     NOT_RUN,
     REFUTED,
@@ -15,8 +20,12 @@ from fedvlm.report.results.claims import (
     UNDERPOWERED,
     Answer,
 )
+from fedvlm.report.results.lanes import bare
 from fedvlm.report.results.standing import Standing, named
+from fedvlm.report.statistics.contrast import contrast
+from fedvlm.report.tables.papers import DATASETS
 
+ALONE = "LocalOnly"
 SHOWN = 4  # peers of a best method that are named
 MANY = 40  # names in a sentence on claims
 
@@ -40,28 +49,82 @@ class Winner:
 
 
 def winners(standings: Sequence[Standing]) -> list[Winner]:
-    """Return a line for each standing."""
+    """Return a line for each standing of methods that train the same."""
     return [
         Winner(
             one.lane, one.title, one.short(one.best), one.means[one.best], _peers(one),
             len(one.means), _absent(one), _gain(one), one.sets,
-        ) for one in standings
+        ) for one in standings if one.alike
     ]
 
 
 def sentences(
     standings: Sequence[Standing], claims: Sequence[Answer], facts: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
-    """Return (question, answer) pairs: what federation gains, which claims failed, how sure.
+    """Return (question, answer) pairs: what was compared, what came out of it, how sure that is.
 
     Args:
-        facts: ``cells``, ``wanted``, ``missing``, ``tuned``: counts of runs.
+        facts: ``cells``, ``wanted``, ``missing``, ``tuned``: counts of runs; ``methods``, ``sets``,
+            ``lanes``: how many there are; ``seeds``: which; ``start``: see ``start``.
     """
     return [pair for pair in (
+        ("What was compared", _compared(facts)), ("What came out", _outcome(standings)),
         ("What federation gains", _gains(standings)), ("Whom it hurts", _hurt(standings)),
         ("What of the papers' claims held", _claims(claims)),
-        ("How sure", _sure(standings, facts)),
+        ("How sure", _sure(standings, facts)), ("Where it starts", facts["start"]),
     ) if pair[1]]
+
+
+def start(runs: Sequence[Run]) -> str:
+    """Return how much of the data sets' classes the backbone knows by their names.
+
+    Empty where no run says so.
+    """
+    seen: dict[str, list[tuple[float, float]]] = {}
+    for run in runs:
+        references = run.section("references")
+        zero, chance = (finite((references.get(key) or {}).get("personal"))
+                        for key in ("zero_shot", "chance"))
+        if zero is not None and chance is not None:
+            name = str(run.protocol["dataset"])
+            seen.setdefault(DATASETS.get(fold(name), name), []).append((zero, chance))
+    words = [f"{name} {mean(z for z, _ in pairs):.0f} % (chance {mean(c for _, c in pairs):.0f})"
+             for name, pairs in sorted(seen.items())]
+    return (f"zero-shot the backbone reaches on {', '.join(words)}. Prompts and linear heads start "
+            "there: a head leaves it row by row, a prompt only through the frozen text tower. "
+            "Compare within a row of the table, not between rows.") if words else ""
+
+
+def _compared(facts: Mapping[str, Any]) -> str:
+    return (
+        f"{facts['methods']} methods on one frozen backbone, {facts['sets']} data sets, "
+        f"{len(facts['seeds'])} seeds and {facts['lanes']} lanes (protocols: how classes are dealt "
+        "out, how many images, who takes part). The number is personal accuracy: each client's own "
+        "model on its own test images, mean over clients. A row of the table holds the methods of "
+        "a lane that train the same parts, on the same clients and images; no others are compared."
+    )
+
+
+def _outcome(standings: Sequence[Standing]) -> str:
+    every = [one for one in standings if one.alike]
+    with_local = [(one, local) for one in every if (local := next(
+        (m for m in one.means if bare(m) == ALONE), ""))]
+    first = sum(one.best == local for one, local in with_local)
+    won = sum(local in one.beaten for one, local in with_local)
+    some = sum(any((c := contrast(one.values[local], one.values[m])) and c.apart > 0
+                   for m in one.means if m != local) for one, local in with_local)
+    gains = [one.gains[one.best].apart for one in every if one.best in one.gains]
+    if not with_local or not gains:
+        return ""
+    return (
+        f"in {won} of {len(with_local)} rows the highest mean is told apart above {ALONE}'s (the "
+        f"same parts, every client by itself), in {first} it is {ALONE}'s own, in "
+        f"{len(with_local) - won - first} nothing is decided; some method, if not the highest, is "
+        f"told apart above it in {some}. Against the best that the same "
+        f"clients reach without collaboration, mostly a logistic regression on the same features, "
+        f"the highest mean of a sender is told apart above in {gains.count(1)} of {len(gains)} "
+        f"rows, below in {gains.count(-1)}."
+    )
 
 
 def _peers(one: Standing) -> str:
@@ -83,7 +146,7 @@ def _listed(names: Sequence[str]) -> str:
 def _gain(one: Standing) -> str:
     seen = one.gains.get(one.best)
     if seen is None:
-        return "-"
+        return "-" if one.best in one.senders else "sends nothing"
     words = f"{seen.mean:+.1f}"
     return words if seen.low is None else f"{words} [{seen.low:+.1f}, {seen.high:+.1f}]"
 
@@ -97,15 +160,15 @@ def _gains(standings: Sequence[Standing]) -> str:
     best = max(every, key=lambda e: e[2].mean)
     worst = min(every, key=lambda e: e[2].mean)
     return (
-        f"of {len(every)} rows (a method in a lane, not LocalOnly), {len(up)} are told apart above "
-        f"the best that the same clients reach without collaboration, {len(down)} below it, "
+        f"of {len(every)} entries (a method in a lane, not LocalOnly), {len(up)} are told apart "
+        f"above the best that the same clients reach without collaboration, {len(down)} below it, "
         f"{len(every) - len(up) - len(down)} are not told apart from it. From "
         f"{worst[2].mean:+.1f} points ({worst[0].short(worst[1])}, {worst[0].lane}) to "
         f"{best[2].mean:+.1f} ({best[0].short(best[1])}, {best[0].lane}). Data set by data set, "
         f"where only seeds differ: {sum(one.set_by_set[0] for one in standings)} of "
         f"{sum(map(sum, (one.set_by_set for one in standings)))} above, "
         f"{sum(one.set_by_set[2] for one in standings)} below. All of these are at 5 % each, "
-        "uncorrected: where federation changed nothing, one row in forty would be above and one "
+        "uncorrected: where federation changed nothing, one in forty would be above and one "
         "below."
     )
 
@@ -118,7 +181,7 @@ def _hurt(standings: Sequence[Standing]) -> str:
     middle = statistics.median(value for value, _, _ in shares)
     least, most = min(shares), max(shares)
     return (
-        f"in the median row {middle:.0f} % of the clients are worse off than with a logistic "
+        f"in the median entry {middle:.0f} % of the clients are worse off than with a logistic "
         f"regression of their own; {least[0]:.0f} % at least ({least[1]}, {least[2]}), "
         f"{most[0]:.0f} % at most ({most[1]}, {most[2]})."
     )
@@ -144,6 +207,7 @@ def _claims(claims: Sequence[Answer]) -> str:
 
 
 def _sure(standings: Sequence[Standing], facts: Mapping[str, Any]) -> str:
+    standings = [one for one in standings if one.alike]
     seen = [c.detectable for one in standings for c in one.apart.values()
             if c.detectable is not None]
     words = []
@@ -156,6 +220,11 @@ def _sure(standings: Sequence[Standing], facts: Mapping[str, Any]) -> str:
             f"{statistics.median(seen):.1f} points to be seen in 80 % of such experiments "
             f"(median; {min(seen):.1f} to {max(seen):.1f}): what is smaller is not decided here."
         )
+        few = sum(one.sets == 2 for one in standings)
+        if few:
+            words.append(f"{few} of {len(standings)} rows have two data sets: such an interval is "
+                         f"{float(stdtrit(1, 0.975)):.1f} standard errors to each side, and only "
+                         "what is the same on both sets is told apart.")
         if 1 in sets:
             words.append("An interval of one data set says nothing of others.")
     wanted, cells, missing = facts["wanted"], facts["cells"], facts["missing"]

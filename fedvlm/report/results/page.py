@@ -20,7 +20,7 @@ from fedvlm.report.figures import client_gain, few_shot, forest, style
 from fedvlm.report.figures.selection import Selection
 from fedvlm.report.results import headline
 from fedvlm.report.results.claims import NOT_RUN, Answer, Claim, answers, firmed, missing
-from fedvlm.report.results.lanes import Lane, groups, protocol_rows
+from fedvlm.report.results.lanes import OWN, Lane, groups, protocol_rows
 from fedvlm.report.results.standing import Standing, sentences, standing_of
 from fedvlm.report.results.tuning import about
 from fedvlm.report.tables.cells import TableCell
@@ -102,12 +102,16 @@ def write_page(sources: Sources, into: Path, name: str = "README.md") -> list[Pa
     unplanned, waiting = _absent(sources, every)
     facts = {"cells": len(every), "wanted": sum(lane.wanted for lane in sources.lanes),
              "missing": sum(lane.absent for lane in sources.lanes),
-             "tuned": sum(row["tuned"] for row in tuned.get("lanes", ()))}
+             "tuned": sum(row["tuned"] for row in tuned.get("lanes", ())),
+             "lanes": len(sections), "methods": len({r.protocol["trainer"] for r in every}),
+             "sets": len({r.protocol["dataset"] for r in every}),
+             "seeds": sorted({r.protocol["data_seed"] for r in every}),
+             "start": headline.start(every)}
     text = _environment().get_template("results.md").render(
         **facts | {"tuned": tuned}, sections=sections, claims=claims,
         curve=_few_shot(sources, every, into), winners=headline.winners(standings),
         headline=headline.sentences(standings, claims, facts), moved=sources.moved,
-        seeds=sorted({r.protocol["data_seed"] for r in every}),
+        anchors={s.lane.name: _anchor(s.lane.title) for s in sections},
         backbones=sorted({str(r.protocol["backbone"]) for r in every}),
         hours=sum(float(r.info.get("seconds_this_session") or 0) for r in every) / 3600,
         machines=sorted({str(r.info.get("machine", {}).get("processor", "")) for r in every}),
@@ -122,8 +126,9 @@ def _section(sources: Sources, lane: Lane, into: Path) -> Section:
     by_parts = groups(lane, sources.cards)
     widest = max(by_parts.values(), key=len)
     figures = {title: _figures(sources, lane, title, runs, into, runs is widest)
-               for title, runs in by_parts.items()}
-    standings = {title: standing_of(lane.name, title, runs) for title, runs in by_parts.items()}
+               for title, runs in by_parts.items() if title != OWN}
+    standings = {title: standing_of(lane.name, title, runs, title != OWN)
+                 for title, runs in by_parts.items()}
     if lane.name == RIVALS or len(by_parts) > KINDS_OF_PARTS:
         words = [s for title, runs in by_parts.items()
                  for s in _titled(title, sentences(standings[title], runs))]
@@ -133,7 +138,7 @@ def _section(sources: Sources, lane: Lane, into: Path) -> Section:
         shares = [
             _share(sources, lane, title, tables(
                 lane.only(runs), _spec(sources, lane, runs), _command(lane)),
-                into, sentences(standings[title], runs), figures[title])
+                into, sentences(standings[title], runs), figures.get(title, ()))
             for title, runs in by_parts.items()
         ]
     return Section(lane, protocol_rows(lane), shares, [s for s in standings.values() if s])
@@ -184,8 +189,12 @@ def _all_parts(
 
 
 def _by_group(lane: Lane, by_parts: Mapping[str, list[Run]], spec: Spec) -> dict[str, Table]:
-    return {title: tables(lane.only(runs), replace(spec, reference=()), _command(lane))[0]
+    made = {title: tables(lane.only(runs), replace(spec, reference=()), _command(lane))[0]
             for title, runs in by_parts.items() if runs}
+    if OWN in made:  # they train nothing in common: no mark says who is best
+        cells = tuple(tuple(replace(c, rank=0) for c in row) for row in made[OWN].cells)
+        made[f"{OWN}, not compared"] = replace(made.pop(OWN), cells=cells)
+    return made
 
 
 def stacked(by_group: Mapping[str, Table], references: Table | None = None) -> Table:
@@ -237,6 +246,11 @@ def _spec(sources: Sources, lane: Lane, runs: Sequence[Run]) -> Spec:
 
 def _slug(*names: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", " ".join(names).lower()).strip("-")
+
+
+def _anchor(title: str) -> str:
+    """Return what a page's heading is linked by."""
+    return re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", title.lower()).strip())
 
 
 def _figures(

@@ -12,7 +12,7 @@ from fedvlm.core.stats import mean
 from fedvlm.report.collect import Run, finite
 from fedvlm.report.results.claims import place_of, seeds_of
 from fedvlm.report.results.lanes import bare, below
-from fedvlm.report.statistics.contrast import Contrast, contrast
+from fedvlm.report.statistics.contrast import Contrast, contrast, lacks, shared
 
 CONTROLS = ("LocalOnly", "FedAvg", "PromptFL")
 LOGREG = "logreg"
@@ -35,6 +35,8 @@ class Standing:
             above none, not told apart, below.
         sets, seeds: data sets; the most seeds of one; values: what ``means`` are of.
         lacking: who is left out -> why; thin: data sets left out, which few methods have yet.
+        alike: whether the methods do train the same; if not, none is called the best of them.
+        senders: the methods that send anything.
     """
 
     lane: str
@@ -49,6 +51,8 @@ class Standing:
     values: Mapping[str, Sets]
     lacking: Mapping[str, str] = field(default_factory=dict)
     thin: Sequence[str] = ()
+    alike: bool = True
+    senders: frozenset[str] = frozenset()
 
     @property
     def best(self) -> str:
@@ -75,7 +79,9 @@ class Standing:
         return method if [bare(m) for m in self.means].count(bare(method)) > 1 else bare(method)
 
 
-def standing_of(lane: str, title: str, runs: Sequence[Run]) -> Standing | None:
+def standing_of(
+    lane: str, title: str, runs: Sequence[Run], alike: bool = True
+) -> Standing | None:
     """Return how methods stand; None of fewer than two that share their data sets.
 
     Of a lane that is not complete: the data sets that more than half as many methods have as the
@@ -85,9 +91,11 @@ def standing_of(lane: str, title: str, runs: Sequence[Run]) -> Standing | None:
     numbers = _by_place(runs, lambda run: run.value("personal"))
     count = Counter(place for sets in numbers.values() for place in sets)
     places = sorted((p for p in count if 2 * count[p] > max(count.values())), key=str)
-    lacking = {m: why for m, sets in numbers.items() if (why := _lack(sets, places, numbers))}
-    whole = _shared({m: [sets[p] for p in places] for m, sets in numbers.items()
-                     if m not in lacking})
+    rows = {m: [sets.get(p, {}) for p in places] for m, sets in numbers.items()}
+    lacking = {m: f"{gap[1]} of {gap[2]} seeds of {places[gap[0]][0]}" for m, row in rows.items()
+               if (gap := lacks(row, list(rows.values())))}
+    names = [m for m in numbers if m not in lacking]
+    whole = dict(zip(names, shared([rows[m] for m in names]), strict=True))
     if len(whole) < 2 or not all(one for sets in whole.values() for one in sets):
         return None
     means = {m: mean(mean(one.values()) for one in sets) or 0.0 for m, sets in whole.items()}
@@ -112,33 +120,14 @@ def standing_of(lane: str, title: str, runs: Sequence[Run]) -> Standing | None:
     signs = (single.count(1), single.count(0), single.count(-1))
     return Standing(lane, title, means, apart, gains, hurt, signs, len(places),
                     max(len(one) for sets in whole.values() for one in sets), whole, lacking,
-                    sorted(str(p[0]) for p in count if p not in places))
-
-
-def _lack(
-    sets: Mapping[Any, Mapping[Any, float]], places: Sequence[Any],
-    numbers: Mapping[str, Mapping[Any, Mapping[Any, float]]],
-) -> str:
-    """Return what a method lacks to stand beside the others; '' of none."""
-    for place in places:
-        most = max(len(one.get(place, ())) for one in numbers.values())
-        if 2 * len(sets.get(place, ())) < most:
-            return f"{len(sets.get(place, ()))} of {most} seeds of {place[0]}"
-    return ""
-
-
-def _shared(whole: Mapping[str, Sets]) -> dict[str, Sets]:
-    """Return methods' numbers of the seeds that all of them have, data set by data set."""
-    common = [set[Any].intersection(*map(set, column))
-              for column in zip(*whole.values(), strict=True)]
-    return {m: [{seed: one[seed] for seed in sorted(seeds, key=str)}
-                for one, seeds in zip(sets, common, strict=True)] for m, sets in whole.items()}
+                    sorted(str(p[0]) for p in count if p not in places), alike,
+                    frozenset(senders))
 
 
 def sentences(one: Standing | None, runs: Sequence[Run]) -> list[str]:
     """Return what came out, computed: the best, what it is told apart from, who is below what."""
-    if one is None:
-        return []
+    if one is None or not one.alike:
+        return _below(one, runs)
     out = [f"The highest mean is {one.short(one.best)}'s, {one.means[one.best]:.1f}; its paired "
            f"95 % interval tells it apart from {len(one.beaten)} of the {len(one.apart)} others."]
     if one.above:
@@ -157,12 +146,16 @@ def sentences(one: Standing | None, runs: Sequence[Run]) -> list[str]:
         down = [one.short(m) for m, c in seen.items() if c is not None and c.apart < 0]
         out.append(f"Told apart from {one.short(name)} ({one.means[name]:.1f}): {len(up)} above"
                    f"{named(up)}, {len(down)} below{named(down)}.")
+    return out + _below(one, runs)
+
+
+def _below(one: Standing | None, runs: Sequence[Run]) -> list[str]:
     names, of = below(runs, LOGREG)
-    if of:
-        names = [one.short(m) for m in names]
-        out.append(f"{len(names)} of {of} are on average below a logistic regression that each "
-                   f"client fits to its own images{named(names)}.")
-    return out
+    if not of:
+        return []
+    names = [one.short(m) if one else m for m in names]
+    return [f"{len(names)} of {of} are on average below a logistic regression that each client "
+            f"fits to its own images{named(names)}."]
 
 
 def named(names: Sequence[str], most: int = MOST) -> str:

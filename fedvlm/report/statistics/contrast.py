@@ -100,10 +100,28 @@ def contrast(a: Numbers, b: Numbers, exact: bool = False) -> Contrast | None:
                     wilcoxon(means))
 
 
+@dataclass(frozen=True)
+class Leaders:
+    """How several methods stand to the best of them, as places in the sequence of methods.
+
+    Attributes:
+        best: highest mean, over the data sets and the seeds that all compared methods share.
+        peers, beaten, above: whom the paired interval does not tell apart from it, tells apart
+            below it, and above it, though their mean is not.
+        lacking: who is not compared: it has fewer than half of a data set's seeds.
+    """
+
+    best: int
+    peers: list[int]
+    beaten: list[int]
+    above: list[int]
+    lacking: list[int]
+
+
 def leaders(
     methods: Sequence[Numbers], lower: bool = False, exact: bool = False
-) -> tuple[int, list[int]] | None:
-    """Return who is best and who cannot be told apart from it, as places in ``methods``.
+) -> Leaders | None:
+    """Return who is best and who cannot be told apart from it.
 
     A method is told apart from the best where the interval of their paired differences excludes
     zero. The best is best by itself only where all others are, each at 5 %: for a claim against
@@ -116,24 +134,41 @@ def leaders(
         exact: see ``contrast``.
 
     Returns:
-        None of fewer than two methods, or where some cannot be compared at all.
+        None where fewer than two methods share a seed of every data set.
     """
-    centres = [mean(mean(numbers.values()) for numbers in one) for one in methods]
-    there = [at for at, centre in enumerate(centres) if centre is not None]
-    if len(there) < 2:
+    lacking = [at for at, one in enumerate(methods) if lacks(one, methods) is not None]
+    there = [at for at in range(len(methods)) if at not in lacking]
+    whole = dict(zip(there, shared([methods[at] for at in there]), strict=True))
+    if len(there) < 2 or not all(one for sets in whole.values() for one in sets):
         return None
     sign = -1 if lower else 1
-    best = max(there, key=lambda at: sign * (centres[at] or 0.0))
-    peers = []
+    best = max(there, key=lambda at: sign * (mean(mean(v.values()) for v in whole[at]) or 0.0))
+    places: dict[int, list[int]] = {0: [], 1: [], -1: []}
     for at in there:
-        if at == best:
-            continue
-        seen = contrast(methods[at], methods[best], exact)
-        if seen is None:
-            return None
-        if seen.apart != sign:
-            peers.append(at)
-    return best, peers
+        if at != best:
+            seen = contrast(whole[at], whole[best], exact)
+            places[seen.apart * sign if seen else 0].append(at)
+    return Leaders(best, places[0], places[1], places[-1], lacking)
+
+
+def lacks(one: Numbers, methods: Sequence[Numbers]) -> tuple[int, int, int] | None:
+    """Return the first data set of which a method has fewer than half of the seeds of another.
+
+    Returns:
+        (data set's place, seeds it has, seeds of the most complete); None of none.
+    """
+    for place, seeds in enumerate(one):
+        most = max(len(other[place]) for other in methods)
+        if not seeds or 2 * len(seeds) < most:
+            return place, len(seeds), most
+    return None
+
+
+def shared(methods: Sequence[Numbers]) -> list[list[dict[Any, float]]]:
+    """Return methods' numbers of the seeds that all of them have, data set by data set."""
+    common = [set[Any].intersection(*map(set, column)) for column in zip(*methods, strict=True)]
+    return [[{seed: one[seed] for seed in sorted(seeds, key=str)}
+             for one, seeds in zip(sets, common, strict=True)] for sets in methods]
 
 
 def _empty(half: float, centre: float) -> bool:

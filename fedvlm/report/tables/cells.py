@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedvlm.core.stats import mean, sample_std, t_interval
-from fedvlm.report.statistics.contrast import leaders
+from fedvlm.report.statistics.contrast import Leaders, leaders
 from fedvlm.report.tables.facts import METRIC
 from fedvlm.report.tables.metrics import metric
 
@@ -201,7 +201,7 @@ def unpaired(
 ) -> list[int]:
     """Return the columns, or rows where the columns are the methods, without a pair to compare.
 
-    There are several rivals, and one has no seed in common with the best.
+    There are several rivals, and no seed that all of them have.
 
     Args:
         rivals: see ``with_marks``.
@@ -211,6 +211,25 @@ def unpaired(
     races = grid if "trainer" in col_keys else tuple(zip(*grid, strict=True))
     return [at for at, cells in enumerate(races)
             if len(_rivals(cells, rivals)) > 1 and _verdict(cells, rivals) is None]
+
+
+def disputed(
+    grid: Grid, row_keys: Sequence[str], col_keys: Sequence[str], rivals: Sequence[bool]
+) -> list[tuple[int, int, list[int]]]:
+    """Return where somebody is above the highest mean in pairs: (column, best, who), see above.
+
+    Args:
+        rivals: see ``with_marks``.
+    """
+    if not _race(row_keys, col_keys):
+        return []
+    races = grid if "trainer" in col_keys else tuple(zip(*grid, strict=True))
+    out = []
+    for at, cells in enumerate(races):
+        there, verdict = _rivals(cells, rivals), _verdict(cells, rivals)
+        if verdict is not None and verdict.above:
+            out.append((at, there[verdict.best], [there[i] for i in verdict.above]))
+    return out
 
 
 def _race(row_keys: Sequence[str], col_keys: Sequence[str]) -> bool:
@@ -224,9 +243,7 @@ def _rivals(cells: Sequence[TableCell], rivals: Sequence[bool]) -> list[int]:
             if rivals[at] and cell.mean is not None and cell.values and not cell.fewer]
 
 
-def _verdict(
-    cells: Sequence[TableCell], rivals: Sequence[bool]
-) -> tuple[int, list[int]] | None:
+def _verdict(cells: Sequence[TableCell], rivals: Sequence[bool]) -> Leaders | None:
     there = _rivals(cells, rivals)
     if not there:
         return None
@@ -237,14 +254,12 @@ def _verdict(
 def ranked(cells: Sequence[TableCell], rivals: Sequence[bool]) -> list[TableCell]:
     """Mark the best where its paired differences to all others tell it apart, else its peers.
 
-    Cells with fewer seeds do not compete. Where nobody is told apart from the best there is no
-    mark.
+    Cells with fewer seeds do not compete. Where nobody is told apart from the best, and where
+    somebody is above it in pairs, there is no mark.
     """
     there, verdict = _rivals(cells, rivals), _verdict(cells, rivals)
-    if verdict is None:
+    if verdict is None or verdict.above or not verdict.beaten:
         return list(cells)
-    best, peers = verdict
-    if len(peers) == len(there) - 1:
-        return list(cells)
+    best, peers = verdict.best, verdict.peers
     marks = {there[at]: PEER for at in (best, *peers)} if peers else {there[best]: BEST}
     return [replace(cell, rank=marks.get(at, 0)) for at, cell in enumerate(cells)]

@@ -22,6 +22,7 @@ from fedvlm.report.tables.cells import (
     TableCell,
     average,
     averaged_by,
+    disputed,
     harmonic_of_averages,
     unpaired,
     with_marks,
@@ -419,12 +420,19 @@ def _unpaired(seeds: Sequence[set[tuple[Any, ...]]]) -> list[str]:
 def _incomparable(
     lines: Sequence[Line], columns: Sequence[str], spec: Spec, references: Sequence[bool]
 ) -> list[str]:
-    """Say where nobody is marked because the best shares no seed with another."""
-    places = unpaired(tuple(line.cells for line in lines), spec.rows, spec.cols,
-                      _rivals(lines, spec, references))
-    names = [line.label for line in lines] if "trainer" in spec.cols else columns
-    where = _listed([names[at] for at in places])
-    return [f"not comparable in pairs of one seed, so without a mark: {where}"] if places else []
+    """Say where nobody is marked because no seed is everybody's, or pairs and means disagree."""
+    race = (tuple(line.cells for line in lines), spec.rows, spec.cols,
+            _rivals(lines, spec, references))
+    labels = [line.label for line in lines]
+    names, rivals = (labels, columns) if "trainer" in spec.cols else (columns, labels)
+    where = _listed([names[at] for at in unpaired(*race)])
+    notes = [f"not comparable in pairs of one seed, so without a mark: {where}"] if where else []
+    words = _listed([
+        f"{names[at]} ({', '.join(rivals[i] for i in above)} above {rivals[best]})"
+        for at, best, above in disputed(*race)
+    ])
+    return notes + ([f"the pairs do not agree with the means on who is best, so without a mark: "
+                     f"{words}"] if words else [])
 
 
 def _copies(copies: Sequence[str]) -> list[str]:

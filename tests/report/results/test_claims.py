@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedvlm.cli.results.publish import read_lane
-from fedvlm.core.errors import ConfigError
+from fedvlm.config.keys import default_schema
+from fedvlm.core.errors import ConfigError, fold
 from fedvlm.federation.cards import card, fields, trainer_files
+from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.job.flags import words_of
 from fedvlm.report.collect import collect
 from fedvlm.report.results.claims import (
     NOT_RUN,
@@ -20,14 +23,18 @@ from fedvlm.report.results.claims import (
     UNDERPOWERED,
     Answer,
     Claim,
+    Label,
     answers,
     firmed,
     labels_of,
     missing,
     read_claim,
+    rivals_of,
     verdict,
 )
+from fedvlm.report.results.plans import read_plan
 from fedvlm.report.statistics.contrast import contrast
+from fedvlm.report.tables.facts import REFERENCE_NAMES
 from tests.jobs import REPOSITORY
 from tests.report.table_runs import reference, write_seeds
 
@@ -44,7 +51,7 @@ def test_method_and_rival_of_every_claim_are_in_a_plan_of_its_lane() -> None:
     """But those of ``UNPLANNED``; of these a lane of rivals may have some by now."""
     lanes: dict[str, set[str]] = {}
     for path in sorted((REPOSITORY / "configs" / "results").glob("*.yaml")):
-        one = read_lane(path)
+        one = read_plan(path)
         lanes.setdefault(one["lane"], set()).update(one["planned"])
     for path in trainer_files().values():
         text = card(path)
@@ -56,15 +63,53 @@ def test_method_and_rival_of_every_claim_are_in_a_plan_of_its_lane() -> None:
         assert gone == UNPLANNED.get(name, []) or (name in UNPLANNED and there), (name, gone)
 
 
+def test_every_claim_names_one_method_of_its_lane_and_one_rival() -> None:
+    """A bare name is several methods' in most lanes: then one of them trains what the method does.
+
+    Whom ``UNPLANNED`` has is looked up among the rivals, where these have a plan.
+    """
+    lanes: dict[str, set[Label]] = {}
+    stems = {fold(card(path).partition(":")[0]): stem for stem, path in trainer_files().items()}
+    for path in sorted((REPOSITORY / "configs" / "results").glob("*.yaml")):
+        plan = yaml.safe_load(path.read_text())
+        there = lanes.setdefault(Path(plan["output_dir"]).name, set())
+        for word in plan["trainers"]:
+            entry = {"name": word} if isinstance(word, str) else word
+            name = str(entry["name"])
+            parts = str(entry.get("peft") or parts_of(stems[fold(name)]))
+            there.add(Label(name, parts, str(entry.get("tag", ""))))
+    for path in trainer_files().values():
+        text = card(path)
+        name, claim = text.partition(":")[0], read_claim(fields(text)["Claim"])
+        if claim is None:
+            continue
+        lane = lanes.get("rivals" if name in UNPLANNED else claim.lane, set())
+        mine = [one for one in lane if one.trainer == name and not one.tag]
+        assert mine or name in UNPLANNED, f"{name}: in no plan of its lane"
+        for one in mine if claim.rival not in REFERENCE_NAMES.values() else ():
+            rivals = [str(other) for other in rivals_of(claim.rival, one.parts, lane)]
+            assert len(rivals) == 1, (str(claim), str(one), rivals)
+
+
+def parts_of(stem: str) -> str:
+    """Return what a method trains by its own file; empty where it has no choice."""
+    if not issubclass(load_trainer(stem), PeftTrainer):
+        return ""
+    path, schema = REPOSITORY / "configs" / "trainers" / f"{stem}.yaml", default_schema()
+    told = (yaml.safe_load(path.read_text()) or {}).get("PEFT", {}) if path.is_file() else {}
+    return words_of(*(str(told.get(key, schema[f"PEFT.{key}"].default))
+                      for key in ("TEXT", "VISUAL", "HEAD")))
+
+
 def test_a_plan_counts_its_axes_and_one_number_of_shots(tmp_path: Path) -> None:
     plan = tmp_path / "1.yaml"
     text = "output_dir: out/x\ndatasets: [a, b]\ntrainers: [Ditto]\nseeds: [1, 2]\nshots: 8\n"
     plan.write_text(text + "axes: {OPTIM.LR: [0.1, 0.2, 0.3]}\n")
-    one = read_lane(plan)
+    one = read_plan(plan)
     assert one["cells"] == 12 and set(one["planned"]) == {f"Ditto (lr0.{n})" for n in (1, 2, 3)}
     plan.write_text(text + "axes: [0.1]\n")
     with pytest.raises(ConfigError, match="is no plan of a lane"):
-        read_lane(plan)
+        read_plan(plan)
 
 
 def test_an_entry_goes_by_its_name_its_tag_and_what_it_trains() -> None:

@@ -61,7 +61,8 @@ def test_a_page_comes_of_its_cells_alone(
     text = (again / "README.md").read_text()
     assert "12 runs of 18 planned, seeds 1, 2, in 1 lane." in text
     minute = text.partition("## What this is")[0]
-    assert "| dirichlet | image feature and linear head | 57.5 | Ditto |" in minute
+    assert "| [dirichlet](#a-lane) | image feature and linear head | 57.5 | Ditto |" in minute
+    assert minute.index("**What was compared**: 3 methods on one") < minute.index("| lane |")
     assert "**What of the papers' claims held**: " in minute and "**How sure**: " in minute
     assert "(so far: 4 of 6 pairs)" in text
     assert "## A lane\nOf two sets." in text and "6 of the planned runs are missing" in text

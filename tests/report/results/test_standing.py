@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from fedvlm.report.collect import Collected, Run
+from fedvlm.report.results import headline
 from fedvlm.report.results.claims import NOT_RUN, Claim, answers
 from fedvlm.report.results.headline import winners
 from fedvlm.report.results.lanes import Lane
 from fedvlm.report.results.standing import Standing, sentences, standing_of
 from fedvlm.report.results.tuning import lender_of
+from fedvlm.report.statistics.contrast import contrast
 
+FACTS = {"methods": 2, "sets": 1, "seeds": [1, 2, 3], "lanes": 1, "start": "", "cells": 9,
+         "wanted": 9, "missing": 0, "tuned": 0}
 Values = dict[str, dict[int, float]]  # data set -> seed -> percent
 
 
@@ -52,6 +57,34 @@ def test_who_lacks_a_set_is_named_and_a_set_of_few_waits() -> None:
     one = standing(A=full, B={"s": full["s"]}, C={"s": full["s"]})
     assert one is not None and set(one.means) == {"A", "B", "C"} and one.thin == ["t"]
     assert winners([one])[0].absent == "data set t" and one.sets == 1
+
+
+def test_of_methods_that_train_nothing_in_common_none_is_the_best() -> None:
+    every = [*runs("AFL", {"s": {1: 1.0, 2: 2.0}}), *runs("TOFA", {"s": {1: 9.0, 2: 9.5}})]
+    one = standing_of("x", "own", every, alike=False)
+    assert one is not None and set(one.means) == {"AFL", "TOFA"}
+    assert winners([one]) == [] and sentences(one, every) == []
+
+
+def test_the_first_screen_counts_who_is_above_everybody_alone() -> None:
+    alone = {"s": {1: 50.0, 2: 51.0, 3: 52.0}}
+    up = {"s": {1: 60.0, 2: 61.0, 3: 62.5}}
+    near = {"s": {1: 45.0, 2: 55.0, 3: 54.0}}
+    told = []
+    for others in ({"Ditto": up}, {"Ditto": near}, {"Ditto": {"s": dict.fromkeys((1, 2, 3), 1.0)}}):
+        one = standing(LocalOnly=alone, **others)
+        assert one is not None
+        told.append(replace(one, gains={one.best: contrast([alone["s"]], [up["s"]])}))
+    words = dict(headline.sentences(told, [], FACTS))
+    assert "in 1 of 3 rows the highest mean is told apart above LocalOnly's" in \
+        words["What came out"]
+    assert "in 1 it is LocalOnly's own, in 1 nothing is decided; some method, if not the " \
+        "highest, is told apart above it in 1." in words["What came out"]
+    assert "told apart above in 3 of 3 rows, below in 0" in words["What came out"]
+    assert "Where it starts" not in words and words["What was compared"].startswith("2 methods")
+    (run,) = runs("Ditto", {"EuroSAT": {1: 1.0}})
+    run.section = lambda name: {"zero_shot": {"personal": 17.4}, "chance": {"personal": 10.0}}
+    assert "reaches on EuroSAT 17 % (chance 10)" in headline.start([run])
 
 
 def test_a_bare_rival_that_is_several_says_so() -> None:

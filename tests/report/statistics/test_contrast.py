@@ -7,12 +7,20 @@ import math
 import pytest
 from scipy.stats import t
 
-from fedvlm.report.statistics.contrast import contrast, leaders
+from fedvlm.report.statistics.contrast import Leaders, contrast, leaders
+from fedvlm.report.statistics.contrast import Numbers as Sets
 
 
 def numbers(*sets: list[float]) -> list[dict[int, float]]:
     """Return one mapping per set, seeds 1, 2, ..."""
     return [dict(enumerate(values, start=1)) for values in sets]
+
+
+def ranks(*methods: Sets, lower: bool = False, exact: bool = False) -> tuple[int, list[int]] | None:
+    """Return the best and its peers, where all can be compared and nobody is above the best."""
+    seen = leaders(methods, lower, exact)
+    assert seen is None or not (seen.above or seen.lacking)
+    return None if seen is None else (seen.best, seen.peers)
 
 
 def test_of_one_set_the_seeds_are_the_pairs() -> None:
@@ -52,12 +60,30 @@ def test_only_common_seeds_and_sets_are_paired() -> None:
 
 def test_the_best_is_alone_only_where_all_others_are_told_apart() -> None:
     best, noisy, worse = numbers([80, 82, 81]), numbers([79, 83, 80]), numbers([70, 72.1, 71])
-    assert leaders([worse, best, noisy]) == (1, [2])
-    assert leaders([best, worse]) == (0, [])
-    assert leaders([best, worse], lower=True) == (1, [])
-    assert leaders([best, best]) == (0, [1])  # equal: nothing to tell
-    assert leaders([numbers([1.0]), numbers([2.0])]) == (1, [0])  # one seed tells nothing
+    assert ranks(worse, best, noisy) == (1, [2])
+    assert ranks(best, worse) == (0, [])
+    assert ranks(best, worse, lower=True) == (1, [])
+    assert ranks(best, best) == (0, [1])  # equal: nothing to tell
+    assert ranks(numbers([1.0]), numbers([2.0])) == (1, [0])  # one seed tells nothing
     assert leaders([best, [{}]]) is None and leaders([best, [{9: 1.0}]]) is None
+
+
+def test_the_best_is_so_over_the_seeds_that_all_compared_have() -> None:
+    """With B's fourth seed its mean would be 81, and A, above it in every pair, a peer."""
+    a, b = [{1: 80.0, 2: 80.0, 3: 80.1}], [{1: 78.0, 2: 78.2, 3: 77.9, 4: 90.0}]
+    assert leaders([a, b]) == Leaders(0, [], [1], [], [])
+    assert leaders([b, a], lower=True) == Leaders(0, [], [1], [], [])
+    late = [{1: 99.0}]  # a third of the seeds: of nobody's best
+    assert leaders([late, a, b]) == Leaders(1, [], [2], [], [0])
+    assert leaders([late, late, b]) is None
+
+
+def test_who_is_above_the_best_in_pairs_is_no_peer() -> None:
+    """One seed of a sixth set moves the plain mean below zero, and hardly the pooled one."""
+    b = numbers(*[[4.0, -2.0] * 15] * 5, [-5.5])
+    a = [dict.fromkeys(one, 0.0) for one in b]
+    assert leaders([a, b]) == Leaders(0, [], [], [1], [])
+    assert leaders([a, b], lower=True) == Leaders(1, [], [], [0], [])
 
 
 @pytest.mark.parametrize("sets", [1, 2])
@@ -67,6 +93,6 @@ def test_seeds_that_happen_to_agree_are_no_certainty(sets: int) -> None:
     seen = contrast(low, high)
     assert seen is not None and seen.mean == pytest.approx(0.2)
     assert (seen.low, seen.high, seen.detectable, seen.apart) == (None, None, None, 0)
-    assert leaders([low, high]) == (1, [0]) and leaders([low, high], exact=True) == (1, [])
+    assert ranks(low, high) == (1, [0]) and ranks(low, high, exact=True) == (1, [])
     same = contrast(low, low)
     assert same is not None and (same.low, same.high, same.detectable) == (0, 0, 0)

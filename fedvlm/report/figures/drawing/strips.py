@@ -17,6 +17,7 @@ from fedvlm.report.figures.drawing.lines import LABEL_LENGTH
 from fedvlm.report.figures.drawing.titles import write_titles
 
 ROW, HEAD, NARROW = 0.135, 0.42, 0.92  # inches: a method, titles and ticks, the least panel
+FEWEST = 7  # rows of a figure's least height: the legend takes its own from it
 
 
 def by_mean(means: Sequence[Mapping[str, float]]) -> list[str]:
@@ -40,7 +41,7 @@ def strips(
     columns = max(1, min(len(titles), int((width - left) / NARROW)))
     rows = math.ceil(len(titles) / columns)
     columns = math.ceil(len(titles) / rows)
-    figure = style.blank(width, rows * (max(len(methods), 2) * ROW + HEAD) + 0.1)
+    figure = style.blank(width, rows * (max(len(methods), FEWEST) * ROW + HEAD) + 0.1)
     grid = figure.subplots(rows, columns, squeeze=False)
     axes = [grid[at // columns][at % columns] for at in range(rows * columns)]
     for spare in axes[len(titles):]:
