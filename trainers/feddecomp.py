@@ -20,7 +20,7 @@ Departures from the authors' code: the mean is over the clients of the round (th
     that did not work included).
 Extra data: none.
 Cost: FedAvg's bytes and compute, plus the private parts.
-Claim: personal is higher than FedRep's in lane dirichlet.
+Claim: personal is higher than FedRep's in lane rivals.
 Command: python federated_main.py --demo --trainer FedDecomp
 """
 

@@ -15,7 +15,7 @@ Departures from the authors' code: weight decay as OPTIM says. The quadratic ter
     PFLlib it is not, which makes its pull alpha/2 whatever the distance).
 Extra data: none; the server has w_t, so nothing travels beside the model.
 Cost: FedAvg's bytes and compute; one more tree per client.
-Claim: global is higher than FedAvg's in lane dirichlet.
+Claim: global is higher than FedAvg's in lane rivals.
 Command: python federated_main.py --demo --trainer FedDyn
 """
 

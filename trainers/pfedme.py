@@ -17,7 +17,7 @@ Departures from the authors' code: no hidden weight decay on t; plain steps with
     well-known port) would leave the global model at its start for ever and is refused.
 Extra data: none.
 Cost: STEPS times FedAvg's local work, FedAvg's traffic.
-Claim: personal is higher than Per-FedAvg's in lane dirichlet.
+Claim: personal is higher than Per-FedAvg's in lane rivals.
 Command: python federated_main.py --demo --trainer pFedMe
 """
 
