@@ -225,6 +225,15 @@ class Context:
             raise FedvlmError(f"a method may read train and val, not '{part}' or '{fallback}'")
         return self._batcher.whole(self.clients, part, fallback)
 
+    def draw(self, tag: str, most: int) -> Batch | None:
+        """Return up to ``most`` training samples of each client as one batch, un-augmented.
+
+        Drawn without replacement, from the seed, for this round, client and ``tag``. A client
+        without training samples has padding only, which may show another client's; None if nobody
+        has any.
+        """
+        return self._batcher.draw(self.clients, self.round, tag, most)
+
     def batches(self, tag: str, epochs: int = 1) -> Iterator[Batch]:
         """Yield the batches of a pass without an optimiser; ``Batch.cut`` cuts trees to them."""
         for step in self._steps(self._work(epochs, 1), 1, tag):

@@ -256,6 +256,22 @@ def test_whole_falls_back_and_says_who_did() -> None:
     assert b.x["id"][1].tolist() == [2, 3]
 
 
+def test_a_draw_is_few_training_samples_of_the_plain_source() -> None:
+    fed = with_validation([2, 0, 2])
+
+    def drawn(clients: list[int], most: int, round_: int = 1) -> list[list[float]]:
+        b = fed.context(clients, round_).draw("few", most)
+        assert b is not None and bool(b.w.all())
+        rows: list[list[float]] = b.x["id"].tolist()  # a stream of the plain source alone
+        return rows
+
+    few = drawn([0, 1, 2], 1)
+    assert [row[0] // 2 for row in few] == [0, 1, 2]  # each its own
+    assert few == [drawn([c], 1)[0] for c in (0, 1, 2)]  # whoever is beside whom
+    assert {drawn([0], 1, r)[0][0] for r in range(1, 20)} == {0, 1}
+    assert [sorted(row) for row in drawn([0, 1, 2], 9)] == [[0, 1], [2, 3], [4, 5]]
+
+
 # ---- counts of a fit ----------------------------------------------------------------------------
 def test_a_fit_counts_each_clients_own_steps() -> None:
     fed = quadratic(Quadratic(), 1, **UNEQUAL)  # 7 and 3 samples by 2, three epochs
