@@ -311,6 +311,7 @@ class Context:
 
         Raises:
             DivergedError: a number is not finite (policy ``abort``).
+            FedvlmError: a loss that is not one number for each client.
         """
         self.counters["gradients"] += len(batch.y)
         self.counters["gradient_samples"] += batch.samples
@@ -319,6 +320,7 @@ class Context:
         with torch.enable_grad():
             out = loss(self.model, params | leaves, batch)
             value, parts = out if isinstance(out, tuple) else (out, {})
+            _one_for_each(value, batch)
             grads = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
         slopes = {n: g for n, g in zip(names, grads, strict=True) if g is not None}
         got = Grad(value.detach(), {k: v.detach() for k, v in parts.items()}, slopes)
@@ -346,6 +348,7 @@ class Context:
 
         Raises:
             DivergedError: a number is not finite (policy ``abort``).
+            FedvlmError: a loss that is not one number for each client.
         """
         k, width = batch.y.shape
         names = self.trained(params, (SHARED, PERSONAL)) if train is None else list(train)
@@ -356,6 +359,7 @@ class Context:
             with torch.enable_grad():
                 out = loss(self.model, own | leaves, part)
                 value = out[0] if isinstance(out, tuple) else out
+                _one_for_each(value, part)
                 grads = torch.autograd.grad(
                     value.sum(), list(leaves.values()), allow_unused=True
                 )
@@ -674,6 +678,16 @@ def optimise(
     with torch.no_grad():
         new, state = rule.step(slots[slot], grads, state, rates(ctx, step), step.index)
     return {slot: slots[slot] | new} | {prefix + s: t for s, t in state.items()}
+
+
+def _one_for_each(value: Tensor, batch: Batch) -> None:
+    """Refuse a loss that is not one number for each client of ``batch``."""
+    if value.shape != batch.y.shape[:1]:
+        raise FedvlmError(
+            f"the loss has the shape {tuple(value.shape)}, and {len(batch.y)} clients want one "
+            f"number each, {tuple(batch.y.shape[:1])}: sum or average over samples (axis 1) only, "
+            "never over clients, which do not mix"
+        )
 
 
 def _beside(mask: Tensor, leaf: Tensor) -> Tensor:

@@ -238,6 +238,15 @@ def test_the_two_parts_are_the_training_split() -> None:
             ctx.subset(part, 0.5)
 
 
+def test_a_loss_is_one_number_for_each_client() -> None:
+    ctx = uneven().context([0, 1, 2], 1)
+    p = {"w": torch.zeros(3, dtype=torch.float64)}
+    for wrong in (lambda m, p, b: (p["w"] ** 2).mean(), lambda m, p, b: b.w * p["w"][:, None]):
+        for grad in (ctx.grad, ctx.grad_each):
+            with pytest.raises(FedvlmError, match=r"clients want one number each, \(\d+,\)"):
+                grad(p, wrong, next(ctx.batches("w")))
+
+
 # ---- what a method may read ---------------------------------------------------------------------
 @pytest.mark.parametrize(("part", "fallback"), [("test", ""), ("val", "test"), ("all", "")])
 def test_the_test_split_is_refused(part: str, fallback: str) -> None:
