@@ -48,7 +48,7 @@ SCOPES["images"] = (*SCOPES["data_digest"], "data_digest")
 # One batch size, one augmentation and preprocessing, one precision per table.
 WIDE = (
     "DATALOADER.TRAIN_X.BATCH_SIZE", "DATALOADER.TRAIN_X.SAMPLER", "DATASET.TEMPLATE",
-    "FED.FINETUNE_EPOCHS", "MODEL.PREC", "BANK.PREC", "TEST.SPLIT",
+    "FED.FINETUNE_EPOCHS", "MODEL.PREC", "TEST.SPLIT",
 )
 WIDE_PREFIX = "INPUT."
 # Protocol key -> config keys that it stands for: where it differs on request, they do too.
