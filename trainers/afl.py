@@ -34,7 +34,7 @@ from fedvlm.core.trees import State, Tree
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.context import UNIFORM, Context, Upload
 from fedvlm.federation.server import ServerContext
-from fedvlm.federation.toolbox.moments import moments, newcomers, ridge
+from fedvlm.federation.toolbox.moments import CLOSED_FORM, moments, newcomers, ridge
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor, Trainer
 from fedvlm.models.vlmodel import VLModel
 
@@ -60,11 +60,7 @@ class AFL(Trainer):
         "KEEP": Option(0.0, "ridge that is left in the end", low=0.0),
         "UNIT": Option(False, "features of length 1 instead of the tower's own"),
     }
-    exempt = {
-        "G4": "a closed form: there is no learning rate",
-        "G5": "a closed form: there is no descent",
-        "G11": "nobody takes a step",
-    }
+    exempt = CLOSED_FORM
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return the template's text features ``[C, d]``; zeros where there is no text tower."""

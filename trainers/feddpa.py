@@ -3,8 +3,9 @@
 Paper: Yang et al., Dual-Personalizing Adapter for Federated Foundation Models, NeurIPS 2024.
 Equations: layer W + (1 - a) B_g A_g + a B_l A_l. Image x of client k: a = LAMBDA mean_s cos(z(x),
     z(x_s)), z the feature of the tower with the own adapter alone, x_s INSTANCES of the client's
-    training images. VARIANT T, each round: the own adapter trains at a = WEIGHT with the received
-    B_g A_g fixed, then the shared one alone (a = 0); server B_g, A_g = sum_k p_k (B_k, A_k).
+    training images, un-augmented. VARIANT T, each round: the own adapter trains at a = WEIGHT with
+    the received B_g A_g fixed, then the shared one alone (a = 0); server B_g, A_g = sum_k p_k (B_k,
+    A_k).
     VARIANT F: the shared one alone; after the last round the own one starts as it and trains alone.
 Shared: image.lora.*, and what else PEFT trains
 Personal: image.private.lora.*
@@ -16,9 +17,7 @@ Departures from the paper: known from its abstract, figures and public code, not
     token's of a language model). A client that never trained an own adapter, and the global model,
     have a = 0.
 Departures from the authors' code: INSTANCES are drawn once for a client and round (there for each
-    test text), and the own adapter trains from the first round on (there from the second). They
-    come as training steps do, with the random views of INPUT: an image is compared with crops and
-    flips, which lowers its cosines (there texts, as they are).
+    test text), and the own adapter trains from the first round on (there from the second).
 Extra data: none. A personal model holds INSTANCES image features of its client, which are not sent.
 Cost: T: two fits per round, F: one; an image is predicted in two passes through the tower. Sent as
     FedAvg with LoRA.
@@ -204,23 +203,17 @@ class FedDPA(PeftTrainer):
         Args:
             on: ``[K]``, 1 where the own adapter counts.
         """
-        most, model = int(self.cfg.INSTANCES), ctx.model
-        features, weights, count = list[Tensor](), list[Tensor](), 0
-        with torch.no_grad():
-            for b in ctx.batches("instances"):
-                b = b.part(len(b.y), 0, most - count)
-                rows = torch.arange(len(b.y), device=on.device) if b.rows is None else b.rows
-                z = self.own_features(model, b.cut(w), b.x)
-                features.append(z.new_zeros(ctx.k, *z.shape[1:]).index_copy(0, rows, z))
-                weights.append(z.new_zeros(ctx.k, z.shape[1]).index_copy(0, rows, b.w.to(z)))
-                count += z.shape[1]
-                if count >= most:
-                    break
-        if not features:  # nobody of the chunk has training images
+        most = int(self.cfg.INSTANCES)
+        b = ctx.draw("instances", most)
+        if b is None:  # nobody of the chunk has training images
             return w
-        weight = torch.cat(weights, 1)
-        share = weight / weight.sum(1, keepdim=True).clamp_min(1)
-        return w | {REFERENCE: torch.cat(features, 1), SHARE: share * per_client(on, share)}
+        with torch.no_grad():
+            z = self.own_features(ctx.model, w, b.x)
+        real = b.w.to(z)
+        share = real / real.sum(1, keepdim=True).clamp_min(1) * per_client(on, real)
+        # Padding may show another client's image. As many rows for whoever is beside whom.
+        z, rest = z * real.unsqueeze(-1), most - z.shape[1]
+        return w | {REFERENCE: F.pad(z, (0, 0, 0, rest)), SHARE: F.pad(share, (0, rest))}
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ from fedvlm.config.option import Option
 from fedvlm.core.trees import Tree
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer, cross_entropy
-from fedvlm.models.adapt.attention import attend, attention_tree
-from fedvlm.models.adapt.layers import fitting_heads, layer, layer_norm, linear, norm
+from fedvlm.models.adapt.attention import cross_attend, cross_tree
+from fedvlm.models.adapt.layers import layer, linear
 from fedvlm.models.adapt.prompts import IMAGE, visual_prompts
 from fedvlm.models.towers.vision import pick_stream, stream_name
 from fedvlm.models.vlmodel import VLModel
@@ -70,13 +70,9 @@ class FedMVP(Trainer):
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return the network's tensors."""
         width = model.vision.width
-        hidden = width * int(self.cfg.FF)
         return {
             **layer(f"{NET}.text", (width, model.embed_dim), generator),
-            **norm(f"{NET}.norm.query", width), **norm(f"{NET}.norm.key", width),
-            **attention_tree(f"{NET}.attn", width, generator), **norm(f"{NET}.norm.ff", width),
-            **layer(f"{NET}.ff1", (2 * hidden, width), generator),
-            **layer(f"{NET}.ff2", (width, hidden), generator),
+            **cross_tree(NET, width, int(self.cfg.FF), generator),
         }
 
     def texts(self, model: VLModel) -> Tensor:
@@ -87,13 +83,9 @@ class FedMVP(Trainer):
 
     def prompts(self, model: VLModel, p: Tree, rows: Tensor) -> Tensor:
         """Return V(x), ``[K, B, TOKENS, width]``, of the rows ``[K, B, n, width]`` of images."""
-        heads = fitting_heads(rows.shape[-1], int(self.cfg.HEADS))
         texts = self.texts(model).flatten(0, 1).expand(len(rows), -1, -1)
-        key = layer_norm(p, f"{NET}.norm.key", linear(p, f"{NET}.text", texts)).unsqueeze(1)
-        query = layer_norm(p, f"{NET}.norm.query", rows[:, :, 1:])
-        x = attend(p, f"{NET}.attn", heads, query, key)
-        value, gate = linear(p, f"{NET}.ff1", layer_norm(p, f"{NET}.norm.ff", x)).chunk(2, -1)
-        x = x + linear(p, f"{NET}.ff2", value * F.gelu(gate))
+        patches = rows[:, :, model.vision.prefix :]  # behind class token and registers
+        x = cross_attend(p, NET, int(self.cfg.HEADS), patches, linear(p, f"{NET}.text", texts))
         flat = x.flatten(0, 1).transpose(-1, -2)
         pooled = F.adaptive_avg_pool1d(flat, int(self.cfg.TOKENS)).transpose(-1, -2)
         return pooled.unflatten(0, rows.shape[:2])

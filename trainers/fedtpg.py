@@ -25,7 +25,6 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedvlm.config.option import Option
@@ -33,9 +32,9 @@ from fedvlm.core.trees import State, Tree
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer, cross_entropy
-from fedvlm.models.adapt.attention import attend, attention_tree
+from fedvlm.models.adapt.attention import cross_attend, cross_tree
 from fedvlm.models.adapt.contexts import random_context
-from fedvlm.models.adapt.layers import fitting_heads, layer, layer_norm, linear, norm
+from fedvlm.models.adapt.layers import layer, linear
 from fedvlm.models.vlmodel import VLModel
 
 NET = "text.net"
@@ -60,12 +59,9 @@ class FedTPG(Trainer):
 
         A linear layer leads out where the text tower's width is not that of its features.
         """
-        d, hidden = model.embed_dim, model.embed_dim * self.cfg.FF
+        d = model.embed_dim
         tree = {f"{NET}.queries": random_context((self.cfg.N_CTX, d), generator)}
-        tree |= {**norm(f"{NET}.norm.query", d), **norm(f"{NET}.norm.key", d)}
-        tree |= {**attention_tree(f"{NET}.attn", d, generator), **norm(f"{NET}.norm.ff", d)}
-        tree |= layer(f"{NET}.ff1", (2 * hidden, d), generator)
-        tree |= layer(f"{NET}.ff2", (d, hidden), generator)
+        tree |= cross_tree(NET, d, self.cfg.FF, generator)
         if model.text_width != d:
             tree |= layer(f"{NET}.out", (model.text_width, d), generator)
         return tree
@@ -76,15 +72,12 @@ class FedTPG(Trainer):
         Args:
             mask: which names are read, ``[K, C]``; None: all.
         """
-        d = model.embed_dim
+        queries = p[f"{NET}.queries"]
         names = model.with_classes(model.classnames, ("{}",)).anchor("template", 0)
-        keys = layer_norm(p, f"{NET}.norm.key", names.expand(len(p[f"{NET}.queries"]), -1, -1))
-        query = layer_norm(p, f"{NET}.norm.query", p[f"{NET}.queries"])
-        heads = fitting_heads(d, self.cfg.HEADS)
         seen = None if mask is None else mask[:, None]
-        x = attend(p, f"{NET}.attn", heads, query, keys, seen)
-        value, gate = linear(p, f"{NET}.ff1", layer_norm(p, f"{NET}.norm.ff", x)).chunk(2, -1)
-        x = x + linear(p, f"{NET}.ff2", value * F.gelu(gate))
+        x = cross_attend(
+            p, NET, self.cfg.HEADS, queries, names.expand(len(queries), -1, -1), seen
+        )
         return linear(p, f"{NET}.out", x) if f"{NET}.out.weight" in p else x
 
     def text_features(self, model: VLModel, p: Tree) -> Tensor:

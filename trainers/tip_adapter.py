@@ -28,8 +28,8 @@ from torch import Tensor
 
 from fedvlm.config.option import Option
 from fedvlm.core.trees import State, Tree
-from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.toolbox.templates import TemplateTrainer
+from fedvlm.federation.context import Context
+from fedvlm.federation.toolbox.templates import TemplateTrainer, TrainingFree
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor
 from fedvlm.models.vlmodel import VLModel
 
@@ -37,27 +37,15 @@ KEYS, VALUES = "tip.keys", "tip.values"
 
 
 @TRAINER_REGISTRY.register("Tip-Adapter")
-class TipAdapter(TemplateTrainer):
+class TipAdapter(TrainingFree, TemplateTrainer):
     """See the module's card."""
 
     name = "Tip-Adapter"
-    groups = ()
-    metrics = ()
     open_vocabulary = False  # the cache is of the classes that it was made for
     options = {
         "ALPHA": Option(1.0, "weight of the cache", low=0.0),
         "BETA": Option(5.5, "sharpness of its affinities", low=0.0),
     }
-    exempt = {
-        "G5": "there is nothing to train",
-        "G11": "nobody trains",
-        "G12": "no number depends on the seed",
-        "G14": "nobody trains, so no training number can fail to be finite",
-    }
-
-    def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
-        """Return no tensor."""
-        return {}
 
     def predictor(self, model: VLModel, p: Tree) -> Predictor:
         """Return ``x -> logits``; without a cache zero-shot CLIP's."""
@@ -71,10 +59,6 @@ class TipAdapter(TemplateTrainer):
             return model.logits(z, text) + self.cfg.ALPHA * near @ p[VALUES]
 
         return logits
-
-    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
-        """Do nothing and send nothing."""
-        return state, ctx.upload({})
 
     def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return the clients' caches: features ``[K, N, d]`` and one-hot labels ``[K, N, C]``."""

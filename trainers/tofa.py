@@ -39,7 +39,13 @@ from fedvlm.core.trees import State, Tree
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.context import UNIFORM, Context, Upload
 from fedvlm.federation.server import ServerContext
-from fedvlm.federation.toolbox.moments import Moments, discriminant, moments, newcomers
+from fedvlm.federation.toolbox.moments import (
+    CLOSED_FORM,
+    Moments,
+    discriminant,
+    moments,
+    newcomers,
+)
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor, Trainer
 from fedvlm.models.vlmodel import VLModel
 
@@ -77,11 +83,7 @@ class TOFA(Trainer):
         "TEMP": Option(0.1, "temperature of the templates' scores", low=0.0, low_open=True),
         "TEMPLATES": Option(TEMPLATES, "texts beside the set's own template"),
     }
-    exempt = {
-        "G4": "a closed form: there is no learning rate",
-        "G5": "a closed form: there is no descent",
-        "G11": "nobody takes a step",
-    }
+    exempt = CLOSED_FORM
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return a visual side that knows nothing, and the set's own template alone."""

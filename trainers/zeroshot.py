@@ -18,38 +18,21 @@ Command: python federated_main.py --demo --trainer ZeroShot
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from fedvlm.core.trees import State, Tree
-from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer
+from fedvlm.core.trees import Tree
+from fedvlm.federation.toolbox.templates import TrainingFree
+from fedvlm.federation.trainer import TRAINER_REGISTRY
 from fedvlm.models.vlmodel import VLModel
 
 
 @TRAINER_REGISTRY.register("ZeroShot")
-class ZeroShot(Trainer):
+class ZeroShot(TrainingFree):
     """No tensors: rounds pass without work (see the card)."""
 
     name = "ZeroShot"
-    groups = ()
-    metrics = ()
-    exempt = {
-        "G5": "there is nothing to train",
-        "G11": "nobody trains",
-        "G12": "no number depends on the seed",
-        "G14": "nobody trains, so no training number can fail to be finite",
-    }
-
-    def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
-        """Return no tensor."""
-        return {}
 
     def text_features(self, model: VLModel, p: Tree) -> Tensor:
         """Return the template's text features ``[1, C, d]``, the same for every client."""
         anchor: Tensor = model.anchor("template", 0)
         return anchor[None]
-
-    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
-        """Do nothing and send nothing."""
-        return state, ctx.upload({})

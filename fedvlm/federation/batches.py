@@ -238,6 +238,15 @@ class Batcher(Protocol):
         """
         ...
 
+    def draw(
+        self, clients: Sequence[int], round_: int, tag: str, most: int
+    ) -> Batch | None:
+        """Return up to ``most`` training samples of each client as one batch.
+
+        A client without any has padding only; None if nobody has any.
+        """
+        ...
+
     def subset(self, clients: Sequence[int], part: str, share: float) -> Batcher:
         """Return a batcher that trains on a part of each client's training samples.
 
@@ -298,8 +307,8 @@ class SplitBatcher:
     """Batches from each client's training split.
 
     Shuffles depend on (seed, tag, round, client, epoch) only. The augmented view of a local
-    epoch is its number in the whole run, modulo ``views``. Samples of ``whole`` come un-augmented
-    from ``plain``; without it from ``source``, first view.
+    epoch is its number in the whole run, modulo ``views``. Samples of ``whole`` and ``draw`` come
+    un-augmented from ``plain``; without it from ``source``, first view.
     """
 
     source: SampleSource
@@ -357,6 +366,21 @@ class SplitBatcher:
         if fallback:
             picks = [p if len(p) else self._part(c, fallback)
                      for p, c in zip(picks, clients, strict=True)]
+        batch = self._as_they_are(clients, picks)
+        return batch and replace(batch, present=present.to(self.device, non_blocking=True))
+
+    def draw(
+        self, clients: Sequence[int], round_: int, tag: str, most: int
+    ) -> Batch | None:
+        """See ``Batcher.draw``: the first ones of a shuffle under ``tag``, un-augmented."""
+        return self._as_they_are(
+            clients, [self._shuffled(c, round_, 0, tag)[:most] for c in clients]
+        )
+
+    def _as_they_are(
+        self, clients: Sequence[int], picks: Sequence[np.ndarray]
+    ) -> Batch | None:
+        """Return samples of each client un-augmented; None if there are none at all."""
         filler = next((p[:1] for p in picks if len(p)), None)
         if filler is None:
             return None
@@ -365,8 +389,7 @@ class SplitBatcher:
             [len(p) > 0 for p in picks], self.device, self.dtype,
         )
         (step,) = plan.steps
-        batch = self._batch(plan, step.blocks[0], step.views, tuple(clients), None)
-        return replace(batch, present=present.to(self.device, non_blocking=True))
+        return self._batch(plan, step.blocks[0], step.views, tuple(clients), None)
 
     def _part(self, client: int, part: str) -> np.ndarray:
         return np.array(getattr(self.splits[client], part), dtype=np.int64)

@@ -225,6 +225,15 @@ class Context:
             raise FedvlmError(f"a method may read train and val, not '{part}' or '{fallback}'")
         return self._batcher.whole(self.clients, part, fallback)
 
+    def draw(self, tag: str, most: int) -> Batch | None:
+        """Return up to ``most`` training samples of each client as one batch, un-augmented.
+
+        Drawn without replacement, from the seed, for this round, client and ``tag``. A client
+        without training samples has padding only, which may show another client's; None if nobody
+        has any.
+        """
+        return self._batcher.draw(self.clients, self.round, tag, most)
+
     def batches(self, tag: str, epochs: int = 1) -> Iterator[Batch]:
         """Yield the batches of a pass without an optimiser; ``Batch.cut`` cuts trees to them."""
         for step in self._steps(self._work(epochs, 1), 1, tag):
@@ -302,6 +311,7 @@ class Context:
 
         Raises:
             DivergedError: a number is not finite (policy ``abort``).
+            FedvlmError: a loss that is not one number for each client.
         """
         self.counters["gradients"] += len(batch.y)
         self.counters["gradient_samples"] += batch.samples
@@ -310,6 +320,7 @@ class Context:
         with torch.enable_grad():
             out = loss(self.model, params | leaves, batch)
             value, parts = out if isinstance(out, tuple) else (out, {})
+            _one_for_each(value, batch)
             grads = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
         slopes = {n: g for n, g in zip(names, grads, strict=True) if g is not None}
         got = Grad(value.detach(), {k: v.detach() for k, v in parts.items()}, slopes)
@@ -337,6 +348,7 @@ class Context:
 
         Raises:
             DivergedError: a number is not finite (policy ``abort``).
+            FedvlmError: a loss that is not one number for each client.
         """
         k, width = batch.y.shape
         names = self.trained(params, (SHARED, PERSONAL)) if train is None else list(train)
@@ -347,6 +359,7 @@ class Context:
             with torch.enable_grad():
                 out = loss(self.model, own | leaves, part)
                 value = out[0] if isinstance(out, tuple) else out
+                _one_for_each(value, part)
                 grads = torch.autograd.grad(
                     value.sum(), list(leaves.values()), allow_unused=True
                 )
@@ -665,6 +678,16 @@ def optimise(
     with torch.no_grad():
         new, state = rule.step(slots[slot], grads, state, rates(ctx, step), step.index)
     return {slot: slots[slot] | new} | {prefix + s: t for s, t in state.items()}
+
+
+def _one_for_each(value: Tensor, batch: Batch) -> None:
+    """Refuse a loss that is not one number for each client of ``batch``."""
+    if value.shape != batch.y.shape[:1]:
+        raise FedvlmError(
+            f"the loss has the shape {tuple(value.shape)}, and {len(batch.y)} clients want one "
+            f"number each, {tuple(batch.y.shape[:1])}: sum or average over samples (axis 1) only, "
+            "never over clients, which do not mix"
+        )
 
 
 def _beside(mask: Tensor, leaf: Tensor) -> Tensor:

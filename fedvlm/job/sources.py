@@ -16,6 +16,7 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from fedvlm.config.build import flat
+from fedvlm.console.rows import human_bytes
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.files import user_path
@@ -175,7 +176,7 @@ def bank_words(
     for stream in inside:
         size = row_bytes(model.vision, stream, kind)
         parts.append(f"{_said(stream)} take {size / 1e3:,.0f} kB an image, "
-                     f"{size * images / GB:,.2f} GB for {images:,}")
+                     f"{human_bytes(size * images)} for {images:,}")
     if inside and kind == LOW:
         parts.append(f"kept in {LOW} (BANK.PREC): not the numbers of full precision")
     return "; ".join(parts)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedvlm.core.errors import ConfigError, FedvlmError, did_you_mean
 from fedvlm.models.backbone import Backbone, digest_of
 from fedvlm.models.towers.blocks import Edits, NoEdits
-from fedvlm.models.towers.prompts import PLACEHOLDER, clean_name, encode_texts, fitting_ids
+from fedvlm.models.towers.prompts import PLACEHOLDER, Suffix, clean_name, encode_texts, fitting_ids
 from fedvlm.models.towers.text import TextTower
 from fedvlm.models.towers.text_path import ClassPrompts, TextPath
 from fedvlm.models.towers.vision import PATCHES, PREFIX, VisionTower, pick_stream
@@ -76,7 +76,8 @@ class VLModel:
         self._text_path = TextPath(
             backbone, packed=packed, bf16=bf16_text, counters=self.counters, notes=self.notes
         )
-        self._prompts: dict[tuple[int, bool], ClassPrompts] = {}  # by n_ctx, and whose contexts
+        # By n_ctx, whose contexts, and what stands behind the names.
+        self._prompts: dict[tuple[int, bool, Suffix | None], ClassPrompts] = {}
         self._anchors: dict[tuple[str, int], Tensor] = {}
         self._vision: VisionTower | None = None
         self._texts: TextTower | None = None
@@ -268,14 +269,40 @@ class VLModel:
             )
         return self._text(ctx, 3, deep)
 
+    def text_around(self, front: Tensor, back: Tensor, words: str) -> Tensor:
+        """Normalised text features [..., C, embed_dim] of "front name words back.".
+
+        As ``text``, packed where it is, with a second context behind the class name.
+
+        Args:
+            front: contexts before the name, [..., n, text_width].
+            back: contexts behind it, [..., m, text_width], with the same leading axes.
+            words: between name and ``back``.
+
+        Raises:
+            ConfigError: a prompt that does not fit the context length.
+            FedvlmError: leading axes that differ.
+        """
+        if front.shape[:-2] != back.shape[:-2]:
+            raise FedvlmError(
+                f"contexts {tuple(front.shape)} before the name and {tuple(back.shape)} behind it: "
+                "all axes but the number of vectors are the same"
+            )
+        flat, behind = _flat(front, 2), _flat(back, 2)
+        prompts = self._prompts_of(flat, False, Suffix(words, back.shape[-2]))
+        out = F.normalize(prompts.encode(flat, suffix=behind), dim=-1)
+        return out.view(*front.shape[:-2], *out.shape[1:])
+
     def _text(self, ctx: Tensor, axes: int, deep: Mapping[int, Tensor] | None) -> Tensor:
         """Text features of contexts that are the last ``axes`` axes."""
         flat, later = _flat(ctx, axes), self._deep(ctx, axes, deep)
         out = self._prompts_of(flat, axes == 3).encode(flat, later)
         return F.normalize(out, dim=-1).view(*ctx.shape[:-axes], *out.shape[1:])
 
-    def _prompts_of(self, flat: Tensor, own: bool) -> ClassPrompts:
-        key = (flat.shape[-2], own)
+    def _prompts_of(
+        self, flat: Tensor, own: bool, suffix: Suffix | None = None
+    ) -> ClassPrompts:
+        key = (flat.shape[-2], own, suffix)
         if key not in self._prompts:
             self._prompts[key] = ClassPrompts(self._text_path, self.classnames, *key)
         return self._prompts[key]

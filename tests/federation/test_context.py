@@ -238,6 +238,15 @@ def test_the_two_parts_are_the_training_split() -> None:
             ctx.subset(part, 0.5)
 
 
+def test_a_loss_is_one_number_for_each_client() -> None:
+    ctx = uneven().context([0, 1, 2], 1)
+    p = {"w": torch.zeros(3, dtype=torch.float64)}
+    for wrong in (lambda m, p, b: (p["w"] ** 2).mean(), lambda m, p, b: b.w * p["w"][:, None]):
+        for grad in (ctx.grad, ctx.grad_each):
+            with pytest.raises(FedvlmError, match=r"clients want one number each, \(\d+,\)"):
+                grad(p, wrong, next(ctx.batches("w")))
+
+
 # ---- what a method may read ---------------------------------------------------------------------
 @pytest.mark.parametrize(("part", "fallback"), [("test", ""), ("val", "test"), ("all", "")])
 def test_the_test_split_is_refused(part: str, fallback: str) -> None:
@@ -254,6 +263,22 @@ def test_whole_falls_back_and_says_who_did() -> None:
     assert b.present.tolist() == [1, 0, 1]
     assert b.w.sum(1).tolist() == [2, 2, 1]  # client 1: its two training samples
     assert b.x["id"][1].tolist() == [2, 3]
+
+
+def test_a_draw_is_few_training_samples_of_the_plain_source() -> None:
+    fed = with_validation([2, 0, 2])
+
+    def drawn(clients: list[int], most: int, round_: int = 1) -> list[list[float]]:
+        b = fed.context(clients, round_).draw("few", most)
+        assert b is not None and bool(b.w.all())
+        rows: list[list[float]] = b.x["id"].tolist()  # a stream of the plain source alone
+        return rows
+
+    few = drawn([0, 1, 2], 1)
+    assert [row[0] // 2 for row in few] == [0, 1, 2]  # each its own
+    assert few == [drawn([c], 1)[0] for c in (0, 1, 2)]  # whoever is beside whom
+    assert {drawn([0], 1, r)[0][0] for r in range(1, 20)} == {0, 1}
+    assert [sorted(row) for row in drawn([0, 1, 2], 9)] == [[0, 1], [2, 3], [4, 5]]
 
 
 # ---- counts of a fit ----------------------------------------------------------------------------

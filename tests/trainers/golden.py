@@ -112,6 +112,11 @@ class StoredBatches:
     def whole(self, clients: Sequence[int], part: str, fallback: str = "") -> Batch | None:
         raise NotImplementedError
 
+    def draw(
+        self, clients: Sequence[int], round_: int, tag: str, most: int
+    ) -> Batch | None:
+        raise NotImplementedError
+
     def subset(self, clients: Sequence[int], part: str, share: float) -> Batcher:
         raise NotImplementedError
 

@@ -1,22 +1,11 @@
-"""FedDDA: contexts around the names, and the gate over three views."""
+"""FedDDA: the gate over three views (contexts around names: ``tests/models/towers``)."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 
-from fedvlm.check.world import BASE
-from fedvlm.models.adapt.contexts import around_names, word_context
-from fedvlm.models.towers.prompts import encode_texts
 from tests.trainers.small_world import batch, method, model, tree
-
-
-def test_contexts_that_are_words_give_the_text_of_those_words() -> None:
-    front, back = (word_context(model(), w)[None].double() for w in ("my own", "ink"))
-    got = around_names(model(), front, back, "in")
-    texts = [f"my own {name} in ink." for name in BASE]
-    want = F.normalize(encode_texts(model().backbone, texts), dim=-1)
-    assert torch.allclose(got[0], want, atol=1e-12)
 
 
 def test_gate_mixes_the_feature_and_both_adapters() -> None:

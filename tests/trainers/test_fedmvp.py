@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from fedvlm.core.rng import stream
+from fedvlm.models.vlmodel import VLModel
+from tests.models.trunks import paired
 from tests.trainers.small_world import batch, method, model, tree
 
 
@@ -35,3 +38,14 @@ def test_prompts_are_pooled_answers_of_the_patches() -> None:
     assert torch.allclose(
         parts["near_loss"][0], 10 * (1 - F.cosine_similarity(z, frozen)).mean(), atol=1e-12
     )
+
+
+def test_the_first_patch_is_read_where_no_class_token_stands_before_it() -> None:
+    trainer, siglip = method("FedMVP"), VLModel(paired("siglip"), ("a", "b"))
+    start = trainer.trainables(siglip, stream(1, "init"))
+    p = {n: v[None].to(siglip.dtype) for n, v in start.items()}
+    rows = torch.randn(1, 1, siglip.vision.tokens, siglip.vision.width).to(siglip.dtype)
+    other = torch.cat([rows[:, :, :1].flip(-1), rows[:, :, 1:]], 2)
+    got, want = (trainer.prompts(siglip, p, one) for one in (rows, other))
+    assert not torch.allclose(got[:, :, 0], want[:, :, 0])
+    assert torch.equal(got[:, :, -1], want[:, :, -1])  # of the last patches

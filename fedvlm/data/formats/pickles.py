@@ -1,18 +1,15 @@
 """Pickles read without trust: numpy arrays, texts, bytes, numbers, lists, tuples and dicts.
 
-A pickle is a programme for a small machine. Here the machine knows no name but those below, and
-each stands for a mark, not for a class or function: nothing of what a file names is ever imported
-or called. Memory stays within a constant factor of the file's size. Dassl's ``Datum`` (CoOp's
-few-shot files) is read on request, as the plain dict of its fields.
+A pickle is a programme for a small machine. Here the machine (``core.pickles``) knows no name but
+those below, and each stands for a mark, not for a class or function: nothing of what a file names
+is ever imported or called. Memory stays within a constant factor of the file's size. Dassl's
+``Datum`` (CoOp's few-shot files) is read on request, as the plain dict of its fields.
 
 Arrays are checked part by part before numpy sees them. ``numpy.dtype`` and ``numpy.ndarray`` set
 their own state without checking that it fits together: flags of one dtype over the bytes of another
 make numbers into pointers, and a list that is too short is read past its end. So an allowlist of
 classes is not enough (the usual one crashes the interpreter on a file of our tests); only a few
 dtypes are known, and sizes are compared first.
-
-This stands on the private ``pickle._Unpickler``, the standard library's machine in Python: on its
-dispatch table, stack and memo. A Python that changes these shows in the tests of this file.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ from __future__ import annotations
 import io
 import math
 import pickle
-import pickletools
 import re
 import struct
 from collections.abc import Callable
@@ -33,13 +29,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedvlm.core.errors import DataError
+from fedvlm.core.pickles.machine import Instruction, Machine, instructions
 
 MAX_DEPTH = 100  # of lists in lists, in the result
 _CODE = re.compile(r"[|<>=]?(?:b1|[iu][1248]|f[248]|[SU][1-9][0-9]{0,8}|O[48]?)")
 _MAX_CODE_POINT = 0x10FFFF
 _MAX_DIMS = 32
 _MAX_FIELDS = 64
-_MAX_MARKS = 1000
 _KEYS = (str, bytes, bool, int, float, np.generic, type(None))  # of a dict; items of an array
 _VALUES = (*_KEYS, bytearray, np.ndarray)
 
@@ -167,29 +163,13 @@ _PLAIN = {  # instructions that the standard machine may run as it does: they ma
     "EMPTY_LIST", "LIST", "EMPTY_DICT", "GET", "BINGET", "LONG_BINGET", "PUT", "BINPUT",
     "LONG_BINPUT", "MEMOIZE", "GLOBAL", "STACK_GLOBAL",
 }
-_OPCODES = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
 
 
-def _refuse(_machine: _Machine) -> None:
-    raise UnpicklingError("it uses an instruction that plain data does not need")
+class _Machine(Machine):
+    """The machine with the instructions that make arrays and records."""
 
-
-class _Machine(pickle._Unpickler):
-    """The standard library's readable machine, with the instructions that make objects replaced.
-
-    Its memo is a dict and its stack a list, so no index in the file can reserve memory.
-    """
-
-    stack: list[Any]
-    metastack: list[list[Any]]
-    read: Callable[[int], bytes]
-    append: Callable[[Any], None]
-    pop_mark: Callable[[], list[Any]]
-    load_mark: Callable[[], None]
-    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
-        code: pickle._Unpickler.dispatch[code] if name in _PLAIN else _refuse
-        for code, name in _OPCODES.items() if code in pickle._Unpickler.dispatch
-    }
+    keys = _KEYS
+    dispatch: ClassVar[dict[int, Instruction]] = instructions(_PLAIN, "plain data does")
 
     def __init__(self, raw: bytes, objects: bool) -> None:
         super().__init__(io.BytesIO(raw), encoding="latin1")
@@ -219,13 +199,6 @@ class _Machine(pickle._Unpickler):
         self.left -= size
         if self.left < 0:
             raise UnpicklingError("it unpacks to far more than its size")
-
-    def mark(self) -> None:
-        if len(self.metastack) >= _MAX_MARKS:
-            raise UnpicklingError("it is nested too deeply")
-        self.load_mark()
-
-    dispatch[pickle.MARK[0]] = mark
 
     def reduce(self) -> None:
         args = self.stack.pop()
@@ -258,33 +231,9 @@ class _Machine(pickle._Unpickler):
 
     dispatch[pickle.BUILD[0]] = build
 
-    def append_one(self) -> None:
-        value = self.stack.pop()
-        self._top(list).append(value)
-
-    dispatch[pickle.APPEND[0]] = append_one
-
-    def append_all(self) -> None:
-        values = self.pop_mark()
-        self._top(list).extend(values)
-
-    dispatch[pickle.APPENDS[0]] = append_all
-
-    def set_one(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
-        self._top(dict).update(_pairs([key, value]))
-
-    dispatch[pickle.SETITEM[0]] = set_one
-
-    def set_all(self) -> None:
-        items = self.pop_mark()
-        self._top(dict).update(_pairs(items))
-
-    dispatch[pickle.SETITEMS[0]] = set_all
-
     def make_dict(self) -> None:
         items = self.pop_mark()  # changes what append is bound to
-        self.append(_pairs(items))
+        self.append(self.pairs(items))
 
     dispatch[pickle.DICT[0]] = make_dict
 
@@ -293,25 +242,6 @@ class _Machine(pickle._Unpickler):
         self.append(bytearray(self.read(size)))  # the standard one reserves what is asked for
 
     dispatch[pickle.BYTEARRAY8[0]] = byte_array
-
-    def _top(self, kind: type) -> Any:
-        if type(self.stack[-1]) is not kind:
-            raise UnpicklingError(f"it fills a {type(self.stack[-1]).__name__}")
-        return self.stack[-1]
-
-
-def _pairs(items: list[Any]) -> dict[Any, Any]:
-    """Return a dict; keys are plain, since hashing a deep tuple would overflow the C stack.
-
-    Args:
-        items: key, value, key, value, ...
-
-    Raises:
-        UnpicklingError: a key that is no text or number, or one without a value.
-    """
-    if not all(isinstance(key, _KEYS) for key in items[::2]):
-        raise UnpicklingError("a dict has keys that are no text or number")
-    return dict(zip(items[::2], items[1::2], strict=True))
 
 
 def _empty_array(kind: Any = None, *_shape_and_code: Any) -> Any:

@@ -49,6 +49,12 @@ class Around:
         """See ``Batcher.whole``."""
         return self.inner.whole(clients, part, fallback)
 
+    def draw(
+        self, clients: Sequence[int], round_: int, tag: str, most: int
+    ) -> Batch | None:
+        """See ``Batcher.draw``."""
+        return self.inner.draw(clients, round_, tag, most)
+
     def subset(self, clients: Sequence[int], part: str, share: float) -> Batcher:
         """See ``Batcher.subset``."""
         return replace(self, inner=self.inner.subset(clients, part, share))
@@ -76,6 +82,13 @@ class Watched(Around):
         """See ``Batcher.whole``."""
         self.seen.images = True
         return super().whole(clients, part, fallback)
+
+    def draw(
+        self, clients: Sequence[int], round_: int, tag: str, most: int
+    ) -> Batch | None:
+        """See ``Batcher.draw``."""
+        self.seen.images = True
+        return super().draw(clients, round_, tag, most)
 
     def subset(self, clients: Sequence[int], part: str, share: float) -> Batcher:
         """See ``Batcher.subset``."""
@@ -131,6 +144,12 @@ class Absent:
         self._refuse(clients)
 
     def whole(self, clients: Sequence[int], part: str, fallback: str = "") -> Batch | None:
+        """Refuse."""
+        self._refuse(clients)
+
+    def draw(
+        self, clients: Sequence[int], round_: int, tag: str, most: int
+    ) -> Batch | None:
         """Refuse."""
         self._refuse(clients)
 

@@ -1,10 +1,12 @@
-"""Methods about the image side: the template's texts classify, and they are constant."""
+"""Methods whose texts are the template's, and constant; methods that train nothing."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from fedvlm.core.trees import Tree
+from fedvlm.core.trees import State, Tree
+from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.vlmodel import VLModel
 
@@ -20,3 +22,24 @@ class TemplateTrainer(Trainer):
         """Return the template's text features ``[K, C, d]``, K of the tree (1 of an empty one)."""
         clients = next((len(leaf) for leaf in p.values()), 1)
         return model.anchor("template", 0).expand(clients, -1, -1)
+
+
+class TrainingFree(Trainer):
+    """Trains nothing and sends nothing: rounds pass without work."""
+
+    groups = ()
+    metrics = ()
+    exempt = {
+        "G5": "there is nothing to train",
+        "G11": "nobody trains",
+        "G12": "no number depends on the seed",
+        "G14": "nobody trains, so no training number can fail to be finite",
+    }
+
+    def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
+        """Return no tensor."""
+        return {}
+
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+        """Do nothing and send nothing."""
+        return state, ctx.upload({})

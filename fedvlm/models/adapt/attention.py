@@ -2,7 +2,9 @@
 
 Queries may come from other rows than keys and values (a feature that attends to experts, learned
 queries that attend to class names). The formula is Vaswani et al., Attention Is All You Need, 2017,
-section 3.2; the start is that of ``torch.nn.MultiheadAttention``.
+section 3.2; the start is that of ``torch.nn.MultiheadAttention``. ``cross_attend`` is a whole
+block: attention, then a feed-forward layer with a gate (GEGLU: Shazeer, GLU Variants Improve
+Transformer, 2020).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from fedvlm.core.errors import FedvlmError
 from fedvlm.core.trees import Tree
+from fedvlm.models.adapt.layers import fitting_heads, layer, layer_norm, linear, norm
 
 SITES = ("q", "k", "v", "o")
 
@@ -83,3 +86,44 @@ def attend(
     seen = None if mask is None else mask.unsqueeze(-3)
     mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
     return site("o", mixed.transpose(-2, -3).flatten(-2))
+
+
+def cross_tree(name: str, width: int, ff: int, generator: torch.Generator) -> Tree:
+    """Return a block: ``{name}.norm.{query|key|ff}``, ``{name}.attn``, ``{name}.{ff1|ff2}``.
+
+    Args:
+        name: what the tensors' names begin with.
+        width: of queries, keys and output.
+        ff: width of the feed-forward layer over that.
+        generator: of the run's start.
+    """
+    return {
+        **norm(f"{name}.norm.query", width), **norm(f"{name}.norm.key", width),
+        **attention_tree(f"{name}.attn", width, generator), **norm(f"{name}.norm.ff", width),
+        **layer(f"{name}.ff1", (2 * ff * width, width), generator),
+        **layer(f"{name}.ff2", (width, ff * width), generator),
+    }
+
+
+def cross_attend(
+    p: Tree, name: str, heads: int, q: Tensor, kv: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """Return ``x + W2 (v * gelu(g))``, ``(v, g) = W1 LN(x)``, ``x = MHA(LN(q), LN(kv))``.
+
+    Args:
+        p: the tree of ``cross_tree``, ``[K, ...]``.
+        name: as there.
+        heads: most heads of the attention; fewer where they do not divide the width.
+        q: queries ``[K, ..., m, width]``.
+        kv: what they read, ``[K, n, width]``.
+        mask: as for ``attend``.
+
+    Returns:
+        ``[K, ..., m, width]``.
+    """
+    key = layer_norm(p, f"{name}.norm.key", kv)
+    key = key.reshape(len(key), *[1] * (q.dim() - 3), *key.shape[1:])
+    heads = fitting_heads(q.shape[-1], heads)
+    x = attend(p, f"{name}.attn", heads, layer_norm(p, f"{name}.norm.query", q), key, mask)
+    value, gate = linear(p, f"{name}.ff1", layer_norm(p, f"{name}.norm.ff", x)).chunk(2, -1)
+    return x + linear(p, f"{name}.ff2", value * F.gelu(gate))

@@ -8,16 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from fedvlm.core.trees import Tree
-from fedvlm.models.towers.prompts import PLACEHOLDER, clean_name, fitting_ids, prefix_length
+from fedvlm.models.towers.prompts import prefix_length
 from fedvlm.models.vlmodel import VLModel
 
 INIT_STD = 0.02  # CoOp's standard deviation of a random context
-MOST_TEXTS = 512  # of full length whose activations are kept for the backward pass
 
 
 def random_context(shape: Sequence[int], generator: torch.Generator) -> Tensor:
@@ -47,56 +44,6 @@ def start_context(
     return word_context(model, words) if words else random_context(
         (n_ctx, model.text_width), generator
     )
-
-
-def around_names(model: VLModel, front: Tensor, back: Tensor, between: str) -> Tensor:
-    """Return normalised text features ``[K, C, d]`` of "front name between back.".
-
-    One full sequence for each client and class, through the plain tower: what stands behind a name
-    differs in its position from class to class, so that nothing can be packed.
-
-    Args:
-        front, back: contexts ``[K, n, width]`` and ``[K, m, width]``.
-        between: words behind the class name.
-
-    Raises:
-        ConfigError: a prompt that does not fit the context length.
-    """
-    backbone, n, m = model.backbone, front.shape[1], back.shape[1]
-    key = "around_names", n, m, between
-    ids, eot, place = model.once(key, lambda: _surrounded(model, n, m, between))
-    start, k = prefix_length(backbone), len(front)
-    table = backbone.embed_tokens(ids)
-    rows = torch.arange(len(ids), device=ids.device)[:, None]
-
-    def encode(one: Tensor, other: Tensor) -> Tensor:
-        emb = table.clone()
-        emb[:, start : start + n] = one
-        emb[rows, place] = other.expand(len(ids), -1, -1)
-        return backbone.encode_embeddings(emb, eot)
-
-    keep = torch.is_grad_enabled() and k * len(ids) > MOST_TEXTS
-    out = [
-        checkpoint(encode, one, other, use_reentrant=False, preserve_rng_state=False) if keep
-        else encode(one, other)
-        for one, other in zip(front, back, strict=True)
-    ]
-    model.counters["text_passes"] += 1
-    model.counters["text_tokens"] += k * ids.numel()
-    return F.normalize(torch.stack(out), dim=-1)
-
-
-def _surrounded(
-    model: VLModel, n: int, m: int, between: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ids ``[C, L]``, where they are read out ``[C]``, and ``back``'s places ``[C, m]``."""
-    backbone = model.backbone
-    names = [f"{clean_name(name)} {between}" for name in model.classnames]
-    gap = " ".join([PLACEHOLDER] * n), " ".join([PLACEHOLDER] * m)
-    ids = fitting_ids(backbone, [f"{gap[0]} {name} {gap[1]}." for name in names])
-    ends = backbone.token_ends(backbone.tokenize(names, 2 * backbone.context_length))
-    place = (ends + n)[:, None] + torch.arange(m, device=ends.device)
-    return ids, backbone.eot(ids), place
 
 
 def low_rank_prompt(

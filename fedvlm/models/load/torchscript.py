@@ -1,12 +1,10 @@
 """TorchScript archives (OpenAI's own format) read as data: tensors by name, no code.
 
 ``torch.jit.load`` runs what an archive's ``__setstate__`` says while it loads it. Here the zip is
-opened by Python, its ``data.pkl`` goes through a machine that knows only what such files need, and
-every name of a class or function stands for a mark: nothing is imported or called. From the code
-in the archive only the two lists of names ``__parameters__`` and ``__buffers__`` are read, as text.
-
-Stands on the private ``pickle._Unpickler``, the standard library's machine in Python (its dispatch
-table, stack and memo): the one in C reserves memory for any index that a file names.
+opened by Python, its ``data.pkl`` goes through a machine (``core.pickles``) that knows only what
+such files need, and every name of a class or function stands for a mark: nothing is imported or
+called. From the code in the archive only the two lists of names ``__parameters__`` and
+``__buffers__`` are read, as text.
 """
 
 from __future__ import annotations
@@ -14,10 +12,9 @@ from __future__ import annotations
 import io
 import math
 import pickle
-import pickletools
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, ClassVar
@@ -26,12 +23,12 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.errors import DataError
+from fedvlm.core.pickles.machine import Instruction, Machine, instructions
 
 MAX_DEPTH = 64  # of modules in modules
 MAX_TENSORS = 100_000  # names to tensors; a module that lies at two names counts twice
 MAX_CODE = 64 << 20  # bytes of all code together, unpacked
 MAX_PICKLE = 16 << 20  # bytes of data.pkl; OpenAI's largest has less than one
-_MAX_MARKS = 1000
 _MAX_DIMS = 16
 _DTYPES = {
     "FloatStorage": torch.float32, "HalfStorage": torch.float16, "DoubleStorage": torch.float64,
@@ -46,7 +43,6 @@ _PLAIN = {  # instructions that the standard machine may run as it does
     "TUPLE2", "TUPLE3", "EMPTY_LIST", "EMPTY_DICT", "BINGET", "LONG_BINGET", "BINPUT",
     "LONG_BINPUT", "MEMOIZE", "GLOBAL", "BINPERSID",
 }
-_OPCODES = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
 _CLASS = re.compile(
     r"^class (\w+)\(Module\):\n  __parameters__ = \[(.*)\]\n  __buffers__ = \[(.*)\]$", re.M
 )
@@ -142,21 +138,10 @@ class _Storage:
         )
 
 
-def _refuse(_machine: _Machine) -> None:
-    raise UnpicklingError("it uses an instruction that tensors do not need")
+class _Machine(Machine):
+    """The machine with the instructions that make modules and tensors."""
 
-
-class _Machine(pickle._Unpickler):
-    """Python's unpickler with the instructions that make objects replaced."""
-
-    stack: list[Any]
-    metastack: list[list[Any]]
-    pop_mark: Callable[[], list[Any]]
-    load_mark: Callable[[], None]
-    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
-        code: pickle._Unpickler.dispatch[code] if name in _PLAIN else _refuse
-        for code, name in _OPCODES.items() if code in pickle._Unpickler.dispatch
-    }
+    dispatch: ClassVar[dict[int, Instruction]] = instructions(_PLAIN, "tensors do")
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
         pickles = [n for n in archive.namelist() if n.endswith("/data.pkl") and n.count("/") == 1]
@@ -198,13 +183,6 @@ class _Machine(pickle._Unpickler):
             raise UnpicklingError(f"storage {key} has another size or type"[:99])
         return found
 
-    def mark(self) -> None:
-        if len(self.metastack) >= _MAX_MARKS:
-            raise UnpicklingError("it is nested too deeply")
-        self.load_mark()
-
-    dispatch[pickle.MARK[0]] = mark
-
     def reduce(self) -> None:
         args, called = self.stack.pop(), self.stack.pop()
         if not isinstance(called, _Name) or type(args) is not tuple:
@@ -229,42 +207,6 @@ class _Machine(pickle._Unpickler):
         module.attributes = state
 
     dispatch[pickle.BUILD[0]] = build
-
-    def append_one(self) -> None:
-        value = self.stack.pop()
-        self._top(list).append(value)
-
-    dispatch[pickle.APPEND[0]] = append_one
-
-    def append_all(self) -> None:
-        values = self.pop_mark()
-        self._top(list).extend(values)
-
-    dispatch[pickle.APPENDS[0]] = append_all
-
-    def set_one(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
-        self._top(dict).update(_pairs([key, value]))
-
-    dispatch[pickle.SETITEM[0]] = set_one
-
-    def set_all(self) -> None:
-        items = self.pop_mark()
-        self._top(dict).update(_pairs(items))
-
-    dispatch[pickle.SETITEMS[0]] = set_all
-
-    def _top(self, kind: type) -> Any:
-        if type(self.stack[-1]) is not kind:
-            raise UnpicklingError(f"it fills a {type(self.stack[-1]).__name__}")
-        return self.stack[-1]
-
-
-def _pairs(items: list[Any]) -> dict[Any, Any]:
-    """Return a dict of key, value, ...; only texts and numbers are hashed."""
-    if not all(isinstance(key, str | int | float) for key in items[::2]):
-        raise UnpicklingError("a dict has keys that are no text or number")
-    return dict(zip(items[::2], items[1::2], strict=True))
 
 
 def _call(called: _Name, args: tuple[Any, ...]) -> Any:

@@ -26,8 +26,9 @@ class PackedLayout:
     [G, T, T], ``prefix_mask`` [n, n] and ``read_mask`` [G, 1, E, n + T] are added to attention
     scores (0 or -inf); ``read`` [G*E] rows of the EOT tokens in the sequence; ``pick`` [C] index
     of each class in ``read``; ``prefix_ids`` [start] tokens before the ``n_ctx`` vectors that all
-    classes share; ``tokens`` real tokens; ``own_ctx`` [C*m] slots of the classes' own m context
-    vectors, class by class (empty where the context is shared).
+    classes share; ``tokens`` real tokens; ``own_ctx`` [C*m] slots of m context vectors among the
+    classes' own tokens, class by class: of contexts that classes have for themselves, or of the
+    suffix (else empty).
 
     Where each of P prompt sets has classes of its own, ``ids``, ``positions``, ``own_mask``,
     ``read_mask``, ``read`` and ``pick`` have P as a first axis (masks one of 1 behind it for the
@@ -209,6 +210,9 @@ def _layout(
             read[g, e] = at - 1
             pick[i] = g * reads + e
     device, own = prompts.ids.device, _own_mask(owner, dtype)
+    inside = torch.arange(prompts.n_ctx - n_ctx)
+    if prompts.suffix is not None:
+        inside = prompts.suffix[classes].cpu() - first
     rows = first + torch.arange(len(groups)).unsqueeze(1) * slots + read
     read_mask = torch.cat(
         [
@@ -228,7 +232,7 @@ def _layout(
         prefix_ids=prompts.ids[0, : prompts.start],
         n_ctx=n_ctx,
         tokens=first + sum(lengths),
-        own_ctx=(starts + torch.arange(prompts.n_ctx - n_ctx)).flatten().to(device),
+        own_ctx=(starts + inside).flatten().to(device),
     )
 
 

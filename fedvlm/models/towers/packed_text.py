@@ -85,18 +85,19 @@ class PackedText:
 
     def __call__(
         self, ctx: Tensor, layouts: Sequence[PackedLayout],
-        deep: Mapping[int, Tensor] | None = None,
+        deep: Mapping[int, Tensor] | None = None, suffix: Tensor | None = None,
     ) -> Tensor:
         """Text features [P, C, embed_dim], not normalised, of ``ctx`` [P, n_ctx, text_width].
 
         Contexts of the classes' own are ``[P, C, n_ctx, text_width]``, with layouts made for them.
         Where each set has classes of its own the features are [M, embed_dim], in the order of
         ``PackedLayout.chosen``. ``deep``: contexts that take the place of the first in later
-        blocks, shaped as ``ctx``.
+        blocks, shaped as ``ctx``. ``suffix``: what stands behind the names, [P, m, text_width],
+        with layouts made for it.
         """
         contexts = {0: ctx, **(deep or {})}
         if len(layouts) == 1 and len(ctx) * layouts[0].rows <= self.max_rows:
-            return self._encode(contexts, layouts[0])
+            return self._encode(contexts, layouts[0], suffix)
         columns, start = [], 0
         for layout in layouts:
             stop = start + layout.pick.shape[-1]
@@ -105,6 +106,7 @@ class PackedText:
             parts = [
                 checkpoint(
                     self._encode, {b: v[cut] for b, v in part.items()}, layout.cut(cut),
+                    None if suffix is None else suffix[cut],
                     use_reentrant=False, preserve_rng_state=False,
                 )
                 for cut in _slices(len(ctx), max(1, self.max_rows // layout.rows))
@@ -113,8 +115,10 @@ class PackedText:
             start = stop
         return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
 
-    def _encode(self, contexts: Mapping[int, Tensor], layout: PackedLayout) -> Tensor:
-        x = self.embed(contexts[0], layout)
+    def _encode(
+        self, contexts: Mapping[int, Tensor], layout: PackedLayout, suffix: Tensor | None = None
+    ) -> Tensor:
+        x = self.embed(contexts[0], layout, suffix)
         for number, block in enumerate(self.blocks[:-1]):
             x = _replaced(x, number, contexts, layout)
             qkv = frozen_linear(_norm(x, block.eps[0]), *block.qkv)
@@ -131,15 +135,21 @@ class PackedText:
         """Text features [..., embed_dim], not normalised, of the last block's rows."""
         return frozen_linear(_norm(x, self.final_eps), *self.final)
 
-    def embed(self, ctx: Tensor, layout: PackedLayout) -> Tensor:
+    def embed(
+        self, ctx: Tensor, layout: PackedLayout, suffix: Tensor | None = None
+    ) -> Tensor:
         """Input rows [P, rows, width]: prefix, context, then all chunks."""
         sets, n = len(ctx), layout.n_prefix
         start = self.backbone.embed_tokens(layout.prefix_ids)
         own = self.backbone.embed_tokens(layout.ids) + self.positions[layout.positions]
         start = (start + self.positions[: len(start)]).expand(sets, -1, -1)
+        inside = ctx if ctx.dim() == 4 else None
+        if suffix is not None:  # the same vectors behind each name
+            inside = suffix.unsqueeze(1).expand(-1, len(layout.pick), -1, -1)
+        if inside is not None:
+            rows = inside.flatten(1, 2) + self.positions[layout.positions[layout.own_ctx]]
+            own = own.expand(sets, -1, -1).index_copy(1, layout.own_ctx, rows)
         if ctx.dim() == 4:
-            places = self.positions[layout.positions[layout.own_ctx]]
-            own = own.expand(sets, -1, -1).index_copy(1, layout.own_ctx, ctx.flatten(1, 2) + places)
             return torch.cat([start, own], dim=1)
         middle = ctx + self.positions[n - layout.n_ctx : n]
         return torch.cat([start, middle, own.expand(sets, -1, -1)], dim=1)

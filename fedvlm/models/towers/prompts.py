@@ -1,12 +1,14 @@
 """Prompts: ids around a learnable context, and the plain text path (the oracle of the packed one).
 
-The prompt of a class is ``[SOS] ctx_1..ctx_n [tokens of "name." EOT pad]``, as in CoOp.
+The prompt of a class is ``[SOS] ctx_1..ctx_n [tokens of "name." EOT pad]``, as in CoOp; with a
+``Suffix`` it goes on behind the name: ``... name words suffix_1..suffix_m . EOT pad``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,12 +19,20 @@ from fedvlm.models.backbone import Backbone
 PLACEHOLDER = "X"
 
 
+class Suffix(NamedTuple):
+    """What stands behind a class name: words, then ``n`` context vectors that all classes share."""
+
+    words: str
+    n: int
+
+
 @dataclass(frozen=True)
 class Prompts:
     """Tokenised prompts of a class list.
 
     ``ids`` [C, L] with placeholders at ``start .. start+n_ctx``; ``eot`` [C] is where the tower is
-    read out, ``ends`` [C] where the end-of-text token stands (the same for CLIP).
+    read out, ``ends`` [C] where the end-of-text token stands (the same for CLIP). ``suffix`` [C, m]
+    is where the m vectors behind each name stand; None: there are none.
     """
 
     ids: Tensor
@@ -30,6 +40,15 @@ class Prompts:
     ends: Tensor
     start: int
     n_ctx: int
+    suffix: Tensor | None = None
+
+    def of(self, classes: Tensor | slice) -> Prompts:
+        """Return the prompts of some classes."""
+        behind = None if self.suffix is None else self.suffix[classes]
+        return replace(
+            self, ids=self.ids[classes], eot=self.eot[classes], ends=self.ends[classes],
+            suffix=behind,
+        )
 
 
 def clean_name(name: str) -> str:
@@ -43,10 +62,13 @@ def prefix_length(backbone: Backbone) -> int:
     return int((first == second).int().argmin())
 
 
-def assemble(backbone: Backbone, classnames: Sequence[str], n_ctx: int) -> Prompts:
+def assemble(
+    backbone: Backbone, classnames: Sequence[str], n_ctx: int, suffix: Suffix | None = None
+) -> Prompts:
     """Tokenise ``name.`` for each class and make room for ``n_ctx`` vectors before it.
 
-    Equal to tokenising ``"X " * n_ctx + name + "."`` wherever "X" is one token, as in CLIP.
+    Equal to tokenising ``"X " * n_ctx + name + "."`` wherever "X" is one token, as in CLIP; with
+    a ``suffix``, to ``"X " * n_ctx + name + words + " X" * m + "."``.
 
     Raises:
         ConfigError: no classes, or a prompt that does not fit the context length.
@@ -54,27 +76,47 @@ def assemble(backbone: Backbone, classnames: Sequence[str], n_ctx: int) -> Promp
     if not classnames:
         raise ConfigError("no class names: a prompt needs at least one class")
     length, start = backbone.context_length, prefix_length(backbone)
-    texts = [f"{clean_name(name)}." for name in classnames]
+    names = [clean_name(name) for name in classnames]
+    if suffix is not None:
+        names = [f"{name} {suffix.words}" for name in names]
     # Twice the length: a tokenizer cuts silently, and a cut prompt must be seen here.
-    ids = backbone.tokenize(texts, 2 * length)
-    ends = backbone.token_ends(ids) + n_ctx
-    _check_fit(backbone, classnames, ends, n_ctx)
-    filler = backbone.tokenize([PLACEHOLDER])[:, start : start + 1].expand(len(ids), n_ctx)
-    ids = torch.cat([ids[:, :start], filler, ids[:, start:]], dim=1)[:, :length]
+    ids = backbone.tokenize([f"{name}." for name in names], 2 * length)
+    filler = backbone.tokenize([PLACEHOLDER])[0, start]
+    ends, places = backbone.token_ends(ids) + n_ctx, None
+    if suffix is not None:
+        stops = backbone.token_ends(backbone.tokenize(names, 2 * length))
+        ids, ends = _with_room(ids, stops, suffix.n, filler), ends + suffix.n
+        places = stops.unsqueeze(1) + n_ctx + torch.arange(suffix.n, device=ids.device)
+    _check_fit(backbone, classnames, ends, n_ctx, suffix)
+    ids = _with_room(ids, torch.full_like(ends, start), n_ctx, filler)[:, :length]
     eot = ends if backbone.pool in ("argmax", "eos") else backbone.eot(ids)
-    return Prompts(ids=ids, eot=eot, ends=ends, start=start, n_ctx=n_ctx)
+    return Prompts(ids=ids, eot=eot, ends=ends, start=start, n_ctx=n_ctx, suffix=places)
 
 
-def _check_fit(backbone: Backbone, classnames: Sequence[str], ends: Tensor, n_ctx: int) -> None:
+def _with_room(ids: Tensor, at: Tensor, n: int, filler: Tensor) -> Tensor:
+    """Return ``ids [C, L]`` with ``n`` fillers put in from place ``at`` [C] on: [C, L + n]."""
+    place = torch.arange(ids.shape[1] + n, device=ids.device).expand(len(ids), -1)
+    first, behind = at.unsqueeze(1), at.unsqueeze(1) + n
+    before = torch.where(place < behind, place, place - n).clamp(max=ids.shape[1] - 1)
+    return torch.where((place >= first) & (place < behind), filler, ids.gather(1, before))
+
+
+def _check_fit(
+    backbone: Backbone, classnames: Sequence[str], ends: Tensor, n_ctx: int, suffix: Suffix | None
+) -> None:
     longest = int(ends.argmax())
     needed, length = int(ends[longest]) + 1, backbone.context_length
     if needed <= length:
         return
-    fits = max(0, length - (needed - n_ctx))
+    fits, rest = max(0, length - (needed - n_ctx)), ""
+    if suffix is not None:
+        rest = f" and {suffix.n} behind its name"
+        fits = max(0, length - (needed - n_ctx - suffix.n)) // 2
     # Beyond twice the context even our own tokenisation was cut: then the count is a lower bound.
     raise ConfigError(
         f"the prompt of class '{shortened(classnames[longest])}' needs {needed} tokens with "
-        f"n_ctx={n_ctx}, but {backbone.name} has {length}: use n_ctx <= {fits} or a shorter name"
+        f"n_ctx={n_ctx}{rest}, but {backbone.name} has {length}: use n_ctx <= {fits}"
+        f"{' for each' if rest else ''} or a shorter name"
     )
 
 
@@ -84,7 +126,8 @@ def shortened(text: str) -> str:
 
 
 def plain_text(
-    backbone: Backbone, prompts: Prompts, ctx: Tensor, deep: Mapping[int, Tensor] | None = None
+    backbone: Backbone, prompts: Prompts, ctx: Tensor, deep: Mapping[int, Tensor] | None = None,
+    suffix: Tensor | None = None,
 ) -> Tensor:
     """Text features [P, C, embed_dim], not normalised, of ``ctx`` [P, n_ctx, text_width].
 
@@ -95,6 +138,7 @@ def plain_text(
         prompts: ids of the C classes.
         ctx: P prompt sets; [P, C, n_ctx, text_width] where every class has a context of its own.
         deep: contexts that take the place of ``ctx`` in later blocks, shaped as it is.
+        suffix: what stands behind the names, [P, m, text_width].
     """
     table = backbone.embed_tokens(prompts.ids)
     sets, classes = ctx.shape[0], table.shape[0]
@@ -111,7 +155,14 @@ def plain_text(
         middle = rows(deep[block]).flatten(0, 1).to(x.dtype)
         return torch.cat([x[:, : prompts.start], middle, x[:, stop:]], dim=1)
 
-    emb = torch.cat([head, rows(ctx), tail], dim=2).flatten(0, 1)
+    emb = torch.cat([head, rows(ctx), tail], dim=2)
+    if suffix is not None and prompts.suffix is not None:
+        names = torch.arange(classes, device=ctx.device).unsqueeze(1)
+        emb = emb.index_put(
+            (torch.arange(sets, device=ctx.device)[:, None, None], names, prompts.suffix),
+            suffix.unsqueeze(1).expand(-1, classes, -1, -1).to(emb.dtype),
+        )
+    emb = emb.flatten(0, 1)
     out = backbone.encode_embeddings(emb, prompts.eot.repeat(sets), enter if deep else None)
     return out.view(sets, classes, -1)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from fedvlm.models.backbone import Backbone
 from fedvlm.models.towers.fold import Unfoldable
 from fedvlm.models.towers.layouts import PackedLayout
 from fedvlm.models.towers.packed_text import PackedText, largest_error
-from fedvlm.models.towers.prompts import Prompts, assemble, plain_text
+from fedvlm.models.towers.prompts import Prompts, Suffix, assemble, plain_text
 
 # Activations of the plain path kept for the backward pass, in bytes.
 PLAIN_BYTES = 8 << 30
@@ -89,35 +88,39 @@ class ClassPrompts:
         classnames: by label.
         n_ctx: context vectors of a prompt.
         own: every class has a context of its own.
+        suffix: what stands behind the class names.
 
     Raises:
         ConfigError: a prompt that does not fit the context length.
     """
 
     def __init__(
-        self, path: TextPath, classnames: Sequence[str], n_ctx: int, own: bool = False
+        self, path: TextPath, classnames: Sequence[str], n_ctx: int, own: bool = False,
+        suffix: Suffix | None = None,
     ) -> None:
         self.path = path
-        self.prompts: Prompts = assemble(path.backbone, classnames, n_ctx)
+        self.prompts: Prompts = assemble(path.backbone, classnames, n_ctx, suffix)
         tower = path.tower()
         self.layouts: list[PackedLayout] = (
             [] if tower is None else tower.layouts(self.prompts, own=own)
         )
         self._layouts: dict[tuple[tuple[int, ...], ...], PackedLayout | None] = {}
 
-    def encode(self, ctx: Tensor, deep: Contexts | None = None) -> Tensor:
+    def encode(
+        self, ctx: Tensor, deep: Contexts | None = None, suffix: Tensor | None = None
+    ) -> Tensor:
         """Text features [P, C, embed_dim], not normalised, of ``ctx`` [P, n_ctx, text_width].
 
         Contexts of the classes' own are ``[P, C, n_ctx, text_width]``. ``deep``: contexts of later
-        blocks, shaped as ``ctx``.
+        blocks, shaped as ``ctx``. ``suffix``: contexts behind the names, [P, m, text_width].
         """
         tower, counters = self.path.tower(), self.path.counters
         counters["text_passes"] += 1
         if tower is None:
             counters["text_tokens"] += len(ctx) * self.prompts.ids.numel()
-            return self._plain(self.prompts, ctx, deep)
+            return self._plain(self.prompts, ctx, deep, suffix)
         counters["text_tokens"] += len(ctx) * sum(layout.tokens for layout in self.layouts)
-        return tower(ctx, self.layouts, deep)
+        return tower(ctx, self.layouts, deep, suffix)
 
     def encode_chosen(
         self, ctx: Tensor, sets: Sequence[Sequence[int]], deep: Contexts | None = None
@@ -144,7 +147,7 @@ class ClassPrompts:
             counters["text_tokens"] += len(ctx) * sum(one.tokens for one in self.layouts)
             return tower(ctx, self.layouts, deep)[at[0], at[1]], at[0], at[1]
         counters["text_tokens"] += at.shape[1] * self.prompts.ids.shape[1]
-        part = _of_classes(self.prompts, at[1])
+        part = self.prompts.of(at[1])
         each = {b: v[at[0]].unsqueeze(0) for b, v in (deep or {}).items()}
         return self._plain(part, ctx[at[0]].unsqueeze(0), each)[0], at[0], at[1]
 
@@ -161,7 +164,10 @@ class ClassPrompts:
             del self._layouts[next(iter(self._layouts))]
         return layout
 
-    def _plain(self, whole: Prompts, ctx: Tensor, deep: Contexts | None = None) -> Tensor:
+    def _plain(
+        self, whole: Prompts, ctx: Tensor, deep: Contexts | None = None,
+        suffix: Tensor | None = None,
+    ) -> Tensor:
         """The plain path, in pieces where its activations would take more than ``PLAIN_BYTES``."""
         backbone = self.path.backbone
         classes, length = whole.ids.shape
@@ -170,11 +176,11 @@ class ClassPrompts:
         per_text = 16 * backbone.text_width * ctx.element_size() * blocks * length
         most = max(1, PLAIN_BYTES // per_text)
         if len(ctx) * classes <= most:
-            return plain_text(backbone, whole, ctx, deep)
+            return plain_text(backbone, whole, ctx, deep, suffix)
         step, columns = min(classes, most), []
         for at in range(0, classes, step):
             cut = slice(at, at + step)
-            part = _of_classes(whole, cut)
+            part = whole.of(cut)
             sets, later = (ctx, deep or {}) if ctx.dim() == 3 else (
                 ctx[:, cut], {b: v[:, cut] for b, v in (deep or {}).items()}
             )
@@ -183,13 +189,10 @@ class ClassPrompts:
                 checkpoint(
                     plain_text, backbone, part, sets[i : i + most // step],
                     {b: v[i : i + most // step] for b, v in later.items()},
+                    None if suffix is None else suffix[i : i + most // step],
                     use_reentrant=False, preserve_rng_state=False,
                 )
                 for i in range(0, len(sets), most // step)
             ]
             columns.append(torch.cat(pieces))
         return torch.cat(columns, dim=1)
-
-
-def _of_classes(whole: Prompts, at: Tensor | slice) -> Prompts:
-    return replace(whole, ids=whole.ids[at], eot=whole.eot[at], ends=whole.ends[at])

@@ -67,10 +67,37 @@ def test_contexts_by_class_packed_equal_plain(kind: str, rows: int) -> None:
     got, got_grad = loss_and_grad(packed, ctx, packed.text_by_class)
     assert relative(got, expected) < 1e-12 and relative(got_grad, expected_grad) < 1e-9
     if tower is not None:
-        assert (len(packed._prompts[5, True].layouts) > 1) is bool(rows)
+        assert (len(packed._prompts[5, True, None].layouts) > 1) is bool(rows)
         assert packed.counters["text_tokens"] < plain.counters["text_tokens"]
     one = VLModel(backbone, NAMES[2:3], packed=False)  # each class has its own context, in order
     torch.testing.assert_close(packed.text_by_class(ctx)[:, 2], one.text(ctx[:, 2])[:, 0])
+
+
+@pytest.mark.parametrize("kind", [*PACKABLE, "siglip"])
+@pytest.mark.parametrize("rows", [0, 24])
+def test_contexts_around_the_name_packed_equal_plain(kind: str, rows: int) -> None:
+    backbone = toy(kind, dtype=torch.float64)
+    plain, packed = VLModel(backbone, NAMES, packed=False), VLModel(backbone, NAMES)
+    tower = packed._text_path.tower()
+    if rows and tower is not None:
+        tower.max_rows = rows
+    both = [context(backbone, 2, 1, n_ctx=2), context(backbone, 2, 1, n_ctx=3, seed=7)]
+    for leaf in both:  # leading axes are free
+        (got, got_grad), (want, want_grad) = (
+            loss_and_grad(model, leaf, lambda _, m=model: m.text_around(*both, "of the kind"))
+            for model in (packed, plain)
+        )
+        assert relative(got, want) < 1e-12 and relative(got_grad, want_grad) < 1e-9
+    if tower is not None:
+        (prompts,) = packed._prompts.values()
+        assert (len(prompts.layouts) > 1) is bool(rows)
+        assert packed.counters["text_tokens"] < plain.counters["text_tokens"]
+
+
+def test_contexts_around_the_name_of_different_clients_are_refused() -> None:
+    model = VLModel(toy(), NAMES)
+    with pytest.raises(FedvlmError, match="all axes but the number of vectors are the same"):
+        model.text_around(context(model.backbone, 2), context(model.backbone, 3), "in")
 
 
 def test_contexts_of_other_classes_are_refused() -> None:
@@ -88,7 +115,7 @@ def test_bounded_memory_gives_the_same_result() -> None:
     ctx = context(backbone, 3)
     loss, grad = loss_and_grad(packed, ctx)
     expected, expected_grad = loss_and_grad(plain, ctx)
-    assert len(packed._prompts[5, False].layouts) > 1
+    assert len(packed._prompts[5, False, None].layouts) > 1
     assert relative(loss, expected) < 1e-12 and relative(grad, expected_grad) < 1e-12
 
 

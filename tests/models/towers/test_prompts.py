@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.models.towers.prompts import assemble
+from fedvlm.models.adapt.contexts import word_context
+from fedvlm.models.towers.prompts import Suffix, assemble
 from fedvlm.models.vlmodel import VLModel
 from tests.models.toys import NAMES, context, toy
 
@@ -20,6 +21,16 @@ def test_plain_text_equals_open_clip_on_literal_prompts() -> None:
     torch.testing.assert_close(model.anchor("literal", 3), expected)
     letter = backbone.embed_tokens(backbone.tokenize(["X"]))[0, 1]
     torch.testing.assert_close(model.text(letter.expand(3, -1)), expected)
+
+
+def test_words_on_both_sides_of_the_name_equal_open_clip() -> None:
+    backbone = toy(dtype=torch.float64)
+    ids = backbone.tokenize([f"my own {n.replace('_', ' ')} as dark ink." for n in NAMES])
+    expected = torch.nn.functional.normalize(backbone.model.encode_text(ids), dim=-1)
+    for packed in (False, True):
+        model = VLModel(backbone, NAMES, packed=packed)
+        front, back = (word_context(model, text) for text in ("my own", "dark ink"))
+        torch.testing.assert_close(model.text_around(front, back, "as"), expected)
 
 
 def test_siglip_text_equals_open_clip() -> None:
@@ -56,6 +67,10 @@ def test_a_tokenizer_without_start_token() -> None:
     assert prompts.start == 0 and prompts.ends.tolist() == [6, 5]
     assert prompts.eot.tolist() == [39, 39]  # SigLIP reads the last position
     assert prompts.ids[0, 3:6].tolist() == NoPrefix()(["ab."], 8)[0, :3].tolist()
+    both = assemble(backbone, ("ab", "c"), 1, Suffix(" in ", 2))
+    assert both.suffix is not None and both.suffix.tolist() == [[8, 9], [7, 8]]
+    assert both.ids[0, :12].tolist() == NoPrefix()(["Xab  in XX."], 12)[0].tolist()
+    assert both.ends.tolist() == [11, 10]
 
 
 def test_too_long_a_prompt_names_class_count_and_way_out() -> None:
