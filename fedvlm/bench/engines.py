@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -155,6 +156,7 @@ def run(
 
     Raises:
         ConfigError: a number below 1, or nothing is left to measure.
+        FedvlmError: no run of any engine came to its end.
     """
     numbers = {"clients": clients, "rounds": rounds, "workers": workers, "repeats": repeats,
                "threads": threads}
@@ -166,6 +168,7 @@ def run(
     if not engines:
         raise ConfigError("; ".join(skipped.values()))
     took: dict[str, dict[int, list[Measurements]]] = {name: {} for name in engines}
+    failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         place = Path(folder)
         federation, beside = place / "federation", _nobody
@@ -182,19 +185,24 @@ def run(
         measure(words_of(trainer, clients, SHORT, LOCAL, workers, place / "warm", federation),
                 environ, place / "warm")
         for turn in range(repeats):
-            for engine in engines:
-                for length in (SHORT, SHORT + rounds):
-                    say(f"{engine}, {length} round(s), {turn + 1} of {repeats}")
-                    output = place / f"{engine}{length}-{turn}"
-                    words = words_of(
-                        trainer, clients, length, engine, workers, output, federation)
-                    others = beside if engine == LOOPBACK else _nobody
-                    took[engine].setdefault(length, []).append(
-                        measure(words, environ, output, others))
-    each = {name: _engine(runs, rounds) for name, runs in took.items()}
+            for engine, length in product(engines, (SHORT, SHORT + rounds)):
+                if engine in failed:
+                    continue
+                say(f"{engine}, {length} round(s), {turn + 1} of {repeats}")
+                output = place / f"{engine}{length}-{turn}"
+                words = words_of(trainer, clients, length, engine, workers, output, federation)
+                try:
+                    took[engine].setdefault(length, []).append(measure(
+                        words, environ, output, beside if engine == LOOPBACK else _nobody))
+                except FedvlmError as error:  # the others are measured all the same
+                    failed[engine] = str(error)
+    if len(failed) == len(engines):
+        raise FedvlmError("; ".join(failed.values()))
+    each = {name: _engine(took[name], rounds) for name in engines if name not in failed}
     both = LOCAL in each and WORKERS in each
     return {
         "setting": {"trainer": trainer, **numbers}, "engines": each, "skipped": skipped,
+        "failed": failed,
         "ratio": each[WORKERS]["cpu_round"] / max(each[LOCAL]["cpu_round"], 1e-9) if both else None,
         "aim": AIM, "load": {"after": machine.load(), "cores": machine.cores()},
     }
@@ -236,6 +244,7 @@ def lines(record: Measurements) -> list[str]:
         f"{load['cores']} core(s)",
         *table_lines([_row(name, engine, local) for name, engine in engines.items()]),
         *(f"{name} is skipped: {why}" for name, why in record["skipped"].items()),
+        *(f"{name} has no row: {why}" for name, why in record["failed"].items()),
         *verdict,
         "a round without its evaluation; x local: CPU of a round over that of local, which other "
         "work on the machine moves least; start: what a run takes beside its rounds; memory: sum "

@@ -11,6 +11,7 @@ import pytest
 
 from fedvlm.bench import engines
 from fedvlm.cli.main import main
+from fedvlm.core.errors import FedvlmError
 
 
 def fake(
@@ -71,6 +72,21 @@ def test_a_federation_is_there_for_its_runs_and_ended_after_them(
     assert "flower-sim" in seen[-1] and "1.10" in said and "skipped" not in said
     assert main(["bench", "engines", "--engines", "local,loopbak"]) == 2
     assert "--engines has no 'loopbak'; did you mean 'loopback'?" in capsys.readouterr().err
+
+
+def test_an_engine_that_fails_takes_no_other_row_with_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(words: tuple[str, ...], *more: Any) -> dict[str, Any]:
+        if "workers" in words:
+            raise FedvlmError("no worker came")
+        return fake(words, *more)
+
+    monkeypatch.setattr(engines, "measure", measure)
+    assert main(["bench", "engines", "--repeats", "2"]) == 1
+    said = capsys.readouterr()
+    assert "workers has no row: no worker came" in said.out and "2.000" in said.out
+    assert said.err.count("workers, ") == 1
 
 
 def test_what_is_not_read_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -129,7 +129,7 @@ def main(args: Namespace) -> int:
     say(*lines)
     if path is not None:
         write_json(path, record)
-    return 0
+    return int(bool(record.get("failed")))  # of engines: the others have their rows
 
 
 def _target(flag: str, word: str) -> Path | None:

@@ -15,6 +15,7 @@ from fedvlm.distributed.pool.site import PoolSite
 from fedvlm.distributed.site import Site
 from fedvlm.distributed.sockets.serving import converse, end_with, serve
 from fedvlm.distributed.sockets.stream import listen, read_token
+from fedvlm.distributed.terms import Terms
 from fedvlm.job.build import Built, build
 from fedvlm.job.run import threads_of
 from fedvlm.job.sites.party import config_plain, shared_facts
@@ -100,7 +101,10 @@ def part_of(
     if stray:
         raise ConfigError(f"--clients: this run has no client {stray[0]}")
     beside = shared_facts(built.identity)
-    site = Site(built.federation, clients, states, config_plain(built.cfg), beside["data"], say)
+    site = Site(
+        built.federation, clients, states, config_plain(built.cfg), beside["data"], say,
+        Terms(logits=True),  # no owner: everything here is the driver's
+    )
     site.facts |= beside
     site.like = likeness(site.config, site.facts)
     return site

@@ -38,13 +38,12 @@ from fedvlm.federation.local.images import Absent
 from fedvlm.federation.rounds import FedState
 from fedvlm.job.build import Built, pick_device
 from fedvlm.job.engines import flower
-from fedvlm.job.engines.states import PLACE, RUN
+from fedvlm.job.engines.states import NAME, PLACE, RUN
 from fedvlm.job.inputs import GivenInputs, Inputs
 from fedvlm.job.sites.parties import Parties, check_sites
 from fedvlm.job.sites.party import config_plain, shared_facts
 from fedvlm.runs.folder import RunFolder
 
-NAME = "run"  # the file with the run's name at its workers
 START = 600.0  # seconds for workers to be built
 REACH = 120.0  # seconds for those at addresses to be there
 EVER = 30 * 86400.0  # seconds for an answer: a worker that dies is heard of without
