@@ -20,6 +20,7 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import Tensor
+from yacs.config import CfgNode
 
 from fedvlm.api.rebuild import run_folder
 from fedvlm.config.engines import of_parties
@@ -171,15 +172,8 @@ def replay(
     last = int(records[-1]["round"] if told_rounds else results["protocol"]["rounds"])
     since = _start(path, str(told["identity_digest"]), last, rounds)
     first = 0 if since is None else since + 1
-    quiet = {"SINKS": "()", "RESUME": ""}
     with tempfile.TemporaryDirectory(prefix="fedvlm-replay-") as place:
-        cfg = config_of(path, {**(changes or {}), **quiet, "OUTPUT_DIR": place})
-        if of_parties(cfg):
-            raise ConfigError(
-                f"'{path}': its clients' images are at their sites, so it cannot be run again "
-                "here; the command in its manifest.json under another --tag runs it over them "
-                "again, and has to give the same numbers"
-            )
+        cfg = _config(path, {**(changes or {}), "OUTPUT_DIR": place})
         with threads_of(cfg):
             built = build(cfg, progress)
             moved = same_backbone(built.identity, told["identity"])
@@ -213,6 +207,22 @@ def replay(
         path, max(first, 1), last, since, why, time.perf_counter() - began, _counts(recorded),
         differences, elsewhere, allowed, away,
     )
+
+
+def _config(path: Path, changes: Mapping[str, str]) -> CfgNode:
+    """Return the config of a run, to be run again.
+
+    Raises:
+        ConfigError: its clients' images are not here.
+    """
+    cfg = config_of(path, {**changes, "SINKS": "()", "RESUME": ""})
+    if of_parties(cfg):
+        raise ConfigError(
+            f"'{path}': its clients' images are at their sites, so it cannot be run again here; "
+            "the command in its manifest.json under another --tag runs it over them again, and has "
+            "to give the same numbers"
+        )
+    return cfg
 
 
 def same_backbone(identity: dict[str, Any], recorded: Mapping[str, Any]) -> bool:
