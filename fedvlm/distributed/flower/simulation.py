@@ -21,7 +21,7 @@ from pathlib import Path
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.distributed.flower import commands, conversation
 from fedvlm.distributed.flower.carrier import APP, copy_modules
-from fedvlm.distributed.sockets.carrier import Begun
+from fedvlm.distributed.sockets.carrier import LAST_WORDS, Begun
 from fedvlm.distributed.sockets.stream import UNIX, StreamError, present
 
 READY = b"ready at"  # what a worker says when it is built
@@ -102,6 +102,8 @@ class Simulated(Begun):
             told = json.loads(conversation.hear(self._talk))
             self._talk.settimeout(None)
         if not told:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.processes[RELAY].wait(LAST_WORDS)
             raise ConfigError(f"Flower's simulation did not begin: {self._obituary(RELAY)}")
         self._nodes = {name: told[str(slot)] for name, slot in self._slots.items()}
 

@@ -23,7 +23,7 @@ from fedvlm.core.threads import usual_threads
 from fedvlm.core.trees import State
 from fedvlm.distributed.flower import processes
 from fedvlm.distributed.flower.carrier import Flower
-from fedvlm.distributed.flower.commands import LINK, find_flower, find_ray
+from fedvlm.distributed.flower.commands import LINK
 from fedvlm.distributed.flower.network import begin_worker, down, up, workers_ready
 from fedvlm.distributed.flower.place import FOLDER, Place, even, read_place
 from fedvlm.distributed.policy import Policy
@@ -148,19 +148,6 @@ def check_flower(cfg: CfgNode) -> Place:
         raise ConfigError(
             f"the SuperLink does not run: fedvlm federation up --federation {place.folder}")
     return place
-
-
-def missing(ray: bool) -> str:
-    """Return what of Flower is not installed, and how to mend it; empty: it is there.
-
-    Args:
-        ray: what its simulation needs, too.
-    """
-    try:
-        find_ray() if ray else find_flower()
-    except ConfigError as error:
-        return str(error)
-    return ""
 
 
 @contextlib.contextmanager

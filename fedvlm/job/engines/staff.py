@@ -26,7 +26,7 @@ from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.repository import PACKAGE
 from fedvlm.core.threads import given_threads, usual_threads
-from fedvlm.distributed.flower.commands import find_ray
+from fedvlm.distributed.flower.commands import find_flower, find_ray
 from fedvlm.distributed.flower.simulation import Simulated
 from fedvlm.distributed.policy import Policy
 from fedvlm.distributed.pool.engine import PoolEngine
@@ -151,6 +151,19 @@ def check_engine(cfg: CfgNode, inputs: Inputs | None) -> None:
             host_port(address)
     if fed.TOKEN_FILE:
         read_token(fed.TOKEN_FILE)
+
+
+def missing(ray: bool) -> str:
+    """Return what of Flower is not installed, and how to mend it; empty: it is there.
+
+    Args:
+        ray: what its simulation needs, too.
+    """
+    try:
+        find_ray() if ray else find_flower()
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 @contextlib.contextmanager

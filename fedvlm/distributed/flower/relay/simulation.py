@@ -9,8 +9,10 @@ driver is told first which node has which number; the rest is the talk of a real
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,5 +86,19 @@ def numbers(grid: Any, count: int) -> dict[str, int]:
     return told
 
 
+def main(file: str) -> None:
+    """Relay as a plan says; the last line of what is written is why it cannot."""
+    try:
+        run(json.loads(Path(file).read_text(encoding="utf-8")))
+    except BaseException as error:
+        traceback.print_exc()
+        cause: BaseException = error
+        while inner := cause.__cause__ or cause.__context__:
+            cause = inner
+        traceback.print_exception(cause)
+        sys.stderr.flush()
+        os._exit(1)  # Flower's thread of the server waits for nodes that never come
+
+
 if __name__ == "__main__":
-    run(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    main(sys.argv[1])
