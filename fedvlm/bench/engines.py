@@ -34,6 +34,8 @@ from fedvlm.job.engines.staff import missing
 SHORT = 1  # rounds of the short run
 LOOK = 0.1  # seconds between looks at the processes
 AIM = 1.2  # CPU of a round by workers over the local engine's
+SHARE = 0.1  # of a start that the rounds have to take, or they cannot be told from its noise
+FAILED = " failed: "
 LOOPBACK = "loopback"
 ALL = (LOCAL, WORKERS, FLOWER_SIM, LOOPBACK)
 COUNTS = ("cpu", "wall", "memory", "processes", "bytes")
@@ -92,7 +94,7 @@ def measure(
         if process.returncode:
             said.seek(0)
             last = said.read().strip().rpartition("\n")[2]
-            raise FedvlmError(f"fedvlm {' '.join(words)} failed: {last}")
+            raise FedvlmError(f"fedvlm {' '.join(words)}{FAILED}{last.removeprefix('error: ')}")
     frames = [json.loads(p.read_text()) for p in output.rglob("frames.json")]
     others = sum(_spent(pid) - before.get(pid, 0.0) for pid in beside())
     # Of processes that nobody waited for (Ray's), the system tells nothing: what was seen counts.
@@ -196,7 +198,7 @@ def run(
                     took[engine].setdefault(length, []).append(measure(
                         words, environ, output, beside if engine == LOOPBACK else _nobody))
                 except FedvlmError as error:  # the others are measured all the same
-                    failed[engine] = str(error)
+                    failed[engine] = str(error).partition(FAILED)[2] or str(error)
     if len(failed) == len(engines):
         raise FedvlmError("; ".join(failed.values()))
     each = {name: _engine(took[name], rounds) for name in engines if name not in failed}
@@ -235,9 +237,14 @@ def lines(record: Measurements) -> list[str]:
     """Return the report."""
     s, load, engines = record["setting"], record["load"], record["engines"]
     ratio = record["ratio"]
+    faint = [name for name, e in engines.items()
+             if s["rounds"] * e["cpu_round"] < SHARE * e["cpu_start"]]
     verdict = [] if ratio is None else [
         f"a round by workers takes {ratio:.2f} times the CPU of a local one, "
         f"{'within' if ratio <= record['aim'] else 'above'} the aim of {record['aim']:g}"]
+    if faint:
+        verdict = [f"{s['rounds']} rounds of {', '.join(faint)} take less than {SHARE:.0%} of a "
+                   "start, so what a round takes is mostly noise: more --rounds, or --clients"]
     local = engines.get(LOCAL, {}).get("cpu_round", 0.0)
     return [
         f"{s['trainer']}, {s['clients']} clients, {s['rounds']} rounds, {s['workers']} workers of "
