@@ -17,8 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from torch import Tensor
+from yacs.config import CfgNode
 
 from fedvlm.api.rebuild import run_folder
 from fedvlm.config.engines import of_parties
@@ -29,7 +31,7 @@ from fedvlm.core.trees import State
 from fedvlm.federation.clients import AWAY, ClientStore
 from fedvlm.job.build import Built, build
 from fedvlm.job.describe import run_path
-from fedvlm.job.engines.states import PLACE, workers_rows
+from fedvlm.job.engines.states import PLACE, SITE, SiteStore, site_rows, workers_rows
 from fedvlm.job.identity import present
 from fedvlm.job.resolve import config_of
 from fedvlm.job.results import Results
@@ -50,6 +52,7 @@ from fedvlm.runs.state import (
     rounds_on_disk,
 )
 from fedvlm.runs.verify.check import inspect
+from fedvlm.runs.verify.cover import LOGITS
 from fedvlm.runs.verify.numbers import PERCENT
 
 POINTS = 1.0  # how far an accuracy may be off on another machine, in points
@@ -58,7 +61,9 @@ WEIGHTS = "MODEL.INIT_WEIGHTS"
 COSTS = ("counters", "spent", "participants")  # counted, not measured; and ``bytes_...``
 TIME = ("seconds",)  # is no number of the run
 
-STORED = (("server state", "row of", "held for"), ("model of",))  # in `state/`, in `models/`
+STORED = (  # what may be deleted: in `state/`, in `models/`, a file
+    ("server state", "row of", "held for"), ("model of",), ("logits",))
+AT_SITE = ": at its site"
 _ROW = re.compile(r"(clients|rows)\.\d")
 Leaves = dict[str, Any]  # place -> number, word or tensor
 
@@ -77,6 +82,7 @@ class Replay:
         elsewhere: in what machine and versions differ from those of the run.
         points: how far accuracies were allowed to be off; None: everything is equal bit for bit,
             or had to be.
+        at_sites: how many clients' rows were not compared, as they lie at sites that are not here.
     """
 
     path: Path
@@ -89,6 +95,7 @@ class Replay:
     differences: list[str] = field(default_factory=list)
     elsewhere: list[str] = field(default_factory=list)
     points: float | None = None
+    at_sites: int = 0
 
     @property
     def equal(self) -> bool:
@@ -116,6 +123,9 @@ class Replay:
                 f"equal within {self.points:g} points of accuracy and {SHARE:.0%} of a tensor's "
                 f"norm, not bit for bit: {counts}; clients' rows were not compared"
             )
+        if self.at_sites:
+            out.append(f"rows of {self.at_sites} clients lie at their sites, and not in the "
+                       "federation of this folder (FED.FEDERATION): not compared")
         if self.first > 1:
             out.append(f"rounds before {self.first} were not run again")
         return out
@@ -162,12 +172,8 @@ def replay(
     last = int(records[-1]["round"] if told_rounds else results["protocol"]["rounds"])
     since = _start(path, str(told["identity_digest"]), last, rounds)
     first = 0 if since is None else since + 1
-    quiet = {"SINKS": "()", "RESUME": ""}
     with tempfile.TemporaryDirectory(prefix="fedvlm-replay-") as place:
-        cfg = config_of(path, {**(changes or {}), **quiet, "OUTPUT_DIR": place})
-        if of_parties(cfg):
-            raise ConfigError(f"'{path}': its clients' images are at their sites, so it cannot be "
-                              "run again here")
+        cfg = _config(path, {**(changes or {}), "OUTPUT_DIR": place})
         with threads_of(cfg):
             built = build(cfg, progress)
             moved = same_backbone(built.identity, told["identity"])
@@ -177,15 +183,17 @@ def replay(
             here = manifest.session()
             elsewhere = [line for session in told["sessions"]
                          for line in manifest.differences(session, here)]
+        at_sites = site_rows(path, cfg, torch.device("cpu"))
         out = ("weights",) if moved else ()  # of the protocol: a place, the digest is compared
         recorded, seen = (
-            _leaves(p, rows, r, first, digest) for p, rows, r, digest in (
+            _leaves(p, rows, r, first, digest, at) for p, rows, r, digest, at in (
                 (path, records, _sections(results["results"], results["protocol"], out),
-                 str(told["identity_digest"])),
+                 str(told["identity_digest"]), at_sites),
                 (again.path, read_metrics(again.metrics_path)[0] if told_rounds else [],
-                 _sections(made.numbers, made.protocol, out), again.digest),
+                 _sections(made.numbers, made.protocol, out), again.digest, {}),
             )
         )
+    away = _away(recorded, seen)
     elsewhere = [e for e in dict.fromkeys(elsewhere) if not e.startswith("git.changed")]
     differences = list(_differences(recorded, seen, None))
     allowed = None
@@ -197,8 +205,24 @@ def replay(
     )
     return Replay(
         path, max(first, 1), last, since, why, time.perf_counter() - began, _counts(recorded),
-        differences, elsewhere, allowed,
+        differences, elsewhere, allowed, away,
     )
+
+
+def _config(path: Path, changes: Mapping[str, str]) -> CfgNode:
+    """Return the config of a run, to be run again.
+
+    Raises:
+        ConfigError: its clients' images are not here.
+    """
+    cfg = config_of(path, {**changes, "SINKS": "()", "RESUME": ""})
+    if of_parties(cfg):
+        raise ConfigError(
+            f"'{path}': its clients' images are at their sites, so it cannot be run again here; "
+            "the command in its manifest.json under another --tag runs it over them again, and has "
+            "to give the same numbers"
+        )
+    return cfg
 
 
 def same_backbone(identity: dict[str, Any], recorded: Mapping[str, Any]) -> bool:
@@ -270,9 +294,14 @@ def _again(
 
 # ---- comparing -------------------------------------------------------------------------------
 def _leaves(
-    path: Path, rows: list[dict[str, Any]], results: Mapping[str, Any], first: int, identity: str
+    path: Path, rows: list[dict[str, Any]], results: Mapping[str, Any], first: int, identity: str,
+    at_sites: Mapping[int, SiteStore],
 ) -> Leaves:
-    """Return everything that is compared, by its place."""
+    """Return everything that is compared, by its place.
+
+    Args:
+        at_sites: where rows of clients lie that are at sites of this machine.
+    """
     out: Leaves = {}
     for row in rows:
         if row["round"] >= first:
@@ -280,14 +309,19 @@ def _leaves(
     out |= _numbers("results.json", files.json_ready(dict(results)))
     state, _ = load_newest_state(path / "state", identity=identity)
     if state is not None:
-        out |= _tensors(path, identity, state)
+        out |= _tensors(path, identity, state, at_sites)
+    if (path / LOGITS).is_file():
+        out |= {f"logits: {name}": v for name, v in safetensors.torch.load_file(
+            path / LOGITS).items()}
     if any((path / "models").glob("personal??????.json")):
         for client, tree in read_models(path / "models").items():
             out |= {f"model of client {client}: {name}": v for name, v in tree.items()}
     return out
 
 
-def _tensors(path: Path, identity: str, state: SavedState) -> Leaves:
+def _tensors(
+    path: Path, identity: str, state: SavedState, at_sites: Mapping[int, SiteStore]
+) -> Leaves:
     out: Leaves = {f"server state: {slot}/{name}": v
                    for slot, tree in state.server.items() for name, v in tree.items()}
     for client, slots in state.clients.items():  # of format 1
@@ -297,14 +331,33 @@ def _tensors(path: Path, identity: str, state: SavedState) -> Leaves:
     for kind, named in (state.records or {}).items():
         logs[kind].load(named)
         for version, ids, rows in logs[kind].live():
-            store = _workers(path, rows)
+            is_away = AWAY + SITE in rows
+            workers = None if is_away else _workers(path, rows)
             for k, client in enumerate(ids):
                 what = f"{'row of' if kind == KINDS[0] else 'held for'} client {client}"
                 out[f"{what}: round"] = version
+                store = workers
+                if is_away:
+                    site = at_sites.get(client)
+                    if site is None or site.records.find(client, version) is None:
+                        out[f"{what}{AT_SITE}"] = True
+                        continue
+                    store = site
                 at, whole = (0, store.get([client], [version])[0][1]) if store else (k, rows)
                 out |= {f"{what}: {slot}/{name}": v[at]
                         for slot, tree in whole.items() for name, v in tree.items()}
     return out
+
+
+def _away(recorded: Leaves, seen: Leaves) -> int:
+    """Drop the rows that lie at sites which are not here, on either side; return of how many."""
+    places = [place for place in recorded if place.endswith(AT_SITE)]
+    for place in places:
+        del recorded[place]
+        client = place.removesuffix(AT_SITE) + ": "
+        for row in [p for p in seen if p.startswith(client) and p != f"{client}round"]:
+            del seen[row]
+    return len(places)
 
 
 def _workers(path: Path, rows: State) -> ClientStore | None:
@@ -376,12 +429,16 @@ def _bits(value: Tensor) -> bytes:
 
 def _share(a: Tensor, b: Tensor) -> float:
     one, other = a.double(), b.double()
-    return float((one - other).norm() / one.norm().clamp_min(1e-12))
+    finite = one.isfinite()  # logits of absent classes are not
+    if not torch.equal(finite, other.isfinite()):
+        return float("inf")
+    return float((one - other)[finite].norm() / one[finite].norm().clamp_min(1e-12))
 
 
 def _counts(leaves: Leaves) -> dict[str, int]:
     """Return how much was compared, by kind."""
     kinds = {"round ": "numbers of rounds", "results.json": "of the results",
              "server state": "tensors of the server", "row of": "of clients' rows",
-             "held for": "of what the server holds", "model of": "of personal models"}
+             "held for": "of what the server holds", "model of": "of personal models",
+             "logits": "of logits"}
     return {word: sum(place.startswith(head) for place in leaves) for head, word in kinds.items()}

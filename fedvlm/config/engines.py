@@ -7,7 +7,8 @@ from yacs.config import CfgNode
 from fedvlm.config.option import Option, Schema
 
 LOCAL, WORKERS, SITES, FLOWER = "local", "workers", "sites", "flower"
-ENGINES = (LOCAL, WORKERS, SITES, FLOWER)
+FLOWER_SIM = "flower-sim"
+ENGINES = (LOCAL, WORKERS, SITES, FLOWER, FLOWER_SIM)
 OF_PARTIES = (SITES,)  # the clients' images are at parties of their own; the driver has none
 
 

@@ -376,8 +376,8 @@ class Clients:
         states = [state for _, state in parts]
         if any(slot.startswith(AWAY) for state in states for slot in state):
             raise ConfigError(
-                f"the state of client {worked[0]} lies with the workers that made it: go on with "
-                "--engine workers, or take the global model"
+                f"the state of client {worked[0]} lies with the worker or site that made it: go on "
+                "with the same --engine, or take the global model"
             )
         for other in states[1:]:
             _same_form(states[0], other)

@@ -11,6 +11,7 @@ import pytest
 
 from fedvlm.bench import engines
 from fedvlm.cli.main import main
+from fedvlm.core.errors import FedvlmError
 
 
 def fake(
@@ -35,6 +36,7 @@ def test_starts_and_rounds_are_told_apart(
     assert workers["bytes_round"] == 1 << 20 and record["ratio"] == pytest.approx(1.1)
     assert main(["bench", "engines", "FedPer", "--repeats", "1"]) == 0
     said = capsys.readouterr().out
+    assert "noise" not in said
     assert "1.10 times the CPU of a local one, within the aim of 1.2" in said
 
 
@@ -54,11 +56,49 @@ def test_a_federation_is_there_for_its_runs_and_ended_after_them(
         seen.append(("down", str(count)))
 
     monkeypatch.setattr(engines, "loopback", loopback)
+    monkeypatch.setattr(
+        engines, "missing", lambda ray: "Flower in '/f' has no Ray" if ray else "")
     assert main(["bench", "engines", "--engines", "loopback", "--repeats", "1"]) == 0
     assert "times the CPU" not in capsys.readouterr().out
     assert seen[-1] == ("down", "2") and "0-4,5-9" in seen[1]
+    seen.clear()
+    assert main(["bench", "engines", "--engines", "local,flower-sim", "--repeats", "1"]) == 0
+    assert "flower-sim is skipped: Flower in '/f' has no Ray" in capsys.readouterr().out
+    assert len(seen) == 3  # features, a short run, a longer one
+    assert main(["bench", "engines", "--engines", "flower-sim"]) == 2
+    assert "error: Flower in '/f' has no Ray" in capsys.readouterr().err
+    monkeypatch.setattr(engines, "missing", lambda ray: "")
+    assert main(["bench", "engines", "--engines", "local,flower-sim", "--repeats", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "flower-sim" in seen[-1] and "1.10" in said and "skipped" not in said
     assert main(["bench", "engines", "--engines", "local,loopbak"]) == 2
     assert "--engines has no 'loopbak'; did you mean 'loopback'?" in capsys.readouterr().err
+
+
+def test_rounds_that_cannot_be_told_from_a_start_get_no_verdict() -> None:
+    long_, short = ({"cpu_start": 9.0, "cpu_round": cpu, "wall_start": 9.0, "wall_round": 1.0,
+                     "memory": 1, "processes": 1, "bytes_round": 0} for cpu in (2.0, 0.01))
+    record = {"setting": {"trainer": "FedAvg", "clients": 4, "rounds": 2, "workers": 2,
+                          "repeats": 1, "threads": 1}, "load": {"after": 1.0, "cores": 2},
+              "ratio": 0.1, "aim": 1.2, "skipped": {}, "failed": {},
+              "engines": {"local": long_, "workers": short}}
+    said = "\n".join(engines.lines(record))
+    assert "2 rounds of workers take less than 10% of a start" in said and "aim" not in said
+
+
+def test_an_engine_that_fails_takes_no_other_row_with_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(words: tuple[str, ...], *more: Any) -> dict[str, Any]:
+        if "workers" in words:
+            raise FedvlmError("fedvlm run failed: no worker came")
+        return fake(words, *more)
+
+    monkeypatch.setattr(engines, "measure", measure)
+    assert main(["bench", "engines", "--repeats", "2"]) == 1
+    said = capsys.readouterr()
+    assert "workers has no row: no worker came" in said.out and "2.000" in said.out
+    assert said.err.count("workers, ") == 1
 
 
 def test_what_is_not_read_is_said(capsys: pytest.CaptureFixture[str]) -> None:

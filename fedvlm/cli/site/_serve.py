@@ -27,7 +27,8 @@ def flags(parser: Parser) -> None:
     add("--clients", default="", metavar="0,1", help="with --listen: a site of these clients, with "
         "states of its own")
     add("--handle", type=int, default=NOWHERE, metavar="N", help="a socket that the driver which "
-        "began this process left open, in the place of --listen")
+        "began this process left open, in the place of --listen; with it: this process ends as the "
+        "driver does")
 
 
 def mistakes(args: Namespace) -> list[str]:
@@ -38,11 +39,11 @@ def mistakes(args: Namespace) -> list[str]:
     out += [] if args.states else ["--states FOLDER: say where clients' states lie (a party with "
                                    "data of its own: fedvlm site serve site.yaml --listen ...)"]
     begun = args.handle != NOWHERE
-    if begun == bool(args.listen):
+    if not begun and not args.listen:
         out.append("say one of --listen ADDRESS and --handle N")
     if args.clients and not re.fullmatch(r"\d{1,9}(,\d{1,9})*", args.clients):
         out.append(f"--clients {args.clients}: numbers, such as 0,1")
-    if args.clients and begun:
+    if args.clients and not args.listen:
         out.append("--clients goes with --listen")
     if args.listen and not args.token_file:
         out.append("--listen wants --token-file FILE: whoever reaches a worker could work with it "
@@ -92,11 +93,12 @@ def main(args: Namespace) -> int:
     )
 
     states = user_path(args.states)
-    if args.handle != NOWHERE:
-        work_for_driver(cfg, states, args.handle, _say)
-    else:
+    if args.listen:
         clients = [int(c) for c in args.clients.split(",") if c]
-        work_at(cfg, states, args.listen, args.token_file, _say, clients)
+        handle = None if args.handle == NOWHERE else args.handle
+        work_at(cfg, states, args.listen, args.token_file, _say, clients, handle)
+    else:
+        work_for_driver(cfg, states, args.handle, _say)
     return 0
 
 

@@ -7,28 +7,26 @@ carrier submits, and submits again where it is gone; nothing of a run is kept th
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.repository import PACKAGE
 from fedvlm.core.version import __version__
-from fedvlm.distributed.flower import commands, processes
+from fedvlm.distributed.flower import commands, conversation, processes
 from fedvlm.distributed.flower.commands import LINK
 from fedvlm.distributed.flower.place import Place
-from fedvlm.distributed.sockets.stream import StreamError, present, receive, send
+from fedvlm.distributed.sockets.stream import StreamError, present
 
 SUBMIT = 120.0  # seconds for a relay to come
 LOOK = 10.0  # seconds between looks whether it has ended before
 SHORT = 5.0  # seconds: a relay that ends sooner ended at once
 MOST = 3  # of them in a row
-SLACK = 30.0  # seconds more than a site's that the relay has
 APP = (  # what the relay is made of: these files, and two that name its ends
     "core/errors.py", "core/files.py", "distributed/schema.py", "distributed/sockets/stream.py",
     "distributed/flower/relay/server.py", "distributed/flower/relay/client.py",
@@ -123,22 +121,10 @@ class Flower:
         Raises:
             FedvlmError: relay after relay ends at once.
         """
-        names = list(frames)
-        head = json.dumps(
-            {"op": "ask", "nodes": self.nodes, "sites": names, "seconds": seconds}).encode()
         try:
             relay = self._connected()
             try:
-                send(relay, head)
-                for name in names:
-                    send(relay, frames[name])
-                relay.settimeout(seconds + SLACK)
-                told = json.loads(self._heard(relay))
-                out: dict[str, bytes | str] = {}
-                for name in names:
-                    why = told[name]
-                    out[name] = self._heard(relay) if why is None else str(why)
-                relay.settimeout(None)
+                out = conversation.ask(relay, self.nodes, frames, seconds)
             except StreamError as error:
                 raise self._gone(error) from None
         except Lost as error:
@@ -161,20 +147,11 @@ class Flower:
         """
         relay = self._connected()
         try:
-            send(relay, json.dumps({"op": "sites", "nodes": self.nodes}).encode())
-            relay.settimeout(SLACK)
-            told: dict[str, int] = json.loads(self._heard(relay))
-            relay.settimeout(None)
+            told = conversation.online(relay, self.nodes)
         except StreamError as error:
             raise self._gone(error) from None
         self._ended = 0
         return told
-
-    def _heard(self, relay: socket.socket) -> bytes:
-        data = receive(relay)
-        if data is None:
-            raise StreamError("it closed the connection")
-        return data
 
     def _gone(self, error: StreamError) -> Lost:
         """Let go of a relay; say why."""
@@ -272,13 +249,7 @@ def write_app(folder: Path) -> None:
     Raises:
         FedvlmError: the folder cannot be written.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    for name in APP:
-        target = folder / "fedvlm" / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(PACKAGE / name, target)
-    for part in {p for p in folder.rglob("*") if p.is_dir()}:
-        (part / "__init__.py").write_text("")
+    copy_modules(folder, APP)
     ends = folder / "fedvlm_relay"
     ends.mkdir()
     (ends / "__init__.py").write_text("")
@@ -296,3 +267,18 @@ def write_app(folder: Path) -> None:
         f'[tool.flwr.app.components]\n{components}\n'
         '[tool.flwr.app.config]\ndriver = ""\ntoken = ""\n'
     )
+
+
+def copy_modules(folder: Path, names: Sequence[str]) -> None:
+    """Copy files of this package to where a Python without PyTorch imports them.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    for name in names:
+        target = folder / "fedvlm" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(PACKAGE / name, target)
+    for part in {p for p in folder.rglob("*") if p.is_dir()}:
+        (part / "__init__.py").write_text("")

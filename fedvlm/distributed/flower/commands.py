@@ -59,15 +59,44 @@ def find_flower() -> Path:
 
 def version_of(flower: Path) -> str:
     """Return Flower's version by the name of what pip noted; empty: it cannot be told."""
-    found = sorted(flower.parent.glob("lib/python*/site-packages/flwr-*.dist-info"))
-    return found[-1].name.removeprefix("flwr-").removesuffix(".dist-info") if found else ""
+    return _version(flower, "flwr")
+
+
+def _version(flower: Path, package: str) -> str:
+    found = sorted(flower.parent.glob(f"lib/python*/site-packages/{package}-*.dist-info"))
+    return found[-1].name.removeprefix(f"{package}-").removesuffix(".dist-info") if found else ""
+
+
+def find_ray() -> Path:
+    """Return the folder of Flower's commands, if Ray lies with them (``flwr[simulation]``).
+
+    Raises:
+        ConfigError: there is no Flower, or no Ray beside it.
+    """
+    flower = find_flower()
+    if not _version(flower, "ray"):
+        raise ConfigError(
+            f"Flower in '{flower}' has no Ray, on which it simulates: {flower / 'python'} -m pip "
+            "install -r constraints-flower.txt"
+        )
+    return flower
 
 
 def environ(place: Place) -> dict[str, str]:
-    """Return the environment of Flower's processes: quiet, and at home in the folder."""
+    """Return the environment of a federation's processes: quiet, and at home in its folder."""
+    return quiet(place.flower, place.home)
+
+
+def quiet(flower: Path, home: Path) -> dict[str, str]:
+    """Return the environment of Flower's processes.
+
+    Args:
+        flower: folder of its commands.
+        home: where it keeps what it wants to keep.
+    """
     out = {k: v for k, v in os.environ.items() if k not in _OURS and not k.startswith("FLWR_")}
-    path = os.pathsep.join([str(place.flower), out.get("PATH", "")])
-    return out | QUIET | {"FLWR_HOME": str(place.home), "PATH": path, "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(flower), out.get("PATH", "")])
+    return out | QUIET | {"FLWR_HOME": str(home), "PATH": path, "OMP_NUM_THREADS": "1"}
 
 
 def settings(place: Place) -> str:

@@ -36,13 +36,13 @@ from fedvlm.federation.local.images import Absent
 from fedvlm.federation.plan import parse_sites
 from fedvlm.federation.rounds import Federation, FedState
 from fedvlm.job.build import Built
+from fedvlm.job.engines.states import SITE
 from fedvlm.job.sites.parties import policy_of as sites_policy
 from fedvlm.job.sites.party import config_plain, shared_facts
 from fedvlm.runs.folder import RunFolder
 
 START = 600.0  # seconds for workers to be built
 REACH = 120.0  # seconds for sites to be at the SuperLink
-SITE = "site"  # the form of a state that lies at a site
 Tell = Callable[[str], None]
 Words = Callable[[Sequence[str]], list[str]]
 

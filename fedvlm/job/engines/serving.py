@@ -15,6 +15,7 @@ from fedvlm.distributed.pool.site import PoolSite
 from fedvlm.distributed.site import Site
 from fedvlm.distributed.sockets.serving import converse, end_with, serve
 from fedvlm.distributed.sockets.stream import listen, read_token
+from fedvlm.distributed.terms import Terms
 from fedvlm.job.build import Built, build
 from fedvlm.job.run import threads_of
 from fedvlm.job.sites.party import config_plain, shared_facts
@@ -32,29 +33,26 @@ def work_for_driver(cfg: CfgNode, states: Path, handle: int, say: Say) -> None:
         ConfigError: there is no such socket.
         FedvlmError: whatever of the run cannot be built.
     """
-    try:
-        sock = socket.socket(fileno=handle)
-    except OSError as error:
-        raise ConfigError(f"--handle {handle} is no socket: a driver gives it") from error
-    with sock:
-        end_with(sock)
-        with threads_of(cfg):
-            converse(sock, b"", worker_of(build(cfg), states, say).answer)
+    with _given(handle) as sock, threads_of(cfg):
+        converse(sock, b"", worker_of(build(cfg), states, say).answer)
 
 
 def work_at(
     cfg: CfgNode, states: Path, address: str, token_file: str, say: Say,
-    clients: Sequence[int] = (),
+    clients: Sequence[int] = (), handle: int | None = None,
 ) -> None:
     """Answer drivers that come to ``address`` and know the token, one at a time, for ever.
 
     Args:
         clients: of a site of the federation; none: a worker of a pool, which has all.
+        handle: this end of a socket pair: this process ends as the other end does.
 
     Raises:
-        ConfigError: the address cannot be had, or there is no token.
+        ConfigError: the address cannot be had, or there is no token or no such socket.
         FedvlmError: whatever of the run cannot be built.
     """
+    if handle is not None:
+        line = _given(handle)  # noqa: F841
     token, door = read_token(token_file), listen(address)
     with door, threads_of(cfg):
         built = build(cfg)
@@ -62,6 +60,20 @@ def work_at(
         say(f"{READY} {address}: {cfg.TRAINER.NAME} on {cfg.DATASET.NAME}, "
             f"{len(clients) or cfg.FED.CLIENTS} clients")
         serve(door, token, site.answer, say)
+
+
+def _given(handle: int) -> socket.socket:
+    """Return the socket that a driver left open; this process ends with its other end.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        sock = socket.socket(fileno=handle)
+    except OSError as error:
+        raise ConfigError(f"--handle {handle} is no socket: a driver gives it") from error
+    end_with(sock)
+    return sock
 
 
 def worker_of(built: Built, states: Path, say: Say = lambda words: None) -> PoolSite:
@@ -89,7 +101,10 @@ def part_of(
     if stray:
         raise ConfigError(f"--clients: this run has no client {stray[0]}")
     beside = shared_facts(built.identity)
-    site = Site(built.federation, clients, states, config_plain(built.cfg), beside["data"], say)
+    site = Site(
+        built.federation, clients, states, config_plain(built.cfg), beside["data"], say,
+        Terms(logits=True),  # no owner: everything here is the driver's
+    )
     site.facts |= beside
     site.like = likeness(site.config, site.facts)
     return site

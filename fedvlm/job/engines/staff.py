@@ -21,11 +21,13 @@ from typing import Protocol
 import torch
 from yacs.config import CfgNode
 
-from fedvlm.config.engines import FLOWER, LOCAL, SITES, WORKERS, of_parties
+from fedvlm.config.engines import FLOWER, FLOWER_SIM, LOCAL, SITES, WORKERS, of_parties
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.repository import PACKAGE
 from fedvlm.core.threads import given_threads, usual_threads
+from fedvlm.distributed.flower.commands import find_flower, find_ray
+from fedvlm.distributed.flower.simulation import Simulated
 from fedvlm.distributed.policy import Policy
 from fedvlm.distributed.pool.engine import PoolEngine
 from fedvlm.distributed.pool.store import PoolAway
@@ -36,19 +38,18 @@ from fedvlm.federation.local.images import Absent
 from fedvlm.federation.rounds import FedState
 from fedvlm.job.build import Built, pick_device
 from fedvlm.job.engines import flower
-from fedvlm.job.engines.states import PLACE, RUN
+from fedvlm.job.engines.states import NAME, PLACE, RUN
 from fedvlm.job.inputs import GivenInputs, Inputs
 from fedvlm.job.sites.parties import Parties, check_sites
 from fedvlm.job.sites.party import config_plain, shared_facts
 from fedvlm.runs.folder import RunFolder
 
-NAME = "run"  # the file with the run's name at its workers
 START = 600.0  # seconds for workers to be built
 REACH = 120.0  # seconds for those at addresses to be there
 EVER = 30 * 86400.0  # seconds for an answer: a worker that dies is heard of without
 AWAIT = 5.0  # seconds before workers at addresses are asked again
 READS = {  # key -> its flag, and the engines that read it
-    "WORKERS": ("--workers", WORKERS), "WORKERS_AT": ("--workers-at", WORKERS),
+    "WORKERS": ("--workers", WORKERS, FLOWER_SIM), "WORKERS_AT": ("--workers-at", WORKERS),
     "SITES_AT": ("--sites-at", SITES), "SITE_FILE": ("--site-file", SITES),
     "TOKEN_FILE": ("--token-file", WORKERS, SITES), "FEDERATION": ("--federation", FLOWER, SITES),
 }
@@ -135,6 +136,9 @@ def check_engine(cfg: CfgNode, inputs: Inputs | None) -> None:
     if fed.ENGINE == FLOWER:
         flower.check_flower(cfg)
         return
+    if fed.ENGINE == FLOWER_SIM:
+        find_ray()
+        return
     if bool(fed.WORKERS_AT) != bool(fed.TOKEN_FILE):
         raise ConfigError(
             "--workers-at and --token-file go together: the file holds the secret that the workers "
@@ -147,6 +151,19 @@ def check_engine(cfg: CfgNode, inputs: Inputs | None) -> None:
             host_port(address)
     if fed.TOKEN_FILE:
         read_token(fed.TOKEN_FILE)
+
+
+def missing(ray: bool) -> str:
+    """Return what of Flower is not installed, and how to mend it; empty: it is there.
+
+    Args:
+        ray: what its simulation needs, too.
+    """
+    try:
+        find_ray() if ray else find_flower()
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 @contextlib.contextmanager
@@ -245,9 +262,10 @@ def workers_of(cfg: CfgNode, folder: Path, tell: Tell) -> Addressed | Begun:
             f"{count} workers of {threads} thread(s) each, where --engine local takes {usual}: "
             f"last bits may differ from its; OMP_NUM_THREADS={threads} makes both alike"
         )
-    return Begun(
-        partial(_command, folder, place), count, place, partial(_environ, cfg, threads)
-    )
+    environ = partial(_environ, cfg, threads)
+    if cfg.FED.ENGINE == FLOWER_SIM:
+        return Simulated(partial(_listening, folder, place), count, place, environ)
+    return Begun(partial(_command, folder, place), count, place, environ)
 
 
 def size_of(cfg: CfgNode) -> tuple[int, int]:
@@ -273,6 +291,10 @@ def _addresses(cfg: CfgNode) -> list[str]:
 
 def _command(folder: Path, place: Path, slot: int, handle: int) -> Sequence[str]:
     return _serve(["--run", str(folder), "--states", str(place), "--handle", str(handle)])
+
+
+def _listening(folder: Path, place: Path, where: Sequence[str]) -> Sequence[str]:
+    return _serve(["--run", str(folder), "--states", str(place), *where])
 
 
 def _serve(words: Sequence[str]) -> list[str]:

@@ -7,15 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from yacs.config import CfgNode
 
-from fedvlm.core.errors import ConfigError
+from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.files import user_path
 from fedvlm.core.trees import State
+from fedvlm.distributed.flower.place import FOLDER, read_place
 from fedvlm.distributed.pool.store import PoolStore, new_letters
-from fedvlm.distributed.store import AwayStore
+from fedvlm.distributed.store import AwayStore, SiteStore
 from fedvlm.federation.clients import AWAY, ClientStore
+from fedvlm.federation.plan import parse_sites
 from fedvlm.federation.rounds import Federation, FedState
 
 PLACE = "workers"  # in the run's folder
+SITE = "site"  # the form of a state that lies at a site
+NAME = "run"  # there, the file with the run's name at its workers or sites
 RUN = re.compile(r"[0-9a-f]{64}")
 
 
@@ -33,6 +39,28 @@ def workers_rows(folder: Path, device: torch.device) -> PoolStore:
             f"'{folder / PLACE}'"
         )
     return PoolStore(runs[0].parent, runs[0].name, device, new_letters())
+
+
+def site_rows(folder: Path, cfg: CfgNode, device: torch.device) -> dict[int, SiteStore]:
+    """Return where the rows of a run's clients lie at the sites of a federation on this machine.
+
+    Args:
+        cfg: the run's; ``FED.FEDERATION`` is looked for from here.
+
+    Returns:
+        The store of each client; none of a run without a federation, or where it is not here.
+    """
+    try:
+        run = (folder / PLACE / NAME).read_text(encoding="utf-8").strip()
+        place = read_place(user_path(cfg.FED.FEDERATION or FOLDER))
+    except (OSError, ValueError, FedvlmError):
+        return {}
+    layout = parse_sites(cfg.FED.SITES, int(cfg.FED.CLIENTS))
+    homes = [place.states(site.name) for site in place.sites]
+    if max(layout, default=-1) >= len(homes) or not RUN.fullmatch(run):
+        return {}
+    stores = {home: SiteStore(home, run, device) for home in homes if (home / run).is_dir()}
+    return {c: stores[homes[at]] for c, at in enumerate(layout) if homes[at] in stores}
 
 
 def stands_for_another(store: ClientStore, versions: dict[int, int]) -> bool:

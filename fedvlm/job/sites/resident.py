@@ -2,7 +2,8 @@
 
 The words of a run come from its coordinator, in a hello; the owner's rules are held against them
 before anything is read. They are kept beside the states (``.runs/``), so that a site which was
-ended and begun again answers on as if nothing had been.
+ended and begun again answers on as if nothing had been. Those of runs that never worked here go
+after a day, or where there are many.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ RUNS = ".runs"  # among the states: the words of each run, and which data it was
 _TRAINER, _BACKBONE, _ROUNDS = "TRAINER.NAME", "MODEL.BACKBONE.NAME", "FED.ROUNDS"
 _WORDS = record({"config": by(name, setting), "data": hexes})
 _LISTED = 8
+IDLE, MOST = 86400.0, 100  # seconds, and number, of greetings that nothing followed
 Say = Callable[[str], None]
 
 
@@ -93,6 +95,7 @@ class Resident:
             if self._read(place) != words:
                 with files.explain_errors(place):
                     place.parent.mkdir(parents=True, exist_ok=True)
+                    self._sweep(place)
                 files.write_json(place, words)
             self.say(
                 f"run {place.stem[:12]}: {config[_TRAINER]} on {config[_BACKBONE]}, "
@@ -125,6 +128,22 @@ class Resident:
             self.say(f"{config[_TRAINER]} on {config[_BACKBONE]}: built in "
                      f"{time.perf_counter() - began:.1f} s")
         return self._site, self._cfg
+
+    def _sweep(self, place: Path) -> None:
+        """Delete the words of other runs that have no states here: their coordinator greets anew.
+
+        Raises:
+            OSError: one cannot be deleted.
+        """
+        others = [p for p in place.parent.glob("*.json")
+                  if p != place and not (self.owner.states / p.stem).is_dir()]
+        since = {p: p.stat().st_mtime for p in others}
+        others.sort(key=since.__getitem__, reverse=True)
+        old = [p for i, p in enumerate(others) if i >= MOST or time.time() - since[p] > IDLE]
+        for path in old:
+            path.unlink()
+        if old:
+            self.say(f"{len(old)} run(s) that never worked here are forgotten")
 
     def _words(self, run: str) -> Path:
         return self.owner.states / RUNS / f"{run}.json"

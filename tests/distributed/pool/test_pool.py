@@ -269,7 +269,7 @@ def test_states_of_the_local_engine_are_refused_and_the_other_way_round(world: W
         again.put(3, [0], {"w": {"text.ctx": torch.zeros(1)}})
     fed = federation(world, load_trainer("fedper"), 1.0)
     fed.clients.store.put(3, ids, state)
-    with pytest.raises(ConfigError, match="lies with the workers that made it"):
+    with pytest.raises(ConfigError, match="lies with the worker or site that made it"):
         fed.clients.stacked([1], {1: 3})
 
 

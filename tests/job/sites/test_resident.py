@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from fedvlm.distributed.terms import Terms
 from fedvlm.distributed.wire import Frame, pack, unpack
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve
+from fedvlm.job.sites import resident
 from fedvlm.job.sites.party import config_plain
 from fedvlm.job.sites.resident import RUNS, Resident, config_from
 
@@ -75,6 +78,28 @@ def test_a_run_that_nobody_announced_and_other_messages_are_refused(site: Reside
     assert "knows nothing of that run: its coordinator has to greet it anew" in said(site, forget)
     assert "a site is not asked for 'forgot'" in said(site, Frame("forgot", {"nonce": NONCE}))
     assert "not a fedvlm frame" in unpack(site.answer(b"\0" * 64)).values["text"]
+
+
+def test_greetings_that_nothing_followed_go(
+    site: Resident, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of runs with states here stay, whatever their age."""
+    place = site.owner.states / RUNS
+    place.mkdir(parents=True)
+    monkeypatch.setattr(resident, "MOST", 2)
+    monkeypatch.setattr(site, "_built", lambda config: config)
+    for age, name in enumerate(["a1", "b2", "c3", "d4", "e5", "f6"]):
+        (place / f"{name}.json").write_text("{}")
+        at = time.time() - 60 * age - (2 * resident.IDLE if name == "b2" else 0)
+        os.utime(place / f"{name}.json", (at, at))
+    for name in ("b2", "f6"):
+        (site.owner.states / name).mkdir()
+    site._site_of(hello(config()))
+    assert {p.stem for p in place.glob("*.json")} == {RUN, "a1", "c3", "b2", "f6"}
+    assert SEEN[0] == "2 run(s) that never worked here are forgotten"
+    os.utime(place / "a1.json", (0, 0))
+    site._site_of(hello(config()))  # greeted again, as it was: nothing is written
+    assert (place / "a1.json").exists()
 
 
 def test_the_words_of_a_run_are_a_config_again() -> None:

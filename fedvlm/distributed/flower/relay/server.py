@@ -15,7 +15,7 @@ import json
 import select
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,26 @@ def make() -> Any:
 
     @app.main()  # type: ignore[untyped-decorator]
     def main(grid: Any, context: Any) -> None:
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.connect(str(context.run_config["driver"]))
-            greet(sock, Path(str(context.run_config["token"])).read_bytes())
-            converse(grid, sock)
+        at_driver(grid, context.run_config)
 
     return app
+
+
+def at_driver(
+    grid: Any, settings: Mapping[str, Any], first: Callable[[], bytes] | None = None
+) -> None:
+    """Come to the driver and answer its requests.
+
+    Args:
+        settings: ``driver``, the path of its socket; ``token``, of the file with its token.
+        first: makes what the driver is told before it asks.
+    """
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(str(settings["driver"]))
+        greet(sock, Path(str(settings["token"])).read_bytes())
+        if first is not None:
+            send(sock, first())
+        converse(grid, sock)
 
 
 def converse(grid: Any, sock: socket.socket) -> None:

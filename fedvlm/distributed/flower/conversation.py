@@ -1,0 +1,58 @@
+"""The driver's half of a talk with the relay; ``relay/server.py`` has the other one."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping
+
+from fedvlm.distributed.sockets.stream import StreamError, receive, send
+
+SLACK = 30.0  # seconds more than a site's that the relay has
+
+
+def hear(relay: socket.socket) -> bytes:
+    """Return what the relay says next.
+
+    Raises:
+        StreamError: it is gone.
+    """
+    data = receive(relay)
+    if data is None:
+        raise StreamError("it closed the connection")
+    return data
+
+
+def online(relay: socket.socket, nodes: Mapping[str, int]) -> dict[str, int]:
+    """Return those of the nodes that are there, by the names of their sites.
+
+    Raises:
+        StreamError: the relay is gone.
+    """
+    send(relay, json.dumps({"op": "sites", "nodes": dict(nodes)}).encode())
+    relay.settimeout(SLACK)
+    told: dict[str, int] = json.loads(hear(relay))
+    relay.settimeout(None)
+    return told
+
+
+def ask(
+    relay: socket.socket, nodes: Mapping[str, int], frames: Mapping[str, bytes], seconds: float
+) -> dict[str, bytes | str]:
+    """Return each site's answer, or why there is none; see ``Carrier.ask``.
+
+    Raises:
+        StreamError: the relay is gone.
+    """
+    head = {"op": "ask", "nodes": dict(nodes), "sites": list(frames), "seconds": seconds}
+    send(relay, json.dumps(head).encode())
+    for frame in frames.values():
+        send(relay, frame)
+    relay.settimeout(seconds + SLACK)
+    told = json.loads(hear(relay))
+    out: dict[str, bytes | str] = {}
+    for name in frames:
+        why = told[name]
+        out[name] = hear(relay) if why is None else str(why)
+    relay.settimeout(None)
+    return out
