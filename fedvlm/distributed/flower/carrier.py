@@ -13,7 +13,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fedvlm.core.errors import ConfigError, FedvlmError
@@ -272,13 +272,7 @@ def write_app(folder: Path) -> None:
     Raises:
         FedvlmError: the folder cannot be written.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    for name in APP:
-        target = folder / "fedvlm" / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(PACKAGE / name, target)
-    for part in {p for p in folder.rglob("*") if p.is_dir()}:
-        (part / "__init__.py").write_text("")
+    copy_modules(folder, APP)
     ends = folder / "fedvlm_relay"
     ends.mkdir()
     (ends / "__init__.py").write_text("")
@@ -296,3 +290,18 @@ def write_app(folder: Path) -> None:
         f'[tool.flwr.app.components]\n{components}\n'
         '[tool.flwr.app.config]\ndriver = ""\ntoken = ""\n'
     )
+
+
+def copy_modules(folder: Path, names: Sequence[str]) -> None:
+    """Copy files of this package to where a Python without PyTorch imports them.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    for name in names:
+        target = folder / "fedvlm" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(PACKAGE / name, target)
+    for part in {p for p in folder.rglob("*") if p.is_dir()}:
+        (part / "__init__.py").write_text("")
