@@ -42,9 +42,10 @@ CODE = (  # what a site's log says as it begins
     "that the SuperLink sends is neither unpacked nor run"
 )
 _REASONS = {  # what stands in a SuperNode's log -> what that means here
-    "2004": "its key is not admitted there, or another process uses it",
-    "CERTIFICATE_VERIFY_FAILED": "the certificate there is not the invitation's",
-    "401": "its key is not admitted there",
+    "SSL/TLS handshake error": "the certificate there is not the invitation's",
+    "2004": "the SuperLink does not let its key in: it is not admitted, or used by another process",
+    "terminated gracefully": "its key is not let in: it is not admitted there, or no more, or the "
+                             "clocks of the two machines differ",
 }
 Say = Callable[[str], None]
 
