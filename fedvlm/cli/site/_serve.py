@@ -128,7 +128,7 @@ def _serve_party(args: Namespace) -> int:
     with quarters() as (worker, token):
         outpost = Outpost(file.parent, invitation, worker, token, _tell)
         _tell(f"the coordinator is at {invitation.address}, its certificate is "
-              f"{invitation.fingerprint}")
+              f"{invitation.fingerprint}: compare that with what admit showed there")
         _tell(CODE)
         serve_site(owner, f"unix:{worker}", str(token), mine, _tell, progress, outpost,
                    f"a socket of its own, as {invitation.name}")

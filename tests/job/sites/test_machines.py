@@ -249,7 +249,7 @@ assert keys.main(folder, ["host.example"], []) == ("link", "it is not for host.e
 (folder / "ca.key").unlink()
 assert keys.main(folder, ["other.example"], [])[0] == "ca" and cert("ca.crt") != root
 cert("link.pem").verify_directly_issued_by(cert("ca.crt"))
-keys.YEARS = keys.DAYS = -1
+keys.YEARS = keys.DAYS = 0
 (folder / "ca.crt").unlink()
 keys.main(folder, ["localhost"], [])
 keys.YEARS, keys.DAYS = 10, 365
