@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import logging
 import ssl
 import sys
 import time
@@ -23,7 +24,7 @@ from typing import Any
 
 from fedvlm.distributed.flower.invitation import point
 
-READY = "the door is open at"
+LOG = logging.getLogger("door")  # to standard error, which is the door's log
 FLEET = "/v1/fleet/"
 CALLS = (  # of a SuperNode with a registered key; keys are registered by the coordinator alone
     "activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages",
@@ -110,8 +111,7 @@ class Door:
         if now - self._said >= EVERY:
             self._said = now
             who = (scope.get("client") or ("?",))[0]
-            print(f"refused {who}: {scope['method'][:8]} {scope['path'][:60]!r}: {why}",  # noqa: T201
-                  flush=True)
+            LOG.warning("refused %s: %.8s %.60r: %s", who, scope["method"], scope["path"], why)
 
 
 async def _body(receive: Receive) -> AsyncIterator[bytes]:
@@ -173,7 +173,7 @@ def main(keys: Path, upstream: str, host: str, port: int) -> None:
     config.load()
     if config.ssl is not None:
         config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
-    print(f"{READY} {host}:{port}", flush=True)  # noqa: T201
+    LOG.warning("listens at %s:%d", host, port)
     uvicorn.Server(config).run()
 
 

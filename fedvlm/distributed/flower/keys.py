@@ -147,4 +147,4 @@ def _secret(path: Path, data: bytes) -> None:
 if __name__ == "__main__":
     word, reason = main(Path(sys.argv[1]), [h for h in sys.argv[2].split(",") if h], sys.argv[3:])
     if word:
-        sys.stdout.write(f"{word} {reason}\n")
+        os.write(1, f"{word} {reason}\n".encode())  # for who began this

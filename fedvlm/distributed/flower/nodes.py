@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -30,4 +31,4 @@ def main(link: str, file: Path) -> int:
 
 if __name__ == "__main__":
     if number := main(sys.argv[1], Path(sys.argv[2])):
-        sys.stdout.write(f"{number}\n")
+        os.write(1, f"{number}\n".encode())  # for who began this

@@ -13,6 +13,7 @@ began it closes its standard input.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -24,6 +25,7 @@ from typing import Any
 
 from fedvlm.distributed.flower.relay.client import make
 
+LOG = logging.getLogger("relay")
 EVERY = 0.1  # seconds between two looks for a task
 AWAY = 1.0  # seconds before the next, where the SuperNode does not answer
 FAILED = 70  # exit code where the relay itself fails
@@ -86,7 +88,7 @@ def _serve(secret: bytes, address: str) -> None:
         except httpx.TransportError:  # it is not up yet, or going
             time.sleep(AWAY)
         except httpx.HTTPStatusError as error:  # a task that is over, for instance
-            print(error, file=sys.stderr, flush=True)  # noqa: T201
+            LOG.warning("%s", error)
             time.sleep(AWAY)
         time.sleep(EVERY)
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from fedvlm.distributed.sockets.stream import greet, receive, send
 
+PATIENCE = 120.0  # seconds for the driver, which hears so late of us on a busy machine
 EVERY = 0.25  # seconds between two looks for answers
 OFFLINE = "it is not connected to the SuperLink"
 ERRORS = {  # codes of Flower that somebody can do something about
@@ -41,7 +42,8 @@ def make() -> Any:
     def main(grid: Any, context: Any) -> None:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(str(context.run_config["driver"]))
-            greet(sock, Path(str(context.run_config["token"])).read_bytes())
+            token = Path(str(context.run_config["token"])).read_bytes()
+            greet(sock, token, PATIENCE)
             converse(grid, sock)
 
     return app
