@@ -202,6 +202,23 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "cryptography.hazmat.primitives.asymmetric", "cryptography.x509.oid",
         ),
     },
+    "fedvlm/distributed/flower/door.py": {
+        "optional: fedvlm[flower]": ("httpx", "uvicorn"),
+    },
+    "fedvlm/distributed/flower/nodes.py": {
+        "optional: fedvlm[flower]": (
+            "cryptography.hazmat.primitives", "flwr.cli.flower_config", "flwr.cli.utils",
+            "flwr.proto.control_pb2",
+        ),
+    },
+    "fedvlm/distributed/flower/relay/node.py": {
+        "optional: fedvlm[flower]": (
+            "flwr.app", "flwr.app.error", "flwr.common.constant", "flwr.proto.runtime_pb2",
+            "flwr.supercore.constant", "flwr.supercore.heartbeat", "flwr.supercore.interceptors",
+            "flwr.supercore.runtime", "flwr.supernode.cli.flower_supernode",
+            "flwr.supernode.runtime.run_clientapp", "httpx",
+        ),
+    },
     "fedvlm/distributed/flower/relay/client.py": {
         "optional: fedvlm[flower]": ("flwr.app", "flwr.clientapp"),
     },

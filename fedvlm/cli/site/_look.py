@@ -26,6 +26,7 @@ from fedvlm.data.datum import PARTS, Datum
 from fedvlm.data.image_records import records_of
 from fedvlm.data.images import find_broken
 from fedvlm.data.own.site import SiteFile, read_site
+from fedvlm.distributed.flower.outpost import read_status
 from fedvlm.distributed.ledger import Ledger
 from fedvlm.distributed.site_yaml import SiteYaml, read_site_yaml
 from fedvlm.distributed.store import SiteStore
@@ -183,11 +184,16 @@ def status(args: Namespace) -> int:
     runs = [_run(path) for path in sorted(_folders(owner.states))]
     code = EXIT_DATA if any(run["damage"] for run in runs) else 0
     server = lock.holder(owner.states / RUNS)
+    over = read_status(user_path(args.opts[0]).parent) if server else {}
     if args.json:
-        say(json.dumps({"states": str(owner.states), "served_by": server, "runs": runs}, indent=1))
+        say(json.dumps({"states": str(owner.states), "served_by": server, "flower": over,
+                        "runs": runs}, indent=1))
         return code
     say(f"served by process {server['pid']} on {server.get('host')} since {server.get('since')}"
         if server else "nobody serves it")
+    if over:
+        say(f"over Flower to {over.get('address')} as {over.get('name')}: {over.get('state')} "
+            f"since {over.get('since')}")
     if not runs:
         say(f"{owner.states}: no run has worked here yet")
         return 0

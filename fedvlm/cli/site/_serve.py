@@ -6,13 +6,17 @@ import re
 from argparse import Namespace
 
 from fedvlm.console.parser import Parser
-from fedvlm.console.screen import complain, progress
+from fedvlm.console.screen import complain, progress, say
+from fedvlm.core.errors import ConfigError
 from fedvlm.core.files import user_path
+from fedvlm.distributed.flower.invitation import read_invitation
+from fedvlm.distributed.flower.outpost import CODE, FOLDER, Outpost, check_key, make_key, quarters
 from fedvlm.job.flags import pairs
 
 NOWHERE = -1
 OWN = ("listen", "states", "run", "handle", "clients")
 LOCAL = ("DEVICE", "CACHE_DIR")  # keys that a site's owner sets; the coordinator sets the others
+BEHIND = "FED.FEDERATION"  # for a site: the invitation of a coordinator on another machine
 
 
 def flags(parser: Parser) -> None:
@@ -26,6 +30,10 @@ def flags(parser: Parser) -> None:
     add("--run", default="", metavar="FOLDER", help="a run's folder in the place of its flags")
     add("--clients", default="", metavar="0,1", help="with --listen: a site of these clients, with "
         "states of its own")
+    add("--name", default="", metavar="NAME", help="key: of the site among the others (its "
+        "folder's)")
+    add("--anew", action="store_true", help="key: another one in the place of the one that is "
+        "there")
     add("--handle", type=int, default=NOWHERE, metavar="N", help="a socket that the driver which "
         "began this process left open, in the place of --listen; with it: this process ends as the "
         "driver does")
@@ -59,12 +67,17 @@ def _of_party(args: Namespace) -> list[str]:
     file, given = args.opts[0], args.flags | dict(zip(args.opts[1::2], args.opts[2::2],
                                                       strict=True))
     out = []
-    if not args.listen or not args.token_file:
+    if BEHIND in given:
+        stray = [args.spelling[d] for d in ("listen", "token_file") if d in args.spelling]
+        out += [f"--federation INVITATION has its own way to the coordinator: drop {word}"
+                for word in stray]
+    elif not args.listen or not args.token_file:
         out.append(f"serve {file} wants --listen ADDRESS and --token-file FILE, the secret that "
-                   "coordinators have to know (umask 077; openssl rand -hex 32 > FILE)")
+                   "coordinators have to know (umask 077; openssl rand -hex 32 > FILE), or "
+                   "--federation INVITATION, which a coordinator's fedvlm federation admit wrote")
     stray = [args.spelling[d] for d in ("states", "run", "handle") if d in args.spelling]
     stray += [args.flag_names.get(key, key) for key in given
-              if key not in LOCAL and key != "FED.TOKEN_FILE"]
+              if key not in (*LOCAL, BEHIND, "FED.TOKEN_FILE")]
     stray += [args.spelling[d] for d in args.spelling
               if d not in (*OWN, "token_file", "what") and d not in args.flags]
     return out + [f"serve {file} does not read {word}: a run's words come from its coordinator, "
@@ -107,9 +120,40 @@ def _serve_party(args: Namespace) -> int:
     from fedvlm.job.sites.resident import serve_site  # start-up: PyTorch, 2 s
 
     own = args.flags | dict(zip(args.opts[1::2], args.opts[2::2], strict=True))
-    owner = read_site_yaml(user_path(args.opts[0]))
-    serve_site(owner, args.listen, args.token_file, {k: v for k, v in own.items() if k in LOCAL},
-               _tell, progress)
+    file = user_path(args.opts[0])
+    owner, mine = read_site_yaml(file), {k: v for k, v in own.items() if k in LOCAL}
+    if BEHIND not in own:
+        serve_site(owner, args.listen, args.token_file, mine, _tell, progress)
+        return 0
+    invitation = read_invitation(user_path(own[BEHIND]))
+    check_key(file.parent, invitation)
+    with quarters() as (worker, token):
+        outpost = Outpost(file.parent, invitation, worker, token, _tell)
+        _tell(f"the coordinator is at {invitation.address}, its certificate is "
+              f"{invitation.fingerprint}: compare that with what admit showed there")
+        _tell(CODE)
+        serve_site(owner, f"unix:{worker}", str(token), mine, _tell, progress, outpost,
+                   f"a socket of its own, as {invitation.name}")
+    return 0
+
+
+def key(args: Namespace) -> int:
+    """Make the keys of a site for a coordinator on another machine; return the exit code.
+
+    Raises:
+        ConfigError: there is no such site, Flower is not installed, or no good name.
+        FedvlmError: no keys can be made.
+    """
+    file = user_path(args.opts[0])
+    if not file.is_file():
+        raise ConfigError(f"there is no '{file}'; fedvlm site make writes one")
+    name = args.name or file.absolute().parent.name
+    made, path = make_key(file.parent, name, args.anew)
+    say(f"wrote {path}: the public key of {made.name}, {made.fingerprint}",
+        f"hand {path.name} to the coordinator and read it the fingerprint (by telephone); the "
+        f"private key stays in {file.parent / FOLDER}",
+        f"then, with the invitation that comes back: fedvlm site serve {file} --federation "
+        f"{made.name}.json")
     return 0
 
 

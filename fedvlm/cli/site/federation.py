@@ -1,14 +1,18 @@
-"""A federation of sites on this machine, over TLS: begin it, look at it, end it.
+"""A federation of sites, over TLS: begin it, let sites on other machines in, look at it, end it.
 
-up: make certificates and a key for each site, begin Flower's SuperLink and a SuperNode for each
-site, and register the sites: nobody else is let in. Begun again it says what runs, and begins what
-does not.
-status: its processes, ports and logs.
-With files of sites (fedvlm site make), each gets the data of its owner and a worker that waits.
-down: end all of them. Keys and states of clients stay in the folder.
+up: make certificates and a key for each site here, begin Flower's SuperLink and a SuperNode for
+each site, and register the sites: nobody else is let in. Begun again it says what runs, and begins
+what does not. With files of sites (fedvlm site make), each gets the data of its owner and a worker
+that waits. With --listen, sites on other machines can take part as well.
+admit: let sites on other machines in, each by its public key (fedvlm site key), and write an
+invitation for each.
+dismiss: let one of them in no more.
+status: processes, ports and logs; which of the sites on other machines are connected.
+down: end all processes on this machine. Keys and states of clients stay in the folder.
 
 A run then takes it: fedvlm run --engine flower FED.SITES 0-1,2-3. Workers of the sites begin with
-the run and stay, so that the next command of the same run finds them.
+the run and stay, so that the next command of the same run finds them. Sites with data of their own:
+fedvlm run --engine sites --federation federation --site-file server/site.json
 Flower: pip install 'fedvlm[flower]', or in an environment of its own, named by FEDVLM_FLOWER.
 
 exit code of status: 0 all runs, 1 something does not.
@@ -27,27 +31,44 @@ from fedvlm.console.screen import say
 from fedvlm.core.errors import ConfigError, unknown_word
 from fedvlm.core.files import user_path
 from fedvlm.distributed.flower import network, processes
+from fedvlm.distributed.flower.admission import admit, connected, dismiss
 from fedvlm.distributed.flower.commands import LINK
-from fedvlm.distributed.flower.place import FOLDER, MOST, Place, even, read_place
+from fedvlm.distributed.flower.invitation import read_public
+from fedvlm.distributed.flower.place import ANY, FOLDER, MOST, Place, even, read_place
+from fedvlm.distributed.sockets.stream import host_port
 
 EXAMPLES = (
     "fedvlm federation up --loopback 2  # and fedvlm run --demo --engine flower FED.SITES 0-2,3-4",
     "fedvlm federation up clinic_a/site.yaml clinic_b/site.yaml",
+    "fedvlm federation up --listen 192.0.2.7:7400  # and for each site: fedvlm federation admit",
+    "fedvlm federation admit clinic_a.pub  # of fedvlm site key; federation/invitations/ has more",
+    "fedvlm federation dismiss clinic_a",
     "fedvlm federation status",
     "fedvlm federation down",
 )
-ALSO = ("flower", "superlink", "supernode", "loopback", "deploy", "tls")
-WHAT = ("up", "down", "status")
+ALSO = ("flower", "superlink", "supernode", "loopback", "deploy", "tls", "invitation", "machines")
+WHAT = ("up", "admit", "dismiss", "status", "down")
+_FLAGS = {  # a flag of ours -> whose it is
+    "loopback": ("up",), "listen": ("up",), "reach": ("up",), "name": ("admit",),
+    "json": ("status",), "files": ("up", "admit", "dismiss"),
+}
 
 
 def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     add = parser.add_argument
     add("what", nargs="?", default="", metavar="WHAT", help=f"one of {', '.join(WHAT)}")
-    add("owners", nargs="*", default=[], metavar="SITE.YAML", help="up: sites with data of their "
-        "own, each by its owner's file")
+    add("files", nargs="*", default=[], metavar="FILE", help="up: sites with data of their own, "
+        "each by its owner's site.yaml; admit: public keys of sites on other machines; dismiss: "
+        "the name of one of them")
     add("--loopback", type=int, default=0, metavar="N", help="up: so many sites, all on this "
         "machine")
+    add("--listen", default="", metavar="HOST:PORT", help="up: where sites on other machines can "
+        "reach this one, over TLS")
+    add("--reach", default="", metavar="HOST:PORT", help="up: as they know that address, where it "
+        "is another (behind a router, or --listen 0.0.0.0:PORT)")
+    add("--name", default="", metavar="NAME", help="admit: what the site is called, else as its "
+        "key says")
     add("--federation", default=FOLDER, metavar="FOLDER", help=f"where it lies ({FOLDER})")
     add("--json", action="store_true", help="status: for programs")
     parser.checks.append(_mistakes)
@@ -59,17 +80,47 @@ def _mistakes(args: Namespace) -> list[str]:
         return []
     if args.what not in WHAT:
         return [unknown_word(args.what, WHAT)]
-    if args.what != "up" and (args.loopback or args.owners):
-        return [f"{args.what} does not read {args.owners[0] if args.owners else '--loopback'}"]
-    if args.loopback and args.owners:
-        return ["give --loopback N or files of sites, not both"]
-    if args.json and args.what != "status":
-        return [f"{args.what} does not read --json"]
-    if args.what == "up" and not 0 <= args.loopback <= MOST:
+    stray = [name for dest, name in args.spelling.items()
+             if dest in _FLAGS and args.what not in _FLAGS[dest]]
+    if args.files and args.what not in _FLAGS["files"]:
+        stray.append(args.files[0])
+    if stray:
+        return [f"{args.what} does not read {stray[0]}"]
+    return _of_up(args) if args.what == "up" else _of_others(args)
+
+
+def _of_up(args: Namespace) -> list[str]:
+    if args.loopback and (args.files or args.listen):
+        return ["give --loopback N or " + ("files of sites" if args.files else "--listen")
+                + ", not both"]
+    if not 0 <= args.loopback <= MOST:
         return [f"--loopback {args.loopback}: 1 to {MOST} sites"]
+    if args.reach and not args.listen:
+        return ["--reach goes with --listen"]
+    out = []
+    for flag, address in (("--listen", args.listen), ("--reach", args.reach)):
+        try:
+            host = host_port(address)[0] if address else ""
+        except ConfigError as error:
+            out.append(f"{flag}: {error}")
+            continue
+        if host in ANY and (flag == "--reach" or not args.reach):
+            out.append(f"{flag} {address} is no address that a site can call: say --reach "
+                       "HOST:PORT, as sites know this machine")
     known = (user_path(args.federation) / "federation.json").is_file()
-    if args.what == "up" and not args.loopback and not args.owners and not known:
-        return ["up wants --loopback N (how many sites), or a site.yaml for each"]
+    if not (args.loopback or args.files or args.listen or known):
+        out.append("up wants --loopback N (how many sites), a site.yaml for each, or --listen "
+                   "HOST:PORT for sites on other machines")
+    return out
+
+
+def _of_others(args: Namespace) -> list[str]:
+    if args.what == "admit" and not args.files:
+        return ["admit wants the public key of a site, FILE.pub, which fedvlm site key writes"]
+    if args.what == "admit" and args.name and len(args.files) > 1:
+        return ["--name is of one site: admit one key at a time"]
+    if args.what == "dismiss" and len(args.files) != 1:
+        return ["dismiss wants the name of one site (fedvlm federation status has them)"]
     return []
 
 
@@ -87,6 +138,12 @@ def main(args: Namespace) -> int:
     if args.what == "up":
         return _up(args, folder.absolute())
     place = read_place(folder.absolute())
+    if args.what == "admit":
+        return _admit(args, place)
+    if args.what == "dismiss":
+        dismiss(place, args.files[0])
+        say(f"{args.files[0]} is let in no more")
+        return 0
     if args.what == "down":
         count = network.down(place)
         say(f"{count} processes ended; keys and states stay in {folder}" if count
@@ -96,41 +153,65 @@ def main(args: Namespace) -> int:
 
 
 def _up(args: Namespace, folder: Path) -> int:
-    owners = [str(user_path(file).absolute()) for file in args.owners] or [""] * args.loopback
+    owners = [str(user_path(file).absolute()) for file in args.files] or [""] * args.loopback
     lost = [file for file in filter(None, owners) if not Path(file).is_file()]
     if lost:
         raise ConfigError(f"there is no '{lost[0]}': fedvlm site make writes one")
-    place = network.up(folder, owners, say)
-    many = len(place.sites)
-    if any(site.owner for site in place.sites):
+    place = network.up(folder, owners, say, args.listen, args.reach)
+    many, option = len(place.sites), _option(args)
+    if place.listen or any(site.owner for site in place.sites):
         network.serve_owners(place, say)
-        say(f"{many} sites are there. A run on them: fedvlm run --engine sites --federation "
-            f"{args.federation} --site-file server/site.json ...")
+        count = f"{many} sites" if many != 1 else "1 site"
+        say(*([f"{count} in it. A run on them: fedvlm run --engine sites --federation "
+               f"{args.federation} --site-file server/site.json ..."] if many else []),
+            *([f"a site on another machine: fedvlm site key there, then fedvlm federation admit"
+               f"{option} NAME.pub"] if place.listen else []))
         return 0
-    option = "" if args.federation == FOLDER else f" --federation {args.federation}"
     say(f"{many} sites are there. A run of {2 * many} clients on them: fedvlm run --demo "
         f"--num-users {2 * many} --engine flower{option} FED.SITES {even(2 * many, many)}")
+    return 0
+
+
+def _option(args: Namespace) -> str:
+    return "" if args.federation == FOLDER else f" --federation {args.federation}"
+
+
+def _admit(args: Namespace, place: Place) -> int:
+    keys = [read_public(user_path(file), args.name) for file in args.files]
+    for key in keys:
+        place, told = admit(place, key)
+        say(f"{key.name} is admitted by its key {key.fingerprint}: compare that with its owner (by "
+            "telephone)",
+            f"hand over {place.invitation(key.name)}: {told.address}, certificate "
+            f"{told.fingerprint}",
+            f"there: fedvlm site serve SITE.YAML --federation {key.name}.json")
     return 0
 
 
 def _status(place: Place, plain: bool) -> int:
     parts = network.status(place)
     down = [p.name for p in parts if not p.pid and not p.name.endswith(network.WORKER)]
+    away = {site.name: False for site in place.sites if site.away}
+    if away and LINK not in down:
+        away = connected(place)
+    code = int(bool(down) or not all(away.values()))
     if plain:
         say(json.dumps({
             "folder": str(place.folder), "flower": str(place.flower),
             "processes": [vars(p) | {"log": str(place.log(p.name))} for p in parts],
-            "exit_code": int(bool(down)),
+            "away": away, "exit_code": code,
         }, indent=1))
-        return int(bool(down))
-    say(*table_lines([{
-        "process": p.name, "id": str(p.pid or "-"), "at": p.where, "for": _short(p.about),
-    } for p in parts]), f"logs: {place.folder / 'logs'}")
+        return code
+    rows = [{"process": p.name, "id": str(p.pid or "-"), "at": p.where, "for": _short(p.about)}
+            for p in parts]
+    rows += [{"process": name, "id": "-", "at": "a machine of its own",
+              "for": "connected" if there else "not connected"} for name, there in away.items()]
+    say(*table_lines(rows), f"logs: {place.folder / 'logs'}")
     if down:
         said = [f"{name} does not run" + (f": {words}" if (words := _last(place, name)) else "")
                 for name in down]
         say(*said, f"begin what is missing: fedvlm federation up --federation {place.folder}")
-    return int(bool(down))
+    return code
 
 
 def _last(place: Place, name: str) -> str:
@@ -139,5 +220,5 @@ def _last(place: Place, name: str) -> str:
 
 def _short(about: str) -> str:
     """Return the end of the path of a run, or of an owner's file with its folder."""
-    path = Path(about)
+    path = Path(network.run_of(about) or about)
     return str(Path(path.parent.name) / path.name) if path.suffix else path.name

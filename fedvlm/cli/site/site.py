@@ -10,6 +10,9 @@ check: load one site's images alone and say counts, problems, and what a server 
 status: what a site keeps for which run: clients, versions, rounds, bytes.
 serve site.yaml: wait for coordinators that know the token (--engine sites --sites-at), and work for
 any run that the owner allows, on this site's images; a run's words come from its coordinator.
+key site.yaml: make a pair of keys for a coordinator on another machine, and the file to send there;
+it sends back an invitation (fedvlm federation admit). serve site.yaml --federation INVITATION then
+takes part over Flower: a SuperNode and a worker in one process, no port is open here.
 stop site.yaml: end the process that serves it; what it keeps is whole at any time.
 serve without it: a worker of a simulation. Build a run of its flags (or of its folder, --run) and
 work for whoever runs it with --engine workers --workers-at and knows the token; all workers of a
@@ -36,12 +39,15 @@ EXAMPLES = (
     "fedvlm site check clinic/site.yaml",
     "fedvlm site status clinic/site.yaml",
     "fedvlm site serve clinic/site.yaml --listen 0.0.0.0:7007 --token-file token",
+    "fedvlm site key clinic/site.yaml  # and send clinic/clinic.pub to the coordinator",
+    "fedvlm site serve clinic/site.yaml --federation clinic.json",
     "fedvlm site stop clinic/site.yaml",
     "fedvlm site serve --listen 0.0.0.0:7007 --token-file token --states /shared/states --demo",
 )
 ALSO = ("party", "silo", "owner", "serve", "worker")
-WHAT = ("make", "check", "status", "serve", "stop")
-_READS = {"check": ("full", "json", "sample"), "status": ("json",), "stop": ()}
+WHAT = ("make", "check", "status", "key", "serve", "stop")
+_READS = {"check": ("full", "json", "sample"), "status": ("json",), "stop": (),
+          "key": ("name", "anew")}
 _FILE = "FILE is a site.yaml, which fedvlm site make writes"
 
 
@@ -68,10 +74,12 @@ def _mistakes(args: Namespace) -> list[str]:
         return [unknown_word(args.what, WHAT)]
     looks = [name for dest, name in args.spelling.items() if dest in ("full", "json", "sample")]
     if args.what == "serve":
-        stray = looks + [n for dest, n in args.spelling.items() if dest in _make.OWN]
+        stray = looks + [n for dest, n in args.spelling.items()
+                         if dest in (*_make.OWN, *_READS["key"])]
         return [f"serve does not read {name}" for name in stray] or _serve.mistakes(args)
     if args.what == "make":
-        stray = looks + [n for dest, n in args.spelling.items() if dest in _serve.OWN]
+        stray = looks + [n for dest, n in args.spelling.items()
+                         if dest in (*_serve.OWN, *_READS["key"])]
         return [f"make does not read {name}" for name in stray] or _make.mistakes(args)
     stray = [n for dest, n in args.spelling.items() if dest not in _READS[args.what]]
     if stray:
@@ -97,6 +105,8 @@ def main(args: Namespace) -> int:
         return _make.make(args)
     if args.what == "serve":
         return _serve.main(args)
+    if args.what == "key":
+        return _serve.key(args)
     from fedvlm.cli.site import _look  # start-up: PyTorch, 2 s
 
     return {"check": _look.check, "status": _look.status, "stop": _look.stop}[args.what](args)

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,20 +143,50 @@ def _words(text: str) -> str:
     return " ".join(_FRAME.sub(" ", text).split()) or "no word of why"
 
 
-def certificates(place: Place) -> None:
+def node_of(place: Place, key: Path) -> int:
+    """Return the node that the SuperLink made of a public key; 0: none, or it cannot be told."""
+    script = Path(__file__).with_name("nodes.py")
+    done = subprocess.run(  # noqa: S603
+        [str(place.flower / "python"), "-I", str(script), LINK, str(key)], capture_output=True,
+        text=True, check=False, env=environ(place), cwd=place.folder / "empty",
+        stdin=subprocess.DEVNULL,
+    )
+    said = done.stdout.split()[-1:]
+    return int(said[0]) if said and said[0].isdecimal() and not done.returncode else 0
+
+
+def certificates(place: Place) -> tuple[str, str]:
     """Make the keys of a federation that are not there yet.
+
+    Returns:
+        Which certificate had to be made anew, and why: ``link``, which ``ca.crt`` signs as before;
+        ``ca``, both; or nothing.
+
+    Raises:
+        FedvlmError: Flower's Python cannot.
+    """
+    return make_keys(place.flower, place.keys, place.hosts, [site.name for site in place.here])
+
+
+def make_keys(
+    flower: Path, folder: Path, hosts: Sequence[str], names: Sequence[str]
+) -> tuple[str, str]:
+    """Run ``keys.py``; see ``certificates``.
+
+    Args:
+        hosts: for which the SuperLink's certificate is; none: node keys only.
+        names: of sites that get a node key.
 
     Raises:
         FedvlmError: Flower's Python cannot.
     """
     script = Path(__file__).with_name("keys.py")
     done = subprocess.run(  # noqa: S603
-        [str(place.flower / "python"), "-I", str(script), str(place.keys), "localhost",
-         *(site.name for site in place.sites)],
-        capture_output=True, text=True, check=False, env=environ(place),
+        [str(flower / "python"), "-I", str(script), str(folder), ",".join(hosts), *names],
+        capture_output=True, text=True, check=False, env=quiet(flower, folder),
     )
     if done.returncode:
         last = (done.stderr.strip() or "no word of why").splitlines()[-1]
-        raise FedvlmError(f"no keys could be made by {place.flower / 'python'}: {last}")
-
-
+        raise FedvlmError(f"no keys could be made by {flower / 'python'}: {last}")
+    word, _, why = done.stdout.strip().partition(" ")
+    return word, why

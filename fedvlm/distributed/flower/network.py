@@ -1,28 +1,36 @@
-"""A federation on this machine: the SuperLink and a SuperNode for each site, over TLS.
+"""A federation on this machine: the SuperLink and a SuperNode for each site here, over TLS.
 
-All of it can be done again at any time: what runs is left alone, what is missing is begun.
+Where it listens for other machines, too, a door does (``door``); sites there begin their own
+SuperNodes (``outpost``), once they are admitted. All of it can be done again at any time: what runs
+is left alone, what is missing is begun.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.repository import PACKAGE
 from fedvlm.distributed.flower import commands, processes
+from fedvlm.distributed.flower.carrier import APP, copy_modules
 from fedvlm.distributed.flower.commands import LINK
 from fedvlm.distributed.flower.place import HOST, NAME, Place, SitePlan, new_place, read_place
+from fedvlm.distributed.sockets.stream import host_port
+from fedvlm.runs import lock
 
 Say = Callable[[str], None]
 START = 180.0  # seconds for a process to be ready
 AGAIN = 5.0  # seconds before a SuperNode is begun again that the SuperLink still thinks is there
+DOOR = "door"  # among the processes
+DOOR_PARTS = (*APP, "distributed/flower/invitation.py", "distributed/flower/door.py")
 NODE, WORKER = ".node", ".worker"  # ends of the names of a site's processes
 READY = "ready at"  # what a worker says when it is built
 SHARED = (  # what is said as a SuperLink begins
@@ -30,6 +38,7 @@ SHARED = (  # what is said as a SuperLink begins
     "what they submit runs as you"
 )
 LET_IN = "SuperNode ID:"  # in a SuperNode's log, once the SuperLink has let it in
+_RUN = re.compile("(.+) #[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
@@ -49,56 +58,84 @@ class Part:
     about: str = ""
 
 
-def up(folder: Path, owners: Sequence[str], say: Say) -> Place:
+def up(
+    folder: Path, owners: Sequence[str], say: Say, listen: str = "", reach: str = ""
+) -> Place:
     """Let a federation run; return its place.
 
     Args:
-        owners: for each site its ``site.yaml``, or nothing where it gets a part of a run's clients;
-            none: of the federation that is there.
+        owners: for each site here its ``site.yaml``, or nothing where it gets a part of a run's
+            clients; none: of the federation that is there.
+        listen: ``host:port`` for sites on other machines; empty: as before.
+        reach: ``host:port`` under which they know it; empty: as it listens.
 
     Raises:
         ConfigError: another federation is there, Flower is not, or a process ends at once.
         FedvlmError: a command of Flower fails.
         DataError: the folder cannot be written, or that of the sockets is open to others.
     """
-    place = _place(folder, owners, say)
+    place = _place(folder, owners, say, listen, reach or listen)
     place.make_sockets()
-    commands.certificates(place)
+    _renew(place, say)
     with files.explain_errors(place.home):
         place.home.mkdir(exist_ok=True)
         (place.home / "config.toml").write_text(commands.settings(place))
     _link(place, say)
     for site in place.sites:
-        _register(place, site)
-    lacking = [s for s in place.sites if not processes.pid_of(place, s.name + NODE)]
+        register(place, site)
+    lacking = [s for s in place.here if not processes.pid_of(place, s.name + NODE)]
     for site in lacking:
         _node(place, site)
     _nodes_ready(place, lacking)
     for site in lacking:
         say(f"{site.name}: its SuperNode is there, process "
             f"{processes.pid_of(place, site.name + NODE)}")
+    if place.listen:
+        _door(place, say)
     return place
 
 
-def _place(folder: Path, owners: Sequence[str], say: Say) -> Place:
+def _place(folder: Path, owners: Sequence[str], say: Say, listen: str, reach: str) -> Place:
     if not (folder / NAME).is_file():
         flower = commands.find_flower()
         version = commands.version_of(flower)
         if version and not version.startswith(commands.TESTED):
             say(f"Flower {version}: tested is {commands.TESTED}")
-        return new_place(folder, flower, owners)
+        return new_place(folder, flower, owners, listen, reach)
     place = read_place(folder)
-    there = [site.owner for site in place.sites]
+    there = [site.owner for site in place.here]
     if owners and list(owners) != there:
         whose = f" ({', '.join(filter(None, there))})" if any(there) else ""
         raise ConfigError(
             f"'{folder}' is a federation of {len(there)} other sites{whose}: end it (fedvlm "
             "federation down) and give another --federation FOLDER"
         )
+    if listen and (listen, reach) != (place.listen, place.reach):
+        processes.end(place, [DOOR])
+        place = replace(place, listen=listen, reach=reach)
+        place.write()
+        away = [site.name for site in place.sites if site.away]
+        if away:
+            say(f"{', '.join(away)}: their invitations name another address; fedvlm federation "
+                "admit writes new ones")
     for part in status(place):
         if part.pid:
             say(f"{part.name} runs already: process {part.pid}, {part.where}")
     return place
+
+
+def _renew(place: Place, say: Say) -> None:
+    """Make certificates that are not there, or do not do any more; end who has the old ones."""
+    word, why = commands.certificates(place)
+    if not word:
+        return
+    say(f"the SuperLink's certificate is made anew: {why}")
+    nodes = [site.name + NODE for site in place.here] if word == "ca" else []
+    processes.end(place, [DOOR, *nodes])
+    processes.end(place, [LINK])
+    away = [site.name for site in place.sites if site.away]
+    if word == "ca" and away:
+        say(f"{', '.join(away)}: they need new invitations (fedvlm federation admit)")
 
 
 def _link(place: Place, say: Say) -> None:
@@ -134,27 +171,64 @@ def _link(place: Place, say: Say) -> None:
     say(SHARED)
 
 
-def _listens(port: int) -> bool:
+def _door(place: Place, say: Say) -> None:
+    """Let the door for other machines stand open.
+
+    Raises:
+        ConfigError: it cannot listen where it was told.
+    """
+    if processes.pid_of(place, DOOR):
+        return
+    processes.end(place, [DOOR])
+    host, port = host_port(place.listen)
+    if _listens(port, host):
+        raise ConfigError(f"another program listens at {place.listen}: end it, or say another "
+                          "--listen HOST:PORT")
+    parts, log = place.folder / DOOR, place.log(DOOR)
+    copy_modules(parts, DOOR_PARTS)
+    log.unlink(missing_ok=True)
+    processes.begin(place, DOOR, [
+        str(place.flower / "python"), "-m", "fedvlm.distributed.flower.door", str(place.keys),
+        place.address, host, str(port),
+    ], commands.environ(place) | {"PYTHONPATH": str(parts)}, place.folder / "empty")
+    until = time.monotonic() + START
+    while not (processes.pid_of(place, DOOR) and _listens(port, host)):
+        if not processes.pid_of(place, DOOR) or time.monotonic() > until:
+            raise ConfigError(f"the door cannot listen at {place.listen}: "
+                              f"{processes.tail(log)}; its log is {log}")
+        time.sleep(0.2)
+    say(f"the door for sites on other machines is open: process {processes.pid_of(place, DOOR)}, "
+        f"TLS at {place.listen}")
+
+
+def _listens(port: int, host: str = HOST) -> bool:
+    any_ = {"0.0.0.0": HOST, "::": "::1"}  # noqa: S104
     try:
-        socket.create_connection((HOST, port), 1.0).close()
+        socket.create_connection((any_.get(host, host), port), 1.0).close()
     except OSError:
         return False
     return True
 
 
-def _register(place: Place, site: SitePlan) -> None:
+def register(place: Place, site: SitePlan) -> None:
     """Tell the SuperLink a site's public key, once; note the node that it made of it.
+
+    Where it knows the key already (who registered it was killed before the note), it is asked.
 
     Raises:
         FedvlmError: it is refused, or no node is told.
     """
     if place.node(site.name):
         return
-    told = commands.flwr(
-        place, "supernode", "register", str(place.keys / f"{site.name}.pub"), LINK, "--name",
-        site.name,
-    )
-    files.write_text(place.registered(site.name), f"{told.get('node-id', '')}\n")
+    key = place.public(site.name)
+    try:
+        told = commands.flwr(place, "supernode", "register", str(key), LINK, "--name", site.name)
+        node = told.get("node-id", "")
+    except FedvlmError:
+        node = commands.node_of(place, key)
+        if not node:
+            raise
+    files.write_text(place.registered(site.name), f"{node}\n")
     if not place.node(site.name):
         raise FedvlmError(f"Flower registered {site.name} and told no number of its node: Flower "
                           f"{commands.TESTED} does")
@@ -228,14 +302,48 @@ def down(place: Place) -> int:
 
 
 def status(place: Place) -> list[Part]:
-    """Return all processes of a federation, those too that do not run."""
+    """Return all processes of a federation on this machine, those too that do not run."""
     out = [Part(LINK, processes.pid_of(place, LINK), f"TLS at {place.address}")]
-    for site in place.sites:
+    if place.listen:
+        out.append(Part(DOOR, processes.pid_of(place, DOOR), f"TLS at {place.listen}"))
+    for site in place.here:
         for end, where in ((NODE, f"{HOST}:{site.port}"), (WORKER, str(place.worker(site.name)))):
             name = site.name + end
             out.append(Part(name, processes.pid_of(place, name), where,
                             processes.about(place, name)))
     return out
+
+
+def errand(run: Path, identity: str) -> str:
+    """Return what a worker of a run is begun for: its folder, and the digest of what it is.
+
+    The folder alone does not say it: a run that was deleted can begin there as another one.
+    """
+    return f"{run} #{identity[:12]}"
+
+
+def run_of(about: str) -> str:
+    """Return the folder of the run that a worker was begun for; empty: for an owner's file."""
+    told = _RUN.fullmatch(about)
+    return told[1] if told else ""
+
+
+def refuse_busy(place: Place) -> None:
+    """Refuse a federation whose workers serve a run that is under way in another process.
+
+    Raises:
+        ConfigError: names that run and its process.
+    """
+    for site in place.here:
+        run = run_of(processes.about(place, site.name + WORKER))
+        owner = lock.holder(Path(run)) if run else {}
+        if owner and owner["pid"] != os.getpid():
+            raise ConfigError(
+                f"the sites of '{place.folder}' work for the run in '{run}' (process "
+                f"{owner['pid']} on {owner.get('host')}, since {owner.get('since')}): wait for it "
+                "or stop it, or begin another federation (fedvlm federation up --loopback "
+                f"{len(place.sites)} --federation FOLDER){lock.way_out(Path(run))}"
+            )
 
 
 def begin_worker(
@@ -263,7 +371,7 @@ def serve_owners(place: Place, say: Say) -> None:
         ConfigError: one cannot be begun; its last line is shown.
     """
     begun = []
-    for site in place.sites:
+    for site in place.here:
         words = [
             sys.executable, "-m", "fedvlm", "site", "serve", site.owner, "--listen",
             f"unix:{place.worker(site.name)}", "--token-file", str(place.token(site.name)),

@@ -20,10 +20,12 @@ from pathlib import Path
 
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.distributed.sockets.stream import host_port
 
 FORMAT = "fedvlm-federation/1"
 NAME, FOLDER = "federation.json", "federation"
 HOST = "127.0.0.1"
+ANY = ("0.0.0.0", "::")  # noqa: S104  # every address of a machine: listened at, never called
 MOST = 64  # sites on one machine
 
 
@@ -35,11 +37,13 @@ class SitePlan:
         name: under which its key is registered.
         port: of its SuperNode on this machine.
         owner: its ``site.yaml``; empty: it gets a part of a run's clients.
+        away: its SuperNode, worker and data are on a machine of its own.
     """
 
     name: str
     port: int
     owner: str = ""
+    away: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class Place:
         sites: in their order.
         sockets: a short path for unix sockets, which the system limits to some 100 bytes.
         mark: a word in the environment of all its processes.
+        listen: ``host:port`` for sites of other machines; empty: there are none.
+        reach: ``host:port`` under which they know it.
     """
 
     folder: Path
@@ -61,6 +67,8 @@ class Place:
     sites: tuple[SitePlan, ...]
     sockets: Path
     mark: str
+    listen: str = ""
+    reach: str = ""
 
     @property
     def keys(self) -> Path:
@@ -77,6 +85,26 @@ class Place:
         """Return the SuperLink's address."""
         return f"{HOST}:{self.port}"
 
+    @property
+    def hosts(self) -> list[str]:
+        """Return the names of this machine that its certificate has to be for."""
+        told = [host_port(address)[0] for address in (self.listen, self.reach) if address]
+        return ["localhost", *(host for host in told if host not in ANY)]
+
+    @property
+    def here(self) -> list[SitePlan]:
+        """Return the sites on this machine."""
+        return [site for site in self.sites if not site.away]
+
+    @property
+    def invitations(self) -> Path:
+        """Return the folder of what is handed to sites on other machines."""
+        return self.folder / "invitations"
+
+    def invitation(self, site: str) -> Path:
+        """Return the file that is handed to a site on another machine."""
+        return self.invitations / f"{site}.json"
+
     def log(self, name: str) -> Path:
         """Return where what a process says is kept."""
         return self.folder / "logs" / f"{name}.log"
@@ -88,6 +116,10 @@ class Place:
     def token(self, site: str) -> Path:
         """Return the file with the token of a site's worker."""
         return self.keys / f"{site}.token"
+
+    def public(self, site: str) -> Path:
+        """Return the file with the public key of a site."""
+        return self.keys / f"{site}.pub"
 
     def registered(self, site: str) -> Path:
         """Return the file with the number that the SuperLink gave to a site's key."""
@@ -130,11 +162,14 @@ class Place:
         files.write_json(self.folder / NAME, plain)
 
 
-def new_place(folder: Path, flower: Path, owners: Sequence[str]) -> Place:
+def new_place(
+    folder: Path, flower: Path, owners: Sequence[str], listen: str = "", reach: str = ""
+) -> Place:
     """Return a new federation's place, its folders made and its plan written.
 
     Args:
-        owners: for each site, see ``SitePlan.owner``.
+        owners: for each site on this machine, see ``SitePlan.owner``.
+        listen, reach: see ``Place``.
 
     Raises:
         ConfigError: the folder holds something else.
@@ -151,7 +186,8 @@ def new_place(folder: Path, flower: Path, owners: Sequence[str]) -> Place:
         sites = tuple(SitePlan(f"site{i}", port, owner)
                       for i, (port, owner) in enumerate(zip(ports[1:], owners)))
         sockets = Path(tempfile.mkdtemp(prefix="fedvlm-"))
-        place = Place(folder, flower, ports[0], sites, sockets, secrets.token_hex(8))
+        place = Place(folder, flower, ports[0], sites, sockets, secrets.token_hex(8), listen,
+                      reach)
         for part in ("keys", "logs", "pids", "flwr", "empty", *(s.name for s in sites)):
             (folder / part).mkdir(mode=0o700)
     place.write()
@@ -176,11 +212,12 @@ def read_place(folder: Path) -> Place:
         plain = json.loads(path.read_text(encoding="utf-8"))
         if plain["format"] != FORMAT:
             raise ValueError("format")
-        sites = tuple(SitePlan(str(s["name"]), int(s["port"]), str(s["owner"]))
-                      for s in plain["sites"])
+        sites = tuple(
+            SitePlan(str(s["name"]), int(s["port"]), str(s["owner"]), bool(s.get("away")))
+            for s in plain["sites"])
         place = Place(
             folder, Path(plain["flower"]), int(plain["port"]), sites, Path(plain["sockets"]),
-            str(plain["mark"]),
+            str(plain["mark"]), str(plain.get("listen", "")), str(plain.get("reach", "")),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -25,6 +26,7 @@ from fedvlm.distributed.flower.place import Place
 MARK, PART = "FEDVLM_FEDERATION", "FEDVLM_PART"
 PATIENCE = 8.0  # seconds for a process that is told to end
 _TAIL = 20_000
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _TRAFFIC = "uvicorn.access"  # lines of each request, which say nothing
 _children: list[subprocess.Popen[bytes]] = []  # so that those of this process leave no zombie
 
@@ -144,7 +146,8 @@ def tail(path: Path, lines: int = 1) -> str:
         data = path.read_bytes()[-_TAIL:]
     except OSError:
         return ""
-    said = [line.strip() for line in data.decode(errors="replace").splitlines()]
+    said = [line.strip()
+            for line in _COLOUR.sub("", data.decode(errors="replace")).splitlines()]
     told = [line for line in said if line and not line.startswith("---") and _TRAFFIC not in line]
     return "\n".join(told[-lines:])
 

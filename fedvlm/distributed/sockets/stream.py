@@ -36,14 +36,18 @@ class StreamError(FedvlmError):
     """The other side is gone, or does not keep to the protocol: one clause."""
 
 
-def greet(sock: socket.socket, token: bytes) -> None:
+def greet(sock: socket.socket, token: bytes, seconds: float | None = None) -> None:
     """Say hello as a worker and let nobody in who does not know the token.
+
+    Args:
+        seconds: for the whole greeting; None: ``PATIENCE``.
 
     Raises:
         StreamError: the caller does not, or is gone.
     """
-    until = time.monotonic() + PATIENCE
-    sock.settimeout(PATIENCE)
+    seconds = PATIENCE if seconds is None else seconds
+    until = time.monotonic() + seconds
+    sock.settimeout(seconds)
     ours = secrets.token_bytes(NONCE)
     try:
         sock.sendall(HELLO + ours)

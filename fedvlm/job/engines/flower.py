@@ -24,7 +24,14 @@ from fedvlm.core.trees import State
 from fedvlm.distributed.flower import processes
 from fedvlm.distributed.flower.carrier import Flower
 from fedvlm.distributed.flower.commands import LINK
-from fedvlm.distributed.flower.network import begin_worker, down, up, workers_ready
+from fedvlm.distributed.flower.network import (
+    begin_worker,
+    down,
+    errand,
+    refuse_busy,
+    up,
+    workers_ready,
+)
 from fedvlm.distributed.flower.place import FOLDER, Place, even, read_place
 from fedvlm.distributed.policy import Policy
 from fedvlm.distributed.remote import RemoteEngine
@@ -40,6 +47,7 @@ from fedvlm.job.engines.states import SITE
 from fedvlm.job.sites.parties import policy_of as sites_policy
 from fedvlm.job.sites.party import config_plain, shared_facts
 from fedvlm.runs.folder import RunFolder
+from fedvlm.runs.identity import identity_digest
 
 START = 600.0  # seconds for workers to be built
 REACH = 120.0  # seconds for sites to be at the SuperLink
@@ -128,10 +136,10 @@ def check_flower(cfg: CfgNode) -> Place:
     """Return the federation of a config, before data are read.
 
     Raises:
-        ConfigError: there is none, or ``FED.SITES`` does not fit it.
+        ConfigError: there is none, ``FED.SITES`` does not fit it, or another run is using it.
     """
     place = read_place(user_path(cfg.FED.FEDERATION or FOLDER))
-    if any(site.owner for site in place.sites):
+    if place.listen or any(site.owner for site in place.sites):
         raise ConfigError(
             f"the sites of '{place.folder}' have data of their own: --engine sites --federation "
             f"{cfg.FED.FEDERATION or FOLDER} asks them"
@@ -147,6 +155,7 @@ def check_flower(cfg: CfgNode) -> Place:
     if not processes.pid_of(place, LINK):
         raise ConfigError(
             f"the SuperLink does not run: fedvlm federation up --federation {place.folder}")
+    refuse_busy(place)
     return place
 
 
@@ -191,7 +200,9 @@ def federated(
     )
 
     def begin() -> None:
-        _begin(place, folder.path, layout, command, environ, tell)
+        refuse_busy(place)  # again: another run may have come while this one was built
+        about = errand(folder.path.resolve(), identity_digest(built.identity))
+        _begin(place, folder.path.resolve(), about, layout, command, environ, tell)
 
     try:
         yield Federated(built, engine, carrier, begin)
@@ -207,7 +218,7 @@ def policy_of(cfg: CfgNode) -> Policy:
 
 
 def _begin(
-    place: Place, run: Path, layout: Sequence[int], command: Words,
+    place: Place, run: Path, about: str, layout: Sequence[int], command: Words,
     environ: Callable[[int], Mapping[str, str]], tell: Tell,
 ) -> None:
     """Let a worker of this run be at each site.
@@ -215,11 +226,10 @@ def _begin(
     Raises:
         ConfigError: one cannot be built; its last line is shown.
     """
-    about = str(run.resolve())
     for number, site in enumerate(place.sites):
         mine = [str(c) for c, at in enumerate(layout) if at == number]
         words = command([
-            "--run", about, "--clients", ",".join(mine), "--states",
+            "--run", str(run), "--clients", ",".join(mine), "--states",
             str(place.states(site.name).resolve()), "--listen", UNIX + str(place.worker(site.name)),
             "--token-file", str(place.token(site.name).resolve()),
         ])

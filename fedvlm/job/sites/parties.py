@@ -94,11 +94,14 @@ def check_sites(cfg: CfgNode) -> None:
     """
     behind = cfg.FED.FEDERATION
     if behind:
-        if not all(site.owner for site in read_place(user_path(behind)).sites):
+        place = read_place(user_path(behind))
+        if not all(site.owner or site.away for site in place.sites):
             raise ConfigError(
                 f"the sites of '{behind}' have no data of their own: --engine flower gives them "
                 "parts of a run's clients (fedvlm federation up SITE.YAML... begins others)"
             )
+        if not place.sites:
+            raise ConfigError(f"'{behind}' has no site yet: fedvlm federation admit lets one in")
         if cfg.FED.SITES_AT or cfg.FED.TOKEN_FILE:
             raise ConfigError("--federation has its own way to the sites and their tokens: drop "
                               "--sites-at and --token-file")

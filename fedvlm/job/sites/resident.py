@@ -208,8 +208,13 @@ def serving(owner: SiteYaml) -> Iterator[None]:
 def serve_site(
     owner: SiteYaml, address: str, token_file: str, own: Mapping[str, str], say: Say,
     progress: Progress | None = None,
+    around: contextlib.AbstractContextManager[object] | None = None, where: str = "",
 ) -> None:
     """Answer coordinators that come to ``address`` and know the token, one at a time, for ever.
+
+    Args:
+        around: what else runs while the site is served.
+        where: what is said in the place of the address.
 
     Raises:
         ConfigError: the address cannot be had, there is no token, or another process serves this
@@ -227,6 +232,7 @@ def serve_site(
             )
         if not site.file.clients:
             raise DataError(f"'{owner.file}' has no clients: it is a server's")
-        say(f"ready at {address}: {site.file.dataset}, clients "
+        say(f"ready at {where or address}: {site.file.dataset}, clients "
             f"{', '.join(map(str, site.file.clients))}; waiting for coordinators")
-        serve(door, token, site.answer, say)
+        with around or contextlib.nullcontext():
+            serve(door, token, site.answer, say)

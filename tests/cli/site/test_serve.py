@@ -23,6 +23,13 @@ from fedvlm.cli.main import main
     (["serve", "s.yaml", "--listen", "a:1", "--token-file", "t", "--demo"],
      "serve s.yaml does not read --demo"),
     (["serve", "/no/s.yaml", "--listen", "a:1", "--token-file", "t"], "there is no '/no/s.yaml'"),
+    (["serve", "s.yaml", "--federation", "i.json", "--listen", "a:1"],
+     "--federation INVITATION has its own way to the coordinator: drop --listen"),
+    (["serve", "/no/s.yaml", "--federation", "i.json"], "there is no '/no/s.yaml'"),
+    (["serve", "s.yaml", "--name", "a"], "serve does not read --name"),
+    (["key", "s.yaml", "--to", "t"], "key does not read --to"),
+    (["key"], "key wants one FILE: fedvlm site key FILE"),
+    (["key", "/no/s.yaml"], "there is no '/no/s.yaml'"),
 ])  # fmt: skip
 def test_what_is_missing_is_said(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]

@@ -6,13 +6,16 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.distributed.flower import network, processes
+from fedvlm.distributed.flower.network import WORKER, errand, refuse_busy, run_of
 from fedvlm.distributed.flower.place import Place, new_place
+from fedvlm.runs import lock
 
 LISTENS = (  # stands for flower-superlink
     f"#!{sys.executable} -S\nimport socket, sys, time\n"
@@ -68,3 +71,57 @@ def test_a_folder_of_sockets_that_others_can_enter_is_refused(
     with pytest.raises(DataError, match="is not a folder of yours alone"):
         place.make_sockets()
     place.sockets.unlink()
+
+
+def test_workers_of_a_run_under_way_are_left_to_it(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "a run #1"
+    run.mkdir()
+    about = errand(run, "0123456789abcdef")
+    assert run_of(about) == str(run) and run_of("site.yaml") == "" == run_of(str(run))
+    assert errand(run, "another run there") != about
+    waits = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+    processes.begin(place, "site1" + WORKER, waits, os.environ, tmp_path, about)
+    refuse_busy(place)
+    held = lock.acquire(run)
+    try:
+        refuse_busy(place)  # it is this process's own
+        monkeypatch.setattr(os, "getpid", lambda: 1)
+        with pytest.raises(ConfigError, match="work for the run in '.*a run #1' .process"):
+            refuse_busy(place)
+    finally:
+        monkeypatch.undo()
+        held.release()
+    refuse_busy(place)
+
+
+def test_a_certificate_that_is_made_anew_ends_who_has_the_old_one(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+    for word, left in (("", 3), ("link", 2), ("ca", 1)):
+        for name in ("link", "site0.node", "site0" + WORKER):
+            if not processes.pid_of(place, name):
+                processes.begin(place, name, waits, os.environ, place.folder)
+        monkeypatch.setattr(network.commands, "certificates",
+                            lambda place, word=word: (word, "it ended on 2026-01-01"))
+        said: list[str] = []
+        network._renew(place, said.append)
+        assert len(processes.strays(place)) == left
+        told = "the SuperLink's certificate is made anew: it ended on 2026-01-01"
+        assert said == ([told] if word else [])
+
+
+def test_the_door_listens_where_it_is_told_or_says_why_not(tmp_path: Path) -> None:
+    made = new_place(tmp_path / "d", tmp_path, [], "127.0.0.1:0", "host.example:7400")
+    assert made.hosts == ["localhost", "127.0.0.1", "host.example"] and not made.here
+    (tmp_path / "python").write_text("#!/bin/sh\necho 'no such address'\n")
+    (tmp_path / "python").chmod(0o700)
+    with pytest.raises(ConfigError, match="the door cannot listen at 127.0.0.1:0: no such address"):
+        network._door(made, print)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"another program listens at 127.0.0.1:{port}"):
+            network._door(replace(made, listen=f"127.0.0.1:{port}"), print)
+    network.down(made)

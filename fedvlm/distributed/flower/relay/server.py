@@ -23,6 +23,7 @@ import numpy as np
 
 from fedvlm.distributed.sockets.stream import greet, receive, send
 
+PATIENCE = 120.0  # seconds for the driver, which hears so late of us on a busy machine
 EVERY = 0.25  # seconds between two looks for answers
 OFFLINE = "it is not connected to the SuperLink"
 ERRORS = {  # codes of Flower that somebody can do something about
@@ -55,7 +56,7 @@ def at_driver(
     """
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(str(settings["driver"]))
-        greet(sock, Path(str(settings["token"])).read_bytes())
+        greet(sock, Path(str(settings["token"])).read_bytes(), PATIENCE)
         if first is not None:
             send(sock, first())
         converse(grid, sock)

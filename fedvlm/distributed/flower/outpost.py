@@ -1,0 +1,252 @@
+"""A site's own end of a federation on another machine: its key, and its SuperNode.
+
+All lies in ``flower/`` beside the site's ``site.yaml``: the private key, which never leaves, the
+SuperNode's log, and the files of the installed fedvlm that Flower's Python runs here. The SuperNode
+is a child of the process that serves the site and ends with it, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fedvlm.core import files
+from fedvlm.core.errors import ConfigError
+from fedvlm.distributed.flower import commands, processes
+from fedvlm.distributed.flower.carrier import APP, copy_modules
+from fedvlm.distributed.flower.invitation import Invitation, PublicKey, check_name, read_public
+from fedvlm.distributed.flower.network import LET_IN
+from fedvlm.distributed.flower.place import HOST, free_ports
+from fedvlm.distributed.sockets.stream import host_port, reason
+
+FOLDER, KEY, STATUS = "flower", "key", "status.json"
+PARTS = (*APP, "distributed/flower/relay/node.py")
+AGAIN = 15.0  # seconds before a SuperNode is begun again, at first; the SuperLink forgets it in 60
+LONGEST = 300.0  # seconds that they grow to
+LEAVE = 12.0  # seconds for a SuperNode to say good-bye
+LATE = 30.0  # seconds without a connection until that is said
+EVERY = 0.2  # seconds between two looks at it
+CODE = (  # what a site's log says as it begins
+    "no code comes over the wire: this site's own relay takes frames to its worker, and an app "
+    "that the SuperLink sends is neither unpacked nor run"
+)
+_REASONS = {  # what stands in a SuperNode's log -> what that means here
+    "SSL/TLS handshake error": "the certificate there is not the invitation's",
+    "2004": "the SuperLink does not let its key in: it is not admitted, or used by another process",
+    "terminated gracefully": "its key is not let in: it is not admitted there, or no more, or the "
+                             "clocks of the two machines differ",
+}
+Say = Callable[[str], None]
+
+
+def make_key(folder: Path, name: str, anew: bool) -> tuple[PublicKey, Path]:
+    """Make a site's pair of keys, unless there is one; return the public one and its file.
+
+    Args:
+        folder: of the ``site.yaml``.
+        name: of the site.
+        anew: another pair in the place of one that is there.
+
+    Raises:
+        ConfigError: Flower is not installed, or a key with another name is there.
+        FedvlmError: its Python can make no keys.
+        DataError: the folder cannot be written.
+    """
+    place, flower = folder / FOLDER, commands.find_flower()
+    check_name(name)
+    with files.explain_errors(place):
+        place.mkdir(mode=0o700, exist_ok=True)
+        place.chmod(0o700)
+    private, public = place / KEY, place / f"{KEY}.pub"
+    if anew or not private.is_file() or not public.is_file():
+        private.unlink(missing_ok=True)
+        public.unlink(missing_ok=True)
+        commands.make_keys(flower, place, (), [KEY])
+        (place / f"{KEY}.token").unlink(missing_ok=True)  # each process that serves makes its own
+        line = " ".join(public.read_text(encoding="utf-8").split()[:2])
+        files.write_text(public, f"{line} {name}\n")
+    told = read_public(public)
+    if told.name != name:
+        raise ConfigError(f"'{private}' is the key of '{told.name}': say --name {told.name}, or "
+                          "--anew for another key")
+    out = folder / f"{name}.pub"
+    files.write_text(out, public.read_text(encoding="utf-8"))
+    return told, out
+
+
+def check_key(folder: Path, invitation: Invitation) -> None:
+    """Refuse an invitation that is not for the key of a site.
+
+    Raises:
+        ConfigError: it is not, or there is no key.
+    """
+    public = folder / FOLDER / f"{KEY}.pub"
+    if not (folder / FOLDER / KEY).is_file() or not public.is_file():
+        raise ConfigError(f"there is no key in '{folder / FOLDER}': fedvlm site key makes one, and "
+                          "the invitation is for the key")
+    mine = read_public(public).fingerprint
+    if mine != invitation.key:
+        raise ConfigError(
+            f"the invitation is for the key {invitation.key}, and this site's is {mine}: hand over "
+            f"{invitation.name}.pub again, and take the new invitation"
+        )
+
+
+class Outpost:
+    """A SuperNode that is begun, watched and ended by the process that serves a site.
+
+    Args:
+        folder: of the ``site.yaml``.
+        invitation: of the federation.
+        worker: the unix socket at which the site answers.
+        token: the file with its token.
+        say: hears of its connection.
+    """
+
+    def __init__(
+        self, folder: Path, invitation: Invitation, worker: Path, token: Path, say: Say
+    ) -> None:
+        self.place, self.invitation, self.say = folder.absolute() / FOLDER, invitation, say
+        self.worker, self.token = worker, token
+        self.flower = commands.find_flower()
+        self.log = self.place / "node.log"
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Outpost:
+        with files.explain_errors(self.place):
+            copy_modules(self.place / "parts", PARTS)
+            (self.place / "home").mkdir(exist_ok=True)
+            (self.place / "empty").mkdir(exist_ok=True)
+            (self.place / "ca.crt").write_text(self.invitation.certificate)
+            handle = os.open(self.place / "secret", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(handle, "wb") as file:
+                file.write(secrets.token_hex(32).encode())
+        self._note("begins")
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        (self.place / STATUS).unlink(missing_ok=True)
+
+    def words(self, port: int) -> list[str]:
+        """Return the command of the SuperNode; it gives its tasks at ``port``."""
+        settings = f'worker="{self.worker}" token="{self.token}" site="{self.invitation.name}"'
+        return [
+            str(self.flower / "python"), "-m", "fedvlm.distributed.flower.relay.node",
+            str(self.place / "secret"), f"{HOST}:{port}", "--superlink", self.invitation.address,
+            "--root-certificates", str(self.place / "ca.crt"), "--auth-supernode-private-key",
+            str(self.place / KEY), "--host", HOST, "--port", str(port), "--node-config", settings,
+        ]
+
+    def _watch(self) -> None:
+        """Let a SuperNode run until the site is served no more."""
+        pause = AGAIN
+        while not self._stop.is_set():
+            if self._once():
+                pause = AGAIN
+            if self._stop.is_set():
+                return
+            why = self._why()
+            self._note(f"away: {why}")
+            self.say(f"{self.invitation.address}: not connected: {why}; again in {pause:g} s")
+            self._stop.wait(pause)
+            pause = min(2 * pause, LONGEST)
+
+    def _once(self) -> bool:
+        """Run a SuperNode until it ends or has to; say whether it was ever connected."""
+        environ = commands.quiet(self.flower, self.place / "home")
+        environ["PYTHONPATH"] = str(self.place / "parts")
+        with self.log.open("wb") as out:
+            node = subprocess.Popen(  # noqa: S603
+                self.words(free_ports(1)[0]), stdin=subprocess.PIPE, stdout=out,
+                stderr=subprocess.STDOUT, env=environ, cwd=self.place / "empty",
+                start_new_session=True,  # Ctrl-C is for this process, which then ends it
+            )
+        there, late = False, time.monotonic() + LATE
+        try:
+            while node.poll() is None and not self._stop.wait(EVERY):
+                if not there and LET_IN in processes.tail(self.log, 200):
+                    there = True
+                    self._note("connected")
+                    self.say(f"connected to {self.invitation.address} as {self.invitation.name}")
+                elif not there and time.monotonic() > late:
+                    late = float("inf")
+                    why = reach(self.invitation.address) or f"it takes long; log: {self.log}"
+                    self._note(f"tries: {why}")
+                    self.say(f"{self.invitation.address}: no connection yet: {why}; it is tried "
+                             "on and on")
+        finally:
+            _end(node)
+        return there
+
+    def _why(self) -> str:
+        """Return why a SuperNode ended, by its log."""
+        said = processes.tail(self.log, 30)
+        for mark, words in _REASONS.items():
+            if mark in said:
+                return words
+        return f"{processes.tail(self.log)[:200]} (its log: {self.log})"
+
+    def _note(self, state: str) -> None:
+        told = {"address": self.invitation.address, "name": self.invitation.name, "state": state,
+                "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        with contextlib.suppress(Exception):  # for ``site status`` alone
+            files.write_json(self.place / STATUS, told)
+
+
+def _end(node: subprocess.Popen[bytes]) -> None:
+    """End a SuperNode: its standard input is closed, which it takes as a word to leave."""
+    if node.stdin is not None:
+        node.stdin.close()
+    try:
+        node.wait(LEAVE)
+    except subprocess.TimeoutExpired:
+        node.kill()
+        node.wait()
+
+
+def reach(address: str) -> str:
+    """Return why nobody can be reached at an address; empty: somebody can."""
+    try:
+        socket.create_connection(host_port(address), LEAVE).close()
+    except OSError as error:
+        return reason(error)
+    return ""
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """Return what the SuperNode of a site that is served is doing; nothing where there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        told = json.loads((folder / FOLDER / STATUS).read_text(encoding="utf-8"))
+        return told if isinstance(told, dict) else {}
+    return {}
+
+
+@contextlib.contextmanager
+def quarters() -> Iterator[tuple[Path, Path]]:
+    """Yield a socket's path and a token's file for a site and its SuperNode, and for nobody else.
+
+    The path is short, since the system limits those of sockets to some 100 bytes.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="fedvlm-site-"))  # its owner's alone
+    try:
+        handle = os.open(folder / "token", os.O_WRONLY | os.O_CREAT, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(secrets.token_hex(32).encode())
+        yield folder / "socket", folder / "token"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
