@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedvlm.bench.families import ORDER
+from fedvlm.config.families import ORDER
 from fedvlm.bench.machine import Measurements
 from fedvlm.console.rows import table_lines
 from fedvlm.core.errors import ConfigError

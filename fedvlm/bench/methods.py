@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from fedvlm.bench import machine
-from fedvlm.bench.families import families
+from fedvlm.config.families import families
 from fedvlm.bench.machine import Measurements
 from fedvlm.bench.pairs import compare
 from fedvlm.core.errors import ConfigError
