@@ -70,4 +70,5 @@ def place(parts: Iterable[str]) -> tuple[int, ...]:
 
 def words_of(parts: Iterable[str]) -> str:
     """Return families as a heading: ``image feature and prompt``."""
-    return " and ".join(sorted((WORDS.get(p, p) for p in parts), key=str.lower))
+    ordered = sorted(parts, key=lambda p: (p == "gate", WORDS.get(p, p).lower()))
+    return " and ".join(WORDS.get(p, p) for p in ordered)
