@@ -9,7 +9,8 @@ Shared: text.global
 Personal: text.u, text.v, text.r
 Frozen: both towers, the logit scale.
 Defaults: N_CTX 16, RANK 8, CLIP 10, SIGMA 1, DELTA 1e-5, ACCOUNTANT gaussian; plain SGD lr 0.001.
-    Without SIGMA no noise is added and nothing guaranteed; RESIDUAL false leaves r out.
+    Without SIGMA no noise is added and nothing guaranteed; RESIDUAL false leaves r out. With it no
+    loss leaves a client, nor is one shown: it would be an exact number of private images.
 Knobs: RANK 2 to 16 log.
 Departures from the paper: all noise is added by the client, to p_G too (there by the server, to the
     average): the server need not be trusted; several local steps are allowed (there one a round);
@@ -84,6 +85,8 @@ class DPFPL(Trainer):
     def __init__(self, cfg: Any) -> None:
         """Refuse what the accounting would not cover, or could not be made of."""
         super().__init__(cfg)
+        if self.cfg.SIGMA:  # a loss is not noised, and no epsilon counts it
+            self.metrics = ()
         after = max(0, int(getattr(getattr(cfg, "FED", None), "FINETUNE_EPOCHS", 0)))
         self.require(
             not (after and self.cfg.SIGMA), f"--finetune-epochs {after}: it trains without noise, "
@@ -137,7 +140,10 @@ class DPFPL(Trainer):
 
     def gradient(self, ctx: Context, p: Tree, b: Batch, what: str) -> Tree:
         """Return the mean of clipped single gradients, with noise."""
-        _, each = ctx.grad_each(p, self.loss, b, [SHARED, U, V], most=b.y.numel(), what=what)
+        _, each = ctx.grad_each(
+            p, self.loss, b, [SHARED, U, V], most=b.y.numel(), what=what,
+            log=None if self.cfg.SIGMA else "",
+        )
         mean = mean_of(clipped(each, self.cfg.CLIP, PARTS), b)
         return noised(mean, b, self.cfg.SIGMA * self.cfg.CLIP, "dp")
 

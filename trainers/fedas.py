@@ -6,7 +6,7 @@ Equations:
         sum_c MSE(f(x_c), p_c) per batch, ALIGN_EPOCHS of plain SGD; then CE on body and head;
     Fisher trace: F_k = sum over batches |grad mean NLL(batch)|^2 at the trained model;
     server: body <- sum_k F_k body_k / sum_k F_k; all zero: by samples.
-Shared: body (image.*)
+Shared: the body of PEFT, image.*
 Personal: head (text.*, head.*); never sent
 Frozen: both towers, the logit scale.
 Defaults: alignment one epoch at 0.01, from a client's second round on; Fisher over all trained

@@ -5,7 +5,7 @@ Paper: Oh et al., FedBABU: Toward Enhanced Representation for Federated Image Cl
 Equations: rounds: g_k <- E epochs of SGD on F_k(., l0), l0 the initial head, the same on all
     clients and in all rounds; server g = mean_k g_k. Evaluation: FT_EPOCHS epochs of SGD on F_k
     from (g, l0), of the head, the body or both (FT_PART), without upload.
-Shared: the body, image.*
+Shared: the body of PEFT, image.*
 Personal: none during the rounds; the fine-tuned copy of each client is its own
 Frozen: the head, text.* or head.*, until the final phase trains a copy; both towers, the logit
     scale.

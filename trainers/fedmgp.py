@@ -10,16 +10,18 @@ Equations: group g: logits_g = scale z(V_g) . T(P_g); L = mean_g CE(logits_g) + 
 Shared: text.prompt.sent, image.prompt.sent (copies of what was drawn)
 Personal: text.prompt.groups, image.prompt.groups
 Frozen: both towers, the logit scale.
-Defaults: GROUPS 5 of TOKENS 2 in each tower, SENT 2, TEMP 1, DIV 1, text starts as "a photo of a"'s
-    first tokens with noise 0.01; SGD lr 0.001.
+Defaults: GROUPS 5 of TOKENS 2 in each tower, SENT 2, TEMP 1, DIV 1, DRAW near, text starts as "a
+    photo of a"'s first tokens with noise 0.01; SGD lr 0.001.
 Knobs: DIV 0.1 to 10 log; TEMP 0.1 to 10 log.
 Departures from the paper: VARIANT fixed has the paper's L_div, the mean cosine of two groups'
     features; published the public code's, whose sign brings groups together: + mean |f_i - f_j|.
+    The draw is the paper's in both; DRAW far is the public code's, softmax(-cos/TEMP).
     The global model and clients that never drew, which the paper does not judge, predict by G
     alone.
 Departures from the authors' code: a client's draw comes from the run's seeds (there from 42), and
     by the paper's softmax(cos/TEMP): groups near G travel (there softmax(-cos/TEMP), those far off,
-    unless AGGREGATE_HIGHEST_SIM is set, which it is not by default).
+    unless AGGREGATE_HIGHEST_SIM is set, which it is not by default). DRAW far with VARIANT
+    published is that code.
 Extra data: none.
 Cost: ViT-B/16: 12,800 trained, 5,120 sent each way (published: 12.8k, 5.1k); GROUPS passes through
     the image tower and packed text passes per step.
@@ -68,6 +70,8 @@ class FedMGP(Trainer):
         "TEMP": Option(1.0, "temperature of the draw", low=0.0, low_open=True),
         "DIV": Option(1.0, "weight of the diversity term", low=0.0),
         "CTX_INIT": Option("a photo of a", "words whose first tokens text starts as; '' is random"),
+        "DRAW": Option("near", "groups that travel rather: near the last round's (the paper), or "
+                       "far from them (its public code)", choices=("near", "far"), neutral="near"),
         "VARIANT": Option("published", "diversity term: see the card",
                           choices=("published", "fixed")),
     }
@@ -198,6 +202,7 @@ class FedMGP(Trainer):
         near = F.cosine_similarity(
             groups.flatten(2).unsqueeze(2), sent.flatten(2).unsqueeze(1), dim=-1
         ).amax(-1)
+        near = -near if self.cfg.DRAW == "far" else near
         if ctx.round <= 1:  # nothing was averaged yet; both towers draw alike
             near, side = torch.zeros_like(near), "both"
         noise = torch.stack([

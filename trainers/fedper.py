@@ -3,7 +3,7 @@
 Paper: Arivazhagan et al., Federated Learning with Personalization Layers, 2019 (arXiv 1912.00818).
 Equations: min_{g, l_1..l_N} sum_k p_k F_k(g, l_k); clients take E epochs of SGD on (g, l_k) jointly
     from the received g and their own l_k; server g = sum_k p_k g_k, p_k = n_k / sum n.
-Shared: the body, image.*
+Shared: the body of PEFT, image.*
 Personal: the head, text.* or head.*
 Frozen: both towers, the logit scale.
 Defaults: body = the feature adapter, head = a context of 16 tokens (PEFT.HEAD linear: rows of

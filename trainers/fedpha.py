@@ -24,6 +24,8 @@ Command: python federated_main.py --demo --trainer FedPHA
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -51,25 +53,26 @@ class FedPHA(PairTrainer):
         "ALPHA": Option(1.0, "distance to which own and shared text are pushed apart", low=0.0),
     }
 
+    def __init__(self, cfg: Any) -> None:
+        """Refuse a length that is no number from 1 to N_CTX, before any image is encoded."""
+        super().__init__(cfg)
+        for length in self.cfg.LOCAL_LENGTHS:
+            self.require(
+                str(length).isdecimal() and 1 <= int(length) <= self.cfg.N_CTX,
+                f"TRAINER.FEDPHA.LOCAL_LENGTHS holds {length!r}; lengths are whole numbers from 1 "
+                f"to N_CTX {self.cfg.N_CTX}",
+            )
+
     def prompt_sets(self, batch_size: int) -> int:
         """Return 3."""
         return 3
 
     def init_client(self, ctx: Context, start: Tree) -> State:
-        """Return the start with a context of the client's own length.
-
-        Raises:
-            ConfigError: a length that is no number from 1 to N_CTX.
-        """
+        """Return the start with a context of the client's own length."""
         lengths = self.cfg.LOCAL_LENGTHS
         if not lengths:
             return super().init_client(ctx, start)
         length = lengths[ctx.clients[0] % len(lengths)]
-        self.require(
-            str(length).isdecimal() and 1 <= int(length) <= self.cfg.N_CTX,
-            f"TRAINER.FEDPHA.LOCAL_LENGTHS holds {length!r}; lengths are whole numbers from 1 to "
-            f"N_CTX {self.cfg.N_CTX}",
-        )
         return {"w": start | {LOCAL: start[LOCAL][: int(length)]}}
 
     def loss(self, model: VLModel, p: Tree, b: Batch) -> tuple[Tensor, dict[str, Tensor]]:

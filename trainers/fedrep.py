@@ -5,7 +5,7 @@ Paper: Collins et al., Exploiting Shared Representations for Personalized Federa
 Equations: round: l_k <- HEAD_EPOCHS epochs of SGD on F_k(g, .) with g frozen, then
     g_k <- REP_EPOCHS epochs of SGD on F_k(., l_k) with l_k frozen; server g = sum_k p_k g_k.
     After the last round every client trains l_k alone, without upload.
-Shared: the body, image.*
+Shared: the body of PEFT, image.*
 Personal: the head, text.* or head.*
 Frozen: both towers, the logit scale.
 Defaults: REP_EPOCHS 1; HEAD_EPOCHS 0, which means FED.LOCAL_EPOCHS - REP_EPOCHS as in the authors'

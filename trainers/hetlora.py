@@ -6,7 +6,7 @@ Equations: client k of rank r receives B[:, :r], A[:r]; with the tail T = [floor
     F_k(B, A) + LAMBDA R_k, R_k = sum_layers |B[:, T]| |A[T]|; where R_k is smaller after the round
     than before it, the tail is cut: r = floor(GAMMA r). Server: zeros behind, then A = sum_k s_k
     A_k, B = sum_k s_k B_k, s_k = |B_k A_k| / sum_j |B_j A_j|.
-Shared: LoRA's A and B, as many components as the client has left, and what else PEFT trains
+Shared: image.lora.* (A, B), as many components as the client has left, and what else PEFT trains
 Personal: none
 Frozen: both towers, the logit scale.
 Defaults: GAMMA 0.99, LAMBDA 0.0005; PEFT.RANK 8 at the server, PEFT.RANKS 2,4,8 of the clients at

@@ -4,7 +4,7 @@ Paper: Liang et al., Think Locally, Act Globally: Federated Learning with Local 
     Representations, NeurIPS workshop 2019 (arXiv 2001.01523, 2020).
 Equations: min_{l_1..l_N, g} sum_k p_k F_k(l_k, g): one backward per batch, SGD on (l_k, g) jointly;
     server g = mean_k g_k.
-Shared: the head, text.* or head.*
+Shared: the head of PEFT, text.* or head.*
 Personal: the body, image.*
 Frozen: both towers, the logit scale.
 Defaults: joint steps, uniform mean, WARMUP_ROUNDS 0. ALTERNATE True takes two passes per batch, the

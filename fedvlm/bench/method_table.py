@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedvlm.bench.families import ORDER
 from fedvlm.bench.machine import Measurements
+from fedvlm.config.families import ORDER
 from fedvlm.console.rows import table_lines
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.files import write_text

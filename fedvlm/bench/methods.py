@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from fedvlm.bench import machine
-from fedvlm.bench.families import families
 from fedvlm.bench.machine import Measurements
 from fedvlm.bench.pairs import compare
+from fedvlm.config.families import families
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer

@@ -93,7 +93,7 @@ class Option:
         if fold(raw) in self.words:
             return self.words[fold(raw)]
         if self.kind is tuple and not self.default and raw.strip()[:1] not in ("(", "["):
-            return tuple(word.strip() for word in raw.split(",") if word.strip())  # names
+            return _names(raw)
         if self.kind is bool and raw.lower() in ("true", "false"):
             return raw.lower() == "true"
         return literal(raw)
@@ -163,6 +163,20 @@ class Option:
             parts.append(f"{'below' if self.high_open else 'at most'} {_plain(self.high)}")
         parts += [f"not {v}" for v in self.never]
         return " and ".join(parts)
+
+
+def _names(raw: str) -> tuple[str, ...]:
+    """Return the words of ``a,b``; one comma at the end is no mistake.
+
+    Raises:
+        ValueError: there is nothing between two commas.
+    """
+    words = [word.strip() for word in raw.split(",")]
+    if words[-1] == "":
+        words.pop()
+    if not all(words):
+        raise ValueError(f"has a comma too many: {short_repr(raw)}")
+    return tuple(words)
 
 
 def _plain(bound: float) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from yacs.config import CfgNode
@@ -47,6 +48,7 @@ from fedvlm.models.features.sources import SampleSource, StreamSource
 from fedvlm.models.vlmodel import VLModel
 
 CHUNK_BYTES = 2 << 30  # activations of one chunk of clients; a constant, so that bits do not move
+RESNET = re.compile(r"RN\d+.*")  # OpenAI's and open_clip's names of CLIP's ResNets
 MAX_CHUNK, FEATURES_CHUNK = 16, 64  # the second where a step is a few small products
 
 
@@ -113,6 +115,27 @@ def check_model(cfg: CfgNode, device: torch.device) -> None:
         )
     if device.type == "mps" and cfg.MODEL.PREC == "fp64":
         raise ConfigError("MODEL.PREC fp64: mps has no float64; use --device cpu or fp32")
+
+
+def check_tower(cfg: CfgNode, trainer: Trainer) -> None:
+    """Refuse what a ResNet's name shows that it lacks, before its weights are fetched.
+
+    Raises:
+        ConfigError: the method reads patches, or what enters a block.
+    """
+    name = str(cfg.MODEL.BACKBONE.NAME)
+    if not RESNET.fullmatch(name):
+        return
+    try:
+        streams = trainer.streams(cast(VLModel, None))
+    except AttributeError:  # it asks the tower: ``check_streams`` says it once that is there
+        return
+    inside = [s for s in streams if s not in ("features", "pixels")]
+    if inside:
+        raise ConfigError(
+            f"{trainer.name} reads '{inside[0]}' inside the image tower, and {name}'s is a ResNet, "
+            "which has no patches and no blocks: use a ViT, such as --backbone ViT-B/16"
+        )
 
 
 def make_plan(cfg: CfgNode) -> Plan:
@@ -259,6 +282,7 @@ def prepare(
         )
     device = pick_device(cfg.DEVICE)
     check_model(cfg, device)
+    check_tower(cfg, trainer)
     backbone = inputs.backbone(cfg, device)
     model = VLModel(
         backbone, data.classnames, templates=data.templates, packed=not cfg.FED.PLAIN,

@@ -36,7 +36,7 @@ from fedvlm.job.images.packed import packs_of
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import make_evaluator
 from fedvlm.job.results import summary
-from fedvlm.job.sources import bank_words, images_to_encode
+from fedvlm.job.sources import bank_words, check_bank, images_to_encode
 from fedvlm.runs.folder import explain_place
 from fedvlm.runs.identity import read_manifest
 from fedvlm.runs.state import SavedState, load_newest_state, open_records
@@ -57,6 +57,8 @@ class FirstStep(Around):
 def dry_run(cfg: CfgNode) -> int:
     """Print parameters, bytes per round, memory and an estimate of the time; write nothing."""
     built = build(cfg, pixels=True)
+    streams = built.federation.trainer.streams(built.model)
+    check_bank(cfg, built.model, built.data, built.loader, streams)
     federation, batcher = built.federation, built.federation.batcher
     assert isinstance(batcher, SplitBatcher)  # noqa: S101 (what build makes)
     everyone = range(federation.plan.clients)
@@ -85,7 +87,6 @@ def dry_run(cfg: CfgNode) -> int:
     whole = sum(steps) * federation.plan.rounds * share * seconds[-1]
     packed = bool(packs_of(built.data.samples))
     images = 0 if packed else images_to_encode(built.data, built.loader.views)
-    streams = federation.trainer.streams(built.model)
     kept = bank_words(cfg, built.model, built.data, built.loader, streams)
     console = Console(federation.plan.rounds, federation.plan.clients)
     console.header(

@@ -72,10 +72,12 @@ def run_job(
     with threads_of(cfg):
         check_whole(cfg, args)
         if args.dry_run:
+            peft_choice(cfg, origins)  # refuses what a run refuses
             return dry_run(cfg)
         if getattr(args, "eval_only", False):
             return evaluation_only(cfg, origins, args, inputs)
         if getattr(args, "no_train", False):
+            peft_choice(cfg, origins)
             return built_only(cfg, inputs)
         finished, place = _run(cfg, origins, sinks, inputs)
     args.finished = [*getattr(args, "finished", []), finished]

@@ -28,7 +28,7 @@ from fedvlm.federation.rounds import Federation
 from fedvlm.federation.trainer import Trainer
 from fedvlm.job.images.packed import packed_features, packed_positions, packs_of
 from fedvlm.models.backbone import Backbone
-from fedvlm.models.features.bank import IN_MEMORY, LOW, Bank, has_room, row_bytes
+from fedvlm.models.features.bank import IN_MEMORY, LOW, Bank, bank_path, has_room, row_bytes
 from fedvlm.models.features.code import package_text, trainer_text
 from fedvlm.models.features.decode import Throughput
 from fedvlm.models.features.encode import cached_features
@@ -164,6 +164,30 @@ def _check_budget(cfg: CfgNode, wanted: int, folder: Path, said: str) -> None:
         f"a larger BANK.GB{mend}, or --plain (no cache: images go through the whole tower at "
         "every step)"
     )
+
+
+def check_bank(
+    cfg: CfgNode, model: VLModel, data: FederatedData, loader: ImageLoader, streams: Sequence[str]
+) -> None:
+    """Refuse what a run would refuse of its activations; stores are looked at only if need be.
+
+    Raises:
+        ConfigError: they are above ``BANK.GB``.
+    """
+    inside = [s for s in streams if s not in ("features", "pixels")]
+    images = images_to_encode(data, loader.views)
+    most = images * sum(row_bytes(model.vision, s, cfg.BANK.PREC) for s in inside)
+    if not inside or cfg.FED.PLAIN or not cfg.BANK.GB or most <= cfg.BANK.GB * GB:
+        return
+    folder = store_dir(cfg) or default_dir()
+    paths = [bank_path(model.vision, s, loader.transform_key(None), folder, cfg.BANK.PREC)
+             for s in inside]
+    if any(path.is_file() for path in paths):
+        banks = _banks(cfg, data, model, loader, streams).values()
+        most = sum(bank.bytes(bank.lacking(keys)) for bank, keys, _ in banks)
+        for bank, _, _ in banks:
+            bank.close()
+    _check_budget(cfg, most, folder, bank_words(cfg, model, data, loader, streams))
 
 
 def bank_words(

@@ -29,6 +29,7 @@ CAUTION = (
     "A verdict compares numbers. It says nothing of a recipe that nobody has run with the real "
     "weights and images, and none of fedvlm's own has been."
 )
+AS_SAID = "as the recipe says"  # nothing was published to be equal to
 
 
 @dataclass(frozen=True)
@@ -153,11 +154,13 @@ class Acceptance:
 
 
 def number_verdict(tally: Tally) -> str:
-    """Return whether the counts are the recipe's, to the last one."""
+    """Return whether the counts are the recipe's, to the last one; and published ones, if any."""
     if tally.counted is None:
         return UNCOUNTED
     said = Counts(tally.numbers.trained, tally.numbers.sent)
-    return EQUAL if tally.counted == said else UNEQUAL
+    if tally.counted != said:
+        return UNEQUAL
+    return EQUAL if tally.numbers.published else AS_SAID
 
 
 def _pm(value: float | None, std: float | None) -> str:

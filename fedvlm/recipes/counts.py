@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from fedvlm.models.vlmodel import VLModel
 
 COPIES = ".prompt.sent"  # FedMGP's copies of what was drawn to travel: trained once, counted once
 COLOURS = 3
+MLP = 4  # width of a block's hidden layer, in widths of the block
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def stand_in(backbone: str, classes: int) -> VLModel:
     shape = SHAPES[backbone]
 
     def blocks(count: int, width: int) -> list[SimpleNamespace]:
-        return [SimpleNamespace(index=i, shape=lambda site: (width, width)) for i in range(count)]
+        return [SimpleNamespace(index=i, shape=partial(_layer, width)) for i in range(count)]
 
     return cast(VLModel, SimpleNamespace(
         text_width=shape.text, embed_dim=shape.embed, classnames=("x",) * classes, has_text=True,
@@ -80,6 +82,11 @@ def stand_in(backbone: str, classes: int) -> VLModel:
         ),
         anchor=lambda kind, n: torch.zeros(classes, shape.embed),
     ))
+
+
+def _layer(width: int, site: str) -> tuple[int, int]:
+    """Return (out, in) of a layer of a transformer's block: its MLP is four times as wide."""
+    return {"fc": (MLP * width, width), "proj": (width, MLP * width)}.get(site, (width, width))
 
 
 def _token_ids(texts: Sequence[str]) -> torch.Tensor:

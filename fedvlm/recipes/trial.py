@@ -27,9 +27,9 @@ from fedvlm.sweep.plan import SweepPlan
 from fedvlm.sweep.state import DONE, FAILED, RUNNING, CellState, Journal, states
 
 # Keys that are no protocol: where things lie, how they are computed, how often that is looked at.
-# Files that say who has which images, and a quorum that ends a run, are.
-FREE = {*WHERE, "SEED", "DATA_SEED", "MODEL.INIT_WEIGHTS", "FED.CHUNK", "FED.SITES", "BANK.PREC",
-        "FED.PLAIN", "TRAINER.NAME"} - {
+# Files that say who has which images, a quorum that ends a run, and rounded activations are.
+FREE = {*WHERE, "SEED", "DATA_SEED", "MODEL.INIT_WEIGHTS", "FED.CHUNK", "FED.SITES", "FED.PLAIN",
+        "TRAINER.NAME"} - {
     "FED.INDEX_FILE", "DATASET.FEWSHOT_FILE", "FED.UNRELIABLE.QUORUM"}
 TOY = "not comparable with papers"  # what a run on the tiny backbone or a cut set says of itself
 MOST = 3  # differences named

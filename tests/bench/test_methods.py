@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from fedvlm.bench import method_table, methods, pairs
-from fedvlm.bench.families import ORDER, families
 from fedvlm.bench.methods import QUICK, Setting
 from fedvlm.cli.verbs import verbs
 from fedvlm.core.errors import ConfigError
@@ -198,18 +197,6 @@ def test_every_method_has_a_row() -> None:
     assert (every["fedtv"], every["fedavg"], every["fedper"]) == (
         ("",), methods.SETS, methods.BOTH)
     assert every["moon"] == ("feature", "lora", "adapter", "text-lora+lora")
-
-
-@pytest.mark.parametrize(("names", "words"), [
-    ([], ["none"]), (["text.ctx", "image.adapter.up"], ["prompt", "feature"]),
-    (["text.lora.0.q.A", "image.private.lora.3.v.B"], ["text-lora", "lora"]),
-    (["image.adapter.2.mlp.up.weight", "image.ln.0.1.bias"], ["adapter", "norm"]),
-    (["text.prompt.1", "image.couple.1.weight"], ["prompt", "visual-prompt"]),
-    (["both.mm_adapter.2.weight", "gate.q.bias", "text.sigma"], ["prompt", "head", "adapter"]),
-])
-def test_families_are_read_off_names(names: list[str], words: list[str]) -> None:
-    assert list(families(names)) == words
-    assert set(words) <= set(ORDER)
 
 
 def test_a_family_selects_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,12 @@ def test_wrong_type_and_out_of_range_are_refused(key: str, text: str):
     assert key in line and ("wants" in line or "must be" in line) and len(line) < 300
 
 
+def test_a_list_of_names_has_no_gaps():
+    assert flat(build("PEFT.RANKS", "2, 4,")[0])["PEFT.RANKS"] == ("2", "4")
+    (line,) = mistakes("PEFT.RANKS", "2,,4")
+    assert "PEFT.RANKS" in line and "has a comma too many: '2,,4'" in line
+
+
 def test_choices_name_the_nearest():
     (line,) = mistakes("FED.PARTITION", "patological")
     assert "iid, disjoint" in line and "did you mean 'pathological'?" in line

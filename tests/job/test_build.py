@@ -35,6 +35,24 @@ def test_mistakes_are_told_before_images_are_encoded(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("words", "said"), [
+    (["--trainer", "FedOTP", "--backbone", "RN50"], "RN50's is a ResNet, which has no patches"),
+    (["--trainer", "FedAvg", "--peft", "prompt", "--dry-run", "PEFT.RANKS", "2,4"],
+     "PEFT.RANKS 2,4: FedAvg trains no LoRA here"),
+    (["--trainer", "FedPHA", "--dry-run", "TRAINER.FEDPHA.LOCAL_LENGTHS", "4,32"],
+     "LOCAL_LENGTHS holds '32'"),
+])
+def test_mistakes_are_told_before_weights_are_fetched(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    def no(*_: Any, **__: Any) -> None:
+        raise AssertionError("fetched weights first")
+
+    monkeypatch.setattr("fedvlm.job.inputs.load_backbone", no)
+    assert jobs.run(tmp_path, *words) == ConfigError.exit_code
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("more", [(), ("--plain",)])
 def test_validation_samples_come_unaugmented(more: tuple[str, ...], tmp_path: Path) -> None:
     from fedvlm.job.build import build

@@ -206,8 +206,12 @@ def test_activations_are_computed_once_and_within_the_budget(
     assert "BANK.GB" not in second.identity["config"]
     size = f"{one[0].numel() * 4 / 1e3:.0f} kB an image"
     assert any(f"patch features take {size}, " in note for note in second.notes)
-    assert jobs.run(tmp_path / "out", "--trainer", spec, "--dry-run") == 0
+    dry = ["--trainer", spec, "--shots", "1", "--dry-run", *tight, "CACHE_DIR"]
+    assert jobs.run(tmp_path / "out", *dry, str(tmp_path / "cache")) == 0
     assert f"patch features take {size}" in " ".join(capsys.readouterr().out.split())
+    assert jobs.run(tmp_path / "out", *dry, str(tmp_path / "none")) == 2, "before, it said nothing"
+    assert "above BANK.GB 1e-05" in capsys.readouterr().err
+    assert not list((tmp_path / "none").rglob("*.rows")), "and makes no store"
 
 
 def test_bfloat16_activations_are_proved_and_named(tmp_path: Path) -> None:

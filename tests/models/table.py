@@ -20,9 +20,11 @@ from fedvlm.export.formats import onnx_file
 from fedvlm.export.matrix import matrix
 from fedvlm.export.trained import TrainedModel
 from fedvlm.models.backbone import Backbone
+from fedvlm.models.towers.adapters import TreeEdits, prompt_tree
 from fedvlm.models.towers.blocks import Unreadable
 from fedvlm.models.towers.trunk import Trunk
-from tests.export.models import federation, tiny, trained
+from fedvlm.models.vlmodel import VLModel
+from tests.export.models import NAMES, federation, tiny, trained
 from tests.models.toys import toy
 from tests.models.trunks import WITH_TEXT, alone, paired
 
@@ -49,6 +51,10 @@ SETS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "MaPLe": ("maple", ("TRAINER.MAPLE.DEPTH", "2")),
     "patches": ("fedotp", FEW),
 }
+# What the tower itself gives where no method reaches it: there is no text tower to classify by.
+DOORS = ("visual prompts (3)", "patches (3)")
+DOORS_NOTE = ("at the model's doors (`model.adapted_image`, `model.patches`): every prompt has a "
+              "gradient, and patches move with it; methods with these classify by texts")
 HEADS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "head": ("fedavg", ("--peft", "head")),
     "head + LoRA": ("fedavg", ("--peft", "head+lora", *ALL)),
@@ -80,6 +86,27 @@ def cell(
     return f"yes {_formats(whole, formats)}".strip(), ""
 
 
+def door(kind: str) -> str:
+    """Return what a tower's own doors say to visual prompts and to patches: yes, or refused."""
+    model = VLModel(backbone(kind), NAMES)
+    side, gen = model.backbone.image_size, torch.Generator().manual_seed(1)
+    x = {"pixels": torch.randn(2, 3, 3, side, side, generator=gen).to(model.dtype)}
+    try:
+        tree = prompt_tree(model.vision.blocks, 2, gen, 0.3)
+    except ConfigError:
+        return "refused (2)"
+    p = {n: torch.stack([v, 2 * v]).to(model.dtype).requires_grad_() for n, v in tree.items()}
+    edits = TreeEdits("image", p)
+    features, patches = model.adapted_image(x, edits)[0], model.patches(x, edits)
+    assert features.shape[:2] == patches.shape[:2] == (2, 3) and patches.dim() == 4
+    plain = model.patches(x)
+    assert plain.shape == patches.shape and not torch.allclose(plain, patches)
+    for out in (features, patches):
+        grads = torch.autograd.grad(out.square().sum(), list(p.values()), retain_graph=True)
+        assert all(bool(g.isfinite().all()) and bool(g.any()) for g in grads), kind
+    return "yes"
+
+
 def _formats(whole: TrainedModel, letters: str) -> str:
     formats = [f for f, letter in LETTERS.items() if letter in letters
                and (f != "onnx" or not onnx_file.missing())]
@@ -92,7 +119,8 @@ def towers() -> str:
     notes: list[str] = []
     out = []
     for sets in (SETS, HEADS):
-        lines = [f"| tower | {' | '.join(sets)} |", f"|---|{'---|' * len(sets)}"]
+        heads = [*sets, *(DOORS if sets is HEADS else ())]
+        lines = [f"| tower | {' | '.join(heads)} |", f"|---|{'---|' * len(heads)}"]
         for row, kind in ROWS.items():
             if backbone(kind).has_text is (sets is SETS):
                 texts = []
@@ -102,8 +130,10 @@ def towers() -> str:
                         notes.append(why)
                     texts.append(text or f"refused ({notes.index(why) + 1})")
                     sys.stderr.write(f"{row} {trainer} {words}: {texts[-1]}\n")
+                texts += [door(kind)] * len(DOORS) if sets is HEADS else []
                 lines.append(f"| {row} | {' | '.join(texts)} |")
         out.append("\n".join(lines))
+    notes.append(DOORS_NOTE)
     return "\n\n".join([*out, "\n".join(f"{i}. {note}" for i, note in enumerate(notes, 1))])
 
 

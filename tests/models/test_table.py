@@ -8,7 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.models.table import HEADS, ROWS, SETS, backbone, cell, counts, part
+from tests.models.table import (
+    DOORS,
+    DOORS_NOTE,
+    HEADS,
+    ROWS,
+    SETS,
+    backbone,
+    cell,
+    counts,
+    door,
+    part,
+)
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "towers.md"
 
@@ -29,7 +40,12 @@ def test_a_row_of_towers(row: str) -> None:  # without onnx, which takes ten tim
     sets = SETS if backbone(ROWS[row]).has_text else HEADS
     (line,) = [x for x in page("towers").splitlines() if x.startswith(f"| {row} |")]
     notes = dict(re.findall(r"^(\d+)\. (.*)$", page("towers"), re.M))
-    for (trainer, words), told in zip(sets.values(), line.split("|")[2:-1], strict=True):
+    cells = line.split("|")[2:-1]
+    if sets is HEADS:
+        cells, doors = cells[: len(HEADS)], cells[len(HEADS) :]
+        assert [one.strip() for one in doors] == [door(ROWS[row])] * len(DOORS)
+        assert notes["3"] == DOORS_NOTE
+    for (trainer, words), told in zip(sets.values(), cells, strict=True):
         text, why = cell(ROWS[row], trainer, words, "sop")
         mark = re.fullmatch(r" refused \((\d+)\) ", told)
         if mark:

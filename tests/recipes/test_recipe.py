@@ -12,9 +12,10 @@ from fedvlm.compat.files import load_trainer
 from fedvlm.core.errors import ConfigError, fold
 from fedvlm.core.stats import cm, harmonic_mean
 from fedvlm.federation.cards import trainer_files
+from fedvlm.recipes.acceptance import number_verdict
 from fedvlm.recipes.counts import Counts, counts_of, stand_in
-from fedvlm.recipes.recipe import AVERAGE, MEAN_OF_H, Recipe, read_recipe, recipe_names
-from fedvlm.recipes.trial import classes_of
+from fedvlm.recipes.recipe import AVERAGE, MEAN_OF_H, Numbers, Recipe, read_recipe, recipe_names
+from fedvlm.recipes.trial import Tally, classes_of
 from fedvlm.sweep.cells import combinations, jobs_of
 
 ROUNDING = 0.011  # two printed numbers behind a third one
@@ -75,7 +76,17 @@ def test_counts_are_the_papers(shipped: dict[str, Recipe]) -> None:
                     last = 10.0 ** -len(printed[0].partition(".")[2])
                     assert abs(exact / unit - float(printed[0])) <= 0.51 * last, numbers
             seen += 1
-    assert seen == 22
+    assert seen == 26
+
+
+def test_lora_is_counted_at_each_layers_own_shape() -> None:
+    block = stand_in("ViT-B/16", 2).vision.blocks[0]
+    assert [block.shape(site) for site in ("q", "fc", "proj")] == [
+        (768, 768), (3072, 768), (768, 3072)]
+    said = Numbers("FedAvg", 2, 1)
+    assert number_verdict(Tally(said, Counts(2, 1))) == "as the recipe says"
+    assert number_verdict(Tally(replace(said, published="2 / 1"), Counts(2, 1))) == "equal"
+    assert number_verdict(Tally(said, Counts(2, 2))) == "off"
 
 
 def test_a_backbone_without_shapes_is_named() -> None:

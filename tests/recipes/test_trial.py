@@ -75,8 +75,10 @@ def test_from_words_to_the_acceptance_file(
         "shapes and 1 more of 2" in cells["average", "ZeroShot"]["why"])
     assert cells["shapes", "Unknown"]["why"] == "no code"
 
-    assert main([*words, "--seeds", "1", "--weights", "x.pt"]) == 0
-    assert "brings its weights: drop --weights" in capsys.readouterr().out
+    assert main([*words, "--seeds", "1", "--weights", "x.pt"]) == 3
+    told = capsys.readouterr()
+    assert "brings its weights: drop --weights" in told.out and "acceptance: " in told.out
+    assert "no row of 1 recipe(s) can be run here: " in told.err
     whole, cells = record("--seeds", "1")
     zero = cells["shapes", "ZeroShot"]
     assert zero["verdict"] == "another protocol" and zero["n"] == 1
@@ -182,7 +184,7 @@ def test_wrong_words_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("key", [
-    "FED.INDEX_FILE", "DATASET.FEWSHOT_FILE", "FED.UNRELIABLE.QUORUM",
+    "FED.INDEX_FILE", "DATASET.FEWSHOT_FILE", "FED.UNRELIABLE.QUORUM", "BANK.PREC",
 ])
 def test_who_has_which_images_and_when_a_run_ends_are_protocol(key: str) -> None:
     assert key not in FREE and "OUTPUT_DIR" in FREE

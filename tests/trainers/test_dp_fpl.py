@@ -14,6 +14,7 @@ from fedvlm.check.world import Setup
 from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.rng import stream
+from fedvlm.distributed.site import _trees as messages
 from fedvlm.federation.toolbox.privacy import epsilon_of, renyi
 from fedvlm.report.collect import collect
 from fedvlm.report.tables.table import Spec, tables
@@ -70,6 +71,22 @@ def test_the_factors_keep_the_personal_part() -> None:
         method("DP-FPL", N_CTX=4, RANK=5).trainables(model(), stream(1, "init"))
 
 
+@pytest.mark.parametrize(("sigma", "told"), [(0.5, set()), (0.0, {"metric/loss"})])
+def test_with_noise_a_message_has_p_g_and_a_weight(sigma: float, told: set[str]) -> None:
+    """A loss is an exact number of private images, which no epsilon counts."""
+    cls = type(method("DP-FPL"))
+    fed = world().federation(cls, Setup(opts=SMALL | {"SIGMA": sigma}))
+    state = fed.start()
+    given = fed.downloads(state, 1, [0, 1])
+    done = fed.engine.run(
+        fed.trainer, lambda ids: fed.context(ids, 1), given, fed.clients, {0: 0, 1: 0})
+    for part in done.parts:
+        trees = messages(part)
+        assert {kind: set(tree) for kind, tree in trees.items() if tree} == {
+            "up": {"text.global"}, "told": {"weight", *told}}
+        assert part.weight.tolist() == [float(fed.roster.train[c]) for c in part.clients]
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -90,6 +107,10 @@ def test_epsilon_and_delta_are_in_results_and_tables(
     assert jobs.run(tmp_path, "--trainer", "DP-FPL", "--rounds", "1", "TRAINER.DP-FPL.N_CTX", "2",
                     "TRAINER.DP-FPL.RANK", "1") == 0
     record = json.loads((jobs.folder(tmp_path) / "results.json").read_text())
+    rounds = jobs.records(tmp_path)
+    assert all(not numbers for line in rounds for numbers in line["train"].values()), (
+        "no loss: epsilon does not count it")
+    assert [len(line["train"]) for line in rounds[1:]] == [len(rounds[1]["participants"])]
     said = record["results"]["privacy"]
     assert f"privacy: {said['words']}" in capsys.readouterr().out
     assert said["epsilon"] == pytest.approx(epsilon_of(1 / math.sqrt(8), 1, 1e-5))

@@ -67,6 +67,17 @@ def test_the_drawn_groups_travel_and_the_mean_takes_their_place() -> None:
         assert torch.equal(p["text.prompt.groups"][rank], sent)
 
 
+def test_far_draws_the_groups_that_the_public_code_draws() -> None:
+    run = world().record(
+        load_trainer("FedMGP"), Setup(rounds=2, opts=OPTS | {"TEMP": 1e-6, "DRAW": "far"}))
+    home = run.states[1].server["w"]["text.prompt.sent"].flatten(1)
+    for state in run.states[2].clients.values():
+        groups = state["w"]["text.prompt.groups"].flatten(1)
+        near = F.cosine_similarity(groups[:, None], home[None], dim=-1).amax(1)
+        assert set(state["rank"]["rank.text"].long().tolist()) == set(
+            (-near).topk(2).indices.tolist())
+
+
 def test_a_client_keeps_something() -> None:
     trainer = method("FedMGP", GROUPS=2, SENT=2)
     with pytest.raises(ConfigError, match="SENT 2 is not below GROUPS 2"):

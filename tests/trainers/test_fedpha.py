@@ -36,7 +36,5 @@ def test_every_client_has_a_context_of_its_own_length() -> None:
     assert sorted(c for ids, _ in models for c in ids) == [0, 1, 2, 3]
     assert all(p[LOCAL].shape[1] == lengths[ids[0]] for ids, p in models)
     for length in (9, "\u00b2"):  # a superscript two is a digit, and no number
-        fed.trainer.cfg.defrost()
-        fed.trainer.cfg.LOCAL_LENGTHS = (length,)
         with pytest.raises(ConfigError, match=f"LOCAL_LENGTHS holds {length!r}; lengths are"):
-            fed.trainer.init_client(fed.context([0]), fed.p0)
+            method("FedPHA", N_CTX=3, LOCAL_LENGTHS=(2, length))  # before an image is encoded

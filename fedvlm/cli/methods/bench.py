@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedvlm.bench.families import ORDER
+from fedvlm.config.families import ORDER
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import complain, say
 from fedvlm.core.errors import ConfigError, did_you_mean

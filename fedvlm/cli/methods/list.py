@@ -1,12 +1,14 @@
-"""All methods, a method's card, or how long methods are."""
+"""All methods by what they train, a method's card, or how long methods are."""
 
 from __future__ import annotations
 
 from argparse import Namespace
+from itertools import groupby
 from pathlib import Path
 
 from fedvlm.cli.methods._lines import method_rows, piece_rows, sizes
 from fedvlm.cli.verbs import verbs
+from fedvlm.config.families import CHOICE, ORDER, families_in, place, words_of
 from fedvlm.console.parser import Parser
 from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import say
@@ -15,18 +17,26 @@ from fedvlm.core.files import user_path
 from fedvlm.federation.cards import card, trainer_files, year
 
 EXAMPLES = (
-    "fedvlm list",
+    "fedvlm list  # by what is trained",
+    "fedvlm list --family prompt lora  # of these, whatever they train beside",
     "fedvlm list FedTV Ditto  # their cards",
     "fedvlm list ./my.py  # the card of a file",
     "fedvlm list --lines  # lines of code per method, and what each shares",
 )
 ALSO = ("trainers", "methods", "algorithms", "ls", "cards")
+FAMILIES = (CHOICE, *ORDER)
 _ALL = ("trainers", "methods", "all")  # what is not needed: the verb alone lists them
 
 
 def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     parser.add_argument("methods", nargs="*", metavar="METHOD", help="a method's name or its file")
+    parser.add_argument(
+        "--family", nargs="+", default=[], choices=FAMILIES, metavar="WORD",
+        help=f"only methods that train something of these: {', '.join(FAMILIES)} "
+             f"({CHOICE}: what --peft says)",
+    )
+    parser.add_argument("--flat", action="store_true", help="one list by name, without headings")
     parser.add_argument(
         "--lines", action="store_true",
         help="lines of code per method (no docstring, comment or blank), and the pieces it shares",
@@ -42,15 +52,23 @@ def main(args: Namespace) -> int:
         ConfigError: unknown method.
     """
     files = trainer_files()
+    every = [fold(word) for word in args.methods] in ([w] for w in _ALL)
+    if args.family and args.methods and not every:
+        raise ConfigError(f"--family chooses among all methods; drop it or {args.methods[0]}")
+    if args.family:
+        files = {stem: path for stem, path in files.items()
+                 if set(families_in(card(path))) & set(args.family)}
+        if not files:
+            raise ConfigError(f"no method trains {' or '.join(args.family)}")
     if args.lines:
-        if args.methods:
+        if args.methods and not every:
             files = {path.stem: path for path in (_file(word, files) for word in args.methods)}
-        every = sizes(files)
-        total = f"{len(every)} methods, {sum(s.lines for s in every):,} lines of code"
-        say(*table_lines(method_rows(every)), "", total, "", *table_lines(piece_rows(every)))
+        long = sizes(files)
+        total = f"{len(long)} methods, {sum(s.lines for s in long):,} lines of code"
+        say(*table_lines(method_rows(long)), "", total, "", *table_lines(piece_rows(long)))
         return 0
-    if not args.methods or [fold(word) for word in args.methods] in ([w] for w in _ALL):
-        say(*_rows(files))
+    if not args.methods or every:
+        say(*_rows(files, args.flat))
         return 0
     for word in args.methods:
         say(*card(_file(word, files)).splitlines())
@@ -76,13 +94,24 @@ def _file(word: str, files: dict[str, Path]) -> Path:
         near = ", it is of the data: fedvlm data list names the sets, fedvlm doctor looks at them"
     elif fold(word) in ("verbs", "commands", *map(fold, verbs())):
         near = ", it is of the commands: fedvlm help names them"
-    raise ConfigError(f"unknown trainer '{word}'{near} (known: {', '.join(files) or 'none'})")
+    known = "" if near else f" (known: {', '.join(files) or 'none'})"
+    raise ConfigError(f"unknown trainer '{word}'{near}{known}")
 
 
-def _rows(files: dict[str, Path]) -> list[str]:
-    rows = []
+def _rows(files: dict[str, Path], flat: bool) -> list[str]:
+    """Return a line for each method, below headings that say what is trained unless ``flat``."""
+    rows, parts = [], []
     for stem, path in files.items():
         text = card(path)
         name, _, line = text.partition("\n")[0].partition(":")
         rows.append({"name": name if line else stem, "year": year(text), "method": line.strip()})
-    return table_lines(rows) or ["no trainers/ folder found"]
+        parts.append(families_in(text))
+    head, *lines = table_lines(rows) or ["no trainers/ folder found"]
+    if flat or not lines:
+        return [head, *lines]
+    out = [head]
+    by_place = sorted(zip(parts, lines, strict=True), key=lambda one: place(one[0]))
+    for own, members in groupby(by_place, key=lambda one: one[0]):
+        group = [f"  {line}" for _, line in members]
+        out += ["", f"{words_of(own) or 'its card does not say what'}: {len(group)}", *group]
+    return ["  " + head, *out[1:]]

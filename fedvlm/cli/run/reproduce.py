@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from argparse import ArgumentTypeError, Namespace
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from fedvlm.cli.run.sweep import run_sweep
 from fedvlm.console.parser import Parser
 from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import progress, say
+from fedvlm.core.errors import DataError
 from fedvlm.core.files import user_path
 from fedvlm.job.flags import add_flags, pairs
 from fedvlm.sweep.plan import PlanReader
@@ -93,7 +95,7 @@ def _read(args: Namespace) -> list[str]:
 
 
 def main(args: Namespace) -> int:
-    """Run the verb; 0: done, 1: some runs failed.
+    """Run the verb; 0: done, 1: some runs failed, 3: none could run.
 
     Raises:
         FedvlmError: mistakes of the words or of a recipe, before anything runs.
@@ -141,7 +143,11 @@ def _list(names: Sequence[str]) -> list[dict[str, object]]:
 
 
 def _run(args: Namespace, trials: Sequence[Trial]) -> int:
-    """Run all that fits, seed by seed, and write the acceptance files, also after Ctrl-C."""
+    """Run all that fits, seed by seed, and write the acceptance files, also after Ctrl-C.
+
+    Raises:
+        DataError: nothing of it can run here, and nothing was measured before.
+    """
     from fedvlm.recipes.acceptance import NAME  # start-up: PyTorch
     from fedvlm.recipes.kept import lines_of  # start-up: PyTorch
     from fedvlm.recipes.trial import leave_out_without_towers, seeds_of  # start-up: PyTorch
@@ -150,7 +156,7 @@ def _run(args: Namespace, trials: Sequence[Trial]) -> int:
     for trial in trials:
         lines_of(trial.folder / f"{NAME}.json")  # a damaged one is refused before anything runs
     until = time.monotonic() + args.budget * HOUR
-    failed, pending = 0, "stopped before it"
+    failed, pending, measured = 0, "stopped before it", 0
     waiting = []
     for trial in trials:
         todo = Sweep(trial.plan, trial.runnable, args.jobs).to_do(retry=True) \
@@ -169,10 +175,15 @@ def _run(args: Namespace, trials: Sequence[Trial]) -> int:
     finally:
         for trial in trials:
             shown = _show(trial, pending, alone=len(trials) == 1).with_file(trial.folder)
+            measured += sum(line.measured is not None for line in (*shown.lines, *shown.earlier))
             if shown.kept or shown.earlier:
                 say(f"the acceptance file goes on saying what earlier commands measured: "
                     f"{shown.kept} cells, and {len(shown.earlier)} under other words or weights")
             say(f"acceptance: {shown.write(trial.folder)}")
+    if not measured and not any(trial.runnable for trial in trials):
+        why = Counter(row.why for trial in trials for row in trial.rows if row.why)
+        raise DataError(f"nothing was run, no row of {len(trials)} recipe(s) can be run here: "
+                        f"{why.most_common(1)[0][0] if why else 'they have none'}")
     return failed
 
 

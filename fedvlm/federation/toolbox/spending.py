@@ -62,9 +62,10 @@ def spending(how: Mechanism, work: Sequence[Worked]) -> Mapping[str, Any]:
     """
     each = {one: how.epsilon(one) for one in dict.fromkeys(work)}
     most = max(each.values(), default=0.0)
+    drawn = any(one.per_pass > 1 for one, spent in each.items() if spent == most)
     times = max((one.passes for one in each), default=0)
     bounded = math.isfinite(most)
-    gain = "with" if how.sampled else "no"
+    gain = "with" if how.sampled and drawn else "no"  # a batch of all images is no draw
     settings = f"sigma {how.sigma:g}, clip {how.clip:g}"
     words = (
         f"epsilon {most:.4g}, delta {how.delta:g} for one image of a client replaced by another, "

@@ -98,6 +98,15 @@ class StoredRows:
         return self[torch.arange(len(self.places))].to(device)
 
 
+def bank_path(
+    tower: VisionTower, stream: str, transform: str, folder: Path, kind: str = FULL
+) -> Path:
+    """Return where the store of a bank lies (arguments as ``Bank``'s)."""
+    backbone, dtype = tower.backbone, str(kept_type(tower, kind)).removeprefix("torch.")
+    return store_path(folder, backbone.digest, transform, backbone.numerics, batch_size(backbone),
+                      stream, dtype)
+
+
 class Bank:
     """One stream of images under one transform.
 
@@ -120,10 +129,7 @@ class Bank:
     ) -> None:
         self.tower, self.stream, self.dtype = tower, stream, kept_type(tower, kind)
         self.shape, self.size = tower.shape(stream), batch_size(tower.backbone)
-        backbone, dtype = tower.backbone, str(self.dtype).removeprefix("torch.")
-        path = store_path(
-            folder, backbone.digest, transform, backbone.numerics, self.size, stream, dtype
-        )
+        backbone, path = tower.backbone, bank_path(tower, stream, transform, folder, kind)
         self.store = FeatureStore(path, math.prod(self.shape), self.dtype, {
             "backbone": backbone.name, "weights": backbone.weights, "digest": backbone.digest,
             "transform": transform, "numerics": str(backbone.numerics), "batch": str(self.size),

@@ -6,20 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fedvlm.config.families import CHOICE, families_in, words_of
 from fedvlm.core.errors import fold
 from fedvlm.core.stats import mean
 from fedvlm.report.collect import Collected, Run
 from fedvlm.report.results.claims import place_of, seeds_of
 from fedvlm.report.tables.papers import DATASETS
 
-# A word of ``peft`` -> what is trained, in words; cards name tensors by ``IN_CARDS``.
-PARTS = {
-    "prompt": "prompt", "feature": "image feature", "head": "linear head",
-    "adapter": "adapters inside the image tower", "lora": "LoRA inside the image tower",
-    "image prompts": "image prompts",
-}
-IN_CARDS = {"text.": "prompt", "image.adapter": "feature", "image.shared_adapter": "feature",
-            "image.prompt": "image prompts"}
 OWN = "parts of its own"
 
 
@@ -74,23 +67,25 @@ def bare(method: str) -> str:
 
 
 def trained(run: Run, card: str) -> tuple[str, ...]:
-    """Return what a run trains, in words of ``PARTS``: what may be compared trains the same.
+    """Return the families of what a run trains: what may be compared trains the same.
 
-    A method that has no choice of it is asked by its card's names of tensors.
+    A method that has no choice of it is asked by its card's names of tensors; () where that names
+    none.
     """
     peft = str(run.protocol.get("peft", ""))
     if peft:
-        return tuple(sorted(peft.split("+"))) if peft != "none" else ()
-    return tuple(sorted({word for text, word in IN_CARDS.items() if text in card}))
+        return tuple(peft.split("+"))
+    parts = families_in(card)
+    return () if parts == (CHOICE,) else parts
 
 
 def groups(lane: Lane, cards: Callable[[str], str]) -> dict[str, list[Run]]:
-    """Return a lane's runs by what they train; who has no parts to choose stands by itself."""
-    by_parts: dict[tuple[str, ...], list[Run]] = {}
+    """Return a lane's runs by what they train, in words; those that do not say it together."""
+    by_parts: dict[str, list[Run]] = {}
     for run in lane.runs:
-        by_parts.setdefault(trained(run, cards(str(run.protocol["trainer"]))), []).append(run)
-    return {" and ".join(PARTS.get(p, p) for p in parts) or OWN: runs
-            for parts, runs in by_parts.items()}
+        parts = trained(run, cards(str(run.protocol["trainer"])))
+        by_parts.setdefault(words_of(parts) or OWN, []).append(run)
+    return by_parts
 
 
 def protocol_rows(lane: Lane) -> list[dict[str, Any]]:

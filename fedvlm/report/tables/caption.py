@@ -21,6 +21,7 @@ SPLIT = (  # what names a split
     "setting", "subsample", "shots", "partition", "held_out", "server_holdout",
 )
 NOT_COMPARABLE = "not comparable with papers"
+ROUNDED = "(BANK.PREC)"  # in a run's note: activations were kept in half the digits
 FACTS = (  # key -> words; in this order, and only where all runs agree
     ("setting", "setting {}"), ("trainer", "method {}"), ("dataset", "data set {}"),
     ("subsample", "{} classes"), ("shots", "{} shots"), ("partition", "partition {}"),
@@ -224,7 +225,17 @@ def _digests(runs: Sequence[RunFacts]) -> str:
 def _remarks(runs: Sequence[RunFacts]) -> list[str]:
     """Return what the runs say of themselves: ``not comparable with papers`` above all."""
     notes = [note for entry in runs for note in entry.run.notes() if NOT_COMPARABLE in note]
+    rounded = list(dict.fromkeys(e.run.method for e in runs if any(
+        ROUNDED in note for note in e.run.notes())))
+    if rounded:
+        notes.append("activations of frozen blocks kept in bf16 (BANK.PREC), not the numbers of "
+                     f"full precision: {_several(rounded)}")
     return list(dict.fromkeys(notes))
+
+
+def _several(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
+    return ", ".join(names[:MOST]) + more
 
 
 def notes_on(entries: Sequence[RunFacts], axes: Sequence[str]) -> list[str]:

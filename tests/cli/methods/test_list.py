@@ -26,11 +26,22 @@ def test_list_prints_names_years_and_a_card(capsys: pytest.CaptureFixture[str]):
         pytest.skip("no trainers/ in this checkout")
     assert cli.main(["list"]) == 0
     rows = capsys.readouterr().out.splitlines()
-    assert rows[0].split() == ["name", "year", "method"] and "FedTV" in "\n".join(rows)
+    assert rows[0].split() == ["name", "year", "method"]
+    heads = {line.rpartition(":")[0]: i for i, line in enumerate(rows)
+             if not line.startswith(" ") and line}
+    at = {line.split()[0]: i for i, line in enumerate(rows) if line.startswith("  ")}
+    assert heads["prompt"] < at["PromptFL"] < heads["image feature and prompt"] < at["FedTV"]
+    assert rows[heads["image prompts"]].endswith(": 2") and rows[-1].startswith("  ZeroShot")
+    assert at["FedAvg"] < heads["prompt"] < heads["nothing is trained"], "any set first"
+    assert cli.main(["list", "--flat", "--family", "lora", "none"]) == 0
+    flat = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert flat == ["name", "CLIP-LoRA", "FedDPA", "HetLoRA", "Tip-Adapter", "ZeroShot"]
+    assert cli.main(["list", "ditto", "--family", "lora"]) == 2
+    assert "--family chooses among all methods" in capsys.readouterr().err
     assert cli.main(["list", "fed-tv"]) == 0
     assert "Paper:" in capsys.readouterr().out
     assert cli.main(["list", "fedtx"]) == 2
-    assert "did you mean 'fedtv'" in capsys.readouterr().err
+    assert capsys.readouterr().err.rstrip().endswith("did you mean 'fedtv'?"), "not all names"
 
 
 CODE = '''"""Card: x.

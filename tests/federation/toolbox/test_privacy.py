@@ -120,6 +120,8 @@ def test_the_client_that_spent_most_is_said() -> None:
     assert (said["delta"], said["releases"]) == (DELTA, 3) and "epsilon 1" in said["words"]
     assert "no bound on epsilon" in spending(Mechanism(0.0, 10.0, DELTA), [few])["words"]
     assert spending(how, [])["epsilon"] == 0
+    whole = Mechanism(1.0, 10.0, DELTA, sampled=True)  # a batch of all images is no draw
+    assert "(sigma 1, clip 10, no gain" in spending(whole, [Worked((1,), 1, 10, 10)])["words"]
     with pytest.raises(ConfigError, match="several steps in a round"):
         Mechanism(2.0, 10.0, DELTA, sampled=True).epsilon(few)
 

@@ -271,6 +271,13 @@ def test_caption_names_protocol_digests_and_command(tmp_path: Path):
         assert part.lower() in words.lower(), part
 
 
+def test_rounded_activations_are_told(tmp_path: Path):
+    for name, notes in (("A", ["tokens; kept in bf16 (BANK.PREC): not the numbers"]), ("B", [])):
+        write_run(tmp_path, name, last={"personal": 50.0}, info={"notes": notes})
+    assert ("activations of frozen blocks kept in bf16 (BANK.PREC), not the numbers of full "
+            "precision: A.") in table(tmp_path).caption.replace("Activations", "activations")
+
+
 def test_unpaired_seeds_are_told(tmp_path: Path):
     write_run(tmp_path, "A", seed=1, last={"personal": 50.0})
     write_run(tmp_path, "B", seed=2, last={"personal": 50.0})
