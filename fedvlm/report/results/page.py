@@ -36,7 +36,7 @@ UNSEEN = ("base_all", "new", "hm2")
 ABLATED, RIVALS = "ablation", "rivals"
 KINDS_OF_PARTS = 4  # a lane that trains more kinds of parts has one table for all of them
 ALL_PARTS = "by what is trained"
-BESIDE = ("average", "gain", "trainable", "sent", "seconds")  # columns behind the data sets
+BESIDE = ("average", "gain", "balanced", "before", "steps", "trainable", "sent", "seconds")  # columns behind the data sets
 
 
 @dataclass(frozen=True)
@@ -176,16 +176,29 @@ def _all_parts(
     """
     flat = {name: replace(paper, group="") for name, paper in sources.papers.items()}
     spec = Spec(reference=("alone", "together", "bound"), mixed=(), order=("best",), names=True,
-                columns=("gain", "trainable", "sent", "seconds"), papers=flat)
+                columns=("gain", "balanced", "before", "steps", "trainable", "sent", "seconds"),
+                papers=flat)
     made = [stacked(_by_group(lane, by_parts, spec), tables(
         lane.collected, replace(spec, versus=""), _command(lane))[0])]
     unseen = {title: [run for run in runs if run.value("new") is not None]
               for title, runs in by_parts.items()}
     if any(unseen.values()):
-        spec = Spec(cols=("dataset", "metric"), metrics=UNSEEN, mixed=(), order=("name",),
-                    names=True, papers=flat)
-        made.append(stacked(_by_group(lane, unseen, spec)))
+        spec = Spec(reference=("alone",), cols=("dataset", "metric"), metrics=UNSEEN, mixed=(),
+                    order=("name",), names=True, papers=flat)
+        every = [run for runs in unseen.values() for run in runs]
+        made.append(stacked(_by_group(lane, unseen, spec), known(tables(
+            lane.only(every), spec, _command(lane))[0])))
     return _share(sources, lane, ALL_PARTS, made, into, words, figures)
+
+
+def known(table: Table) -> Table:
+    """Return a table without the rows of references that have no number in it."""
+    kept = [at for at, (cells, method) in enumerate(zip(table.cells, table.methods, strict=True))
+            if method or any(cell.mean is not None for cell in cells)]
+    groups = tuple(table.groups[at] for at in kept) if table.groups else ()
+    return replace(table, rows=tuple(table.rows[at] for at in kept), groups=groups,
+                   cells=tuple(table.cells[at] for at in kept),
+                   methods=tuple(table.methods[at] for at in kept))
 
 
 def _by_group(lane: Lane, by_parts: Mapping[str, list[Run]], spec: Spec) -> dict[str, Table]:
@@ -241,7 +254,7 @@ def _spec(sources: Sources, lane: Lane, runs: Sequence[Run]) -> Spec:
     return Spec(cols=("dataset", "shots") if curve else ("dataset",),
                 reference=("alone", "together", "bound"), mixed=(), order=("best",),
                 columns=("gain", "balanced", "worst", "before", "steps", "bytes"), versus=versus,
-                papers={} if ablated else sources.papers, names=not ablated)
+                papers={} if ablated else sources.papers, names=True)
 
 
 def _slug(*names: str) -> str:

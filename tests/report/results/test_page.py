@@ -103,12 +103,13 @@ def test_a_lane_of_many_kinds_is_one_table_by_what_is_trained(
     text = (tmp_path / "page" / "README.md").read_text()
     table = text.partition("### rivals: by what is trained")[2].partition("<details")[0]
     head = next(line for line in table.splitlines() if line.startswith("| trainer"))
-    assert head == "| trainer | Caltech101 | gain (points) | trainable | sent (kB) | seconds (s) |"
+    assert head == ("| trainer | Caltech101 | gain (points) | balanced | before | steps "
+                    "| trainable | sent (kB) | seconds (s) |")
     order = [line.split(" |")[0] for line in table.splitlines() if line.startswith("| ")]
     assert order.index("| *prompt*") < order.index("| PromptFL") and order.count("| FedAvg") == 3
     assert order.count("| logistic regression") == 1
     assert "- prompt: The highest mean is PromptFL's, 7.3; its paired" in table
-    assert "\n| PromptFL | 7.3 ± 0.3↓ | - | 896 | 2.0 | 2.0 ± 0.0 |\n" in table
+    assert "\n| PromptFL | 7.3 ± 0.3↓ | - | - | - | 3 | 896 | 2.0 | 2.0 ± 0.0 |\n" in table
     assert "Caltech101 / new" in table and "47.0" in table
     assert "\\begin{table" in next((tmp_path / "page/tables").glob("rivals*.tex")).read_text()
 
