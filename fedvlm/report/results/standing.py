@@ -92,9 +92,9 @@ def standing_of(
     """Return how methods stand; None of fewer than two that share their data sets.
 
     The data set is the unit: where a lane has several columns of one (shots), its value is their
-    mean, seed by seed. Of a lane that is not complete: the data sets that more than half as many methods have as the
-    commonest; who lacks one of them, or has fewer than half of the seeds of another, is left out
-    by name; of all others the seeds that they share.
+    mean, seed by seed. Of a lane that is not complete: the data sets that more than half as many
+    methods have as the commonest; who lacks one of them, or has fewer than half of the seeds of
+    another, is left out by name; of all others the seeds that they share.
     """
     numbers = _by_place(runs, lambda run: run.value("personal"))
     count = Counter(place for sets in numbers.values() for place in sets)
