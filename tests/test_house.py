@@ -113,7 +113,10 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
     },
     "fedvlm/cli/results/publish.py": {
-        "start-up: 1 s of matplotlib": ("fedvlm.report.results.page",),
+        "start-up: 1 s of matplotlib": (
+            "fedvlm.cli.results._tuning", "fedvlm.report.results.page",
+        ),
+        "start-up: PyTorch": ("fedvlm.runs.distance",),
     },
     "fedvlm/cli/results/report.py": {
         "start-up: 1 s of matplotlib": ("fedvlm.report.pages.sweep", "fedvlm.report.pages.run"),

@@ -27,6 +27,7 @@ from fedvlm.console.rows import RoundRow, one_line, round_line, table_lines
 if TYPE_CHECKING:
     from fedvlm.console.live import LiveTable
 
+FEW = 10  # items before a rest is told from them
 REDRAW, REPORT = 0.25, 30.0  # seconds between two drawings, and between two lines of a log
 
 
@@ -111,7 +112,7 @@ class ProgressLine:
         if not of:
             return f"{what} ..."
         spent = now - self._began
-        known = spent > 1 and 0 < done < of
+        known = spent > 1 and done < of and done >= min(FEW, of / 20)  # the first has a start-up
         left = f", about {spent / done * (of - done):.0f} s left" if known else ""
         return f"{what}: {done:,} of {of:,}{left}"
 

@@ -193,6 +193,9 @@ def finite(value: Any) -> float | None:
 
 def _take(path: Path, collected: Collected) -> None:
     file = path / "results.json"
+    if file.exists() and not file.is_file():  # a pipe would never end
+        collected.problems.append(f"{file} is no plain file: the run is left out")
+        return
     if not file.exists():
         collected.unfinished.append(path)
         return

@@ -13,7 +13,7 @@ import lzma
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -25,6 +25,7 @@ FILES = ("config.yaml", "manifest.json", "results.json")
 ENDING = ".cells.xz"
 LARGEST = 2**30  # bytes that a pack may hold: a bomb is refused
 MEMORY = 2**28  # bytes for a window: hostile headers ask for more
+PART, NAME = 255, 1000  # bytes of a folder's name, and of a run's
 WORD = "packed: without metrics, partition and tensors"
 _PRESET = 6 | lzma.PRESET_EXTREME  # a window of 8 MiB, hundreds of runs
 
@@ -42,6 +43,16 @@ def folders_of(path: Path) -> list[Path]:
         return [unpack(path, cache_dir() / "fedvlm" / "cells")]
     packs = sorted(path.glob(f"*{ENDING}")) if path.is_dir() else []
     return [folder for pack in packs for folder in folders_of(pack)] or [path]
+
+
+def names_of(path: Path) -> dict[Path, Path]:
+    """Return for each folder of ``folders_of`` what it is called: a pack goes by its own path.
+
+    Raises:
+        DataError: a pack is damaged.
+    """
+    packs = sorted(path.glob(f"*{ENDING}")) if path.is_dir() else [path]
+    return dict(zip(folders_of(path), packs or [path], strict=True))
 
 
 def runs_below(folder: Path) -> Iterator[Path]:
@@ -92,7 +103,10 @@ def pack(runs: Iterable[tuple[str, Path]], path: Path) -> int:
 
 
 def unpack(path: Path, into: Path) -> Path:
-    """Write a pack's runs below ``into/HASH/NAME`` and return that folder; done before, it stays.
+    """Write a pack's runs below ``into/HASH/NAME`` and return that folder.
+
+    One that is there stays if it holds the pack's runs byte for byte and nothing else; else it is
+    written again.
 
     Raises:
         DataError: it is no pack, is cut, too large, or names places outside of the folder.
@@ -100,23 +114,42 @@ def unpack(path: Path, into: Path) -> Path:
     data = _read(path)
     name = path.name.removesuffix(ENDING)
     folder = into / hashlib.sha256(data).hexdigest()[:12] / name
-    if folder.is_dir():
+    runs = dict(_runs(path, data))
+    if _holds(folder, runs):
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
     try:
-        for run, texts in _runs(path, data):
-            (place / run).mkdir(parents=True)
-            for file, text in texts.items():
-                (place / run / file).write_bytes(text.encode())
-        place.chmod(0o755)
-        place.rename(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        place = Path(tempfile.mkdtemp(prefix=f".{name[:50]}-", dir=folder.parent))
     except OSError as error:
-        if not folder.is_dir():  # another process was first
+        raise DataError(f"{path}: cannot be unpacked into {folder} ({error})") from error
+    try:
+        new, old = place / "new", place / "old"
+        for run, texts in runs.items():
+            (new / run).mkdir(parents=True)
+            for file, text in texts.items():
+                (new / run / file).write_bytes(text.encode())
+        new.mkdir(exist_ok=True)
+        if folder.exists():
+            folder.rename(old)
+        new.rename(folder)
+    except OSError as error:
+        if not _holds(folder, runs):  # else another process was first
             raise DataError(f"{path}: cannot be unpacked into {folder} ({error})") from error
     finally:
         shutil.rmtree(place, ignore_errors=True)
     return folder
+
+
+def _holds(folder: Path, runs: Mapping[PurePosixPath, Mapping[str, str]]) -> bool:
+    """Return whether a folder holds these runs as they are, and no other file."""
+    wanted = {str(run / file): text for run, texts in runs.items() for file, text in texts.items()}
+    there = [Path(here) / name for here, _, names in os.walk(folder) for name in names]
+    try:
+        return folder.is_dir() and {p.relative_to(folder).as_posix() for p in there} == {*wanted} \
+            and all(p.is_file() and p.read_bytes() == wanted[p.relative_to(folder).as_posix()]
+                    .encode() for p in there)
+    except OSError:
+        return False
 
 
 def _read(path: Path) -> bytes:
@@ -125,21 +158,53 @@ def _read(path: Path) -> bytes:
 
 
 def _runs(path: Path, data: bytes) -> Iterator[tuple[PurePosixPath, dict[str, str]]]:
+    seen: set[PurePosixPath] = set()
+    above: set[PurePosixPath] = set()
     try:
         worker = lzma.LZMADecompressor(memlimit=MEMORY)
         text = worker.decompress(data, max_length=LARGEST)
         if not worker.eof:
             raise ValueError("it is cut, or larger than a pack may be")
-        for line in text.decode().split("\n")[:-1]:
+        if worker.unused_data:
+            raise ValueError("more follows behind its end, as where two packs were joined")
+        *lines, rest = text.decode().split("\n")
+        if rest:
+            raise ValueError("its last line has no end")
+        for line in lines:
             record: dict[str, Any] = json.loads(line)
-            run = PurePosixPath(record.pop("run"))
-            if run.is_absolute() or ".." in run.parts or not run.parts or set(record) != set(FILES):
+            run = _name(record.pop("run"), seen, above)
+            if set(record) != set(FILES):
                 raise ValueError(f"it has a line that is no run ({str(run)[:60]})")
             texts = {file: str(value) for file, value in record.items()}
-            "".join([str(run), *texts.values()]).encode()  # half a character cannot be written
-            if "\0" in str(run):
-                raise ValueError("it has a run whose name no folder can have")
+            "".join(texts.values()).encode()  # half a character cannot be written
             yield run, texts
     except (lzma.LZMAError, ValueError, KeyError, TypeError, AttributeError,
             RecursionError) as error:
-        raise DataError(f"{path}: is no whole pack of runs ({error})") from error
+        raise DataError(f"{path}: is no whole pack of runs ({error}); copy it again from where it "
+                        "came, or pack its runs again (fedvlm publish FOLDER --from OUTPUT)"
+                        ) from error
+
+
+def _name(
+    text: str, seen: set[PurePosixPath], above: set[PurePosixPath]
+) -> PurePosixPath:
+    """Return a run's name, and note it in ``seen`` and the folders it lies in in ``above``.
+
+    Raises:
+        ValueError: no folder of its own can have it, or a terminal would obey it.
+    """
+    run = PurePosixPath(text)
+    told = ascii(text)[1:61]
+    if run.is_absolute() or ".." in run.parts or not run.parts:
+        raise ValueError(f"it has a line that is no run ({told})")
+    if not text.isprintable():
+        raise ValueError(f"it has a run whose name holds signs that are not for print ({told})")
+    if max(len(part.encode()) for part in run.parts) > PART or len(text.encode()) > NAME:
+        raise ValueError(f"it has a run whose name is too long for a folder ({told}...)")
+    if run in seen or run in above or not seen.isdisjoint(run.parents):
+        raise ValueError(f"it has a run twice, or inside another ({told})")
+    if {*FILES} & {*run.parts}:
+        raise ValueError(f"it has a run whose name is that of a file ({told})")
+    seen.add(run)
+    above.update(run.parents)
+    return run

@@ -77,6 +77,15 @@ def test_a_file_gets_a_line_every_half_minute(
     assert lines[0].startswith("note: encoding images: 31 of 100, about 67 s left")
 
 
+def test_the_first_items_say_nothing_of_the_rest(clock: list[float]) -> None:
+    line = ProgressLine()
+    line("checking images")
+    clock[0] += 60.0
+    assert line._text("checking images", 1, 2000, clock[0]) == "checking images: 1 of 2,000"
+    assert line._text("x", 10, 2000, clock[0]).endswith(" s left")
+    assert line._text("x", 1, 4, clock[0]).endswith(", about 180 s left")
+
+
 def test_a_closed_stream_is_no_error(monkeypatch: pytest.MonkeyPatch):
     terminal = take_terminal(monkeypatch)
     line = ProgressLine()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import shutil
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,9 @@ def test_every_reader_finds_runs_in_packs_and_folders_alike(
     assert cells.run_names(packs / "one.cells.xz") == {"a/1", "b/2"}
 
 
-@pytest.mark.parametrize("run", ["../out", "/tmp/out", "", "a\0b", "half \ud800"])
+@pytest.mark.parametrize("run", [
+    "../out", "/tmp/out", "", "a\0b", "half \ud800", "\u202eevil", "a\x1b[31m", "x" * 256,
+    "a/" * 501 + "b", "a/results.json"])
 def test_a_pack_names_no_place_outside(tmp_path: Path, run: str) -> None:
     path = tmp_path / "x.cells.xz"
     line = json.dumps({"run": run, **dict.fromkeys(cells.FILES, "")})
@@ -63,6 +66,42 @@ def test_a_pack_names_no_place_outside(tmp_path: Path, run: str) -> None:
     with pytest.raises(DataError, match="x.cells.xz: is no whole pack of runs"):
         cells.unpack(path, tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("*/x"))
+
+
+@pytest.mark.parametrize("names", [("a", "a"), ("a", "a/b"), ("a/b", "a")])
+def test_a_run_lies_in_no_other(tmp_path: Path, names: tuple[str, str]) -> None:
+    path = tmp_path / "x.cells.xz"
+    lines = [json.dumps({"run": name, **dict.fromkeys(cells.FILES, "")}) for name in names]
+    path.write_bytes(lzma.compress("".join(f"{line}\n" for line in lines).encode()))
+    with pytest.raises(DataError, match=r"twice, or inside another.*; copy it again"):
+        cells.unpack(path, tmp_path / "cache")
+
+
+def test_what_lies_in_the_cache_is_compared_with_the_pack(tmp_path: Path) -> None:
+    runs = [(name, folder(tmp_path / "out", name)) for name in ("b/2", "a/1")]
+    path = tmp_path / "x.cells.xz"
+    cells.pack(runs, path)
+    place = cells.unpack(path, tmp_path / "cache")
+    whole = (place / "a/1/results.json").read_bytes()
+    (place / "a/1/results.json").write_text("edited")
+    assert cells.unpack(path, tmp_path / "cache") == place
+    assert (place / "a/1/results.json").read_bytes() == whole
+    shutil.rmtree(place / "b")
+    folder(place, "c")
+    cells.unpack(path, tmp_path / "cache")
+    assert [run.relative_to(place).as_posix() for run in cells.runs_below(place)] == ["a/1", "b/2"]
+    assert [p.name for p in place.parent.iterdir()] == ["x"]
+
+
+def test_two_packs_in_one_file_and_a_line_without_end_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.cells.xz"
+    cells.pack([("a", folder(tmp_path, "a"))], path)
+    data = path.read_bytes()
+    for wrong, why in ((data + data, "more follows behind its end"),
+                       (lzma.compress(lzma.decompress(data)[:-1]), "last line has no end")):
+        path.write_bytes(wrong)
+        with pytest.raises(DataError, match=why):
+            cells.unpack(path, tmp_path / "cache")
 
 
 def test_a_cut_pack_and_a_bomb_are_refused(

@@ -22,8 +22,11 @@ from fedvlm.federation.cards import card, card_of, fields, trainer_files
 from fedvlm.report.collect import collect
 from fedvlm.report.results.claims import Claim, read_claim
 from fedvlm.report.results.plans import read_lanes
+from fedvlm.report.results.tuning import Search
+from fedvlm.report.tables.papers import paper_of
 from fedvlm.runs.cells import ENDING, pack, run_names
-from fedvlm.runs.seal import seal_of
+from fedvlm.runs.seal import seal_of, sealed
+from fedvlm.sweep.tune.records import PACKED, packed_records
 from fedvlm.sweep.tune.tuned import read_tuned, trains_of
 
 EXAMPLES = (
@@ -31,6 +34,7 @@ EXAMPLES = (
     "fedvlm publish docs/results --from output/results --plans configs/results",
 )
 ALSO = ("publication", "cells", "lanes")
+DISTANCES, ABLATED = "distances.json", "ablation"  # a lane where it counts what moved at all
 CELLS, TUNED, MOVED = "cells", "tuned.json", "processor.json"
 PLANS = "configs/results"
 
@@ -68,24 +72,61 @@ def main(args: Namespace) -> int:
         cells.mkdir(parents=True, exist_ok=True)
         for lane in folders:
             _pack(lane, cells / f"{lane.name}{ENDING}")
+            if lane.name == ABLATED:
+                _measure(lane, into / DISTANCES)
     if args.tuned:
-        into.mkdir(parents=True, exist_ok=True)
-        files.write_bytes(into / TUNED, user_path(args.tuned).read_bytes())
+        _copy(user_path(args.tuned), into)
     packs = sorted(cells.glob(f"*{ENDING}")) if cells.is_dir() else []
     if not packs:
         raise DataError(f"{cells} holds no pack of runs (*{ENDING}); give --from OUTPUT with runs")
+    from fedvlm.cli.results._tuning import search_of  # start-up: 1 s of matplotlib
     from fedvlm.report.results.page import Sources, write_page  # start-up: 1 s of matplotlib
 
     lanes = read_lanes(packs, plans)
     every = [run for lane in lanes for run in lane.runs]
     tuned = _sealed(into / TUNED)
+    claims = _claims()
+    papers = papers_of(every) | {
+        name: paper_of(card_of(name), name) for name in sorted(
+            {str(entry["trainer"]) for entry in tuned.get("entries", ())} & claims.keys())}
     paths = write_page(Sources(
-        lanes, _claims(), papers_of(every), card_of, tuned, _sealed(into / MOVED),
-        trains=_trains(tuned),
+        lanes, claims, papers, card_of, tuned, _sealed(into / MOVED), _trains(tuned),
+        search_of(into / TUNED, tuned, papers) if tuned else Search(),
+        _sealed(into / DISTANCES).get("lanes", {}),
     ), into)
     complain(*(n for lane in lanes for n in lane.collected.notes()), prefix="note")
     say(f"page: {paths[0]} ({len(every)} runs, {sum(bool(lane.runs) for lane in lanes)} lanes)")
     return 0
+
+
+def _copy(tuned: Path, into: Path) -> None:
+    """Copy ``tuned.json`` beside the page, and the record of its runs, packed.
+
+    Raises:
+        DataError: a file cannot be read or written.
+    """
+    into.mkdir(parents=True, exist_ok=True)
+    data = packed_records(tuned.parent)
+    files.write_bytes(into / TUNED, tuned.read_bytes())
+    if data:
+        files.write_bytes(into / PACKED, data)
+        say(f"packed: {into / PACKED} ({len(data) / 1e6:.2f} MB)")
+    else:
+        complain(f"{tuned.parent} has no record of the tuning's runs (runs.jsonl); its curves and "
+                 "noise cannot be made again from the page's folder", prefix="note")
+
+
+def _measure(lane: Path, path: Path) -> None:
+    """Note how far each run's shared tensors are from their start; what was noted before stays."""
+    from fedvlm.runs.distance import distance  # start-up: PyTorch
+
+    old: dict[str, dict[str, Any]] = _sealed(path).get("lanes", {})
+    new = {run.digest: told for run in collect([lane]).runs
+           if (told := distance(run.path, run.digest))}
+    if new or old:
+        lanes = old | {lane.name: dict(sorted((old.get(lane.name, {}) | new).items()))}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_text(path, sealed({"lanes": lanes}))
 
 
 def _trains(tuned: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -13,9 +13,11 @@ from pathlib import Path
 
 from fedvlm.cli.results._folders import run_folders
 from fedvlm.console.parser import Parser, whole
+from fedvlm.console.rows import one_line
 from fedvlm.console.screen import complain, say
 from fedvlm.core.errors import ConfigError, DataError, FedvlmError
-from fedvlm.runs.cells import runs_below
+from fedvlm.core.files import user_path
+from fedvlm.runs.cells import names_of, runs_below
 from fedvlm.runs.identity import read_json, whole_results
 from fedvlm.runs.seal import sha256
 from fedvlm.runs.verify.check import DAMAGED, Verdict, inspect, one_digest_one_seed
@@ -62,10 +64,14 @@ def main(args: Namespace) -> int:
         raise ConfigError(f"--{words[0]} is for --replay N; add it, or drop --{words[0]}")
     if args.sample and not rounds:
         raise ConfigError("--sample is for --replay N; add it, or drop --sample")
-    paths = [path for folder in run_folders(args.folders) for path in runs_below(folder)]
-    if not paths:
+    run_folders(args.folders)  # says what is wrong with a word
+    places = {folder: name for word in args.folders
+              for folder, name in names_of(user_path(word)).items()}
+    names = {path: name / path.relative_to(folder) for folder, name in places.items()
+             for path in runs_below(folder)}
+    if not names:
         raise DataError(f"no run below {', '.join(args.folders)}; give a run folder or OUTPUT_DIR")
-    verdicts = [inspect(path) for path in dict.fromkeys(paths)]
+    verdicts = [inspect(path) for path in names]
     doubles = _doubles(verdicts)
     chosen = _sample([v.path for v in verdicts if v.finished], args.sample)
     bad = 0
@@ -73,7 +79,9 @@ def main(args: Namespace) -> int:
         clauses = [*verdict.damage, *([doubles[verdict.path]] if verdict.path in doubles else [])]
         word = DAMAGED if clauses else verdict.word
         about = "; ".join(clauses) or ", ".join(verdict.remarks)
-        say(f"{word:<11}{verdict.path}{f': {about}' if about else ''}")
+        for folder, name in places.items():  # a pack's runs lie in the cache
+            about = about.replace(str(folder), str(name))
+        say(one_line(f"{word:<11}{names[verdict.path]}{f': {about}' if about else ''}"))
         bad += bool(clauses)
         if rounds and verdict.path in chosen and not clauses:
             bad += not _replayed(args, verdict.path, rounds, points)

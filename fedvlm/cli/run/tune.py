@@ -22,6 +22,7 @@ EXAMPLES = (
     "fedvlm tune configs/sweeps/tune.yaml --budget 20 --jobs 2",
     "fedvlm tune --trainers FedAvg FedProx --datasets digits --shots 8 --backbone tiny --budget 4",
     "fedvlm tune --report output/tuning/tune/tuned.json  # what it spent, how sure it is",
+    "fedvlm tune --report docs/results/tuned.json  # of published results, the same",
     "fedvlm tune --write-defaults output/tuning/tune/tuned.json  # into configs/trainers/",
 )
 ALSO = ("tuning", "hpo", "hyperparameters", "optuna", "optimise", "optimize")
@@ -34,6 +35,8 @@ def flags(parser: Parser) -> None:
                         "method, the first of them the method as it comes (20)")
     parser.add_argument("--report", default="", metavar="FILE", help="of a tuned.json: what each "
         "method spent and how sure its score is, as a table, CSV files and figures; runs nothing")
+    parser.add_argument("--into", default="", metavar="FOLDER", help="--report: where its CSV "
+                        "files and figures go (report/ in the tuning's own folder)")
     parser.add_argument("--write-defaults", default="", metavar="FILE", help="write the values of "
         "a tuned.json into configs/trainers/*.yaml of this checkout; runs nothing")
     end_flags(parser)
@@ -46,6 +49,8 @@ def main(args: Namespace) -> int:
         FedvlmError: mistakes of the words or the plan, all of them, before anything runs.
         KeyboardInterrupt: what has been scored is kept.
     """
+    if args.into and not args.report:
+        raise ConfigError("--into is for --report FILE; add it, or drop --into")
     if args.report or args.write_defaults:
         return _of_file(args)
     plan = plan_of(args)
@@ -90,7 +95,7 @@ def _of_file(args: Namespace) -> int:
 
     progress.clear()
     if args.report:
-        report(user_path(args.report))
+        report(user_path(args.report), user_path(args.into) if args.into else None)
         return 0
     written = write_defaults(user_path(args.write_defaults))
     say(*(f"{path}: {what}" for path, what in written))

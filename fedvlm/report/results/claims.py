@@ -142,7 +142,9 @@ def answers(trainer: str, claim: Claim, runs: Sequence[Run]) -> list[Answer]:
 
 def _answer(label: str, claim: Claim, rival: str, mine: Numbers, theirs: Numbers) -> Answer:
     both = [place for place in mine if place in theirs]
-    seen = contrast([theirs[p] for p in both], [mine[p] for p in both]) if both else None
+    a, b = (list(by_set({p: one[p] for p in both}, _pairs(mine, theirs)).values())
+            for one in (theirs, mine))
+    seen = contrast(a, b) if both else None
     if seen is None:
         why = f"no run of {label} has {claim.metric}" if not mine else \
             f"no run of {rival} has {claim.metric}" if not theirs else \
@@ -205,6 +207,26 @@ def label_of(run: Run) -> Label:
     """Return a run's method, what it trains and its tag."""
     return Label(str(run.protocol["trainer"]), str(run.protocol.get("peft") or ""),
                  str(run.protocol.get("tag") or ""))
+
+
+def by_set(numbers: Numbers, cells: Collection[tuple[Any, Any]]) -> Numbers:
+    """Return a method's numbers by data set: the mean over its columns (shots), seed by seed.
+
+    The data set is the unit of an interval; its columns share classes and images.
+
+    Args:
+        cells: the (place, seeds) that count, alike for all that is compared; of a data set the
+            seeds that all of its columns have.
+    """
+    places: dict[Any, list[Any]] = {}
+    for place in sorted(numbers, key=str):
+        places.setdefault(place[0], []).append(place)
+    out: Numbers = {}
+    for dataset, columns in places.items():
+        common = set.intersection(*({s for s in numbers[p] if (p, s) in cells} for p in columns))
+        out[dataset] = {s: mean(numbers[p][s] for p in columns) or 0.0
+                        for s in sorted(common, key=str)}
+    return out
 
 
 def _pairs(a: Numbers, b: Numbers) -> set[tuple[Any, Any]]:

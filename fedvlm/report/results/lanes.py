@@ -9,7 +9,7 @@ from typing import Any
 from fedvlm.config.families import CHOICE, families_in, words_of
 from fedvlm.core.errors import fold
 from fedvlm.core.stats import mean
-from fedvlm.report.collect import Collected, Run
+from fedvlm.report.collect import Collected, Run, finite
 from fedvlm.report.results.claims import place_of, seeds_of
 from fedvlm.report.tables.papers import DATASETS
 
@@ -49,11 +49,15 @@ class Lane:
         return max(0, self.wanted - len(there))
 
     def pairs(self, method: str, rival: str) -> int:
-        """Return how many cells its plans have of both; of one, where no plan has the other."""
+        """Return how many pairs its plans have of both; of one, where no plan has the other.
+
+        A pair is a data set and a seed: shots of one are averaged (``claims.by_set``).
+        """
         cells = [self.planned.get(name, self.planned.get(bare(name)))
                  for name in (method, rival)]
         there = [one for one in cells if one is not None]
-        return len(frozenset.intersection(*there)) if there else 0
+        both = frozenset.intersection(*there) if there else frozenset()
+        return len({(dataset, seed) for dataset, _, seed in both})
 
     def only(self, runs: Sequence[Run]) -> Collected:
         """Return what was collected, cut to some of the runs."""
@@ -109,17 +113,21 @@ def protocol_rows(lane: Lane) -> list[dict[str, Any]]:
     return rows
 
 
-def below(runs: Sequence[Run], reference: str) -> tuple[list[str], int]:
+def below(
+    runs: Sequence[Run], reference: str, metric: str = "personal"
+) -> tuple[list[str], int]:
     """Return the methods whose mean over data sets and seeds is below a reference's, of how many.
 
-    Only where a run has that reference; the reference is the one of the same run.
+    Only where a run has that reference; the reference is the one of the same run. Of a number
+    that references lack (``new``) it is that of the run's section of the same name.
     """
     gaps: dict[str, list[float]] = {}
     for run in runs:
         numbers: Mapping[str, Any] = run.section("references").get(reference) or {}
-        own, theirs = run.value("personal"), numbers.get("personal")
-        if own is not None and isinstance(theirs, int | float):
-            gaps.setdefault(run.method, []).append(own - float(theirs))
+        own = run.value(metric)
+        theirs = finite(numbers.get(metric, run.section(reference).get(metric)))
+        if own is not None and theirs is not None:
+            gaps.setdefault(run.method, []).append(own - theirs)
     names = sorted(name for name, gap in gaps.items() if (mean(gap) or 0.0) < 0)
     return names, len(gaps)
 

@@ -15,6 +15,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedvlm.core import files
+from fedvlm.core.stats import mean
 from fedvlm.report.collect import Collected, Run
 from fedvlm.report.figures import client_gain, few_shot, forest, style
 from fedvlm.report.figures.selection import Selection
@@ -22,7 +23,7 @@ from fedvlm.report.results import headline
 from fedvlm.report.results.claims import NOT_RUN, Answer, Claim, answers, firmed, missing
 from fedvlm.report.results.lanes import OWN, Lane, groups, protocol_rows
 from fedvlm.report.results.standing import Standing, sentences, standing_of
-from fedvlm.report.results.tuning import about
+from fedvlm.report.results.tuning import Search, about
 from fedvlm.report.tables.cells import TableCell
 from fedvlm.report.tables.facts import REFERENCE_NAMES
 from fedvlm.report.tables.papers import Paper, bibliography
@@ -36,7 +37,8 @@ UNSEEN = ("base_all", "new", "hm2")
 ABLATED, RIVALS = "ablation", "rivals"
 KINDS_OF_PARTS = 4  # a lane that trains more kinds of parts has one table for all of them
 ALL_PARTS = "by what is trained"
-BESIDE = ("average", "gain", "trainable", "sent", "seconds")  # columns behind the data sets
+# Columns behind the data sets.
+BESIDE = ("average", "gain", "balanced", "before", "steps", "trainable", "sent", "seconds")
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,9 @@ class Sources:
         tuned: what ``tuned.json`` says; empty without.
         moved: measured facts on another processor; empty without.
         trains: what each entry of ``tuned`` trained (``sweep.tune.tuned.trains_of``).
+        search: its noise, curves and hyper-parameters.
+        distances: lane -> run's name -> ``method`` and how far its shared tensors are from their
+            start (``runs.distance``).
     """
 
     lanes: Sequence[Lane]
@@ -59,6 +64,8 @@ class Sources:
     tuned: Mapping[str, Any] = field(default_factory=dict)
     moved: Mapping[str, Any] = field(default_factory=dict)
     trains: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    search: Search = field(default_factory=Search)
+    distances: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,7 @@ class Section:
     protocol: Sequence[Mapping[str, Any]]
     shares: Sequence[Share]
     standings: Sequence[Standing]
+    distances: Sequence[str] = ()
 
 
 def write_page(sources: Sources, into: Path, name: str = "README.md") -> list[Path]:
@@ -113,7 +121,8 @@ def write_page(sources: Sources, into: Path, name: str = "README.md") -> list[Pa
         headline=headline.sentences(standings, claims, facts), moved=sources.moved,
         anchors={s.lane.name: _anchor(s.lane.title) for s in sections},
         backbones=sorted({str(r.protocol["backbone"]) for r in every}),
-        hours=sum(float(r.info.get("seconds_this_session") or 0) for r in every) / 3600,
+        hours=[(s.lane.name, sum(float(row["seconds"]) for row in s.protocol) / 3600)
+               for s in sections], search=sources.search,
         machines=sorted({str(r.info.get("machine", {}).get("processor", "")) for r in every}),
         unplanned=unplanned, waiting=waiting,
         notes=[n for lane in sources.lanes for n in lane.collected.problems],
@@ -141,7 +150,27 @@ def _section(sources: Sources, lane: Lane, into: Path) -> Section:
                 into, sentences(standings[title], runs), figures.get(title, ()))
             for title, runs in by_parts.items()
         ]
-    return Section(lane, protocol_rows(lane), shares, [s for s in standings.values() if s])
+    return Section(lane, protocol_rows(lane), shares, [s for s in standings.values() if s],
+                   moved(sources.distances.get(lane.name, {}), lane.runs))
+
+
+def moved(distances: Mapping[str, Mapping[str, Any]], runs: Sequence[Run]) -> list[str]:
+    """Return how far each method's shared tensors are from their start, a sentence each.
+
+    Args:
+        distances: of ``Sources``, of one lane; runs: of the lane: no others count.
+    """
+    numbers: dict[str, dict[str, list[float]]] = {}
+    rounds = {run.digest: run.protocol.get("rounds") for run in runs}
+    names = {run.digest: run.method for run in runs}
+    for digest, told in distances.items():
+        for part, value in told.items() if digest in names else ():
+            name = f"{names[digest]}, {rounds[digest]} rounds"
+            numbers.setdefault(name, {}).setdefault(part, []).append(100 * float(value))
+    return [f"{name}: " + ", ".join(
+        f"{part} {mean(several):.0f} % ({min(several):.0f} to {max(several):.0f})"
+        for part, several in sorted(parts.items())
+    ) + f", {len(next(iter(parts.values())))} runs" for name, parts in sorted(numbers.items())]
 
 
 def _titled(title: str, words: Sequence[str]) -> list[str]:
@@ -176,16 +205,29 @@ def _all_parts(
     """
     flat = {name: replace(paper, group="") for name, paper in sources.papers.items()}
     spec = Spec(reference=("alone", "together", "bound"), mixed=(), order=("best",), names=True,
-                columns=("gain", "trainable", "sent", "seconds"), papers=flat)
+                columns=("gain", "balanced", "before", "steps", "trainable", "sent", "seconds"),
+                papers=flat)
     made = [stacked(_by_group(lane, by_parts, spec), tables(
         lane.collected, replace(spec, versus=""), _command(lane))[0])]
     unseen = {title: [run for run in runs if run.value("new") is not None]
               for title, runs in by_parts.items()}
     if any(unseen.values()):
-        spec = Spec(cols=("dataset", "metric"), metrics=UNSEEN, mixed=(), order=("name",),
-                    names=True, papers=flat)
-        made.append(stacked(_by_group(lane, unseen, spec)))
+        spec = Spec(reference=("alone",), cols=("dataset", "metric"), metrics=UNSEEN, mixed=(),
+                    order=("name",), names=True, papers=flat)
+        every = [run for runs in unseen.values() for run in runs]
+        made.append(stacked(_by_group(lane, unseen, spec), known(tables(
+            lane.only(every), spec, _command(lane))[0])))
     return _share(sources, lane, ALL_PARTS, made, into, words, figures)
+
+
+def known(table: Table) -> Table:
+    """Return a table without the rows of references that have no number in it."""
+    kept = [at for at, (cells, method) in enumerate(zip(table.cells, table.methods, strict=True))
+            if method or any(cell.mean is not None for cell in cells)]
+    groups = tuple(table.groups[at] for at in kept) if table.groups else ()
+    return replace(table, rows=tuple(table.rows[at] for at in kept), groups=groups,
+                   cells=tuple(table.cells[at] for at in kept),
+                   methods=tuple(table.methods[at] for at in kept))
 
 
 def _by_group(lane: Lane, by_parts: Mapping[str, list[Run]], spec: Spec) -> dict[str, Table]:
@@ -241,7 +283,7 @@ def _spec(sources: Sources, lane: Lane, runs: Sequence[Run]) -> Spec:
     return Spec(cols=("dataset", "shots") if curve else ("dataset",),
                 reference=("alone", "together", "bound"), mixed=(), order=("best",),
                 columns=("gain", "balanced", "worst", "before", "steps", "bytes"), versus=versus,
-                papers={} if ablated else sources.papers, names=not ablated)
+                papers={} if ablated else sources.papers, names=True)
 
 
 def _slug(*names: str) -> str:
@@ -324,5 +366,6 @@ def _environment() -> Environment:
         loader=PackageLoader("fedvlm.report", "templates"), undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )
+    environment.filters["points"] = lambda value: "-" if value is None else f"{value:.1f}"
     environment.filters["text"] = lambda value: escape_markdown(str(value))
     return environment

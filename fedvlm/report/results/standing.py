@@ -10,12 +10,19 @@ from typing import Any
 
 from fedvlm.core.stats import mean
 from fedvlm.report.collect import Run, finite
-from fedvlm.report.results.claims import place_of, seeds_of
+from fedvlm.report.results.claims import by_set, place_of, seeds_of
 from fedvlm.report.results.lanes import bare, below
 from fedvlm.report.statistics.contrast import Contrast, contrast, lacks, shared
 
 CONTROLS = ("LocalOnly", "FedAvg", "PromptFL")
-LOGREG = "logreg"
+PERSONAL = "personal"
+# What every method should be above: reference, number, words.
+BELOW = (
+    ("logreg", PERSONAL, "a logistic regression that each client fits to its own images"),
+    ("zero_shot", "new", "the zero-shot model on classes never trained on"),
+    ("zero_shot", "hm2", "the zero-shot model's harmonic mean of base and new classes (hm2)"),
+    ("zero_shot", "cm", "the zero-shot model's mean of personal and hm2 (cm)"),
+)
 MOST = 6  # methods named one by one
 Sets = Sequence[Mapping[Any, float]]  # per data set: seeds -> value
 
@@ -84,9 +91,10 @@ def standing_of(
 ) -> Standing | None:
     """Return how methods stand; None of fewer than two that share their data sets.
 
-    Of a lane that is not complete: the data sets that more than half as many methods have as the
-    commonest; who lacks one of them, or has fewer than half of the seeds of another, is left out
-    by name; of all others the seeds that they share.
+    The data set is the unit: where a lane has several columns of one (shots), its value is their
+    mean, seed by seed. Of a lane that is not complete: the data sets that more than half as many
+    methods have as the commonest; who lacks one of them, or has fewer than half of the seeds of
+    another, is left out by name; of all others the seeds that they share.
     """
     numbers = _by_place(runs, lambda run: run.value("personal"))
     count = Counter(place for sets in numbers.values() for place in sets)
@@ -95,7 +103,11 @@ def standing_of(
     lacking = {m: f"{gap[1]} of {gap[2]} seeds of {places[gap[0]][0]}" for m, row in rows.items()
                if (gap := lacks(row, list(rows.values())))}
     names = [m for m in numbers if m not in lacking]
-    whole = dict(zip(names, shared([rows[m] for m in names]), strict=True))
+    common = dict(zip(names, shared([rows[m] for m in names]), strict=True))
+    cells = {(p, seeds) for sets in common.values()
+             for p, one in zip(places, sets, strict=True) for seeds in one}
+    whole = {m: list(by_set(dict(zip(places, sets, strict=True)), cells).values())
+             for m, sets in common.items()}
     if len(whole) < 2 or not all(one for sets in whole.values() for one in sets):
         return None
     means = {m: mean(mean(one.values()) for one in sets) or 0.0 for m, sets in whole.items()}
@@ -108,9 +120,10 @@ def standing_of(
     for method, sets in _by_place(runs, lambda run: run.section("gain").get("points")).items():
         if method not in senders or method not in means or any(p not in sets for p in places):
             continue
-        values = [sets[p] for p in places]
+        cells = {(p, seeds) for p in places for seeds in sets[p]}
+        values = list(by_set({p: sets[p] for p in places}, cells).values())
         none = [dict.fromkeys(one, 0.0) for one in values]
-        seen = contrast(none, values)
+        seen = contrast(none, values) if all(values) else None
         if seen is not None:
             gains[method] = seen
             alone = [contrast([a], [b]) for a, b in zip(none, values, strict=True)]
@@ -118,9 +131,9 @@ def standing_of(
     hurt = {m: mean(v for one in sets.values() for v in one.values()) or 0.0 for m, sets in
             _by_place(runs, lambda run: run.section("hurt").get("share")).items() if m in senders}
     signs = (single.count(1), single.count(0), single.count(-1))
-    return Standing(lane, title, means, apart, gains, hurt, signs, len(places),
+    return Standing(lane, title, means, apart, gains, hurt, signs, len(whole[best]),
                     max(len(one) for sets in whole.values() for one in sets), whole, lacking,
-                    sorted(str(p[0]) for p in count if p not in places), alike,
+                    sorted({str(p[0]) for p in count if p not in places}), alike,
                     frozenset(senders))
 
 
@@ -150,12 +163,14 @@ def sentences(one: Standing | None, runs: Sequence[Run]) -> list[str]:
 
 
 def _below(one: Standing | None, runs: Sequence[Run]) -> list[str]:
-    names, of = below(runs, LOGREG)
-    if not of:
-        return []
-    names = [one.short(m) if one else m for m in names]
-    return [f"{len(names)} of {of} are on average below a logistic regression that each client "
-            f"fits to its own images{named(names)}."]
+    out = []
+    for reference, metric, words in BELOW:
+        names, of = below(runs, reference, metric)
+        names = [one.short(m) if one else m for m in names]
+        if of:
+            out.append(f"{len(names)} of {of} are on average below {words}"
+                       f"{named(names, MOST if metric == PERSONAL else len(names))}.")
+    return out
 
 
 def named(names: Sequence[str], most: int = MOST) -> str:

@@ -7,7 +7,9 @@ be the same both ways: a run that trains more than the entry has none of its val
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -18,9 +20,67 @@ from fedvlm.report.collect import Run
 from fedvlm.report.results.lanes import Lane
 
 TUNED, PART, PLAIN = "tuned", "in part", "as they come"
+CHOICE, RATE = "OPTIM.NAME", "OPTIM.LR"
+WORK = ("FED.LOCAL_EPOCHS", "FED.LOCAL_STEPS")
 BACKBONE, OPTIMISER = "MODEL.BACKBONE.NAME", "OPTIM."
 SAME = ("PEFT.", "FED.FINETUNE_")  # what a run must share with the entry that it took values of
 Trains = Mapping[str, Mapping[str, Any]]  # entry's label -> its keys of ``SAME``, as identities
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a page shows of a tuning besides ``tuned.json`` itself.
+
+    Attributes:
+        tables: of hyper-parameters, as Markdown; captions: theirs; tex: path of them as LaTeX.
+        figures: paths of the best score so far over trials, local steps, processor seconds.
+        noise: entry's label -> ``error`` (over clients), ``seeds``, ``repeat``: standard errors in
+            percent, ``alike``: trials not told from the best, ``first``: score as it comes,
+            ``steps`` and ``cpu`` (seconds) of all trials; None where nothing tells.
+    """
+
+    tables: Sequence[str] = ()
+    captions: Sequence[str] = ()
+    tex: str = ""
+    figures: Sequence[str] = ()
+    noise: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+
+
+def searched(record: Mapping[str, Any]) -> list[str]:
+    """Return what was searched for every entry, and whose search was another, in sentences.
+
+    Empty of a record whose entries do not say.
+    """
+    entries = [e for e in record["entries"] if e.get("space")]
+    keys = {str(e["label"]): [knob.partition(" ")[0] for knob in e["space"]] for e in entries}
+    if not keys:
+        return []
+
+    def those(test: Callable[[str], bool]) -> list[str]:
+        return [label for label, knobs in keys.items() if any(map(test, knobs))]
+
+    every, rates = len(keys), those(lambda k: k.startswith(OPTIMISER) and k.endswith(".LR")
+                                    and k != RATE)
+    plain = [label for label, knobs in keys.items() if CHOICE not in knobs]
+    out = [f"Each of {every} entries had {record['budget']} trials, the first of them the method "
+           f"as it comes. Searched: a learning rate ({len(those(lambda k: k == RATE))} of {every})"
+           f", the optimiser, sgd or adamw ({every - len(plain)}), a rate of its own for a second "
+           f"part ({len(rates)}), and at most two knobs of the method's own "
+           f"({len(those(lambda k: k.startswith('TRAINER.')))})."]
+    if plain:
+        out.append(f"The exceptions: {', '.join(plain)} had no choice of optimiser (plain steps "
+                   "belong to the method) and one rate.")
+    work = those(lambda k: k in WORK)
+    common: Mapping[str, Any] = record["plan"]["common"]
+    fixed = Counter(f"{key} {value}" for e in entries if str(e["label"]) not in work
+                    for key, value in (common | e["settings"]).items() if key in WORK)
+    words = ", ".join(f"{what} for {n}" for what, n in sorted(fixed.items()))
+    out.append(
+        f"Local work was searched for {len(work) or 'none'} of {every}"
+        + (f": the plan sets it ({words}), so that the methods of a table do the same work. An "
+           "entry may be better with more or fewer local steps than it was given." if words
+           else "."))
+    return out
 
 
 def about(record: Mapping[str, Any], lanes: Sequence[Lane], trains: Trains) -> dict[str, Any]:
@@ -46,12 +106,13 @@ def about(record: Mapping[str, Any], lanes: Sequence[Lane], trains: Trains) -> d
         ]
         seeds = [int(seed) for seed in plan["seeds"]]
         sets = [str(dataset["label"]) for dataset in plan["datasets"]]
+        told = searched(record)
         counts = [_count(lane, record, trains) for lane in lanes if lane.runs]
     except (KeyError, TypeError, ValueError):
         raise ConfigError("tuned.json names no entries; fedvlm tune writes it") from None
     runs = [run.protocol for lane in lanes for run in lane.runs]
     return {
-        "rows": rows, "seeds": seeds, "sets": sets, "lanes": counts,
+        "rows": rows, "searched": told, "seeds": seeds, "sets": sets, "lanes": counts,
         "seeds_in_common": sorted({int(p["data_seed"]) for p in runs} & set(seeds)),
         "sets_in_common": sorted({str(p["dataset"]) for p in runs
                                   if fold(str(p["dataset"])) in map(fold, sets)}),

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedvlm.report.collect import finite
 from fedvlm.report.tables.cells import BEST, PEER
 from fedvlm.report.tables.check import TRAINING
 from fedvlm.report.tables.facts import BEFORE, RunFacts
@@ -35,6 +36,7 @@ FACTS = (  # key -> words; in this order, and only where all runs agree
     ("budget", "matched by {}"),
 )
 TUNED = ("OPTIM.", "TRAINER.", "PEFT.", "MODEL.HEAD.", "FED.FINETUNE_")  # a method's own settings
+FINAL = "final_epochs"
 CODE = ("fedvlm", "torch", "open_clip_torch")
 MOST = 4  # values, revisions or notes of one kind named
 
@@ -249,13 +251,22 @@ def notes_on(entries: Sequence[RunFacts], axes: Sequence[str]) -> list[str]:
 
 
 def _finetuned(entries: Sequence[RunFacts], axes: Sequence[str]) -> list[str]:
-    """Return a note where the final fine-tuning of some methods was set by hand."""
+    """Return a note on final fine-tuning: whose was set by hand, and how long the others' is."""
     usual, key = -1, "FED.FINETUNE_EPOCHS"  # -1: the method's own number
     epochs = {e.label("trainer", axes): e.fact(key) for e in entries if e.trains and e.names(key)}
+    spent: dict[str, set[float]] = {}
+    for entry in entries:
+        name, n = entry.label("trainer", axes), finite(entry.run.section("spent").get(FINAL))
+        if n and epochs.get(name, usual) == usual:
+            spent.setdefault(name, set()).add(n)
+    own = ", ".join(f"{name} {' or '.join(f'{n:g}' for n in sorted(several))}"
+                    for name, several in sorted(spent.items()))
     if len(set(epochs.values())) < 2:
-        return []
+        return [f"final fine-tuning (epochs) as the method says: {own}; others have none"] \
+            if own and usual in epochs.values() else []
     words = "; ".join(f"{name} {n}" for name, n in sorted(epochs.items()) if n != usual)
-    return [f"final fine-tuning (epochs) as {key} says: {words}; of all others the method's own"]
+    return [f"final fine-tuning (epochs) as {key} says: {words}; of all others the method's own"
+            + (f" ({own}; 0 of the rest)" if own else "")]
 
 
 def _tuned(entries: Sequence[RunFacts], axes: Sequence[str]) -> list[str]:

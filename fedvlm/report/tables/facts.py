@@ -27,6 +27,7 @@ REFERENCE_NAMES = {
     "logreg": "logistic regression", "afl": "federated ridge (AFL)",
     "pooled": "logistic regression, pooled",
 }
+UNSEEN = ("base_all", "base_other", "new", "hm2", "hm3", "cm")  # of personal models, too
 IDENTITY = ("images", "transform", "device")  # parts of an identity that a table compares
 
 # Protocol keys that came later: what older runs did.
@@ -74,7 +75,11 @@ class RunFacts:
         """A reference's numbers; empty for the run itself."""
         if self.kind:
             numbers = self.run.section("references").get(self.reference)
-            return numbers if isinstance(numbers, Mapping) else {}
+            if not isinstance(numbers, Mapping):
+                return {}
+            more = self.run.section(self.reference)  # zero_shot: on classes not trained on, too
+            same = numbers.get("personal") == more.get("personal") is not None
+            return {**{k: more[k] for k in UNSEEN if k in more}, **numbers} if same else numbers
         return self.run.section(SECTIONS_AS_ROWS.get(self.reference, ""))
 
     def fact(self, key: str) -> Any:

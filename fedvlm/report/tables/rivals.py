@@ -14,7 +14,7 @@ from typing import Any
 
 from fedvlm.core.stats import mean
 from fedvlm.report.tables.check import OF_METHOD, OWN, RULE
-from fedvlm.report.tables.facts import METRIC, REFERENCE_NAMES, RunFacts, references_of
+from fedvlm.report.tables.facts import METRIC, REFERENCE_NAMES, UNSEEN, RunFacts, references_of
 from fedvlm.report.tables.layout import Line
 from fedvlm.report.tables.metrics import metric, value_of
 
@@ -92,7 +92,8 @@ def _ground(entry: RunFacts, axes: Sequence[str]) -> tuple[str, ...]:
 def _levels(entries: Sequence[RunFacts], names: Iterable[str], axes: Sequence[str]) -> Levels:
     """Return the references' numbers of personal models, of metrics where more is better."""
     levels: dict[tuple[Any, ...], dict[tuple[str, str], float]] = {}
-    wanted = [name for name in names if name.startswith("personal") and not metric(name).lower]
+    wanted = [name for name in names if (name.startswith("personal") or name in UNSEEN)
+              and not metric(name).lower]
     for one in references_of(entries):
         ground = _ground(one, axes)
         for name in wanted:

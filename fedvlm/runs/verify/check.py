@@ -8,25 +8,28 @@ rounds again only (``fedvlm verify --replay``).
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fedvlm.core.errors import DataError
+from fedvlm.core.errors import DataError, FedvlmError
 from fedvlm.runs.cells import WORD
 from fedvlm.runs.identity import identity_digest, read_json, seal_fits, whole_results
 from fedvlm.runs.metrics import read_chain, read_metrics, spent, totals
 from fedvlm.runs.seal import Damaged, check_file, check_records, read_bytes, seal_of, unsealed
 from fedvlm.runs.verify.beside import disagreements
-from fedvlm.runs.verify.cover import BARE, METRICS, damage, missing
+from fedvlm.runs.verify.cover import BARE, METRICS, TOLD, damage, missing
 from fedvlm.runs.verify.numbers import problems, protocol_problems, shorter
 
 SEALED, UNSEALED, DAMAGED, UNFINISHED, OK = "sealed", "unsealed", "damaged", "unfinished", "ok"
 BEFORE = "no seal (made before fedvlm sealed its runs)"
 FORMATS = (2, 1)  # of states (``runs.state``)
 MOST = 5  # sentences on one run
+FILES = ("results.json", "manifest.json", "metrics.jsonl", *TOLD)  # that every reader opens
 NO_RESULT = ("seconds", "similarity")  # of a round's record, beside or left out of the results
 
 
@@ -78,11 +81,34 @@ def inspect(folder: Path) -> Verdict:
 def _guarded(folder: Path, check: Callable[[], Verdict]) -> Verdict:
     """Return a verdict whatever the files hold: one of them ends no table over many runs."""
     try:
-        return check()
+        odd = odd_file(folder)
+        return Verdict(folder, UNSEALED, (odd,)) if odd else check()
+    except FedvlmError as error:  # a file that cannot be read
+        return Verdict(folder, UNSEALED, (str(error).splitlines()[0],))
+    except OSError as error:
+        return Verdict(folder, UNSEALED, (f"cannot be read ({error.strerror or error})",))
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
             RecursionError) as error:
         why = f"a file holds what no run writes there ({type(error).__name__})"
         return Verdict(folder, UNSEALED, (why,))
+
+
+def odd_file(folder: Path) -> str:
+    """Return a clause on what is no file, but reads like one: a pipe has no end; '' for none.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    for here, _, names in os.walk(folder):
+        for name in sorted(names):
+            path = Path(here) / name
+            mode = os.stat(path).st_mode if path.exists() else stat.S_IFREG  # a link to nothing
+            if not stat.S_ISREG(mode):
+                return f"{path.relative_to(folder).as_posix()} is no plain file; take it away"
+    for name in FILES:
+        if (folder / name).is_dir():
+            return f"{name} is a folder, not a file"
+    return ""
 
 
 def _inspect(folder: Path) -> Verdict:

@@ -7,6 +7,7 @@ here, and goes on where it stopped.
 from __future__ import annotations
 
 import json
+import lzma
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.core import files
-from fedvlm.core.errors import ConfigError, DivergedError
+from fedvlm.core.errors import ConfigError, DataError, DivergedError
 from fedvlm.runs.seal import seal_of
 from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.worker import Outcome
 
+FILE, PACKED = "runs.jsonl", "tuning.jsonl.xz"  # in a tuning's folder; beside published results
+LARGEST = 2**28  # bytes that a packed one may hold: a bomb is refused
 # Exit codes that would be the same again, whatever the machine: done, diverged.
 FINAL = (0, DivergedError.exit_code)
 
@@ -74,15 +77,22 @@ def _spread(rest: Sequence[float], images: int) -> float:
 
 
 class Records:
-    """The lines of ``runs.jsonl`` in a tuning's folder, by the digest of a run's config."""
+    """The lines of ``runs.jsonl`` in a tuning's folder, by the digest of a run's config.
+
+    A folder without it may have it packed, to be read only (``PACKED``).
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / "runs.jsonl"
+        self.path = folder / FILE
         self.lines: dict[str, dict[str, Any]] = {}
         self.damaged, self.cut = 0, False
-        if not self.path.exists():
+        if self.path.exists():
+            data = self.path.read_bytes()
+        elif (folder / PACKED).is_file():
+            self.path = folder / PACKED
+            data = _unpacked(self.path)
+        else:
             return
-        data = self.path.read_bytes()
         for text in filter(None, data.splitlines()):
             line = _sealed_line(text)
             if line is None:
@@ -138,6 +148,36 @@ class Records:
         """Return the lines of those cells that have one that counts."""
         lines = (self.lines.get(cell.digest) for cell in cells)
         return [line for line in lines if line is not None]
+
+
+def packed_records(folder: Path) -> bytes:
+    """Return the lines of a tuning's folder packed, as they are; the same lines, the same bytes.
+
+    Empty where there are none.
+
+    Raises:
+        DataError: they cannot be read.
+    """
+    for name in (FILE, PACKED):
+        path = folder / name
+        if path.is_file():
+            with files.explain_errors(path):
+                data = path.read_bytes()
+            return data if name == PACKED else lzma.compress(
+                data, preset=9 | lzma.PRESET_EXTREME)
+    return b""
+
+
+def _unpacked(path: Path) -> bytes:
+    try:
+        worker = lzma.LZMADecompressor(memlimit=LARGEST)
+        data = worker.decompress(path.read_bytes(), max_length=LARGEST)
+        if not worker.eof or worker.unused_data:
+            raise ValueError("it is cut, too large, or more follows behind its end")
+    except (OSError, lzma.LZMAError, ValueError) as error:
+        raise DataError(f"{path}: is no packed record of a tuning ({error}); fedvlm publish "
+                        "--tuned writes it") from error
+    return data
 
 
 def _sealed_line(text: bytes) -> dict[str, Any] | None:

@@ -1,6 +1,7 @@
 """What is said of a tuning beside its result: a table for the screen, CSV files and figures.
 
-All of it follows from ``tuned.json`` and ``runs.jsonl`` in the tuning's folder.
+All of it follows from ``tuned.json`` and ``runs.jsonl`` in the tuning's folder, or from what
+``fedvlm publish`` keeps of them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 from fedvlm.console.rows import clock, table_lines
 from fedvlm.console.screen import complain, say
 from fedvlm.sweep.tune.progress import Progress, progress_of
-from fedvlm.sweep.tune.records import Records
+from fedvlm.sweep.tune.records import PACKED, Records
 from fedvlm.sweep.tune.tuned import read_tuned
 
 FOLDER = "report"  # beside ``tuned.json``
@@ -23,11 +24,13 @@ LEGEND = (
 )
 
 
-def report(tuned: Path) -> None:
-    """Say what a tuning spent and how sure it is; write CSV files and figures beside it.
+def report(tuned: Path, into: Path | None = None) -> None:
+    """Say what a tuning spent and how sure it is; write CSV files and figures.
 
     Args:
         tuned: the tuning's ``tuned.json``.
+        into: where to; None: ``report/`` in the tuning's own folder, nowhere beside published
+            results.
 
     Raises:
         DataError: it is damaged, or the folder cannot be written.
@@ -37,14 +40,20 @@ def report(tuned: Path) -> None:
     if not records.lines:
         complain(f"{records.path}: holds no run, so nothing is known of what the tuning spent",
                  prefix="note")
+    if records.damaged:
+        complain(f"{records.path}: {records.damaged} line(s) are damaged and count for nothing",
+                 prefix="note")
     methods = progress_of(record, records.lines.values())
-    folder = tuned.parent / FOLDER
+    folder = into or (None if records.path.name == PACKED else tuned.parent / FOLDER)
     if not methods:
         complain(f"{tuned}: no method was tuned, so there is nothing to report", prefix="note")
         return
+    say(*table_lines(map(_row, methods)), LEGEND)
+    if folder is None:
+        say("CSV files and figures of it: add --into FOLDER")
+        return
     from fedvlm.sweep.tune.curves import write  # start-up: 1 s of matplotlib
 
-    say(*table_lines(map(_row, methods)), LEGEND)
     write(methods, [_numbers(method) for method in methods], folder)
     say(f"what was spent and how sure it is: {folder}")
 

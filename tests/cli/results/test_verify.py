@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from fedvlm.api.frames import _rounds
 from fedvlm.cli.main import main
 from fedvlm.core.errors import DataError
 from fedvlm.report.collect import collect
+from fedvlm.runs.cells import pack
 from fedvlm.runs.folder import RunFolder, RunPath
 from tests.report.table_runs import write_run
 
@@ -42,6 +44,41 @@ def test_a_line_per_run_and_what_is_wrong(tmp_path: Path, capsys: Capture) -> No
     assert lines[3].startswith(f"damaged    {old}: manifest.json is damaged (its identity")
     assert lines[4].startswith("damaged") and "manifest.json is not readable" in lines[4]
     assert lines[5] == "4 runs: 1 ok, 3 damaged"
+
+
+def test_an_odd_folder_is_one_line_and_the_others_are_checked(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    good, pipe, folder = (sealed(tmp_path / name, i) for i, name in enumerate("abc"))
+    (folder / "metrics.jsonl").unlink()
+    (folder / "metrics.jsonl").mkdir()
+    os.mkfifo(pipe / "log.txt")
+    name = tmp_path / "d\x1b[31m"
+    sealed(name, 5)
+    assert main(["verify", str(tmp_path)]) == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"ok         {good}"
+    assert lines[1] == f"damaged    {pipe}: log.txt is no plain file; take it away"
+    assert lines[2] == f"damaged    {folder}: metrics.jsonl is a folder, not a file"
+    assert lines[3].startswith(f"ok         {tmp_path}/d\\x1b[31m/")
+    seen = collect([tmp_path])
+    assert len(seen.runs) == 2 and len(seen.problems) == 2
+    (pipe / "results.json").unlink()
+    os.mkfifo(pipe / "results.json")
+    assert len(collect([tmp_path]).problems) == 2 and main(["table", str(tmp_path)]) == 0
+
+
+def test_runs_of_a_pack_are_named_by_it(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / "cache"))
+    run = sealed(tmp_path / "out")
+    (run / "config.yaml").touch()
+    path = tmp_path / "lane.cells.xz"
+    pack([("some/run", run)], path)
+    main(["verify", str(path)])
+    told = capsys.readouterr().out
+    assert f" {path}/some/run: " in told and str(tmp_path / "cache") not in told
 
 
 def test_every_reader_leaves_it_out_and_names_it(tmp_path: Path, capsys: Capture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from fedvlm.cli import main as cli
 from fedvlm.core.stats import harmonic_mean
+from fedvlm.runs.seal import seal_of
 from fedvlm.sweep.tune.tuned import write_tuned
 from tests.report.table_runs import reference, rows, write_run
 
@@ -103,26 +105,59 @@ def test_a_lane_of_many_kinds_is_one_table_by_what_is_trained(
     text = (tmp_path / "page" / "README.md").read_text()
     table = text.partition("### rivals: by what is trained")[2].partition("<details")[0]
     head = next(line for line in table.splitlines() if line.startswith("| trainer"))
-    assert head == "| trainer | Caltech101 | gain (points) | trainable | sent (kB) | seconds (s) |"
+    assert head == ("| trainer | Caltech101 | gain (points) | balanced | before | steps "
+                    "| trainable | sent (kB) | seconds (s) |")
     order = [line.split(" |")[0] for line in table.splitlines() if line.startswith("| ")]
     assert order.index("| *prompt*") < order.index("| PromptFL") and order.count("| FedAvg") == 3
     assert order.count("| logistic regression") == 1
     assert "- prompt: The highest mean is PromptFL's, 7.3; its paired" in table
-    assert "\n| PromptFL | 7.3 ± 0.3↓ | - | 896 | 2.0 | 2.0 ± 0.0 |\n" in table
+    assert "\n| PromptFL | 7.3 ± 0.3↓ | - | - | - | 3 | 896 | 2.0 | 2.0 ± 0.0 |\n" in table
     assert "Caltech101 / new" in table and "47.0" in table
     assert "\\begin{table" in next((tmp_path / "page/tables").glob("rivals*.tex")).read_text()
 
 
-def test_what_tuning_cost_stands_on_the_page(output: Path, tmp_path: Path) -> None:
-    trial = {"settings": {}, "seconds": 1800.0, "score": 61.25, "error": 1.0}
-    entry = {"label": "Ditto [x]", "trainer": "Ditto", "settings": {}, "values": {"OPTIM.LR": "1"},
-             "score": 61.25, "trials": [trial, trial | {"seconds": 3600.0}]}
-    plan = {"common": {}, "seeds": [101, 2], "datasets": [{"label": "digits"}]}
-    write_tuned(tmp_path / "tuned.json", {"plan": plan, "entries": [entry]})
-    published(output, tmp_path / "page", "--from", str(output / "out"),
-              "--tuned", str(tmp_path / "tuned.json"))
+def test_what_tuning_cost_stands_on_the_page(
+    output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trial = {"settings": {}, "seconds": 1800.0, "score": 61.25, "error": 1.0, "cells": ["a", "b"],
+             "behind": 0.0, "behind_error": 0.0}
+    entry = {"label": "Ditto [x]", "trainer": "Ditto", "settings": {"FED.LOCAL_EPOCHS": "2"},
+             "values": {"OPTIM.LR": "1"}, "space": ["OPTIM.LR 0.002 to 2 log"], "trial": 0,
+             "error": 1.0, "score": 61.25,
+             "trials": [trial, trial | {"seconds": 3600.0, "cells": ["c"]}]}
+    plan = {"common": {}, "seeds": [101, 2], "datasets": [{"label": "digits"}], "shots": []}
+    write_tuned(tmp_path / "tuned.json", {"plan": plan, "entries": [entry], "budget": 2,
+                                          "digest": "d" * 64})
+    words = ("--from", str(output / "out"), "--tuned", str(tmp_path / "tuned.json"))
+    published(output, tmp_path / "page", *words)
     text = (tmp_path / "page" / "README.md").read_text()
-    assert "| Ditto \\[x\\] | 2 | 61.2 | 1.50 |" in text
+    assert "| Ditto \\[x\\] | 2 | 61.2 | 1.50 |" in text and "![Best validation" not in text
+    assert "Each of 1 entries had 2 trials" in text
+    assert "The exceptions: Ditto \\[x\\] had no choice of optimiser" in text
+    assert "Local work was searched for none of 1: the plan sets it (FED.LOCAL\\_EPOCHS 2 for 1)" \
+        in text
+    lines = [{"config": name, "seed": seed, "seconds": 1.0, "steps": 1000, "cpu": 2.0,
+              "clients": [[right, 100]]} for name, seed, right in (("a", 101, 60), ("b", 2, 64))]
+    (tmp_path / "runs.jsonl").write_text("".join(
+        json.dumps(line | {"seal": seal_of(line)}) + "\n" for line in lines))
+    first = published(output, tmp_path / "page", *words)
+    text = (tmp_path / "page" / "README.md").read_text()
+    assert "| Ditto \\[x\\] | 2 | 61.2 | 61.2 ± 1.0 | 2.0 | - | 2 | 2,000 | 1.50 |" in text
+    assert "(figures/tuning-by-seconds.svg)" in text and "(tables/hyperparameters.tex)" in text
+    assert "\\begin{table" in (tmp_path / "page/tables/hyperparameters.tex").read_text()
+    assert published(output, tmp_path / "page") == first, "from the packed record"
+    before = sorted((tmp_path / "page").iterdir())
+    assert cli.main(["tune", "--report", str(tmp_path / "page" / "tuned.json")]) == 0
+    told = capsys.readouterr().out
+    assert "61.2 ± 1.0" in told and "add --into FOLDER" in told
+    assert sorted((tmp_path / "page").iterdir()) == before
+    assert cli.main(["tune", "--report", str(tmp_path / "page" / "tuned.json"), "--into",
+                     str(tmp_path / "into")]) == 0
+    assert (tmp_path / "into" / "methods.csv").is_file()
+    (tmp_path / "page" / "tuning.jsonl.xz").write_bytes(b"no")
+    assert cli.main(["publish", str(tmp_path / "page"), "--plans", str(output / "plans")]) == 3
+    assert "tuning.jsonl.xz: is no packed record of a tuning" in capsys.readouterr().err
+    text = text.partition("## Tuning")[2]
     assert "**Runs here share with it** seeds 2." in text
     assert "| dirichlet | 0 | 0 | 12 | Ditto" in text  # by their configs, none has the values
 

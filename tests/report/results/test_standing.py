@@ -48,6 +48,34 @@ def test_means_are_of_the_seeds_that_all_have() -> None:
     assert one.means["B"] == pytest.approx(78.0333, abs=1e-4) and one.seeds == 3
 
 
+def test_shots_of_a_set_are_one_set() -> None:
+    """Two columns of a set are its mean, seed by seed: two sets are no four."""
+    every = []
+    for name, more in (("A", 4.0), ("B", 0.0)):
+        for dataset, up in (("s", 1.0), ("t", 3.0)):
+            for shots in (1, 2):
+                for run in runs(name, {dataset: {i: 50.0 + i + more * up * shots
+                                                 for i in (1, 2, 3)}}):
+                    run.protocol["shots"] = shots
+                    every.append(run)
+    one = standing_of("x", "y", every)
+    assert one is not None and one.sets == winners([one])[0].sets == 2 and one.seeds == 3
+    by_hand = [{(i, i): 50.0 + i + 4.0 * up * 1.5 for i in (1, 2, 3)} for up in (1.0, 3.0)]
+    assert one.values["A"] == by_hand
+    assert one.apart["B"] == contrast(one.values["B"], one.values["A"])
+    (answer,) = answers("A", Claim("personal", "B", "x"), every)
+    assert answer.difference == one.apart["B"] and answer.difference.pairs == 6
+
+
+def test_who_is_below_zero_shot_on_new_classes_is_named() -> None:
+    every = [*runs("A", {"s": {1: 50.0, 2: 50.0}}), *runs("B", {"s": {1: 40.0, 2: 41.0}})]
+    for run in every:
+        run.section = lambda name: {"new": 45.5} if name == "zero_shot" else {}
+    said = sentences(None, every)
+    assert said == ["1 of 2 are on average below the zero-shot model on classes never trained on "
+                    "(B)."]
+
+
 def test_who_lacks_a_set_is_named_and_a_set_of_few_waits() -> None:
     full = {"s": {1: 50.0, 2: 51.0}, "t": {1: 60.0, 2: 61.0}}
     one = standing(A=full, B=full, C=full, MOON={"s": {1: 90.0, 2: 90.0}})

@@ -66,6 +66,22 @@ def test_a_method_below_a_reference_of_its_kind_is_marked(runs: Path) -> None:
     assert "FedAvg: federated ridge (AFL) (Pets)" in note and "LocalOnly" not in note
 
 
+def test_on_new_classes_the_reference_is_zero_shot(tmp_path: Path) -> None:
+    """Only where it is the same zero-shot model: its personal is the reference's."""
+    zero = {"personal": 45.0, "new": 45.5, "global": 3.0}
+    held = {"references": {"zero_shot": {"kind": "alone", "personal": 45.0}}, "zero_shot": zero}
+    for name, new in (("A", 39.0), ("B", 46.0)):
+        last = {"personal": 50.0, "new": new}
+        write_run(tmp_path / "same", name, last=last, sections=held)
+        write_run(tmp_path / "other", name, last=last,
+                  sections=held | {"zero_shot": zero | {"personal": 44.0}})
+    found = table(tmp_path / "same", metrics=("new",), reference=ALL)
+    assert [line[0].below for line in found.cells] == [True, False, False]
+    assert found.rows[2] == "zero-shot" and found.cells[2][0].text == "45.5"
+    assert any(n.startswith("↓") and "A: zero-shot (Pets)" in n for n in found.notes)
+    assert not any(line[0].below for line in table(tmp_path / "other", metrics=("new",)).cells)
+
+
 def test_rows_that_are_one_model_are_named(runs: Path) -> None:
     (note,) = [n for n in table(runs).notes if n.startswith("the same predictions")]
     assert note.endswith("in all 1 run): FedAvg, FedProx")
