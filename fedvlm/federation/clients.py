@@ -347,6 +347,9 @@ class Clients:
         start: the untrained tensors.
         reads_old: the method reads the shared part of its last round's ``w``.
         alike: ``init`` says the same of every client, so one answer stands for all.
+
+    Attributes:
+        blank: names, shapes and types of ``start``, without numbers.
     """
 
     def __init__(
@@ -354,6 +357,7 @@ class Clients:
         reads_old: bool = False, alike: bool = False,
     ) -> None:
         self.store, self._init, self._start, self._alike = store, init, start, alike
+        self.blank: Tree = {n: torch.empty_like(v, device="meta") for n, v in start.items()}
         self._frozen = {n: start[n] for n in groups.names(FROZEN)}
         self._lost = set(groups.names(FROZEN, SERVER, *([] if reads_old else [SHARED])))
         self._shared, self._server = set(groups.names(SHARED)) & self._lost, set(groups.server)

@@ -16,13 +16,22 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.errors import FedvlmError, failure_text
-from fedvlm.core.trees import State, Tree, expand, first_non_finite, matching, pick, stack
+from fedvlm.core.trees import (
+    State,
+    Tree,
+    TreeView,
+    expand,
+    first_non_finite,
+    matching,
+    pick,
+    stack,
+)
 from fedvlm.federation.aggregation.arrival import Part, Rows
 from fedvlm.federation.aggregation.updates import Updates, join
 from fedvlm.federation.clients import Clients, W
 from fedvlm.federation.context import Context, without_kept
 from fedvlm.federation.local.guard import Looked, guarded
-from fedvlm.federation.local.sent import Upload, refusal
+from fedvlm.federation.local.sent import Upload, odd_extra, refusal
 from fedvlm.federation.plan import Chunk, plan_chunks
 from fedvlm.federation.server import Measure, Question, Row
 from fedvlm.federation.trainer import Trainer
@@ -105,6 +114,10 @@ class Engine(Protocol):
         """Logits of the newest ``rows`` that kept them, as far as they came from elsewhere."""
         ...
 
+    def origin(self, clients: Sequence[int]) -> str:
+        """Return from which places the updates of ``clients`` came; empty: all from here."""
+        ...
+
     def memory(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of where clients are: JSON values, perhaps none."""
         ...
@@ -125,6 +138,10 @@ class LocalEngine:
     sites: Sequence[int] = ()
     here: ClassVar[bool] = True
     logits: ClassVar[Mapping[str, Tensor]] = {}
+
+    def origin(self, clients: Sequence[int]) -> str:
+        """See ``Engine.origin``."""
+        return ""
 
     def memory(self) -> dict[str, Any]:
         """See ``Engine.memory``."""
@@ -154,10 +171,12 @@ class LocalEngine:
         """
         work, most = RoundWork(), self.chunk if trainer.batched else 1
         clients.store.begin(accepted)
-        for chunk in self._chunks(make(sorted(accepted)), downloads, clients, accepted, most):
+        everybody = make(sorted(accepted))
+        forms = trainer.extra_forms(everybody, clients.blank)
+        for chunk in self._chunks(everybody, downloads, clients, accepted, most):
             ids = list(chunk.clients)
             ctx = make(ids)
-            update = partial(_updated, trainer, ctx, clients, downloads, accepted)
+            update = partial(_updated, trainer, ctx, clients, downloads, accepted, forms)
             done, looked = guarded(ctx, update, _Done.tensors, partial(_asked, ctx))
             work.counters.update(ctx.counters)
             stay = _collect(work, trainer.name, ctx, done, looked)
@@ -197,7 +216,7 @@ class _Done(NamedTuple):
 
 def _updated(
     trainer: Trainer, ctx: Context, clients: Clients, downloads: Mapping[int, Tree],
-    accepted: Mapping[int, int],
+    accepted: Mapping[int, int], forms: TreeView | None,
 ) -> _Done:
     """Do the work of a chunk on inputs of its own: whoever writes into them harms nobody."""
     received = laid(downloads, ctx)
@@ -206,7 +225,11 @@ def _updated(
     if ctx.optim.keep:  # the optimisers' states are the context's, not the method's
         ctx.kept = {slot: tree for slot, tree in whole.items() if slot not in state}
     out = _client_update(trainer, ctx, clients, state, received)
-    done = _check_work(_where(trainer.name, ctx), ctx, out, received)
+    where = _where(trainer.name, ctx)
+    done = _check_work(where, ctx, out, received)
+    odd = odd_extra(done.upload.extras, forms) if forms is not None else ""
+    if odd:
+        raise FedvlmError(f"{where}: {odd}, as extra_forms says")
     return done._replace(state=done.state | (ctx.kept or {}))
 
 
