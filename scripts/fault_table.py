@@ -131,7 +131,7 @@ def frames(bench: Bench) -> list[str]:
         change("a personal tensor in the update", faults.personal),
         change("a number that the method does not declare", faults.number),
         change("a weight below zero", faults.negative),
-        change("a weight of 1e9 for a client of two images", faults.heavy),
+        change("a weight of 1e9 for a client of three images", faults.heavy),
         outcome(bench, "SCAFFOLD: control variates in float8", Outcome(
             bench.world, bench.place(), faults.once(lambda carrier, out: edited(
                 out["site1"], faults.eighths)), KEEP_ON, method=load_trainer("scaffold"))),

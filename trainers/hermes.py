@@ -130,10 +130,6 @@ class Hermes(PeftTrainer):
         sent = {MASK + site: m > 0 for site, m in state["mask"].items()}
         return state | {"w": w}, ctx.upload(w, extras=sent, rows=kept_units(w, state["mask"]))
 
-    def extra_forms(self, ctx: Context, start: Tree) -> Tree:
-        """See ``Trainer.extra_forms``: a mask over the units of each site."""
-        return {MASK + site: score > 0 for site, score in scores(start).items()}
-
     def masked_fit(self, ctx: Context, state: State, received: Tree, **how: Any) -> Tree:
         """Fit from the download; pruned units get no gradient and stay zero."""
 
@@ -142,6 +138,10 @@ class Hermes(PeftTrainer):
 
         start = apply_mask(state["w"] | received, state["mask"])
         return ctx.fit(start, self.loss, edit=keep, **how).params
+
+    def extra_forms(self, ctx: Context, start: Tree) -> Tree:
+        """See ``Trainer.extra_forms``: a mask over the units of each site."""
+        return {MASK + site: score > 0 for site, score in scores(start).items()}
 
     def accuracy(self, ctx: Context, w: Tree) -> Tensor:
         """Return the accuracy ``[K]`` on the client's validation split."""

@@ -357,12 +357,12 @@ class Clients:
         reads_old: bool = False, alike: bool = False,
     ) -> None:
         self.store, self._init, self._start, self._alike = store, init, start, alike
-        self.blank: Tree = {n: torch.empty_like(v, device="meta") for n, v in start.items()}
         self._frozen = {n: start[n] for n in groups.names(FROZEN)}
         self._lost = set(groups.names(FROZEN, SERVER, *([] if reads_old else [SHARED])))
         self._shared, self._server = set(groups.names(SHARED)) & self._lost, set(groups.server)
         self._order = {n: i for i, n in enumerate(start)}
         self._first: dict[int, Form] = {}  # of clients that never worked
+        self.blank: Tree = {n: torch.empty_like(v, device="meta") for n, v in start.items()}
 
     def stacked(self, ids: Sequence[int], versions: Mapping[int, int]) -> State:
         """Return the states ``[K, ...]`` of ``ids``, as of ``versions`` (absent: never worked).

@@ -176,8 +176,9 @@ class LocalEngine:
         for chunk in self._chunks(everybody, downloads, clients, accepted, most):
             ids = list(chunk.clients)
             ctx = make(ids)
-            update = partial(_updated, trainer, ctx, clients, downloads, accepted, forms)
+            update = partial(_updated, trainer, ctx, clients, downloads, accepted)
             done, looked = guarded(ctx, update, _Done.tensors, partial(_asked, ctx))
+            _check_extras(_where(trainer.name, ctx), done.upload.extras, forms)
             work.counters.update(ctx.counters)
             stay = _collect(work, trainer.name, ctx, done, looked)
             if stay:
@@ -216,7 +217,7 @@ class _Done(NamedTuple):
 
 def _updated(
     trainer: Trainer, ctx: Context, clients: Clients, downloads: Mapping[int, Tree],
-    accepted: Mapping[int, int], forms: TreeView | None,
+    accepted: Mapping[int, int],
 ) -> _Done:
     """Do the work of a chunk on inputs of its own: whoever writes into them harms nobody."""
     received = laid(downloads, ctx)
@@ -225,11 +226,7 @@ def _updated(
     if ctx.optim.keep:  # the optimisers' states are the context's, not the method's
         ctx.kept = {slot: tree for slot, tree in whole.items() if slot not in state}
     out = _client_update(trainer, ctx, clients, state, received)
-    where = _where(trainer.name, ctx)
-    done = _check_work(where, ctx, out, received)
-    odd = odd_extra(done.upload.extras, forms) if forms is not None else ""
-    if odd:
-        raise FedvlmError(f"{where}: {odd}, as extra_forms says")
+    done = _check_work(_where(trainer.name, ctx), ctx, out, received)
     return done._replace(state=done.state | (ctx.kept or {}))
 
 
@@ -374,6 +371,13 @@ def _check_keys(where: str, ctx: Context, upload: Upload) -> None:
             f"{where}: sends the numbers {sorted(told)} along, which its `metrics` do not declare: "
             "add a pattern there if the server may know them, or record them with log=None"
         )
+
+
+def _check_extras(where: str, extras: Tree, forms: TreeView | None) -> None:
+    """Refuse extras of another form than the method gives."""
+    odd = odd_extra(extras, forms) if forms is not None else ""
+    if odd:
+        raise FedvlmError(f"{where}: {odd}: what it sends and its extra_forms differ")
 
 
 def _check_axis(where: str, ctx: Context, state: State) -> None:

@@ -6,7 +6,8 @@ make: write FOLDER/site.json from folders of images (a client each), and FOLDER/
 the owner says what may run. Without --client: the file of a server, with class names and perhaps a
 public test set. With --split 0-1,2-3 and the flags of a run: sites of its clients, to try things
 out on one machine.
-check: load one site's images alone and say counts, problems, and what a server would be told.
+check: load one site's images alone and say counts, problems, and what a server would be told. Of a
+coordinator's site.json: its classes and its own images, which --images has, or its folder.
 status: what a site keeps for which run: clients, versions, rounds, bytes.
 serve site.yaml: wait for coordinators that know the token (--engine sites --sites-at), and work for
 any run that the owner allows, on this site's images; a run's words come from its coordinator.
@@ -34,6 +35,7 @@ EXAMPLES = (
     "fedvlm site make --classes classes.txt --public test_photos/ --to server/",
     "fedvlm site make --split 0-1,2-3 --to trial/ --demo --num-users 4",
     "fedvlm site check clinic/site.yaml",
+    "fedvlm site check server/site.json --images test_photos/",
     "fedvlm site status clinic/site.yaml",
     "fedvlm site serve clinic/site.yaml --listen 0.0.0.0:7007 --token-file token",
     "fedvlm site stop clinic/site.yaml",
@@ -41,8 +43,8 @@ EXAMPLES = (
 )
 ALSO = ("party", "silo", "owner", "serve", "worker")
 WHAT = ("make", "check", "status", "serve", "stop")
-_READS = {"check": ("full", "json", "sample"), "status": ("json",), "stop": ()}
-_FILE = "FILE is a site.yaml, which fedvlm site make writes"
+_READS = {"check": ("full", "images", "json", "sample"), "status": ("json",), "stop": ()}
+_FILE = "FILE is a site.yaml, which fedvlm site make writes (check: or a coordinator's site.json)"
 
 
 def flags(parser: Parser) -> None:

@@ -197,10 +197,10 @@ def weighted_sum(tensors: Tensor | Sequence[Tensor], weights: Sequence[float]) -
         FedvlmError: all weights are zero, or their sum is not finite.
     """
     total = float(sum(weights))
-    if not total > 0:
-        raise FedvlmError("no update has a weight above zero; there is nothing to average")
     if math.isinf(total):
         raise FedvlmError("the weights of the updates have no finite sum: no mean can be taken")
+    if not total > 0:
+        raise FedvlmError("no update has a weight above zero; there is nothing to average")
     first = tensors[0]
     out = torch.zeros(first.shape, dtype=torch.float64, device=in_double(first).device)
     for tensor, weight in zip(tensors, weights, strict=True):
