@@ -43,8 +43,9 @@ EXAMPLES = (
 )
 ALSO = ("party", "silo", "owner", "serve", "worker")
 WHAT = ("make", "check", "status", "serve", "stop")
-_READS = {"check": ("full", "images", "json", "sample"), "status": ("json",), "stop": ()}
-_FILE = "FILE is a site.yaml, which fedvlm site make writes (check: or a coordinator's site.json)"
+_READS = {"check": ("full", "json", "sample"), "status": ("json",), "stop": ()}
+_FILE = "FILE is a site.yaml, which fedvlm site make writes"
+_LIST = {"check": ("images",)}  # read with a coordinator's site.json
 
 
 def flags(parser: Parser) -> None:
@@ -75,7 +76,8 @@ def _mistakes(args: Namespace) -> list[str]:
     if args.what == "make":
         stray = looks + [n for dest, n in args.spelling.items() if dest in _serve.OWN]
         return [f"make does not read {name}" for name in stray] or _make.mistakes(args)
-    stray = [n for dest, n in args.spelling.items() if dest not in _READS[args.what]]
+    reads = (*_READS[args.what], *_LIST.get(args.what, ()))
+    stray = [n for dest, n in args.spelling.items() if dest not in reads]
     if stray:
         return [f"{args.what} does not read {name}" for name in stray]
     if len(args.opts) != 1:
