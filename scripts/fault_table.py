@@ -25,6 +25,7 @@ from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import FedvlmError
 from fedvlm.distributed.policy import Policy
 from fedvlm.distributed.readmission import readmit
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.reliability.unreliable import Unreliable, counted, parse_absences
 from fedvlm.federation.rounds import Federation, RoundFinished, Whole
 from tests.distributed import test_faults as faults
@@ -118,6 +119,7 @@ def frames(bench: Bench) -> list[str]:
         once("a late answer to the round before", lambda carrier, out: carrier.old[1]["site1"]),
         once("garbage in the place of an answer", lambda carrier, out: b"\0" * 64),
         once("an answer cut in half", lambda carrier, out: out["site1"][:200]),
+        once("an answer with a value in 300 lists", lambda carrier, out: faults.nested(300)),
         once("a site answers for another site's client, with weight 1e9",
              lambda carrier, out: edited(out["site1"], faults.foreign)),
         outcome(bench, "a site is gone from round 2 on, quorum 1",
@@ -129,6 +131,10 @@ def frames(bench: Bench) -> list[str]:
         change("a personal tensor in the update", faults.personal),
         change("a number that the method does not declare", faults.number),
         change("a weight below zero", faults.negative),
+        change("a weight of 1e9 for a client of three images", faults.heavy),
+        outcome(bench, "SCAFFOLD: control variates in float8", Outcome(
+            bench.world, bench.place(), faults.once(lambda carrier, out: edited(
+                out["site1"], faults.eighths)), KEEP_ON, method=load_trainer("scaffold"))),
         change("an update of norm 1e6, above FED.ASK.MAX_NORM 100", faults.far),
         outcome(bench, "an update of another shape in each round, four rounds", Outcome(
             bench.world, bench.place(), always, KEEP_ON, Setup(rounds=4))),

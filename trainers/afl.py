@@ -95,6 +95,11 @@ class AFL(Trainer):
         own = torch.linalg.solve_ex(gram, m.total.mT)[0].mT
         return state, ctx.upload(received, extras={GRAM: gram, WEIGHT: own}, only=())
 
+    def extra_forms(self, ctx: Context, start: Tree) -> Tree:
+        """See ``Trainer.extra_forms``: C_k and W_k, in float64."""
+        own = start[HEAD].double()
+        return {GRAM: own.mT @ own, WEIGHT: own}
+
     def init_server(self, ctx: ServerContext, start: Tree) -> State:
         """Return the start and sums of nobody."""
         classes, width = start[HEAD].shape

@@ -97,6 +97,10 @@ class FedAS(PeftTrainer):
         extras = {COUNT: ctx.sizes.to(ctx.model.device, ctx.model.dtype)}
         return state | {"w": w}, ctx.upload(w, weight, extras)
 
+    def extra_forms(self, ctx: Context, start: Tree) -> Tree:
+        """See ``Trainer.extra_forms``: a number of samples."""
+        return {COUNT: torch.empty((), dtype=ctx.model.dtype, device="meta")}
+
     def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return the client's own model; the shared body where it never trained."""
         return received_by_newcomers(ctx, state["w"], received)

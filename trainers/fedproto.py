@@ -109,6 +109,13 @@ class FedProto(PeftTrainer):
         )
         return state | {"w": w}, ctx.upload(w, extras={MEAN: own.mean, COUNT: own.count})
 
+    def extra_forms(self, ctx: Context, start: Tree) -> Tree:
+        """See ``Trainer.extra_forms``: a mean and a count of each class."""
+        mean = torch.empty(
+            len(ctx.model.classnames), ctx.model.embed_dim, dtype=ctx.model.dtype, device="meta"
+        )
+        return {MEAN: mean, COUNT: mean[:, 0]}
+
     def prototype_loss(
         self, model: VLModel, p: Tree, b: Batch, *, received: Tree
     ) -> tuple[Tensor, Mapping[str, Tensor]]:

@@ -152,6 +152,10 @@ class Hermes(PeftTrainer):
         start = apply_mask(state["w"] | received, state["mask"])
         return ctx.fit(start, self.loss, edit=keep, **how).params
 
+    def extra_forms(self, ctx: Context, start: Tree) -> Tree:
+        """See ``Trainer.extra_forms``: a mask over the units of each site."""
+        return {MASK + site: score > 0 for site, score in scores(start).items()}
+
     def accuracy(self, ctx: Context, w: Tree) -> Tensor:
         """Return the accuracy ``[K]`` on what decides: validation images, or those held out."""
         return ctx.accuracy(w, self.predict)

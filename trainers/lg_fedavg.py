@@ -103,6 +103,10 @@ class LGFedAvg(PeftTrainer):
         body = pick(w, ctx.groups.personal) if ctx.round <= self.warmup else {}
         return state | {"w": w}, ctx.upload(w, extras=body)
 
+    def extra_forms(self, ctx: Context, start: Tree) -> Tree:
+        """See ``Trainer.extra_forms``: the body, during the warm-up."""
+        return pick(start, ctx.groups.personal) if ctx.round <= self.warmup else {}
+
     def alternate(self, ctx: Context, p: Tree) -> Tree:
         """Take two optimiser steps per batch, each with a gradient and a state of its own."""
 

@@ -98,6 +98,10 @@ class SCAFFOLD(PeftTrainer):
         change = {PREFIX + n: v - state["c"][n] for n, v in new.items()}
         return state | {"w": w, "c": new}, ctx.upload(w, extras=change)
 
+    def extra_forms(self, ctx: Context, start: Tree) -> Tree:
+        """See ``Trainer.extra_forms``: a control variate's change for each tensor."""
+        return {PREFIX + n: start[n] for n in ctx.groups.shared}
+
     def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return the shared model."""
         return state["w"] | pick(received, ctx.groups.shared)

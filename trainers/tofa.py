@@ -139,6 +139,11 @@ class TOFA(Trainer):
         extras = {COUNT: m.count, TOTAL: m.total, GRAM: m.gram, SCORE: self.scores(ctx, m.count)}
         return state, ctx.upload(received, extras=extras, only=())
 
+    def extra_forms(self, ctx: Context, start: Tree) -> Tree:
+        """See ``Trainer.extra_forms``: moments and scores, in float64."""
+        total, score = start[VISUAL].double(), start[MIX].double()
+        return {COUNT: score[:, 0], TOTAL: total, GRAM: total.mT @ total, SCORE: score}
+
     def scores(self, ctx: Context, count: Tensor) -> Tensor:
         """Return u_0 log(u_m / u_0), ``[K, C, M]``; zeros for a class without an image."""
         model, texts = ctx.model, self.texts(ctx.model)

@@ -47,6 +47,10 @@ def engine_options() -> Schema:
         "FED.SITE_FILE": Option(
             "", "the coordinator's site.json: class names, perhaps public test images", neutral=""
         ),
+        "FED.ASK.REACH": Option(
+            300.0, "seconds that a run waits for sites with data of their own, as it begins", low=0,
+            neutral=300.0,
+        ),
         "FED.ASK.SECONDS": Option(
             600.0, "how long a site may take for an answer", low=1, neutral=600.0
         ),

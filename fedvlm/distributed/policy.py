@@ -1,12 +1,17 @@
 """What a server does about sites that do not answer well, and what it takes of an answer.
 
-A site's word counts for nothing: names, shapes, types, rows, weights and finiteness are checked
-here once more, client by client, against what the server itself sent.
+Names, shapes, types, rows, weights and finiteness are checked here once more, client by client:
+shared tensors against what the server itself sent, extras against the forms that its own method
+gives for the round (``Trainer.extra_forms``), weights against the images that the site told when it
+was met. What the finite numbers in them mean is the method's and nobody checks it; neither a weight
+that a method measures itself (weighting ``own``), but that it is finite. Where a method of a user's
+own gives no forms, extras have one of ``TYPES``, and of several forms the one of most clients
+counts; what its ``aggregate`` then fails with is told with the sites (``reliability.elsewhere``).
 """
 
 from __future__ import annotations
 
-import math
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,15 +22,21 @@ from torch import Tensor
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import Tree, first_non_finite, matching, pick, stack
-from fedvlm.distributed.schema import PARTS
+from fedvlm.distributed.schema import MOST_CLIENTS, PARTS
 from fedvlm.distributed.site import METRIC, WEIGHT
 from fedvlm.distributed.wire import Frame
 from fedvlm.federation.aggregation.arrival import Part, Rows
-from fedvlm.federation.context import Context
+from fedvlm.federation.context import OWN, UNIFORM, Context
 from fedvlm.federation.local import sent
+from fedvlm.federation.local.sent import odd_extra
 from fedvlm.federation.reliability.unreliable import needed
 
 Form = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
+TYPES = (  # of extras whose form the method does not give
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64,
+    torch.uint8, torch.bool,
+)
+HEAVIEST = sys.float_info.max / MOST_CLIENTS  # so that no sum of weights overflows
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,8 @@ class Odd(FedvlmError):
 
 
 def read_parts(
-    frame: Frame, ctx: Context, downloads: Mapping[int, Tree], asked: Sequence[int]
+    frame: Frame, ctx: Context, downloads: Mapping[int, Tree], asked: Sequence[int],
+    forms: Tree | None,
 ) -> tuple[list[Part], dict[int, str], list[int]]:
     """Return the parts of a site's answer that keep the contract.
 
@@ -75,6 +87,7 @@ def read_parts(
         ctx: of the round, of any of its clients.
         downloads: what the server sent.
         asked: the clients that this site was asked for.
+        forms: of extras, ``Trainer.extra_forms``.
 
     Returns:
         Parts; why the updates of other clients of ``asked`` are refused; ids of clients that the
@@ -93,7 +106,7 @@ def read_parts(
             continue
         try:
             trees = {kind: frame.trees[f"{kind}/{p}"] for kind in PARTS}
-            parts.append(_part(ids, values, trees, ctx, downloads))
+            parts.append(_part(ids, values, trees, ctx, downloads, forms))
         except Odd as error:
             refused |= dict.fromkeys(ids, str(error))
     gone = set(refused)
@@ -102,7 +115,7 @@ def read_parts(
 
 def _part(
     ids: Sequence[int], values: Mapping[str, Any], trees: Mapping[str, Tree], ctx: Context,
-    downloads: Mapping[int, Tree],
+    downloads: Mapping[int, Tree], forms: Tree | None,
 ) -> Part:
     """Return a part on the model's device.
 
@@ -134,9 +147,7 @@ def _part(
             shape[rows[name].along(received[name])] = rows[name].index.shape[1]
         if list(v.shape) != shape or v.dtype != received[name].dtype:
             raise Odd(f"'{name}' is {list(v.shape)} {v.dtype}, not {shape}")
-    for name, v in extra.items():
-        if v.dim() == 0 or len(v) != k:
-            raise Odd(f"'{name}' has no row for each client")
+    _extras(extra, k, forms)
     for name, v in told.items():
         if v.shape != (k,) or v.dtype != torch.float64:
             raise Odd(f"'{name}' is not a number for each client")
@@ -162,16 +173,44 @@ def _names(up: Tree, extra: Tree, told: Tree, received: Tree, ctx: Context) -> N
         raise Odd("its update has no weight")
 
 
-def weigh(part: Part, max_norm: float) -> dict[int, str]:
-    """Return why updates of single clients are refused: what is not finite, weights, norms."""
+def _extras(extra: Tree, k: int, forms: Tree | None) -> None:
+    """Refuse extras of another form than the method's, as far as that is known.
+
+    Raises:
+        Odd: says which.
+    """
+    for name, v in extra.items():
+        if v.dim() == 0 or len(v) != k:
+            raise Odd(f"'{name}' has no row for each client")
+        if forms is None and v.dtype not in TYPES:
+            raise Odd(f"'{name}' is {v.dtype}, which no method sends")
+    odd = odd_extra(extra, forms) if forms is not None else ""
+    if odd:
+        raise Odd(odd)
+
+
+def weigh(part: Part, max_norm: float, ctx: Context) -> dict[int, str]:
+    """Return why updates of single clients are refused: what is not finite, weights, norms.
+
+    A method may train on a part of a client's images (``Context.subset``), so a weight by samples
+    may be below the number that was told, and never above.
+
+    Args:
+        ctx: of the round, of all its clients.
+    """
+    told = dict(zip(ctx.clients, ctx.sizes.tolist(), strict=True))
     out: dict[int, str] = {}
     for k, client in enumerate(part.clients):
         tree = {n: v[k] for n, v in (part.params | part.extras).items()}
-        bad, weight = first_non_finite(tree), float(part.weight[k])
+        bad, weight, most = first_non_finite(tree), float(part.weight[k]), told[client]
         if bad is not None:
             out[client] = f"update '{bad}' is not finite"
-        elif not 0 <= weight < math.inf:
+        elif not 0 <= weight <= HEAVIEST:
             out[client] = f"its weight is {weight}"
+        elif ctx.weighting == UNIFORM and weight > 1:
+            out[client] = f"its weight is {weight:g}, and all weigh 1"
+        elif ctx.weighting not in (UNIFORM, OWN) and weight > most:
+            out[client] = f"its weight is {weight:g}, and its site told of {most:g} training images"
     if max_norm:
         for client, norm in zip(part.clients, _norms(part), strict=True):
             if norm > max_norm:
@@ -217,15 +256,24 @@ def outvoted(parts: Sequence[Part]) -> dict[int, str]:
     for part, form in zip(parts, forms, strict=True):
         votes[form] += len(part.clients)
     most = max(votes, key=lambda form: votes[form], default=())
-    axes: dict[str, int] = {}
+    axes: dict[str, Counter[int]] = {}
     out: dict[int, str] = {}
     for part, form in zip(parts, forms, strict=True):
-        along = {n: rows.along(part.params[n]) for n, rows in part.rows.items()}
         if form != most:
             out |= dict.fromkeys(part.clients, "its extras have another form than the others'")
-        elif any(axes.setdefault(n, axis) != axis for n, axis in along.items()):
-            out |= dict.fromkeys(part.clients, "its rows lie along another axis than the others'")
+            continue
+        for name, axis in _axes(part).items():
+            axes.setdefault(name, Counter())[axis] += len(part.clients)
+    usual = {name: max(count, key=lambda axis: count[axis]) for name, count in axes.items()}
+    for part in parts:
+        if any(usual.get(name, axis) != axis for name, axis in _axes(part).items()):
+            for client in part.clients:
+                out.setdefault(client, "its rows lie along another axis than the others'")
     return out
+
+
+def _axes(part: Part) -> dict[str, int]:
+    return {name: rows.along(part.params[name]) for name, rows in part.rows.items()}
 
 
 def _form(tree: Tree) -> Form:

@@ -21,7 +21,7 @@ from fedvlm.distributed.carriers import Carrier
 from fedvlm.distributed.facts import facts, likeness, odd_facts
 from fedvlm.distributed.policy import Policy, outvoted, read_parts, weigh, without
 from fedvlm.distributed.rows import odd_row, outvoted_rows
-from fedvlm.distributed.schema import numbered
+from fedvlm.distributed.schema import ANSWERS, numbered
 from fedvlm.distributed.site import of_client
 from fedvlm.distributed.store import AwayStore
 from fedvlm.distributed.wire import Frame, WireError, pack, unpack
@@ -35,8 +35,6 @@ from fedvlm.federation.rounds import Federation
 from fedvlm.federation.server import Measure, Question, Roster, Row
 from fedvlm.federation.trainer import Trainer
 
-ANSWERS = {"hello": "welcome", "work": "worked", "evaluate": "evaluated", "forget": "forgot",
-           "personalize": "personalized"}
 PAUSE = 0.2  # seconds between looks for sites that are not there yet
 
 
@@ -220,6 +218,7 @@ class RemoteEngine:
             DataError: a site has lost a state that was accepted.
         """
         ctx, job = make(sorted(accepted)), Round(downloads, dict(accepted))
+        job.forms = trainer.extra_forms(ctx, clients.blank)
         floor = getattr(clients.store, "floor", {})
         self.failed.clear()
         for attempt in range(self.policy.retries + 1):
@@ -272,7 +271,7 @@ class RemoteEngine:
         values = reply.values
         for counters in (values["counters"], values["towers"]):
             job.counters.update(counters)
-        parts, refused, foreign = read_parts(reply, ctx, job.downloads, ids)
+        parts, refused, foreign = read_parts(reply, ctx, job.downloads, ids, job.forms)
         dropped = numbered(values["dropped"])
         foreign += sorted(set(dropped) - set(ids))
         if foreign:
@@ -282,7 +281,7 @@ class RemoteEngine:
             )
             job.guilty.add(site)
         for part in parts:
-            said = weigh(part, self.policy.max_norm)
+            said = weigh(part, self.policy.max_norm, ctx)
             refused |= said
             rest = without(part, said)
             if rest is not None:
@@ -410,6 +409,15 @@ class RemoteEngine:
                 self.say(f"{site} keeps its logits: its owner does not allow them (rule 'logits')")
         elif tree:
             self.say(f"{site} sends logits that nobody asked for: ignored")
+
+    def origin(self, clients: Sequence[int]) -> str:
+        """See ``Engine.origin``."""
+        each = {site: [c for c in clients if self.home[c] == site]
+                for site in dict.fromkeys(self.home[c] for c in clients)}
+        return " and ".join(
+            f"{site} (clients {', '.join(map(str, ids[:8]))}{', ...' if ids[8:] else ''})"
+            for site, ids in each.items()
+        )
 
     # ---- memory ------------------------------------------------------------------------------
     def memory(self) -> dict[str, Any]:
@@ -543,6 +551,7 @@ class Round:
     guilty: set[str] = field(default_factory=set)
     counters: Counter[str] = field(default_factory=Counter)
     missing: set[int] = field(default_factory=set)
+    forms: Tree | None = None
 
     def __post_init__(self) -> None:
         """Wait for everybody."""

@@ -12,8 +12,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 MOST_CLIENTS, MOST_TEXT = 10**9, 2000
+MOST_LEAVES = 100_000  # tensors of a tree; of logits, of which clients have some each, no limit
+DEEPEST = 4  # lists within lists in a value of a config
 LIMIT = 1 << 31  # bytes of a frame
 Check = Callable[[Any], bool]
+# Half of a surrogate pair cannot be written to a log or a terminal.
+_BROKEN = re.compile(r"[\ud800-\udfff]")
+# One line, read in the order in which it is written: no controls, no marks that turn it round.
+LINE = r"[^\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
 _ID = re.compile(r"0|[1-9]\d{0,8}")
 
 
@@ -25,7 +31,10 @@ def whole(low: int = 0, high: int = 2**53) -> Check:
 def text(pattern: str = r"[\s\S]*", most: int = MOST_TEXT) -> Check:
     """Return the check of a text of which all matches."""
     shape = re.compile(pattern)
-    return lambda v: isinstance(v, str) and len(v) <= most and shape.fullmatch(v) is not None
+    return lambda v: (
+        isinstance(v, str) and len(v) <= most and shape.fullmatch(v) is not None
+        and not _BROKEN.search(v)
+    )
 
 
 def flag(v: Any) -> bool:
@@ -60,9 +69,11 @@ def record(fields: Mapping[str, Check]) -> Check:
     )
 
 
-def setting(v: Any) -> bool:
-    """Check a value of a config: a scalar, or a list of such."""
-    return number(v) or isinstance(v, (bool, str)) or (isinstance(v, list) and all(map(setting, v)))
+def setting(v: Any, deepest: int = DEEPEST) -> bool:
+    """Check a value of a config: a scalar, or a list of such, of lists at most ``deepest``."""
+    if isinstance(v, list):
+        return deepest > 0 and all(setting(x, deepest - 1) for x in v)
+    return number(v) or isinstance(v, bool) or (isinstance(v, str) and not _BROKEN.search(v))
 
 
 def row(v: Any) -> bool:
@@ -70,14 +81,16 @@ def row(v: Any) -> bool:
     return by(name, number)(v) and whole()(v.get("client"))
 
 
-words = text(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029]*")  # one line: it comes to a terminal and a log
-name = text(r"[^\x00-\x1f\x7f]+", 500)
+words = text(f"{LINE}*")  # it comes to a terminal and a log
+name = text(f"{LINE}+", 500)
 client = text(_ID.pattern, 9)
 hexes = text(r"[0-9a-f]{8,64}", 64)
 versions = by(client, whole())
 _where = {"run": hexes, "like": hexes, "nonce": hexes}
 _trip = {**_where, "round": whole(), "accepted": versions, "down": by(client, text(r"\d{1,9}"))}
 _back = {"nonce": hexes, "round": whole()}
+ANSWERS = {"hello": "welcome", "work": "worked", "evaluate": "evaluated", "forget": "forgot",
+           "personalize": "personalized"}
 PARTS = ("up", "extra", "told", "rows")  # trees of a part
 PART = {
     "clients": each(whole(0, MOST_CLIENTS)), "rows": by(name, whole(-16, 16)),
@@ -134,6 +147,8 @@ def misfit(op: str, values: Any, trees: Mapping[str, Mapping[str, Any]]) -> str:
     for tree, leaves in trees.items():
         if op not in TREES or not TREES[op].fullmatch(tree):
             return f"'{op}' has a tree that does not belong there"
+        if len(leaves) > MOST_LEAVES and tree != "logits":
+            return f"'{op}' has a tree of more than {MOST_LEAVES} tensors"
         if not all(map(name, leaves)):
             return f"'{op}' has a tensor without a proper name"
     if op in ("work", "evaluate", "personalize"):

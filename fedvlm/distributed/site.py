@@ -21,7 +21,7 @@ from fedvlm.core.errors import ConfigError, DataError, DivergedError
 from fedvlm.core.trees import Tree, matching
 from fedvlm.distributed.facts import digest, facts, likeness, odd_keys
 from fedvlm.distributed.ledger import Ledger
-from fedvlm.distributed.schema import numbered
+from fedvlm.distributed.schema import LINE, numbered, words
 from fedvlm.distributed.store import LostState, SiteStore, opened
 from fedvlm.distributed.terms import Refused, Terms
 from fedvlm.distributed.wire import Frame, WireError, pack, unpack
@@ -37,7 +37,7 @@ SPENT = ".spent"  # folder among the states, for accounts of time
 WEIGHT = "weight"  # among a part's numbers; metrics are ``metric/<name>``
 METRIC = "metric/"
 _TOLD = re.compile(  # ``Context.fail``
-    r"round \d+, client \d+: [^\x00-\x1f\x7f-\x9f\u2028\u2029]{1,200}? is not finite"
+    rf"round \d+, client \d+: {LINE}{{1,200}}? is not finite"
 )
 _LOGITS = re.compile(r"(?:personal|true\|personal|labels\|[a-z_]{1,40})\|(\d{1,9})")
 _WORD = re.compile(r"[A-Za-z_]{1,40}")
@@ -306,10 +306,10 @@ def of_client(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _told(words: str) -> str:
+def _told(message: str) -> str:
     """Return what of a message about numbers may leave: round, client and tensor."""
-    match = _TOLD.match(words)
-    return match[0] if match else "a number is not finite"
+    match = _TOLD.match(message)
+    return match[0] if match and words(match[0]) else "a number is not finite"
 
 
 def _counts(counters: Mapping[str, int]) -> dict[str, int]:

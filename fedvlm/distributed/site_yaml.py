@@ -64,6 +64,8 @@ def read_site_yaml(path: Path) -> SiteYaml:
         ConfigError: unreadable, an unknown key, a value that is none, or no ``allow.trainers`` or
             ``allow.backbones``; all mistakes, one a line.
     """
+    if path.is_dir() or path.suffix == ".json":
+        raise ConfigError(_no_rules(path))
     if not path.is_file():
         raise ConfigError(f"there is no '{path}'; fedvlm site make writes one")
     entries, mistakes = read_yaml(path, {_ALLOW})
@@ -86,6 +88,19 @@ def read_site_yaml(path: Path) -> SiteYaml:
     rules = {rule: values[f"{_ALLOW}.{rule}"] for rule in _RULES if f"{_ALLOW}.{rule}" in values}
     rules |= {rule: tuple(rules.get(rule, ())) for rule in (*_NEEDED, "weights")}
     return SiteYaml(places["site"], places["images"], places["states"], Terms(**rules))
+
+
+def _no_rules(path: Path) -> str:
+    """Return what to give in the place of a folder, or of a list of images."""
+    what = "a folder" if path.is_dir() else "a list of images"
+    folder = path if path.is_dir() else path.parent
+    rules = folder / "site.yaml"
+    if rules.is_file():
+        return f"'{path}' is {what}; the owner's rules are in {rules}"
+    return (
+        f"'{path}' is {what}, and '{folder}' has no site.yaml, an owner's rules: a coordinator has "
+        "none and keeps nothing for runs (fedvlm site check FOLDER/site.json looks at its list)"
+    )
 
 
 def _fault(entry: Assignment, known: list[str]) -> str:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 
 from fedvlm.core.errors import FedvlmError
 from fedvlm.core.trees import Tree
-from fedvlm.distributed.schema import LIMIT, misfit
+from fedvlm.distributed.schema import ANSWERS, LIMIT, misfit
 
 WIRE = "fedvlm-wire/1"
 HEADER = 1 << 26  # bytes of its header
@@ -83,14 +83,15 @@ def unpack(data: bytes) -> Frame:
         }
         loose = tensors.keys() - {key for leaves in layout.values() for key in leaves.values()}
         op, values = head["op"], head["values"]
+        if loose or not isinstance(op, str) or head.keys() != {"wire", "op", "values", "layout"}:
+            raise WireError("a message is not a fedvlm frame (its header does not fit its tensors)")
+        _fit(op, values, trees)
     except (
         SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError,
         OverflowError, MemoryError, RuntimeError,
     ) as error:
         raise WireError(f"a message is not a fedvlm frame ({type(error).__name__})") from None
-    if loose or not isinstance(op, str) or head.keys() != {"wire", "op", "values", "layout"}:
-        raise WireError("a message is not a fedvlm frame (its header does not fit its tensors)")
-    _fit(op, values, trees)
+    _spread(op, trees)
     return Frame(op, values, trees)
 
 
@@ -125,6 +126,18 @@ def _fit(op: str, values: Any, trees: Mapping[str, Tree]) -> None:
     said = misfit(op, values, trees)
     if said:
         raise WireError(f"a frame does not fit {WIRE}: {said}")
+
+
+def _spread(op: str, trees: Mapping[str, Tree]) -> None:
+    """Refuse an answer in which one tensor stands for more than a frame could hold.
+
+    A request names a tensor once for each client that receives it; an answer has no such cause.
+    """
+    whole = sum(v.numel() * v.element_size() for tree in trees.values() for v in tree.values())
+    if op in ANSWERS.values() and whole > LIMIT:
+        raise WireError(
+            f"the tensors of a message are {whole} bytes one by one, above the limit of {LIMIT}"
+        )
 
 
 def _size(data: bytes) -> None:

@@ -347,6 +347,9 @@ class Clients:
         start: the untrained tensors.
         reads_old: the method reads the shared part of its last round's ``w``.
         alike: ``init`` says the same of every client, so one answer stands for all.
+
+    Attributes:
+        blank: names, shapes and types of ``start``, without numbers.
     """
 
     def __init__(
@@ -359,6 +362,7 @@ class Clients:
         self._shared, self._server = set(groups.names(SHARED)) & self._lost, set(groups.server)
         self._order = {n: i for i, n in enumerate(start)}
         self._first: dict[int, Form] = {}  # of clients that never worked
+        self.blank: Tree = {n: torch.empty_like(v, device="meta") for n, v in start.items()}
 
     def stacked(self, ids: Sequence[int], versions: Mapping[int, int]) -> State:
         """Return the states ``[K, ...]`` of ``ids``, as of ``versions`` (absent: never worked).

@@ -16,13 +16,22 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.errors import FedvlmError, failure_text
-from fedvlm.core.trees import State, Tree, expand, first_non_finite, matching, pick, stack
+from fedvlm.core.trees import (
+    State,
+    Tree,
+    TreeView,
+    expand,
+    first_non_finite,
+    matching,
+    pick,
+    stack,
+)
 from fedvlm.federation.aggregation.arrival import Part, Rows
 from fedvlm.federation.aggregation.updates import Updates, join
 from fedvlm.federation.clients import Clients, W
 from fedvlm.federation.context import Context, without_kept
 from fedvlm.federation.local.guard import Looked, guarded
-from fedvlm.federation.local.sent import Upload, refusal
+from fedvlm.federation.local.sent import Upload, odd_extra, refusal
 from fedvlm.federation.plan import Chunk, plan_chunks
 from fedvlm.federation.server import Measure, Question, Row
 from fedvlm.federation.trainer import Trainer
@@ -105,6 +114,10 @@ class Engine(Protocol):
         """Logits of the newest ``rows`` that kept them, as far as they came from elsewhere."""
         ...
 
+    def origin(self, clients: Sequence[int]) -> str:
+        """Return from which places the updates of ``clients`` came; empty: all from here."""
+        ...
+
     def memory(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of where clients are: JSON values, perhaps none."""
         ...
@@ -125,6 +138,10 @@ class LocalEngine:
     sites: Sequence[int] = ()
     here: ClassVar[bool] = True
     logits: ClassVar[Mapping[str, Tensor]] = {}
+
+    def origin(self, clients: Sequence[int]) -> str:
+        """See ``Engine.origin``."""
+        return ""
 
     def memory(self) -> dict[str, Any]:
         """See ``Engine.memory``."""
@@ -154,11 +171,14 @@ class LocalEngine:
         """
         work, most = RoundWork(), self.chunk if trainer.batched else 1
         clients.store.begin(accepted)
-        for chunk in self._chunks(make(sorted(accepted)), downloads, clients, accepted, most):
+        everybody = make(sorted(accepted))
+        forms = trainer.extra_forms(everybody, clients.blank)
+        for chunk in self._chunks(everybody, downloads, clients, accepted, most):
             ids = list(chunk.clients)
             ctx = make(ids)
             update = partial(_updated, trainer, ctx, clients, downloads, accepted)
             done, looked = guarded(ctx, update, _Done.tensors, partial(_asked, ctx))
+            _check_extras(_where(trainer.name, ctx), done.upload.extras, forms)
             work.counters.update(ctx.counters)
             stay = _collect(work, trainer.name, ctx, done, looked)
             if stay:
@@ -351,6 +371,13 @@ def _check_keys(where: str, ctx: Context, upload: Upload) -> None:
             f"{where}: sends the numbers {sorted(told)} along, which its `metrics` do not declare: "
             "add a pattern there if the server may know them, or record them with log=None"
         )
+
+
+def _check_extras(where: str, extras: Tree, forms: TreeView | None) -> None:
+    """Refuse extras of another form than the method gives."""
+    odd = odd_extra(extras, forms) if forms is not None else ""
+    if odd:
+        raise FedvlmError(f"{where}: {odd}: what it sends and its extra_forms differ")
 
 
 def _check_axis(where: str, ctx: Context, state: State) -> None:

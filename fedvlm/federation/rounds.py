@@ -41,6 +41,7 @@ from fedvlm.federation.local.images import sightings
 from fedvlm.federation.local.sent import WHOLE, Portion
 from fedvlm.federation.optim import Schedule
 from fedvlm.federation.plan import Budget, Plan, check_footing, plan_chunks
+from fedvlm.federation.reliability.elsewhere import aggregated
 from fedvlm.federation.reliability.unreliable import AWAY, kind_of
 from fedvlm.federation.server import (
     MOVED,
@@ -506,7 +507,8 @@ class Federation:
         held = Held(self.held, state.held)
         ctx, told = self.server_context(round_, held), telltale(updates)
         try:
-            server = self.trainer.aggregate(ctx, state.server, updates)
+            origin = self.engine.origin(updates.clients)
+            server = aggregated(self.trainer, ctx, state.server, updates, origin)
         except DivergedError as error:
             words = [outlier_sentence(round_, row) for row in told.rows()]
             raise DivergedError("; ".join([str(error), *words])) from error

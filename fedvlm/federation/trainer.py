@@ -348,6 +348,20 @@ class Trainer:
         """
         return WHOLE
 
+    def extra_forms(self, ctx: Context, start: Tree) -> Tree | None:
+        """Return of which names, shapes and types a client's extras are in a round.
+
+        Tensors without client axis; their numbers do not count, so they may be of the device
+        ``meta``. A server holds what comes from other places against it, and every engine does so
+        with what the method sends. None: not known beforehand, the extras of a round are only
+        compared with each other.
+
+        Args:
+            ctx: of the round, of any of its clients.
+            start: the trained tensors, of the device ``meta``.
+        """
+        return None if self.extras_up else {}
+
     def privacy(self, work: Sequence[Worked]) -> Mapping[str, Any]:
         """Return what is guaranteed of clients' images, for results and tables; {}: nothing is.
 

@@ -155,7 +155,7 @@ class Grid:
         """Return all that has to stay at the sites, by what it is.
 
         The personal tensors of all versions on their disks, all tensors of ``slots``, and the
-        clients' training images.
+        clients' images: for training, validation and test.
         """
         out: dict[str, Tensor] = {}
         for name, site in self.sites.items():
@@ -169,9 +169,10 @@ class Grid:
                     if leaf in mine or slot in slots
                 }
         for c, split in enumerate(self.world.splits):
-            for i in split.train.tolist():
-                out[f"pixels of image {i} of client {c}"] = self.world.pixels[i]
-                out[f"features of image {i} of client {c}"] = self.world.features[i]
+            for part, images in (("train", split.train), ("val", split.val), ("test", split.test)):
+                for i in images.tolist():
+                    out[f"pixels of {part} image {i} of client {c}"] = self.world.pixels[i]
+                    out[f"features of {part} image {i} of client {c}"] = self.world.features[i]
         return out
 
     def whole(self, fed: Federation, state: FedState) -> Whole:
@@ -188,12 +189,23 @@ def local(world: World, trainer: type[Trainer], setup: Setup) -> tuple[Whole, li
 
 
 def leaks(private: Mapping[str, Tensor], frames: Sequence[bytes]) -> list[str]:
-    """Return which private values lie in a frame, byte by byte, also in single precision.
+    """Return which private values lie in a frame, byte by byte, also in lower precision.
 
-    Constant tensors (a mask of ones, a start of zeros) tell nothing and are passed over.
+    Constant tensors (a mask of ones, a start of zeros) tell nothing and are passed over, and so are
+    few numbers of two bytes each, which could be anything. In another order they are not seen.
     """
     everything = b"\n".join(frames)
     return [
         what for what, v in private.items() if v.numel() > 3 and v.double().std() > 0
-        and any(w.contiguous().numpy().tobytes() in everything for w in (v, v.float()))
+        and any(raw(v.to(kind)) in everything for kind in _kinds(v))
     ]
+
+
+def raw(v: Tensor) -> bytes:
+    """Return the bytes of a tensor as they lie in a frame."""
+    return v.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _kinds(v: Tensor) -> set[torch.dtype]:
+    halves = {torch.float16, torch.bfloat16} if v.numel() > 7 else set()
+    return {v.dtype, torch.float32} | halves

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from fedvlm.check.compare import same_fed
@@ -20,11 +21,12 @@ from fedvlm.core.errors import ConfigError, DivergedError, FedvlmError, QuorumEr
 from fedvlm.core.trees import Tree
 from fedvlm.distributed.carriers import InProcess
 from fedvlm.distributed.policy import Policy
-from fedvlm.distributed.wire import Frame, pack, unpack
+from fedvlm.distributed.wire import WIRE, Frame, pack, unpack
 from fedvlm.evaluation.scores import notes
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.reliability.unreliable import NO_ANSWER, counted
 from fedvlm.federation.rounds import FedState, RoundFinished, Whole
+from fedvlm.federation.trainer import Trainer
 from tests.distributed.grid import CONFIG, RUN, Grid, federation, local, measured
 
 Out = dict[str, "bytes | str"]
@@ -67,9 +69,9 @@ class Outcome:
 
     def __init__(
         self, world: World, folder: Path, fault: Any, policy: Policy | None = None,
-        setup: Setup = ROUNDS,
+        setup: Setup = ROUNDS, method: type[Trainer] = METHOD,
     ) -> None:
-        self.grid = Grid(world, METHOD, folder, setup, policy or Policy(wait=0))
+        self.grid = Grid(world, method, folder, setup, policy or Policy(wait=0))
         self.grid.carrier = self.carrier = Faulty(fault)
         self.grid.restart()
         self.fed, self.engine = self.grid.server()
@@ -127,6 +129,7 @@ def foreign(trees: dict[str, Tree], values: dict[str, Any]) -> None:
     (once(lambda carrier, out: "no answer within 5 s"), "site1: no answer within 5 s"),
     (once(lambda carrier, out: carrier.old[1]["site1"]), "a late answer to another request"),
     (once(lambda carrier, out: b"\0" * 64), "a message is not a fedvlm frame"),
+    (once(lambda carrier, out: nested(300)), "'config' of 'hello' is not what it has to be"),
     (once(lambda carrier, out: edited(out["site1"], foreign)), "answers for clients [0, 1]"),
 ])  # fmt: skip
 def test_what_can_be_asked_again_moves_no_bit(
@@ -207,7 +210,23 @@ def number(trees: dict[str, Tree], values: dict[str, Any]) -> None:
 
 
 def negative(trees: dict[str, Tree], values: dict[str, Any]) -> None:
-    trees["told/0"]["weight"] = torch.tensor([-1.0, 2.0], dtype=torch.float64)
+    trees["told/0"]["weight"] = torch.tensor([-1.0, 1.0], dtype=torch.float64)
+
+
+def heavy(trees: dict[str, Tree], values: dict[str, Any]) -> None:
+    trees["told/0"]["weight"] = torch.tensor([1e9, 1.0], dtype=torch.float64)
+
+
+def eighths(trees: dict[str, Tree], values: dict[str, Any]) -> None:
+    trees["extra/0"] = {n: v.to(torch.float8_e4m3fn) for n, v in trees["extra/0"].items()}
+
+
+def nested(depth: int) -> bytes:
+    """Return a frame with a value in so many lists."""
+    value = "[" * depth + "1" + "]" * depth
+    values = f'{{"run":"{RUN}","nonce":"{RUN}","config":{{"X":{value}}}}}'
+    head = f'{{"wire":"{WIRE}","op":"hello","values":{values},"layout":{{}}}}'
+    return safetensors.torch.save({}, {"fedvlm": head})
 
 
 def far(trees: dict[str, Tree], values: dict[str, Any]) -> None:
@@ -221,6 +240,7 @@ def unlike(trees: dict[str, Tree], values: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("change", "lost", "said"), [
     (nan, 1, "is not finite"), (shape, 2, "torch.float64, not ["), (negative, 1, "weight is -1"),
+    (heavy, 1, "its weight is 1e+09, and its site told of "),
     (personal, 2, "that the method does not send: ['personal.secret']"),
     (extra, 2, "['data.images']"), (number, 2, "['labels']"), (unlike, 2, "rows of other tensors"),
     (far, 1, "above 100"),

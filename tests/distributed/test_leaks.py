@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedvlm.check.world import World
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.local.sent import Upload
-from tests.distributed.grid import Grid, Tapped, leaks, measured
+from tests.distributed.grid import Grid, Tapped, leaks, measured, raw
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +30,20 @@ def test_no_frame_holds_a_personal_model_an_image_or_a_path(
     fed.run()
     assert isinstance(grid.carrier, Tapped)
     private = grid.private(slots)
+    assert {"train", "val", "test"} <= {what.split()[2] for what in private if "image" in what}
     assert any("of client 3, round 2" in what for what in private)
     assert leaks(private, grid.carrier.frames) == []
     everything = b"".join(grid.carrier.frames)
     assert b"a-secret-place" not in everything and b"/a/b" in everything  # the server's own key
     shared = {n: v for n, v in fed.p0.items() if n in fed.groups.shared}
     assert leaks(shared, grid.carrier.frames)  # the scan sees what travels
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_the_scan_sees_an_image_in_lower_precision(world: World, kind: torch.dtype) -> None:
+    image = {"image": world.features[1]}
+    assert leaks(image, [b"x" + raw(world.features[:3].to(kind))]) == ["image"]
+    assert leaks(image, [raw(world.features[2:4].to(kind))]) == []
 
 
 def test_the_scan_sees_a_method_that_sends_what_is_personal(

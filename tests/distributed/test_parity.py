@@ -41,7 +41,7 @@ def test_over_frames_every_method_gives_the_same_bits(
 ) -> None:
     """Two sites that see their own data, a server that sees counts; answers in reverse order.
 
-    No personal tensor of any round and no training image is in any frame.
+    No personal tensor of any round, no image of any client and no path of a site is in any frame.
     """
     grid, away, whole, (told, rows) = both(world, name, tmp_path)
     same_fed(away, whole, f"{name} over frames")
@@ -49,3 +49,4 @@ def test_over_frames_every_method_gives_the_same_bits(
     assert grid.said == grid.logs == []
     assert isinstance(grid.carrier, Tapped)
     assert leaks(grid.private(), grid.carrier.frames) == []
+    assert not any(str(tmp_path).encode() in frame for frame in grid.carrier.frames)

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedvlm.distributed import wire
-from fedvlm.distributed.schema import VALUES
+from fedvlm.distributed import schema, wire
+from fedvlm.distributed.schema import DEEPEST, VALUES
 from fedvlm.distributed.site import failure
 from fedvlm.distributed.terms import Refused
 from fedvlm.distributed.wire import WIRE, Frame, WireError, pack, unpack
@@ -144,9 +144,57 @@ def test_any_header_is_read_or_refused(op: str, values: Any, layout: Any) -> Non
 
 
 GOOD = pack(frame())
+GOOD_ROWS = torch.ones(1000, 2)
 
 
-@pytest.mark.parametrize("words", ["\x1b[2J", "no\nerror: disk full", "\u2028", "\x9b2J"])
+HELLO = {"run": MARK, "nonce": MARK}
+
+
+def hello(value: Any) -> bytes:
+    """Return a hello with a value in its config."""
+    words = json.dumps({"wire": WIRE, "op": "hello", "values": HELLO | {"config": {"X": 0}},
+                        "layout": {}})
+    return crafted(words.replace('{"X": 0}', f'{{"X": {value}}}'))
+
+
+@pytest.mark.parametrize("depth", [DEEPEST + 1, 490, 700, 900, 990])
+def test_a_value_in_many_lists_is_refused_before_anybody_goes_down_into_it(depth: int) -> None:
+    for value in ("1", "[" * DEEPEST + "1" + "]" * DEEPEST):
+        assert unpack(hello(value)).op == "hello"
+    with pytest.raises(WireError):
+        unpack(hello("[" * depth + "1" + "]" * depth))
+
+
+@pytest.mark.parametrize("where", ['"\\ud800"', '["\\udfff"]'])
+def test_half_a_pair_of_surrogates_is_no_text(where: str) -> None:
+    with pytest.raises(WireError, match="'config' of 'hello' is not what it has to be"):
+        unpack(hello(where))
+
+
+def test_a_tree_has_a_limit_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "MOST_LEAVES", 2)
+    one = torch.zeros(1)
+    pack(Frame("work", WORK, {"down/0": {"a": one, "b": one}}))
+    with pytest.raises(WireError, match="a tree of more than 2 tensors"):
+        pack(Frame("work", WORK, {"down/0": {"a": one, "b": one, "c": one}}))
+
+
+def test_one_tensor_under_many_names_is_refused_in_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = {"nonce": MARK, "round": 1, "rows": [], "seconds": {}}
+    tree = {f"personal|{c}": GOOD_ROWS for c in range(20)}
+    data = pack(Frame("evaluated", values, {"logits": tree}))
+    assert len(unpack(data).trees["logits"]) == 20
+    monkeypatch.setattr(wire, "LIMIT", 19 * GOOD_ROWS.nbytes)
+    with pytest.raises(WireError, match="one by one, above the limit"):
+        unpack(data)
+
+
+@pytest.mark.parametrize("words", [
+    "\x1b[2J", "no\nerror: disk full", "\u2028", "\x9b2J", "\u202etxt.exe", "\u2066x", "\u061c",
+    "\ud800",
+])  # fmt: skip
 def test_what_comes_to_a_terminal_is_one_line_of_text(words: str) -> None:
     with pytest.raises(WireError, match="'text' of 'failed' is not what it has to be"):
         unpack(crafted(HEAD | {"values": FAILED | {"text": words}}))

@@ -250,6 +250,30 @@ def test_a_client_neither_trains_nor_sends_the_servers_tensors() -> None:
             four(kind(), rounds=1).run()
 
 
+def test_extras_that_are_not_as_the_method_says_are_refused() -> None:
+    class Notes(Lora):
+        extras_up = (r"note(\..*)?",)
+        sent: Tree = {"note": torch.zeros(4, 2)}
+        form: Tree = {"note": torch.zeros(2)}
+
+        def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
+            return state, ctx.upload(received, extras={n: v[:ctx.k] for n, v in self.sent.items()})
+
+        def extra_forms(self, ctx: Context, start: Tree) -> Tree:
+            assert all(v.is_meta for v in start.values())
+            return self.form
+
+    four(Notes(), rounds=1).run()
+    for sent, said in (
+        ({"note": torch.zeros(4, 3)}, r"'note' is \[3\] torch.float32 of a client, not \[2\]"),
+        ({"note": torch.zeros(4, 2).double()}, "torch.float64 of a client"),
+        ({}, "'note' is not there"), (Notes.sent | {"note.b": torch.zeros(4)}, "'note.b', which"),
+    ):
+        odd = type("Odd", (Notes,), {"sent": sent})
+        with pytest.raises(FedvlmError, match=f"{said}.*its extra_forms differ"):
+            four(odd(), rounds=1).run()
+
+
 def test_a_group_that_there_is_not_is_refused() -> None:
     class Odd(Lora):
         groups = ((r".*", "servers"),)

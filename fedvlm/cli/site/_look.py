@@ -65,7 +65,13 @@ def check(args: Namespace) -> int:
         ConfigError: the rules are wrong.
         DataError: the site file is.
     """
-    owner = read_site_yaml(user_path(args.opts[0]))
+    path = user_path(args.opts[0])
+    if path.suffix == ".json" and path.is_file() and not read_site(path).clients:
+        return _check_server(args, path)
+    if args.images:
+        raise ConfigError("--images is for a coordinator's site.json: a party's site.yaml says "
+                          "where its images are")
+    owner = read_site_yaml(path)
     file = read_site(owner.file)
     size = SAMPLE if args.sample is None else args.sample
     report = findings(owner, file, None if args.full else size)
@@ -86,9 +92,38 @@ def check(args: Namespace) -> int:
         f"{', '.join(owner.terms.backbones or ())}{_limits(owner.terms)}")
     complain(*report.remarks, prefix="note")
     complain(*report.problems, prefix="problem")
-    say(f"{report.decoded} images decoded; " + (
-        f"{len(report.problems)} problem(s)" if report.problems else "nothing is wrong"))
+    say(_verdict(report))
     return code
+
+
+def _check_server(args: Namespace, path: Path) -> int:
+    """Say what is in a coordinator's file, which has no owner's rules; return the exit code."""
+    file = read_site(path)
+    folder = user_path(args.images) if args.images else path.parent
+    out = Findings()
+    size = SAMPLE if args.sample is None else args.sample
+    _images(out, file, folder, None if args.full else size)
+    lists = {"public test set": file.public, "images for training": file.server}
+    code = EXIT_DATA if out.problems else 0
+    if args.json:
+        say(json.dumps({
+            "site": str(path), "dataset": file.dataset, "classes": len(file.classnames),
+            "public": len(file.public), "server": len(file.server), "decoded": out.decoded,
+            "problems": out.problems, "exit_code": code,
+        }, indent=1))
+        return code
+    say(f"{path}: a coordinator's file: {file.dataset}, {len(file.classnames)} classes, no client",
+        *(f"{what}: {len(rows):,} images in {folder}" for what, rows in lists.items() if rows))
+    complain(*out.problems, prefix="problem")
+    if not file.public:
+        complain("without public images a run has no global number", prefix="note")
+    say(_verdict(out))
+    return code
+
+
+def _verdict(out: Findings) -> str:
+    return f"{out.decoded} images decoded; " + (
+        f"{len(out.problems)} problem(s)" if out.problems else "nothing is wrong")
 
 
 def findings(owner: SiteYaml, file: SiteFile, sample: int | None) -> Findings:
@@ -107,14 +142,19 @@ def findings(owner: SiteYaml, file: SiteFile, sample: int | None) -> Findings:
             "classes": [classes[label] for label in range(len(file.classnames))]}
         out.told[client] = owner.terms.tell(counts)
         _of_client(out, client, lists, owner.terms)
-    images = [Datum(str(owner.images / path), 0, 0, "", path) for path in file.paths()]
+    _images(out, file, owner.images, sample)
+    return out
+
+
+def _images(out: Findings, file: SiteFile, folder: Path, sample: int | None) -> None:
+    """Note which images of a file are not below ``folder``, or do not decode."""
+    images = [Datum(str(folder / path), 0, 0, "", path) for path in file.paths()]
     here = [d for d in images if d.path.is_file()]
     lost = [d.key for d in images if not d.path.is_file()]
     if lost:
-        out.problems.append(f"{len(lost)} of {len(images)} images are not below '{owner.images}', "
-                            f"the first '{lost[0]}'")
+        out.problems.append(f"{len(lost)} of {len(images)} images are not below '{folder}', the "
+                            f"first '{lost[0]}'")
     _decode(out, here, sample)
-    return out
 
 
 def _of_client(

@@ -6,7 +6,8 @@ make: write FOLDER/site.json from folders of images (a client each), and FOLDER/
 the owner says what may run. Without --client: the file of a server, with class names and perhaps a
 public test set. With --split 0-1,2-3 and the flags of a run: sites of its clients, to try things
 out on one machine.
-check: load one site's images alone and say counts, problems, and what a server would be told.
+check: load one site's images alone and say counts, problems, and what a server would be told. Of a
+coordinator's site.json: its classes and its own images, which --images has, or its folder.
 status: what a site keeps for which run: clients, versions, rounds, bytes.
 serve site.yaml: wait for coordinators that know the token (--engine sites --sites-at), and work for
 any run that the owner allows, on this site's images; a run's words come from its coordinator.
@@ -37,6 +38,7 @@ EXAMPLES = (
     "fedvlm site make --classes classes.txt --public test_photos/ --to server/",
     "fedvlm site make --split 0-1,2-3 --to trial/ --demo --num-users 4",
     "fedvlm site check clinic/site.yaml",
+    "fedvlm site check server/site.json --images test_photos/",
     "fedvlm site status clinic/site.yaml",
     "fedvlm site serve clinic/site.yaml --listen 0.0.0.0:7007 --token-file token",
     "fedvlm site key clinic/site.yaml  # and send clinic/clinic.pub to the coordinator",
@@ -49,6 +51,7 @@ WHAT = ("make", "check", "status", "key", "serve", "stop")
 _READS = {"check": ("full", "json", "sample"), "status": ("json",), "stop": (),
           "key": ("name", "anew")}
 _FILE = "FILE is a site.yaml, which fedvlm site make writes"
+_LIST = {"check": ("images",)}  # read with a coordinator's site.json
 
 
 def flags(parser: Parser) -> None:
@@ -81,7 +84,8 @@ def _mistakes(args: Namespace) -> list[str]:
         stray = looks + [n for dest, n in args.spelling.items()
                          if dest in (*_serve.OWN, *_READS["key"])]
         return [f"make does not read {name}" for name in stray] or _make.mistakes(args)
-    stray = [n for dest, n in args.spelling.items() if dest not in _READS[args.what]]
+    reads = (*_READS[args.what], *_LIST.get(args.what, ()))
+    stray = [n for dest, n in args.spelling.items() if dest not in reads]
     if stray:
         return [f"{args.what} does not read {name}" for name in stray]
     if len(args.opts) != 1:

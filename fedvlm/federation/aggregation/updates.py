@@ -194,9 +194,11 @@ def weighted_sum(tensors: Tensor | Sequence[Tensor], weights: Sequence[float]) -
     Weights are normalised; the sum runs in float64, in the order given.
 
     Raises:
-        FedvlmError: all weights are zero.
+        FedvlmError: all weights are zero, or their sum is not finite.
     """
     total = float(sum(weights))
+    if math.isinf(total):
+        raise FedvlmError("the weights of the updates have no finite sum: no mean can be taken")
     if not total > 0:
         raise FedvlmError("no update has a weight above zero; there is nothing to average")
     first = tensors[0]

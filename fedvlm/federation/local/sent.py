@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core.errors import FedvlmError
-from fedvlm.core.trees import Tree, matching
+from fedvlm.core.trees import Tree, TreeView, matching
 from fedvlm.federation.aggregation.arrival import Rows
 from fedvlm.models.towers.adapters import FACTOR_A, FACTOR_B, is_factor
 
@@ -155,6 +155,25 @@ def refusal(name: str, told: float, size: int) -> str:
             f"a row of '{name}' that there is not: they are 0 to {size - 1}, and -1 is none"
         )
     return f"a row of '{name}' twice" if told == -2 else ""
+
+
+def odd_extra(extras: TreeView, forms: TreeView) -> str:
+    """Return what of extras ``[K, ...]`` is not as ``Trainer.extra_forms`` has it; empty: nothing.
+
+    They have a client axis.
+    """
+    for name in sorted(extras.keys() | forms.keys()):
+        if name not in extras:
+            return f"the extra '{name}' is not there"
+        if name not in forms:
+            return f"there is an extra '{name}', which this round does not have"
+        v, home = extras[name], forms[name]
+        if v.shape[1:] != home.shape or v.dtype != home.dtype:
+            return (
+                f"the extra '{name}' is {list(v.shape[1:])} {v.dtype} of a client, not "
+                f"{list(home.shape)} {home.dtype}"
+            )
+    return ""
 
 
 def _check(name: str, rows: Rows, leaf: Tensor) -> None:

@@ -41,7 +41,6 @@ from fedvlm.job.sites.party import config_plain
 
 PLACE = "sites"  # in the run's folder
 NAME, MET, FRAMES = "run", "met.json", "frames.json"
-REACH = 300.0  # seconds for sites to be there
 _FIRST = 1.0  # seconds after which those who are not are named
 _MET = by(text("[^/]+", 200), record({"data": hexes, "clients": by(client, record(COUNTS))}))
 Tell = Callable[[str], None]
@@ -197,7 +196,7 @@ def gathered(cfg: CfgNode, path: Path) -> Iterator[Parties]:
         say=_tell,
     )
     try:
-        await_sites(carrier, engine.say)
+        await_sites(carrier, engine.say, float(cfg.FED.ASK.REACH))
         engine.meet(int(cfg.FED.CLIENTS), 0.0, before)
         for site, told in engine.welcomes().items():
             ids = [int(c) for c in told["clients"]]
@@ -210,18 +209,21 @@ def gathered(cfg: CfgNode, path: Path) -> Iterator[Parties]:
                 files.write_json(path / PLACE / FRAMES, dict(engine.traffic))
 
 
-def await_sites(carrier: Sites, say: Tell) -> None:
+def await_sites(carrier: Sites, say: Tell, seconds: float) -> None:
     """Wait for the sites of a run; say at once who is not there yet, and in the end who is not.
+
+    Args:
+        seconds: the longest wait (``FED.ASK.REACH``).
 
     Raises:
         ConfigError: nobody is.
     """
     with contextlib.suppress(ConfigError):
-        carrier.open(min(_FIRST, REACH))
+        carrier.open(min(_FIRST, seconds))
     if carrier.absent():
         for words in carrier.absent():
-            say(f"{words}; waiting for up to {REACH:g} s")
-        carrier.open(REACH)
+            say(f"{words}; waiting for up to {seconds:g} s (FED.ASK.REACH)")
+        carrier.open(seconds)
         for words in carrier.absent():
             say(words)
 

@@ -78,6 +78,27 @@ def test_a_server_s_file_has_names_and_public_images_only(place: Path) -> None:
     assert not (place / "server" / "site.yaml").exists()
 
 
+def test_a_server_s_file_is_checked_and_keeps_nothing(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert make("--public", "photos", "--to", "server") == 0
+    assert main(["site", "check", "server/site.json", "--images", "photos"]) == 0
+    said = capsys.readouterr().out
+    assert "server/site.json: a coordinator's file: photos, 3 classes, no client" in said
+    assert "public test set: 18 images in " in said and "18 images decoded; nothing" in said
+    (place / "photos" / "test" / "dog" / "2.png").unlink()
+    assert main(["site", "check", "server/site.json", "--images", "photos", "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["public"] == 18
+    for words in (["status", "server"], ["stop", "server/site.json"]):
+        assert main(["site", *words]) == 2
+        assert "a coordinator has none and keeps nothing for runs" in capsys.readouterr().err
+    assert make("--client", "3", "photos", "--to", "clinic") == 0
+    assert main(["site", "status", "clinic"]) == 2
+    assert main(["site", "check", "clinic/site.json"]) == 2
+    assert "clinic/site.json' is a list of images; the owner's rules are in clinic/site.yaml" in (
+        capsys.readouterr().err)
+
+
 def test_the_clients_of_a_run_become_sites_to_try_things_out(tmp_path: Path) -> None:
     words = ("--demo", "--num-users", "2", "--shots", "1")
     assert main(["site", "make", "--split", "0,1", "--to", str(tmp_path / "t"), *words]) == 0

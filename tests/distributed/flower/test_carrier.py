@@ -184,28 +184,26 @@ def test_who_is_away_is_waited_for_and_named_and_the_others_are_enough(
     place: Place, begin: Callable[[Any], Flower], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parties, "_FIRST", 0.0)
-    monkeypatch.setattr(parties, "REACH", 0.0)
     grid, said = Grid(place), list[str]()
     grid.away = True
     carrier = begin(grid)
-    parties.await_sites(carrier, said.append)
+    parties.await_sites(carrier, said.append, 0.0)
     away = f"site1 is not connected to the SuperLink at {place.address}: fedvlm federation status"
     assert [words.startswith(away) for words in said] == [True, True]
-    assert said[0].endswith("; waiting for up to 0 s") and carrier.sites() == ["site0"]
-    monkeypatch.setattr(parties, "REACH", 5.0)
+    assert said[0].endswith("; waiting for up to 0 s (FED.ASK.REACH)")
+    assert carrier.sites() == ["site0"]
     monkeypatch.setattr(carrier_module.time, "sleep", lambda s: setattr(grid, "away", False))
     said.clear()
-    parties.await_sites(carrier, said.append)
+    parties.await_sites(carrier, said.append, 5.0)
     assert len(said) == 1 and carrier.absent() == []
     grid.get_nodes = list  # type: ignore[method-assign]
-    monkeypatch.setattr(parties, "REACH", 0.0)
     with pytest.raises(ConfigError, match=r"site0 is not connected .* site1 is not connected"):
-        parties.await_sites(carrier, said.append)
+        parties.await_sites(carrier, said.append, 0.0)
     monkeypatch.setattr(processes, "pid_of", lambda place, name: 0)
     carrier._drop()
     said.clear()
     with pytest.raises(ConfigError, match="the SuperLink does not run"):
-        parties.await_sites(carrier, said.append)
+        parties.await_sites(carrier, said.append, 0.0)
     assert len(said) == 1 and "fedvlm federation up --federation" in said[0]
 
 

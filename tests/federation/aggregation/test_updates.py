@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedvlm.core.errors import FedvlmError
-from fedvlm.federation.aggregation.updates import Updates, join
+from fedvlm.federation.aggregation.updates import Updates, join, weighted_sum
 from fedvlm.federation.rounds import RoundFinished
 from tests.federation.test_toys import Ditto
 from tests.federation.toys import quadratic
@@ -80,3 +80,11 @@ def test_clients_in_other_phases_tell_other_numbers(chunk: int) -> None:
     told = [seen[-1].updates.of(c) for c in (0, 1, 2)]
     assert [set(t) for t in (told[0], told[2])] == [{"loss", "align/loss"}] * 2
     assert set(told[1]) == ({"loss"} if chunk == 1 else {"loss", "align/loss"})
+
+
+def test_weights_without_a_finite_sum_are_refused() -> None:
+    """Each share would be zero, and so would be the mean."""
+    rows = torch.ones(4, 2)
+    assert weighted_sum(rows, [20, 20, 1e300, 1e300]).tolist() == [1, 1]
+    with pytest.raises(FedvlmError, match="the weights of the updates have no finite sum"):
+        weighted_sum(rows, [20, 20, 1e308, 1e308])

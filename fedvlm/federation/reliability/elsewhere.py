@@ -1,0 +1,46 @@
+"""Updates that came from other places: a method's aggregate must not fail as if it were at fault.
+
+Names, shapes, types and finiteness are looked at before (``distributed.policy``); what the numbers
+mean, the method alone knows.
+"""
+
+from __future__ import annotations
+
+from fedvlm.core.errors import DivergedError, FedvlmError, failure_text
+from fedvlm.core.trees import State, first_non_finite
+from fedvlm.federation.aggregation.updates import Updates
+from fedvlm.federation.server import ServerContext
+from fedvlm.federation.trainer import Trainer
+
+
+def aggregated(
+    trainer: Trainer, ctx: ServerContext, server: State, updates: Updates, origin: str
+) -> State:
+    """Return the server's state after a round.
+
+    Args:
+        origin: from which places the updates came (``Engine.origin``); empty: all from here.
+
+    Raises:
+        DivergedError: the global model is not finite.
+        FedvlmError: the method fails on what came from other places.
+    """
+    if not origin:
+        return trainer.aggregate(ctx, server, updates)
+    kept = f"the state of round {ctx.round - 1} is kept"
+    try:
+        after = trainer.aggregate(ctx, server, updates)
+    except FedvlmError:
+        raise
+    except Exception as error:
+        raise FedvlmError(
+            f"round {ctx.round}: {trainer.name or type(trainer).__name__} cannot aggregate what "
+            f"{origin} sent: {failure_text(error)}; {kept} (--debug shows the traceback)"
+        ) from error
+    bad = first_non_finite(trainer.shared(after))
+    if bad is not None:
+        raise DivergedError(
+            f"round {ctx.round}: the aggregate of '{bad}' is not finite, of what {origin} sent; "
+            f"{kept}"
+        )
+    return after
