@@ -199,6 +199,10 @@ def run(
                         words, environ, output, beside if engine == LOOPBACK else _nobody))
                 except FedvlmError as error:  # the others are measured all the same
                     failed[engine] = str(error).partition(FAILED)[2] or str(error)
+                    say(f"{engine} has no row: {failed[engine]}")
+                    continue
+                if length > SHORT:  # on the screen, whatever becomes of the others
+                    say(_so_far(engine, _engine(took[engine], rounds), turn + 1))
     if len(failed) == len(engines):
         raise FedvlmError("; ".join(failed.values()))
     each = {name: _engine(took[name], rounds) for name in engines if name not in failed}
@@ -258,6 +262,13 @@ def lines(record: Measurements) -> list[str]:
         "work on the machine moves least; start: what a run takes beside its rounds; memory: sum "
         "of the peaks of its processes; frames: bytes both ways in a round",
     ]
+
+
+def _so_far(name: str, e: Measurements, turns: int) -> str:
+    """Return an engine's row on one line, while others are still to be measured."""
+    cells = [(what, value) for what, value in _row(name, e, 0.0).items() if what != "engine"]
+    told = ", ".join(f"{what} {value}" for what, value in cells if value != "-")
+    return f"{name}, median of {turns}: {told}"
 
 
 def _row(name: str, e: Measurements, local: float) -> dict[str, object]:

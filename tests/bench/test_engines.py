@@ -35,9 +35,12 @@ def test_starts_and_rounds_are_told_apart(
     assert (workers["cpu_start"], workers["cpu_round"]) == pytest.approx((9, 2.2))
     assert workers["bytes_round"] == 1 << 20 and record["ratio"] == pytest.approx(1.1)
     assert main(["bench", "engines", "FedPer", "--repeats", "1"]) == 0
-    said = capsys.readouterr().out
-    assert "noise" not in said
-    assert "1.10 times the CPU of a local one, within the aim of 1.2" in said
+    said = capsys.readouterr()
+    assert "noise" not in said.out
+    assert "1.10 times the CPU of a local one, within the aim of 1.2" in said.out
+    order = [line for line in said.err.splitlines() if "median of" in line or "round(s)" in line]
+    assert "local, median of 1: CPU s/round 2.000, wall s/round 1.000" in order[2]
+    assert "workers, 1 round(s)" in order[3] and "workers, median of 1" in order[5]
 
 
 def test_a_federation_is_there_for_its_runs_and_ended_after_them(
