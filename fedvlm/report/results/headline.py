@@ -65,7 +65,8 @@ def sentences(
 
     Args:
         facts: ``cells``, ``wanted``, ``missing``, ``tuned``: counts of runs; ``methods``, ``sets``,
-            ``lanes``: how many there are; ``seeds``: which; ``start``: see ``start``.
+            ``backbones``, ``lanes``: how many there are; ``seeds``: which; ``start``: see
+            ``start``.
     """
     return [pair for pair in (
         ("What was compared", _compared(facts)), ("What came out", _outcome(standings)),
@@ -97,12 +98,17 @@ def start(runs: Sequence[Run]) -> str:
 
 def _compared(facts: Mapping[str, Any]) -> str:
     return (
-        f"{facts['methods']} methods on one frozen backbone, {facts['sets']} data sets, "
+        f"{facts['methods']} methods on {_number(facts['backbones'], 'frozen backbone')}, "
+        f"{facts['sets']} data sets, "
         f"{len(facts['seeds'])} seeds and {facts['lanes']} lanes (protocols: how classes are dealt "
         "out, how many images, who takes part). The number is personal accuracy: each client's own "
         "model on its own test images, mean over clients. A row of the table holds the methods of "
         "a lane that train the same parts, on the same clients and images; no others are compared."
     )
+
+
+def _number(many: int, what: str) -> str:
+    return f"one {what}" if many == 1 else f"{many} {what}s"
 
 
 def _outcome(standings: Sequence[Standing]) -> str:

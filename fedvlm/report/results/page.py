@@ -112,6 +112,7 @@ def write_page(sources: Sources, into: Path, name: str = "README.md") -> list[Pa
              "missing": sum(lane.absent for lane in sources.lanes),
              "tuned": sum(row["tuned"] for row in tuned.get("lanes", ())),
              "lanes": len(sections), "methods": len({r.protocol["trainer"] for r in every}),
+             "backbones": len({str(r.protocol["backbone"]) for r in every}),
              "sets": len({r.protocol["dataset"] for r in every}),
              "seeds": sorted({r.protocol["data_seed"] for r in every}),
              "start": headline.start(every)}
@@ -120,7 +121,7 @@ def write_page(sources: Sources, into: Path, name: str = "README.md") -> list[Pa
         curve=_few_shot(sources, every, into), winners=headline.winners(standings),
         headline=headline.sentences(standings, claims, facts), moved=sources.moved,
         anchors={s.lane.name: _anchor(s.lane.title) for s in sections},
-        backbones=sorted({str(r.protocol["backbone"]) for r in every}),
+        names_of_backbones=sorted({str(r.protocol["backbone"]) for r in every}),
         hours=[(s.lane.name, sum(float(row["seconds"]) for row in s.protocol) / 3600)
                for s in sections], search=sources.search,
         machines=sorted({str(r.info.get("machine", {}).get("processor", "")) for r in every}),

@@ -167,7 +167,7 @@ def _below(one: Standing | None, runs: Sequence[Run]) -> list[str]:
     for reference, metric, words in BELOW:
         names, of = below(runs, reference, metric)
         names = [one.short(m) if one else m for m in names]
-        if of:
+        if of and (names or metric == PERSONAL):
             out.append(f"{len(names)} of {of} are on average below {words}"
                        f"{named(names, MOST if metric == PERSONAL else len(names))}.")
     return out

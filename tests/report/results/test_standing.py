@@ -17,8 +17,8 @@ from fedvlm.report.results.standing import Standing, sentences, standing_of
 from fedvlm.report.results.tuning import lender_of
 from fedvlm.report.statistics.contrast import contrast
 
-FACTS = {"methods": 2, "sets": 1, "seeds": [1, 2, 3], "lanes": 1, "start": "", "cells": 9,
-         "wanted": 9, "missing": 0, "tuned": 0}
+FACTS = {"methods": 2, "sets": 1, "backbones": 1, "seeds": [1, 2, 3], "lanes": 1, "start": "",
+         "cells": 9, "wanted": 9, "missing": 0, "tuned": 0}
 Values = dict[str, dict[int, float]]  # data set -> seed -> percent
 
 
