@@ -1,4 +1,4 @@
-"""A federation of sites, over TLS: begin it, let sites on other machines in, look at it, end it.
+"""A federation of sites over TLS: begin it, let sites elsewhere in, look at it, end it.
 
 up: make certificates and a key for each site here, begin Flower's SuperLink and a SuperNode for
 each site, and register the sites: nobody else is let in. Begun again it says what runs, and begins
