@@ -26,7 +26,6 @@ from fedvlm.report.results.tuning import Search
 from fedvlm.report.tables.papers import paper_of
 from fedvlm.runs.cells import ENDING, pack, run_names
 from fedvlm.runs.seal import seal_of, sealed
-from fedvlm.sweep.tune.records import PACKED, packed_records
 from fedvlm.sweep.tune.tuned import read_tuned, trains_of
 
 EXAMPLES = (
@@ -106,6 +105,8 @@ def _copy(tuned: Path, into: Path) -> None:
         DataError: a file cannot be read or written.
     """
     into.mkdir(parents=True, exist_ok=True)
+    from fedvlm.sweep.tune.records import PACKED, packed_records  # start-up: PyTorch, 2 s
+
     data = packed_records(tuned.parent)
     files.write_bytes(into / TUNED, tuned.read_bytes())
     if data:
