@@ -131,7 +131,7 @@ def test_a_run_by_workers_is_the_local_run_also_after_a_stop(
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (("--workers", "2"), "--workers 2: add --engine workers, which reads it"),
+    (("--workers", "2"), "--workers 2: add --engine workers or flower-sim, which reads it"),
     (("--workers-at", "a:1"), "--workers-at a:1: add --engine workers"),
     (("--engine", "workers", "--workers-at", "a:1"), "--workers-at and --token-file go together"),
     (("--engine", "workers", "--token-file", "/no"), "--workers-at and --token-file go together"),
