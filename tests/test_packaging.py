@@ -44,7 +44,8 @@ def test_what_is_imported_is_declared_and_the_other_way_round() -> None:
     extras = [PROJECT["optional-dependencies"][extra]
               for extra in ("onnx", "pandas", "tune", "slurm", "dp", "flower")]
     optional = {distribution(line) for extra in extras for line in extra}
-    assert needed - declared <= optional | {"ipython", "cryptography"}  # notebooks, flwr bring them
+    brought = {"ipython", "cryptography", "httpx", "uvicorn"}  # by notebooks and by flwr
+    assert needed - declared <= optional | brought
     assert declared - needed == set()
 
 
