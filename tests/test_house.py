@@ -113,6 +113,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
     },
     "fedvlm/cli/results/publish.py": {
+        "start-up: PyTorch, 2 s": ("fedvlm.sweep.tune.records",),
         "start-up: 1 s of matplotlib": (
             "fedvlm.cli.results._tuning", "fedvlm.report.results.page",
         ),
