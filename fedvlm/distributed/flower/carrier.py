@@ -21,7 +21,7 @@ from fedvlm.core.version import __version__
 from fedvlm.distributed.flower import commands, conversation, processes
 from fedvlm.distributed.flower.commands import LINK
 from fedvlm.distributed.flower.place import Place
-from fedvlm.distributed.sockets.stream import StreamError, present
+from fedvlm.distributed.sockets.stream import StreamError
 
 SUBMIT = 120.0  # seconds for a relay to come
 LOOK = 10.0  # seconds between looks whether it has ended before
@@ -210,23 +210,15 @@ class Flower:
         """
         until = time.monotonic() + SUBMIT
         while time.monotonic() < until:
-            self._door.settimeout(LOOK)
-            try:
-                sock, _ = self._door.accept()
-            except TimeoutError:
-                if self._is_over(run):
-                    self._count(soon=True)
-                    raise Lost(
-                        "Flower's relay ended before it came: "
-                        f"{processes.tail(self.place.log(LINK))}"
-                    ) from None
-                continue
-            try:
-                present(sock, self._token)
-            except StreamError:
-                sock.close()
-                continue
-            return sock
+            sock = conversation.meet(self._door, self._token, LOOK)
+            if sock is not None:
+                return sock
+            if self._is_over(run):
+                self._count(soon=True)
+                raise Lost(
+                    "Flower's relay ended before it came: "
+                    f"{processes.tail(self.place.log(LINK))}"
+                )
         raise Lost(f"Flower's relay did not come within {SUBMIT:g} s")
 
     def _is_over(self, run: str) -> bool:

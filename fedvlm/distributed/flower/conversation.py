@@ -4,11 +4,33 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Mapping
 
-from fedvlm.distributed.sockets.stream import StreamError, receive, send
+from fedvlm.distributed.sockets.stream import StreamError, present, receive, send
 
 SLACK = 30.0  # seconds more than a site's that the relay has
+
+
+def meet(door: socket.socket, token: bytes, seconds: float) -> socket.socket | None:
+    """Return the connection of a relay that has the token; None if none comes in the time.
+
+    Who comes without the token is hung up on, and the next is heard.
+    """
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        door.settimeout(left)
+        try:
+            sock, _ = door.accept()
+        except TimeoutError:
+            return None
+        try:
+            present(sock, token)
+        except StreamError:
+            sock.close()
+        else:
+            return sock
+    return None
 
 
 def hear(relay: socket.socket) -> bytes:

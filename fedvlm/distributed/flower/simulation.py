@@ -22,7 +22,7 @@ from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.distributed.flower import commands, conversation
 from fedvlm.distributed.flower.carrier import APP, copy_modules
 from fedvlm.distributed.sockets.carrier import LAST_WORDS, Begun
-from fedvlm.distributed.sockets.stream import UNIX, StreamError, present
+from fedvlm.distributed.sockets.stream import UNIX, StreamError
 
 READY = b"ready at"  # what a worker says when it is built
 RELAY = "flower"  # what its log is called
@@ -109,19 +109,9 @@ class Simulated(Begun):
 
     def _met(self, door: socket.socket, until: float) -> socket.socket:
         """Return the connection of the relay."""
-        door.settimeout(EVERY)
-        while True:
-            try:
-                sock, _ = door.accept()
-            except TimeoutError:
-                self._check(time.monotonic() >= until)
-                continue
-            try:
-                present(sock, self._token)
-            except StreamError:
-                sock.close()
-                continue
-            return sock
+        while (sock := conversation.meet(door, self._token, EVERY)) is None:
+            self._check(time.monotonic() >= until)
+        return sock
 
     def _check(self, late: bool) -> None:
         """Look whether all that was begun is alive.
