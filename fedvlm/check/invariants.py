@@ -7,7 +7,6 @@ by existing. A method for which one cannot hold says so on its class, with the r
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,9 @@ from fedvlm.check import messages, training
 from fedvlm.check.compare import Broken
 from fedvlm.check.world import World
 from fedvlm.compat.files import load_trainer
-from fedvlm.core.errors import FedvlmError, failure_text
+from fedvlm.core.errors import failure_text, own_line
 from fedvlm.federation.trainer import Trainer
 
-PACKAGE = Path(__file__).resolve().parents[1]
 Check = Callable[[World, type[Trainer]], None]
 
 
@@ -42,23 +40,7 @@ class Invariant:
             except Broken:
                 raise
             except Exception as error:
-                raise Broken(failure(error)) from error
-
-
-def failure(error: Exception) -> str:
-    """Return what a method failed with, and the line of its own file where that was."""
-    cause: BaseException = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
-    own = [
-        frame for frame in traceback.extract_tb(cause.__traceback__)
-        if not Path(frame.filename).resolve().is_relative_to(PACKAGE)
-        and "site-packages" not in frame.filename
-    ]
-    place = "" if isinstance(cause, FedvlmError) or not own else (
-        f" ({Path(own[-1].filename).name}, line {own[-1].lineno}, in {own[-1].name})"
-    )
-    return failure_text(error) + place
+                raise Broken(failure_text(error) + own_line(error)) from error
 
 
 @dataclass(frozen=True)

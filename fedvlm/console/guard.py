@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from fedvlm.console.screen import complain
-from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.errors import ConfigError, FedvlmError, own_line
 from fedvlm.core.signals import exit_code
 
 
@@ -64,7 +64,8 @@ def _bug(error: Exception, words: Sequence[str]) -> int:
     """Say what happened in one sentence; the traceback goes to a file, or to stderr on demand."""
     text = "".join(traceback.format_exception(error))
     reason = " ".join(str(error).split())[:200] or "no message"
-    what = f"unexpected {type(error).__name__}: {reason}"
+    place = own_line(error)
+    what, whose = f"unexpected {type(error).__name__}: {reason}{place}", "" if place else "a bug; "
     if "--debug" in words:
         complain(what, *text.rstrip().splitlines())
         return 1
@@ -73,7 +74,7 @@ def _bug(error: Exception, words: Sequence[str]) -> int:
             "w", prefix="fedvlm-", suffix=".traceback", delete=False, encoding="utf-8"
         ) as file:
             file.write(text)
-        complain(f"{what} (a bug; traceback in {file.name}, or shown with --debug)")
+        complain(f"{what} ({whose}traceback in {file.name}, or shown with --debug)")
     except OSError:
-        complain(f"{what} (a bug; --debug shows the traceback)")
+        complain(f"{what} ({whose}--debug shows the traceback)")
     return 1

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import os
+import traceback
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1]
+STANDARD = Path(os.__file__).parent  # Python's own library
 
 
 class FedvlmError(Exception):
@@ -67,3 +73,24 @@ def failure_text(error: Exception) -> str:
     text = " ".join(str(error).split()) or "no message"
     missing = "there is no " if isinstance(error, KeyError) else ""
     return f"{type(error).__name__}: {missing}{text}"
+
+
+def own_line(error: BaseException) -> str:
+    """Return `` (mine.py, line 3, in loss)``: where a method's own file, called by us, failed.
+
+    Empty where no frame is outside this package and the libraries, and for errors that say all.
+    """
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, FedvlmError):
+        return ""
+    place, called = "", False
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        if path.is_relative_to(PACKAGE):
+            called = True
+        elif called and frame.filename[:1] != "<" and not (
+            path.is_relative_to(STANDARD) or "site-packages" in path.parts
+        ):
+            place = f" ({path.name}, line {frame.lineno}, in {frame.name})"
+    return place

@@ -36,6 +36,7 @@ TYPES = (  # of extras whose form the method does not give
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64,
     torch.uint8, torch.bool,
 )
+NOT_FINITE = "is not finite"  # of a client whose training diverged; its site need not be at fault
 HEAVIEST = sys.float_info.max / MOST_CLIENTS  # so that no sum of weights overflows
 
 
@@ -204,7 +205,7 @@ def weigh(part: Part, max_norm: float, ctx: Context) -> dict[int, str]:
         tree = {n: v[k] for n, v in (part.params | part.extras).items()}
         bad, weight, most = first_non_finite(tree), float(part.weight[k]), told[client]
         if bad is not None:
-            out[client] = f"update '{bad}' is not finite"
+            out[client] = f"update '{bad}' {NOT_FINITE}"
         elif not 0 <= weight <= HEAVIEST:
             out[client] = f"its weight is {weight}"
         elif ctx.weighting == UNIFORM and weight > 1:

@@ -19,7 +19,7 @@ from fedvlm.core.errors import ConfigError, DataError, DivergedError, QuorumErro
 from fedvlm.core.trees import Tree
 from fedvlm.distributed.carriers import Carrier
 from fedvlm.distributed.facts import facts, likeness, odd_facts
-from fedvlm.distributed.policy import Policy, outvoted, read_parts, weigh, without
+from fedvlm.distributed.policy import NOT_FINITE, Policy, outvoted, read_parts, weigh, without
 from fedvlm.distributed.rows import odd_row, outvoted_rows
 from fedvlm.distributed.schema import ANSWERS, numbered
 from fedvlm.distributed.site import of_client
@@ -234,6 +234,12 @@ class RemoteEngine:
                 f"({_listing(job.why[c] for c in job.missing)}), and the quorum is "
                 f"{self.policy.quorum:g}; the state of round {ctx.round - 1} is kept: the same "
                 f"command goes on there{self._way_back(job.missing)}"
+            )
+        if not job.parts and job.is_distrusted():
+            raise QuorumError(
+                f"round {ctx.round}: of {len(accepted)} clients no update is left "
+                f"({_listing(job.refused.values())}); the state of round {ctx.round - 1} is kept: "
+                "the same command goes on there"
             )
         return job.work(ctx.round, self.sites)
 
@@ -562,6 +568,10 @@ class Round:
         self.refused |= {c: f"{site}: {words}" for c, words in why.items()}
         if why:
             self.guilty.add(site)
+
+    def is_distrusted(self) -> bool:
+        """Whether an answer was refused for more than numbers that are not finite."""
+        return any(not why.endswith(NOT_FINITE) for why in self.refused.values())
 
     def work(self, round_: int, sites: Sequence[int]) -> RoundWork:
         """Return the round's work, parts in the order of the sites."""

@@ -12,7 +12,14 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from fedvlm.core.errors import ConfigError, did_you_mean, fold
+from fedvlm.core.errors import (
+    ConfigError,
+    FedvlmError,
+    did_you_mean,
+    failure_text,
+    fold,
+    own_line,
+)
 from fedvlm.core.files import user_path
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer
@@ -33,7 +40,7 @@ def load_trainer(spec: str) -> type[Trainer]:
     if stem is None:
         raise ConfigError(
             f"unknown trainer '{spec}'{did_you_mean(spec, files)} "
-            f"(known: {', '.join(files) or 'none'}; or ./my.py:MyMethod)"
+            f"(fedvlm list names all {len(files)}; or ./my.py:MyMethod)"
         )
     return _only_trainer(_load(files[stem]), files[stem])
 
@@ -68,9 +75,13 @@ def _load(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception:
+    except Exception as error:
         del sys.modules[name]
-        raise
+        if isinstance(error, FedvlmError | SyntaxError | ModuleNotFoundError):
+            raise  # they say where
+        raise ConfigError(
+            f"'{path}' cannot be loaded: {failure_text(error)}{own_line(error)}"
+        ) from error
     return module
 
 

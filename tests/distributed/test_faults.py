@@ -193,6 +193,10 @@ def nan(trees: dict[str, Tree], values: dict[str, Any]) -> None:
     trees["up/0"][name][0] = torch.nan
 
 
+def poison(trees: dict[str, Tree], values: dict[str, Any]) -> None:
+    trees["up/0"] = {n: v * torch.nan for n, v in trees["up/0"].items()}
+
+
 def shape(trees: dict[str, Tree], values: dict[str, Any]) -> None:
     trees["up/0"] = {n: v.unsqueeze(-1) for n, v in trees["up/0"].items()}
 
@@ -256,6 +260,20 @@ def test_a_bad_update_is_left_out_by_name_and_its_client_goes_back(
     assert [end.worked[c] for c in sorted(run.dropped[2])] == [1] * lost
     assert len(run.grid.said) == lost and all(said in words for words in run.grid.said)
     assert run.carrier.attempts[2] == 1  # asking again would give the same
+
+
+@pytest.mark.parametrize(("change", "error", "said"), [
+    (shape, QuorumError, "round 1: of 4 clients no update is left .site0: .*round 0 is kept"),
+    (poison, DivergedError, "round 1: every client was dropped .*is not finite"),
+])  # fmt: skip
+def test_where_no_update_can_be_taken_the_run_ends_by_what_is_wrong_with_them(
+    world: World, tmp_path: Path, change: Any, error: type[FedvlmError], said: str
+) -> None:
+    def fault(carrier: Faulty, round_: int, attempt: int, out: Out) -> Out:
+        return {site: edited(data, change) for site, data in out.items()} if round_ > 0 else out
+
+    with pytest.raises(error, match=said):
+        Outcome(world, tmp_path, fault, KEEP_ON, Setup(rounds=1)).end()
 
 
 def test_a_site_that_is_refused_three_times_in_a_row_is_asked_no_more(

@@ -77,7 +77,7 @@ class Flower:
                 lacking = set(self.order) - set(self._online())
             except Lost as error:
                 lacking, why = set(self.order), str(error)
-                if not processes.pid_of(self.place, LINK):
+                if not self._runs():
                     raise ConfigError(why) from None
                 self.say(why)
             if not lacking:
@@ -124,7 +124,7 @@ class Flower:
         try:
             relay = self._connected()
             try:
-                out = conversation.ask(relay, self.nodes, frames, seconds)
+                out = conversation.ask(relay, self.nodes, frames, seconds, self._runs)
             except StreamError as error:
                 raise self._gone(error) from None
         except Lost as error:
@@ -157,7 +157,7 @@ class Flower:
         """Let go of a relay; say why."""
         self._drop()
         self._count(time.monotonic() - self._since < SHORT)
-        link = "" if processes.pid_of(self.place, LINK) else (
+        link = "" if self._runs() else (
             ", and the SuperLink does not run: fedvlm federation up --federation "
             f"{self.place.folder}")
         return Lost(f"Flower's relay is gone ({error}){link}")
@@ -184,7 +184,7 @@ class Flower:
         """
         if self._relay is not None:
             return self._relay
-        if not processes.pid_of(self.place, LINK):
+        if not self._runs():
             raise Lost(
                 "the SuperLink does not run: fedvlm federation up --federation "
                 f"{self.place.folder}"
@@ -227,7 +227,11 @@ class Flower:
             told = commands.flwr(self.place, "list", LINK, "--run-id", run)
             runs = told.get("runs", [])
             return bool(runs) and str(runs[0].get("status", "")).startswith("finished")
-        return not processes.pid_of(self.place, LINK)
+        return not self._runs()
+
+    def _runs(self) -> bool:
+        """Say whether the SuperLink does."""
+        return processes.pid_of(self.place, LINK) > 0
 
     def _drop(self) -> None:
         if self._relay is not None:

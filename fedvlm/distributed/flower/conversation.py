@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from fedvlm.distributed.sockets.stream import StreamError, present, receive, send
 
 SLACK = 30.0  # seconds more than a site's that the relay has
+LOOK = 1.0  # seconds between looks whether an answer can come
 
 
 def meet(door: socket.socket, token: bytes, seconds: float) -> socket.socket | None:
@@ -59,18 +61,23 @@ def online(relay: socket.socket, nodes: Mapping[str, int]) -> dict[str, int]:
 
 
 def ask(
-    relay: socket.socket, nodes: Mapping[str, int], frames: Mapping[str, bytes], seconds: float
+    relay: socket.socket, nodes: Mapping[str, int], frames: Mapping[str, bytes], seconds: float,
+    runs: Callable[[], bool],
 ) -> dict[str, bytes | str]:
     """Return each site's answer, or why there is none; see ``Carrier.ask``.
 
+    Args:
+        runs: whether that still runs without which no answer can come.
+
     Raises:
-        StreamError: the relay is gone.
+        StreamError: the relay is gone, or that.
     """
     head = {"op": "ask", "nodes": dict(nodes), "sites": list(frames), "seconds": seconds}
     send(relay, json.dumps(head).encode())
     for frame in frames.values():
         send(relay, frame)
-    relay.settimeout(seconds + SLACK)
+    _wait(relay, seconds + SLACK, runs)
+    relay.settimeout(SLACK)
     told = json.loads(hear(relay))
     out: dict[str, bytes | str] = {}
     for name in frames:
@@ -78,3 +85,17 @@ def ask(
         out[name] = hear(relay) if why is None else str(why)
     relay.settimeout(None)
     return out
+
+
+def _wait(relay: socket.socket, seconds: float, runs: Callable[[], bool]) -> None:
+    """Return once the relay says something.
+
+    Raises:
+        StreamError: it does not, or nothing can come any more.
+    """
+    until = time.monotonic() + seconds
+    while not select.select([relay], [], [], LOOK)[0]:
+        if not runs():
+            raise StreamError("what it speaks to has ended")
+        if time.monotonic() >= until:
+            raise StreamError("timed out")

@@ -165,7 +165,10 @@ class Simulated(Begun):
         """
         relay = self._need_relay()
         try:
-            out = conversation.ask(relay, self._nodes, frames, seconds)
+            out = conversation.ask(
+                relay, self._nodes, frames, seconds,
+                lambda: self.processes[RELAY].poll() is None,
+            )
         except StreamError as error:
             raise self._gone(error) from None
         for name, said in out.items():

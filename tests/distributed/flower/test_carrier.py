@@ -20,7 +20,7 @@ import pytest
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.distributed.flower import carrier as carrier_module
-from fedvlm.distributed.flower import commands, processes
+from fedvlm.distributed.flower import commands, conversation, processes
 from fedvlm.distributed.flower.carrier import Flower, Lost, write_app
 from fedvlm.distributed.flower.place import Place, new_place
 from fedvlm.distributed.flower.relay import client, server
@@ -249,6 +249,20 @@ def test_a_relay_that_never_comes_is_told_of_flowers_word(
         carrier.open(60)
     assert carrier.ask({"site0": b"x"}, 5)["site0"] == (
         f"the SuperLink does not run: fedvlm federation up --federation {place.folder}")
+
+
+def test_a_superlink_that_ends_is_noticed_before_the_deadline(
+    place: Place, begin: Callable[[Any], Flower], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = Grid(place)
+    carrier = begin(grid)
+    assert carrier.sites()
+    grid.silent = True
+    monkeypatch.setattr(conversation, "LOOK", 0.01)
+    monkeypatch.setattr(processes, "pid_of", lambda place, name: 0)
+    assert carrier.ask({"site0": b"x"}, 600)["site0"] == (
+        "Flower's relay is gone (what it speaks to has ended), and the SuperLink does not run: "
+        f"fedvlm federation up --federation {place.folder}")
 
 
 def test_who_does_not_know_the_token_is_not_taken_for_the_relay(
