@@ -87,6 +87,10 @@ class Machines:
     def log(self, name: str) -> str:
         return (self.parties / name / "log").read_text()
 
+    def is_connected(self, name: str) -> bool:
+        assert self.served[name].poll() is None, self.log(name)
+        return "connected to" in self.log(name)
+
     def stop(self, name: str) -> None:
         process = self.served.pop(name)
         process.terminate()
@@ -144,7 +148,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
             shutil.copy(folder / "invitations" / f"{clinic}.json", parties / name)
             out.serve(name)
         for name in NAMES:
-            until(lambda name=name: "connected to" in out.log(name))
+            until(lambda name=name: out.is_connected(name))
         yield Machines(parties, read_place(folder), out.served)
     finally:
         for name in list(out.served):
