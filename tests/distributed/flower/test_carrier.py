@@ -260,7 +260,7 @@ def test_a_superlink_that_ends_is_noticed_before_the_deadline(
     grid.silent = True
     monkeypatch.setattr(conversation, "LOOK", 0.01)
     monkeypatch.setattr(processes, "pid_of", lambda place, name: 0)
-    assert carrier.ask({"site0": b"x"}, 600)["site0"] == (
+    assert carrier.ask({"site0": b"x"}, 60)["site0"] == (
         "Flower's relay is gone (what it speaks to has ended), and the SuperLink does not run: "
         f"fedvlm federation up --federation {place.folder}")
 
