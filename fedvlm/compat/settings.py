@@ -10,9 +10,10 @@ from typing import Any
 
 from yacs.config import CfgNode
 
+from fedvlm.config.aliases import family_aliases
 from fedvlm.config.build import flat
 from fedvlm.config.dassl import dassl_options, family_options
-from fedvlm.config.keys import default_schema, family_aliases
+from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Option, Schema, Value, literal, nodes
 from fedvlm.core.errors import ConfigError
 from fedvlm.models.vlmodel import VLModel

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from yacs.config import CfgNode
 
-from fedvlm.config.keys import family_aliases, refused_keys
+from fedvlm.config.aliases import family_aliases, refused_keys
 from fedvlm.config.option import Schema, Value, nodes, short_repr
 from fedvlm.config.read import Assignment, read_yaml
 from fedvlm.core.errors import ConfigError, did_you_mean

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedvlm.config.aliases import family_aliases
 from fedvlm.config.build import config_lines, unused_keys
-from fedvlm.config.keys import family_aliases
 from tests.config.layers import SCHEMA, build, mistakes, write
 
 

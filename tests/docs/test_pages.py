@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fedvlm.cli.main import main
-from tests.docs.pages import BLOCK, Session, blocks, pages, read, shown
+from fedvlm.cli.verbs import verbs
+from tests.docs.pages import BLOCK, DOCS, Session, blocks, pages, read, shown
 
 ELSEWHERE = {
     "python.md": "run by tests/api/test_page.py",
     "architecture.md": "signatures, not programs",
 }
+README = DOCS.parent / "README.md"
 PAGES = [p for p in pages() if p.name not in ELSEWHERE]
 
 
@@ -43,6 +46,14 @@ def test_every_command_is_read_by_its_parser(page: Path, folder: Path) -> None:
             Path(block.title).write_text(block.text, encoding="utf-8")
         for command in block.commands if block.language == "sh" else []:
             read(command)
+
+
+def test_every_verb_in_a_sentence_exists() -> None:
+    texts = {path.name: path.read_text(encoding="utf-8") for path in [*DOCS.glob("*.md"), README]}
+    named = {(name, verb) for name, text in texts.items()
+             for verb in re.findall(r"`fedvlm ([a-z][a-z-]+)", text)}
+    assert len(named) > 40
+    assert [pair for pair in sorted(named) if pair[1] not in verbs()] == []
 
 
 def test_every_block_has_a_known_language_and_reasons_are_given() -> None:

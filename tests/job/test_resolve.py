@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedvlm.config.keys import PARTITIONS
+from fedvlm.config.federation import PARTITIONS
 from fedvlm.config.sections import SKEWED
 from fedvlm.core.errors import ConfigError
 from fedvlm.job.flags import parse

@@ -23,7 +23,7 @@ EXAMPLES = (
     "fedvlm list ./my.py  # the card of a file",
     "fedvlm list --lines  # lines of code per method, and what each shares",
 )
-ALSO = ("trainers", "methods", "algorithms", "ls", "cards")
+ALSO = ("trainers", "methods", "algorithms", "ls", "cards", "info")
 FAMILIES = (CHOICE, *ORDER)
 _ALL = ("trainers", "methods", "all")  # what is not needed: the verb alone lists them
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedvlm.config.keys import PARTITION_ALIASES
+from fedvlm.config.federation import PARTITION_ALIASES
 from fedvlm.core.errors import ConfigError, fold
 from fedvlm.core.registry import Registry
 from fedvlm.core.rng import python_stream, seed_of

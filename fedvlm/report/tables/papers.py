@@ -1,6 +1,6 @@
 """Methods and data sets as papers spell them: names, groups, citations, all from the cards.
 
-A card is a method's docstring (``fedvlm info METHOD``). What it does not say is not made up: where
+A card is a method's docstring (``fedvlm list METHOD``). What it does not say is not made up: where
 its ``Paper:`` field names no authors, neither does the entry.
 """
 

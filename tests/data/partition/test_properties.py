@@ -14,8 +14,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedvlm.config.keys import PARTITION_ALIASES
-from fedvlm.config.keys import PARTITIONS as CHOICES
+from fedvlm.config.federation import PARTITION_ALIASES
+from fedvlm.config.federation import PARTITIONS as CHOICES
 from fedvlm.core.errors import ConfigError
 from fedvlm.data.datum import PARTS
 from fedvlm.data.partition import dirichlet as partition_dirichlet

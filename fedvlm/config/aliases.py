@@ -1,0 +1,98 @@
+"""Spellings of the federated CoOp family, each mapped to a key of ours or refused with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fedvlm.config.dassl import family_options
+from fedvlm.config.option import Option, Value, short_repr
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A foreign key: its own type and the one of our keys that it sets.
+
+    Attributes:
+        option: what the foreign key may hold.
+        target: our key.
+        convert: foreign value to ours; ``None`` means that the value sets nothing.
+    """
+
+    option: Option
+    target: str
+    convert: Callable[[Value], Value] = lambda value: value
+
+
+def family_aliases() -> dict[str, Alias]:
+    """Return the federated CoOp family's keys (``dassl_coop.md`` 1.1) and Dassl's twins of ours."""
+    number, share = Option(1, "count"), Option(0.3, "share")
+    text, flag = Option("", "name"), Option(False, "switch")
+    models = {"last_step": "last", "best_val": "val"}
+    final_model = Option("last_step", "model tested at the end", choices=tuple(models))
+    return _coop_aliases() | {
+        "DATASET.USERS": Alias(number, "FED.CLIENTS"),
+        "DATASET.PARTITION": Alias(text, "FED.PARTITION"),
+        "DATASET.BETA": Alias(share, "FED.BETA"),
+        "DATASET.REPEATRATE": Alias(share, "FED.REPEAT_RATE"),
+        "DATASET.IID": Alias(flag, "FED.PARTITION", lambda iid: "iid" if iid else None),
+        "DATASET.USEALL": Alias(flag, "DATASET.NUM_SHOTS", lambda every: -1 if every else None),
+        "OPTIM.ROUND": Alias(number, "FED.ROUNDS"),
+        "OPTIM.MAX_EPOCH": Alias(number, "FED.LOCAL_EPOCHS"),
+        "USE_CUDA": Alias(flag, "DEVICE", lambda cuda: None if cuda else "cpu"),
+        "TEST.FINAL_MODEL": Alias(final_model, "TEST.SELECT", models.__getitem__),
+    }
+
+
+def _coop_aliases() -> dict[str, Alias]:
+    """Return CoOp's own options as ours; what has none may only be as it is."""
+    def only(value: Value, why: str) -> Callable[[Value], Value]:
+        def check(given: Value) -> Value:
+            if given != value:
+                raise ValueError(f"{short_repr(given)}: {why}")
+            return None
+
+        return check
+
+    file = "the authors' file has it: --trainer ./coop.py:CoOp"
+    node = "TRAINER.COOP."
+    return {
+        node + "N_CTX": Alias(Option(16, "context tokens", low=1), "PEFT.N_CTX"),
+        node + "CSC": Alias(Option(False, "switch"), "PEFT.CSC"),
+        node + "CTX_INIT": Alias(Option("", "words"), "PEFT.CTX_INIT"),
+        node + "CLASS_TOKEN_POSITION": Alias(
+            Option("end", "position"), "PEFT.N_CTX", only("end", f"the class name ends it; {file}")
+        ),
+        node + "PREC": Alias(
+            Option("fp16", "precision"), "MODEL.PREC", _precision
+        ),
+    }
+
+
+def _precision(given: Value) -> Value:
+    """Return our precision for CoOp's."""
+    if given not in ("fp32", "fp16", "amp"):
+        raise ValueError(f"wants fp32, fp16 or amp, got {short_repr(given)}")
+    if given != "fp32":
+        raise ValueError(
+            f"{given}: trained tensors stay fp32 here; MODEL.PREC bf16 has low-precision towers"
+        )
+    return given
+
+
+def refused_keys() -> dict[str, str]:
+    """Return foreign keys that may only be as they are, and what to say when they are not."""
+    whose = {"COCOOP": "CoCoOp", "MAPLE": "MaPLe", "PROMPTSRC": "PromptSRC", "IVLP": "IVLP"}
+    family = dict[str, str]()
+    for key in family_options():
+        name = whose.get(key.split(".")[1], "")
+        if name:
+            ours = "" if name == "IVLP" else f"; the keys of fedvlm's {name}: fedvlm list {name}"
+            family[key] = (
+                f"is a key of the authors' {name}, which reads it: --trainer ./{name.lower()}.py"
+                f"{ours}"
+            )
+    return family | {
+        "DATASET.IMBALANCE_TRAIN": "is not supported; FED.PARTITION dirichlet gives unequal shares",
+        "DATASET.SPLIT_CLIENT": "is not supported; FED.PARTITION domain gives clients per domain",
+    }
