@@ -18,9 +18,10 @@ from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, FedvlmError, failure_text
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation import context
-from fedvlm.federation.batches import Batch, prove_streams, step_slices
+from fedvlm.federation.batches import Batch, step_slices
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.groups import PERSONAL, SHARED
+from fedvlm.federation.local.streams import prove_streams
 from fedvlm.federation.module_trainer import PURPOSE, FrozenModule, ModuleTrainer
 from fedvlm.federation.trainer import Predictor
 from fedvlm.models.features.sources import FeatureSource, PixelSource

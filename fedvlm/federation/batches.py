@@ -2,38 +2,25 @@
 
 No sample is dropped: the last batch of an epoch is short, and a client with fewer samples than the
 batch size trains on what it has. Samples come from a source: what was computed once (features,
-activations), or pixels (the plain path); ``prove_streams`` tells whether a method gets the same
+activations), or pixels (the plain path); ``local.streams`` tells whether a method gets the same
 numbers from both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import ClassVar, Protocol, overload
+from typing import Protocol, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedvlm.core import rng
-from fedvlm.core.errors import ConfigError, FedvlmError, failure_text
-from fedvlm.core.trees import Tree, expand, rows
+from fedvlm.core.trees import Tree
 from fedvlm.federation.local.steps import Block, StepPlan, plan_steps, plan_whole
 from fedvlm.federation.server import Roster, count_roster
-from fedvlm.models.features.proof import Answers, Proof, compare
 from fedvlm.models.features.sources import SampleSource
-from fedvlm.models.vlmodel import VLModel
-
-DRAWS = 3  # a value on a kink (a ReLU at zero) differs in one draw, a wrong stream in all
-SPREAD = 0.02  # of the numbers that are added to a tensor that is constant at the start
-
-
-
-
-
-
 
 
 class Split(Protocol):
@@ -433,132 +420,3 @@ class SplitBatcher:
             {s: v.to(self.device) for s, v in x.items()}, block.of(plan.labels),
             block.of(plan.mask), clients=clients, moment=moment, counts=block.counts,
         )
-
-
-class Learner(Protocol):
-    """What of a method is tried when its streams are proved (``Trainer`` is one)."""
-
-    name: ClassVar[str]
-    batched: bool
-
-    def predict(self, model: VLModel, params: Tree, x: Mapping[str, Tensor]) -> Tensor:
-        """Return logits ``[K, B, C]``."""
-        ...
-
-    def loss(
-        self, model: VLModel, params: Tree, batch: Batch
-    ) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
-        """Return one number per client, ``[K]``."""
-        ...
-
-
-def prove_streams(
-    trainer: Learner, model: VLModel, start: Tree, received: Tree, cached: SampleSource,
-    pixels: SampleSource, indices: Tensor, seed: int,
-) -> Proof:
-    """Compare logits and gradients of two images through cached streams and through pixels.
-
-    For two clients with different random values in every trainable tensor: at the start LoRA is
-    zero and hides a wrong block, and equal clients hide that they mix.
-
-    Args:
-        model: its counters and memory move.
-        start: trainable tensors, no client axis.
-        received: what a client downloads, for losses and predictions that read extras of it.
-        cached, pixels: sources of the same samples.
-        indices: two samples, ``[2]``.
-        seed: of the random values.
-
-    Raises:
-        ConfigError: the method fails on one of the two.
-    """
-    index = torch.stack([indices, indices.flip(0)])  # the clients see other images in each place
-    x, plain = _streams(cached, index, model), _streams(pixels, index, model)
-    y = cached.labels[index].to(model.device)
-    proofs = []
-    for draw in range(DRAWS):
-        params = expand(received, 2) | random_values(start, seed, draw)
-        run = partial(_answers, trainer, model, params, list(start), y)
-        proofs.append(compare(run, x, plain, model.backbone.dtype))
-        if proofs[-1].holds:
-            return proofs[-1]
-    params = expand(received, 2) | random_values(start, seed)
-    run = partial(_answers, trainer, model, params, list(start), y)
-    return _blame(proofs[0], lambda some: compare(run, some, plain, model.backbone.dtype), x, plain)
-
-
-def _blame(
-    proof: Proof, retry: Callable[[Mapping[str, Tensor]], Proof], x: Mapping[str, Tensor],
-    plain: Mapping[str, Tensor],
-) -> Proof:
-    """Return the proof under the stream whose absence mends it; of several as it is."""
-    guilty = []
-    for stream in x if len(x) > 1 else ():
-        try:
-            others = {name: v for name, v in x.items() if name != stream}
-            guilty += [stream] if retry({**others, **plain}).holds else []
-        except FedvlmError:  # the method cannot do without it
-            continue
-    return replace(proof, stream=guilty[0]) if len(guilty) == 1 else proof
-
-
-def random_values(start: Tree, seed: int, draw: int = 0) -> Tree:
-    """Return ``start`` for two clients, ``[2, ...]``, with noise of its own spread in each leaf."""
-    out = {}
-    for name, leaf in start.items():
-        generator = rng.stream(seed, "stream-proof", draw, name)
-        spread = max(float(leaf.double().std(correction=0)) if leaf.numel() else 0.0, SPREAD)
-        noise = torch.randn((2, *leaf.shape), generator=generator, dtype=torch.float64)
-        out[name] = leaf + (spread * noise).to(leaf)
-    return out
-
-
-def _streams(source: SampleSource, index: Tensor, model: VLModel) -> dict[str, Tensor]:
-    flat = source.fetch(index.reshape(-1), 0)
-    return {s: v.reshape(*index.shape, *v.shape[1:]).to(model.device) for s, v in flat.items()}
-
-
-def _answers(
-    trainer: Learner, model: VLModel, params: Tree, names: Sequence[str], y: Tensor,
-    x: Mapping[str, Tensor],
-) -> Answers:
-    """Return logits and gradients by name, as the engine would stack the clients."""
-    size = len(y) if trainer.batched else 1
-    parts = [
-        _chunk_answers(
-            trainer, model, rows(params, k, k + size), names,
-            Batch({s: v[k : k + size] for s, v in x.items()}, y[k : k + size],
-                  torch.ones(y[k : k + size].shape, dtype=model.dtype, device=model.device)),
-        )
-        for k in range(0, len(y), size)
-    ]
-    logits = torch.cat([logits.expand(size, *logits.shape[1:]) for logits, _ in parts])
-    return logits, {n: torch.cat([grads[n] for _, grads in parts]) for n in names}
-
-
-def _chunk_answers(
-    trainer: Learner, model: VLModel, params: Tree, names: Sequence[str], batch: Batch
-) -> Answers:
-    try:
-        with torch.no_grad():
-            logits = trainer.predict(model, params, batch.x)
-        leaves = {n: params[n].detach().requires_grad_() for n in names}
-        with torch.enable_grad():
-            out = trainer.loss(model, params | leaves, batch)
-            value = (out[0] if isinstance(out, tuple) else out).sum()
-            grads: Sequence[Tensor | None] = [None] * len(names)
-            if value.requires_grad:
-                grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-    except FedvlmError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"trainer {trainer.name or type(trainer).__name__} fails on the stream "
-            f"{', '.join(batch.x)} before round 1: {failure_text(error)} (its loss and "
-            "prediction must hold for the stream that it declares and for pixels; --debug shows "
-            "the traceback)"
-        ) from error
-    return logits, {
-        n: torch.zeros_like(leaves[n]) if g is None else g
-        for n, g in zip(names, grads, strict=True)
-    }

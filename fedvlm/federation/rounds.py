@@ -24,7 +24,7 @@ from fedvlm.federation.aggregation.rules import check_rule, fewest
 from fedvlm.federation.aggregation.server_optim import NONE, SLOTS
 from fedvlm.federation.aggregation.telltale import Telltale, outlier_sentence, telltale
 from fedvlm.federation.aggregation.updates import Updates
-from fedvlm.federation.batches import Batcher, prove_streams
+from fedvlm.federation.batches import Batcher
 from fedvlm.federation.clients import (
     Clients,
     ClientStore,
@@ -39,6 +39,7 @@ from fedvlm.federation.groups import SERVER, SHARED, Finetune, resolve
 from fedvlm.federation.local.guard import guarded
 from fedvlm.federation.local.images import sightings
 from fedvlm.federation.local.sent import WHOLE, Portion
+from fedvlm.federation.local.streams import prove_streams
 from fedvlm.federation.optim import Schedule
 from fedvlm.federation.plan import Budget, Plan, check_footing, plan_chunks
 from fedvlm.federation.reliability.elsewhere import aggregated
@@ -343,7 +344,7 @@ class Federation:
     def prove_streams(
         self, cached: SampleSource, pixels: SampleSource, indices: Tensor
     ) -> Proof:
-        """Compare a cached stream with pixels for this method (see ``batches.prove_streams``).
+        """Compare a cached stream with pixels for this method (see ``local.streams``).
 
         Nothing of the run moves: model, counters and random streams of the trial are its own.
 

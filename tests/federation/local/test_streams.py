@@ -1,4 +1,4 @@
-"""Two images through a cached stream and through pixels (``batches.prove_streams``)."""
+"""Two images through a cached stream and through pixels (``local.streams``)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 from fedvlm.check.compare import global_generators
 from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import ConfigError, FedvlmError
-from fedvlm.federation.batches import SPREAD, random_values
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.local.streams import SPREAD, random_values
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.features.proof import Proof
 
