@@ -13,8 +13,7 @@ from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.local.streams import SPREAD, random_values
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.features.proof import Proof
-
-from ..block_prompts import (
+from tests.block_prompts import (
     AllStreams,
     BlockPrompts,
     FirstClients,
