@@ -116,7 +116,7 @@ class Hermes(PeftTrainer):
         """Return what ``PEFT`` asks for.
 
         Raises:
-            ConfigError: nothing in it can be pruned, or LoRA's components do not last.
+            ConfigError: nothing in it can be pruned.
         """
         tree = super().trainables(model, generator)
         if not sites(tree):
@@ -323,7 +323,7 @@ def average(updates: Updates, previous: Tree, rule: str) -> tuple[Tree, Tree]:
             sent = sent * kept  # a unit that was not sent came in as its client received it
         if rule == "coverage":
             cover = weighted_sum(kept, weights)
-            total = weighted_sum(sent * kept, weights)
+            total = weighted_sum(sent, weights)
             whole[name] = torch.where(cover > 0, total / cover, previous[name])
             each[name] = whole[name] * kept
         else:

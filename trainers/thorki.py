@@ -43,7 +43,7 @@ from torch import Tensor
 
 from fedvlm.config.option import Option
 from fedvlm.core import rng
-from fedvlm.core.errors import FedvlmError
+from fedvlm.core.errors import DataError
 from fedvlm.core.trees import State, Tree, cast, expand, per_client
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context, Upload
@@ -192,11 +192,14 @@ class Thorki(PeftTrainer):
         """Return ``p`` with the gate's tensors; G and S stay as they are.
 
         A client without adaptation samples takes the scale of its logits from its training part.
+
+        Raises:
+            DataError: no client of the chunk has a training image.
         """
         cfg = self.cfg
         b = ctx.subset("fit", cfg.ADAPT_RATIO).whole("val", fallback="train")
         if b is None or b.present is None:
-            raise FedvlmError(f"round {ctx.round}: clients {list(ctx.clients)} have no samples")
+            raise DataError(f"round {ctx.round}: clients {list(ctx.clients)} have no samples")
         with torch.no_grad():
             z = [self.large(ctx.model, p)(b.x), self.small(ctx.model, p, b.x)]
         scale = [spread(one, b.w) if cfg.LOGIT_NORM == "std" else torch.ones_like(b.w[:, 0])

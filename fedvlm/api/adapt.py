@@ -51,7 +51,8 @@ def adapt(
             from 0 on, or the method has no model for a new client.
         DataError: no run folder, or no labelled images.
     """
-    if epochs is not None and (isinstance(epochs, bool) or epochs != int(epochs) or epochs < 0):
+    whole = isinstance(epochs, int | np.integer) and not isinstance(epochs, bool)
+    if epochs is not None and not (whole and epochs >= 0):
         raise ConfigError(f"epochs is a whole number from 0 on, not {epochs!r}")
     changes = {} if epochs is None else {"FED.FINETUNE_EPOCHS": str(epochs)}
     base = rebuild(run_folder(run), device, weights, changes)

@@ -46,7 +46,6 @@ from fedvlm.runs.folder import RunFolder, RunPath
 HEAD, FEDTV = "linear head", "FedTV"
 CLASSES, TRAIN, TEST, POOL, WIDTH = 10, 50, 20, 5000, 512
 SEED, ROUNDS = 7, 6
-PHASES = ("training", "evaluation", "metrics", "state")
 
 
 class LinearHead(Trainer):

@@ -63,12 +63,6 @@ def stack_states(states: Sequence[State]) -> State:
     return {slot: stack([s[slot] for s in states]) for slot in states[0]}
 
 
-def unstack_states(state: State, k: int) -> list[State]:
-    """Undo ``stack_states``."""
-    rows = {slot: unstack(tree, k) for slot, tree in state.items()}
-    return [{slot: rows[slot][i] for slot in rows} for i in range(k)]
-
-
 def rows(tree: Tree, start: int, stop: int) -> Tree:
     """Return clients ``start..stop-1`` of a stacked tree (views)."""
     return {name: v[start:stop] for name, v in tree.items()}

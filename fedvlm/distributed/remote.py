@@ -278,8 +278,9 @@ class RemoteEngine:
         for counters in (values["counters"], values["towers"]):
             job.counters.update(counters)
         parts, refused, foreign = read_parts(reply, ctx, job.downloads, ids, job.forms)
-        dropped = numbered(values["dropped"])
-        foreign += sorted(set(dropped) - set(ids))
+        told = numbered(values["dropped"])
+        foreign += sorted(set(told) - set(ids))
+        dropped = {c: why for c, why in told.items() if c in ids}  # others' are not its to drop
         if foreign:
             self.say(
                 f"round {ctx.round}: {site} answers for clients {foreign[:8]}, for which it was "
@@ -293,7 +294,7 @@ class RemoteEngine:
             if rest is not None:
                 job.parts.append((site, rest))
         job.refuse(site, refused)
-        job.dropped |= {c: f"{site}: {why}" for c, why in dropped.items() if c in ids}
+        job.dropped |= {c: f"{site}: {why}" for c, why in dropped.items()}
         job.missing -= {*dropped, *refused, *(c for part in parts for c in part.clients)}
 
     def _judge(self, round_: int, job: Round) -> None:

@@ -229,14 +229,7 @@ class Records:
         for (name, _), wanted in parts.items():
             path = self.folder / f"{name}.safetensors"
             try:
-                with safetensors.safe_open(path, "pt") as file:
-                    for slot, names in self._layout(wanted[0][1]).items():
-                        for leaf in names:
-                            values = file.get_slice(f"{wanted[0][1].group}|{slot}|{leaf}")
-                            if 4 * len(wanted) > values.get_shape()[0]:  # most of it: at once
-                                values = values[:]
-                            for k, place in wanted:
-                                rows[k][slot, leaf] = values[place.row : place.row + 1]
+                self._read_group(path, wanted, rows)
             except (OSError, safetensors.SafetensorError) as error:
                 raise DataError(
                     f"'{path}' cannot be read any more ({error}): it was changed while the run "
@@ -246,6 +239,24 @@ class Records:
             slot: {leaf: torch.cat([row[slot, leaf] for row in rows]) for leaf in names}
             for slot, names in self._layout(places[0]).items()
         }
+
+    def _read_group(
+        self, path: Path, wanted: Sequence[tuple[int, Place]],
+        rows: Sequence[dict[tuple[str, str], torch.Tensor]],
+    ) -> None:
+        """Put rows of one group of a record into ``rows``, by slot and name of the leaf.
+
+        Args:
+            wanted: positions in ``rows``, and where the rows lie.
+        """
+        first = wanted[0][1]
+        with safetensors.safe_open(path, "pt") as file:
+            for slot, leaf in ((s, n) for s, names in self._layout(first).items() for n in names):
+                values = file.get_slice(f"{first.group}|{slot}|{leaf}")
+                if 4 * len(wanted) > values.get_shape()[0]:  # most of it: at once
+                    values = values[:]
+                for k, place in wanted:
+                    rows[k][slot, leaf] = values[place.row : place.row + 1]
 
     def _layout(self, place: Place) -> dict[str, list[str]]:
         return self._entries[place.record].layout[place.group]

@@ -26,9 +26,9 @@ from fedvlm.runs.metrics import read_metrics
 from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.queue import PENDING, RUNNING, Queue, Resources
 from fedvlm.sweep.run import Sweep
-from fedvlm.sweep.state import DONE, FAILED, state_of
+from fedvlm.sweep.state import FAILED
 from fedvlm.sweep.state import RUNNING as HELD
-from fedvlm.sweep.task import Task
+from fedvlm.sweep.task import Task, is_done
 from fedvlm.sweep.worker import INTERRUPTED, Outcome
 
 POLL = {"slurm": 15.0, "local": 1.0}  # seconds between two looks
@@ -284,7 +284,7 @@ class Launch:
 
     def _lost(self, submission: Submission, cell: Cell) -> None:
         """End a cell whose job is gone without a word about it."""
-        if state_of(cell, None).name == DONE:
+        if is_done(cell):
             self._end(submission, cell, Outcome(0, "", 0.0))
             return
         end = self.queue.end_of(submission.job)

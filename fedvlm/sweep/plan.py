@@ -115,7 +115,8 @@ def with_mappings(path: Path, parts: Mapping[str, Any]) -> dict[str, Any]:
         whole = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
-    return {k.replace("-", "_"): v for k, v in whole.items() if k.replace("-", "_") in parts}
+    named = {str(k).replace("-", "_"): v for k, v in whole.items()}  # a bare 1 is a number
+    return {k: v for k, v in named.items() if k in parts}
 
 
 class PlanReader:

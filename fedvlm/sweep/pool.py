@@ -203,7 +203,7 @@ class WorkerPool:
             self._next(self.workers[-1])
         for at, worker in enumerate(self.workers):
             if self.left and worker.cell is None:
-                if not worker.process.is_alive():
+                if worker.verdict or not worker.process.is_alive():  # killed, perhaps not dead yet
                     worker.end(0)
                     worker = self.workers[at] = self._new(at)
                 self._next(worker)

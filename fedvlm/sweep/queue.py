@@ -20,7 +20,6 @@ from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.sweep.task import Task
 
 SLURM, LOCAL = "slurm", "local"
-LAUNCHERS = (SLURM, LOCAL)
 PENDING, RUNNING = "PENDING", "RUNNING"
 DELAY = 90  # seconds between the signal and the end of a job: its worker has 60 to save
 PATIENCE = 60  # seconds for squeue, sacct, scancel

@@ -44,7 +44,7 @@ class Task:
         """Run the cells; return how many were tried here."""
         journal = Journal(self.output, self.name, self.cells[0].number)
         journal.mend()
-        todo = [c for c in self.cells if not _done(c)]
+        todo = [c for c in self.cells if not is_done(c)]
         self._pool = WorkerPool(1, journal, self, threads=self.threads, timeout=self.timeout)
         self._pool.run(todo)
         return len(todo)
@@ -81,7 +81,7 @@ class Task:
         raise FedvlmError(f"{cell}: its worker was stopped by a signal, and no other came after it")
 
 
-def _done(cell: Cell) -> bool:
+def is_done(cell: Cell) -> bool:
     """Say whether a cell is done; what is wrong with its folder its own run says, in its log."""
     try:
         return state_of(cell, None).name == DONE

@@ -90,8 +90,9 @@ def test_the_verb_writes_an_export(
 
 def test_mistakes_get_a_sentence(quick_run: Path, tmp_path: Path):
     place = jobs.folder(quick_run)
-    with pytest.raises(ConfigError, match="epochs is a whole number from 0 on, not -1"):
-        adapt(place, tmp_path, epochs=-1)
+    for epochs in (-1, "some", 2.5, True):
+        with pytest.raises(ConfigError, match=f"a whole number from 0 on, not {epochs!r}"):
+            adapt(place, tmp_path, epochs=epochs)  # type: ignore[arg-type]
     with pytest.raises(DataError):
         adapt(place, tmp_path / "nowhere")
     folder = photos(tmp_path / "photos", place)

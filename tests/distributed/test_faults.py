@@ -141,6 +141,25 @@ def test_what_can_be_asked_again_moves_no_bit(
     assert not any(run.dropped.values())
 
 
+def test_no_site_drops_the_clients_of_another(
+    world: World, whole: Whole, tmp_path: Path
+) -> None:
+    """The other site does not answer at first: its clients are still waited for."""
+
+    def drop(trees: dict[str, Tree], values: dict[str, Any]) -> None:
+        values["dropped"] = {"2": "a number is not finite"}
+
+    def fault(carrier: Faulty, round_: int, attempt: int, out: Out) -> Out:
+        if (round_, attempt) != (2, 1):
+            return out
+        return {"site0": edited(out["site0"], drop), "site1": "not connected"}
+
+    run = Outcome(world, tmp_path, fault)
+    same_fed(run.end(), whole, "dropped by another site")
+    assert "site0 answers for clients [2]" in run.grid.said[0]
+    assert not any(run.dropped.values())
+
+
 def test_sites_that_start_anew_between_rounds_move_no_bit(
     world: World, whole: Whole, tmp_path: Path
 ) -> None:

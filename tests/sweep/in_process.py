@@ -18,6 +18,7 @@ class InProcess:
     """A worker without a process: a cell is run when it is given; its inputs are kept as usual."""
 
     cell: Any = None
+    verdict = ""
 
     def __init__(self, threads: int, device: str) -> None:
         self.group, self.began, self.device, self.inputs = "", 0.0, device, SharedInputs()

@@ -256,6 +256,21 @@ def test_a_job_out_of_time_fails_its_cells_with_a_hint(
         launch(other, down, retry=True)
 
 
+def test_a_job_that_leaves_a_damaged_folder_fails_its_cell_alone(
+    tmp_path: Path, plan: tuple[Any, list[Cell], Path], capsys: pytest.CaptureFixture
+) -> None:
+    """A node that dies may leave half a run; the others are still watched."""
+    cell = replace(plan[1][0], output=tmp_path)
+
+    def tear(queue: Queue) -> None:
+        cell.folder.mkdir(parents=True)
+        (cell.folder / "log.txt").touch()
+        gone("3_0")(queue)
+
+    assert launch((plan[0], [cell], tmp_path), Queue(3, tear, ends="FAILED")) == 1
+    assert "its slurm job 3_0 ended: FAILED" in capsys.readouterr().out
+
+
 def test_a_warned_task_stops_its_worker_and_comes_back_with_the_rest(
     tmp_path: Path, plan: tuple[Any, list[Cell], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

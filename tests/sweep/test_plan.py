@@ -36,6 +36,11 @@ def plan_file(folder: Path, text: str) -> Path:
     return path
 
 
+def test_a_part_called_by_a_number_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a plan has no part '1'"):
+        read_plan(plan_file(tmp_path, "1: x\ndatasets: [digits]\ntrainers: [FedAvg]\n"))
+
+
 def test_later_layers_win_and_words_beat_the_plan(tmp_path: Path) -> None:
     path = plan_file(tmp_path, """
 common: {backbone: tiny, rounds: 1, num-users: 2, OPTIM.LR: 0.3}

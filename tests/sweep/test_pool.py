@@ -132,6 +132,24 @@ def test_a_cell_that_takes_too_long(
     assert "--cell-timeout 5 s" in seen.ends["busy1"].sentence
 
 
+def test_a_worker_that_was_killed_as_its_cell_ended_gets_no_other(tmp_path: Path) -> None:
+    """The kill takes a moment: the next cell would be failed for the time of the one before."""
+    ended, given, seen = list[float](), list[str](), Seen(tmp_path)
+
+    def made(verdict: str) -> Any:
+        return SimpleNamespace(
+            cell=None, group="", verdict=verdict, process=SimpleNamespace(is_alive=lambda: True),
+            end=ended.append, give=lambda cell, journal: given.append(verdict),
+        )
+
+    new = made("")
+    pool = WorkerPool(1, seen, seen, threads=1, start=lambda *_: new)
+    pool.workers = [made("it took longer")]
+    pool.add(cells("ok"))
+    pool._deal()
+    assert pool.workers == [new] and ended == [0] and given == [""]
+
+
 def test_a_pool_that_was_stopped_itself_blames_nobody() -> None:
     """After Ctrl-Z and fg the clock has jumped, for the pool as for its workers."""
     worker = object.__new__(Worker)

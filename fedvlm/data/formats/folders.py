@@ -84,7 +84,7 @@ def read_folders(folder: Path, names: Names, cut: Cut = NO_CUT) -> DatasetBase:
         DataError: no class folders, an empty class, train without test, a tree of domains, images
             without a label that lie like a class.
     """
-    parts, notes = _labelled(folder, part_folders(folder, names), names)
+    parts, notes = _labelled(part_folders(folder, names), names)
     if not parts:
         groups, classes = {"": folder}, class_folders(folder, names)
         refuse_domains(folder, classes)
@@ -225,9 +225,7 @@ def part_folders(folder: Path, names: Names = Names({})) -> dict[str, Path]:
     return {part: paths[part] for part in PARTS if part in paths}
 
 
-def _labelled(
-    folder: Path, parts: dict[str, Path], names: Names
-) -> tuple[dict[str, Path], list[str]]:
+def _labelled(parts: dict[str, Path], names: Names) -> tuple[dict[str, Path], list[str]]:
     """Return the parts whose images lie in class folders, and a note on one that has none.
 
     Raises:

@@ -22,6 +22,7 @@ from torch import Tensor
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import Tree, in_double, per_client
 from fedvlm.federation.aggregation.updates import (
+    NOTHING,
     Updates,
     require_finite,
     similarity_aware,
@@ -68,7 +69,7 @@ def combine(updates: Updates, spec: AggregateSpec) -> tuple[Tree, Report]:
         return weighted_mean(updates), {}
     at = [k for k, w in enumerate(updates.weight.tolist()) if w > 0]
     if not at:
-        raise FedvlmError("no update has a weight above zero; there is nothing to average")
+        raise FedvlmError(NOTHING)
     tree, report = AGGREGATORS[spec.rule](updates.take(at), spec)
     return require_finite(tree), report
 

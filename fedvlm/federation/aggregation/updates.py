@@ -15,6 +15,7 @@ from fedvlm.core.trees import Tree, cat, first_non_finite, in_double
 
 T = TypeVar("T")
 PIECE = 1 << 22  # numbers of float64 weights at a time
+NOTHING = "no update has a weight above zero; there is nothing to average"
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ def weighted_sum(tensors: Tensor | Sequence[Tensor], weights: Sequence[float]) -
     if math.isinf(total):
         raise FedvlmError("the weights of the updates have no finite sum: no mean can be taken")
     if not total > 0:
-        raise FedvlmError("no update has a weight above zero; there is nothing to average")
+        raise FedvlmError(NOTHING)
     first = tensors[0]
     out = torch.zeros(first.shape, dtype=torch.float64, device=in_double(first).device)
     for tensor, weight in zip(tensors, weights, strict=True):
@@ -271,12 +272,19 @@ def similarity_weights(
 
     Args:
         cosines: c_i = cos(vec(W_i), vec(W_prev)).
+
+    Raises:
+        FedvlmError: all weights are zero.
     """
+    if not sum(weights) > 0:
+        raise FedvlmError(NOTHING)
     share = torch.tensor([w / sum(weights) for w in weights], dtype=dtype)
-    share = share * torch.softmax(torch.tensor(cosines, dtype=torch.float64).to(dtype)
-                                  / temperature, 0)
-    values = share.tolist()
+    scores = torch.tensor(cosines, dtype=torch.float64).to(dtype) / temperature
+    values = (share * torch.softmax(scores, 0)).tolist()
     total = sum(values)
+    if not total > 0:  # beta of all that weigh something is below the smallest number
+        values = torch.softmax(scores.double() + share.double().log(), 0).tolist()
+        total = sum(values)
     return [value / total for value in values]
 
 

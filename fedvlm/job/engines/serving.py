@@ -52,7 +52,7 @@ def work_at(
         FedvlmError: whatever of the run cannot be built.
     """
     if handle is not None:
-        line = _given(handle)  # noqa: F841
+        line = _given(handle)  # noqa: F841 (held: it would be closed)
     token, door = read_token(token_file), listen(address)
     with door, threads_of(cfg):
         built = build(cfg)

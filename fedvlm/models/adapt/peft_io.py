@@ -144,6 +144,9 @@ def load_peft(folder: Path, scale: float) -> Tree:
     odd = [key for key in ("use_dora", "rank_pattern", "alpha_pattern") if config.get(key)]
     if config.get("peft_type") != "LORA" or odd:
         raise DataError(f"'{folder}' is not plain LoRA ({odd or config.get('peft_type')})")
-    rank = float(config["r"])
-    theirs = float(config["lora_alpha"]) / (rank**0.5 if config.get("use_rslora") else rank)
+    try:
+        rank, alpha = float(config["r"]), float(config["lora_alpha"])
+        theirs = alpha / (rank**0.5 if config.get("use_rslora") else rank)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise DataError(f"'{folder / CONFIG}' has no 'r' above 0 and 'lora_alpha'") from error
     return from_peft(state, theirs / scale)

@@ -67,7 +67,7 @@ def _weights_file(
         DataError: a tag that cannot be downloaded.
     """
     tags = names.known_tags(build)
-    weights = weights or _default_tag(name, build, tags)
+    weights = weights or _default_tag(name, tags)
     quick = bool(arch.get("quick_gelu", False))
     if weights in tags:
         names.check_activation(build, quick, weights, bool(tags[weights].get("quick_gelu", False)))
@@ -90,7 +90,7 @@ def _no_such_weights(weights: str, build: str, tags: dict[str, Any]) -> str:
     return f"--weights '{weights}' is neither a file nor a tag of {build}{hint} (tags: {listed})"
 
 
-def _default_tag(name: str, build: str, tags: dict[str, Any]) -> str:
+def _default_tag(name: str, tags: dict[str, Any]) -> str:
     if DEFAULT_TAG in tags:
         return DEFAULT_TAG
     listed = ", ".join(tags) or "none"

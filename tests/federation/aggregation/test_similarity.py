@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedvlm.core.errors import ConfigError, DivergedError
+from fedvlm.core.errors import ConfigError, DivergedError, FedvlmError
 from fedvlm.core.trees import in_double
 from fedvlm.federation.aggregation.updates import (
     Updates,
@@ -62,6 +62,14 @@ def test_similarity_aware_survives_zero_and_opposite_vectors() -> None:
     tree, used = similarity_aware(ups((0.0, 0.0), (-1.0, 0.0)), OLD, 1.0)
     assert used["w"][0] == pytest.approx(1 / (1 + math.exp(-1)))
     assert torch.isfinite(tree["w"]).all()
+
+
+def test_similarity_aware_of_a_cold_temperature_and_a_client_without_samples() -> None:
+    """The softmax is all at the client that weighs nothing: the others share what there is."""
+    sent, weights = ups((1.0, 0.0), (-1.0, 0.0), (-1.0, 0.0), weights=(0, 1, 3)), (0.0, 0.25, 0.75)
+    assert similarity_aware(sent, OLD, 1e-3)[1]["w"] == pytest.approx(weights)
+    with pytest.raises(FedvlmError, match="no update has a weight above zero"):
+        similarity_aware(ups((1.0, 0.0), weights=(0.0,)), OLD)
 
 
 def test_identical_clients_are_a_fixed_point() -> None:

@@ -133,6 +133,9 @@ def test_refusals(tmp_path: Path) -> None:
     tree = {"image.lora.0.q.A": torch.zeros(1, 2), "image.lora.0.q.B": torch.zeros(2, 1)}
     save_peft(tree, tmp_path, 1.0)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"r": 0}))
+    with pytest.raises(DataError, match="no 'r' above 0"):
+        load_peft(tmp_path, 1.0)
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
     with pytest.raises(DataError, match="not plain LoRA.*use_dora"):
         load_peft(tmp_path, 1.0)
