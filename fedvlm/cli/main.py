@@ -1,7 +1,7 @@
 """The command line: which verb the words name, or the main job without one.
 
-Exit codes: 0 done, 1 a bug of ours, 2 config or usage, 3 data, 4 diverged, 6 below quorum, 130
-interrupted (143: SIGTERM, 129: SIGHUP).
+Exit codes: 0 done, 1 a bug of ours, 2 config, usage or a method's own file, 3 data, 4 diverged,
+6 below quorum, 130 interrupted (143: SIGTERM, 129: SIGHUP).
 """
 
 from __future__ import annotations

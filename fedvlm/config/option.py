@@ -211,10 +211,16 @@ def declare(schema: Schema, prefix: str, options: Mapping[str, Option]) -> Schem
     A trainer's own node replaces a node of the same name that was there for foreign YAML files.
 
     Raises:
-        ConfigError: an option's default breaks its own rule (a mistake in the trainer's file).
+        ConfigError: an option is a bare value, or its default breaks its own rule (mistakes in the
+            trainer's file).
     """
     merged = {k: o for k, o in schema.items() if not k.startswith(prefix + ".")}
     for name, option in options.items():
+        if not isinstance(option, Option):
+            raise ConfigError(
+                f"{prefix}.{name} is {option!r} in the method's options, not Option({option!r}, "
+                "'what it is'); from fedvlm.config.option import Option"
+            )
         try:
             option.parse(option.default)
         except ValueError as error:

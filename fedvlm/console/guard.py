@@ -1,7 +1,7 @@
 """Errors become one sentence and an exit code, never a traceback.
 
-Exit codes: 0 done, 1 a bug of ours, 2 config or usage, 3 data, 4 diverged, 6 below quorum, 130
-interrupted (143: SIGTERM, 129: SIGHUP).
+Exit codes: 0 done, 1 a bug of ours, 2 config, usage or a method's own file, 3 data, 4 diverged,
+6 below quorum, 130 interrupted (143: SIGTERM, 129: SIGHUP).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from fedvlm.console.screen import complain
-from fedvlm.core.errors import ConfigError, FedvlmError, own_line
+from fedvlm.core.errors import ConfigError, FedvlmError, MethodError, own_line
 from fedvlm.core.signals import exit_code
 
 
@@ -26,6 +26,8 @@ def guarded(call: Callable[[], int], words: Sequence[str]) -> int:
         return code
     except FedvlmError as error:
         complain(str(error))
+        if "--debug" in words and error.__cause__ is not None:
+            complain(*"".join(traceback.format_exception(error.__cause__)).rstrip().splitlines())
         return error.exit_code
     except KeyboardInterrupt as stop:
         complain(str(stop) or "nothing was lost", prefix="interrupted")
@@ -66,9 +68,10 @@ def _bug(error: Exception, words: Sequence[str]) -> int:
     reason = " ".join(str(error).split())[:200] or "no message"
     place = own_line(error)
     what, whose = f"unexpected {type(error).__name__}: {reason}{place}", "" if place else "a bug; "
+    code = MethodError.exit_code if place else 1
     if "--debug" in words:
         complain(what, *text.rstrip().splitlines())
-        return 1
+        return code
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="fedvlm-", suffix=".traceback", delete=False, encoding="utf-8"
@@ -77,4 +80,4 @@ def _bug(error: Exception, words: Sequence[str]) -> int:
         complain(f"{what} ({whose}traceback in {file.name}, or shown with --debug)")
     except OSError:
         complain(f"{what} ({whose}--debug shows the traceback)")
-    return 1
+    return code

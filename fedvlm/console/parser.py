@@ -22,7 +22,7 @@ from argparse import Action, Namespace
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from fedvlm.core.errors import ConfigError, did_you_mean, fold
+from fedvlm.core.errors import ConfigError, did_you_mean, fold, nearest
 
 WIDTH = 100  # of a help page
 _ONE = (None, "?")  # values of ``nargs`` that take one word
@@ -219,7 +219,10 @@ class Parser(argparse.ArgumentParser):
 
     def _near(self, name: str) -> str:
         shown = [n for a in self._actions for n in a.option_strings]
-        return did_you_mean(name, [*self._aliases, *shown]) or " (--help lists all)"
+        near = nearest(name, [*self._aliases, *shown])
+        action = self._aliases.get(near)  # another word for a flag: the flag is named
+        flag = action.option_strings[-1] if action is not None else near
+        return f"; did you mean '{flag}'?" if near else " (--help lists all)"
 
 
 def like_a_switch(word: str) -> bool:

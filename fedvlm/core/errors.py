@@ -24,6 +24,12 @@ class ConfigError(FedvlmError):
     exit_code = 2
 
 
+class MethodError(FedvlmError):
+    """A method's own file failed, or one of its hooks gave what the engine cannot take."""
+
+    exit_code = 2
+
+
 class DataError(FedvlmError):
     """Missing, corrupt or inconsistent data on disk."""
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core import rng
-from fedvlm.core.errors import DivergedError, FedvlmError
+from fedvlm.core.errors import DivergedError, FedvlmError, MethodError
 from fedvlm.core.trees import State, Tree, in_double, matching, pick
 from fedvlm.federation.aggregation.arrival import Rows
 from fedvlm.federation.batches import Batch, Batcher, Step, single_samples
@@ -683,7 +683,7 @@ def optimise(
 def _one_for_each(value: Tensor, batch: Batch) -> None:
     """Refuse a loss that is not one number for each client of ``batch``."""
     if value.shape != batch.y.shape[:1]:
-        raise FedvlmError(
+        raise MethodError(
             f"the loss has the shape {tuple(value.shape)}, and {len(batch.y)} clients want one "
             f"number each, {tuple(batch.y.shape[:1])}: sum or average over samples (axis 1) only, "
             "never over clients, which do not mix"

@@ -21,7 +21,7 @@ from fedvlm.core.errors import (
     own_line,
 )
 from fedvlm.core.files import user_path
-from fedvlm.federation.cards import trainer_files
+from fedvlm.federation.cards import card, trainer_files
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer
 
 
@@ -38,8 +38,9 @@ def load_trainer(spec: str) -> type[Trainer]:
     files = trainer_files()
     stem = next((s for s in files if fold(s) == fold(spec)), None)
     if stem is None:
+        names = [card(path).partition(":")[0] for path in files.values()]
         raise ConfigError(
-            f"unknown trainer '{spec}'{did_you_mean(spec, files)} "
+            f"unknown trainer '{spec}'{did_you_mean(spec, names)} "
             f"(fedvlm list names all {len(files)}; or ./my.py:MyMethod)"
         )
     return _only_trainer(_load(files[stem]), files[stem])

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fedvlm.core.errors import FedvlmError, failure_text
+from fedvlm.core.errors import FedvlmError, MethodError, failure_text, own_line
 from fedvlm.core.trees import (
     State,
     Tree,
@@ -311,8 +311,9 @@ def _client_update(
     except FedvlmError:
         raise
     except Exception as error:
-        raise FedvlmError(
-            f"{_where(trainer.name, ctx)}: {failure_text(error)} (--debug shows the traceback)"
+        raise MethodError(
+            f"{_where(trainer.name, ctx)}: {failure_text(error)}{own_line(error)} "
+            "(--debug shows the traceback)"
         ) from error
 
 
@@ -320,11 +321,11 @@ def _check_work(where: str, ctx: Context, out: Any, received: Tree) -> _Done:
     """Return what ``client_update`` returned, if it keeps the contract; nothing is read.
 
     Raises:
-        FedvlmError: not (state, Upload), keys outside the shared group and the declared extras,
+        MethodError: not (state, Upload), keys outside the shared group and the declared extras,
             a wrong shape or type, state without a client axis, not one weight per client.
     """
     if not (isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], Upload)):
-        raise FedvlmError(
+        raise MethodError(
             f"{where}: client_update returned {type(out).__name__}, not (state, ctx.upload)"
         )
     state, upload = out
@@ -332,22 +333,22 @@ def _check_work(where: str, ctx: Context, out: Any, received: Tree) -> _Done:
     _check_axis(where, ctx, state)
     for tensor, value in upload.params.items():
         if tensor not in received:
-            raise FedvlmError(f"{where}: the download lacks '{tensor}' of the shared group")
+            raise MethodError(f"{where}: the download lacks '{tensor}' of the shared group")
         home = list(received[tensor].shape)
         if tensor in upload.rows:
             rows = upload.rows[tensor]
             home[rows.along(received[tensor])] = rows.index.shape[1]
         if list(value.shape) != home:
-            raise FedvlmError(
+            raise MethodError(
                 f"{where}: upload '{tensor}' has shape {list(value.shape)}, the download had {home}"
             )
         if value.dtype != received[tensor].dtype:
-            raise FedvlmError(
+            raise MethodError(
                 f"{where}: upload '{tensor}' is {value.dtype}, the download was "
                 f"{received[tensor].dtype}"
             )
     if upload.weight.shape != (ctx.k,):
-        raise FedvlmError(
+        raise MethodError(
             f"{where}: the upload's weight has shape {list(upload.weight.shape)}, "
             "not one per client"
         )
@@ -361,13 +362,13 @@ def _check_keys(where: str, ctx: Context, upload: Upload) -> None:
     missing = set(ctx.groups.shared) - set(upload.params) - set(upload.absent)
     told = set(ctx.logs) - set(matching(ctx.logs, ctx.metrics))
     if stray:
-        raise FedvlmError(
+        raise MethodError(
             f"{where}: uploads {sorted(stray)} outside the shared group and the declared extras"
         )
     if missing:
-        raise FedvlmError(f"{where}: does not upload {sorted(missing)} of the shared group")
+        raise MethodError(f"{where}: does not upload {sorted(missing)} of the shared group")
     if told:
-        raise FedvlmError(
+        raise MethodError(
             f"{where}: sends the numbers {sorted(told)} along, which its `metrics` do not declare: "
             "add a pattern there if the server may know them, or record them with log=None"
         )
@@ -377,7 +378,7 @@ def _check_extras(where: str, extras: Tree, forms: TreeView | None) -> None:
     """Refuse extras of another form than the method gives."""
     odd = odd_extra(extras, forms) if forms is not None else ""
     if odd:
-        raise FedvlmError(f"{where}: {odd}: what it sends and its extra_forms differ")
+        raise MethodError(f"{where}: {odd}: what it sends and its extra_forms differ")
 
 
 def _check_axis(where: str, ctx: Context, state: State) -> None:
@@ -385,7 +386,7 @@ def _check_axis(where: str, ctx: Context, state: State) -> None:
     for slot, tree in state.items():
         for name, value in tree.items():
             if value.dim() == 0 or len(value) != ctx.k:
-                raise FedvlmError(
+                raise MethodError(
                     f"{where}: '{name}' in slot '{slot}' of the new state has shape "
                     f"{list(value.shape)}, without a leading axis of {ctx.k} clients"
                 )
@@ -394,7 +395,7 @@ def _check_axis(where: str, ctx: Context, state: State) -> None:
 def _check_weight(where: str, ctx: Context, weights: Sequence[float]) -> None:
     for client, value in zip(ctx.clients, weights, strict=True):
         if not (0 <= value < float("inf")):
-            raise FedvlmError(f"{where}: client {client} has weight {value}, not a number >= 0")
+            raise MethodError(f"{where}: client {client} has weight {value}, not a number >= 0")
 
 
 def _check_rows(
@@ -407,7 +408,7 @@ def _check_rows(
         for client, count in zip(ctx.clients, row, strict=True):
             said = refusal(name, count, size)
             if said:
-                raise FedvlmError(f"{where}: client {client} sends {said}")
+                raise MethodError(f"{where}: client {client} sends {said}")
 
 
 def _check_finite(ctx: Context, k: int, state: State, params: Tree) -> None:

@@ -37,6 +37,7 @@ from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context, without_ke
 from fedvlm.federation.engine import Bundle, Engine, LocalEngine, laid
 from fedvlm.federation.groups import SERVER, SHARED, Finetune, resolve
 from fedvlm.federation.local.guard import guarded
+from fedvlm.federation.local.hooks import explain_hook, name_of, slots_of, tree_of
 from fedvlm.federation.local.images import sightings
 from fedvlm.federation.local.sent import WHOLE, Portion
 from fedvlm.federation.local.streams import prove_streams
@@ -230,7 +231,7 @@ class Federation:
         self.groups = resolve(self.p0, trainer.rules(list(self.p0)), f"trainer {trainer.name}")
         self.clients = Clients(
             MemoryStore() if store is None else store,
-            lambda c: trainer.init_client(self.context([c]), self.p0),
+            self._init_client,
             self.p0, self.groups, trainer.reads_old,
             alike=type(trainer).init_client is Trainer.init_client,
         )
@@ -598,14 +599,23 @@ class Federation:
         for (clients, models), images in sightings(self, self.models(question)):
             yield clients, models, images
 
+    def _init_client(self, client: int) -> State:
+        hook = name_of(self.trainer, "init_client")
+        with explain_hook(f"client {client}: {hook}"):
+            return slots_of(hook, self.trainer.init_client(self.context([client]), self.p0))
+
     def _models(self, ctx: Context, question: Question) -> Tree:
         """Return the personal models of a chunk, made from copies of its own."""
         received = laid(question.downloads, ctx)
         own = without_kept(self.clients.stacked(ctx.clients, question.versions))
-        with self.clients.explain(f"trainer {self.trainer.name}"):
+        hook = name_of(self.trainer, "finetune" if question.tune else "personalize")
+        with (
+            explain_hook(f"round {question.round}: {hook}"),
+            self.clients.explain(f"trainer {self.trainer.name}"),
+        ):
             if question.tune:
                 return self.trainer.finetune(ctx, own, received, self.finetuning)
-            return self.trainer.personalize(ctx, own, received)
+            return tree_of(hook, self.trainer.personalize(ctx, own, received))
 
     def shared(self, state: FedState) -> Tree:
         """Return the global model ``[1, ...]``: initial personal tensors, aggregated shared ones.

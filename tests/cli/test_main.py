@@ -14,7 +14,7 @@ import pytest
 
 from fedvlm.cli import main as cli
 from fedvlm.console import guard
-from fedvlm.core.errors import ConfigError, DataError, DivergedError
+from fedvlm.core.errors import ConfigError, DataError, DivergedError, MethodError, own_line
 from tests.job.house import FakeTrainer, words
 from tests.jobs import REPOSITORY
 
@@ -33,6 +33,8 @@ def job_that(house: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
                 raise outcome
             return int(outcome)
 
+        # the double stands for code of ours, not for a method's file
+        monkeypatch.setattr(guard, "own_line", lambda error: "")
         module: Any = ModuleType("fedvlm.job.run")
         module.run_job = run_job
         module.report_seeds = lambda args: seen.append("table") or 0
@@ -66,6 +68,27 @@ def test_a_bug_leaves_its_traceback_in_a_file(job_that: Any, capsys: pytest.Capt
     Path(path).unlink()
     assert cli.main(["--dataset", "oxford_pets", "--debug"]) == 1
     assert "error: Traceback" in capsys.readouterr().err
+
+
+def test_what_a_methods_file_raises_is_no_bug_of_ours(
+    job_that: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    job_that(AttributeError("NCTX"))
+    monkeypatch.setattr(guard, "own_line", own_line)
+    assert cli.main(["--dataset", "oxford_pets"]) == 2
+    said = capsys.readouterr().err
+    assert "unexpected AttributeError: NCTX (test_main.py, line " in said and "a bug" not in said
+    Path(said.partition("traceback in ")[2].partition(",")[0]).unlink()
+
+
+def test_debug_shows_what_a_sentence_came_from(job_that: Any, capsys: pytest.CaptureFixture[str]):
+    failure = MethodError("Mine.aggregate failed")
+    failure.__cause__ = KeyError("text.ctx")
+    job_that(failure)
+    assert cli.main(["--dataset", "oxford_pets"]) == 2
+    assert capsys.readouterr().err == "error: Mine.aggregate failed\n"
+    assert cli.main(["--dataset", "oxford_pets", "--debug"]) == 2
+    assert "KeyError: 'text.ctx'" in capsys.readouterr().err
 
 
 def test_seeds_run_in_turn_then_the_table(job_that: Any):

@@ -127,8 +127,9 @@ def check_enough(totals: Mapping[str, int], spec: PartitionSpec, clients: int, w
 def no_images(part: str, where: str = "") -> str:
     """Return the message for a part of the set, or of one of its domains, without any image."""
     return (
-        f"there are no {part} images{where} to deal; use another DATASET.SPLIT_FILE or "
-        "DATASET.SUBSAMPLE_CLASSES" + (", or FED.HELD_OUT_DOMAIN to leave it out" if where else "")
+        f"there are no {part} images{where} to deal: give classes more images, or use another "
+        "DATASET.SPLIT_FILE or DATASET.SUBSAMPLE_CLASSES"
+        + (", or FED.HELD_OUT_DOMAIN to leave it out" if where else "")
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core import rng
-from fedvlm.core.errors import ConfigError, FedvlmError, failure_text
+from fedvlm.core.errors import ConfigError, FedvlmError, failure_text, own_line
 from fedvlm.core.trees import Tree, expand, rows
 from fedvlm.federation.batches import Batch
 from fedvlm.models.features.proof import Answers, Proof, compare
@@ -144,9 +144,9 @@ def _chunk_answers(
     except Exception as error:
         raise ConfigError(
             f"trainer {trainer.name or type(trainer).__name__} fails on the stream "
-            f"{', '.join(batch.x)} before round 1: {failure_text(error)} (its loss and "
-            "prediction must hold for the stream that it declares and for pixels; --debug shows "
-            "the traceback)"
+            f"{', '.join(batch.x)} before round 1: {failure_text(error)}{own_line(error)} (its "
+            "loss and prediction must hold for the stream that it declares and for pixels; --debug "
+            "shows the traceback)"
         ) from error
     return logits, {
         n: torch.zeros_like(leaves[n]) if g is None else g

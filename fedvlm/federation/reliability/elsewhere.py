@@ -9,6 +9,7 @@ from __future__ import annotations
 from fedvlm.core.errors import DivergedError, FedvlmError, failure_text
 from fedvlm.core.trees import State, first_non_finite
 from fedvlm.federation.aggregation.updates import Updates
+from fedvlm.federation.local.hooks import explain_hook, name_of, slots_of
 from fedvlm.federation.server import ServerContext
 from fedvlm.federation.trainer import Trainer
 
@@ -25,11 +26,13 @@ def aggregated(
         DivergedError: the global model is not finite.
         FedvlmError: the method fails on what came from other places.
     """
+    hook = name_of(trainer, "aggregate")
     if not origin:
-        return trainer.aggregate(ctx, server, updates)
+        with explain_hook(f"round {ctx.round}: {hook}"):
+            return slots_of(hook, trainer.aggregate(ctx, server, updates))
     kept = f"the state of round {ctx.round - 1} is kept"
     try:
-        after = trainer.aggregate(ctx, server, updates)
+        after = slots_of(hook, trainer.aggregate(ctx, server, updates))
     except FedvlmError:
         raise
     except Exception as error:
