@@ -226,7 +226,7 @@ def test_quick_gives_way_to_what_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     (["fedtv", "--peft", "lora"], "not read --peft"),
     (["methods", "--family", "promt"], "--family has no 'promt'; did you mean 'prompt'"),
     (["engines", "--quick"], "not read --quick"), (["fedtv", "--markdown", "x"], "not read"),
-    (["methods", "FedAvk"], "did you mean 'fedavg'"), (["methods", "--bf16"], "not read --bf16"),
+    (["methods", "FedAvk"], "did you mean 'FedAvg'"), (["methods", "--bf16"], "not read --bf16"),
     (["methods", "--rounds", "0"], "--rounds 0: must be at least 1"),
     (["fedtv", "--rounds", "3"], "not read --rounds"), (["fedtv", "--fp64"], "not read --fp64"),
     (["fedtv", "FedAvg"], "takes no trainer"),

@@ -181,7 +181,7 @@ class Leaky(Trainer):
     [
         ([], "check wants a trainer"),
         (["--all"], "check: unknown flag '--all'"),
-        (["fedvt"], "did you mean 'fedtv'"),
+        (["fedvt"], "did you mean 'FedTV'"),
         (["./absent.py:Mine"], "no file"),
         (["fedtv", "TRAINER.FEDTV.RNAK", "2"], "did you mean 'TRAINER.FEDTV.RANK'"),
     ],

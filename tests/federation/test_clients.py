@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedvlm.check.world import Setup, World
-from fedvlm.core.errors import FedvlmError
+from fedvlm.core.errors import FedvlmError, MethodError
 from fedvlm.core.trees import State, Tree, stack_states
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.clients import Clients, MemoryStore, form_of, joint_form
@@ -244,7 +244,7 @@ def test_another_missing_name_is_not_explained_away() -> None:
 
     fed = quadratic(Typo(), 1)
     state: Any = fed.run()
-    with pytest.raises(KeyError, match="x"):
+    with pytest.raises(MethodError, match="Typo.personalize failed: KeyError: there is no 'x'"):
         list(fed.personal(state, [0]))
 
 

@@ -127,7 +127,7 @@ BAD = [
     (["--root", "/no/such/root", "--dataset", "eurosat", "--backbone", "tiny"], 3, "/no/such/root"),
     (["--demo", "--num-users", "0"], 2, "--num-users"),
     (["--demo", "--opts", "FED.ROUNDZ", "3"], 2, "FED.ROUNDS"),
-    (["--demo", "--trainer", "FedTB"], 2, "fedtv"),
+    (["--demo", "--trainer", "FedTB"], 2, "FedTV"),
     (["--demo", "--num-users", "11"], 2, "10 classes"),
     (["--dataset-config-file", "evil.py", "--root", "."], 2, "evil.py"),
     (["--demo", "--device", "cuda:7"], 2, "cuda:7"),

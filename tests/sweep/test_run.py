@@ -254,7 +254,7 @@ def test_failures_do_not_end_the_sweep_and_are_retried_on_demand(
     assert main(asked) == 1
     told = capsys.readouterr().out
     assert "1 of 2 cells done" in told and "no luck today" in told and "--retry-failed" in told
-    assert [r["code"] for r in journal(tmp_path / "out", "bad")] == [1, 0]
+    assert [r["code"] for r in journal(tmp_path / "out", "bad")] == [2, 0]
     assert main(asked) == 1  # skipped, still reported
     assert "no luck today" in capsys.readouterr().out
     assert len(journal(tmp_path / "out", "bad")) == 2
