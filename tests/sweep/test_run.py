@@ -262,7 +262,7 @@ def test_failures_do_not_end_the_sweep_and_are_retried_on_demand(
     (tmp_path / "raise").unlink()
     assert main([*asked, "--retry-failed"]) == 0
     assert "2 of 2 cells done" in capsys.readouterr().out
-    assert [r["code"] for r in journal(tmp_path / "out", "bad")] == [1, 0, 0]
+    assert [r["code"] for r in journal(tmp_path / "out", "bad")] == [2, 0, 0]
 
 
 def test_a_cell_in_another_process_is_left_to_it(
