@@ -58,7 +58,7 @@ check: $(STAMP) ## lint and types
 docs: $(PAGES) ## the documentation as a site in build/site; a dead link or an unknown name fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
 
-results: $(STAMP) ## docs/results from all runs of configs/results (hours on 2 cores); PAGE_ONLY=1 from its cells
+results: $(STAMP) ## docs/results from all runs of configs/results (about 4 hours on 2 cores); PAGE_ONLY=1 from its cells
 ifndef PAGE_ONLY
 	for plan in $(PLANS); do OMP_NUM_THREADS=1 $(BIN)/python -m fedvlm sweep $$plan \
 	--jobs $(JOBS) $(if $(TUNED),--tuned $(TUNED)) || test $$? -eq 1 || exit 2; done
