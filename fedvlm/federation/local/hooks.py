@@ -45,10 +45,7 @@ def slots_of(hook: str, value: Any) -> State:
     Raises:
         MethodError: it is something else.
     """
-    if not isinstance(value, Mapping):
-        raise MethodError(
-            f"{hook} returned {_kind(value)}, not slots such as {SLOTS}{_hint(value)}"
-        )
+    _need_mapping(hook, value, f"slots such as {SLOTS}")
     for slot, tree in value.items():
         if not isinstance(tree, Mapping):
             raise MethodError(
@@ -64,10 +61,7 @@ def tree_of(hook: str, value: Any) -> Tree:
     Raises:
         MethodError: it is something else.
     """
-    if not isinstance(value, Mapping):
-        raise MethodError(
-            f"{hook} returned {_kind(value)}, not a tree {{name: tensor}}{_hint(value)}"
-        )
+    _need_mapping(hook, value, "a tree {name: tensor}")
     for name, leaf in value.items():
         if not isinstance(leaf, Tensor):
             raise MethodError(f"{hook} returned {_kind(leaf)} as '{name}', not a tensor")
@@ -78,5 +72,7 @@ def _kind(value: Any) -> str:
     return "nothing" if value is None else f"a {type(value).__name__}"
 
 
-def _hint(value: Any) -> str:
-    return "; is its `return` missing?" if value is None else ""
+def _need_mapping(hook: str, value: Any, form: str) -> None:
+    if not isinstance(value, Mapping):
+        hint = "; is its `return` missing?" if value is None else ""
+        raise MethodError(f"{hook} returned {_kind(value)}, not {form}{hint}")

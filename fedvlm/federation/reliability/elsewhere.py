@@ -24,7 +24,8 @@ def aggregated(
 
     Raises:
         DivergedError: the global model is not finite.
-        FedvlmError: the method fails on what came from other places.
+        MethodError: the method fails on updates from here, or returns no slots.
+        FedvlmError: it fails on what came from other places.
     """
     hook = name_of(trainer, "aggregate")
     if not origin:
