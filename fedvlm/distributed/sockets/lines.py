@@ -67,10 +67,8 @@ def exchange(
             events = selectors.EVENT_READ | selectors.EVENT_WRITE
             selector.register(lines[name], events, (name, talk))
         while selector.get_map():
-            ready = selector.select(max(0.0, min(until - time.monotonic(), 60.0)))
-            if not ready and time.monotonic() >= until:
-                break
-            for key, events in ready:
+            left = until - time.monotonic()
+            for key, events in selector.select(max(0.0, min(left, 60.0))):
                 name, talk = key.data
                 sock = lines[name]
                 try:
@@ -84,6 +82,8 @@ def exchange(
                 except (OSError, StreamError) as error:
                     failures[name] = reason(error)
                     selector.unregister(sock)
+            if left <= 0:  # also where somebody says a byte now and then
+                break
     for name in frames:
         lines[name].setblocking(True)
         if name not in answers:

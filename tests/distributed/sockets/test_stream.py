@@ -15,7 +15,7 @@ import pytest
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.distributed.sockets import carrier as carrier_module
-from fedvlm.distributed.sockets import stream
+from fedvlm.distributed.sockets import lines, stream
 from fedvlm.distributed.sockets.carrier import Addressed, Begun
 from fedvlm.distributed.sockets.lines import exchange
 from fedvlm.distributed.sockets.serving import converse, serve
@@ -174,6 +174,16 @@ def test_a_site_that_is_late_has_a_line_that_is_used_no_more() -> None:
     with ours, theirs:
         answers, failures = exchange({"a": ours}, {"a": b"x"}, 0.05)
     assert answers == {} and failures == {"a": "no answer within 0.05 s"}
+
+
+def test_a_site_that_says_a_byte_now_and_then_is_late_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deadline is of the whole answer, not of the silence between two pieces of it."""
+    monkeypatch.setattr(lines, "_PIECE", 1)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(LENGTH.pack(100) + bytes(100))
+        answers, failures = exchange({"a": ours}, {"a": b"x"}, 0)
+    assert answers == {} and failures == {"a": "no answer within 0 s"}
 
 
 def begun(tmp_path: Path, count: int, word: str = "") -> Begun:
