@@ -1,11 +1,14 @@
-"""``peft``: LoRA of both towers, written by peft itself for transformers' CLIPModel."""
+"""``peft``: LoRA of both towers, written by peft itself for transformers' CLIPModel.
+
+``module_name`` and ``to_peft`` hold the names of that model's layers.
+"""
 
 from __future__ import annotations
 
 import copy
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +17,38 @@ from torch import Tensor
 
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.trees import Tree
 from fedvlm.export.formats.beside import USAGE, read_classifier, write_classifier
 from fedvlm.export.recipe import Recipe
 from fedvlm.export.towers import hub_name, plain_clip
 from fedvlm.export.trained import TrainedModel
-from fedvlm.models.adapt.peft_io import CONFIG, module_name, to_peft
 from fedvlm.models.load.hf_clip import hf_model
 from fedvlm.models.load.weights import quiet_hub, quiet_transformers
-from fedvlm.models.towers.adapters import FACTOR_A, sites
+from fedvlm.models.towers.adapters import FACTOR_A, FACTOR_B, sites
 from fedvlm.models.vlmodel import VLModel
 
 LIBRARY = "peft"
 BASE = "base"
-STYLE = "transformers"
+CONFIG = "adapter_config.json"
+TOWERS = {"image": "vision_model.encoder.layers", "text": "text_model.encoder.layers"}
+LAYERS = {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj",
+          "o": "self_attn.out_proj", "fc": "mlp.fc1", "proj": "mlp.fc2"}
+
+
+def module_name(site: str) -> str:
+    """Return the module of CLIPModel that the LoRA of a site, ``image.lora.3.q``, changes."""
+    tower, _, block, layer = site.split(".")
+    return f"{TOWERS[tower]}.{block}.{LAYERS[layer]}"
+
+
+def to_peft(tree: Mapping[str, Tensor]) -> Tree:
+    """Return the LoRA tensors of ``tree`` (no client axis) under peft's names; no others."""
+    out = {}
+    for site in sites(tree):
+        module = f"base_model.model.{module_name(site)}"
+        out[f"{module}.lora_A.weight"] = tree[site + FACTOR_A]
+        out[f"{module}.lora_B.weight"] = tree[site + FACTOR_B]
+    return out
 
 
 def base_model(model: VLModel) -> Any:
@@ -60,7 +82,7 @@ def write(recipe: Recipe, trained: TrainedModel, folder: Path, common: Path) -> 
         )
     write_classifier(recipe, folder)
     model, scale = trained.model, float(recipe.card["lora"])
-    ranks = {module_name(s, STYLE): recipe.lora[s + FACTOR_A].shape[0] for s in names}
+    ranks = {module_name(s): recipe.lora[s + FACTOR_A].shape[0] for s in names}
     most = max(ranks.values())
     other = {m: r for m, r in ranks.items() if r != most}
     base = base_model(model)
@@ -71,7 +93,7 @@ def write(recipe: Recipe, trained: TrainedModel, folder: Path, common: Path) -> 
     config = LoraConfig(**options, lora_dropout=0.0, inference_mode=True)
     with quiet_transformers(), torch.random.fork_rng([]):
         wrapped = get_peft_model(copy.deepcopy(base), config)
-        result: Any = set_peft_model_state_dict(wrapped, to_peft(recipe.lora, STYLE))
+        result: Any = set_peft_model_state_dict(wrapped, to_peft(recipe.lora))
         if result.unexpected_keys:
             raise FedvlmError(f"peft has no place for {result.unexpected_keys[:3]}")
         wrapped.peft_config["default"].base_model_name_or_path = _base_name(trained, folder, common)
