@@ -55,6 +55,11 @@ class Run:
         """The last round's record: the headline."""
         return dict(self.results["last"])
 
+    @property
+    def seconds(self) -> float:
+        """Wall time of the run, of its last session."""
+        return float(self.info.get("seconds_this_session") or 0)
+
     def section(self, name: str) -> Mapping[str, Any]:
         """Return a section of the results (``zero_shot``); empty where the run has none such."""
         section = self.results.get(name)

@@ -1,8 +1,9 @@
 """The page of published results, its figures and LaTeX, from packed runs.
 
 Below FOLDER lie cells/ (a pack of runs for each lane) and what is made of them. --from packs
-finished runs first: each folder below it is a lane. Without --from neither runs, data nor weights
-are needed. The same runs give the same bytes.
+finished runs first: each folder below it is a lane. Runs that a pack has and OUTPUT lacks stay in
+it with --keep, and are refused without. Without --from neither runs, data nor weights are needed.
+The same runs give the same bytes.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from fedvlm.report.results.claims import Claim, read_claim
 from fedvlm.report.results.plans import read_lanes
 from fedvlm.report.results.tuning import Search
 from fedvlm.report.tables.papers import paper_of
-from fedvlm.runs.cells import ENDING, pack, run_names
+from fedvlm.runs.cells import ENDING, folders_of, pack, run_names
 from fedvlm.runs.seal import seal_of, sealed
 from fedvlm.sweep.tune.tuned import read_tuned, trains_of
 
 EXAMPLES = (
     "fedvlm publish docs/results  # the page again, from docs/results/cells",
-    "fedvlm publish docs/results --from output/results --plans configs/results",
+    "fedvlm publish docs/results --from output/results --keep",
 )
 ALSO = ("publication", "cells", "lanes")
 DISTANCES, ABLATED = "distances.json", "ablation"  # a lane where it counts what moved at all
@@ -44,6 +45,8 @@ def flags(parser: Parser) -> None:
     add("folder", metavar="FOLDER", help="where page, figures, tables and cells/ lie")
     add("--from", dest="origin", default="", metavar="OUTPUT", help="pack the finished runs of "
         "each folder below OUTPUT into cells/ first")
+    add("--keep", action="store_true", help="with --from: runs that cells/ has and OUTPUT lacks "
+        "stay, as where only some of the plans were run here")
     add("--plans", default=PLANS, metavar="FOLDER", help="the lanes' plans: titles, "
         f"order, and how many runs there are to be ({PLANS})")
     add("--tuned", default="", metavar="FILE", help="what fedvlm tune chose; copied "
@@ -64,13 +67,15 @@ def main(args: Namespace) -> int:
         complain(f"no folder {PLANS} here: the page counts no planned runs and has no titles "
                  "(--plans FOLDER)", prefix="note")
     cells = into / CELLS
+    if args.keep and not args.origin:
+        raise ConfigError("--keep says what --from does with runs that OUTPUT lacks; give --from")
     if args.tuned:
         read_tuned(user_path(args.tuned))  # before anything is written
     if args.origin:
         folders = _lane_folders(args.origin)
         cells.mkdir(parents=True, exist_ok=True)
         for lane in folders:
-            _pack(lane, cells / f"{lane.name}{ENDING}")
+            _pack(lane, cells / f"{lane.name}{ENDING}", args.keep)
             if lane.name == ABLATED:
                 _measure(lane, into / DISTANCES)
     if args.tuned:
@@ -156,24 +161,29 @@ def _lane_folders(word: str) -> list[Path]:
     return folders
 
 
-def _pack(lane: Path, path: Path) -> None:
-    """Pack a lane's finished runs.
+def _pack(lane: Path, path: Path, keep: bool) -> None:
+    """Pack a lane's finished runs; with ``keep`` also those that only the pack has.
 
     Raises:
-        DataError: the pack that is there has runs that the lane's folder lacks.
+        DataError: the pack is damaged, or has runs that the lane lacks and may not keep.
     """
     collected = collect([lane])
     complain(*collected.notes(), prefix="note")
     names = {run.path.relative_to(lane).as_posix(): run.path for run in collected.runs}
-    if names:
-        lost = sorted(run_names(path) - names.keys()) if path.is_file() else []
-        if lost:
-            raise DataError(
-                f"{path} has {len(lost)} run(s) that {lane} lacks ({lost[0]}) and would lose them: "
-                "finish the lane's runs first, or move the pack away"
-            )
-        number = pack(names.items(), path)
-        say(f"packed: {path} ({number} runs, {path.stat().st_size / 1e6:.2f} MB)")
+    if not names:
+        return
+    lost = sorted(run_names(path) - names.keys()) if path.is_file() else []
+    if lost and not keep:
+        raise DataError(
+            f"{path} has {len(lost)} run(s) that {lane} lacks ({lost[0]}) and would lose them: "
+            "finish the lane's runs first, keep them (--keep), or move the pack away"
+        )
+    if lost:
+        (old,) = folders_of(path)
+        names |= {name: old / name for name in lost}
+    number = pack(names.items(), path)
+    kept = f", {len(lost)} of them kept from before" if lost else ""
+    say(f"packed: {path} ({number} runs{kept}, {path.stat().st_size / 1e6:.2f} MB)")
 
 
 def _claims() -> dict[str, Claim | None]:

@@ -26,6 +26,7 @@ class Lane:
         title: heading; about: what its plan says of it; wanted: how many cells the plans have.
         planned: names of the methods of its plans (``claims.labels_of``) -> their cells there,
             (data set, shots, seed).
+        folders: folder of plans -> what each of its plans for the lane has, as ``planned``.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Lane:
     about: str = ""
     wanted: int = 0
     planned: Mapping[str, frozenset[Any]] = field(default_factory=dict)
+    folders: Mapping[str, Sequence[Mapping[str, frozenset[Any]]]] = field(default_factory=dict)
 
     @property
     def runs(self) -> list[Run]:
@@ -58,6 +60,16 @@ class Lane:
         there = [one for one in cells if one is not None]
         both = frozenset.intersection(*there) if there else frozenset()
         return len({(dataset, seed) for dataset, _, seed in both})
+
+    def folder_of(self, run: Run) -> str:
+        """Return the folder of plans that a run is of; empty where no plan has it."""
+        mine = _data_set(run.protocol.get("dataset")), run.protocol.get("seed")
+        names = {fold(run.method), fold(bare(run.method))}
+        return next((
+            folder for folder, plans in self.folders.items() for planned in plans
+            for label, cells in planned.items() if fold(label) in names
+            and mine in {(_data_set(dataset), seed) for dataset, _, seed in cells}
+        ), "")
 
     def only(self, runs: Sequence[Run]) -> Collected:
         """Return what was collected, cut to some of the runs."""
@@ -108,9 +120,19 @@ def protocol_rows(lane: Lane) -> list[dict[str, Any]]:
             "steps": _span(r.totals().get("local_steps") for r in runs),
             "seeds": len({r.protocol.get("data_seed") for r in runs}), "cells": len(runs),
             "tests": mean([float(sum(c["n"] for c in r.last.get("clients", ()))) for r in runs]),
-            "seconds": sum(float(r.info.get("seconds_this_session") or 0) for r in runs),
+            "seconds": sum(run.seconds for run in runs),
         })
     return rows
+
+
+def spent_by_folder(lanes: Sequence[Lane]) -> list[tuple[str, int, float]]:
+    """Return (folder of plans, its runs, hours of their wall time), where there are several."""
+    spent: dict[str, list[float]] = {}
+    for lane in lanes:
+        for run in lane.runs:
+            spent.setdefault(lane.folder_of(run), []).append(run.seconds)
+    several = [(name, len(each), sum(each) / 3600) for name, each in sorted(spent.items()) if name]
+    return several if len(several) > 1 else []
 
 
 def below(
@@ -130,6 +152,11 @@ def below(
             gaps.setdefault(run.method, []).append(own - theirs)
     names = sorted(name for name, gap in gaps.items() if (mean(gap) or 0.0) < 0)
     return names, len(gaps)
+
+
+def _data_set(name: Any) -> str:
+    """Return what all spellings of a data set's name have in common."""
+    return fold(DATASETS.get(fold(str(name)), str(name)))
 
 
 def _span(values: Any) -> str:

@@ -21,7 +21,7 @@ from fedvlm.report.figures import client_gain, few_shot, forest, style
 from fedvlm.report.figures.selection import Selection
 from fedvlm.report.results import headline
 from fedvlm.report.results.claims import NOT_RUN, Answer, Claim, answers, firmed, missing
-from fedvlm.report.results.lanes import OWN, Lane, groups, protocol_rows
+from fedvlm.report.results.lanes import OWN, Lane, groups, protocol_rows, spent_by_folder
 from fedvlm.report.results.standing import Standing, sentences, standing_of
 from fedvlm.report.results.tuning import Search, about
 from fedvlm.report.tables.cells import TableCell
@@ -123,7 +123,8 @@ def write_page(sources: Sources, into: Path, name: str = "README.md") -> list[Pa
         anchors={s.lane.name: _anchor(s.lane.title) for s in sections},
         names_of_backbones=sorted({str(r.protocol["backbone"]) for r in every}),
         hours=[(s.lane.name, sum(float(row["seconds"]) for row in s.protocol) / 3600)
-               for s in sections], search=sources.search,
+               for s in sections],
+        by_folder=spent_by_folder(sources.lanes), search=sources.search,
         machines=sorted({str(r.info.get("machine", {}).get("processor", "")) for r in every}),
         unplanned=unplanned, waiting=waiting,
         notes=[n for lane in sources.lanes for n in lane.collected.problems],

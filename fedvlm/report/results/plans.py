@@ -19,29 +19,32 @@ from fedvlm.runs.cells import ENDING
 def read_lanes(packs: Sequence[Path], plans: Path) -> list[Lane]:
     """Return the lanes in the order of their first plan, with what the plans say of them.
 
-    A lane that has plans and no runs yet is there too, empty.
+    Plans are read in the order of their files' names, those of folders below among them. A lane
+    that has plans and no runs yet is there too, empty.
 
     Raises:
         ConfigError: a file of ``plans`` is no plan.
         DataError: a pack is damaged.
     """
     told: dict[str, dict[str, Any]] = {}
-    for path in sorted(plans.glob("*.yaml")):
+    for path in sorted(plans.rglob("*.yaml"), key=lambda path: (path.name, path)):
         plan = read_plan(path)
         about = told.setdefault(plan["lane"], {"title": plan["title"], "wanted": 0, "about": [],
-                                               "planned": {}})
+                                               "planned": {}, "folders": {}})
+        folder = path.parent.relative_to(plans.parent).as_posix()
+        about["folders"].setdefault(folder, []).append(plan["planned"])
         about["wanted"] += plan["cells"]
         about["about"].append(plan["about"])
         for method, cells in plan["planned"].items():
             about["planned"][method] = about["planned"].get(method, frozenset()) | cells
     by_name = {path.name.removesuffix(ENDING): path for path in packs}
     out = []
-    none: dict[str, Any] = {"wanted": 0, "about": [], "planned": {}}
+    none: dict[str, Any] = {"wanted": 0, "about": [], "planned": {}, "folders": {}}
     for name in [*told, *sorted(by_name.keys() - told.keys())]:
         collected = collect([by_name[name]]) if name in by_name else Collected()
         one = told.get(name, {"title": name} | none)
         out.append(Lane(name, collected, one["title"], " ".join(one["about"]), one["wanted"],
-                        one["planned"]))
+                        one["planned"], one["folders"]))
     return out
 
 

@@ -50,7 +50,7 @@ UNPLANNED = {
 def test_method_and_rival_of_every_claim_are_in_a_plan_of_its_lane() -> None:
     """But those of ``UNPLANNED``; of these a lane of rivals may have some by now."""
     lanes: dict[str, set[str]] = {}
-    for path in sorted((REPOSITORY / "configs" / "results").glob("*.yaml")):
+    for path in sorted((REPOSITORY / "configs" / "results").rglob("*.yaml")):
         one = read_plan(path)
         lanes.setdefault(one["lane"], set()).update(one["planned"])
     for path in trainer_files().values():
@@ -70,7 +70,7 @@ def test_every_claim_names_one_method_of_its_lane_and_one_rival() -> None:
     """
     lanes: dict[str, set[Label]] = {}
     stems = {fold(card(path).partition(":")[0]): stem for stem, path in trainer_files().items()}
-    for path in sorted((REPOSITORY / "configs" / "results").glob("*.yaml")):
+    for path in sorted((REPOSITORY / "configs" / "results").rglob("*.yaml")):
         plan = yaml.safe_load(path.read_text())
         there = lanes.setdefault(Path(plan["output_dir"]).name, set())
         for word in plan["trainers"]:
@@ -122,7 +122,7 @@ def test_an_entry_goes_by_its_name_its_tag_and_what_it_trains() -> None:
 
 def test_every_card_claims_what_can_be_tested() -> None:
     lanes = {Path(yaml.safe_load(path.read_text())["output_dir"]).name
-             for path in (REPOSITORY / "configs" / "results").glob("*.yaml")}
+             for path in (REPOSITORY / "configs" / "results").rglob("*.yaml")}
     claims = {stem: read_claim(fields(card(path))["Claim"])
               for stem, path in trainer_files().items()}
     assert {claim.lane for claim in claims.values() if claim} <= lanes

@@ -10,6 +10,7 @@ import pytest
 
 from fedvlm.cli import main as cli
 from fedvlm.core.stats import harmonic_mean
+from fedvlm.runs.cells import folders_of, run_names
 from fedvlm.runs.seal import seal_of
 from fedvlm.sweep.tune.tuned import write_tuned
 from tests.report.table_runs import reference, rows, write_run
@@ -177,6 +178,41 @@ def test_a_pack_is_not_replaced_by_one_with_fewer_runs(
     told = capsys.readouterr().err
     assert "has 1 run(s) that" in told and "move the pack away" in told
     assert path.read_bytes() == before
+    assert cli.main([*words, str(poorer), "--keep"]) == 0
+    assert "(12 runs, 1 of them kept from before," in capsys.readouterr().out
+    assert path.read_bytes() == before, "what only the pack had is in it as it was"
+    changed = min(poorer.rglob("config.yaml"))
+    changed.write_text("SEED: 1  # run again\n")
+    assert cli.main([*words, str(poorer), "--keep"]) == 0
+    again = folders_of(path)[0] / changed.relative_to(poorer / "dirichlet")
+    assert again.read_text() == changed.read_text(), "a run that is there again replaces its own"
+    assert len(run_names(path)) == 12
+
+
+def test_keep_wants_runs_to_pack(output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                 ) -> None:
+    words = ["publish", str(tmp_path), "--plans", str(output / "plans"), "--keep"]
+    assert cli.main(words) == 2
+    assert "give --from" in capsys.readouterr().err
+
+
+def test_plans_of_folders_below_belong_to_their_lanes(
+    output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans are read by their files' names; the page says what each folder's runs took."""
+    monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / "cache"))
+    plans = tmp_path / "plans"
+    (plans / "more").mkdir(parents=True)
+    (plans / "1.yaml").write_text(LANE.replace("[pets, dtd]", "[pets]"))
+    (plans / "more" / "0_more.yaml").write_text(
+        LANE.replace("A lane: of two sets", "Textures: one set more").replace("pets, ", ""))
+    words = ["publish", str(tmp_path / "page"), "--from", str(output / "out")]
+    assert cli.main([*words, "--plans", str(plans)]) == 0
+    text = (tmp_path / "page" / "README.md").read_text()
+    assert "12 runs of 18 planned" in text and "## Textures\nOne set more. Of two sets." in text
+    assert " By plans: `plans` 6 runs in 6.0 h, `plans/more` 6 runs in 6.0 h. Backbone" in text
+    assert cli.main([*words, "--plans", str(output / "plans")]) == 0
+    assert "By plans" not in (tmp_path / "page" / "README.md").read_text(), "there is one folder"
 
 
 def test_without_cells_there_is_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

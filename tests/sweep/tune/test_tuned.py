@@ -132,7 +132,7 @@ def test_the_published_plans_take_what_was_tuned_for_their_like() -> None:
     inside_vit = {e.label for e in tuning.trainers if "distilled/vit" in str(e.settings)}
     elsewhere = {e.label for e in tuning.trainers} - inside_vit
     assert inside_vit and elsewhere
-    for path in sorted((ROOT / "configs" / "results").glob("*.yaml")):
+    for path in sorted((ROOT / "configs" / "results").rglob("*.yaml")):
         plan = read_plan(path)
         like = inside_vit if "distilled/vit" in str(plan.common) else elsewhere
         got, _ = with_tuned(plan, content)
