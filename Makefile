@@ -59,14 +59,14 @@ check: $(STAMP) ## lint and types
 docs: $(PAGES) ## the documentation as a site in build/site; a dead link or an unknown name fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
 
-results: $(STAMP) ## docs/results from the runs of configs/results (about 1.7 hours on 2 cores); PAGE_ONLY=1 from its cells
+results: $(STAMP) ## docs/results from the runs of configs/results (about 1.6 hours on 2 cores); PAGE_ONLY=1 from its cells
 ifndef PAGE_ONLY
 	for plan in $(PLANS); do OMP_NUM_THREADS=1 $(BIN)/python -m fedvlm sweep $$plan \
 	--jobs $(JOBS) $(if $(TUNED),--tuned $(TUNED)) || test $$? -eq 1 || exit 2; done
 endif
 	$(BIN)/python -m fedvlm publish docs/results $(if $(PAGE_ONLY),,--from output/results --keep)
 
-results-more: ## the same from configs/results/more: all methods side by side, and a long lane (about an hour more)
+results-more: ## the same from configs/results/more: all methods side by side, two plans more (about 1.5 hours more)
 	$(MAKE) results PLANS="$(MORE)"
 
 bench: $(STAMP) ## speed of FedTV against the reference recipe (ViT-B/16, 50 classes)

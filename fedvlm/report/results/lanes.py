@@ -64,12 +64,13 @@ class Lane:
     def folder_of(self, run: Run) -> str:
         """Return the folder of plans that a run is of; empty where no plan has it."""
         mine = _data_set(run.protocol.get("dataset")), run.protocol.get("seed")
-        names = {fold(run.method), fold(bare(run.method))}
-        return next((
-            folder for folder, plans in self.folders.items() for planned in plans
-            for label, cells in planned.items() if fold(label) in names
-            and mine in {(_data_set(dataset), seed) for dataset, _, seed in cells}
-        ), "")
+        for name in (fold(run.method), fold(bare(run.method))):  # a bare name may be another's, too
+            for folder, plans in self.folders.items():
+                cells = [one for planned in plans for label, cells in planned.items()
+                         if fold(label) == name for one in cells]
+                if mine in {(_data_set(dataset), seed) for dataset, _, seed in cells}:
+                    return folder
+        return ""
 
     def only(self, runs: Sequence[Run]) -> Collected:
         """Return what was collected, cut to some of the runs."""

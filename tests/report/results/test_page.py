@@ -211,6 +211,13 @@ def test_plans_of_folders_below_belong_to_their_lanes(
     text = (tmp_path / "page" / "README.md").read_text()
     assert "12 runs of 18 planned" in text and "## Textures\nOne set more. Of two sets." in text
     assert " By plans: `plans` 6 runs in 6.0 h, `plans/more` 6 runs in 6.0 h. Backbone" in text
+    (plans / "1.yaml").write_text(  # of the same name, with other tensors: not these runs
+        LANE.replace("[FedAvg, ", "[{name: FedAvg, peft: prompt}, "))
+    (plans / "more" / "0_more.yaml").write_text(
+        LANE.replace("[FedAvg, Ditto, FedPer]", "[{name: FedAvg, peft: feature+head}]"))
+    assert cli.main([*words, "--plans", str(plans)]) == 0
+    text = (tmp_path / "page" / "README.md").read_text()
+    assert " By plans: `plans` 8 runs in 8.0 h, `plans/more` 4 runs in 4.0 h. Backbone" in text
     assert cli.main([*words, "--plans", str(output / "plans")]) == 0
     assert "By plans" not in (tmp_path / "page" / "README.md").read_text(), "there is one folder"
 
