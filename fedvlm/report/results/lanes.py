@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,9 +24,8 @@ class Lane:
         name: as claims call it: the pack's name.
         collected: its runs.
         title: heading; about: what its plan says of it; wanted: how many cells the plans have.
-        planned: names of the methods of its plans (``claims.labels_of``) -> their cells there,
-            (data set, shots, seed).
-        folders: folder of plans -> what each of its plans for the lane has, as ``planned``.
+        folders: folder of plans -> names of the methods of its plans for the lane
+            (``claims.labels_of``) -> their cells there, (data set, shots, seed).
     """
 
     name: str
@@ -34,8 +33,12 @@ class Lane:
     title: str = ""
     about: str = ""
     wanted: int = 0
-    planned: Mapping[str, frozenset[Any]] = field(default_factory=dict)
-    folders: Mapping[str, Sequence[Mapping[str, frozenset[Any]]]] = field(default_factory=dict)
+    folders: Mapping[str, Mapping[str, frozenset[Any]]] = field(default_factory=dict)
+
+    @property
+    def planned(self) -> Mapping[str, frozenset[Any]]:
+        """The methods of all its plans, by name, with their cells."""
+        return join_plans(self.folders.values())
 
     @property
     def runs(self) -> list[Run]:
@@ -65,16 +68,26 @@ class Lane:
         """Return the folder of plans that a run is of; empty where no plan has it."""
         mine = _data_set(run.protocol.get("dataset")), run.protocol.get("seed")
         for name in (fold(run.method), fold(bare(run.method))):  # a bare name may be another's, too
-            for folder, plans in self.folders.items():
-                cells = [one for planned in plans for label, cells in planned.items()
-                         if fold(label) == name for one in cells]
-                if mine in {(_data_set(dataset), seed) for dataset, _, seed in cells}:
+            for folder, planned in self.folders.items():
+                if mine in {(_data_set(dataset), seed) for label, cells in planned.items()
+                            if fold(label) == name for dataset, _, seed in cells}:
                     return folder
         return ""
 
     def only(self, runs: Sequence[Run]) -> Collected:
         """Return what was collected, cut to some of the runs."""
         return replace(self.collected, runs=list(runs))
+
+
+def join_plans(
+    plans: Iterable[Mapping[str, frozenset[Any]]]
+) -> dict[str, frozenset[Any]]:
+    """Return the cells of several plans' methods, by name."""
+    joined: dict[str, frozenset[Any]] = {}
+    for planned in plans:
+        for name, cells in planned.items():
+            joined[name] = joined.get(name, frozenset()) | cells
+    return joined
 
 
 def bare(method: str) -> str:

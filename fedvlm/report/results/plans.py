@@ -12,7 +12,7 @@ import yaml
 from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import Collected, collect
 from fedvlm.report.results.claims import labels_of
-from fedvlm.report.results.lanes import Lane
+from fedvlm.report.results.lanes import Lane, join_plans
 from fedvlm.runs.cells import ENDING
 
 
@@ -30,21 +30,20 @@ def read_lanes(packs: Sequence[Path], plans: Path) -> list[Lane]:
     for path in sorted(plans.rglob("*.yaml"), key=lambda path: (path.name, path)):
         plan = read_plan(path)
         about = told.setdefault(plan["lane"], {"title": plan["title"], "wanted": 0, "about": [],
-                                               "planned": {}, "folders": {}})
-        folder = path.parent.relative_to(plans.parent).as_posix()
-        about["folders"].setdefault(folder, []).append(plan["planned"])
+                                               "folders": {}})
         about["wanted"] += plan["cells"]
         about["about"].append(plan["about"])
-        for method, cells in plan["planned"].items():
-            about["planned"][method] = about["planned"].get(method, frozenset()) | cells
+        folder = path.parent.relative_to(plans.parent).as_posix()
+        before = about["folders"].get(folder, {})
+        about["folders"][folder] = join_plans([before, plan["planned"]])
     by_name = {path.name.removesuffix(ENDING): path for path in packs}
     out = []
-    none: dict[str, Any] = {"wanted": 0, "about": [], "planned": {}, "folders": {}}
+    none: dict[str, Any] = {"wanted": 0, "about": [], "folders": {}}
     for name in [*told, *sorted(by_name.keys() - told.keys())]:
         collected = collect([by_name[name]]) if name in by_name else Collected()
         one = told.get(name, {"title": name} | none)
         out.append(Lane(name, collected, one["title"], " ".join(one["about"]), one["wanted"],
-                        one["planned"], one["folders"]))
+                        one["folders"]))
     return out
 
 

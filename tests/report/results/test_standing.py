@@ -136,7 +136,7 @@ def test_surplus_runs_stand_for_no_planned_cell() -> None:
     planned = {"FedAvg": cells, "FedAvg [head]": cells}
     again = runs("FedAvg", {"s": {1: 1.0, 2: 1.0}}, "head", "again")
     lane = Lane("x", Collected([*runs("FedAvg", {"s": {1: 1.0}}, "head"), *again]), wanted=4,
-                planned=planned)
+                folders={"plans": planned})
     assert lane.absent == 3
     assert lane.pairs("FedAvg [head]", "FedAvg") == 4 and Lane("x", Collected()).absent == 0
 
