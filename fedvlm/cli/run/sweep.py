@@ -62,8 +62,10 @@ def flags(parser: Parser) -> None:
         "such as gres=gpu:1 partition=long")
     add("--tuned", default="", metavar="FILE", help="tuned.json of fedvlm tune: every method gets "
         "the values that were chosen for it")
+    add("--tuned-anywhere", action="store_true", help="take them on other backbones than they "
+        "were tuned on, too (docs/tuning.md says how well that went)")
     end_flags(parser)
-    parser.checks.append(_launching)
+    parser.checks.append(_together)
 
 
 def _cells(word: str) -> range:
@@ -79,8 +81,10 @@ def _cells(word: str) -> range:
     return range(int(first), int(parts[-1]) + 1)
 
 
-def _launching(args: Namespace) -> list[str]:
-    """Return what does not go with how the cells are launched."""
+def _together(args: Namespace) -> list[str]:
+    """Return what does not go together: flags of launching, flags of tuned values."""
+    if args.tuned_anywhere and not args.tuned:
+        return ["--tuned-anywhere goes with --tuned FILE"]
     if args.launch:
         return [f"{args.spelling[dest]} does not go with --launch: {instead}"
                 for dest, instead in _JOBS.items() if dest in args.spelling]
@@ -97,7 +101,7 @@ def main(args: Namespace) -> int:
     """
     plan = plan_of(args)
     if args.tuned:
-        plan, notes = with_tuned(plan, read_tuned(user_path(args.tuned)))
+        plan, notes = with_tuned(plan, read_tuned(user_path(args.tuned)), args.tuned_anywhere)
         complain(*notes, prefix="note")
     progress("loading PyTorch")
     from fedvlm.sweep.cells import cells_of  # start-up: PyTorch, 2 s

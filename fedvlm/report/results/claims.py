@@ -238,7 +238,7 @@ def _steps(
     mine: Sequence[Run], theirs: Sequence[Run], pairs: Collection[tuple[Any, Any]]
 ) -> float | None:
     """Return a method's local steps, final phases included, in times its rival's, over pairs."""
-    a, b = (_numbers([run for run in runs if (place_of(run), seeds_of(run)) in pairs], _spent)
+    a, b = (_numbers([run for run in runs if (place_of(run), seeds_of(run)) in pairs], spent_steps)
             for runs in (mine, theirs))
     both = _pairs(a, b)
     own, other = (mean(one[place][seeds] for place, seeds in sorted(both, key=str))
@@ -246,7 +246,8 @@ def _steps(
     return own / other if own is not None and other else None
 
 
-def _spent(run: Run) -> float | None:
+def spent_steps(run: Run) -> float | None:
+    """Return a run's local steps, final phases included; None where it does not say."""
     steps = run.section("spent").get("local_steps", run.totals().get("local_steps"))
     return float(steps) if isinstance(steps, int | float) else None
 

@@ -5,6 +5,7 @@ No number of the page is written by hand: what stands in the template is words.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from fedvlm.core.stats import mean
 from fedvlm.report.collect import Collected, Run
 from fedvlm.report.figures import client_gain, few_shot, forest, style
 from fedvlm.report.figures.selection import Selection
-from fedvlm.report.results import headline
+from fedvlm.report.results import headline, work
 from fedvlm.report.results.claims import NOT_RUN, Answer, Claim, answers, firmed, missing
 from fedvlm.report.results.lanes import OWN, Lane, groups, protocol_rows, spent_by_folder
 from fedvlm.report.results.standing import Standing, sentences, standing_of
@@ -82,13 +83,14 @@ class Share:
 
 @dataclass(frozen=True)
 class Section:
-    """A lane on the page."""
+    """A lane on the page; ``choices``: what is trained, its rows and sentences (``work``)."""
 
     lane: Lane
     protocol: Sequence[Mapping[str, Any]]
     shares: Sequence[Share]
     standings: Sequence[Standing]
     distances: Sequence[str] = ()
+    choices: Sequence[tuple[str, Sequence[work.Choice], Sequence[str]]] = ()
 
 
 def write_page(sources: Sources, into: Path, name: str = "README.md") -> list[Path]:
@@ -152,8 +154,16 @@ def _section(sources: Sources, lane: Lane, into: Path) -> Section:
                 into, sentences(standings[title], runs), figures.get(title, ()))
             for title, runs in by_parts.items()
         ]
+    chosen = {row.method: row for row in work.choices(lane, _before(sources.lanes, lane))}
+    by_title = {title: [chosen[m] for m in chosen if m in {run.method for run in runs}]
+                for title, runs in by_parts.items()}
+    choices = [(title, rows, work.sentences(rows)) for title, rows in by_title.items() if rows]
     return Section(lane, protocol_rows(lane), shares, [s for s in standings.values() if s],
-                   moved(sources.distances.get(lane.name, {}), lane.runs))
+                   moved(sources.distances.get(lane.name, {}), lane.runs), choices)
+
+
+def _before(lanes: Sequence[Lane], lane: Lane) -> list[Lane]:
+    return list(itertools.takewhile(lambda other: other is not lane, lanes))
 
 
 def moved(distances: Mapping[str, Mapping[str, Any]], runs: Sequence[Run]) -> list[str]:

@@ -2,14 +2,16 @@
 
 An entry of a plan takes the values of that entry of the tuning which has the same method and the
 same backbone, trains the same and fine-tunes alike (as the configs resolve, both ways), and whose
-own options it has too; of several the one with most of them. So an ablation, which differs in
-options, takes its method's values, and ``FedAvg`` with a linear head those tuned with it.
+own options it has too. Of several it is the one with most of them, then the one whose local work is
+as the plan has it: held at what the plan sets, or searched where the plan sets none. So an
+ablation, which differs in options, takes its method's values, and ``FedAvg`` with a linear head
+those tuned with it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +30,7 @@ from fedvlm.sweep.tune.values import config_of, value_of
 FORMAT = 1
 BACKBONE = ("MODEL.BACKBONE.NAME", "MODEL.INIT_WEIGHTS")
 TRAINS = ("PEFT.", "FED.FINETUNE_")
+WORK = ("FED.LOCAL_EPOCHS", "FED.LOCAL_STEPS")
 SAY_WHICH = ("PEFT.", "TRAINER.", "FED.FINETUNE_", "FED.AGGREGATOR", "FED.SERVER_OPTIM")
 
 
@@ -60,11 +63,14 @@ def read_tuned(path: Path) -> dict[str, Any]:
     return dict(record)
 
 
-def with_tuned(plan: SweepPlan, record: Mapping[str, Any]) -> tuple[SweepPlan, list[str]]:
+def with_tuned(
+    plan: SweepPlan, record: Mapping[str, Any], anywhere: bool = False
+) -> tuple[SweepPlan, list[str]]:
     """Return the plan with tuned values, and sentences on whom they come from.
 
-    Entries on another backbone than the values get none. What the plan sets itself (common, a data
-    set, the entry, an axis, the command line) is no tuned value either.
+    Entries on another backbone than the values get none, but for ``anywhere``: those of the first
+    entry that fits. What the plan sets itself (common, a data set, the entry, an axis, the command
+    line) is no tuned value either.
 
     Raises:
         ConfigError: the values were tuned on a seed of the plan; a value that its option refuses.
@@ -73,12 +79,13 @@ def with_tuned(plan: SweepPlan, record: Mapping[str, Any]) -> tuple[SweepPlan, l
     _check_seeds(content, tuning)
     here = [_backbones(content, trainer) for trainer in content["trainers"]]
     there = {other["label"]: _backbones(tuning, other["settings"]) for other in record["entries"]}
+    fixed = set(plan.common).union(plan.override, plan.axes, *(d.settings for d in plan.datasets))
     chosen = [
         (e, _match(plan, e, record, [
-            other for other in record["entries"] if backbones <= there[other["label"]]
-        ])) for e, backbones in zip(plan.trainers, here, strict=True)
+            other for other in record["entries"]
+            if anywhere or backbones <= there[other["label"]]
+        ], fixed)) for e, backbones in zip(plan.trainers, here, strict=True)
     ]
-    fixed = set(plan.common).union(plan.override, plan.axes, *(d.settings for d in plan.datasets))
     trainers, dropped = list[PlanEntry](), dict[str, list[str]]()
     for entry, match in chosen:
         values = dict(match["values"]) if match else {}
@@ -95,11 +102,11 @@ def with_tuned(plan: SweepPlan, record: Mapping[str, Any]) -> tuple[SweepPlan, l
                  if places and not names <= places]
     if elsewhere:
         strange = sorted(set[str]().union(*here) - places)
-        notes.append(
-            f"the values were tuned on {', '.join(sorted(places))}; on {', '.join(strange)} "
-            f"methods run as they come: {', '.join(elsewhere)}"
-        )
-    bare = [e.label for e, match in chosen if match is None and e.label not in elsewhere]
+        what = (f"taken on {', '.join(strange)} all the same, as was asked" if anywhere else
+                f"on {', '.join(strange)} methods run as they come: {', '.join(elsewhere)}")
+        notes.append(f"the values were tuned on {', '.join(sorted(places))}; {what}")
+    bare = [e.label for e, match in chosen
+            if match is None and (anywhere or e.label not in elsewhere)]
     if bare:
         notes.append(f"no tuned values for {', '.join(bare)}: they run as they come")
     return replace(plan, trainers=tuple(trainers)), notes
@@ -157,7 +164,8 @@ def trains_of(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _match(
-    plan: SweepPlan, entry: PlanEntry, record: Mapping[str, Any], others: list[dict[str, Any]]
+    plan: SweepPlan, entry: PlanEntry, record: Mapping[str, Any], others: list[dict[str, Any]],
+    fixed: Collection[str],
 ) -> dict[str, Any] | None:
     common = record["plan"]["common"]
     settings = dict(plan.common) | dict(entry.settings) | dict(plan.override)
@@ -169,8 +177,24 @@ def _match(
         options = [k for k in asked if not k.startswith(TRAINS)]
         if all(settings.get(k) == asked[k] for k in options) and (
                 trained == _trained(entry.name, asked)):
-            same.append((len(options), other))
-    return max(same, key=lambda pair: pair[0], default=(0, None))[1]
+            alike = _same_work(common | other["settings"], other["values"], settings, fixed)
+            same.append((len(options), alike, other))
+    return max(same, key=lambda one: one[:2], default=(0, False, None))[2]
+
+
+def _same_work(
+    held: Mapping[str, str], values: Mapping[str, str], settings: Mapping[str, str],
+    fixed: Collection[str],
+) -> bool:
+    """Return whether a tuning held local work as a plan does, or searched it as the plan is free.
+
+    Args:
+        held: what the tuning set itself; values: what it chose.
+        settings: what the plan sets for an entry; fixed: keys that it sets for all.
+    """
+    if any(key in values for key in WORK):
+        return not any(key in settings or key in fixed for key in WORK)
+    return all(settings.get(key) == held.get(key) for key in WORK)
 
 
 def _trained(name: str, settings: Mapping[str, str], file: str = "") -> dict[str, Any]:

@@ -100,6 +100,10 @@ def test_on_another_backbone_methods_run_as_they_come(tmp_path: Path) -> None:
     assert got.trainers[0].tuned == {}
     assert notes == ["the values were tuned on local-dir:realfeat; on tiny methods run as they "
                      "come: FedProx"]
+    got, notes = with_tuned(asked, record("local-dir:../shared/realfeat"), anywhere=True)
+    assert got.trainers[0].tuned == {"OPTIM.LR": "0.2"}
+    assert notes == ["the values were tuned on local-dir:realfeat; taken on tiny all the same, as "
+                     "was asked"]
     moved = sweep(tmp_path, "[FedProx]", "--backbone", "local-dir:/data/realfeat")
     assert with_tuned(moved, record("local-dir:../shared/realfeat"))[0].trainers[0].tuned
 
@@ -122,21 +126,57 @@ def test_what_is_trained_agrees_both_ways_and_what_a_plan_sets_is_not_tuned(tmp_
             "FedProx (same)") in notes
 
 
+@pytest.mark.parametrize(("common", "label"), [
+    ({}, "searched"),
+    ({"FED.LOCAL_EPOCHS": "2"}, "held"),
+    ({"FED.LOCAL_STEPS": "2"}, "held"),  # neither is the same; the first
+])
+def test_local_work_that_a_plan_sets_is_that_of_the_tuning_whose_values_it_takes(
+    tmp_path: Path, common: dict[str, str], label: str
+) -> None:
+    tuning = record()
+    tuning["entries"] = [
+        entry("held", "FedProx", "0.2", **{"FED.LOCAL_EPOCHS": "2"}),
+        entry("searched", "FedProx", "0.7"),
+    ]
+    tuning["entries"][1]["values"] |= {"FED.LOCAL_EPOCHS": "4"}
+    plain = sweep(tmp_path, "[FedProx]")
+    got, notes = with_tuned(replace(plain, common={**plain.common, **common}), tuning)
+    assert got.trainers[0].tuned == next(
+        e["values"] for e in tuning["entries"] if e["label"] == label)
+    assert notes == [f"FedProx takes the values tuned for {label}"]
+
+
 def test_the_published_plans_take_what_was_tuned_for_their_like() -> None:
-    """Each entry that was tuned on its lane's backbone; variants of a method take the method's."""
+    """Each entry that was tuned on its lane's backbone; variants of a method take the method's.
+
+    A lane that sets no local work takes the values of those that had it searched.
+    """
     tuning = read_plan(ROOT / "configs" / "sweeps" / "tune.yaml")
+    work = {"FED.LOCAL_EPOCHS", "FED.LOCAL_STEPS"}
+    free = {e.label for e in tuning.trainers if not work & set(e.settings)}
     content = {"plan": tuning.content(), "entries": [
-        {"label": e.label, "trainer": e.name, "settings": e.settings, "values": {"WHO": e.label}}
+        {"label": e.label, "trainer": e.name, "settings": e.settings,
+         "values": {"WHO": e.label} | ({"FED.LOCAL_EPOCHS": "4"} if e.label in free else {})}
         for e in tuning.trainers
     ]}
     inside_vit = {e.label for e in tuning.trainers if "distilled/vit" in str(e.settings)}
-    elsewhere = {e.label for e in tuning.trainers} - inside_vit
-    assert inside_vit and elsewhere
+    elsewhere = {e.label for e in tuning.trainers} - inside_vit - free
+    assert inside_vit and elsewhere and free
     for path in sorted((ROOT / "configs" / "results").rglob("*.yaml")):
         plan = read_plan(path)
-        like = inside_vit if "distilled/vit" in str(plan.common) else elsewhere
+        chosen = not work & set(plan.common)
+        assert chosen == ("local_work" in path.name)
+        like = inside_vit if "distilled/vit" in str(plan.common) else free if chosen else elsewhere
         got, _ = with_tuned(plan, content)
         assert {e.label: e.tuned.get("WHO", "") for e in got.trainers} == {
-            e.label: next((name for name in (e.label, e.name) if name in like), "")
+            e.label: next((name for name in (_working(e.label) if chosen else (e.label, e.name))
+                           if name in like), "")
             for e in got.trainers
         }, path
+        assert not chosen or all(e.tuned["FED.LOCAL_EPOCHS"] == "4" for e in got.trainers)
+
+
+def _working(label: str) -> tuple[str, ...]:
+    """Return what the tuning calls an entry whose local work it searched."""
+    return f"{label} (work)", label.replace("(ft)", "(ft, work)")
