@@ -23,6 +23,7 @@ EXAMPLES = (
     "fedvlm tune --trainers FedAvg FedProx --datasets digits --shots 8 --backbone tiny --budget 4",
     "fedvlm tune --report output/tuning/tune/tuned.json  # what it spent, how sure it is",
     "fedvlm tune --report docs/results/tuned.json  # of published results, the same",
+    "fedvlm tune --write-defaults docs/results/tuned.json --into tuned  # a file for each entry",
     "fedvlm tune --write-defaults output/tuning/tune/tuned.json  # into configs/trainers/",
 )
 ALSO = ("tuning", "hpo", "hyperparameters", "optuna", "optimise", "optimize")
@@ -36,7 +37,9 @@ def flags(parser: Parser) -> None:
     parser.add_argument("--report", default="", metavar="FILE", help="of a tuned.json: what each "
         "method spent and how sure its score is, as a table, CSV files and figures; runs nothing")
     parser.add_argument("--into", default="", metavar="FOLDER", help="--report: where its CSV "
-                        "files and figures go (report/ in the tuning's own folder)")
+                        "files and figures go (report/ in the tuning's own folder); "
+                        "--write-defaults: a folder for a file of every entry, configs/trainers/ "
+                        "stays as it is")
     parser.add_argument("--write-defaults", default="", metavar="FILE", help="write the values of "
         "a tuned.json into configs/trainers/*.yaml of this checkout; runs nothing")
     end_flags(parser)
@@ -49,8 +52,9 @@ def main(args: Namespace) -> int:
         FedvlmError: mistakes of the words or the plan, all of them, before anything runs.
         KeyboardInterrupt: what has been scored is kept.
     """
-    if args.into and not args.report:
-        raise ConfigError("--into is for --report FILE; add it, or drop --into")
+    if args.into and not (args.report or args.write_defaults):
+        raise ConfigError("--into is for --report FILE and --write-defaults FILE; add one of them, "
+                          "or drop --into")
     if args.report or args.write_defaults:
         return _of_file(args)
     plan = plan_of(args)
@@ -90,13 +94,14 @@ def _of_file(args: Namespace) -> int:
         raise ConfigError(f"{flag} FILE stands alone: it runs nothing, so drop the plan and its "
                           "settings")
     progress("loading PyTorch")
-    from fedvlm.sweep.tune.defaults import write_defaults  # start-up: PyTorch
+    from fedvlm.sweep.tune.defaults import write_defaults, write_files  # start-up: PyTorch
     from fedvlm.sweep.tune.report import report  # start-up: PyTorch
 
     progress.clear()
     if args.report:
         report(user_path(args.report), user_path(args.into) if args.into else None)
         return 0
-    written = write_defaults(user_path(args.write_defaults))
+    tuned = user_path(args.write_defaults)
+    written = write_files(tuned, user_path(args.into)) if args.into else write_defaults(tuned)
     say(*(f"{path}: {what}" for path, what in written))
     return 0

@@ -1,9 +1,10 @@
-"""Tuned values as the defaults of ``configs/trainers/*.yaml``, their comments kept.
+"""Tuned values as methods' YAML files: in place of their defaults, or as files of their own.
 
-A file gets the values of that entry of the tuning which trained what the file trains (PEFT, the
-method's node, final fine-tuning, aggregation); without such an entry it stays as it is. A value
-that is declared as the default is not repeated: its line goes. A comment says whose values stand
-there.
+A file of ``configs/trainers`` gets the values of that entry of the tuning which trained what the
+file trains (PEFT, the method's node, final fine-tuning, aggregation); without such an entry it
+stays as it is. In a folder of one's own every entry has a file, which trains what was tuned. A
+value that is declared as the default is not repeated: its line goes. Comments are kept, and one
+says whose values stand there.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from typing import Any
 from fedvlm.compat.files import load_trainer
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Schema, Value, declare, nodes
-from fedvlm.config.read import read_yaml
+from fedvlm.config.read import lookup, read_yaml
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, fold
 from fedvlm.core.repository import checkout
-from fedvlm.sweep.tune.tuned import SAY_WHICH, read_tuned
+from fedvlm.sweep.tune.tuned import SAY_WHICH, WORK, read_tuned
 from fedvlm.sweep.tune.values import config_of, value_of
 
 SAYS = "# Tuned: "
@@ -51,7 +52,8 @@ def write_defaults(tuned: Path, folder: Path | None = None) -> list[tuple[Path, 
         top = checkout()
         if top is None:
             raise ConfigError("--write-defaults changes configs/trainers/ of a checkout, and this "
-                              "fedvlm is an installed copy; use fedvlm sweep --tuned FILE")
+                              "fedvlm is an installed copy; add --into FOLDER, or use fedvlm "
+                              "sweep --tuned FILE")
         folder = top / "configs" / "trainers"
     told, texts = list[tuple[Path, str]](), dict[Path, str]()
     for name in dict.fromkeys(str(entry["trainer"]) for entry in record["entries"]):
@@ -68,6 +70,45 @@ def write_defaults(tuned: Path, folder: Path | None = None) -> list[tuple[Path, 
     return told
 
 
+def write_files(tuned: Path, folder: Path) -> list[tuple[Path, str]]:
+    """Write a file for every entry of a tuning: what it trained, its local work, its values.
+
+    Each begins as its method's own file does. ``fedvlm run --config-file FILE`` takes it.
+
+    Args:
+        tuned: ``tuned.json``.
+        folder: made where it is not there; files of the same names are replaced.
+
+    Returns:
+        Every file and what it holds.
+
+    Raises:
+        ConfigError: two entries would share a file; a value that its option refuses.
+        DataError: ``tuned.json`` is damaged; a file cannot be written.
+    """
+    record = read_tuned(tuned)
+    texts, told = dict[Path, str](), list[tuple[Path, str]]()
+    for entry in record["entries"]:
+        label = str(entry["label"])
+        path = folder / (re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-") + ".yaml")
+        if path in texts:
+            raise ConfigError(f"two entries of {tuned} would be {path}; give one another label")
+        trainer, schema = _method(str(entry["trainer"]))
+        base = lookup(trainer.name, "trainers")
+        text = base.read_text(encoding="utf-8") if base else f"TRAINER:\n  NAME: {trainer.name}\n"
+        settings = record["plan"]["common"] | entry["settings"]
+        fixed = {k: v for k, v in settings.items() if k.startswith(SAY_WHICH) or k in WORK}
+        words = fixed | entry["values"]
+        text = _with_words(text, words, base, schema, label)
+        texts[path] = _with_comment(text, _provenance(entry, record))
+        told.append((path, ", ".join(f"{key} {word}" for key, word in words.items())))
+    with files.explain_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    for path, text in texts.items():
+        files.write_text(path, text)
+    return told
+
+
 def file_of(folder: Path, name: str) -> Path | None:
     """Return a method's YAML file in a folder; None where it has none."""
     return next((p for p in sorted(folder.glob("*.yaml")) if fold(p.stem) == fold(name)), None)
@@ -75,25 +116,38 @@ def file_of(folder: Path, name: str) -> Path | None:
 
 def _defaults(path: Path, name: str, record: Mapping[str, Any]) -> tuple[str | None, str]:
     """Return the new text of a file, None for the old one, and what was done."""
-    trainer = load_trainer(name)
-    schema = declare(default_schema(), f"TRAINER.{trainer.name.upper()}", trainer.options)
+    _, schema = _method(name)
     config = config_of(path, schema)
     entry = _entry(name, config, schema, record)
     if entry is None:
         labels = [e["label"] for e in record["entries"] if fold(e["trainer"]) == fold(name)]
         return None, f"left alone: {' and '.join(labels)} trained other tensors than it does"
     label, words = str(entry["label"]), entry["values"]
+    text = _with_words(path.read_text(encoding="utf-8"), words, path, schema, label)
+    text = _with_comment(text, _provenance(entry, record))
+    shown = ", ".join(f"{key} {word}" for key, word in words.items()) or "as it comes"
+    return text, f"{shown} (tuned for {label})"
+
+
+def _method(name: str) -> tuple[Any, Schema]:
+    """Return a method's class and the keys that its file may set."""
+    trainer = load_trainer(name)
+    return trainer, declare(default_schema(), f"TRAINER.{trainer.name.upper()}", trainer.options)
+
+
+def _with_words(
+    text: str, words: Mapping[str, str], path: Path | None, schema: Schema, label: str
+) -> str:
+    """Return a file's text with values set; ``path``: the file that it stands in, if any."""
     values = {key: value_of(schema, key, word, label) for key, word in words.items()}
-    text = path.read_text(encoding="utf-8")
-    there = {line.key for line in read_yaml(path, nodes(schema))[0]}
+    config = config_of(path, schema)
+    there = {line.key for line in read_yaml(path, nodes(schema))[0]} if path else set()
     for key, value in values.items():
         if value == schema[key].default:
             text = without_key(text, key)
         elif key not in there or config[key] != value:
             text = with_key(text, key, words[key])
-    text = _with_comment(text, _provenance(entry, record))
-    shown = ", ".join(f"{key} {word}" for key, word in words.items()) or "as it comes"
-    return text, f"{shown} (tuned for {label})"
+    return text
 
 
 def _entry(

@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 
+from fedvlm.cli.main import main
+from fedvlm.compat.files import load_trainer
+from fedvlm.config.keys import default_schema
+from fedvlm.config.option import declare
+from fedvlm.config.read import lookup
 from fedvlm.core.errors import ConfigError
-from fedvlm.sweep.tune.defaults import with_key, without_key, write_defaults
-from fedvlm.sweep.tune.tuned import write_tuned
+from fedvlm.sweep.tune.defaults import with_key, without_key, write_defaults, write_files
+from fedvlm.sweep.tune.tuned import SAY_WHICH, WORK, read_tuned, write_tuned
+from fedvlm.sweep.tune.values import config_of, value_of
 
 TEXT = """# A method.
 TRAINER:
@@ -91,3 +97,48 @@ def test_lines_are_set_added_and_taken_out() -> None:
     added = with_key(TEXT, "TRAINER.FEDPROX.MU", "0.3")
     assert without_key(added, "TRAINER.FEDPROX.MU") == TEXT
     assert "OPTIM" not in without_key(TEXT, "OPTIM.LR") and without_key(TEXT, "FED.FRAC") == TEXT
+
+
+PUBLISHED = Path(__file__).parents[3] / "docs" / "results" / "tuned.json"
+
+
+def test_every_entry_of_the_published_tuning_is_a_file_that_says_what_it_ran_with(
+    tmp_path: Path
+) -> None:
+    """Read back, a file is its method's own with what the entry trained, held and chose."""
+    record = read_tuned(PUBLISHED)
+    told = write_files(PUBLISHED, tmp_path / "new" / "tuned")
+    assert len({path for path, _ in told}) == len(record["entries"]) > 30
+    for (path, _), one in zip(told, record["entries"], strict=True):
+        trainer = load_trainer(one["trainer"])
+        schema = declare(default_schema(), f"TRAINER.{trainer.name.upper()}", trainer.options)
+        asked = {k: v for k, v in (record["plan"]["common"] | one["settings"]).items()
+                 if k.startswith(SAY_WHICH) or k in WORK} | one["values"]
+        want = config_of(lookup(trainer.name, "trainers"), schema) | {
+            key: value_of(schema, key, word, "") for key, word in asked.items()}
+        assert config_of(path, schema) == want, path
+        assert path.read_text().count("# Tuned: 20 trials as ") == 1
+
+
+def test_a_run_takes_such_a_file_and_the_checkout_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {p: p.read_bytes() for p in (PUBLISHED.parents[2] / "configs/trainers").glob("*.yaml")}
+    words = ["tune", "--write-defaults", str(PUBLISHED), "--into", str(tmp_path)]
+    assert main(words) == 0
+    assert "fedas.yaml: PEFT.TEXT none" in capsys.readouterr().out
+    assert all(path.read_bytes() == text for path, text in before.items())
+    run = ["run", "--demo", "--config-file", str(tmp_path / "localonly-prompt.yaml")]
+    assert main([*run, "--print-config"]) == 0
+    lines = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()}
+    for key, word in {"OPTIM.LR": "0.117", "PEFT.VISUAL": "none", "FED.LOCAL_STEPS": "2"}.items():
+        assert lines[key][0] == word, key
+    assert "localonly-prompt.yaml" in lines["OPTIM.LR"][1]
+    assert main(["tune", "--into", str(tmp_path)]) == 2
+
+
+def test_two_entries_of_one_file_are_refused(tmp_path: Path) -> None:
+    tuned = tuning(tmp_path, entry("FedAvg (ft)", {}), entry("FedAvg ft", {}))
+    with pytest.raises(ConfigError, match=r"two entries of .*fedavg-ft\.yaml; give one another"):
+        write_files(tuned, tmp_path / "into")
+    assert not (tmp_path / "into").exists()
