@@ -194,7 +194,14 @@ def _same_work(
     """
     if any(key in values for key in WORK):
         return not any(key in settings or key in fixed for key in WORK)
-    return all(settings.get(key) == held.get(key) for key in WORK)
+    return _work(settings) == _work(held)
+
+
+def _work(settings: Mapping[str, str]) -> tuple[str, str]:
+    """Return the key of local work that counts, and its word: a number of steps, else epochs."""
+    epochs, steps = WORK
+    return (steps, settings[steps]) if settings.get(steps, "0") != "0" else (
+        epochs, settings.get(epochs, ""))
 
 
 def _trained(name: str, settings: Mapping[str, str], file: str = "") -> dict[str, Any]:

@@ -129,7 +129,8 @@ def test_what_is_trained_agrees_both_ways_and_what_a_plan_sets_is_not_tuned(tmp_
 @pytest.mark.parametrize(("common", "label"), [
     ({}, "searched"),
     ({"FED.LOCAL_EPOCHS": "2"}, "held"),
-    ({"FED.LOCAL_STEPS": "2"}, "held"),  # neither is the same; the first
+    ({"FED.LOCAL_EPOCHS": "9", "FED.LOCAL_STEPS": "3"}, "steps"),  # epochs do not count
+    ({"FED.LOCAL_STEPS": "2"}, "held"),  # none is the same; the first
 ])
 def test_local_work_that_a_plan_sets_is_that_of_the_tuning_whose_values_it_takes(
     tmp_path: Path, common: dict[str, str], label: str
@@ -138,6 +139,7 @@ def test_local_work_that_a_plan_sets_is_that_of_the_tuning_whose_values_it_takes
     tuning["entries"] = [
         entry("held", "FedProx", "0.2", **{"FED.LOCAL_EPOCHS": "2"}),
         entry("searched", "FedProx", "0.7"),
+        entry("steps", "FedProx", "0.1", **{"FED.LOCAL_STEPS": "3"}),
     ]
     tuning["entries"][1]["values"] |= {"FED.LOCAL_EPOCHS": "4"}
     plain = sweep(tmp_path, "[FedProx]")
