@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from fedvlm.core.errors import DataError, fold
+from fedvlm.core.errors import DataError
 from fedvlm.core.stats import mean, sample_std
 from fedvlm.report.collect import Run, finite
 from fedvlm.report.figures.drawing.levels import Level, levels_of
 from fedvlm.report.figures.drawing.lines import Line, Panel
 from fedvlm.report.tables.facts import RunFacts
 from fedvlm.report.tables.layout import named
-from fedvlm.report.tables.papers import DATASETS, Paper
+from fedvlm.report.tables.papers import Paper, dataset_name
 
 PLACE = ("dataset", "setting", "shots", "partition", "held_out", "backbone")  # what a panel is of
 FREE = {"SEED", "DATA_SEED", "FED.INDEX_FILE", "DATASET.FEWSHOT_FILE"}  # seeds may differ in them
@@ -164,7 +164,7 @@ def titles(places: Sequence[Sequence[Any]], keys: Sequence[str]) -> list[str]:
     """Return a title per place: the data set's paper name, and what else differs between places."""
     varying = [i for i in range(len(keys)) if i and len({str(p[i]) for p in places}) > 1]
     return [
-        ", ".join([DATASETS.get(fold(str(p[0])), str(p[0])),
+        ", ".join([dataset_name(p[0]),
                    *(_words(keys[i], p[i]) for i in varying if p[i] != "")])
         for p in places
     ]

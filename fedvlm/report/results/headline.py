@@ -10,7 +10,6 @@ from typing import Any
 
 from scipy.special import stdtrit
 
-from fedvlm.core.errors import fold
 from fedvlm.core.stats import mean
 from fedvlm.report.collect import Run, finite
 from fedvlm.report.results.claims import (
@@ -23,7 +22,7 @@ from fedvlm.report.results.claims import (
 from fedvlm.report.results.lanes import bare
 from fedvlm.report.results.standing import Standing, named
 from fedvlm.report.statistics.contrast import contrast
-from fedvlm.report.tables.papers import DATASETS
+from fedvlm.report.tables.papers import dataset_name
 
 ALONE = "LocalOnly"
 SHOWN = 4  # peers of a best method that are named
@@ -87,8 +86,7 @@ def start(runs: Sequence[Run]) -> str:
         zero, chance = (finite((references.get(key) or {}).get("personal"))
                         for key in ("zero_shot", "chance"))
         if zero is not None and chance is not None:
-            name = str(run.protocol["dataset"])
-            seen.setdefault(DATASETS.get(fold(name), name), []).append((zero, chance))
+            seen.setdefault(dataset_name(run.protocol["dataset"]), []).append((zero, chance))
     words = [f"{name} {mean(z for z, _ in pairs):.0f} % (chance {mean(c for _, c in pairs):.0f})"
              for name, pairs in sorted(seen.items())]
     return (f"zero-shot the backbone reaches on {', '.join(words)}. Prompts and linear heads start "

@@ -11,7 +11,7 @@ from fedvlm.core.errors import fold
 from fedvlm.core.stats import mean
 from fedvlm.report.collect import Collected, Run, finite
 from fedvlm.report.results.claims import place_of, seeds_of
-from fedvlm.report.tables.papers import DATASETS
+from fedvlm.report.tables.papers import dataset_name
 
 OWN = "parts of its own"
 
@@ -127,7 +127,7 @@ def protocol_rows(lane: Lane) -> list[dict[str, Any]]:
     for (dataset, shots, subsample), runs in sorted(places.items(), key=lambda kv: str(kv[0])):
         config = runs[0].identity_config()
         rows.append({
-            "dataset": DATASETS.get(fold(str(dataset)), dataset), "classes": subsample,
+            "dataset": dataset_name(dataset), "classes": subsample,
             "shots": "all" if shots == -1 else shots,
             "clients": config.get("FED.CLIENTS"), "share": config.get("FED.FRAC", 1.0),
             "rounds": _span(r.protocol.get("rounds") for r in runs),
@@ -170,7 +170,7 @@ def below(
 
 def _data_set(name: Any) -> str:
     """Return what all spellings of a data set's name have in common."""
-    return fold(DATASETS.get(fold(str(name)), str(name)))
+    return fold(dataset_name(name))
 
 
 def _span(values: Any) -> str:

@@ -22,7 +22,7 @@ from fedvlm.report.collect import Run
 from fedvlm.report.results.claims import by_set, place_of, seeds_of, spent_steps
 from fedvlm.report.results.lanes import Lane
 from fedvlm.report.statistics.contrast import Contrast, contrast
-from fedvlm.report.tables.check import FREE, OWN
+from fedvlm.report.tables.check import FREE, NOT_OWN, OWN
 
 PERSONAL, EPOCHS, STEPS = "personal", "FED.LOCAL_EPOCHS", "FED.LOCAL_STEPS"
 FEWEST = 3  # methods whose order is compared
@@ -91,7 +91,8 @@ def _named(names: Sequence[str]) -> str:
 def _twin(run: Run) -> str:
     """Return what a run shares with its twin: method, seeds, and all of its config but the work."""
     config = {key: value for key, value in run.identity_config().items()
-              if key not in (EPOCHS, STEPS, *FREE) and not key.startswith(OWN)}
+              if key not in (EPOCHS, STEPS, *FREE)
+              and (key in NOT_OWN or not key.startswith(OWN))}
     return json.dumps([run.method, place_of(run), seeds_of(run), config], sort_keys=True,
                       default=str)
 

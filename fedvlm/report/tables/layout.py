@@ -9,7 +9,7 @@ from fedvlm.core.errors import ConfigError, did_you_mean, fold
 from fedvlm.report.tables.cells import TableCell, cell_of
 from fedvlm.report.tables.facts import KINDS, METRIC, RunFacts
 from fedvlm.report.tables.metrics import ROUNDS_TO, metric, value_of
-from fedvlm.report.tables.papers import DATASETS, GROUPS, Paper
+from fedvlm.report.tables.papers import GROUPS, Paper, dataset_name
 
 
 @dataclass(frozen=True)
@@ -141,10 +141,10 @@ def named(entries: Sequence[RunFacts], papers: Mapping[str, Paper]) -> list[RunF
         sets.setdefault(str(entry.fact("trainer")), set()).add(str(entry.fact("peft")))
     renamed = []
     for entry in entries:
-        trainer, data = str(entry.fact("trainer")), str(entry.fact("dataset"))
+        trainer = str(entry.fact("trainer"))
         changed = {
             "trainer": papers[trainer].title if trainer in papers else trainer,
-            "dataset": DATASETS.get(fold(data), data),
+            "dataset": dataset_name(entry.fact("dataset")),
         } | ({"peft": ""} if len(sets[trainer]) == 1 else {})
         run = replace(entry.run, protocol={**entry.run.protocol, **changed})
         renamed.append(replace(entry, run=run))

@@ -14,7 +14,7 @@ from fedvlm.core.errors import fold
 
 ALONE, ONE_MODEL, PERSONAL = "no collaboration", "one shared model", "personal models"
 GROUPS = (ALONE, ONE_MODEL, PERSONAL)
-DATASETS = {fold(name): name for name in (
+_DATASETS = {fold(name): name for name in (
     "CIFAR-10", "CIFAR-100", "Caltech101", "EuroSAT", "DTD", "OxfordPets", "StanfordCars",
     "Flowers102", "Food101", "FGVCAircraft", "SUN397", "UCF101", "ImageNet", "ImageNetV2",
     "ImageNet-Sketch", "ImageNet-A", "ImageNet-R", "DomainNet", "Office-Home", "Office-Caltech10",
@@ -37,6 +37,11 @@ VENUES = {
 _AUTHORS = re.compile(r"(?P<authors>[^,]+ et al\.|(?:[\w-]+, )*[\w-]+ and [\w-]+), (?P<rest>.+)")
 _PLACE = re.compile(r"(?P<title>.+?), (?P<venue>[^,]*?)\s?(?P<year>(?:19|20)\d\d)\b(?P<rest>.*)")
 _ARXIV = re.compile(r"arXiv (\d{4}\.\d{4,5})")
+
+
+def dataset_name(word: object) -> str:
+    """Return a data set's name as papers spell it; of one that is not known, the word itself."""
+    return _DATASETS.get(fold(str(word)), str(word))
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,7 @@ def test_a_method_is_paired_with_itself_by_set_and_seed() -> None:
 
 @pytest.mark.parametrize("config", [
     {"FED.ROUNDS": 21, EPOCHS: 4}, {"DATALOADER.TRAIN_X.BATCH_SIZE": 8, EPOCHS: 4},
+    {"FED.FINETUNE_EPOCHS": 5, EPOCHS: 4},
 ])
 def test_runs_of_another_protocol_are_no_twins(config: dict[str, Any]) -> None:
     alone = runs("A", {"s": (50.0, 51.0)}, **config)
