@@ -283,19 +283,14 @@ class Session:
                 step.grads[name] = step.grads[name] + grad if name in step.grads else grad.clone()
             if step.rule is None or not grads:
                 continue
-            old = {slot: {n: tree[n] for n in grads if n in tree}
-                   for slot, tree in step.state.items()}
-            old = {slot: tree for slot, tree in old.items() if tree}
             with torch.no_grad():
-                new, state = step.rule.step(
+                new, step.state = step.rule.step(
                     {n: p.detach()[None] for n, p in pairs},
-                    {n: g[None] for n, g in grads.items()}, old, float(group["lr"]), step.count,
+                    {n: g[None] for n, g in grads.items()}, step.state, float(group["lr"]),
+                    step.count,
                 )
                 for name, p in pairs:
                     p.copy_(new[name][0])
-            step.state = step.state | {
-                slot: step.state.get(slot, {}) | tree for slot, tree in state.items()
-            }
 
 
 _INSIDE = ("_parameters", "_buffers", "_modules", "training")

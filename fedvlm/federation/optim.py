@@ -40,6 +40,8 @@ class Optimiser(Protocol):
             state: what the last call returned; ``{}`` before the first.
             lr: the learning rate, or one per client.
             t: step number, from 1; or one per client.
+
+        What the state holds of names that ``g`` has not stays, as in torch.optim.
         """
         ...
 
@@ -81,6 +83,12 @@ def _descent(p: Sequence[Tensor], way: Sequence[Tensor], lr: Rate) -> list[Tenso
     return foreach.addcmul(p, way, back.each(p))
 
 
+def _with(state: State, names: Sequence[str], **slots: Sequence[Tensor]) -> State:
+    """Return a state with new leaves in some of its slots."""
+    return state | {slot: state.get(slot, {}) | dict(zip(names, leaves, strict=True))
+                    for slot, leaves in slots.items()}
+
+
 @dataclass(frozen=True)
 class SGD:
     """Stochastic gradient descent with momentum and coupled weight decay."""
@@ -97,11 +105,11 @@ class SGD:
         if self.weight_decay:
             d = foreach.add(d, here, self.weight_decay)
         if not self.momentum:
-            return dict(zip(names, _descent(here, d, lr), strict=True)), {}
+            return dict(zip(names, _descent(here, d, lr), strict=True)), state
         buffers = self._buffers(names, d, state.get("momentum", {}))
         way = foreach.add(d, buffers, self.momentum) if self.nesterov else buffers
         new = dict(zip(names, _descent(here, way, lr), strict=True))
-        return new, {"momentum": dict(zip(names, buffers, strict=True))}
+        return new, _with(state, names, momentum=buffers)
 
     def _buffers(self, names: Sequence[str], d: Sequence[Tensor], old: Tree) -> list[Tensor]:
         """Return the new momentum; of a tensor that had no gradient before, the gradient."""
@@ -139,9 +147,7 @@ class Adam:
             new = foreach.addcdiv(x, m, below, back.number)
         else:
             new = foreach.addcdiv(x, foreach.mul(m, back.each(m)), below)
-        return dict(zip(names, new, strict=True)), {
-            "m": dict(zip(names, m, strict=True)), "v": dict(zip(names, v, strict=True)),
-        }
+        return dict(zip(names, new, strict=True)), _with(state, names, m=m, v=v)
 
     def _corrected(self, roots: Sequence[Tensor], t: Count) -> list[Tensor]:
         """Return the roots of the second moments without the pull of their start at zero."""
@@ -175,15 +181,12 @@ class ByRole:
             role = role_of(name)
             groups.setdefault(role if role in self.rules else "", {})[name] = grad
         new: Tree = {}
-        after: State = {}
         for role, grads in groups.items():
             rule, own = self.rules.get(role, (self.rest, self.base))
             rate = lr if own == self.base else Scale(lr, partial(self._scaled, own)).value
-            leaves, kept = rule.step(p, grads, state, rate, t)
+            leaves, state = rule.step(p, grads, state, rate, t)
             new |= leaves
-            for slot, tree in kept.items():
-                after[slot] = after.get(slot, {}) | tree
-        return {n: new[n] for n in g}, after
+        return {n: new[n] for n in g}, state
 
     def _scaled(self, own: float, rate: Any) -> Any:
         return rate / self.base * own  # in this order: an undecayed rate gives the role's own bits

@@ -12,7 +12,7 @@ import torch
 from fedvlm.core import foreach
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree, stack
-from fedvlm.federation.optim import SGD, Adam, OptimSpec, RoleSpec, Schedule, clip
+from fedvlm.federation.optim import SGD, Adam, ByRole, Clipped, OptimSpec, RoleSpec, Schedule, clip
 
 CASES: list[tuple[Any, Any]] = [
     (SGD(), lambda p: torch.optim.SGD(p, lr=0.05)),
@@ -46,6 +46,39 @@ def test_one_client_equals_torch_optim_bit_for_bit(ours: Any, theirs: Any, dtype
         tree = tree | new
     for n, v in params.items():
         assert torch.equal(tree[n][0], v.detach()), n
+
+
+@pytest.mark.parametrize(("ours", "theirs"), CASES[:4])
+def test_a_tensor_without_a_gradient_keeps_its_momentum(ours: Any, theirs: Any) -> None:
+    """As in torch.optim: first both, then one and the other, then both again."""
+    generator = torch.Generator().manual_seed(5)
+    start = {n: torch.randn(4, generator=generator) for n in ("a", "b")}
+    params = {n: torch.nn.Parameter(v.clone()) for n, v in start.items()}
+    optimiser = theirs(list(params.values()))
+    tree, state = stack([start]), State()
+    for t, names in enumerate(("ab", "a", "a", "b", "ab"), 1):
+        grads = {n: torch.randn(4, generator=generator) for n in names}
+        for n, v in params.items():
+            v.grad = grads[n].clone() if n in grads else None
+        optimiser.step()
+        new, state = ours.step(tree, stack([grads]), state, 0.05, t)
+        assert set(new) == set(names)
+        tree = tree | new
+    for n, v in params.items():
+        assert torch.equal(tree[n][0], v.detach()), n
+
+
+def test_moments_of_a_tensor_without_a_gradient_stay() -> None:
+    """Adam's, and those of a role's own rule beside one without a state."""
+    p = {n: torch.ones(1, 3) for n in ("head.weight", "context.a", "context.b")}
+    mixed = ByRole({"head": (Adam(), 0.1)}, SGD(), 0.05)
+    for rule in (Adam(), mixed, Clipped(mixed, 1.0)):
+        _, state = rule.step(p, {n: v * 2 for n, v in p.items()}, {}, 0.05, 1)
+        before = {slot: tree["head.weight"].clone() for slot, tree in state.items()}
+        assert set(before) == {"m", "v"}
+        _, state = rule.step(p, {"context.a": p["context.a"]}, state, 0.05, 2)
+        for slot, leaf in before.items():
+            assert torch.equal(state[slot]["head.weight"], leaf)
 
 
 @pytest.mark.parametrize("ours", [SGD(0.9, 5e-4), Adam(weight_decay=0.01, decoupled=True)])

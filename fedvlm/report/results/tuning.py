@@ -75,11 +75,11 @@ def searched(record: Mapping[str, Any]) -> list[str]:
     fixed = Counter(f"{key} {value}" for e in entries if str(e["label"]) not in work
                     for key, value in (common | e["settings"]).items() if key in WORK)
     words = ", ".join(f"{what} for {n}" for what, n in sorted(fixed.items()))
-    out.append(
-        f"Local work was searched for {len(work) or 'none'} of {every}"
-        + (f": the plan sets it ({words}), so that the methods of a table do the same work. An "
-           "entry may be better with more or fewer local steps than it was given." if words
-           else "."))
+    held = (f"the plan sets it ({words}), so that the methods of a table do the same work. An "
+            "entry may be better with more or fewer local steps than it was given.")
+    before = "; for the others " if work else ": "
+    out.append(f"Local work was searched for {len(work) or 'none'} of {every}"
+               + (before + held if words else "."))
     return out
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from fedvlm.report.collect import Run
-from fedvlm.report.results.tuning import kind_of
+from fedvlm.report.results.tuning import kind_of, searched
 from fedvlm.sweep.tune.tuned import trains_of
 
 ENTRY = {"label": "FedProx", "trainer": "FedProx",
@@ -47,3 +47,18 @@ def test_what_an_entry_trained_is_resolved_as_runs_are() -> None:
     assert trains["mine"]["PEFT.TEXT"] == "none" and trains["mine"]["FED.FINETUNE_EPOCHS"] == -1
     assert not any(key.startswith("PEFT.LORA") for key in trains["mine"])
     assert set(trains) == {"FedTV", "mine"}
+
+
+@pytest.mark.parametrize(("work", "sentence"), [
+    ((), "none of 2: the plan sets it (FED.LOCAL_EPOCHS 2 for 2), so that"),
+    (("A",), "1 of 2; for the others the plan sets it (FED.LOCAL_EPOCHS 2 for 1), so that"),
+    (("A", "B"), "2 of 2."),
+])
+def test_whose_local_work_was_searched_is_said(work: tuple[str, ...], sentence: str) -> None:
+    record = {"budget": 20, "plan": {"common": {}}, "entries": [
+        {"label": label, "trainer": "FedAvg",
+         "settings": {} if label in work else {"FED.LOCAL_EPOCHS": "2"},
+         "space": ["OPTIM.NAME sgd | adamw", "OPTIM.LR 0.002 to 2 log",
+                   *(["FED.LOCAL_EPOCHS 1 | 2 | 4"] if label in work else [])]}
+        for label in ("A", "B")]}
+    assert searched(record)[-1].startswith(f"Local work was searched for {sentence}")
