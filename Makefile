@@ -66,7 +66,7 @@ ifndef PAGE_ONLY
 endif
 	$(BIN)/python -m fedvlm publish docs/results $(if $(PAGE_ONLY),,--from output/results --keep)
 
-results-more: ## the same from configs/results/more: all methods side by side, two plans more (about 1.5 hours more)
+results-more: ## the same from configs/results/more: all methods side by side, local work chosen, two plans more (about 2 hours more)
 	$(MAKE) results PLANS="$(MORE)"
 
 bench: $(STAMP) ## speed of FedTV against the reference recipe (ViT-B/16, 50 classes)
