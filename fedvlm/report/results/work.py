@@ -20,7 +20,7 @@ from fedvlm.config.keys import default_schema
 from fedvlm.core.stats import mean
 from fedvlm.report.collect import Run
 from fedvlm.report.results.claims import by_set, place_of, seeds_of, spent_steps
-from fedvlm.report.results.lanes import Lane
+from fedvlm.report.results.lanes import Lane, bare
 from fedvlm.report.statistics.contrast import Contrast, contrast
 from fedvlm.report.tables.check import FREE, NOT_OWN, OWN
 
@@ -45,6 +45,11 @@ class Choice:
     after: float
     difference: Contrast
     steps: float | None
+
+    @property
+    def name(self) -> str:
+        """The label without what is trained, which the rows of a table share."""
+        return bare(self.method)
 
 
 def choices(lane: Lane, others: Sequence[Lane]) -> list[Choice]:
@@ -72,14 +77,14 @@ def sentences(rows: Sequence[Choice]) -> list[str]:
         return []
     chosen = Counter(row.chosen for row in rows)
     words = ", ".join(f"{work} by {n}" for work, n in sorted(chosen.items()))
-    up, down = ([row.method for row in rows if row.difference.apart == sign] for sign in (1, -1))
+    up, down = ([row.name for row in rows if row.difference.apart == sign] for sign in (1, -1))
     out = [f"Chosen of {len(rows)}: {words}. Told apart from the same method with its local work "
            f"held: {len(up)} above{_named(up)}, {len(down)} below{_named(down)}."]
     if len(rows) >= FEWEST:
         order = float(kendalltau([row.before for row in rows], [row.after for row in rows])[0])
         first = max(rows, key=lambda row: row.before)
-        out.append(f"Highest mean with local work held: {first.method}, {first.before:.1f}; "
-                   f"chosen: {rows[0].method}, {rows[0].after:.1f}. Kendall's tau between the two "
+        out.append(f"Highest mean with local work held: {first.name}, {first.before:.1f}; "
+                   f"chosen: {rows[0].name}, {rows[0].after:.1f}. Kendall's tau between the two "
                    f"orders: {order:.2f} (1: the same order).")
     return out
 
