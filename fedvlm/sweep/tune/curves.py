@@ -21,6 +21,7 @@ from fedvlm.report.figures.drawing.lines import Line, Panel
 from fedvlm.sweep.tune.progress import Point, Progress
 
 THOUSANDS = 5000  # from here on ticks are in thousands
+TITLE = 20  # characters in a line of a small panel's title
 METRIC = "best validation accuracy so far"
 AXES = {  # file -> label, and where a point lies
     "best_by_trials": ("trials", lambda point: float(point.trial + 1)),
@@ -51,7 +52,7 @@ def grid(name: str, methods: Sequence[Progress], width: float = style.PAGE) -> F
         for at, (axes, method) in enumerate(zip(every, methods, strict=True)):
             line = stairs(name, method)
             lines.draw_band(axes, line, style.family_index(method.family))
-            title = textwrap.wrap(method.label, 20)[:2]
+            title = textwrap.wrap(style.shortened(method.label, 3 * TITLE), TITLE)
             axes.set_title("\n".join(title), fontsize=6, loc="left", pad=2)
             own = place(method.points[-1]) if method.points else 1.0
             axes.set_xlim(0, right if name == "best_by_trials" else max(own, 1.0))
