@@ -3,7 +3,7 @@
 ``sh`` and ``python`` blocks are run, but for those behind ``<!-- not run: why -->``: of these,
 every fedvlm command is read by its parser. A block with ``title="file"`` is written to that file. A
 ``text`` block shows what the block before it printed: each of its lines must be there, numbers
-aside; ``...`` stands for any lines.
+aside; ``...`` stands for any lines. Behind a block that is not run it is not compared.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Session:
     def __init__(self, page: Path) -> None:
         self.page = page
         self.names: dict[str, Any] = {"__name__": "__main__"}
-        self.said = ""
+        self.said: str | None = ""  # None: of a block that is not run
 
     def run(self) -> None:
         """Run every block in the current folder."""
@@ -101,10 +101,12 @@ class Session:
             where = f"{self.page.name}:{block.line}"
             if block.title:
                 Path(block.title).write_text(block.text, encoding="utf-8")
-            elif block.language == "text":
+            elif block.language == "text" and self.said is not None:
                 missing = [line for line in shown(block.text) if line not in shown(self.said)]
                 assert not missing, f"{where}: was not said: {missing[0]}\n{self.said[-3000:]}"
-            elif block.language in ("sh", "python") and not block.why:
+            elif block.language in ("sh", "python") and block.why:
+                self.said = None
+            elif block.language in ("sh", "python"):
                 self.said = ""
                 for step in [block.text] if block.language == "python" else block.commands:
                     self._step(block.language, step, where)
@@ -120,7 +122,7 @@ class Session:
         except BaseException as error:
             error.add_note(f"{where}: {step}\n{out.getvalue()[-3000:]}")
             raise
-        self.said += out.getvalue()
+        self.said = (self.said or "") + out.getvalue()
 
     def _command(self, line: str, out: io.StringIO) -> None:
         """Run one line: fedvlm in this process, whatever else in a shell."""

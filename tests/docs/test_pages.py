@@ -39,6 +39,16 @@ def test_every_block_runs(page: Path, folder: Path) -> None:
     Session(page).run()
 
 
+def test_what_a_block_shows_is_compared_where_the_block_was_run(folder: Path) -> None:
+    page, fence = folder / "page.md", "```"
+    run = f"{fence}sh\necho a\n{fence}\n{fence}text\n{{}}\n{fence}\n"
+    page.write_text(run.format("a") + "<!-- not run: why -->\n" + run.format("c") + run.format("a"))
+    Session(page).run()
+    page.write_text(run.format("b"))
+    with pytest.raises(AssertionError, match="was not said: b"):
+        Session(page).run()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_every_command_is_read_by_its_parser(page: Path, folder: Path) -> None:
     for block in blocks(page):
