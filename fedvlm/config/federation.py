@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from fedvlm.config.option import Option, Schema
 
+EPOCHS, STEPS = "FED.LOCAL_EPOCHS", "FED.LOCAL_STEPS"
+WORK = (EPOCHS, STEPS)  # what a client does in a round; a number of steps counts before epochs
 PARTITIONS = (
     "iid", "disjoint", "n_classes", "dirichlet", "superclass_dirichlet", "quantity", "domain",
     "domain_dirichlet",
@@ -24,6 +29,12 @@ PARTITION_ALIASES = {
     "domain-dir": "domain_dirichlet",
     "domain-label-dir": "domain_dirichlet",
 }
+
+
+def local_work(config: Mapping[str, Any]) -> str:
+    """Return a client's local work of a round in words, ``2 epochs``, by values of ``WORK``."""
+    number, unit = (config[STEPS], "step") if config[STEPS] else (config[EPOCHS], "epoch")
+    return f"{number} {unit}{'' if number == 1 else 's'}"
 
 
 def federation_options() -> Schema:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from fedvlm.config.federation import WORK
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Schema
 from fedvlm.core.errors import ConfigError, fold
@@ -21,7 +22,6 @@ from fedvlm.report.results.lanes import Lane
 
 TUNED, PART, PLAIN = "tuned", "in part", "as they come"
 CHOICE, RATE = "OPTIM.NAME", "OPTIM.LR"
-WORK = ("FED.LOCAL_EPOCHS", "FED.LOCAL_STEPS")
 BACKBONE, OPTIMISER = "MODEL.BACKBONE.NAME", "OPTIM."
 SAME = ("PEFT.", "FED.FINETUNE_")  # what a run must share with the entry that it took values of
 Trains = Mapping[str, Mapping[str, Any]]  # entry's label -> its keys of ``SAME``, as identities

@@ -16,6 +16,7 @@ from typing import Any
 
 from scipy.stats import kendalltau
 
+from fedvlm.config.federation import WORK, local_work
 from fedvlm.config.keys import default_schema
 from fedvlm.core.stats import mean
 from fedvlm.report.collect import Run
@@ -24,7 +25,7 @@ from fedvlm.report.results.lanes import Lane, bare
 from fedvlm.report.statistics.contrast import Contrast, contrast
 from fedvlm.report.tables.check import FREE, NOT_OWN, OWN
 
-PERSONAL, EPOCHS, STEPS = "personal", "FED.LOCAL_EPOCHS", "FED.LOCAL_STEPS"
+PERSONAL = "personal"
 FEWEST = 3  # methods whose order is compared
 
 
@@ -96,7 +97,7 @@ def _named(names: Sequence[str]) -> str:
 def _twin(run: Run) -> str:
     """Return what a run shares with its twin: method, seeds, and all of its config but the work."""
     config = {key: value for key, value in run.identity_config().items()
-              if key not in (EPOCHS, STEPS, *FREE)
+              if key not in (*WORK, *FREE)
               and (key in NOT_OWN or not key.startswith(OWN))}
     return json.dumps([run.method, place_of(run), seeds_of(run), config], sort_keys=True,
                       default=str)
@@ -126,11 +127,8 @@ def _sets(runs: Iterable[Run]) -> list[Mapping[Any, float]]:
 @cache
 def _defaults() -> dict[str, Any]:
     schema = default_schema()
-    return {key: schema[key].default for key in (STEPS, EPOCHS)}
+    return {key: schema[key].default for key in WORK}
 
 
 def _work(run: Run) -> str:
-    config = _defaults() | run.identity_config()
-    steps, epochs = config[STEPS], config[EPOCHS]
-    number, unit = (steps, "step") if steps else (epochs, "epoch")
-    return f"{number} {unit}{'' if number == 1 else 's'}"
+    return local_work(_defaults() | run.identity_config())

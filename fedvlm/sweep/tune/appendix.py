@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.compat.files import load_trainer
+from fedvlm.config.federation import local_work
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Value, declare
 from fedvlm.core.repository import repository
@@ -14,7 +15,7 @@ from fedvlm.report.tables.cells import MISSING, TableCell
 from fedvlm.report.tables.papers import GROUPS, Paper
 from fedvlm.report.tables.table import Table
 from fedvlm.sweep.tune.defaults import file_of
-from fedvlm.sweep.tune.space import EPOCHS, LR, NAME, STEPS
+from fedvlm.sweep.tune.space import LR, NAME
 from fedvlm.sweep.tune.tuned import read_tuned
 from fedvlm.sweep.tune.values import config_of, value_of
 
@@ -125,16 +126,13 @@ def _values(entry: Mapping[str, Any], config: Config) -> dict[str, str]:
     keys = [knob.partition(" ")[0] for knob in entry["space"]]
     roles = [key for key in keys if key.startswith("OPTIM.") and key not in (NAME, LR)]
     trained = any(key.startswith("OPTIM.") for key in keys) or entry["values"]
-    steps = config[STEPS]
-    number, unit = (steps, "step") if steps else (config[EPOCHS], "epoch")
-    work = f"{number} {unit}{'' if number == 1 else 's'}"
     own = [key for key in keys if key.startswith("TRAINER.")]
     return {
         "optimiser": _word(config[NAME]) if trained else MISSING,
         "rate": _word(config[LR]) if trained else MISSING,
         **{f"rate, {key.split('.')[1].lower()}": _word(config[key] or config[LR])
            for key in roles},
-        "local work": work if trained else MISSING,
+        "local work": local_work(config) if trained else MISSING,
         "its own": ", ".join(f"{_last(key)} {_word(config[key])}" for key in own) or MISSING,
     }
 

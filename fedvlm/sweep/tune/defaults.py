@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.compat.files import load_trainer
+from fedvlm.config.federation import WORK
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Schema, Value, declare, nodes
 from fedvlm.config.read import lookup, read_yaml
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, fold
 from fedvlm.core.repository import checkout
-from fedvlm.sweep.tune.tuned import SAY_WHICH, WORK, read_tuned
+from fedvlm.sweep.tune.tuned import SAY_WHICH, read_tuned
 from fedvlm.sweep.tune.values import config_of, value_of
 
 SAYS = "# Tuned: "

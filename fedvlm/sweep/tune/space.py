@@ -12,10 +12,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedvlm.config.federation import EPOCHS, STEPS
 from fedvlm.config.knobs import Knob
 
 NAME, LR = "OPTIM.NAME", "OPTIM.LR"
-EPOCHS, STEPS = "FED.LOCAL_EPOCHS", "FED.LOCAL_STEPS"
 OPTIMISERS = ("sgd", "adamw")
 RATES, ADAPTIVE = (0.002, 2.0), 0.1  # of sgd; adamw's are this many times those
 LOCAL_EPOCHS = ("1", "2", "4")

@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from fedvlm.config.federation import EPOCHS, STEPS, WORK
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import declare
 from fedvlm.config.read import find_config, lookup
@@ -30,7 +31,6 @@ from fedvlm.sweep.tune.values import config_of, value_of
 FORMAT = 1
 BACKBONE = ("MODEL.BACKBONE.NAME", "MODEL.INIT_WEIGHTS")
 TRAINS = ("PEFT.", "FED.FINETUNE_")
-WORK = ("FED.LOCAL_EPOCHS", "FED.LOCAL_STEPS")
 SAY_WHICH = ("PEFT.", "TRAINER.", "FED.FINETUNE_", "FED.AGGREGATOR", "FED.SERVER_OPTIM")
 
 
@@ -199,9 +199,8 @@ def _same_work(
 
 def _work(settings: Mapping[str, str]) -> tuple[str, str]:
     """Return the key of local work that counts, and its word: a number of steps, else epochs."""
-    epochs, steps = WORK
-    return (steps, settings[steps]) if settings.get(steps, "0") != "0" else (
-        epochs, settings.get(epochs, ""))
+    return (STEPS, settings[STEPS]) if settings.get(STEPS, "0") != "0" else (
+        EPOCHS, settings.get(EPOCHS, ""))
 
 
 def _trained(name: str, settings: Mapping[str, str], file: str = "") -> dict[str, Any]:
