@@ -124,7 +124,7 @@ def answers(trainer: str, claim: Claim, runs: Sequence[Run]) -> list[Answer]:
     for label in dict.fromkeys(run.method for run in every):
         here = [run for run in every if run.method == label]
         steps = None
-        mine = _numbers(here, lambda run: run.value(claim.metric))
+        mine = numbers_of(here, lambda run: run.value(claim.metric))
         if claim.rival in _REFERENCES:
             theirs, rival = _of_reference(here, claim), claim.rival
         else:
@@ -132,9 +132,9 @@ def answers(trainer: str, claim: Claim, runs: Sequence[Run]) -> list[Answer]:
             if why:
                 out.append(Answer(label, claim, NOT_RUN, why=why))
                 continue
-            theirs = _numbers(others, lambda run: run.value(claim.metric))
+            theirs = numbers_of(others, lambda run: run.value(claim.metric))
             rival = others[0].method if others else claim.rival
-            steps = _steps(here, others, _pairs(mine, theirs))
+            steps = steps_ratio(here, others, pairs_of(mine, theirs))
         if rival != label:
             out.append(replace(_answer(label, claim, rival, mine, theirs), steps=steps))
     return out or [Answer(trainer, claim, NOT_RUN, why=f"no run of {trainer} has ended")]
@@ -142,7 +142,7 @@ def answers(trainer: str, claim: Claim, runs: Sequence[Run]) -> list[Answer]:
 
 def _answer(label: str, claim: Claim, rival: str, mine: Numbers, theirs: Numbers) -> Answer:
     both = [place for place in mine if place in theirs]
-    a, b = (list(by_set({p: one[p] for p in both}, _pairs(mine, theirs)).values())
+    a, b = (list(by_set({p: one[p] for p in both}, pairs_of(mine, theirs)).values())
             for one in (theirs, mine))
     seen = contrast(a, b) if both else None
     if seen is None:
@@ -229,30 +229,30 @@ def by_set(numbers: Numbers, cells: Collection[tuple[Any, Any]]) -> Numbers:
     return out
 
 
-def _pairs(a: Numbers, b: Numbers) -> set[tuple[Any, Any]]:
+def pairs_of(a: Numbers, b: Numbers) -> set[tuple[Any, Any]]:
     """Return the (data set, seeds) that both have."""
     return {(place, seeds) for place in a for seeds in a[place] if seeds in b.get(place, {})}
 
 
-def _steps(
+def steps_ratio(
     mine: Sequence[Run], theirs: Sequence[Run], pairs: Collection[tuple[Any, Any]]
 ) -> float | None:
     """Return a method's local steps, final phases included, in times its rival's, over pairs."""
-    a, b = (_numbers([run for run in runs if (place_of(run), seeds_of(run)) in pairs], spent_steps)
+    a, b = (numbers_of([run for run in runs if (place_of(run), seeds_of(run)) in pairs], _spent)
             for runs in (mine, theirs))
-    both = _pairs(a, b)
+    both = pairs_of(a, b)
     own, other = (mean(one[place][seeds] for place, seeds in sorted(both, key=str))
                   for one in (a, b))
     return own / other if own is not None and other else None
 
 
-def spent_steps(run: Run) -> float | None:
-    """Return a run's local steps, final phases included; None where it does not say."""
+def _spent(run: Run) -> float | None:
     steps = run.section("spent").get("local_steps", run.totals().get("local_steps"))
     return float(steps) if isinstance(steps, int | float) else None
 
 
-def _numbers(runs: Sequence[Run], value_of: Callable[[Run], float | None]) -> Numbers:
+def numbers_of(runs: Sequence[Run], value_of: Callable[[Run], float | None]) -> Numbers:
+    """Return a number of the runs that have it, by place and seeds."""
     out: Numbers = {}
     for run in runs:
         value = value_of(run)

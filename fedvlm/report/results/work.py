@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -20,7 +20,14 @@ from fedvlm.config.federation import WORK, local_work
 from fedvlm.config.keys import default_schema
 from fedvlm.core.stats import mean
 from fedvlm.report.collect import Run
-from fedvlm.report.results.claims import by_set, place_of, seeds_of, spent_steps
+from fedvlm.report.results.claims import (
+    by_set,
+    numbers_of,
+    pairs_of,
+    place_of,
+    seeds_of,
+    steps_ratio,
+)
 from fedvlm.report.results.lanes import Lane, bare
 from fedvlm.report.statistics.contrast import Contrast, contrast
 from fedvlm.report.tables.check import FREE, NOT_OWN, OWN
@@ -64,7 +71,7 @@ def choices(lane: Lane, others: Sequence[Lane]) -> list[Choice]:
     pairs: dict[str, list[tuple[Run, Run]]] = {}
     for run in lane.runs:
         other = twins.get(_twin(run))
-        if other is not None and None not in (run.value(PERSONAL), other.value(PERSONAL)):
+        if other is not None:
             pairs.setdefault(run.method, []).append((other, run))
     rows = [row for method, several in pairs.items() if (row := _choice(method, several))]
     if all(row.held == row.chosen for row in rows):
@@ -105,23 +112,16 @@ def _twin(run: Run) -> str:
 
 def _choice(method: str, pairs: Sequence[tuple[Run, Run]]) -> Choice | None:
     columns = [run for run, _ in pairs], [run for _, run in pairs]
-    before, after = (_sets(column) for column in columns)
+    numbers = [numbers_of(column, lambda run: run.value(PERSONAL)) for column in columns]
+    both = pairs_of(*numbers)
+    before, after = (list(by_set(column, both).values()) for column in numbers)
     seen = contrast(before, after)
     if seen is None:
         return None
     held, chosen = (", ".join(sorted({_work(run) for run in column})) for column in columns)
     means = [mean(mean(one.values()) for one in each) or 0.0 for each in (before, after)]
-    spent = [mean(filter(None, map(spent_steps, column))) for column in columns]
-    steps = spent[1] / spent[0] if spent[0] and spent[1] is not None else None
+    steps = steps_ratio(columns[1], columns[0], both)
     return Choice(method, held, chosen, means[0], means[1], seen, steps)
-
-
-def _sets(runs: Iterable[Run]) -> list[Mapping[Any, float]]:
-    numbers: dict[Any, dict[Any, float]] = {}
-    for run in runs:
-        numbers.setdefault(place_of(run), {})[seeds_of(run)] = float(run.value(PERSONAL) or 0.0)
-    cells = {(place, seeds) for place, each in numbers.items() for seeds in each}
-    return list(by_set(numbers, cells).values())
 
 
 @cache
