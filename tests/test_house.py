@@ -303,7 +303,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/sweep/task.py": {
         "optional: fedvlm[slurm]": ("submitit.helpers",),
     },
-    "fedvlm/sweep/tune/tuned.py": {
+    "fedvlm/sweep/tune/values.py": {
         "start-up: PyTorch": ("fedvlm.compat.files",),
     },
     "fedvlm/sweep/worker.py": {

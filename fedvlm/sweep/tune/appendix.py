@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedvlm.compat.files import load_trainer
 from fedvlm.config.federation import local_work
-from fedvlm.config.keys import default_schema
-from fedvlm.config.option import Value, declare
+from fedvlm.config.option import Value
 from fedvlm.core.repository import repository
 from fedvlm.report.tables.cells import MISSING, TableCell
 from fedvlm.report.tables.papers import GROUPS, Paper
@@ -17,7 +15,7 @@ from fedvlm.report.tables.table import Table
 from fedvlm.sweep.tune.defaults import file_of
 from fedvlm.sweep.tune.space import LR, NAME
 from fedvlm.sweep.tune.tuned import read_tuned
-from fedvlm.sweep.tune.values import config_of, value_of
+from fedvlm.sweep.tune.values import config_of, method_of, value_of
 
 METRIC = "hyperparameters"
 # Shown too: in a caption where all methods have one value, else as a column. What a method runs
@@ -109,8 +107,7 @@ def _rank(group: str) -> int:
 
 def _config(record: Mapping[str, Any], entry: Mapping[str, Any]) -> Config:
     """Return all values of a method: its file's, the plan's, the tuned ones, its own settings."""
-    trainer = load_trainer(entry["trainer"])
-    schema = declare(default_schema(), f"TRAINER.{trainer.name.upper()}", trainer.options)
+    trainer, schema = method_of(str(entry["trainer"]))
     path = file_of(repository() / "configs" / "trainers", trainer.name)
     config = config_of(path, schema)
     label, values = str(entry["label"]), entry["values"]

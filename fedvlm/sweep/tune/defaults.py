@@ -16,16 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedvlm.compat.files import load_trainer
 from fedvlm.config.federation import WORK
-from fedvlm.config.keys import default_schema
-from fedvlm.config.option import Schema, Value, declare, nodes
+from fedvlm.config.option import Schema, Value, nodes
 from fedvlm.config.read import lookup, read_yaml
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, fold
 from fedvlm.core.repository import checkout
 from fedvlm.sweep.tune.tuned import SAY_WHICH, read_tuned
-from fedvlm.sweep.tune.values import config_of, value_of
+from fedvlm.sweep.tune.values import config_of, method_of, value_of
 
 SAYS = "# Tuned: "
 MORE = "#   "  # further lines of it
@@ -94,7 +92,7 @@ def write_files(tuned: Path, folder: Path) -> list[tuple[Path, str]]:
         path = folder / (re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-") + ".yaml")
         if path in texts:
             raise ConfigError(f"two entries of {tuned} would be {path}; give one another label")
-        trainer, schema = _method(str(entry["trainer"]))
+        trainer, schema = method_of(str(entry["trainer"]))
         base = lookup(trainer.name, "trainers")
         text = base.read_text(encoding="utf-8") if base else f"TRAINER:\n  NAME: {trainer.name}\n"
         settings = record["plan"]["common"] | entry["settings"]
@@ -117,7 +115,7 @@ def file_of(folder: Path, name: str) -> Path | None:
 
 def _defaults(path: Path, name: str, record: Mapping[str, Any]) -> tuple[str | None, str]:
     """Return the new text of a file, None for the old one, and what was done."""
-    _, schema = _method(name)
+    _, schema = method_of(name)
     config = config_of(path, schema)
     entry = _entry(name, config, schema, record)
     if entry is None:
@@ -128,12 +126,6 @@ def _defaults(path: Path, name: str, record: Mapping[str, Any]) -> tuple[str | N
     text = _with_comment(text, _provenance(entry, record))
     shown = ", ".join(f"{key} {word}" for key, word in words.items()) or "as it comes"
     return text, f"{shown} (tuned for {label})"
-
-
-def _method(name: str) -> tuple[Any, Schema]:
-    """Return a method's class and the keys that its file may set."""
-    trainer = load_trainer(name)
-    return trainer, declare(default_schema(), f"TRAINER.{trainer.name.upper()}", trainer.options)
 
 
 def _with_words(

@@ -13,11 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedvlm.compat.files import load_trainer
 from fedvlm.config.build import flat
-from fedvlm.config.keys import default_schema
 from fedvlm.config.knobs import Knob, read_knobs
-from fedvlm.config.option import declare
 from fedvlm.console.rows import clock
 from fedvlm.console.screen import complain, say
 from fedvlm.core.errors import ConfigError, FedvlmError
@@ -32,6 +29,7 @@ from fedvlm.sweep.tune.records import Records, Score, joined, of_trial, pooled
 from fedvlm.sweep.tune.space import space_of
 from fedvlm.sweep.tune.study import Study, Trial, storage
 from fedvlm.sweep.tune.tuned import write_tuned
+from fedvlm.sweep.tune.values import method_of
 from fedvlm.sweep.worker import Outcome
 
 TASK = "fedvlm.sweep.tune.trial:score"
@@ -299,8 +297,7 @@ def knobs_of(entry: PlanEntry) -> tuple[Knob, ...]:
     Raises:
         ConfigError: its card names keys that are none.
     """
-    trainer = load_trainer(entry.name)
-    schema = declare(default_schema(), f"TRAINER.{trainer.name.upper()}", trainer.options)
+    trainer, schema = method_of(entry.name)
     return read_knobs(fields(card_of(entry.name)).get("Knobs", ""), trainer.name, schema)
 
 

@@ -19,14 +19,13 @@ from typing import Any
 
 from fedvlm.config.federation import EPOCHS, STEPS, WORK
 from fedvlm.config.keys import default_schema
-from fedvlm.config.option import declare
 from fedvlm.config.read import find_config, lookup
 from fedvlm.config.sections import read_keys
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError, fold
 from fedvlm.runs.seal import seal_of, sealed
 from fedvlm.sweep.plan import PlanEntry, SweepPlan
-from fedvlm.sweep.tune.values import config_of, value_of
+from fedvlm.sweep.tune.values import config_of, method_of, value_of
 
 FORMAT = 1
 BACKBONE = ("MODEL.BACKBONE.NAME", "MODEL.INIT_WEIGHTS")
@@ -213,10 +212,6 @@ def _trained(name: str, settings: Mapping[str, str], file: str = "") -> dict[str
 @lru_cache(256)
 def _defaults(name: str, file: str) -> tuple[Any, dict[str, Any]]:
     """Return a method's keys, and their values as its file says; ``file``: not the usual one."""
-    from fedvlm.compat.files import load_trainer  # start-up: PyTorch
-
-    trainer = load_trainer(name)
-    schema = declare(default_schema() | dict(getattr(trainer, "foreign", {})),
-                     f"TRAINER.{trainer.name.upper()}", trainer.options)
+    trainer, schema = method_of(name)
     path = find_config(file, "trainers") if file else lookup(trainer.name, "trainers")
     return schema, config_of(path, schema)

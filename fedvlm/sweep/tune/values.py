@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from fedvlm.config.option import Schema, Value, nodes
+from fedvlm.config.keys import default_schema
+from fedvlm.config.option import Schema, Value, declare, nodes
 from fedvlm.config.read import read_yaml
 from fedvlm.core.errors import ConfigError
+
+
+def method_of(name: str) -> tuple[Any, Schema]:
+    """Return a method's class and the keys that its file may set.
+
+    Raises:
+        ConfigError: there is no such method.
+    """
+    from fedvlm.compat.files import load_trainer  # start-up: PyTorch
+
+    trainer = load_trainer(name)
+    known = default_schema() | dict(getattr(trainer, "foreign", {}))
+    return trainer, declare(known, f"TRAINER.{trainer.name.upper()}", trainer.options)
 
 
 def config_of(path: Path | None, schema: Schema) -> dict[str, Value]:
