@@ -63,8 +63,8 @@ def flags(parser: Parser) -> None:
     add("--dir", default="", metavar="FOLDER", help="prepare: an own set's folder below --root")
     add("--image-dir", default="", metavar="FOLDER", help="prepare: where its images are")
     add("--cache-dir", default="", metavar="FOLDER", help="prepare, add: another cache")
-    add("--name", default="", metavar="NAME", help="add: name of the data set (default: the folder's name)")
-    add("--to", default="", metavar="FILE.yaml", help="add: file to write (default: NAME.yaml in this folder)")
+    add("--name", default="", metavar="NAME", help="add: name of the data set (the folder's)")
+    add("--to", default="", metavar="FILE.yaml", help="add: file to write (NAME.yaml)")
     add("--leave-out", default="", metavar="A,B", help="add: folders that are not read")
     parser.checks.append(_mistakes)
 

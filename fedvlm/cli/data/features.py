@@ -1,4 +1,4 @@
-"""Encode a data set's images before training, into the cache or a pack; list, clean caches.
+"""Encode images before training, into a cache or a pack; list or clean caches.
 
 Encoding takes every flag and KEY VALUE of a run, and reads of them what a store depends on. --pack
 writes features, labels, names and splits into one file without images, which runs take as --root;
@@ -40,7 +40,7 @@ def flags(parser: Parser) -> None:
     add("--list", action="store_true", help="the stores; --backbone X: only those of this one")
     add("--clean", action="store_true", help="delete stores; wants one of the next two or "
         "--backbone X")
-    add("--older-than", default="", metavar="DAYS", help="--clean: stores not used for so many days")
+    add("--older-than", default="", metavar="DAYS", help="--clean: stores unused for so many days")
     add("--all", action="store_true", help="--clean: every store")
     add("--dry-run", action="store_true", help="--clean: print what would be deleted")
     add("--cache-dir", default="", metavar="FOLDER", help="cache folder (default: $FEDVLM_CACHE)")

@@ -45,8 +45,8 @@ def flags(parser: Parser) -> None:
     add("--retry-failed", action="store_true", help="run failed cells again")
     add("--only", type=_cells, metavar="I-J", help="only the cells of these numbers (see --list)")
     add("--list", action="store_true", help="every cell with its number and state")
-    add("--dry-run", action="store_true", help="list what would run, with estimates of time and memory; "
-        "writes nothing")
+    add("--dry-run", action="store_true", help="list what would run, with estimates of time and "
+        "memory; writes nothing")
     add("--launch", default="", choices=("slurm", "local"), help="run cells as jobs of SLURM "
         "(pip install 'fedvlm[slurm]'), or as local jobs on this machine, and watch them")
     add("--slurm-chunk", type=whole(1), default=1, metavar="N", help="cells per job (1)")

@@ -22,7 +22,7 @@ _HEAD = (
     "                     train a method; the same as python federated_main.py with these flags",
 )
 _TAIL = (
-    "fedvlm COMMAND --help lists the flags of a command; fedvlm run --help those of a training run.",
+    "fedvlm COMMAND --help lists the flags of a command, fedvlm run --help those of a run.",
     "Settings, later ones win: defaults, dataset file, trainer file, flags, KEY VALUE pairs.",
     "Exit codes: 0 done, 2 config or usage, 3 data, 4 diverged, 6 below quorum, 130 interrupted.",
 )
