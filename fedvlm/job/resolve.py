@@ -27,6 +27,7 @@ from fedvlm.data.packs.place import about_pack, pack_root, reading_of
 from fedvlm.federation.cards import trainer_files
 from fedvlm.job.flags import FLAGS
 from fedvlm.job.kinds import dataset_config, dataset_of, method_of
+from fedvlm.runs.private import read_private
 
 if TYPE_CHECKING:
     from fedvlm.data.memory.given import MemorySet
@@ -114,12 +115,16 @@ def resolve(
 def config_of(path: Path, changes: Mapping[str, str]) -> CfgNode:
     """Return the config of a run folder, with some values changed.
 
+    Folders are those of the machine that made it, where ``private.json`` still says them.
+
     Raises:
         ConfigError: this fedvlm does not know the method or a key.
         DataError: the folder has no config.
     """
     file = path / "config.yaml"
+    moved = read_private(path)["config"]
     name = str(yaml_keys(file, default_schema()).get("TRAINER.NAME", ""))
+    name = str(moved.get("TRAINER.NAME", name))
     if not name:
         raise DataError(f"'{file}' names no method: the run folder is damaged, or never began")
     trainer = _load(name)
@@ -127,7 +132,8 @@ def config_of(path: Path, changes: Mapping[str, str]) -> CfgNode:
     schema = declare(
         default_schema() | foreign, f"TRAINER.{trainer.name.upper()}", trainer.options
     )
-    return build_config(None, None, changes, [], schema, extra_yamls=[file])[0]
+    known = {key: value for key, value in moved.items() if key in schema}
+    return build_config(None, None, {**known, **changes}, [], schema, extra_yamls=[file])[0]
 
 
 def _is_coops(file: Path, args: Namespace) -> bool:

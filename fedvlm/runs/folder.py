@@ -3,7 +3,8 @@
 ``output/<setting>/<dataset>/shots_<k>/<trainer>[-<tag>]/<backbone>/<partition>/seed<s>-data<d>/``
 holds ``manifest.json`` (written first: identity, sessions), ``config.yaml``, ``partition.json``,
 ``log.txt``, ``metrics.jsonl``, ``state/``, ``results.json`` (written last: a run is finished
-because it is there) and ``RUNNING`` while a process works on it.
+because it is there) and ``RUNNING`` while a process works on it. What names this
+machine's folders and host is in ``private.json`` alone.
 
 ``models/`` has the untrained tensors and, where there was a final fine-tuning, what came of it.
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +29,7 @@ from torch import Tensor
 
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.runs import lock, manifest, metrics, state
+from fedvlm.runs import lock, manifest, metrics, private, state
 from fedvlm.runs.identity import (
     FORMAT,
     Present,
@@ -108,6 +110,7 @@ class RunFolder:
         finished: contents of ``results.json`` where the run is done already, else None.
         notes: what the user should be told (lock taken over, states passed over, ...).
         keep: how many states stay on disk (``runs.state``).
+        draft: whether its code may still change: manifest and results say so, no table has it.
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class RunFolder:
         self.finished: dict[str, Any] | None = None
         self.notes: list[str] = []
         self.keep = state.KEEP
+        self.draft = False
         self._lock: lock.RunLock | None = None
         self._manifest: dict[str, Any] = {}
         self._above = self.path  # the nearest folder that was there before
@@ -213,8 +217,14 @@ class RunFolder:
 
     # ---- what is written --------------------------------------------------------------------
     def write_config(self, resolved: Mapping[str, Any], origins: Mapping[str, str]) -> None:
-        """Write ``config.yaml``: the resolved config, each value's origin as a comment."""
-        files.write_text(self._writable("config.yaml"), config_text(resolved, origins))
+        """Write ``config.yaml``: the resolved config, each value's origin as a comment.
+
+        Values that name folders or hosts of this machine go to ``private.json``.
+        """
+        shown = {key: private.public_value(key, value) for key, value in resolved.items()}
+        told = {key: private.public_text(origin) for key, origin in origins.items()}
+        files.write_text(self._writable("config.yaml"), config_text(shown, told))
+        private.write_private(self.path, config=private.private_values(resolved))
 
     def write_partition(self, index: Mapping[str, Any]) -> None:
         """Write ``partition.json``: the index file of the partition."""
@@ -226,7 +236,8 @@ class RunFolder:
 
     def record_facts(self, **facts: Any) -> None:
         """Add facts (digests of backbone and partition, ...) to ``manifest.json``."""
-        self._manifest.setdefault("facts", {}).update(files.json_ready(facts))
+        plain = private.public_facts(files.json_ready(facts))
+        self._manifest.setdefault("facts", {}).update(plain)
         self._write_manifest()
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
@@ -345,7 +356,8 @@ class RunFolder:
     ) -> dict[str, Any]:
         """Write ``results.json``, which makes the run finished, and return its contents.
 
-        It is sealed, and ``covers`` what else says what the run was (``runs.verify.cover``).
+        It is sealed, names no folder of this machine, and ``covers`` what else says what the run
+        was (``runs.verify.cover``).
 
         Args:
             run_info: seconds, counters and the like; this session's command, versions and machine
@@ -355,10 +367,16 @@ class RunFolder:
         """
         session = self._manifest["sessions"][-1]
         about = {k: session[k] for k in ("command", "started", "versions", "git", "machine")}
+        about |= {
+            "ended": manifest.now(), "determinism": manifest.determinism(),
+            "device": manifest.device_of(str(self.identity.get("device", "cpu"))),
+        }
         record: dict[str, Any] = files.json_ready({
-            "format": FORMAT, "identity_digest": self.digest,
-            "run_info": about | {"ended": manifest.now()} | dict(run_info),
-            "protocol": dict(protocol), "results": dict(results), "covers": cover(self.path),
+            "format": FORMAT, "draft": self.draft, "identity_digest": self.digest,
+            "identity": self._manifest["identity"],
+            "run_info": private.public_facts(about | dict(run_info)),
+            "protocol": private.public_facts(dict(protocol)), "results": dict(results),
+            "covers": cover(self.path),
         })
         record["seal"] = seal_of(record)
         files.write_json(self._writable("results.json"), record)
@@ -446,9 +464,10 @@ class RunFolder:
                     "whole"
                 )
         files.remove_leftovers(self.path)
+        argv = list(sys.argv if argv is None else argv)
         session = manifest.session(argv)
-        record = earlier or {
-            "format": FORMAT, "identity_digest": self.digest,
+        record = self._upgraded(earlier) or {
+            "format": FORMAT, "draft": self.draft, "identity_digest": self.digest,
             "identity": self.identity, "created": manifest.now(), "facts": {}, "sessions": [],
         }
         if record["sessions"]:
@@ -460,6 +479,7 @@ class RunFolder:
                 )
         record["sessions"].append(session)
         self._write_manifest(record)
+        private.write_private(self.path, private.private_session(argv))
         with files.explain_errors(self.state_dir):
             self.state_dir.mkdir(exist_ok=True)
         for folder in (self.state_dir, self.path / "models"):
@@ -470,6 +490,15 @@ class RunFolder:
             state.clear_states(self.state_dir)
             self.notes += metrics.truncate_metrics(self.metrics_path, -1)
         self._manifest = record
+
+    def _upgraded(self, earlier: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Return a manifest in today's form; what it said of its machine goes to private.json."""
+        if earlier is None or earlier.get("format") == FORMAT:
+            return earlier
+        for session in earlier["sessions"]:
+            private.write_private(self.path, private.take_private(session))
+        facts = private.public_facts(earlier.get("facts", {}))
+        return {**earlier, "format": FORMAT, "draft": False, "facts": facts}
 
     def _write_manifest(self, contents: Mapping[str, Any] | None = None) -> None:
         record: dict[str, Any] = files.json_ready(self._manifest if contents is None else contents)

@@ -217,7 +217,7 @@ class Checker:
         return Cell(
             number, combination.column, combination.row, int(cfg.SEED),
             words_of(combination, job), Path(cfg.OUTPUT_DIR), place.relative(),
-            identity_digest(config), config, group_of(job),
+            identity_digest(config), config | {"TRAINER.NAME": cfg.TRAINER.NAME}, group_of(job),
         )
 
 
