@@ -33,12 +33,13 @@ from fedvlm.federation.clients import (
     RecordLog,
     on,
 )
-from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context, without_kept
+from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context
 from fedvlm.federation.engine import Bundle, Engine, LocalEngine, laid
 from fedvlm.federation.groups import SERVER, SHARED, Finetune, resolve
 from fedvlm.federation.local.guard import guarded
 from fedvlm.federation.local.hooks import explain_hook, name_of, slots_of, tree_of
 from fedvlm.federation.local.images import sightings
+from fedvlm.federation.local.kept import without_kept
 from fedvlm.federation.local.sent import WHOLE, Portion
 from fedvlm.federation.local.streams import prove_streams
 from fedvlm.federation.optim import Schedule
@@ -273,7 +274,7 @@ class Federation:
             self.model, self.groups, self.batcher, list(clients), round_, plan.seed, plan.epochs,
             plan.optim, plan.schedule or Schedule(plan.optim.lr),
             self.trainer.extras_up, self.trainer.metrics, self.weighting, plan.nonfinite,
-            plan.clock_per_round, tuple(c not in worked for c in clients),
+            plan.clock_per_round, newcomers=tuple(c not in worked for c in clients),
             effort=plan.effort, patience=plan.early_stop, class_counts=self.roster.classes,
             portion=portion,
         )
