@@ -16,9 +16,9 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree, expand, matching
 from fedvlm.federation.aggregation.updates import Updates, join
 from fedvlm.federation.clients import Clients
-from fedvlm.federation.context import KEPT
 from fedvlm.federation.engine import LocalEngine, MakeContext, RoundWork
 from fedvlm.federation.groups import GROUPS, resolve
+from fedvlm.federation.local.kept import KEPT
 from fedvlm.federation.rounds import Federation, FedState, RoundFinished, Whole
 from fedvlm.federation.server import Held
 from fedvlm.federation.trainer import Trainer

@@ -45,7 +45,8 @@ from fedvlm.job.results.against import sentences
 from fedvlm.job.results.classes import absent_parts, matrix_file
 from fedvlm.job.show import draw_partition, say_results
 from fedvlm.job.sinks import Sinks
-from fedvlm.runs.folder import RunFolder, look_ahead
+from fedvlm.runs.claim import look_ahead
+from fedvlm.runs.folder import RunFolder
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.state import clear_states
 from fedvlm.runs.verify.check import BEFORE, SEALED, whole
