@@ -42,6 +42,7 @@ from fedvlm.runs.identity import (
     refuse_other,
     shorten,
 )
+from fedvlm.runs.names import RESULTS
 from fedvlm.runs.records import Records
 from fedvlm.runs.seal import seal_of, sha256
 from fedvlm.runs.state import SavedState
@@ -69,7 +70,7 @@ def look_ahead(
         there = nearest_there(path)
         if not there.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        finished = read_results(path / "results.json") is not None
+        finished = read_results(path / RESULTS) is not None
         if not finished and not os.access(there, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     if there != path:
@@ -204,7 +205,7 @@ class RunFolder:
     @property
     def results_path(self) -> Path:
         """Written last."""
-        return self.path / "results.json"
+        return self.path / RESULTS
 
     @cached_property
     def records(self) -> dict[str, Records]:
@@ -361,7 +362,7 @@ class RunFolder:
             "protocol": dict(protocol), "results": dict(results), "covers": cover(self.path),
         })
         record["seal"] = seal_of(record)
-        files.write_json(self._writable("results.json"), record)
+        files.write_json(self._writable(RESULTS), record)
         self.finished = record
         return record
 
