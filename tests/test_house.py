@@ -28,7 +28,7 @@ FLOORS: Mapping[str, set[str]] = {
     "core": set(),
     "config": {"core"},
     "console": {"core"},
-    "runs": {"core"},
+    "runs": {"core", "config"},
     "models": {"core"},
     "data": {"core", "config"},
     "federation": {"core", "config", "models"},

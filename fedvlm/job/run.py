@@ -49,7 +49,7 @@ from fedvlm.runs.claim import look_ahead
 from fedvlm.runs.folder import RunFolder
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.state import clear_states
-from fedvlm.runs.verify.check import BEFORE, SEALED, whole
+from fedvlm.runs.verify.check import BEFORE, SEALED, refuse_damage
 
 MEMORY_BYTES = 4 << 30  # of clients' states; above it FED.STORE auto keeps them on disk
 
@@ -125,7 +125,7 @@ def _built_and_trained(
     folder.keep = int(cfg.TRAIN.KEEP_STATES)
     console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
     if folder.finished is not None:
-        seal = whole(folder.path, folder.finished).seal
+        seal = refuse_damage(folder.path, folder.finished).seal
         bare = [f"it has {BEFORE}"] if seal != SEALED else []
         before = f"finished before; results are in {folder.results_path}"
         console.notes([*folder.notes, before, *bare])
