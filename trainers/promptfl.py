@@ -28,3 +28,4 @@ class PromptFL(PeftTrainer):
     """FedAvg over whatever ``PEFT`` builds; by default a context (see the card)."""
 
     name = "PromptFL"
+    must_train = "prompt"
