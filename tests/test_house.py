@@ -589,7 +589,7 @@ print(json.dumps({"changed": changed, "loaded": len(jobs), "cuda": torch.cuda.is
 
 BAD = '''
 import os, random, torch
-from fedvlm.federation.trainer import Trainer
+from fedvlm.method import Trainer
 
 os.environ["CUDA_VISIBLE_DEVICES"] = "0"
 torch.manual_seed(7)
