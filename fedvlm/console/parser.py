@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import math
 import sys
 import textwrap
 from argparse import Action, Namespace
@@ -255,17 +256,18 @@ def whole(low: int, high: int | None = None) -> Callable[[str], int]:
     return number
 
 
-def inches(low: float, high: float) -> Callable[[str], float]:
-    """Return a ``type`` of flags: widths of a range."""
+def amount(unit: str, low: float, high: float = math.inf) -> Callable[[str], float]:
+    """Return a ``type`` of flags: finite numbers of a range, in words of their unit (``days``)."""
 
     def number(word: str) -> float:
         try:
-            width = float(word)
+            value = float(word)
         except ValueError:
-            width = 0.0
-        if not low <= width <= high:
-            raise argparse.ArgumentTypeError(f"wants inches from {low} to {high}, got '{word}'")
-        return width
+            value = math.nan
+        if not low <= value <= high or math.isinf(value):
+            wanted = f"{unit} from {low} " + ("on" if math.isinf(high) else f"to {high}")
+            raise argparse.ArgumentTypeError(f"wants {wanted}, got '{word}'")
+        return value
 
     return number
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedvlm.console.parser import Loose, Parser, Switch, asks_help, inches, whole
+from fedvlm.console.parser import Loose, Parser, Switch, amount, asks_help, whole
 from fedvlm.core.errors import ConfigError
 
 
@@ -83,12 +83,13 @@ def test_required_flags_are_asked_for_by_name() -> None:
     assert (args.of, args.to) == ("x", "y")
 
 
-def test_numbers_of_a_range_and_widths() -> None:
+def test_numbers_of_a_range_and_units() -> None:
     parser = Parser(prog="fedvlm toy")
     parser.add_argument("--count", type=whole(0), nargs="+")
-    parser.add_argument("--width", type=inches(2, 20))
-    args = parser.parse_args(["--count", "0", "12", "--width", "2.5"])
-    assert (args.count, args.width) == ([0, 12], 2.5)
+    parser.add_argument("--width", type=amount("inches", 2, 20))
+    parser.add_argument("--age", type=amount("days", 0))
+    args = parser.parse_args(["--count", "0", "12", "--width", "2.5", "--age", "0"])
+    assert (args.count, args.width, args.age) == ([0, 12], 2.5, 0)
     for word in ("-1", "1.5", "x", "\u0663"):
         assert mistakes(parser, f"--count 1 {word}") == [
             f"toy: --count wants a whole number from 0 on, got '{word}'"
@@ -96,6 +97,10 @@ def test_numbers_of_a_range_and_widths() -> None:
     for word in ("1.9", "21", "nan", "x"):
         assert mistakes(parser, f"--width {word}") == [
             f"toy: --width wants inches from 2 to 20, got '{word}'"
+        ]
+    for word in ("-1", "inf", "nan", "soon"):
+        assert mistakes(parser, f"--age {word}") == [
+            f"toy: --age wants days from 0 on, got '{word}'"
         ]
 
 
