@@ -20,6 +20,7 @@ import yaml
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.runs.lock import NAME as LOCK_NAME
 from fedvlm.runs.metrics import WORK
+from fedvlm.runs.names import RESULTS
 from fedvlm.runs.private import public_text
 from fedvlm.runs.seal import seal_of
 
@@ -263,11 +264,11 @@ def earlier_results(
     Raises:
         ConfigError: they are of another run.
     """
-    path = folder / "results.json"
+    path = folder / RESULTS
     record = read_results(path)
     if record is None:
         if path.exists():
-            notes.append("results.json is damaged: it will be written again")
+            notes.append(f"{RESULTS} is damaged: it will be written again")
         return None
     if record["identity_digest"] == identity_digest(identity):
         return record
@@ -340,9 +341,14 @@ def upgrade_results(record: dict[str, Any]) -> dict[str, Any]:
     )
 
 
+def as_written(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return results as their file has them, whatever ``upgrade_results`` made of them."""
+    return record.written if isinstance(record, UpgradedResults) else record
+
+
 def seal_fits(record: Mapping[str, Any]) -> bool:
     """Say whether the seal of a ``results.json`` fits; one of before has none, and does."""
-    written = record.written if isinstance(record, UpgradedResults) else record
+    written = as_written(record)
     if "seal" not in written and "covers" not in written:
         return True
     covered = isinstance(written.get("covers"), dict)

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedvlm.cli.results._folders import no_runs, papers_of, run_folders
-from fedvlm.console.parser import Parser, inches, whole
+from fedvlm.console.parser import Parser, amount, whole
 from fedvlm.console.screen import complain, progress, say
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
 from fedvlm.federation.cards import card_of
-from fedvlm.report.collect import Collected, Run, collect
+from fedvlm.report.collect import Collected, collect
 from fedvlm.report.tables.facts import KINDS, METRIC, REFERENCES, Pair, RunFacts
 from fedvlm.report.tables.logs import logs_table
 from fedvlm.report.tables.metrics import COLUMNS, metrics_of
@@ -26,6 +26,7 @@ from fedvlm.report.tables.papers import Paper, bibliography, paper_of
 from fedvlm.report.tables.render import FORMATS, notes_text
 from fedvlm.report.tables.table import Spec, Table, tables
 from fedvlm.report.tables.tex import Style, tex
+from fedvlm.runs.finished import FinishedRun
 
 EXAMPLES = (
     "fedvlm table output",
@@ -72,7 +73,7 @@ def flags(parser: Parser) -> None:
     add("--names", choices=("run", "paper"), default="run", help="paper: methods and data sets as "
         "papers spell them, methods in groups, in LaTeX cited (run)")
     add("--label", default="", metavar="LABEL", help="LaTeX's \\label (tab:METRIC)")
-    add("--width", type=inches(1, 30), default=5.5, metavar="INCHES",
+    add("--width", type=amount("inches", 1, 30), default=5.5, metavar="INCHES",
         help="LaTeX's width of the text "
         "(5.5, NeurIPS)")
     add("--mixed", nargs="*", metavar="KEY", help="one table although runs differ in these keys "
@@ -132,7 +133,7 @@ def _beside(
     return lines
 
 
-def _papers(args: Namespace, runs: Sequence[Run]) -> dict[str, Paper]:
+def _papers(args: Namespace, runs: Sequence[FinishedRun]) -> dict[str, Paper]:
     """Return what the cards say of the runs' methods, by name and title; else nothing."""
     if args.names != "paper":
         return {}

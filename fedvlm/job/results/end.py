@@ -28,6 +28,7 @@ from fedvlm.job.results.classes import class_lines, per_class
 from fedvlm.job.results.private import private
 from fedvlm.runs.identity import LABEL
 from fedvlm.runs.metrics import sentence, spent, totals
+from fedvlm.runs.private import public_facts
 from fedvlm.runs.verify.beside import References, gain, hurt, kind_of
 from fedvlm.runs.verify.numbers import CLIENTS
 
@@ -179,7 +180,7 @@ def client_rows(record: Row) -> dict[str, Any]:
 def protocol(built: Built) -> dict[str, Any]:
     """Return what a table must not mix."""
     cfg: CfgNode = built.cfg
-    return {
+    return public_facts({
         "setting": setting(cfg), "dataset": cfg.DATASET.NAME, "trainer": cfg.TRAINER.NAME,
         "tag": cfg.TAG, "shots": int(cfg.DATASET.NUM_SHOTS),
         "subsample": cfg.DATASET.SUBSAMPLE_CLASSES,
@@ -195,7 +196,7 @@ def protocol(built: Built) -> dict[str, Any]:
         "data_seed": int(cfg.DATA_SEED), "selection": cfg.TEST.SELECT, "budget": cfg.FED.BUDGET,
         "extra_data": built.federation.trainer.extra_data, "target": LABEL,
         "proxy": built.federation.proxy.source if built.federation.proxy else "",
-    }
+    })
 
 
 def cohort_of(built: Built) -> int:
