@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from yacs.config import CfgNode
@@ -21,13 +21,14 @@ from yacs.config import CfgNode
 from fedvlm.config.build import flat
 from fedvlm.core.progress import Progress
 from fedvlm.data.federated import FederatedData, build_federation
-from fedvlm.data.memory.given import MemorySet
-from fedvlm.data.own.site import SiteFile
-from fedvlm.data.packs.place import pack_of
 from fedvlm.federation.server import Roster
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.load.backbones import load_backbone
 from fedvlm.runs.identity import identity_plain
+
+if TYPE_CHECKING:
+    from fedvlm.data.memory.given import MemorySet
+    from fedvlm.data.own.site import SiteFile
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 KEEP = 2  # of each kind: cells come sorted, so that more would only take memory
@@ -149,6 +150,8 @@ class SharedInputs(Inputs):
 
 def data_key(cfg: CfgNode) -> str:
     """Return a text that is the same for configs with the same clients' images."""
+    from fedvlm.data.packs.place import pack_of  # start-up: packs, for a sweep's cells only
+
     keys = {k: v for k, v in flat(cfg).items() if not k.startswith(NOT_DATA)}
     # Of several packs of a set the backbone chooses one.
     return json.dumps([identity_plain(keys), str(pack_of(cfg) or "")], sort_keys=True)
