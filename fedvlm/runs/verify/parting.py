@@ -8,8 +8,8 @@ passes through the towers (fewer where a cache is warm) are no results and are n
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ import yaml
 
 from fedvlm.config.keys import default_schema
 from fedvlm.config.sections import read_keys
-from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.report.collect import collect
+from fedvlm.core.errors import DataError
+from fedvlm.core.flatten import flat_leaves
 from fedvlm.runs import manifest
-from fedvlm.runs.finished import FinishedRun
+from fedvlm.runs.finished import FinishedRun, load_manifest, read_config
 from fedvlm.runs.identity import identity_difference
 from fedvlm.runs.metrics import read_metrics, totals
 
@@ -135,46 +135,7 @@ class Side:
         return list(dict.fromkeys(line for session in lines for line in session))
 
 
-def side(folder: Path) -> Side:
-    """Read the one run at or below ``folder``, finished or not.
-
-    Raises:
-        ConfigError: several runs lie there.
-        DataError: none does, or what lies there cannot be read.
-    """
-    below = collect([folder])
-    paths = [run.path for run in below.runs] + below.unfinished
-    if not paths:
-        raise DataError(
-            below.problems[0] if below.problems else
-            f"no run in {folder}; give a folder with manifest.json, as `results:` names it at the "
-            "end of a run"
-        )
-    count = len(paths) + len(below.problems)
-    if count > 1:
-        raise ConfigError(
-            f"{folder} holds {count} runs, the first in {paths[0]}; name one of them, or compare "
-            "two folders of seeds with --over-seeds"
-        )
-    return _read(paths[0], below.runs[0] if below.runs else None)
-
-
-def sides(folder: Path) -> list[Side]:
-    """Read all finished runs below ``folder``.
-
-    Raises:
-        DataError: there is none.
-    """
-    below = collect([folder])
-    if not below.runs:
-        why = "; ".join([*below.problems[:1], f"{len(below.unfinished)} unfinished"])
-        raise DataError(f"no finished run below {folder} ({why}); --over-seeds wants one per seed")
-    left = [f"{path} is unfinished and left out" for path in below.unfinished] + below.problems
-    first, *others = [_read(run.path, run) for run in below.runs]
-    return [replace(first, notes=(*first.notes, *left)), *others]
-
-
-def _read(path: Path, run: FinishedRun | None) -> Side:
+def read_side(path: Path, run: FinishedRun | None) -> Side:
     """Read a run folder; what a finished run may lack becomes a note.
 
     Raises:
@@ -182,18 +143,17 @@ def _read(path: Path, run: FinishedRun | None) -> Side:
     """
     notes: list[str] = []
 
-    def tried(load: Callable[[], Mapping[str, Any]], needed: bool = False) -> dict[str, Any]:
+    def tried(load: Callable[[Path], Mapping[str, Any]], needed: bool = False) -> dict[str, Any]:
         try:
-            return dict(load())
+            return dict(load(path))
         except (DataError, ValueError, TypeError, yaml.YAMLError) as error:
             if needed:
                 raise DataError(str(error)) from error
             notes.append(f"{error}; the configs were not compared in full")
             return {}
 
-    shell = run or FinishedRun(path, {}, {}, {})
-    told = tried(shell.manifest, needed=run is None)
-    config = _flat(tried(shell.config))
+    told = tried(load_manifest, needed=run is None)
+    config = _flat(tried(read_config))
     records, lost = read_metrics(path / "metrics.jsonl")
     notes += [f"{path}: {note}" for note in lost]
     if not records:
@@ -236,7 +196,7 @@ class Difference:
         return self.known and not (self.numbers or self.method or self.machine)
 
 
-def difference(a: Side, b: Side) -> Difference:
+def find_differences(a: Side, b: Side) -> Difference:
     """Return where two runs differ in config, data, code and machine."""
     first = [side.sessions[0] if side.sessions else {} for side in (a, b)]
     result = Difference(
@@ -260,7 +220,7 @@ def _outside(side: Side) -> dict[str, Any]:
     }
 
 
-def partings(a: Side, b: Side) -> list[dict[str, Any]]:
+def find_partings(a: Side, b: Side) -> list[dict[str, Any]]:
     """Return for each part of the records the rounds that both have, and where they part first.
 
     An evaluation counts where both were evaluated. ``parting`` is the first number that differs,
@@ -320,11 +280,7 @@ def _leaves(record: Mapping[str, Any], part: str) -> Iterator[tuple[Leaf, Any]]:
 
 
 def _numbers(name: str, client: int | None, value: Any) -> Iterator[tuple[Leaf, Any]]:
-    if not isinstance(value, Mapping | list):
-        yield (name, client), value
-        return
-    for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
-        yield from _numbers(f"{name}.{key}", client, item)
+    yield from (((place, client), leaf) for place, leaf in flat_leaves(value, name))
 
 
 def _part_of(key: str) -> str:
@@ -335,3 +291,52 @@ def _part_of(key: str) -> str:
 
 def _client(word: Any) -> int:
     return int(word) if str(word).isdigit() else -1
+
+
+def settings_lines(differing: Difference) -> list[str]:
+    """Return what differs before the first round, in words."""
+    groups = {
+        "changes numbers": differing.numbers,
+        "own settings of one method": ["; ".join(differing.method)] if differing.method else [],
+        "may change bits (versions, code, machine)": differing.machine,
+        "changes no number": differing.elsewhere,
+    }
+    lines = [f"{name}: {line}" for name, group in groups.items() for line in group]
+    if not differing.known:
+        lines.insert(0, "a manifest names no identity: what changes numbers was not compared")
+    elif not (differing.numbers or differing.method):
+        lines.insert(0, "the same identity: nothing that changes numbers differs")
+    return lines
+
+
+def rounds_lines(
+    a: Side, b: Side, parts: Sequence[Mapping[str, Any]], differing: Difference
+) -> list[str]:
+    """Return where two runs part, in words; ``parts`` are their ``partings``."""
+    compared = [part for part in parts if part["rounds"]]
+    lines = [_parting_line(part) for part in compared]
+    for letter, side, other in (("A", a, b), ("B", b, a)):
+        only = sorted(set(side.records) - set(other.records))
+        if only and len(only) < len(side.records):
+            lines.append(f"only {letter} has round {only[0]}"
+                         f"{f' to {only[-1]}' if len(only) > 1 else ''}; the others are compared")
+    if compared and all(part["parting"] is None for part in compared):
+        lines.append("all common rounds are equal, bit for bit")
+    elif compared and differing.equal:
+        lines.append(
+            "the same identity, versions and machine gave other bits: that should not be"
+            + (", unless the code differs: a checkout had changes of its own" if differing.dirty
+               else "")
+        )
+    return lines
+
+
+def _parting_line(part: Mapping[str, Any]) -> str:
+    rounds, parting = part["rounds"], part["parting"]
+    count = f"{len(rounds)} round{'s' if len(rounds) > 1 else ''}"
+    if parting is None:
+        return f"{part['part']}: equal bit for bit in all {count} compared " \
+               f"({rounds[0]} to {rounds[-1]})"
+    whose = "" if parting["client"] is None else f" of client {parting['client']}"
+    return f"{part['part']}: parts at round {parting['round']} ({count} compared); first " \
+           f"difference: {parting['name']}{whose}, A {parting['a']}, B {parting['b']}"
