@@ -19,7 +19,7 @@ from yacs.config import CfgNode
 
 from fedvlm.config.option import Option
 from fedvlm.core.errors import ConfigError, FedvlmError
-from fedvlm.core.registry import Registry
+from fedvlm.core.plugins import Registry
 from fedvlm.core.trees import State, Tree, matching
 from fedvlm.federation.aggregation.rules import EVERY, combine
 from fedvlm.federation.aggregation.updates import Updates
@@ -365,7 +365,7 @@ class Trainer:
     def privacy(self, work: Sequence[Worked]) -> Mapping[str, Any]:
         """Return what is guaranteed of clients' images, for results and tables; {}: nothing is.
 
-        ``epsilon`` (None: without bound), ``delta`` and ``words`` (``toolbox.spending``).
+        ``epsilon`` (None: without bound), ``delta`` and ``words`` (``toolbox.privacy``).
 
         Args:
             work: of every client that was drawn.

@@ -25,13 +25,12 @@ from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.files import user_path
 from fedvlm.data.catalog import CATALOG, DatasetInfo, dataset_info
 from fedvlm.data.datum import PARTS
-from fedvlm.data.formats.coop_split import read_json
 from fedvlm.data.get.download import fetch_piece
 from fedvlm.data.get.fetch import check_url
 from fedvlm.data.get.offers import Offer, Piece, offer_of
 from fedvlm.data.get.prepare import PreparedSplit, prepare
 from fedvlm.data.layouts import prepared_in_cache, prepared_name
-from fedvlm.data.locate import find_root
+from fedvlm.data.locate import find_root, read_json_file
 
 EXAMPLES = (
     "fedvlm data add photos/",
@@ -125,7 +124,7 @@ def _write(split: PreparedSplit, place: Path) -> bool:
     """
     content = split.content()
     if place.exists():
-        if read_json(place) != content:
+        if read_json_file(place) != content:
             raise DataError(f"{place} holds another split (another seed, or the images have "
                             "changed) and is not overwritten: remove it first, and know that "
                             "runs with it will not go on")
