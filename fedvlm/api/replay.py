@@ -27,6 +27,7 @@ from fedvlm.config.engines import of_parties
 from fedvlm.console.screen import progress
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.flatten import flat_leaves
 from fedvlm.core.trees import State
 from fedvlm.federation.clients import AWAY, ClientStore
 from fedvlm.job.build import Built, build
@@ -368,17 +369,9 @@ def _workers(path: Path, rows: State) -> ClientStore | None:
     return workers_rows(path, torch.device("cpu")) if away else None
 
 
-def _numbers(place: str, value: Any) -> Leaves:
-    if isinstance(value, Mapping):
-        pairs = [(key, item) for key, item in value.items() if key not in TIME]
-    elif isinstance(value, list):
-        pairs = list(enumerate(value))
-    else:
-        return {place: value}
-    out: Leaves = {}
-    for key, item in pairs:
-        out |= _numbers(f"{place}: {key}" if ": " not in place else f"{place}.{key}", item)
-    return out
+def _numbers(place: str, value: Mapping[str, Any]) -> Leaves:
+    return {f"{place}: {name}": leaf
+            for name, leaf in flat_leaves(value, skip=lambda key: key in TIME)}
 
 
 def _differences(recorded: Leaves, seen: Leaves, points: float | None) -> Iterator[str]:
