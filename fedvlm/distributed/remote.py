@@ -26,7 +26,7 @@ from fedvlm.distributed.site import of_client
 from fedvlm.distributed.store import AwayStore
 from fedvlm.distributed.wire import Frame, WireError, pack, unpack
 from fedvlm.evaluation.scores import ABSENT
-from fedvlm.federation.aggregation.arrival import Part
+from fedvlm.federation.aggregation.arrival import Upload
 from fedvlm.federation.clients import Clients
 from fedvlm.federation.context import Context
 from fedvlm.federation.engine import Bundle, MakeContext, RoundWork
@@ -551,7 +551,7 @@ class Round:
 
     downloads: Mapping[int, Tree]
     accepted: dict[int, int]
-    parts: list[tuple[str, Part]] = field(default_factory=list)
+    parts: list[tuple[str, Upload]] = field(default_factory=list)
     dropped: dict[int, str] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     why: dict[int, str] = field(default_factory=dict)

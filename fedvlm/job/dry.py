@@ -75,7 +75,7 @@ def dry_run(cfg: CfgNode) -> int:
             federation.clients, {0: 0},
         )
         seconds.append(time.perf_counter() - began)
-    updates = join([part.arrive() for part in work.parts])
+    updates = join([upload.arrive() for upload in work.uploads])
     federation.trainer.aggregate(
         federation.server_context(1, Held(federation.held, state.held)), state.server, updates
     )

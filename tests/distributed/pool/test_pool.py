@@ -46,7 +46,7 @@ class Noting(LocalEngine):
         """Work."""
         work = super().run(*given)
         rounds = dict(work.versions)
-        self.chunks.update((rounds[p.clients[0]], p.clients) for p in work.parts)
+        self.chunks.update((rounds[p.clients[0]], p.clients) for p in work.uploads)
         return work
 
 
