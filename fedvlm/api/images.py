@@ -15,8 +15,8 @@ from torch import Tensor
 from fedvlm.core.errors import DataError
 from fedvlm.core.files import user_path
 from fedvlm.core.transform import TransformSpec
-from fedvlm.data.formats.folders import SUFFIXES
 from fedvlm.data.images import decode, normalised, resize_for_test, to_rgb
+from fedvlm.data.locate import SUFFIXES
 from fedvlm.data.memory.pictures import images_in_array, images_in_tensor
 
 Images = Any  # what ``as_list`` takes

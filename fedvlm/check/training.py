@@ -241,7 +241,7 @@ def g14_non_finite(world: World, trainer: Method) -> None:
             named = f"round 1, client {bad}"
             demand(named in str(error), f"the stop does not name '{named}' but says: {error}")
         else:
-            raise Broken(f"client {bad} trained on features that are not numbers, without a word")
+            raise Broken(f"client {bad} trained on non-finite features without an error")
         run = world.record(trainer, replace(setup, nonfinite="drop"))
         left = sorted(run.events[0].dropped)
         demand(left == [bad], f"policy drop left out clients {left}, not [{bad}]")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,8 +21,10 @@ from fedvlm.data.datasets import (
     DATASET_REGISTRY,
     folder_of,
     load_dataset,
+    pack_of,
     read_by_config,
     spells_layout,
+    stem_of,
 )
 from fedvlm.data.datum import PARTS, DatasetBase
 from fedvlm.data.doctor_checks import (
@@ -40,15 +42,14 @@ from fedvlm.data.doctor_checks import (
     first_names,
     leaks,
 )
-from fedvlm.data.formats.coop_split import read_split
 from fedvlm.data.get.annotations import READERS
 from fedvlm.data.get.offers import offer_of
 from fedvlm.data.image_records import records_of
-from fedvlm.data.layouts import Layout, choose, layouts_of, nearest, prepared_layouts
-from fedvlm.data.locate import find_root, subfolders
+from fedvlm.data.layouts import Layout, choose, layouts_of, nearest_layout, prepared_layouts
+from fedvlm.data.locate import find_root, pack_root, packs_in, subfolders
 from fedvlm.data.own.shape import look
 from fedvlm.data.packs.pack import open_pack
-from fedvlm.data.packs.place import pack_of, pack_root, packs_in, read_pack, stem_of
+from fedvlm.data.packs.place import read_pack
 
 _FIRST = 5  # wrong rows that get a sentence each
 PACK = "feature pack"
@@ -170,7 +171,7 @@ def _by_layout(
         return check, None, _note_absence(check, info, published, root, folder)
     place = layout.place(root, folder)
     check.layout, check.folder = layout.name, _relative(place, root)
-    data = _read(check, layout, place, info)
+    data = _read(check, lambda faults: layout.read(place, info, faults))
     if not layout.published:
         text = f"not the published split ({layout.name})"
         check.findings.append(Finding("own_split", text, broken=False))
@@ -195,13 +196,9 @@ def _by_config(
     if lacks:
         check.findings.append(_missing([f"{folder}/{name}" for name in lacks], "its config"))
         return check, None, PARTLY
-    try:
-        if check.layout == "a class of your own":
-            return check, load_dataset(cfg), READY
-        return check, read_by_config(cfg, root), READY
-    except (FedvlmError, OSError) as error:
-        file = place / node.SPLIT_FILE if node.SPLIT_FILE.endswith(".json") else None
-        return check, _read_good_rows(check, error, file, place / node.IMAGE_DIR), READY
+    if check.layout == "a class of your own":
+        return check, _read(check, lambda _: load_dataset(cfg)), READY
+    return check, _read(check, lambda faults: read_by_config(cfg, root, faults)), READY
 
 
 def _checkup(info: DatasetInfo) -> Checkup:
@@ -213,7 +210,7 @@ def _note_absence(
     check: Checkup, info: DatasetInfo, layouts: Sequence[Layout], root: Path, folder: str
 ) -> str:
     """Say that nothing is there, or what is missing; return the state as ``_by_layout`` does."""
-    best = nearest(layouts, root, folder)
+    best = nearest_layout(layouts, root, folder)
     place = best.place(root, folder)
     check.layout, check.folder = best.name, _relative(place, root)
     check.get, check.page = _how_to_get(info)
@@ -257,30 +254,20 @@ def _how_to_get(info: DatasetInfo) -> tuple[str, str]:
 
 
 def _read(
-    check: Checkup, layout: Layout, place: Path, info: DatasetInfo
+    check: Checkup, reader: Callable[[list[str]], DatasetBase]
 ) -> DatasetBase | None:
-    try:
-        return layout.read(place, info)
-    except (FedvlmError, OSError) as error:
-        files = [place / need for need in layout.needs if need.endswith(".json")]
-        return _read_good_rows(check, error, files[0] if files else None, place / info.image_dir)
-
-
-def _read_good_rows(
-    check: Checkup, error: Exception, file: Path | None, images: Path
-) -> DatasetBase | None:
-    """Note why reading ended; read what a split file's good rows say, if that is where it ended."""
+    """Return what a reader gives, and note each wrong row that it left out, or why it ended."""
     faults: list[str] = []
     data = None
-    if file is not None:
-        try:
-            data = read_split(file, images, faults)
-        except FedvlmError as again:
-            faults.append(str(again))
-    faults = list(dict.fromkeys(faults)) or [str(error)]
+    try:
+        data = reader(faults)
+    except (FedvlmError, OSError) as error:
+        faults.append(str(error))
+    faults = list(dict.fromkeys(faults))
     check.findings += [Finding("reading", text) for text in faults[:_FIRST]]
     if len(faults) > _FIRST:
         more = len(faults) - _FIRST
+        file = faults[0].partition(": ")[0]
         check.findings.append(Finding("reading", f"{more:,} more rows of {file} are wrong", more))
     if data is None:
         text = "reading ended there; what else may be wrong shows when this is mended"

@@ -20,10 +20,9 @@ from PIL import Image
 from fedvlm.core.progress import Progress
 from fedvlm.core.rng import numpy_stream
 from fedvlm.data.datum import PARTS, Datum, untestable
-from fedvlm.data.formats.folders import image_files
 from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import check_decodes
-from fedvlm.data.locate import folded_path
+from fedvlm.data.locate import folded_path, image_files
 
 READY, PREPARED, BUILT_IN = "ready", "prepared", "built in"
 BROKEN, PARTLY, ABSENT, UNKNOWN = "broken", "partly", "absent", "unknown"

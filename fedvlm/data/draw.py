@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from yacs.config import CfgNode
 
 from fedvlm.data.datum import PARTS, DatasetBase, IntArray, domains_of, labels_of
 from fedvlm.data.fewshot import relabel, short_classes
-from fedvlm.data.fewshot_file import ShotList
 from fedvlm.data.holdout import draw_holdout, without
 from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import find_broken, say_broken
@@ -26,6 +25,9 @@ from fedvlm.data.partition.kinds import (
     shots_per_client,
 )
 from fedvlm.data.partition.spec import ImagePool, Partition, PartitionSpec
+
+if TYPE_CHECKING:
+    from fedvlm.data.fewshot_file import ShotList
 
 NAMES = 10  # classes or clients that a message lists
 _CLIENT_PARTS = ("train", "val")  # of which shots are drawn

@@ -14,7 +14,6 @@ from fedvlm.core.progress import Progress
 from fedvlm.data.datasets import load_for_training, templates
 from fedvlm.data.datum import PARTS, DatasetBase, Datum, IntArray, domains_of, labels_of
 from fedvlm.data.draw import NAMES, Selection, spec_of
-from fedvlm.data.fewshot_file import read_shots
 from fedvlm.data.holdout import KEY, LISTS, holdout_from
 from fedvlm.data.image_records import ImageRecords, records_of
 from fedvlm.data.partition.index_file import canonical_hash, read_index_file, seal, spec_from
@@ -146,7 +145,11 @@ def build_federation(
         selection.spec = spec_from(content, spec, index)
     else:
         check_fits(spec, selection.pool, data.num_classes)
-    shots = read_shots(cfg, data, selection.full, selection.spec)
+    shots = None
+    if cfg.DATASET.get("FEWSHOT_FILE", ""):
+        from fedvlm.data.fewshot_file import read_shots  # start-up: for such a file only
+
+        shots = read_shots(cfg, data, selection.full, selection.spec)
     if content is not None and selection.spec.server_holdout:
         selection.hold_out(positions=holdout_from(content, data.parts, index))
     else:

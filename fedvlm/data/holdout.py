@@ -25,10 +25,9 @@ from fedvlm.core.rng import numpy_stream
 from fedvlm.core.transform import TransformSpec
 from fedvlm.data.datasets import load_dataset
 from fedvlm.data.datum import Datum, IntArray
-from fedvlm.data.formats.folders import SUFFIXES, image_files
 from fedvlm.data.image_records import ImageRecords, records_of
 from fedvlm.data.images import ImageLoader, broken_images
-from fedvlm.data.locate import explain_refusals, listing
+from fedvlm.data.locate import SUFFIXES, explain_refusals, image_files, listing
 from fedvlm.data.partition.spec import ImagePool
 from fedvlm.data.targets import config_of
 

@@ -25,6 +25,7 @@ from fedvlm.runs.identity import (
     refuse_other,
     shorten,
 )
+from fedvlm.runs.names import RESULTS
 from fedvlm.runs.seal import seal_of
 
 
@@ -46,7 +47,7 @@ def look_ahead(
         there = nearest_there(path)
         if not there.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        finished = read_results(path / "results.json") is not None
+        finished = read_results(path / RESULTS) is not None
         if not finished and not os.access(there, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     if there != path:

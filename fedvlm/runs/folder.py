@@ -35,6 +35,7 @@ from fedvlm.runs.identity import (
     identity_plain,
     read_results,
 )
+from fedvlm.runs.names import RESULTS
 from fedvlm.runs.records import Records
 from fedvlm.runs.seal import seal_of, sha256
 from fedvlm.runs.state import SavedState
@@ -73,7 +74,7 @@ class RunFolder(ClaimedFolder):
     @property
     def results_path(self) -> Path:
         """Written last."""
-        return self.path / "results.json"
+        return self.path / RESULTS
 
     @cached_property
     def records(self) -> dict[str, Records]:
@@ -225,7 +226,7 @@ class RunFolder(ClaimedFolder):
             "protocol": dict(protocol), "results": dict(results), "covers": cover(self.path),
         })
         record["seal"] = seal_of(record)
-        files.write_json(self._writable("results.json"), record)
+        files.write_json(self._writable(RESULTS), record)
         self.finished = record
         return record
 

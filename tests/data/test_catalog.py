@@ -21,13 +21,13 @@ from fedvlm.data.datasets import load_dataset
 from fedvlm.data.datum import DatasetBase
 from fedvlm.data.federated import build_federation
 from fedvlm.data.fewshot import relabel
-from fedvlm.data.formats.coop_split import read_split
+from fedvlm.data.formats.coop import read_coop
 from fedvlm.data.partition.kinds import check_fits
 from fedvlm.data.partition.spec import ImagePool, PartitionSpec
 from fedvlm.job.describe import partition_name
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve
-from tests.data.miniatures.own import config, shared, write_split, write_tree
+from tests.data.miniatures.own import config, copy, shared, write_split, write_tree
 from tests.data.miniatures.published import MINIS
 from tests.data.partition.pools import NAMES
 
@@ -151,7 +151,7 @@ def test_other_sets_have_no_superclasses(names: list[str]) -> None:
 def test_published_split_agrees_with_the_facts(name: str) -> None:
     folder, info = shared("splits"), CATALOG[name]
     assert info.split_file == PUBLISHED[name]
-    split = read_split(folder / info.split_file, Path("/nowhere/images"))
+    split = read_coop(folder, copy(Path("/nowhere/images"), folder / info.split_file))
     data = DatasetBase(split.train_x, split.val, split.test, name=name)
     sizes = {"train": len(data.train_x), "val": len(data.val), "test": len(data.test)}
     assert compare(info, data.num_classes, sizes) == []

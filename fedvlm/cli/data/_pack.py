@@ -16,7 +16,7 @@ from fedvlm.core.version import __version__
 from fedvlm.data.catalog import dataset_info
 from fedvlm.data.datum import PARTS
 from fedvlm.data.get.offers import offer_of
-from fedvlm.data.packs.file import SUFFIX
+from fedvlm.data.locate import PACK_SUFFIX
 from fedvlm.data.packs.lists import images_digest, writing_pack
 from fedvlm.data.packs.pack import SETTINGS, About, Setting, open_pack
 from fedvlm.data.packs.place import about_pack
@@ -69,11 +69,11 @@ def pack_path(place: Path, stem: str) -> Path:
     """
     path = user_path(place)
     if path.is_dir():
-        path = path / f"{stem}{SUFFIX}"
-    if not path.name.endswith(SUFFIX):
+        path = path / f"{stem}{PACK_SUFFIX}"
+    if not path.name.endswith(PACK_SUFFIX):
         near = path.name.removesuffix(".safetensors").removesuffix(".pack")
-        raise ConfigError(f"--pack {place}: a pack's name ends in {SUFFIX}; give "
-                          f"{path.with_name(near + SUFFIX)}, or a folder that exists")
+        raise ConfigError(f"--pack {place}: a pack's name ends in {PACK_SUFFIX}; give "
+                          f"{path.with_name(near + PACK_SUFFIX)}, or a folder that exists")
     if path.is_dir():
         raise ConfigError(f"--pack {path} is a folder; give a file")
     return path
@@ -139,7 +139,7 @@ def show_pack(path: Path) -> None:
         DataError: it is none, or damaged.
     """
     if path.is_dir():
-        raise DataError(f"--show {path}: is a folder; give a pack, a file *{SUFFIX}")
+        raise DataError(f"--show {path}: is a folder; give a pack, a file *{PACK_SUFFIX}")
     pack = open_pack(path)
     about = pack.about
     rows: Mapping[str, str] = {

@@ -1,6 +1,6 @@
-"""List, add, download or prepare data sets. A run does none of these.
+"""List, add, download or prepare data sets (a training run does none of these).
 
-add: understand a folder of images (or a table of them) and write its dataset YAML.
+add: read a folder of images (or a table of them) and write its dataset YAML.
 list: the known sets, their sizes, terms, and whether they can be downloaded.
 download: fetch a set, verify and unpack it.
 prepare: make a split where the published one is absent; it goes into the cache, or beside the
@@ -25,13 +25,12 @@ from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.files import user_path
 from fedvlm.data.catalog import CATALOG, DatasetInfo, dataset_info
 from fedvlm.data.datum import PARTS
-from fedvlm.data.formats.coop_split import read_json
 from fedvlm.data.get.download import fetch_piece
 from fedvlm.data.get.fetch import check_url
 from fedvlm.data.get.offers import Offer, Piece, offer_of
 from fedvlm.data.get.prepare import PreparedSplit, prepare
 from fedvlm.data.layouts import prepared_in_cache, prepared_name
-from fedvlm.data.locate import find_root
+from fedvlm.data.locate import find_root, read_json_file
 
 EXAMPLES = (
     "fedvlm data add photos/",
@@ -58,13 +57,13 @@ def flags(parser: Parser) -> None:
         help="a set (fedvlm data list names all); add: a folder of images or a table")
     add("--root", default="", metavar="DATA/", help="folder that holds the datasets")
     add("--url-base", default="", metavar="URL", help="download: a mirror, http:// or https://")
-    add("--seed", type=int, default=0, metavar="N", help="prepare: of the cut (0)")
+    add("--seed", type=int, default=0, metavar="N", help="prepare: random seed of the split (0)")
     add("--into-dataset", action="store_true", help="prepare: write beside the images")
     add("--dir", default="", metavar="FOLDER", help="prepare: an own set's folder below --root")
     add("--image-dir", default="", metavar="FOLDER", help="prepare: where its images are")
     add("--cache-dir", default="", metavar="FOLDER", help="prepare, add: another cache")
-    add("--name", default="", metavar="NAME", help="add: of the set, else the folder's")
-    add("--to", default="", metavar="FILE.yaml", help="add: where to write, else NAME.yaml here")
+    add("--name", default="", metavar="NAME", help="add: name of the data set (the folder's)")
+    add("--to", default="", metavar="FILE.yaml", help="add: file to write (NAME.yaml)")
     add("--leave-out", default="", metavar="A,B", help="add: folders that are not read")
     parser.checks.append(_mistakes)
 
@@ -125,7 +124,7 @@ def _write(split: PreparedSplit, place: Path) -> bool:
     """
     content = split.content()
     if place.exists():
-        if read_json(place) != content:
+        if read_json_file(place) != content:
             raise DataError(f"{place} holds another split (another seed, or the images have "
                             "changed) and is not overwritten: remove it first, and know that "
                             "runs with it will not go on")

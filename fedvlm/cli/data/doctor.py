@@ -1,4 +1,4 @@
-"""What is below --root (or in a feature pack), what is missing, what is wrong.
+"""Check the data sets under --root, or a feature pack: what is there, missing or broken.
 
 States: ready, prepared (a split of fedvlm data prepare), built in, broken, partly, absent, unknown
 (a folder that is no known set's; fedvlm data add makes it one). Some
@@ -24,8 +24,8 @@ from fedvlm.console.screen import progress, say
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
 from fedvlm.data.catalog import CATALOG, dataset_info
 from fedvlm.data.datasets import DATASET_REGISTRY
-from fedvlm.data.locate import find_root
-from fedvlm.data.packs.place import about_pack, pack_root, reading_of
+from fedvlm.data.locate import find_root, pack_root
+from fedvlm.data.packs.place import about_pack, reading_of
 
 EXAMPLES = (
     "fedvlm doctor --root DATA/",

@@ -17,15 +17,14 @@ from typing import Any
 from fedvlm.core.errors import DataError
 from fedvlm.data.catalog import DatasetInfo
 from fedvlm.data.datum import Datum
-from fedvlm.data.formats.coop_split import read_json
 from fedvlm.data.formats.folders import (
-    Names,
     class_folders,
-    image_files,
     read_folders,
     refuse_domains,
+    tree_data,
 )
-from fedvlm.data.locate import check_relative, find, read_lines, subfolders
+from fedvlm.data.layouts import CopyInfo
+from fedvlm.data.locate import check_relative, find, read_json_file, read_lines, subfolders
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def read_flowers(home: Path, info: DatasetInfo) -> Annotations:
         DataError: a file is missing or malformed.
     """
     what = f"{info.name}: cat_to_name.json (the class names, a file of CoOp)"
-    names = read_json(find(home, "cat_to_name.json", what, source=info.source, file=True))
+    names = read_json_file(find(home, "cat_to_name.json", what, source=info.source, file=True))
     if not isinstance(names, dict) or not all(isinstance(v, str) for v in names.values()):
         raise DataError(f"{home}/cat_to_name.json: an object of label to name is wanted")
     folder, images = home / info.image_dir, []
@@ -267,7 +266,7 @@ def read_class_tree(home: Path, info: DatasetInfo) -> Annotations:
     """
     what = f"the image folder of {info.name}"
     images = find(home, info.image_dir, what, source=info.source)
-    return _read_classes(images, Names(info.renames, info.drop))
+    return _read_classes(CopyInfo(info.name, images, renames=info.renames, drop=info.drop))
 
 
 def read_cifar_tree(home: Path, info: DatasetInfo) -> Annotations:
@@ -290,26 +289,17 @@ def read_plain_tree(images: Path, name: str) -> Annotations:
         DataError: no classes, an empty class, train without test, a tree of domains.
     """
     if not _PARTS & {n.lower() for n in subfolders(images)}:
-        return _read_classes(images, Names({}))
-    parts = read_folders(images, Names({})).parts
+        return _read_classes(CopyInfo(name, images))
+    parts = read_folders(images, CopyInfo(name, images)).parts
     how = f"the part folders of {name}"
     return Annotations(parts["train"], how, parts["test"], parts["val"] or None)
 
 
-def _read_classes(images: Path, names: Names) -> Annotations:
-    items: list[Datum] = []
-    classes = class_folders(images, names)
-    refuse_domains(images, classes)
-    for label, folder in enumerate(classes):
-        files = image_files(images / folder)
-        if not files:
-            raise DataError(f"the class folder {images / folder} holds no image; fill it or "
-                            "remove it")
-        classname = names.renames.get(folder, folder)
-        items += [
-            Datum(str(images / folder / f), label, 0, classname, f"{folder}/{f}") for f in files
-        ]
-    return Annotations(items, f"the class folders of {images}")
+def _read_classes(info: CopyInfo) -> Annotations:
+    classes = class_folders(info.images, info.drop)
+    refuse_domains(info.images, classes)
+    items = tree_data(info.images, info.images, classes, 0, info)
+    return Annotations(items, f"the class folders of {info.images}")
 
 
 READERS: dict[str, Callable[[Path, DatasetInfo], Annotations]] = {

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedvlm.data.formats.folders import SUFFIXES
 from fedvlm.data.formats.table_files import TABLES
-from fedvlm.data.locate import folder_contents
+from fedvlm.data.locate import SUFFIXES, folder_contents
 
 Keys = dict[str, str | float | int]
 

@@ -17,12 +17,10 @@ from fedvlm.core.errors import DataError, did_you_mean, fold
 from fedvlm.core.files import user_path
 from fedvlm.data.catalog import dataset_info
 from fedvlm.data.formats.class_names import is_code
-from fedvlm.data.formats.coop_split import read_json
 from fedvlm.data.formats.parts import PART_NAMES, USUAL_SHARE
 from fedvlm.data.formats.table_files import TABLES
-from fedvlm.data.formats.tiny_imagenet import is_tiny_imagenet
-from fedvlm.data.layouts import choose, layouts_of
-from fedvlm.data.locate import explain_refusals, listing
+from fedvlm.data.layouts import TINY_IMAGENET, choose, layouts_of
+from fedvlm.data.locate import explain_refusals, is_pack, listing, read_json_file
 from fedvlm.data.own.place import Keys, Place, Shape, place_of
 from fedvlm.data.own.tables import (
     in_parquet,
@@ -32,7 +30,6 @@ from fedvlm.data.own.tables import (
     own_tables,
     too_large,
 )
-from fedvlm.data.packs.file import is_pack
 
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 _PLAIN = ("images", "image", "imgs", "img", "data", "dataset", "jpg")  # names that name nothing
@@ -56,8 +53,8 @@ def look(path: Path, leave_out: Sequence[str] = (), known: bool = True) -> Shape
         here = place_of(path.parent, path.parent, leave_out)
         return _finish(in_tables(here, (path,)), path.parent, leave_out)
     shape = _known(path) or _split_file(path)
-    if shape is None and is_tiny_imagenet(path):
-        shape = Shape("Tiny-ImageNet as it is unpacked", {"DATASET.FORMAT": "tiny_imagenet"})
+    if shape is None and not TINY_IMAGENET.missing(path):
+        shape = Shape(TINY_IMAGENET.name, {"DATASET.FORMAT": "tiny_imagenet"})
     return _finish(shape or _structure(_descend(path, leave_out), leave_out), path, leave_out)
 
 
@@ -113,7 +110,7 @@ def _split_file(path: Path) -> Shape | None:
         file = path / name
         if not (name.startswith("split") and name.endswith(".json")) or too_large(file):
             continue
-        content = read_json(file)
+        content = read_json_file(file)
         rows = content.get("train") if isinstance(content, dict) else None
         if not isinstance(rows, list) or not rows or not isinstance(rows[0], list):
             continue

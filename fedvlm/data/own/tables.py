@@ -8,11 +8,10 @@ from pathlib import Path
 from fedvlm.core.errors import DataError
 from fedvlm.data.datum import PARTS
 from fedvlm.data.formats.class_names import knows
-from fedvlm.data.formats.folders import SUFFIXES
 from fedvlm.data.formats.parts import PART_NAMES, USUAL_SHARE
 from fedvlm.data.formats.table import METADATA, glance, part_of
 from fedvlm.data.formats.table_files import TABLES
-from fedvlm.data.locate import listing
+from fedvlm.data.locate import SUFFIXES, listing
 from fedvlm.data.own.place import Keys, Place, Shape
 
 _IMAGE_FOLDERS = ("images", "image", "imgs", "img", "jpg", "data", "train")

@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 
 from fedvlm.core import files
 from fedvlm.core.errors import DataError
+from fedvlm.data.locate import PACK_MARK
 
-SUFFIX = ".pack.safetensors"
 FORMAT = "fedvlm-pack/1"
-ABOUT, DIGEST = "fedvlm.pack", "sha256"  # keys of the metadata
+DIGEST = "sha256"  # key of the metadata, beside PACK_MARK
 MAX_HEADER = 64 << 20  # bytes; that of 20,000 class names takes one
 _BLOCK = 1 << 22
 _ZEROS = b"0" * 64
@@ -135,19 +135,6 @@ def unreadable(path: Path, error: OSError) -> DataError:
     return DataError(f"cannot read the feature pack {path}: {error.strerror or error}")
 
 
-def is_pack(path: Path) -> bool:
-    """Tell whether a path is a file that is meant as a pack: by its name or its first bytes."""
-    try:
-        if not path.is_file():
-            return False
-        if path.name.endswith(SUFFIX):
-            return True
-        with open(path, "rb") as file:
-            return ABOUT.encode() in file.read(256)
-    except OSError:
-        return False
-
-
 def read_container(path: Path) -> Container:
     """Return a file's header, checked; the tensors are not read.
 
@@ -198,7 +185,7 @@ def _parsed(path: Path, text: bytes) -> dict[str, Any]:
 def _metadata(path: Path, texts: Any) -> tuple[dict[str, Any], str]:
     """Return what the pack says of itself, and the digest that it states."""
     texts = texts if isinstance(texts, dict) else {}
-    about, digest = texts.get(ABOUT), texts.get(DIGEST)
+    about, digest = texts.get(PACK_MARK), texts.get(DIGEST)
     if not isinstance(about, str) or not isinstance(digest, str):
         raise _wrong(path, "its header says nothing of a pack")
     if len(digest) != 64 or not set(digest) <= set("0123456789abcdef") or digest in about:
@@ -265,7 +252,7 @@ class Writer:
                    "data_offsets": [s.start, s.start + s.size]}
             for name, s in slots.items()
         }
-        texts = {"__metadata__": {ABOUT: about, DIGEST: _ZEROS.decode()}}
+        texts = {"__metadata__": {PACK_MARK: about, DIGEST: _ZEROS.decode()}}
         text = json.dumps(texts | rows, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         self.file, self.left = file, sum(s.size for s in slots.values())

@@ -16,7 +16,7 @@ from fedvlm.data.packs.file import Writer, writing
 from fedvlm.data.packs.pack import About, Pack, PackedImage, is_key, plain
 
 
-def read_lists(pack: Pack) -> DatasetBase:
+def read_pack_lists(pack: Pack) -> DatasetBase:
     """Return the lists of a pack, not checked: its images have features and no pixels.
 
     Raises:

@@ -17,8 +17,7 @@ import numpy as np
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
 from fedvlm.core.files import user_path
 from fedvlm.data.datum import PARTS, Datum
-from fedvlm.data.formats.coop_split import read_json
-from fedvlm.data.locate import explain_refusals, listing
+from fedvlm.data.locate import explain_refusals, listing, read_json_file
 from fedvlm.data.partition.spec import Partition, PartitionSpec
 
 FORMAT = "fedvlm-index/1"
@@ -52,7 +51,7 @@ def read_sealed(path: Path, name: str, what: str, kind: str) -> dict[str, Any]:
     Raises:
         DataError: unreadable, another format, or changed since it was written.
     """
-    content = read_json(path)
+    content = read_json_file(path)
     if not isinstance(content, dict) or content.get("format") != kind:
         raise DataError(f"{name} is not {what} of format {kind}")
     body = {key: value for key, value in content.items() if key != _HASH}

@@ -14,10 +14,10 @@ from typing import Any
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.stats import mean
-from fedvlm.report.collect import Run
 from fedvlm.report.statistics.contrast import Contrast, contrast
 from fedvlm.report.statistics.paired import holm
 from fedvlm.report.tables.facts import REFERENCE_NAMES
+from fedvlm.runs.finished import FinishedRun
 
 NONE = "none"
 SUPPORTED, REFUTED, UNDERPOWERED, NOT_RUN = "supported", "refuted", "underpowered", "not run"
@@ -112,7 +112,7 @@ def read_claim(text: str) -> Claim | None:
     return Claim(**match.groupdict())
 
 
-def answers(trainer: str, claim: Claim, runs: Sequence[Run]) -> list[Answer]:
+def answers(trainer: str, claim: Claim, runs: Sequence[FinishedRun]) -> list[Answer]:
     """Return what the runs of a lane say, once for each set of parts that the method trains.
 
     Args:
@@ -193,7 +193,9 @@ def rivals_of(name: str, parts: str, labels: Collection[Label]) -> list[Label]:
     return whole or [one for one in bare if one.parts == parts] or bare
 
 
-def _rivals(name: str, mine: Run, runs: Sequence[Run]) -> tuple[list[Run], str]:
+def _rivals(
+    name: str, mine: FinishedRun, runs: Sequence[FinishedRun]
+) -> tuple[list[FinishedRun], str]:
     """Return the runs of a rival, and why there are none where the name is several methods'."""
     labels = {label_of(run) for run in runs}
     chosen = rivals_of(name, label_of(mine).parts, labels)
@@ -203,7 +205,7 @@ def _rivals(name: str, mine: Run, runs: Sequence[Run]) -> tuple[list[Run], str]:
     return [run for run in runs if label_of(run) in chosen], ""
 
 
-def label_of(run: Run) -> Label:
+def label_of(run: FinishedRun) -> Label:
     """Return a run's method, what it trains and its tag."""
     return Label(str(run.protocol["trainer"]), str(run.protocol.get("peft") or ""),
                  str(run.protocol.get("tag") or ""))
@@ -235,7 +237,7 @@ def pairs_of(a: Numbers, b: Numbers) -> set[tuple[Any, Any]]:
 
 
 def steps_ratio(
-    mine: Sequence[Run], theirs: Sequence[Run], pairs: Collection[tuple[Any, Any]]
+    mine: Sequence[FinishedRun], theirs: Sequence[FinishedRun], pairs: Collection[tuple[Any, Any]]
 ) -> float | None:
     """Return a method's local steps, final phases included, in times its rival's, over pairs."""
     a, b = (numbers_of([run for run in runs if (place_of(run), seeds_of(run)) in pairs], _spent)
@@ -246,12 +248,14 @@ def steps_ratio(
     return own / other if own is not None and other else None
 
 
-def _spent(run: Run) -> float | None:
+def _spent(run: FinishedRun) -> float | None:
     steps = run.section("spent").get("local_steps", run.totals().get("local_steps"))
     return float(steps) if isinstance(steps, int | float) else None
 
 
-def numbers_of(runs: Sequence[Run], value_of: Callable[[Run], float | None]) -> Numbers:
+def numbers_of(
+    runs: Sequence[FinishedRun], value_of: Callable[[FinishedRun], float | None]
+) -> Numbers:
     """Return a number of the runs that have it, by place and seeds."""
     out: Numbers = {}
     for run in runs:
@@ -261,7 +265,7 @@ def numbers_of(runs: Sequence[Run], value_of: Callable[[Run], float | None]) -> 
     return out
 
 
-def _of_reference(runs: Sequence[Run], claim: Claim) -> Numbers:
+def _of_reference(runs: Sequence[FinishedRun], claim: Claim) -> Numbers:
     out: Numbers = {}
     for run in runs:
         numbers: Mapping[str, Any] = run.section("references").get(_REFERENCES[claim.rival]) or {}
@@ -270,11 +274,11 @@ def _of_reference(runs: Sequence[Run], claim: Claim) -> Numbers:
     return out
 
 
-def place_of(run: Run) -> tuple[Any, ...]:
+def place_of(run: FinishedRun) -> tuple[Any, ...]:
     """Return what makes a column of a lane: the data set and how much of it."""
     return run.protocol.get("dataset"), run.protocol.get("shots"), run.protocol.get("subsample")
 
 
-def seeds_of(run: Run) -> tuple[Any, Any]:
+def seeds_of(run: FinishedRun) -> tuple[Any, Any]:
     """Return model seed and data seed."""
     return run.protocol.get("seed"), run.protocol.get("data_seed")

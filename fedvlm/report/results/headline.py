@@ -11,7 +11,7 @@ from typing import Any
 from scipy.special import stdtrit
 
 from fedvlm.core.stats import mean
-from fedvlm.report.collect import Run, finite
+from fedvlm.report.collect import finite
 from fedvlm.report.results.claims import (
     NOT_RUN,
     REFUTED,
@@ -23,6 +23,7 @@ from fedvlm.report.results.lanes import bare
 from fedvlm.report.results.standing import Standing, named
 from fedvlm.report.statistics.contrast import contrast
 from fedvlm.report.tables.papers import dataset_name
+from fedvlm.runs.finished import FinishedRun
 
 ALONE = "LocalOnly"
 SHOWN = 4  # peers of a best method that are named
@@ -75,7 +76,7 @@ def sentences(
     ) if pair[1]]
 
 
-def start(runs: Sequence[Run]) -> str:
+def start(runs: Sequence[FinishedRun]) -> str:
     """Return how much of the data sets' classes the backbone knows by their names.
 
     Empty where no run says so.

@@ -9,9 +9,10 @@ from typing import Any
 from fedvlm.config.families import CHOICE, families_in, words_of
 from fedvlm.core.errors import fold
 from fedvlm.core.stats import mean
-from fedvlm.report.collect import Collected, Run, finite
+from fedvlm.report.collect import Collected, finite
 from fedvlm.report.results.claims import place_of, seeds_of
 from fedvlm.report.tables.papers import dataset_name
+from fedvlm.runs.finished import FinishedRun
 
 OWN = "parts of its own"
 
@@ -41,7 +42,7 @@ class Lane:
         return join_plans(self.folders.values())
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[FinishedRun]:
         """Its finished runs."""
         return self.collected.runs
 
@@ -64,7 +65,7 @@ class Lane:
         both = frozenset.intersection(*there) if there else frozenset()
         return len({(dataset, seed) for dataset, _, seed in both})
 
-    def folder_of(self, run: Run) -> str:
+    def folder_of(self, run: FinishedRun) -> str:
         """Return the folder of plans that a run is of; empty where no plan has it."""
         mine = _data_set(run.protocol.get("dataset")), run.protocol.get("seed")
         for name in (fold(run.method), fold(bare(run.method))):  # a bare name may be another's, too
@@ -74,7 +75,7 @@ class Lane:
                     return folder
         return ""
 
-    def only(self, runs: Sequence[Run]) -> Collected:
+    def only(self, runs: Sequence[FinishedRun]) -> Collected:
         """Return what was collected, cut to some of the runs."""
         return replace(self.collected, runs=list(runs))
 
@@ -96,7 +97,7 @@ def bare(method: str) -> str:
     return head + rest.partition("]")[2]
 
 
-def trained(run: Run, card: str) -> tuple[str, ...]:
+def trained(run: FinishedRun, card: str) -> tuple[str, ...]:
     """Return the families of what a run trains: what may be compared trains the same.
 
     A method that has no choice of it is asked by its card's names of tensors; () where that names
@@ -109,9 +110,9 @@ def trained(run: Run, card: str) -> tuple[str, ...]:
     return () if parts == (CHOICE,) else parts
 
 
-def groups(lane: Lane, cards: Callable[[str], str]) -> dict[str, list[Run]]:
+def groups(lane: Lane, cards: Callable[[str], str]) -> dict[str, list[FinishedRun]]:
     """Return a lane's runs by what they train, in words; those that do not say it together."""
-    by_parts: dict[str, list[Run]] = {}
+    by_parts: dict[str, list[FinishedRun]] = {}
     for run in lane.runs:
         parts = trained(run, cards(str(run.protocol["trainer"])))
         by_parts.setdefault(words_of(parts) or OWN, []).append(run)
@@ -120,7 +121,7 @@ def groups(lane: Lane, cards: Callable[[str], str]) -> dict[str, list[Run]]:
 
 def protocol_rows(lane: Lane) -> list[dict[str, Any]]:
     """Return a row per data set: images, clients, rounds, steps, seeds, cells, seconds."""
-    places: dict[tuple[Any, ...], list[Run]] = {}
+    places: dict[tuple[Any, ...], list[FinishedRun]] = {}
     for run in lane.runs:
         places.setdefault(place_of(run), []).append(run)
     rows = []
@@ -150,7 +151,7 @@ def spent_by_folder(lanes: Sequence[Lane]) -> list[tuple[str, int, float]]:
 
 
 def below(
-    runs: Sequence[Run], reference: str, metric: str = "personal"
+    runs: Sequence[FinishedRun], reference: str, metric: str = "personal"
 ) -> tuple[list[str], int]:
     """Return the methods whose mean over data sets and seeds is below a reference's, of how many.
 

@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedvlm.core import files
 from fedvlm.core.stats import mean
-from fedvlm.report.collect import Collected, Run
+from fedvlm.report.collect import Collected
 from fedvlm.report.figures import client_gain, few_shot, forest, style
 from fedvlm.report.figures.selection import Selection
 from fedvlm.report.results import headline, work
@@ -31,6 +31,7 @@ from fedvlm.report.tables.papers import Paper, bibliography
 from fedvlm.report.tables.render import escape_markdown, markdown
 from fedvlm.report.tables.table import Spec, Table, tables
 from fedvlm.report.tables.tex import Style, tex
+from fedvlm.runs.finished import FinishedRun
 
 FIGURES, TABLES = "figures", "tables"
 METRICS = ("personal", "new", "hm2", "cm")  # of a lane with unseen classes
@@ -166,7 +167,7 @@ def _before(lanes: Sequence[Lane], lane: Lane) -> list[Lane]:
     return list(itertools.takewhile(lambda other: other is not lane, lanes))
 
 
-def moved(distances: Mapping[str, Mapping[str, Any]], runs: Sequence[Run]) -> list[str]:
+def moved(distances: Mapping[str, Mapping[str, Any]], runs: Sequence[FinishedRun]) -> list[str]:
     """Return how far each method's shared tensors are from their start, a sentence each.
 
     Args:
@@ -208,7 +209,7 @@ def _share(
 
 
 def _all_parts(
-    sources: Sources, lane: Lane, by_parts: Mapping[str, list[Run]], into: Path,
+    sources: Sources, lane: Lane, by_parts: Mapping[str, list[FinishedRun]], into: Path,
     words: Sequence[str], figures: Sequence[tuple[str, str]],
 ) -> Share:
     """Return one table of all that a lane has, grouped by what is trained.
@@ -242,7 +243,9 @@ def known(table: Table) -> Table:
                    methods=tuple(table.methods[at] for at in kept))
 
 
-def _by_group(lane: Lane, by_parts: Mapping[str, list[Run]], spec: Spec) -> dict[str, Table]:
+def _by_group(
+    lane: Lane, by_parts: Mapping[str, list[FinishedRun]], spec: Spec
+) -> dict[str, Table]:
     made = {title: tables(lane.only(runs), replace(spec, reference=()), _command(lane))[0]
             for title, runs in by_parts.items() if runs}
     if OWN in made:  # they train nothing in common: no mark says who is best
@@ -282,7 +285,7 @@ def stacked(by_group: Mapping[str, Table], references: Table | None = None) -> T
     )
 
 
-def _spec(sources: Sources, lane: Lane, runs: Sequence[Run]) -> Spec:
+def _spec(sources: Sources, lane: Lane, runs: Sequence[FinishedRun]) -> Spec:
     unseen = any(run.value("new") is not None for run in runs)
     if unseen:
         return Spec(cols=("dataset", "metric"), metrics=METRICS, reference=("alone", "together"),
@@ -308,7 +311,7 @@ def _anchor(title: str) -> str:
 
 
 def _figures(
-    sources: Sources, lane: Lane, title: str, runs: list[Run], into: Path, whole: bool
+    sources: Sources, lane: Lane, title: str, runs: list[FinishedRun], into: Path, whole: bool
 ) -> list[tuple[str, str]]:
     """Draw the intervals and, of ``whole``, the clients' gains; return (words, path) of each."""
     if len({run.method for run in runs}) < 3:
@@ -321,7 +324,7 @@ def _figures(
     return [(words, path) for words, path in drawn if path]
 
 
-def _few_shot(sources: Sources, every: Sequence[Run], into: Path) -> str:
+def _few_shot(sources: Sources, every: Sequence[FinishedRun], into: Path) -> str:
     """Draw the few-shot curve of the methods and sets that have one; '' where none has."""
     keys: dict[tuple[Any, ...], set[Any]] = {}
     for run in every:
@@ -333,7 +336,7 @@ def _few_shot(sources: Sources, every: Sequence[Run], into: Path) -> str:
 
 
 def _draw(
-    figure: Any, runs: Sequence[Run], papers: Mapping[str, Paper], into: Path, name: str
+    figure: Any, runs: Sequence[FinishedRun], papers: Mapping[str, Paper], into: Path, name: str
 ) -> str:
     data = figure.select(Selection(list(runs), "personal", papers))
     if data is None or isinstance(data, str):
@@ -363,7 +366,7 @@ def _claims(sources: Sources) -> list[Answer]:
     return firmed(out)
 
 
-def _absent(sources: Sources, every: Sequence[Run]) -> tuple[list[str], list[str]]:
+def _absent(sources: Sources, every: Sequence[FinishedRun]) -> tuple[list[str], list[str]]:
     """Return the methods without a run: those in no plan, and those whose runs have not ended."""
     there = {str(run.protocol["trainer"]) for run in every}
     planned = {name for lane in sources.lanes for name in lane.planned}

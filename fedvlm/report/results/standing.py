@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedvlm.core.stats import mean
-from fedvlm.report.collect import Run, finite
+from fedvlm.report.collect import finite
 from fedvlm.report.results.claims import by_set, place_of, seeds_of
 from fedvlm.report.results.lanes import bare, below
 from fedvlm.report.statistics.contrast import Contrast, contrast, lacks, shared
+from fedvlm.runs.finished import FinishedRun
 
 CONTROLS = ("LocalOnly", "FedAvg", "PromptFL")
 PERSONAL = "personal"
@@ -87,7 +88,7 @@ class Standing:
 
 
 def standing_of(
-    lane: str, title: str, runs: Sequence[Run], alike: bool = True
+    lane: str, title: str, runs: Sequence[FinishedRun], alike: bool = True
 ) -> Standing | None:
     """Return how methods stand; None of fewer than two that share their data sets.
 
@@ -137,7 +138,7 @@ def standing_of(
                     frozenset(senders))
 
 
-def sentences(one: Standing | None, runs: Sequence[Run]) -> list[str]:
+def sentences(one: Standing | None, runs: Sequence[FinishedRun]) -> list[str]:
     """Return what came out, computed: the best, what it is told apart from, who is below what."""
     if one is None or not one.alike:
         return _below(one, runs)
@@ -162,7 +163,7 @@ def sentences(one: Standing | None, runs: Sequence[Run]) -> list[str]:
     return out + _below(one, runs)
 
 
-def _below(one: Standing | None, runs: Sequence[Run]) -> list[str]:
+def _below(one: Standing | None, runs: Sequence[FinishedRun]) -> list[str]:
     out = []
     for reference, metric, words in BELOW:
         names, of = below(runs, reference, metric)
@@ -179,7 +180,7 @@ def named(names: Sequence[str], most: int = MOST) -> str:
 
 
 def _by_place(
-    runs: Sequence[Run], value: Callable[[Run], Any]
+    runs: Sequence[FinishedRun], value: Callable[[FinishedRun], Any]
 ) -> dict[str, dict[tuple[Any, ...], dict[tuple[Any, Any], float]]]:
     out: dict[str, dict[tuple[Any, ...], dict[tuple[Any, Any], float]]] = {}
     for run in runs:

@@ -17,8 +17,8 @@ from fedvlm.config.federation import WORK
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Schema
 from fedvlm.core.errors import ConfigError, fold
-from fedvlm.report.collect import Run
 from fedvlm.report.results.lanes import Lane
+from fedvlm.runs.finished import FinishedRun
 
 TUNED, PART, PLAIN = "tuned", "in part", "as they come"
 CHOICE, RATE = "OPTIM.NAME", "OPTIM.LR"
@@ -130,7 +130,7 @@ def _count(lane: Lane, record: Mapping[str, Any], trains: Trains) -> dict[str, A
             "plain": number[PLAIN]}
 
 
-def lender_of(run: Run, record: Mapping[str, Any]) -> str:
+def lender_of(run: FinishedRun, record: Mapping[str, Any]) -> str:
     """Return the entry, of another method, whose optimiser's values a run has; '' of none.
 
     A plan may give those of a common ancestor to methods that were not tuned.
@@ -144,7 +144,7 @@ def lender_of(run: Run, record: Mapping[str, Any]) -> str:
     return ""
 
 
-def kind_of(run: Run, record: Mapping[str, Any], trains: Trains) -> str:
+def kind_of(run: FinishedRun, record: Mapping[str, Any], trains: Trains) -> str:
     """Return whether a run has all tuned values of its method, those of the optimiser, or none."""
     config = run.identity_config()
     common: Mapping[str, str] = record["plan"]["common"]

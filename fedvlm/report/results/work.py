@@ -19,7 +19,6 @@ from scipy.stats import kendalltau
 from fedvlm.config.federation import WORK, local_work
 from fedvlm.config.keys import default_schema
 from fedvlm.core.stats import mean
-from fedvlm.report.collect import Run
 from fedvlm.report.results.claims import (
     by_set,
     numbers_of,
@@ -31,6 +30,7 @@ from fedvlm.report.results.claims import (
 from fedvlm.report.results.lanes import Lane, bare
 from fedvlm.report.statistics.contrast import Contrast, contrast
 from fedvlm.report.tables.check import FREE, NOT_OWN, OWN
+from fedvlm.runs.finished import FinishedRun
 
 PERSONAL = "personal"
 FEWEST = 3  # methods whose order is compared
@@ -68,7 +68,7 @@ def choices(lane: Lane, others: Sequence[Lane]) -> list[Choice]:
     if len({_work(run) for run in lane.runs}) < 2:
         return []  # all the same, so none chose it
     twins = {_twin(run): run for other in others for run in other.runs}
-    pairs: dict[str, list[tuple[Run, Run]]] = {}
+    pairs: dict[str, list[tuple[FinishedRun, FinishedRun]]] = {}
     for run in lane.runs:
         other = twins.get(_twin(run))
         if other is not None:
@@ -101,7 +101,7 @@ def _named(names: Sequence[str]) -> str:
     return f" ({', '.join(names)})" if names else ""
 
 
-def _twin(run: Run) -> str:
+def _twin(run: FinishedRun) -> str:
     """Return what a run shares with its twin: method, seeds, and all of its config but the work."""
     config = {key: value for key, value in run.identity_config().items()
               if key not in (*WORK, *FREE)
@@ -110,7 +110,7 @@ def _twin(run: Run) -> str:
                       default=str)
 
 
-def _choice(method: str, pairs: Sequence[tuple[Run, Run]]) -> Choice | None:
+def _choice(method: str, pairs: Sequence[tuple[FinishedRun, FinishedRun]]) -> Choice | None:
     columns = [run for run, _ in pairs], [run for _, run in pairs]
     numbers = [numbers_of(column, lambda run: run.value(PERSONAL)) for column in columns]
     both = pairs_of(*numbers)
@@ -130,5 +130,5 @@ def _defaults() -> dict[str, Any]:
     return {key: schema[key].default for key in WORK}
 
 
-def _work(run: Run) -> str:
+def _work(run: FinishedRun) -> str:
     return local_work(_defaults() | run.identity_config())

@@ -13,7 +13,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedvlm.core.errors import DataError
-from fedvlm.data.packs.file import is_pack, read_container, writing
+from fedvlm.data.locate import is_pack
+from fedvlm.data.packs.file import read_container, writing
 from fedvlm.data.packs.pack import open_pack
 from fedvlm.data.packs.place import about_pack
 from tests.data.packs.packs import make_pack, resealed

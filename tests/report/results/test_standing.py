@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from fedvlm.report.collect import Collected, Run
+from fedvlm.report.collect import Collected
 from fedvlm.report.results import headline
 from fedvlm.report.results.claims import NOT_RUN, Claim, answers
 from fedvlm.report.results.headline import winners
@@ -16,16 +16,19 @@ from fedvlm.report.results.lanes import Lane
 from fedvlm.report.results.standing import Standing, sentences, standing_of
 from fedvlm.report.results.tuning import lender_of
 from fedvlm.report.statistics.contrast import contrast
+from fedvlm.runs.finished import FinishedRun
 
 FACTS = {"methods": 2, "sets": 1, "backbones": 1, "seeds": [1, 2, 3], "lanes": 1, "start": "",
          "cells": 9, "wanted": 9, "missing": 0, "tuned": 0}
 Values = dict[str, dict[int, float]]  # data set -> seed -> percent
 
 
-def runs(method: str, values: Values, peft: str = "", tag: str = "", steps: int = 4) -> list[Run]:
+def runs(
+    method: str, values: Values, peft: str = "", tag: str = "", steps: int = 4
+) -> list[FinishedRun]:
     """Return runs of a method; a data set with a capital letter takes ten times the steps."""
     label = method + (f" [{peft}]" if peft else "") + (f" ({tag})" if tag else "")
-    return [cast(Run, SimpleNamespace(
+    return [cast(FinishedRun, SimpleNamespace(
         method=label,
         protocol={"trainer": method, "peft": peft, "tag": tag, "dataset": name, "seed": seed,
                   "data_seed": seed},
@@ -148,4 +151,4 @@ def test_the_lender_of_an_optimiser_is_named() -> None:
                                   ("PromptFL", 0.0676, "")):
         run = SimpleNamespace(protocol={"trainer": trainer}, identity_config=lambda rate=rate: {
             "OPTIM.NAME": "adamw", "OPTIM.LR": rate})
-        assert lender_of(cast(Run, run), record) == lender
+        assert lender_of(cast(FinishedRun, run), record) == lender

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from fedvlm.report.collect import Run
 from fedvlm.report.results.tuning import kind_of, searched
+from fedvlm.runs.finished import FinishedRun
 from fedvlm.sweep.tune.tuned import trains_of
 
 ENTRY = {"label": "FedProx", "trainer": "FedProx",
@@ -34,7 +34,7 @@ def test_a_run_is_tuned_when_its_config_has_the_values(changes: dict[str, Any], 
               "FED.FINETUNE_EPOCHS": -1, "MODEL.BACKBONE.NAME": "local-dir:/data/realfeat"}
     config |= changes
     run = SimpleNamespace(protocol={"trainer": "FedProx"}, identity_config=lambda: config)
-    assert kind_of(cast(Run, run), RECORD, TRAINS) == kind
+    assert kind_of(cast(FinishedRun, run), RECORD, TRAINS) == kind
 
 
 def test_what_an_entry_trained_is_resolved_as_runs_are() -> None:

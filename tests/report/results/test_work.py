@@ -7,23 +7,24 @@ from typing import Any, cast
 
 import pytest
 
-from fedvlm.report.collect import Collected, Run
+from fedvlm.report.collect import Collected
 from fedvlm.report.results.lanes import Lane
 from fedvlm.report.results.work import choices, sentences
+from fedvlm.runs.finished import FinishedRun
 
 EPOCHS, STEPS = "FED.LOCAL_EPOCHS", "FED.LOCAL_STEPS"
 Values = dict[str, tuple[float, ...]]  # data set -> percent of seeds 1, 2, ...
 
 
-def runs(method: str, values: Values, steps: int = 1, **config: Any) -> list[Run]:
-    return [cast(Run, SimpleNamespace(
+def runs(method: str, values: Values, steps: int = 1, **config: Any) -> list[FinishedRun]:
+    return [cast(FinishedRun, SimpleNamespace(
         method=method, protocol={"trainer": method, "dataset": name, "seed": i, "data_seed": i},
         value={"personal": value}.get, section=lambda name: {"local_steps": steps},
         identity_config=lambda i=i: {"SEED": i, "FED.ROUNDS": 20} | config, totals=dict,
     )) for name, several in values.items() for i, value in enumerate(several, 1)]
 
 
-def lane(name: str, *each: list[Run]) -> Lane:
+def lane(name: str, *each: list[FinishedRun]) -> Lane:
     return Lane(name, Collected([run for several in each for run in several]))
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from fedvlm.core.errors import DataError
 from fedvlm.data.datum import DatasetBase
-from fedvlm.data.formats.coop_split import read_split
+from fedvlm.data.formats.coop import read_coop
+from tests.data.miniatures.own import copy
 
 ROW = ["cat/1.jpg", 0, "cat"]
 OTHER = ["dog/1.jpg", 1, "dog"]
@@ -19,7 +20,7 @@ OTHER = ["dog/1.jpg", 1, "dog"]
 def read(tmp_path: Path, content: Any) -> DatasetBase:
     path = tmp_path / "split.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content), "utf-8")
-    split = read_split(path, tmp_path)
+    split = read_coop(tmp_path, copy(tmp_path, path))
     return DatasetBase(split.train_x, split.val, split.test, name="MySet")
 
 
@@ -73,7 +74,7 @@ def test_order_and_domains_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "split.json"
     train = [["b.jpg", 1, "dog", "north"], ["a.jpg", 0, "cat", "south"]]
     path.write_text(json.dumps(split_of(train, [["c.jpg", 0, "cat", "north"]])), "utf-8-sig")
-    split = read_split(path, tmp_path)
+    split = read_coop(tmp_path, copy(tmp_path, path))
     rows = [(d.key, d.label, d.domain) for d in split.train_x]
     assert rows == [("b.jpg", 1, 0), ("a.jpg", 0, 1)]
     assert split.domain_names == ["north", "south"]
@@ -101,7 +102,7 @@ def test_odd_split_files_get_one_sentence(tmp_path: Path, text: str, says: str) 
     path = tmp_path / "split.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(DataError, match=says) as caught:
-        read_split(path, tmp_path)
+        read_coop(tmp_path, copy(tmp_path, path))
     assert "split.json" in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -110,6 +111,6 @@ def test_faults_are_gathered_where_asked(tmp_path: Path) -> None:
     bad = [["../x.png", 0, "a"], ["c.png", "0", "a"]]
     path.write_text(json.dumps(ROWS | {"train": [*ROWS["train"], *bad]}), encoding="utf-8")
     faults: list[str] = []
-    split = read_split(path, tmp_path, faults)
+    split = read_coop(tmp_path, copy(tmp_path, path, faults=faults))
     assert [d.key for d in split.train_x] == ["a.png"] and len(faults) == 2
     assert "train[1]" in faults[0] and "train[2]" in faults[1]

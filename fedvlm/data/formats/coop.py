@@ -6,43 +6,24 @@ image; every row is checked, since the file comes from outside.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from fedvlm.core.errors import DataError, did_you_mean
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
-from fedvlm.data.locate import check_relative
+from fedvlm.data.layouts import CopyInfo
+from fedvlm.data.locate import check_relative, image_key, read_json_file
 
 
-def read_json(path: Path) -> Any:
-    """Return the content of a JSON file.
-
-    Raises:
-        DataError: unreadable, not UTF-8 or not JSON.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, a number too long
-        raise DataError(f"{path} is not a JSON file: {error}") from error
-
-
-def read_split(path: Path, image_dir: Path, faults: list[str] | None = None) -> DatasetBase:
-    """Read a split file.
-
-    Args:
-        path: the JSON file.
-        image_dir: what its paths are relative to; it need not exist.
-        faults: takes a sentence for each wrong row, which is then left out (the doctor's way);
-            None ends the reading at the first.
+def read_coop(_folder: Path, info: CopyInfo) -> DatasetBase:
+    """Read the split file ``info.files``; the image folder need not exist.
 
     Raises:
         DataError: wrong schema, a path that is absolute or holds ``..``, a label that is not a
             whole number from 0.
     """
-    content = read_json(path)
+    (path,) = info.files
+    content = read_json_file(path)
     if not isinstance(content, dict):
         raise DataError(f"{path}: a split file is an object with lists under train, val and test")
     others = sorted(set(content) - set(PARTS))
@@ -58,8 +39,7 @@ def read_split(path: Path, image_dir: Path, faults: list[str] | None = None) -> 
         rows = content.get(part, [])
         if not isinstance(rows, list):
             raise DataError(f"{path}: '{part}' must be a list of [path, label, class name]")
-        where = f"{path}: {part}"
-        lists[part] = _data(rows, where, image_dir, domains, faults)
+        lists[part] = _data(rows, f"{path}: {part}", info, domains)
     if "" in domains and len(domains) > 1:
         raise DataError(f"{path}: some rows name a domain and some do not; name it in all or none")
     names = [name for name in domains if name]
@@ -67,22 +47,17 @@ def read_split(path: Path, image_dir: Path, faults: list[str] | None = None) -> 
 
 
 def _data(
-    rows: list[Any], where: str, image_dir: Path, domains: dict[str, int], faults: list[str] | None
+    rows: list[Any], where: str, info: CopyInfo, domains: dict[str, int]
 ) -> list[Datum]:
     items = []
     for i, row in enumerate(rows):
         try:
-            items.append(_datum(row, f"{where}[{i}]", image_dir, domains))
+            items.append(_datum(row, f"{where}[{i}]", info.images, domains))
         except DataError as error:
-            if faults is None:
+            if info.faults is None:
                 raise
-            faults.append(str(error))
+            info.faults.append(str(error))
     return items
-
-
-def image_key(relative: str) -> str:
-    """Return a path as it is compared: ``./a.jpg`` and ``a.jpg`` are one image."""
-    return "/".join(p for p in relative.replace("\\", "/").split("/") if p not in ("", "."))
 
 
 def _datum(row: Any, where: str, image_dir: Path, domains: dict[str, int]) -> Datum:

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedvlm.core.errors import DataError
-from fedvlm.data.formats.pickles import PickledObject, load_restricted, loads_restricted
+from fedvlm.data.untrusted.pickles import PickledObject, load_restricted, loads_restricted
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
