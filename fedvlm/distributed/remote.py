@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedvlm.core.errors import ConfigError, DataError, DivergedError, QuorumError
+from fedvlm.core.rows.away import AwayStore
 from fedvlm.core.trees import Tree
 from fedvlm.distributed.carriers import Carrier
 from fedvlm.distributed.facts import facts, likeness, odd_facts
@@ -23,7 +24,6 @@ from fedvlm.distributed.policy import NOT_FINITE, Policy, outvoted, read_parts, 
 from fedvlm.distributed.rows import odd_row, outvoted_rows
 from fedvlm.distributed.schema import ANSWERS, numbered
 from fedvlm.distributed.site import of_client
-from fedvlm.distributed.store import AwayStore
 from fedvlm.distributed.wire import Frame, WireError, pack, unpack
 from fedvlm.evaluation.scores import ABSENT
 from fedvlm.federation.aggregation.arrival import Upload

@@ -11,9 +11,10 @@ import torch
 
 from fedvlm.check.world import World
 from fedvlm.core.errors import FedvlmError
+from fedvlm.core.rows.away import AwayStore
 from fedvlm.core.trees import State
 from fedvlm.distributed.site import Site
-from fedvlm.distributed.store import AwayStore, LostState, SiteStore, opened
+from fedvlm.distributed.store import LostState, SiteStore, opened
 from fedvlm.distributed.wire import Frame, pack, unpack
 from fedvlm.federation.discovery import load_trainer
 from tests.distributed.grid import RUN, Grid

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import FedvlmError, MethodError
+from fedvlm.core.rows.memory import MemoryStore
+from fedvlm.core.rows.store import form_of
 from fedvlm.core.trees import State, Tree, stack_states
 from fedvlm.federation.batches import Batch
-from fedvlm.federation.clients import Clients, MemoryStore, form_of, joint_form
+from fedvlm.federation.clients import Clients, joint_form
 from fedvlm.federation.context import Context, Upload
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.groups import resolve
