@@ -258,16 +258,10 @@ def test_old_states_go_once_no_checkpoint_needs_them(world: World, tmp_path: Pat
     assert {v for forms in fed.clients.store.forms.values() for v in forms} == {3, 4}
 
 
-def test_states_of_the_local_engine_are_refused_and_the_other_way_round(world: World) -> None:
+def test_the_local_engine_refuses_states_of_workers(world: World) -> None:
     away = AwayStore(None)
     away.note_forms(3, {1: "ab" * 6})
     ((ids, state),) = away.get([1], [3])
-    assert ids == [1] and not any(state.values())
-    again = AwayStore(None)
-    again.put(3, ids, state)
-    assert again.forms == away.forms
-    with pytest.raises(ConfigError, match="was begun with --engine local"):
-        again.put(3, [0], {"w": {"text.ctx": torch.zeros(1)}})
     fed = federation(world, load_trainer("fedper"), 1.0)
     fed.clients.store.put(3, ids, state)
     with pytest.raises(ConfigError, match="lies with the worker or site that made it"):
