@@ -100,11 +100,6 @@ class ClaimedFolder:
         self._above = self.path  # the nearest folder that was there before
 
     @property
-    def metrics_path(self) -> Path:
-        """One JSON object per line."""
-        return self.path / "metrics.jsonl"
-
-    @property
     def state_dir(self) -> Path:
         """Where states lie."""
         return self.path / "state"
