@@ -28,8 +28,9 @@ from fedvlm.console.screen import progress
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.flatten import flat_leaves
+from fedvlm.core.rows.away import AWAY
+from fedvlm.core.rows.store import RowStore
 from fedvlm.core.trees import State
-from fedvlm.federation.clients import AWAY, ClientStore
 from fedvlm.job.build import Built, build
 from fedvlm.job.describe import run_path
 from fedvlm.job.engines.states import PLACE, SITE, SiteStore, site_rows, workers_rows
@@ -342,7 +343,7 @@ def _tensors(
                 store = workers
                 if is_away:
                     site = at_sites.get(client)
-                    if site is None or site.records.find(client, version) is None:
+                    if site is None or site.find(client, version) is None:
                         out[f"{what}{AT_SITE}"] = True
                         continue
                     store = site
@@ -363,7 +364,7 @@ def _away(recorded: Leaves, seen: Leaves) -> int:
     return len(places)
 
 
-def _workers(path: Path, rows: State) -> ClientStore | None:
+def _workers(path: Path, rows: State) -> RowStore | None:
     """Return where the rows of clients lie that these stand for; None: they are themselves."""
     away = any(slot.startswith(AWAY) for slot in rows)
     return workers_rows(path, torch.device("cpu")) if away else None
