@@ -22,10 +22,10 @@ from fedvlm.data.datum import PARTS, DatasetBase, untestable
 from fedvlm.data.layouts import (
     CopyInfo,
     choose,
+    explain_absence,
     layouts_of,
     prepared_layouts,
     prepared_name,
-    read_layouts,
     reader_of,
 )
 from fedvlm.data.locate import (
@@ -150,12 +150,20 @@ def templates(cfg: CfgNode) -> list[str]:
 def _read_known(info: DatasetInfo, cfg: CfgNode) -> DatasetBase:
     root = find_root(_builtin_root(info, cfg) if info.builtin else cfg.DATASET.ROOT)
     if spells_layout(info, cfg):
-        data = _checked(info.name, read_by_config(cfg, root))
+        data = read_by_config(cfg, root)
     else:
         folder = folder_of(info, cfg)
-        prepared = prepared_layouts(info, root, folder, cfg)
-        data = _checked(info.name, read_layouts(info, root, folder, prepared, _HINT))
-    data.notes += _differences(info, data)
+        layouts = (*layouts_of(info), *prepared_layouts(info, root, folder, cfg))
+        layout = choose(layouts, root, folder)
+        if layout is None:
+            raise DataError(explain_absence(info, layouts, root, folder) + _HINT)
+        data = layout.read(layout.place(root, folder), info)
+        if len(layouts) > 1:
+            data.notes.append(f"{info.name}: layout '{layout.name}'")
+        if not layout.published:
+            data.notes.append(f"{info.name}: not the published split ({layout.name})")
+    data = _checked(info.name, data)
+    data.notes += compare_with_catalog(info, data)
     return data
 
 
@@ -164,12 +172,13 @@ def folder_of(info: DatasetInfo, cfg: CfgNode) -> str:
     return "" if info.folder == cfg.DATASET.DIR else str(cfg.DATASET.DIR)
 
 
-def _differences(info: DatasetInfo, data: DatasetBase) -> list[str]:
+def compare_with_catalog(info: DatasetInfo, data: DatasetBase) -> list[str]:
     """Return notes on where what was read differs from the catalog."""
+    images = data.all()
     sizes = {part: len(data.parts[part]) for part in PARTS}
     base = sum(datum.label < info.base for datum in data.test)
-    number = Counter(data.domain_names[datum.domain] for datum in data.all() if data.domain_names)
-    return compare(info, data.num_classes, sizes, base, number)
+    domains = Counter(data.domain_names[datum.domain] for datum in images if data.domain_names)
+    return compare(info, len({datum.label for datum in images}), sizes, base, domains)
 
 
 def spells_layout(info: DatasetInfo, cfg: CfgNode) -> bool:

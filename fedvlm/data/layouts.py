@@ -23,7 +23,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from fedvlm.core.cache import cache_dir
-from fedvlm.core.errors import DataError, did_you_mean
+from fedvlm.core.errors import did_you_mean
 from fedvlm.data.catalog import CATALOG, DatasetInfo
 from fedvlm.data.datum import PARTS, DatasetBase
 from fedvlm.data.locate import check_relative, listing
@@ -168,35 +168,10 @@ def nearest_layout(layouts: Sequence[Layout], root: Path, folder: str = "") -> L
     return min(layouts, key=distance)
 
 
-def read_layouts(
-    info: DatasetInfo, root: Path, folder: str, more: Sequence[Layout] = (), hint: str = ""
-) -> DatasetBase:
-    """Read a known set in the first layout that fits.
-
-    Args:
-        root: DATASET.ROOT, an existing folder.
-        folder: DATASET.DIR; empty for each layout's own.
-        more: layouts that are tried after the set's own.
-        hint: what else can be done, the end of the error message.
-
-    Raises:
-        DataError: no layout fits; says what the nearest one lacks, what is there, where to get it.
-    """
-    layouts = (*layouts_of(info), *more)
-    layout = choose(layouts, root, folder)
-    if layout is None:
-        raise DataError(_nothing_fits(info, layouts, root, folder, hint))
-    data = layout.read(layout.place(root, folder), info)
-    if len(layouts) > 1:
-        data.notes.append(f"{info.name}: layout '{layout.name}'")
-    if not layout.published:
-        data.notes.append(f"{info.name}: not the published split ({layout.name})")
-    return data
-
-
-def _nothing_fits(
-    info: DatasetInfo, layouts: Sequence[Layout], root: Path, folder: str, hint: str
+def explain_absence(
+    info: DatasetInfo, layouts: Sequence[Layout], root: Path, folder: str
 ) -> str:
+    """Return what the nearest layout lacks, what is there instead, and where to get the set."""
     best = nearest_layout(layouts, root, folder)
     place = best.place(root, folder)
     if not place.is_dir():
@@ -214,7 +189,7 @@ def _nothing_fits(
     others = [layout.name for layout in layouts if layout is not best and layout.published]
     also = f"; other layouts that are known: {', '.join(others)}" if others else ""
     source = f"; get it from {info.source}" if info.source else ""
-    return f"{info.name}: {what}{also}{source}{_prepare_hint(info, place, root, folder)}{hint}"
+    return f"{info.name}: {what}{also}{source}{_prepare_hint(info, place, root, folder)}"
 
 
 def _prepare_hint(info: DatasetInfo, place: Path, root: Path, folder: str) -> str:
