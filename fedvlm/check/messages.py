@@ -16,9 +16,9 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree, expand, matching
 from fedvlm.federation.aggregation.updates import Updates, join
 from fedvlm.federation.clients import Clients
-from fedvlm.federation.context import KEPT
 from fedvlm.federation.engine import LocalEngine, MakeContext, RoundWork
 from fedvlm.federation.groups import GROUPS, resolve
+from fedvlm.federation.local.kept import KEPT
 from fedvlm.federation.rounds import Federation, FedState, RoundFinished, Whole
 from fedvlm.federation.server import Held
 from fedvlm.federation.trainer import Trainer
@@ -65,7 +65,7 @@ def sent_in(event: RoundFinished) -> Updates:
         Broken: there are none.
     """
     if event.updates is None:
-        raise Broken(f"round {event.round}: nobody sent anything")
+        raise Broken(f"round {event.round}: no client sent an update")
     return event.updates
 
 
@@ -317,7 +317,7 @@ def g10_groups(world: World, trainer: Method) -> None:
         demand(stray in str(error), f"an extra tensor '{stray}' is refused without its name")
         return
     rule = next(pattern for pattern, _ in rules if re.fullmatch(pattern, stray))
-    raise Broken(f"an extra tensor '{stray}' is taken in by the rule '{rule}'; name what it means")
+    raise Broken(f"an extra tensor '{stray}' matches the rule '{rule}'; name what it means")
 
 
 def shuffled_server(world: World, trainer: Method) -> None:

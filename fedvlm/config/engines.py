@@ -1,14 +1,17 @@
-"""Who computes the clients of a run: the words of ``FED.ENGINE``."""
+"""Who computes the clients of a run: the words of ``FED.ENGINE``, each a module of an engine."""
 
 from __future__ import annotations
 
 from yacs.config import CfgNode
 
 from fedvlm.config.option import Option, Schema
+from fedvlm.core.plugins import Plugins
 
 LOCAL, WORKERS, SITES, FLOWER = "local", "workers", "sites", "flower"
 FLOWER_SIM = "flower-sim"
-ENGINES = (LOCAL, WORKERS, SITES, FLOWER, FLOWER_SIM)
+ENGINES = Plugins(
+    "fedvlm.job.engines", "ENGINE", "engine", (LOCAL, WORKERS, SITES, FLOWER, FLOWER_SIM)
+)
 OF_PARTIES = (SITES,)  # the clients' images are at parties of their own; the driver has none
 
 
@@ -22,7 +25,7 @@ def engine_options() -> Schema:
     return {
         "FED.ENGINE": Option(
             LOCAL, "who computes the clients: this process, worker processes, sites with data of "
-            "their own, or sites of a federation on Flower; moves no bit", choices=ENGINES,
+            "their own, or sites of a federation on Flower; moves no bit", choices=ENGINES.names(),
             neutral=LOCAL,
         ),
         "FED.WORKERS": Option(

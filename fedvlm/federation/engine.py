@@ -29,8 +29,9 @@ from fedvlm.core.trees import (
 from fedvlm.federation.aggregation.arrival import Part, Rows
 from fedvlm.federation.aggregation.updates import Updates, join
 from fedvlm.federation.clients import Clients, W
-from fedvlm.federation.context import Context, without_kept
+from fedvlm.federation.context import Context
 from fedvlm.federation.local.guard import Looked, guarded
+from fedvlm.federation.local.kept import without_kept
 from fedvlm.federation.local.sent import Upload, odd_extra, refusal
 from fedvlm.federation.plan import Chunk, plan_chunks
 from fedvlm.federation.server import Measure, Question, Row

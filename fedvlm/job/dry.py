@@ -37,7 +37,7 @@ from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import make_evaluator
 from fedvlm.job.results import summary
 from fedvlm.job.sources import bank_words, check_bank, images_to_encode
-from fedvlm.runs.folder import explain_place
+from fedvlm.runs.claim import explain_place
 from fedvlm.runs.identity import read_manifest
 from fedvlm.runs.state import SavedState, load_newest_state, open_records
 

@@ -15,7 +15,7 @@ from fedvlm.console.screen import say
 from fedvlm.core.errors import FedvlmError
 from fedvlm.report.collect import Collected, collect
 from fedvlm.report.tables.table import Spec, tables
-from fedvlm.runs.identity import read_results
+from fedvlm.runs.finished import find_finished
 from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.plan import SweepPlan
 from fedvlm.sweep.pool import WorkerPool
@@ -28,7 +28,6 @@ from fedvlm.sweep.state import (
     CellState,
     Journal,
     Pace,
-    headline,
     states,
 )
 from fedvlm.sweep.worker import Outcome
@@ -180,9 +179,9 @@ class Sweep:
         place = self.matrix[cell.method, cell.dataset]
         place.running -= 1
         self.waiting = [c for c in self.waiting if c is not cell]
-        results = read_results(cell.folder / "results.json")
-        if outcome.code == 0 and results is not None:
-            value = headline(results)
+        run = find_finished(cell.folder)
+        if outcome.code == 0 and run is not None:
+            value = run.value("personal")
             self.states[cell.number] = CellState(DONE, value=value)
             place.done += 1
             place.values += [value] if value is not None else []

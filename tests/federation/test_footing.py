@@ -13,9 +13,10 @@ from torch import Tensor
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.batches import Batch, Step
-from fedvlm.federation.context import COUNT, DESCENT, KEPT, LOOP, Context, rates
+from fedvlm.federation.context import DESCENT, LOOP, Context, rates
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.local.effort import Effort, samples_of
+from fedvlm.federation.local.kept import COUNT, KEPT
 from fedvlm.federation.optim import OptimSpec, RoleSpec, Schedule
 from fedvlm.federation.plan import plain_work
 from fedvlm.federation.rounds import Federation, RoundFinished

@@ -57,6 +57,6 @@ def test_a_run_with_contexts_by_class(tmp_path: Path) -> None:
     assert jobs.run(tmp_path, *words, "PEFT.CTX_INIT", "a photo of a") == 0
     said = json.loads((jobs.folder(tmp_path) / "results.json").read_text())
     assert said["protocol"]["peft"] == "prompt+csc+'a photo of a'"
-    assert "bound to its training classes: no number for new ones" in str(said["results"])
+    assert "cannot predict unseen classes: no accuracy on new classes" in str(said["results"])
     assert "new" not in said["results"]["last"] and said["results"]["last"]["global"] is not None
     assert jobs.state(tmp_path)["server|w|text.ctx"].dim() == 3

@@ -18,7 +18,7 @@ from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
 from fedvlm.federation.cards import card_of
-from fedvlm.report.collect import Collected, Run, collect
+from fedvlm.report.collect import Collected, collect
 from fedvlm.report.tables.facts import KINDS, METRIC, REFERENCES, Pair, RunFacts
 from fedvlm.report.tables.logs import logs_table
 from fedvlm.report.tables.metrics import COLUMNS, metrics_of
@@ -26,6 +26,7 @@ from fedvlm.report.tables.papers import Paper, bibliography, paper_of
 from fedvlm.report.tables.render import FORMATS, notes_text
 from fedvlm.report.tables.table import Spec, Table, tables
 from fedvlm.report.tables.tex import Style, tex
+from fedvlm.runs.finished import FinishedRun
 
 EXAMPLES = (
     "fedvlm table output",
@@ -132,7 +133,7 @@ def _beside(
     return lines
 
 
-def _papers(args: Namespace, runs: Sequence[Run]) -> dict[str, Paper]:
+def _papers(args: Namespace, runs: Sequence[FinishedRun]) -> dict[str, Paper]:
     """Return what the cards say of the runs' methods, by name and title; else nothing."""
     if args.names != "paper":
         return {}

@@ -19,6 +19,7 @@ from fedvlm.core.errors import ConfigError, DataError, FedvlmError
 from fedvlm.core.files import user_path
 from fedvlm.runs.cells import names_of, runs_below
 from fedvlm.runs.identity import read_json, whole_results
+from fedvlm.runs.names import RESULTS
 from fedvlm.runs.seal import sha256
 from fedvlm.runs.verify.check import DAMAGED, Verdict, inspect, one_digest_one_seed
 
@@ -93,7 +94,7 @@ def main(args: Namespace) -> int:
 
 def _doubles(verdicts: list[Verdict]) -> dict[Path, str]:
     """Return the runs whose identity another seed claims, too."""
-    records = [(v.path, whole_results(read_json(v.path / "results.json"))) for v in verdicts]
+    records = [(v.path, whole_results(read_json(v.path / RESULTS))) for v in verdicts]
     return one_digest_one_seed(
         [(path, r["identity_digest"], r["protocol"]) for path, r in records if r is not None]
     )
@@ -101,7 +102,7 @@ def _doubles(verdicts: list[Verdict]) -> dict[Path, str]:
 
 def _sample(paths: list[Path], number: int) -> set[Path]:
     """Return ``number`` of the runs (0: all), by the hash of their results: nobody chooses."""
-    ranked = sorted(paths, key=lambda path: sha256((path / "results.json").read_bytes()))
+    ranked = sorted(paths, key=lambda path: sha256((path / RESULTS).read_bytes()))
     return set(ranked[:number] if number else ranked)
 
 

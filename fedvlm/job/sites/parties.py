@@ -124,7 +124,7 @@ def check_sites(cfg: CfgNode) -> None:
 
 @dataclass
 class Parties:
-    """The sites of a run, met; see ``engines.staff.Staff``.
+    """The sites of a run, met; see ``engines.base.ClientSide``.
 
     Attributes:
         engine: asks them.
@@ -140,7 +140,7 @@ class Parties:
 
     @property
     def ask(self) -> Ask:
-        """See ``Staff.ask``."""
+        """See ``ClientSide.ask``."""
         return self.engine.template
 
     def employ(self, built: Built, folder: Path, tell: Tell) -> None:
@@ -164,11 +164,8 @@ class Parties:
         files.write_json(place / MET, self.engine.welcomes())
         self.engine.say = tell
 
-    def meet(self) -> None:
-        """See ``Staff.meet``: they were."""
-
     def resume(self, state: FedState | None) -> FedState | None:
-        """See ``Staff.resume``: with the clients that are taken in again."""
+        """See ``ClientSide.resume``: with the clients that are taken in again."""
         if state is None or not self.wishes:
             return state
         return readmit(self.engine, self.wishes, state)

@@ -19,8 +19,9 @@ import yaml
 from fedvlm.config.keys import default_schema
 from fedvlm.config.sections import read_keys
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.report.collect import Run, collect
+from fedvlm.report.collect import collect
 from fedvlm.runs import manifest
+from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.identity import identity_difference
 from fedvlm.runs.metrics import read_metrics, totals
 
@@ -49,7 +50,7 @@ class Side:
     """
 
     path: Path
-    run: Run | None
+    run: FinishedRun | None
     manifest: Mapping[str, Any]
     records: Mapping[int, Mapping[str, Any]]
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -173,7 +174,7 @@ def sides(folder: Path) -> list[Side]:
     return [replace(first, notes=(*first.notes, *left)), *others]
 
 
-def _read(path: Path, run: Run | None) -> Side:
+def _read(path: Path, run: FinishedRun | None) -> Side:
     """Read a run folder; what a finished run may lack becomes a note.
 
     Raises:
@@ -190,7 +191,7 @@ def _read(path: Path, run: Run | None) -> Side:
             notes.append(f"{error}; the configs were not compared in full")
             return {}
 
-    shell = run or Run(path, {}, {}, {})
+    shell = run or FinishedRun(path, {}, {}, {})
     told = tried(shell.manifest, needed=run is None)
     config = _flat(tried(shell.config))
     records, lost = read_metrics(path / "metrics.jsonl")

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.report.collect import SEEDS, Run
+from fedvlm.report.collect import SEEDS
 from fedvlm.report.tables.facts import IDENTITY, METHOD, METRIC, RunFacts
+from fedvlm.runs.finished import FinishedRun
 
 # Facts of the method, not of the protocol.
 OF_METHOD = ("trainer", "extra_data", "proxy", "privacy", *METHOD)
@@ -144,7 +145,7 @@ def same_config(
     ], copies
 
 
-def different_number(a: Run, b: Run) -> tuple[str, Any, Any] | None:
+def different_number(a: FinishedRun, b: FinishedRun) -> tuple[str, Any, Any] | None:
     """Return the first number that two results both have with different values; None for none.
 
     Wall time and what caches spared are no results. Where only one has a number, as a newer
