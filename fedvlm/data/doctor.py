@@ -79,7 +79,7 @@ def examine(
         pack = pack or pack_of(cfg)
         if pack is not None:
             check.layout, check.folder, check.state = PACK, pack.name, READY
-            data = read_pack(cfg, pack)
+            data: DatasetBase | None = read_pack(cfg, pack)
             _note_pack(check, pack)
             sample = None  # nothing is decoded: the pack says what is known of each image
         elif info is None or spells_layout(info, cfg):

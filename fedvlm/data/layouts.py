@@ -14,7 +14,6 @@ roots never share a split.
 from __future__ import annotations
 
 import hashlib
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from yacs.config import CfgNode
 
 from fedvlm.core.cache import cache_dir
 from fedvlm.core.errors import did_you_mean
+from fedvlm.core.plugins import Plugins
 from fedvlm.data.catalog import CATALOG, DatasetInfo
 from fedvlm.data.datum import PARTS, DatasetBase
 from fedvlm.data.locate import check_relative, listing
@@ -69,11 +69,12 @@ class CopyInfo:
 
 
 Reader = Callable[[Path, CopyInfo], DatasetBase]
+_READERS = Plugins("fedvlm.data.formats", "READER", "reader")
 
 
 def reader_of(name: str) -> Reader:
-    """Return the reader of a format: ``read_<name>`` of ``formats/<name>.py``, imported now."""
-    reader: Reader = getattr(importlib.import_module(f"fedvlm.data.formats.{name}"), f"read_{name}")
+    """Return ``read_<name>`` of the file of ``formats/`` that is marked ``READER = "<name>"``."""
+    reader: Reader = getattr(_READERS.load(name), f"read_{name}")
     return reader
 
 
@@ -206,7 +207,7 @@ def prepared_name(name: str) -> str:
     return f"split_fedvlm_{name}.json"
 
 
-def prepared_in_cache(name: str, folder: Path, cfg: CfgNode | None = None) -> Path:
+def cached_split_path(name: str, folder: Path, cfg: CfgNode | None = None) -> Path:
     """Return where the cache keeps the split prepared of a set's folder (``ROOT/<folder>``)."""
     place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
     return cache_dir(cfg) / "fedvlm" / "splits" / place / prepared_name(name)
@@ -224,7 +225,7 @@ def prepared_layouts(
     """
     if not info.split_file or info.builtin:
         return ()
-    cached = prepared_in_cache(info.name, root / (folder or info.folder), cfg)
+    cached = cached_split_path(info.name, root / (folder or info.folder), cfg)
     return (_split(info, "prepared split beside the images", prepared_name(info.name), False),
             _split(info, "prepared split in the cache", str(cached), False))
 
