@@ -19,7 +19,7 @@ from fedvlm.federation.cards import card, fields, trainer_files
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINERS = sorted((ROOT / "trainers").glob("*.py"))
-LOOSE = {"__init__", "__main__"}  # modules of fedvlm/ that are in no room
+LOOSE = {"__init__", "__main__", "method"}  # modules of fedvlm/ that are in no room
 MAX_FILES, MAX_LINES, MAX_FUNCTION, PREFIX = 15, 700, 80, 3
 MAX_CLASS, MAX_METHODS = 300, 20
 
@@ -51,7 +51,8 @@ FLOORS: Mapping[str, set[str]] = {
             "recipes"},
     "evidence": {"core", "config", "console", "runs", "models", "data", "federation", "evaluation",
                  "report", "job", "sweep", "cli"},  # scripts/evidence: outside the package
-    "trainers": {"core", "config", "models", "federation"},
+    "method": {"core", "config", "models", "federation"},  # fedvlm/method.py
+    "trainers": {"method"},
 }  # fmt: skip
 # The one table of imports inside functions: file -> reason -> modules. A reason is an optional
 # package, or start-up time: what a command that does not need the module is spared.
@@ -477,6 +478,30 @@ def test_imports_go_down_the_floors(house: House) -> None:
     assert climbs(house) == []
 
 
+def strangers(path: Path, text: str) -> list[str]:
+    """Return the imports of a method's file that are not fedvlm.method, torch or standard."""
+    lines = []
+    for node in ast.walk(ast.parse(text)):
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            modules = [node.module or "." * node.level]
+        lines += [
+            f"{path.name}:{node.lineno} imports {module}" for module in modules
+            if module != "fedvlm.method"
+            and module.split(".")[0] not in {"torch", *sys.stdlib_module_names}
+        ]
+    return lines
+
+
+@pytest.mark.parametrize("folder", ["trainers", "docs/cookbook"])
+def test_methods_import_fedvlm_method_alone(folder: str) -> None:
+    files = sorted((ROOT / folder).glob("*.py"))
+    assert len(files) >= 10
+    assert [s for f in files for s in strangers(f, f.read_text(encoding="utf-8"))] == []
+    text = "import fedvlm\nfrom fedvlm.core import rng\nfrom .fedavg import FedAvg\nimport yacs\n"
+    assert len(strangers(Path("own.py"), text)) == 4
+
+
 def test_nothing_is_too_large_or_loose(house: House) -> None:
     assert crowds(house) == []
 
@@ -604,7 +629,7 @@ print(json.dumps({"changed": changed, "loaded": len(jobs), "cuda": torch.cuda.is
 
 BAD = '''
 import os, random, torch
-from fedvlm.federation.trainer import Trainer
+from fedvlm.method import Trainer
 
 os.environ["CUDA_VISIBLE_DEVICES"] = "0"
 torch.manual_seed(7)

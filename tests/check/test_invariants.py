@@ -158,7 +158,7 @@ def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 
 MINE = '''
 import torch
-from fedvlm.federation.trainer import Trainer
+from fedvlm.method import Trainer
 
 class MyMethod(Trainer):
     exempt = {"G7": "for the test"}
@@ -169,7 +169,7 @@ class CatchesAll(MyMethod):
     groups = ((r".*", "shared"),)
 '''
 LEAKY = '''
-from fedvlm.federation.trainer import Trainer
+from fedvlm.method import Trainer
 
 class Leaky(Trainer):
     exempt = {"G1": "it is only a research prototype"}

@@ -335,6 +335,7 @@ ROLE = {"head": RoleSpec(lr=0.5)}
     (method(trains_by=LOOP), {}, {"keep": True, "momentum": 0.9}, "OPTIM.KEEP_STATE: Declared"),
     (method(trains_by=DESCENT), {}, {"clip": 1.0}, "OPTIM.CLIP: Declared steps in a loop"),
     (method(trains_by=DESCENT), {}, {"roles": ROLE}, "OPTIM.HEAD: Declared steps in a loop"),
+    (method(trains_by="descnt"), {}, {}, "trains_by 'descnt' is none of fit, loop, descent"),
     (method(phases=True), {"local_steps": 3}, {}, "FED.LOCAL_STEPS: Declared has phases"),
     (method(phases=True), {"epochs_range": (1, 2)}, {}, "FED.EPOCHS_RANGE: Declared has phases"),
     (Quadratic(), {"local_steps": 3, "early_stop": 1}, {}, "FED.LOCAL_STEPS 3 and FED.EARLY_STOP"),

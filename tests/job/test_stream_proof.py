@@ -130,7 +130,7 @@ def test_a_proof_is_made_once_per_method_code_and_options(
 
 
 CODE = """
-from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.method import PeftTrainer
 import own_scale as other
 
 class Mine(PeftTrainer):

@@ -172,7 +172,6 @@ def test_two_rows_in_one_folder_are_refused(tmp_path: Path) -> None:
 def test_wrong_words_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = recipe_file(tmp_path)
     for words, sentence in (
-        ([path, "--budget", "soon"], "wants hours such as 0.5 or 24, got 'soon'"),
         ([path, "--trainer", "FedAvg"], "the recipe says that: drop --trainer"),
         ([path, "--all"], "--all is every recipe"),
         ([path, "--tag", "x"], "a recipe's runs have their own folders: drop --tag"),

@@ -231,7 +231,7 @@ def test_two_workers_give_the_bits_of_one(
 
 BAD = '''
 from pathlib import Path
-from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.method import PeftTrainer
 
 class Bad(PeftTrainer):
     """Bad: fails while its file is there."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedvlm.cli.results._folders import no_runs, papers_of, run_folders
-from fedvlm.console.parser import Parser, inches, whole
+from fedvlm.console.parser import Parser, amount, whole
 from fedvlm.console.screen import complain, progress, say
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
@@ -73,7 +73,7 @@ def flags(parser: Parser) -> None:
     add("--names", choices=("run", "paper"), default="run", help="paper: methods and data sets as "
         "papers spell them, methods in groups, in LaTeX cited (run)")
     add("--label", default="", metavar="LABEL", help="LaTeX's \\label (tab:METRIC)")
-    add("--width", type=inches(1, 30), default=5.5, metavar="INCHES",
+    add("--width", type=amount("inches", 1, 30), default=5.5, metavar="INCHES",
         help="LaTeX's width of the text "
         "(5.5, NeurIPS)")
     add("--mixed", nargs="*", metavar="KEY", help="one table although runs differ in these keys "
