@@ -28,7 +28,7 @@ from fedvlm.core.threads import usual_threads
 from fedvlm.core.trees import nbytes
 from fedvlm.data.datasets import set_name
 from fedvlm.data.datum import PARTS
-from fedvlm.data.partition.counts import count_rows, partition_csv, told_rows
+from fedvlm.data.partition.counts import count_rows, known_rows, partition_csv
 from fedvlm.evaluation import zero_shot
 from fedvlm.evaluation.evaluator import Ask
 from fedvlm.evaluation.scores import CONFUSION
@@ -254,7 +254,7 @@ def _counted(built: Built) -> list[dict[str, Any]]:
         return count_rows(built.data)
     roster = built.federation.roster
     sizes = {part: getattr(roster, part).tolist() for part in PARTS}
-    return told_rows(sizes, roster.classes.tolist(), built.data.classnames)
+    return known_rows(sizes, roster.classes.tolist(), built.data.classnames)
 
 
 def _note(screens: Sequence[Any], words: str) -> None:
