@@ -71,7 +71,7 @@ class About:
     classnames: list[str]
     domains: list[str]
     sizes: list[int]
-    read_error: list[int]
+    unreadable: list[int]
     notes: list[str]
     cut_seed: int
     split: str

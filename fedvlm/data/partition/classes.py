@@ -14,7 +14,7 @@ import numpy as np
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.rng import numpy_stream
 from fedvlm.data.datum import PARTS, IntArray
-from fedvlm.data.partition.deal import cut_evenly, deal, fewer_clients, is_complete
+from fedvlm.data.partition.deal import cut_evenly, deal, fewer_clients, fill_empty_clients
 from fedvlm.data.partition.spec import ImagePool, Partition, PartitionSpec
 
 LEGACY_SEED = 2023  # the family seeds Python's generator with it, whatever the run's seed
@@ -204,5 +204,5 @@ def n_classes(pool: ImagePool, spec: PartitionSpec) -> Partition:
     shares = holds * rng.uniform(*_SHARES, size=holds.shape)
     shares /= shares.sum(axis=1, keepdims=True)
     sizes = {part: cut_evenly(shares, counts[part], least=1) for part in PARTS}
-    sizes["test"] = is_complete(sizes["test"], shares)
+    sizes["test"] = fill_empty_clients(sizes["test"], shares)
     return Partition.of(deal(pool.labels, sizes, rng))

@@ -63,7 +63,7 @@ def cut_evenly(shares: FloatArray, counts: IntArray, least: int = 0) -> IntArray
     return table
 
 
-def is_complete(table: IntArray, shares: FloatArray) -> IntArray:
+def fill_empty_clients(table: IntArray, shares: FloatArray) -> IntArray:
     """Return the table with an image moved to each client that has none, where there is one.
 
     The image is of a class in which the client has a share, and comes from the richest client

@@ -34,7 +34,7 @@ from fedvlm.data.partition.deal import (
     cut_counts,
     cut_evenly,
     deal,
-    is_complete,
+    fill_empty_clients,
     proportions,
 )
 from fedvlm.data.partition.even import clients_per_domain
@@ -144,7 +144,7 @@ def superclass_dirichlet(pool: ImagePool, spec: PartitionSpec) -> Partition:
     shares = np.full(train.shape, 1 / spec.clients)  # of classes without a training image
     trained = counts["train"] > 0
     shares[trained] = train[trained] / counts["train"][trained, None]
-    test = is_complete(cut_evenly(shares, counts["test"]), shares)
+    test = fill_empty_clients(cut_evenly(shares, counts["test"]), shares)
     sizes = {"train": train, "val": cut_evenly(shares, counts["val"]), "test": test}
     return Partition.of(deal(pool.labels, sizes, rng))
 
