@@ -15,6 +15,7 @@ from fedvlm.config.option import Value
 from fedvlm.config.read import config_names, find_config, lookup
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.files import user_path
+from fedvlm.data.locate import pack_root
 from fedvlm.job.kinds import dataset_config, method_of
 from fedvlm.job.request import Request
 
@@ -155,12 +156,7 @@ def _dataset_file(word: str) -> Path:
 
 def _pack(request: Request) -> Path | None:
     """Return the feature pack that the root names; None where it names none."""
-    root = str(request.given.get("DATASET.ROOT", ""))
-    if not root.strip() or user_path(root).is_dir():  # the usual root: nothing to read
-        return None
-    from fedvlm.data.packs.place import pack_root  # start-up: for packs only
-
-    return pack_root(root)
+    return pack_root(str(request.given.get("DATASET.ROOT", "")))
 
 
 def _pack_keys(request: Request, known: bool) -> Mapping[str, Value]:
@@ -175,10 +171,10 @@ def _pack_keys(request: Request, known: bool) -> Mapping[str, Value]:
     pack = None if "DATASET.NAME" in request.pairs else _pack(request)
     if pack is None:
         return {}
-    from fedvlm.data.packs.place import about_pack, reading_of  # start-up: for packs only
+    from fedvlm.data.packs.place import about_pack, reading_settings  # start-up: for packs only
 
     about = about_pack(pack)
-    return reading_of(about) if known else about.settings | {"DATASET.NAME": about.name}
+    return reading_settings(about) if known else about.settings | {"DATASET.NAME": about.name}
 
 
 def _demo_yaml(request: Request) -> Path | None:

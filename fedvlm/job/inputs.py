@@ -20,6 +20,7 @@ from yacs.config import CfgNode
 
 from fedvlm.config.build import flat
 from fedvlm.core.progress import Progress
+from fedvlm.data.datasets import pack_of
 from fedvlm.data.federated import FederatedData, build_federation
 from fedvlm.federation.server import Roster
 from fedvlm.models.backbone import Backbone
@@ -150,8 +151,6 @@ class SharedInputs(Inputs):
 
 def data_key(cfg: CfgNode) -> str:
     """Return a text that is the same for configs with the same clients' images."""
-    from fedvlm.data.packs.place import pack_of  # start-up: packs, for a sweep's cells only
-
     keys = {k: v for k, v in flat(cfg).items() if not k.startswith(NOT_DATA)}
     # Of several packs of a set the backbone chooses one.
     return json.dumps([identity_plain(keys), str(pack_of(cfg) or "")], sort_keys=True)

@@ -10,6 +10,7 @@ from fedvlm.distributed.readmission import add_wishes
 from fedvlm.job.sites.parties import PLACE, read_met
 from fedvlm.runs import lock
 from fedvlm.runs.identity import read_manifest
+from fedvlm.runs.names import is_finished
 
 
 def wish(path: Path, clients: Sequence[int], anew: bool) -> tuple[str, list[str]]:
@@ -28,7 +29,7 @@ def wish(path: Path, clients: Sequence[int], anew: bool) -> tuple[str, list[str]
     homes = {int(c): site for site, told in read_met(path).items() for c in told["clients"]}
     if not homes:
         raise ConfigError(f"'{path}' is no run over sites (--engine sites): nobody was excluded")
-    if (path / "results.json").is_file():
+    if is_finished(path):
         raise ConfigError(f"'{path}' is finished: there is no round left to take anybody in")
     stray = [c for c in clients if c not in homes]
     if stray:
