@@ -182,7 +182,7 @@ def _runs(path: Path, data: bytes) -> Iterator[tuple[PurePosixPath, dict[str, st
     except (lzma.LZMAError, ValueError, KeyError, TypeError, AttributeError,
             RecursionError) as error:
         raise DataError(f"{path}: is no whole pack of runs ({error}); copy it again from where it "
-                        "came, or pack its runs again (fedvlm publish FOLDER --from OUTPUT)"
+                        "came, or pack its runs again (scripts/evidence publish --from)"
                         ) from error
 
 

@@ -104,6 +104,11 @@ class ClaimedFolder:
         """Where states lie."""
         return self.path / "state"
 
+    @property
+    def metrics_path(self) -> Path:
+        """One JSON object per line."""
+        return self.path / "metrics.jsonl"
+
     @classmethod
     def create(
         cls, output_dir: str | Path, parts: RunPath, identity: Mapping[str, Any], *,

@@ -67,11 +67,6 @@ class RunFolder(ClaimedFolder):
         return self.path / "log.txt"
 
     @property
-    def metrics_path(self) -> Path:
-        """One JSON object per line."""
-        return self.path / "metrics.jsonl"
-
-    @property
     def results_path(self) -> Path:
         """Written last."""
         return self.path / RESULTS
