@@ -132,6 +132,8 @@ FLAGS: tuple[Flag, ...] = (
     _v(_RUN, "OUTPUT_DIR", "--output-dir", "folder of all runs", "DIR"),
     _v(_RUN, "RESUME", "--resume", "run folder to go on with", "DIR"),
     _v(_RUN, "TAG", "--tag", "a word in the run folder's name"),
+    Flag(("--draft",), "while a method is being written: overwrite its last draft; not for tables",
+         _RUN, "DRAFT", kind="switch"),
     _v(_RUN, "SINKS", "--sinks", "also send each round's numbers to tensorboard, wandb", "A,B"),
     Flag(("--keep-logits",), "keep the last round's logits", _RUN, "TEST.KEEP_LOGITS",
          kind="switch"),
