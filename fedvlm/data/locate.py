@@ -13,7 +13,7 @@ from typing import Any
 from fedvlm.core.errors import DataError, did_you_mean
 from fedvlm.core.files import user_path
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 PACK_SUFFIX, PACK_MARK = ".pack.safetensors", "fedvlm.pack"  # of a feature pack: name, metadata
 _FIRST = 8  # names that a message lists
 
@@ -80,7 +80,7 @@ def image_files(folder: Path) -> list[str]:
         relative = Path(here).relative_to(folder).as_posix()
         prefix = "" if relative == "." else f"{relative}/"
         for file in files:  # plain text operations: ImageNet has 1.3 million files
-            if file.lower().endswith(SUFFIXES) and not file.startswith("."):
+            if file.lower().endswith(IMAGE_SUFFIXES) and not file.startswith("."):
                 paths.append(prefix + file)
     return sorted(paths)
 

@@ -16,8 +16,9 @@ from fedvlm.core.rng import numpy_stream
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.formats.parts import PART_NAMES, complete
 from fedvlm.data.layouts import CopyInfo
-from fedvlm.data.locate import SUFFIXES, folder_contents, image_files, listing, subfolders
+from fedvlm.data.locate import IMAGE_SUFFIXES, folder_contents, image_files, listing, subfolders
 
+READER = "folders"
 UNLABELLED = ("unlabeled", "unlabelled", "unsup", "unsupervised", "nolabel", "nolabels")
 OWN_CUT = (
     "each class was cut 50/20/30 into train, val and test by this project: not a published split"
@@ -161,7 +162,7 @@ def _labelled(
     for part, path in list(parts.items()):
         folders, files = folder_contents(path)
         folders -= set(drop)
-        if not folders and any(file.lower().endswith(SUFFIXES) for file in files):
+        if not folders and any(file.lower().endswith(IMAGE_SUFFIXES) for file in files):
             del parts[part]
             notes.append(f"{path} was left out: its images lie in no class folder, so they have "
                          "no labels")
@@ -199,7 +200,7 @@ def class_data(folder: Path, root: Path, label: int, domain: int, classname: str
     files = image_files(folder)
     if not files:
         raise DataError(
-            f"the class folder {folder} holds no image ({', '.join(SUFFIXES)}); "
+            f"the class folder {folder} holds no image ({', '.join(IMAGE_SUFFIXES)}); "
             "fill it or remove it"
         )
     base = folder.relative_to(root).as_posix()
@@ -224,7 +225,7 @@ def refuse_domains(folder: Path, classes: Sequence[str]) -> None:
                 "DATASET.FORMAT domains, or give the folder that holds train and test itself"
             )
     files = (file for _, names in contents.values() for file in names)
-    if len(contents) < 2 or any(file.lower().endswith(SUFFIXES) for file in files):
+    if len(contents) < 2 or any(file.lower().endswith(IMAGE_SUFFIXES) for file in files):
         return
     shared = sorted(set.intersection(*(folders for folders, _ in contents.values())))
     if len(shared) > 1:

@@ -21,6 +21,7 @@ from fedvlm.data.formats.folders import class_data
 from fedvlm.data.layouts import CopyInfo
 from fedvlm.data.locate import read_lines, subfolders
 
+READER = "imagenet"
 CLASSNAMES = "classnames.txt"
 _WNID = re.compile(r"n\d{8}")
 

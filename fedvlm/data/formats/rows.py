@@ -19,7 +19,7 @@ _BROKEN = {"PACS": "sketch/dog/n02103406_4068-1.png"}  # published, but it canno
 _FIRST = 5  # classes that a note lists
 
 
-class Row(NamedTuple):
+class ImageRow(NamedTuple):
     """One line of a list or a table.
 
     Attributes:
@@ -74,7 +74,7 @@ def image_path(path: str, anchors: Sequence[str], domain: str, where: str) -> st
     return "/".join(relative)
 
 
-def build_lists(rows: Iterable[Row], info: CopyInfo) -> DatasetBase:
+def build_lists(rows: Iterable[ImageRow], info: CopyInfo) -> DatasetBase:
     """Return the parts that the rows describe, in their order, domains as ``info`` numbers them.
 
     Raises:
@@ -90,7 +90,7 @@ def build_lists(rows: Iterable[Row], info: CopyInfo) -> DatasetBase:
         notes.append(f"{info.name}: {broken} was left out; the published file is broken")
     labels = _labels(rows)
     _check_folders(rows, labels)
-    first_rows: dict[str, Row] = {}
+    first_rows: dict[str, ImageRow] = {}
     lists: dict[str, list[Datum]] = {part: [] for part in PARTS}
     repeats, base = dict.fromkeys(PARTS, 0), str(info.images)
     for row in rows:
@@ -110,7 +110,7 @@ def build_lists(rows: Iterable[Row], info: CopyInfo) -> DatasetBase:
     return DatasetBase.of(lists, info.domains, notes)
 
 
-def _labels(rows: Sequence[Row]) -> dict[str, int]:
+def _labels(rows: Sequence[ImageRow]) -> dict[str, int]:
     """Return the label of each class name."""
     if any(row.label is None for row in rows):
         return {name: label for label, name in enumerate(sorted({row.target for row in rows}))}
@@ -126,7 +126,7 @@ def _labels(rows: Sequence[Row]) -> dict[str, int]:
     return labels
 
 
-def _check_folders(rows: Sequence[Row], labels: dict[str, int]) -> None:
+def _check_folders(rows: Sequence[ImageRow], labels: dict[str, int]) -> None:
     for row in rows:
         folder = row.path.split("/")[-2]
         if folder != row.target and folder in labels:

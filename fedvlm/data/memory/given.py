@@ -19,15 +19,15 @@ from fedvlm.config.option import Value
 from fedvlm.core.errors import ConfigError, DataError, fold
 from fedvlm.core.progress import Progress
 from fedvlm.core.spelling import name_fault, shown
-from fedvlm.data.datasets import MEMORY, refuse_untestable
+from fedvlm.data.datasets import MEMORY_FORMAT, refuse_untestable
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.formats.parts import PART_NAMES, USUAL_SHARE, complete
 from fedvlm.data.layouts import CopyInfo
 from fedvlm.data.memory.samples import Columns, SamplePicture, Samples, is_sample, is_table
-from fedvlm.data.own.add import sharing
+from fedvlm.data.own.add import default_sharing
 
 PARTITION, CLIENTS, HELD_OUT = "FED.PARTITION", "FED.CLIENTS", "FED.HELD_OUT_DOMAIN"
-USUAL_NAME = MEMORY
+USUAL_NAME = MEMORY_FORMAT
 _SHOWN = 3
 Parts = dict[str, Samples]
 
@@ -171,10 +171,10 @@ class MemorySet:
     def _sharing(self, given: Mapping[str, Value]) -> tuple[dict[str, Value], list[str]]:
         """Return the config keys of the set, and what they decide, in sentences."""
         keys: dict[str, Value] = {
-            "DATASET.NAME": self.name, "DATASET.FORMAT": MEMORY, "DATASET.NUM_SHOTS": -1,
+            "DATASET.NAME": self.name, "DATASET.FORMAT": MEMORY_FORMAT, "DATASET.NUM_SHOTS": -1,
         }
         if self._pooled:
-            more, notes = sharing(self.name, self.classnames, [])
+            more, notes = default_sharing(self.name, self.classnames, [])
             chosen = [key for key in (PARTITION, CLIENTS) if key in given]
             return keys | ({} if chosen else more), [] if chosen else notes
         number = len(self._members)
