@@ -42,6 +42,10 @@ def _job() -> Schema:
         "RESUME": Option("", "run folder to go on with; the same command again resumes by itself"),
         "CACHE_DIR": Option("", "folder of caches; '' is $FEDVLM_CACHE, else ~/.cache"),
         "TAG": Option("", "a word that becomes part of the run folder's name"),
+        "DRAFT": Option(
+            False, "a run while its method is being written: each one overwrites the last in a "
+            "folder of its own, and no table takes it", neutral=False,
+        ),
         "DEVICE": Option(
             "auto",
             "auto takes a CUDA device, else mps, else the CPU",

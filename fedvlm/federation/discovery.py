@@ -64,15 +64,15 @@ def _from_path(spec: str) -> type[Trainer]:
     module = _load(path)
     if not name:
         return _only_trainer(module, path)
-    cls = getattr(module, name, None)
-    if not (inspect.isclass(cls) and issubclass(cls, Trainer)):
+    found = getattr(module, name, None)
+    if not (inspect.isclass(found) and issubclass(found, Trainer)):
         names = [c.__name__ for c in _trainers_in(module)]
         raise ConfigError(
             f"--trainer {spec}: '{path}' has no Trainer class '{name}'"
             f"{did_you_mean(name, names)} (it has: {', '.join(names) or 'none'})"
         )
-    cls.name = cls.name or cls.__name__
-    return cls
+    found.name = found.name or found.__name__
+    return found
 
 
 def framework_of(path: Path) -> str:

@@ -156,7 +156,8 @@ def _dataset_file(word: str) -> Path:
 
 def _pack(request: Request) -> Path | None:
     """Return the feature pack that the root names; None where it names none."""
-    return pack_root(str(request.given.get("DATASET.ROOT", "")))
+    root = str(request.given.get("DATASET.ROOT", ""))
+    return pack_root(root)
 
 
 def _pack_keys(request: Request, known: bool) -> Mapping[str, Value]:

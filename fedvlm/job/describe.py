@@ -21,6 +21,7 @@ from fedvlm.job.build import Built
 from fedvlm.job.flags import words_of
 from fedvlm.runs.identity import RunPath
 
+DRAFT = "draft"  # at the end of a draft's tag
 _HASH = 8  # digits of an index file's hash
 _LISTED = 20  # clients whose number of images is listed
 LORA_RULES = ("PEFT.LORA_AVG", "PEFT.RANKS", "PEFT.PRIVATE_RANK")
@@ -178,7 +179,8 @@ def run_path(cfg: CfgNode, data: str, method: str) -> RunPath:
         method: the trainer's name, with the user's trainable set (``peft_choice``) after it.
     """
     shots = cfg.DATASET.NUM_SHOTS
+    tag = "-".join(filter(None, [cfg.TAG, DRAFT if cfg.DRAFT else ""]))
     return RunPath(
         setting(cfg), data, "all" if shots < 0 else int(shots), method, cfg.MODEL.BACKBONE.NAME,
-        partition_name(cfg), int(cfg.SEED), int(cfg.DATA_SEED), cfg.TAG,
+        partition_name(cfg), int(cfg.SEED), int(cfg.DATA_SEED), tag,
     )

@@ -20,7 +20,7 @@ from fedvlm.models.backbone import Backbone
 
 # Keys that move no number: where things lie, how much is said. All others make the identity.
 WHERE = (
-    "TRAIN.KEEP_STATES",
+    "TRAIN.KEEP_STATES", "DRAFT",
     "OUTPUT_DIR", "RESUME", "CACHE_DIR", "TAG", "DATASET.ROOT", "VERBOSE", "USE_CUDA", "VERSION",
     "DATALOADER.NUM_WORKERS", "TRAIN.PRINT_FREQ", "TRAIN.CHECKPOINT_FREQ", "TEST.KEEP_LOGITS",
     "FED.UNRELIABLE.QUORUM", "FED.ASK.REACH",  # only end a run sooner

@@ -36,7 +36,7 @@ KEEP = 2  # of each kind: cells come sorted, so that more would only take memory
 # What the data do not depend on; every other key counts, read or not.
 NOT_DATA = (
     "TRAINER.", "OPTIM.", "PEFT.", "MODEL.", "TRAIN.", "OUTPUT_DIR", "RESUME", "TAG", "SEED",
-    "DEVICE", "FED.ROUNDS", "FED.LOCAL_EPOCHS", "FED.FRAC", "FED.FINETUNE_", "FED.BUDGET",
+    "DRAFT", "DEVICE", "FED.ROUNDS", "FED.LOCAL_EPOCHS", "FED.FRAC", "FED.FINETUNE_", "FED.BUDGET",
     "FED.CHUNK", "FED.PLAIN", "FED.NONFINITE", "FED.FIRST_ROUND_ALL",
     "FED.UNSEEN_CLIENTS",
 )

@@ -123,7 +123,8 @@ def _built_and_trained(
     place = run_path(cfg, built.data.name, built.federation.trainer.name + choice)
     _check_resume(cfg, Path(cfg.OUTPUT_DIR) / place.relative())
     folder = RunFolder.claim(
-        cfg.OUTPUT_DIR, place, built.identity, present=partial(present, cfg.TRAINER.NAME)
+        cfg.OUTPUT_DIR, place, built.identity, present=partial(present, cfg.TRAINER.NAME),
+        draft=bool(cfg.DRAFT),
     )
     folder.keep = int(cfg.TRAIN.KEEP_STATES)
     console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
@@ -143,6 +144,9 @@ def _built_and_trained(
         encode(built, progress, lambda note: console.notes([note]))
         folder.begin()
         results = _trained(built, origins, folder, console, sinks, began, clients)
+    if folder.draft:
+        console.notes(["this is a draft: the next one overwrites it, and no table takes it; run "
+                       "the same without --draft for a result"])
     say_results(folder.path, float(results["run_info"]["seconds_rounds"]))
     return results, folder.path
 
@@ -177,7 +181,10 @@ def _look_ahead(cfg: CfgNode, choice: str) -> Path:
     place = run_path(cfg, name, load_trainer(cfg.TRAINER.NAME).name + choice)
     path = Path(cfg.OUTPUT_DIR) / place.relative()
     _check_resume(cfg, path)
-    look_ahead(cfg.OUTPUT_DIR, place, identity_config(cfg), partial(present, cfg.TRAINER.NAME))
+    look_ahead(
+        cfg.OUTPUT_DIR, place, identity_config(cfg), partial(present, cfg.TRAINER.NAME),
+        bool(cfg.DRAFT),
+    )
     return path
 
 
@@ -340,6 +347,8 @@ def on_disk(built: Built) -> bool:
 
 
 def _check_resume(cfg: CfgNode, path: Path) -> None:
+    if cfg.RESUME and cfg.DRAFT:
+        raise ConfigError("--resume: a draft begins anew each time; drop it, or --draft")
     if cfg.RESUME and user_path(cfg.RESUME).resolve() != path.resolve():
         raise ConfigError(
             f"--resume {cfg.RESUME}: this command's run folder is {path}; give the flags "

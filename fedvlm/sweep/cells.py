@@ -208,6 +208,8 @@ class Checker:
             FedvlmError: what the run itself would refuse.
         """
         cfg = job.cfg
+        if cfg.DRAFT:
+            raise ConfigError("--draft: a draft is one run, no cell of a sweep; drop it")
         load_trainer(cfg.TRAINER.NAME)(cfg)
         choice = peft_choice(cfg, job.origins)
         check_model(cfg, pick_device(cfg.DEVICE))
