@@ -58,7 +58,7 @@ def train(
         DataError: missing, broken or inconsistent data; of ``data``, client and index are named.
         DivergedError: a number is not finite.
     """
-    args = parse(words_of(flags))
+    args = parse(run_words(flags))
     given = _given(args, data, classnames, columns, name)
     jobs = resolve(args, given=given)
     complain(*jobs.notes, prefix="note")
@@ -95,7 +95,7 @@ def _given(
     return MemorySet(data, classnames, columns, name, keys)
 
 
-def words_of(flags: Mapping[str, Any]) -> list[str]:
+def run_words(flags: Mapping[str, Any]) -> list[str]:
     """Return keyword arguments as the words of a command line.
 
     Raises:

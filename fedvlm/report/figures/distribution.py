@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing.lines import WORDS, legend_above
 from fedvlm.report.figures.drawing.strips import by_mean, family_legend, strips
-from fedvlm.report.figures.selection import PLACE, Selection, titles
+from fedvlm.report.figures.selection import PLACE, FigureRuns, titles
 from fedvlm.report.tables.metrics import OWN_REFERENCE, accuracies
 
 NAME, ORDER, OF = "distribution", 3, "runs"
@@ -34,7 +34,7 @@ class Distribution:
     families: Mapping[str, str]
 
 
-def select(selection: Selection) -> list[Distribution] | str | None:
+def select(selection: FigureRuns) -> list[Distribution] | str | None:
     """Return one panel per place; None of one run, or another metric than ``personal``."""
     if selection.metric != "personal" or len(selection.runs) < 2:
         return None

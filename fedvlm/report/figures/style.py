@@ -136,7 +136,7 @@ def marker(index: int) -> str:
     return MARKERS[index % len(MARKERS)]
 
 
-def shortened(text: str, most: int) -> str:
+def cut_label(text: str, most: int) -> str:
     """Return ``text`` with its middle left out where it is longer than ``most`` characters.
 
     What cannot be printed (line ends, control characters, halves of a surrogate pair) is a space.
@@ -172,7 +172,7 @@ def pdf_bytes(figure: Figure) -> bytes:
                                                     "Creator": None})
 
 
-def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+def figure_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return rows as CSV, columns in the order of their first appearance; None is an empty cell."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     out = io.StringIO()
@@ -182,7 +182,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     return out.getvalue()
 
 
-def write(
+def write_figure(
     folder: Path, name: str, figure: Figure, rows: Sequence[Mapping[str, Any]] | None
 ) -> list[Path]:
     """Write ``name.png``, ``name.svg`` and, with ``rows``, ``name.pdf`` and ``name.csv``.
@@ -201,7 +201,7 @@ def write(
     contents = {"png": png_bytes(figure), "svg": svg_text(figure).encode()}
     if rows is not None:
         contents["pdf"] = pdf_bytes(figure)
-        contents["csv"] = csv_text(rows).encode("utf-8", errors="surrogateescape")
+        contents["csv"] = figure_csv(rows).encode("utf-8", errors="surrogateescape")
     for kind, data in contents.items():
         files.write_bytes(folder / f"{name}.{kind}", data)
     return [folder / f"{name}.{kind}" for kind in contents]

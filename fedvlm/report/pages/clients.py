@@ -9,8 +9,8 @@ from typing import Any
 from fedvlm.core.errors import DataError
 from fedvlm.report.collect import finite, read_partition
 from fedvlm.report.pages.grid import table
-from fedvlm.report.pages.html import Content, Html, cell, decimal, element, signed
-from fedvlm.report.pages.numbers import megabytes
+from fedvlm.report.pages.html import Content, Html, cell, decimal, element, signed_text
+from fedvlm.report.pages.numbers import megabyte_text
 
 LENGTH = 40  # points of a client's curve at most
 FEW = 30  # clients whose table is shown whole
@@ -49,11 +49,12 @@ def client_table(folder: Path, records: Sequence[Mapping[str, Any]]) -> Html:
         rows.append([
             client, *([str(there.get("domain", ""))] if domains else []),
             *(there.get(key, 0) for key in _counts(data).values()), one.get("n", 0),
-            cell(decimal(accuracy), accuracy), cell("" if gain is None else signed(gain), gain),
+            cell(decimal(accuracy), accuracy),
+            cell("" if gain is None else signed_text(gain), gain),
             _spark(curves[client], low, high),
             *(cell(decimal(finite(one.get(k))), finite(one.get(k))) for k in more),
             _loss(records, client),
-            *(cell(megabytes(by.get(client, 0)), by.get(client, 0)) for by in sent),
+            *(cell(megabyte_text(by.get(client, 0)), by.get(client, 0)) for by in sent),
         ])
     words = (
         f"{len(rows)} clients after round {evaluated[-1].get('round')}; gain: on the untrained "

@@ -13,10 +13,10 @@ from fedvlm.report.pages.html import (
     cell,
     decimal,
     element,
-    facts,
+    fact_list,
     items,
-    join,
-    signed,
+    join_content,
+    signed_text,
 )
 from fedvlm.report.tables.caption import NOT_COMPARABLE
 from fedvlm.report.tables.metrics import DEFINED, metric
@@ -68,7 +68,7 @@ def introduction(run: FinishedRun) -> Html:
     shots = said.get("shots")
     setting = str(said.get("setting", ""))
     what = f"{setting}: {SETTINGS[setting]}" if setting in SETTINGS else setting
-    return facts({
+    return fact_list({
         "setting": what, "data set": said.get("dataset"),
         "shots per class": "all images" if shots == -1 else shots,
         "partition": said.get("partition"), "domain held out": said.get("held_out"),
@@ -85,7 +85,7 @@ def introduction(run: FinishedRun) -> Html:
     })
 
 
-def headline(run: FinishedRun) -> Html:
+def headline_content(run: FinishedRun) -> Html:
     """Return the last round's main numbers, each with its meaning and its gain on zero-shot."""
     last, zero = run.last, run.section("zero_shot")
     cards = []
@@ -106,7 +106,7 @@ def headline(run: FinishedRun) -> Html:
     if not cards:
         return element("p", "No client has a test image, so there is no headline number.")
     when = f"After round {last.get('round')}, the last one; the test set chooses nothing."
-    return join([element("p", when, class_="soft"),
+    return join_content([element("p", when, class_="soft"),
                  element("div", *cards, class_="numbers")])
 
 
@@ -128,14 +128,14 @@ def all_numbers(run: FinishedRun) -> Html:
     return table(["%", *present, "meaning"], rows, caption="All numbers are percentages")
 
 
-def work(run: FinishedRun) -> Html:
+def work_content(run: FinishedRun) -> Html:
     """Return totals: rounds, steps, samples, tower passes, seconds, bytes."""
     words = {
-        name: (_seconds(v) if name == "seconds" else megabytes(v) if name.startswith("bytes")
+        name: (_seconds(v) if name == "seconds" else megabyte_text(v) if name.startswith("bytes")
                else f"{v:,.0f}")
         for name, value in run.totals().items() if (v := finite(value)) is not None
     }
-    return facts({name.replace("_", " "): text for name, text in words.items()})
+    return fact_list({name.replace("_", " "): text for name, text in words.items()})
 
 
 def traffic(run: FinishedRun) -> Html:
@@ -147,8 +147,8 @@ def traffic(run: FinishedRun) -> Html:
         return element("p", "Nothing was sent: no tensor is shared.")
     most = sum(finite(v) or 0.0 for v in up.values()) or 1.0
     rows = [
-        [element("code", name), cell(megabytes(up.get(name, 0)), finite(up.get(name, 0))),
-         cell(megabytes(down.get(name, 0)), finite(down.get(name, 0))),
+        [element("code", name), cell(megabyte_text(up.get(name, 0)), finite(up.get(name, 0))),
+         cell(megabyte_text(down.get(name, 0)), finite(down.get(name, 0))),
          cell(f"{100 * (finite(up.get(name)) or 0) / most:.1f} %", finite(up.get(name, 0)))]
         for name in names
     ]
@@ -162,7 +162,7 @@ def remarks(run: FinishedRun) -> Html:
     return items(note for note in run.notes() if NOT_COMPARABLE not in note)
 
 
-def megabytes(count: Any) -> str:
+def megabyte_text(count: Any) -> str:
     """Return bytes as MB."""
     value = finite(count) or 0.0
     return f"{value:,.0f} B" if value < 1000 else f"{value / 1e6:,.3f} MB"
@@ -173,7 +173,7 @@ def _delta(value: float, zero: float | None) -> Html:
         return Html("")
     gain = value - zero
     kind = "up" if round(gain, 1) > 0 else "down" if round(gain, 1) < 0 else ""
-    return element("div", element("span", signed(gain), class_=kind or None),
+    return element("div", element("span", signed_text(gain), class_=kind or None),
                    f" on zero-shot ({zero:.1f})", class_="delta")
 
 

@@ -141,7 +141,7 @@ def _marks(marked: frozenset[int], n: int) -> str:
             "interval of paired differences")
 
 
-def versions(runs: Sequence[RunFacts]) -> str:
+def version_text(runs: Sequence[RunFacts]) -> str:
     """Return the versions and the code behind the runs: ``fedvlm 0.1.0, torch 2.15; code 1a2b``."""
     parts = []
     for name in CODE:

@@ -97,7 +97,7 @@ class TableCell:
         return "mean over data sets" if self.average else f"n = {self.n}"
 
 
-Grid = tuple[tuple[TableCell, ...], ...]
+CellRows = tuple[tuple[TableCell, ...], ...]
 
 
 def cell_of(name: str, values: Seeds, of: int, ci: bool, digits: int) -> TableCell:
@@ -180,8 +180,8 @@ def _by_seed(values: Sequence[Seeds]) -> list[list[float]]:
 
 
 def with_marks(
-    grid: Grid, row_keys: Sequence[str], col_keys: Sequence[str], rivals: Sequence[bool]
-) -> Grid:
+    grid: CellRows, row_keys: Sequence[str], col_keys: Sequence[str], rivals: Sequence[bool]
+) -> CellRows:
     """Mark the best of each column, or of each row where the columns are the methods.
 
     Args:
@@ -197,7 +197,7 @@ def with_marks(
 
 
 def unpaired(
-    grid: Grid, row_keys: Sequence[str], col_keys: Sequence[str], rivals: Sequence[bool]
+    grid: CellRows, row_keys: Sequence[str], col_keys: Sequence[str], rivals: Sequence[bool]
 ) -> list[int]:
     """Return the columns, or rows where the columns are the methods, without a pair to compare.
 
@@ -214,7 +214,7 @@ def unpaired(
 
 
 def disputed(
-    grid: Grid, row_keys: Sequence[str], col_keys: Sequence[str], rivals: Sequence[bool]
+    grid: CellRows, row_keys: Sequence[str], col_keys: Sequence[str], rivals: Sequence[bool]
 ) -> list[tuple[int, int, list[int]]]:
     """Return where somebody is above the highest mean in pairs: (column, best, who), see above.
 

@@ -169,7 +169,7 @@ def metric(name: str) -> Metric:
     return Metric(name, f"'{name}' as the results name it", "")
 
 
-def metrics_of(entries: Sequence[RunFacts]) -> list[str]:
+def known_metrics(entries: Sequence[RunFacts]) -> list[str]:
     """Return every number that at least one of the runs has."""
     names: dict[str, None] = {}
     for entry in entries:
@@ -184,7 +184,7 @@ def metrics_of(entries: Sequence[RunFacts]) -> list[str]:
         if finite(run.info.get("trainable")) is not None:
             names["trainable"] = None
         names |= {name: None for name in DERIVED
-                  if name not in names and value_of(entry, name) is not None}
+                  if name not in names and metric_value(entry, name) is not None}
     return list(names)
 
 
@@ -194,7 +194,7 @@ def check_metrics(words: Sequence[str], entries: Sequence[RunFacts]) -> tuple[st
     Raises:
         ConfigError: with the nearest known name.
     """
-    known, names = metrics_of(entries), list[str]()
+    known, names = known_metrics(entries), list[str]()
     for name in words:
         metric(name)
         names += [k for k in known if name.endswith(".*") and k.startswith(name[:-1])] or [name]
@@ -215,7 +215,7 @@ def check_columns(words: Sequence[str], entries: Sequence[RunFacts]) -> tuple[st
         ConfigError: neither; with the nearest known word. A short word that no run has a number
             for is no mistake: its column is empty.
     """
-    known = [*COLUMNS, *metrics_of(entries)]
+    known = [*COLUMNS, *known_metrics(entries)]
     for word in words:
         if word not in known and not word.startswith(ROUNDS_TO):
             raise ConfigError(f"--columns {word}: there is no such column"
@@ -224,7 +224,7 @@ def check_columns(words: Sequence[str], entries: Sequence[RunFacts]) -> tuple[st
     return tuple(dict.fromkeys(COLUMNS.get(word, word) for word in words))
 
 
-def value_of(entry: RunFacts, name: str) -> float | None:
+def metric_value(entry: RunFacts, name: str) -> float | None:
     """Return a number of a run, unscaled; None where it has none such."""
     run = entry.run
     if entry.reference:

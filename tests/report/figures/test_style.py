@@ -53,8 +53,8 @@ def test_ticks_are_thinned_by_round_numbers() -> None:
 
 
 def test_what_cannot_be_printed_is_a_space() -> None:
-    assert style.shortened("a\nb\x00\udc80c", 9) == "a b  c"
-    assert re.fullmatch("a{5}.a{4}", style.shortened("a" * 50, 10))
+    assert style.cut_label("a\nb\x00\udc80c", 9) == "a b  c"
+    assert re.fullmatch("a{5}.a{4}", style.cut_label("a" * 50, 10))
 
 
 def test_a_name_without_glyphs_warns_nobody(recwarn: pytest.WarningsRecorder):
@@ -68,7 +68,7 @@ def test_two_calls_write_the_same_bytes_with_fonts_inside(tmp_path: Path) -> Non
     kinds = ("pdf", "png", "svg", "csv")
     for folder in ("a", "b"):
         with style.font("serif"):
-            style.write(tmp_path / folder, "x", convergence.draw(PLAIN, width=3), [{"x": 1}])
+            style.write_figure(tmp_path / folder, "x", convergence.draw(PLAIN, width=3), [{"x": 1}])
     for kind in kinds:
         one, other = ((tmp_path / folder / f"x.{kind}").read_bytes() for folder in ("a", "b"))
         assert one == other

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedvlm.report.pages.grid import table
-from fedvlm.report.pages.html import Html, cell, element, escaped, signed
+from fedvlm.report.pages.html import Html, cell, element, escaped, signed_text
 
 
 def test_elements_escape_what_is_not_theirs():
@@ -27,4 +27,4 @@ def test_a_table_ranks_numbers_and_keeps_unknown_ones_apart():
 @pytest.mark.parametrize(("value", "words"), [(1.25, "+1.2"), (-3.0, "\N{MINUS SIGN}3.0"),
                                               (-0.04, "0.0"), (0.0, "0.0")])
 def test_differences_have_a_sign(value: float, words: str):
-    assert signed(value) == words
+    assert signed_text(value) == words
