@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.cli.nearest import nearest_path
-from fedvlm.cli.results._folders import unfinished
+from fedvlm.cli.results._folders import describe_unfinished
 from fedvlm.console.parser import Parser
 from fedvlm.console.screen import complain, say
 from fedvlm.core.errors import DataError
@@ -58,7 +58,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         results = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         why = f"cannot be read ({error.strerror}); is the run finished?"
-        raise DataError(f"{path}: {why}{unfinished(folder)}") from None
+        raise DataError(f"{path}: {why}{describe_unfinished(folder)}") from None
     except ValueError:
         raise DataError(f"{path}: is not valid JSON; the run folder is damaged") from None
     if not isinstance(results, dict):

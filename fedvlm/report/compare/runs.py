@@ -22,7 +22,14 @@ from fedvlm.report.compare.text import (
     plain_number,
     signed_number,
 )
-from fedvlm.report.statistics.paired import FEWEST, METHODS, McNemar, Paired, mcnemar, paired
+from fedvlm.report.statistics.paired import (
+    FEWEST,
+    METHODS,
+    McNemar,
+    Paired,
+    mcnemar,
+    pair_statistics,
+)
 from fedvlm.report.tables.metrics import DEFINED, metric
 from fedvlm.runs.verify.parting import (
     Difference,
@@ -96,7 +103,7 @@ def compare_seeds(a: Sequence[Side], b: Sequence[Side]) -> Comparison:
     numbers = [_headline(*pair, heads) if (heads := _heads_of(*pair)) else {} for pair in pairs]
     names = [n for n in numbers[0] if all(n in each for each in numbers)]
     values = {n: [each[n] for each in numbers] for n in names}
-    spreads = {n: s for n, v in values.items() if (s := paired(*zip(*v, strict=True)))}
+    spreads = {n: s for n, v in values.items() if (s := pair_statistics(*zip(*v, strict=True)))}
     notes = [f"only {x} has {_seeds(only)}: left out"
              for x, only in (("A", set(left) - set(right)), ("B", set(right) - set(left))) if only]
     other = [x.seeds for x, y in pairs if not _pairing(x, y)[0]]
@@ -295,7 +302,7 @@ def _clients(a: Side, b: Side, heads: Heads) -> tuple[list[Topic], dict[str, Any
             continue
         n = left[client].get("n")
         lines.append({"client": client, "n": n, "a": x, "b": y, "difference": y - x})
-    pairs = paired([x["a"] for x in lines], [x["b"] for x in lines])
+    pairs = pair_statistics([x["a"] for x in lines], [x["b"] for x in lines])
     data: dict[str, Any] = {
         "clients": lines, "per_client": asdict(pairs) if pairs else None, "methods": METHODS,
     }

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedvlm.report.collect import finite
+from fedvlm.report.collect import as_float
 from fedvlm.report.figures import style
 from fedvlm.report.figures.selection import FigureRuns
 
@@ -51,7 +51,7 @@ def from_rounds(records: Sequence[Mapping[str, Any]]) -> ClientGrid:
     }
     rounds = sorted(by_round)
     rows = {
-        client: [finite(by_round.get(r, {}).get(client)) for r in rounds]
+        client: [as_float(by_round.get(r, {}).get(client)) for r in rounds]
         for client in sorted({c for by_client in by_round.values() for c in by_client})
     }
 
@@ -80,7 +80,7 @@ def draw(data: ClientGrid, title: str = "", width: float = style.PAGE) -> Figure
     values = grid[np.isfinite(grid)]
     low = 10 * math.floor(values.min() / 10) if values.size else 0
     high = max(10 * math.ceil(values.max() / 10), low + 10) if values.size else 100
-    with style.styled():
+    with style.use_style():
         figure = style.blank(width, tall + 0.65)
         axes = figure.add_subplot()
         edges = _edges(data.rounds)
@@ -92,7 +92,7 @@ def draw(data: ClientGrid, title: str = "", width: float = style.PAGE) -> Figure
         axes.grid(False)
         axes.set_title(style.cut_label(title, int(width * 15)))
         axes.set_xlabel("round")
-        shown = style.thinned(len(data.rounds), max(int(width * 3), 2))
+        shown = style.even_places(len(data.rounds), max(int(width * 3), 2))
         axes.set_xticks([data.rounds[at] for at in shown])
         _name_rows(axes, data, tall)
         bar = figure.colorbar(image, ax=axes, fraction=0.05, aspect=max(tall / 0.1, 5), pad=0.01)
@@ -113,7 +113,7 @@ def _edges(rounds: Sequence[int]) -> list[float]:
 
 def _name_rows(axes: Axes, data: ClientGrid, tall: float) -> None:
     """Name the clients at the left, as many as are readable, and their last value at the right."""
-    places = style.thinned(len(data.clients), max(int(tall * 72 / 8), 1))
+    places = style.even_places(len(data.clients), max(int(tall * 72 / 8), 1))
     axes.set_yticks(places, [str(data.clients[i]) for i in places])
     axes.set_ylabel("client, sorted")
     if len(data.clients) > _VALUES_UP_TO or not data.rounds:

@@ -73,7 +73,7 @@ def rows(panels: Sequence[Distribution]) -> list[dict[str, Any]]:
 def draw(panels: Sequence[Distribution], title: str = "", width: float = style.PAGE) -> Figure:
     """Return the figure: a row per method, in the same order in every panel."""
     order = _order(panels)
-    with style.styled():
+    with style.use_style():
         figure, axes = strips(order, [panel.title for panel in panels], width, WORDS["personal"])
         for panel, each in zip(panels, axes, strict=True):
             for at, label in enumerate(order):

@@ -113,7 +113,7 @@ def draw(panels: Sequence[Forest], title: str = "", width: float = style.PAGE) -
     order = by_mean([{k: v.mean for k, v in panel.methods.items()} for panel in panels])
     every = [one for panel in panels for one in panel.methods.values()]
     words = WORDS.get(panels[0].metric, f"{panels[0].metric} (%)")
-    with style.styled():
+    with style.use_style():
         figure, axes = strips(order, [panel.title for panel in panels], width, words)
         for panel, each in zip(panels, axes, strict=True):
             draw_levels(each, panel.levels, upright=True)

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from fedvlm.core.stats import mean, sample_std
-from fedvlm.report.collect import finite
+from fedvlm.report.collect import as_float
 from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing.levels import Level, draw_levels, legend_of, level_rows
 from fedvlm.report.figures.drawing.lines import LABEL_LENGTH, WORDS, legend_above
@@ -59,7 +59,7 @@ def select(selection: FigureRuns) -> list[Plane] | str | None:
     for group in selection.groups:
         pairs = []
         for run in group.runs.values():
-            sent = [finite(run.totals().get(way)) for way in ("bytes_up", "bytes_down")]
+            sent = [as_float(run.totals().get(way)) for way in ("bytes_up", "bytes_down")]
             value = run.value(selection.metric)
             if value is not None and None not in sent:
                 pairs.append((sum(x or 0.0 for x in sent) / MB, value))
@@ -104,7 +104,7 @@ def draw(planes: Sequence[Plane], title: str = "", width: float = style.PAGE) ->
     """Return the figure; a method that sends nothing stands at a tick of 0 at the left."""
     numbers = {label: at + 1 for at, label in
                enumerate(dict.fromkeys(label for plane in planes for label in plane.front))}
-    with style.styled():
+    with style.use_style():
         most = max(int(width / 2.2), 1)
         figure, axes = style.panels(len(planes), width, 1.9, most)
         for plane, each in zip(planes, axes, strict=True):

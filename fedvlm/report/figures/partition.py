@@ -109,7 +109,7 @@ def draw(data: Holdings, title: str = "", width: float = style.PAGE) -> Figure:
     wide = min(width - beside, max(0.3 * c, 1.9))
     cell = min(wide / c, 0.24 if k <= 20 else 0.16)
     tall = min(max(cell * k, 0.12 * min(k, 25), 0.4), 0.75 * width + 1.0)
-    with style.styled():
+    with style.use_style():
         figure = style.blank(wide + beside, tall + below + 0.6)
         axes = figure.add_subplot()
         most = max(data.counts.values(), default=1)
@@ -163,10 +163,10 @@ def _name_axes(
     if names:
         axes.set_xticks(range(len(names)), names, rotation=90)
     else:
-        columns = style.thinned(len(data.classes), max(int(wide * 3), 2))
+        columns = style.even_places(len(data.classes), max(int(wide * 3), 2))
         axes.set_xticks(columns, [str(i) for i in columns])
         axes.set_xlabel(f"class ({len(data.classes)} in all)")
-    rows = style.thinned(len(data.clients), max(int(tall * 72 / 8.5), 1))
+    rows = style.even_places(len(data.clients), max(int(tall * 72 / 8.5), 1))
     axes.set_yticks(rows, [str(data.clients[i]) for i in rows])
     axes.set_ylabel("client")
     if len(data.clients) > 60 or len(data.classes) > _NAMED:

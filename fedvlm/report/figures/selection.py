@@ -11,11 +11,11 @@ from typing import Any
 
 from fedvlm.core.errors import DataError
 from fedvlm.core.stats import mean, sample_std
-from fedvlm.report.collect import finite
+from fedvlm.report.collect import as_float
 from fedvlm.report.figures.drawing.levels import Level, levels_of
 from fedvlm.report.figures.drawing.lines import LinePanel, MethodLine
 from fedvlm.report.tables.facts import RunFacts
-from fedvlm.report.tables.layout import named
+from fedvlm.report.tables.layout import spell_names
 from fedvlm.report.tables.papers import Paper, dataset_name
 from fedvlm.runs.finished import FinishedRun
 
@@ -119,10 +119,10 @@ class FigureRuns:
         )
 
     def _plain(self, record: Mapping[str, Any]) -> float | None:
-        return finite(record.get(self.metric))
+        return as_float(record.get(self.metric))
 
     def _before(self, record: Mapping[str, Any]) -> float | None:
-        before = finite(record.get(f"{self.metric}_before_ft"))
+        before = as_float(record.get(f"{self.metric}_before_ft"))
         return self._plain(record) if before is None else before
 
     @cached_property
@@ -140,7 +140,7 @@ def groups_of(
     """
     by_key: dict[str, RunGroup] = {}
     problems = []
-    spelt = [e.run.method for e in named([RunFacts(run) for run in runs], papers)] if papers \
+    spelt = [e.run.method for e in spell_names([RunFacts(run) for run in runs], papers)] if papers \
         else [run.method for run in runs]
     for run, method in zip(runs, spelt, strict=True):
         place = tuple(run.protocol.get(key, "") for key in PLACE)

@@ -59,7 +59,7 @@ def draw(data: Similarities, title: str = "", width: float = style.PAGE) -> Figu
     most = max((np.nanmax(np.abs(g)) for g in grids.values() if np.isfinite(g).any()), default=0)
     limit = max(math.ceil(10 * most - 1e-9) / 10, 0.2)
     side = (width - 1.25) / 2
-    with style.styled():
+    with style.use_style():
         figure = style.blank(width if len(data) > 1 else side + 1.1, side + 0.78)
         axes = figure.subplots(1, len(data), squeeze=False)[0]
         for each, (number, one) in zip(axes, data.items(), strict=True):
@@ -106,7 +106,7 @@ def _apart(table: Sequence[Sequence[float | None]]) -> np.ndarray:
 
 
 def _ticks(axes: Axes, clients: Sequence[int], side: float) -> None:
-    places = style.thinned(len(clients), max(int(side * 7), 2))
+    places = style.even_places(len(clients), max(int(side * 7), 2))
     labels = [str(clients[i]) for i in places]
     axes.set_xticks(places, labels)
     axes.set_yticks(places, labels)

@@ -51,7 +51,7 @@ def draw(data: Similarities, title: str = "", width: float = style.PAGE) -> Figu
     zeros = any((g == 0).any() for g in grids.values())
     low, high = (levels.min(), levels.max()) if levels.size else (0.0, 1.0)
     tall = min(max(0.14 * len(names), 0.3), 2.4)
-    with style.styled():
+    with style.use_style():
         figure = style.blank(width, max(len(data) * (tall + 0.38) + 0.2, 1.5))
         axes = figure.subplots(len(data), 1, squeeze=False)[:, 0]
         for each, (number, one) in zip(axes, data.items(), strict=True):
@@ -61,9 +61,9 @@ def draw(data: Similarities, title: str = "", width: float = style.PAGE) -> Figu
                 aspect="auto", vmin=low, vmax=high if high > low else low + 1e-6,
                 interpolation="nearest",
             )
-            places = style.thinned(len(names), max(int(tall * 72 / 7.5), 1))
+            places = style.even_places(len(names), max(int(tall * 72 / 7.5), 1))
             each.set_yticks(places, [style.cut_label(names[i], int(width * 7.5)) for i in places])
-            columns = style.thinned(len(one["clients"]), int(width * 5))
+            columns = style.even_places(len(one["clients"]), int(width * 5))
             each.set_xticks(columns, [str(one["clients"][i]) for i in columns])
             each.set_title(f"round {number}")
             each.grid(False)

@@ -66,7 +66,7 @@ STYLE: dict[Any, Any] = {
 
 
 @contextlib.contextmanager
-def styled() -> Iterator[None]:
+def use_style() -> Iterator[None]:
     """Apply the look inside the block, whatever the user's own matplotlib settings are."""
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # SVG viewers have it
@@ -148,7 +148,7 @@ def cut_label(text: str, most: int) -> str:
     return f"{text[: most - 1 - tail]}\N{HORIZONTAL ELLIPSIS}{text[len(text) - tail :]}"
 
 
-def thinned(count: int, most: int) -> list[int]:
+def even_places(count: int, most: int) -> list[int]:
     """Return at most ``most`` of ``range(count)``, evenly spaced by a round number, from 0."""
     step = next(
         s * 10**e for e in range(12) for s in (1, 2, 5) if math.ceil(count / (s * 10**e)) <= most
@@ -195,7 +195,7 @@ def write_figure(
     """
     with files.explain_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    with styled():
+    with use_style():
         figure.draw_without_rendering()
     figure.set_layout_engine("none")  # laid out once for all kinds: of many axes it takes seconds
     contents = {"png": png_bytes(figure), "svg": svg_text(figure).encode()}
@@ -209,6 +209,6 @@ def write_figure(
 
 def _saved(figure: Figure, kind: str, **options: Any) -> bytes:
     out = io.BytesIO()
-    with styled():
+    with use_style():
         figure.savefig(out, format=kind, **options)
     return out.getvalue()

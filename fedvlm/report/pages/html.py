@@ -24,20 +24,20 @@ class Html(str):
 Content = str | int | float | None | Html
 
 
-def escaped(text: object) -> Html:
+def to_html(text: object) -> Html:
     """Return text that shows literally, on one line, in elements and attributes."""
     return Html(html.escape(one_line(text)))
 
 
 def lines(text: str) -> Html:
     """Return text of several lines that shows literally in ``<pre>``."""
-    return Html("\n".join(escaped(line) for line in text.splitlines()))
+    return Html("\n".join(to_html(line) for line in text.splitlines()))
 
 
 def join_content(parts: Iterable[Content], between: str = "") -> Html:
     """Return parts one after the other; those that are no markup are escaped, None is nothing."""
     return Html(between.join(
-        part if isinstance(part, Html) else escaped(part) for part in parts if part is not None
+        part if isinstance(part, Html) else to_html(part) for part in parts if part is not None
     ))
 
 
@@ -54,7 +54,7 @@ def element(name: str, /, *content: Content, **attributes: object) -> Html:
         if value is None or value is False:
             continue
         key = key.rstrip("_").replace("_", "-")
-        words.append(key if value is True else f'{key}="{escaped(value)}"')
+        words.append(key if value is True else f'{key}="{to_html(value)}"')
     opened = f"<{' '.join(words)}>"
     return Html(opened) if name in _VOID else Html(f"{opened}{join_content(content)}</{name}>")
 

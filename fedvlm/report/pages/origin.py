@@ -11,7 +11,15 @@ import yaml
 
 from fedvlm.core.errors import DataError
 from fedvlm.report.pages.grid import table
-from fedvlm.report.pages.html import Html, element, escaped, fact_list, join_content, lines, search
+from fedvlm.report.pages.html import (
+    Html,
+    element,
+    fact_list,
+    join_content,
+    lines,
+    search,
+    to_html,
+)
 from fedvlm.runs.finished import FinishedRun
 
 DEFAULT = "default"
@@ -151,6 +159,6 @@ def _plain(values: Any) -> dict[str, Html]:
     if not isinstance(values, Mapping):
         return {}
     return {
-        str(k).replace("_", " "): escaped(", ".join(map(str, v)) if isinstance(v, list) else v)
+        str(k).replace("_", " "): to_html(", ".join(map(str, v)) if isinstance(v, list) else v)
         for k, v in values.items() if v not in (None, "", [])
     }

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from fedvlm.core.errors import DataError
-from fedvlm.report.collect import Collected, finite
+from fedvlm.report.collect import Collected, as_float
 from fedvlm.report.figures import style
 from fedvlm.report.figures.selection import FigureRuns
 from fedvlm.report.pages import PAGE, figures
@@ -36,7 +36,7 @@ from fedvlm.report.pages.tables import groups, of_group
 from fedvlm.report.pages.templates import render_template
 from fedvlm.report.tables.caption import NOT_COMPARABLE
 from fedvlm.report.tables.facts import RunFacts
-from fedvlm.report.tables.layout import named
+from fedvlm.report.tables.layout import spell_names
 from fedvlm.report.tables.papers import Paper
 from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.names import is_finished
@@ -212,14 +212,14 @@ def _listing(runs: Sequence[FinishedRun], here: Path, papers: Mapping[str, Paper
         papers: methods and data sets are spelt as in the tables, whose cells filter this list.
     """
     rows = []
-    spelt = named([RunFacts(run) for run in runs], papers) if papers else map(RunFacts, runs)
+    spelt = spell_names([RunFacts(run) for run in runs], papers) if papers else map(RunFacts, runs)
     for run in (one.run for one in spelt):
         protocol, personal = run.protocol, run.value("personal")
         path = _relative(run.path, here)
         name: Content = run.method
         if (run.path / PAGE).exists():
             name = element("a", run.method, href=quote(f"{path}/{PAGE}"))
-        over, seconds = run.value("global"), finite(run.totals().get("seconds"))
+        over, seconds = run.value("global"), as_float(run.totals().get("seconds"))
         rows.append([
             name, _dataset(run), protocol.get("shots"), str(protocol.get("partition")),
             protocol.get("seed"), protocol.get("data_seed"), cell(decimal(personal), personal),

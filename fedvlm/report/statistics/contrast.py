@@ -138,7 +138,7 @@ def leaders(
     """
     lacking = [at for at, one in enumerate(methods) if lacks(one, methods) is not None]
     there = [at for at in range(len(methods)) if at not in lacking]
-    whole = dict(zip(there, shared([methods[at] for at in there]), strict=True))
+    whole = dict(zip(there, common_seeds([methods[at] for at in there]), strict=True))
     if len(there) < 2 or not all(one for sets in whole.values() for one in sets):
         return None
     sign = -1 if lower else 1
@@ -164,7 +164,7 @@ def lacks(one: SetNumbers, methods: Sequence[SetNumbers]) -> tuple[int, int, int
     return None
 
 
-def shared(methods: Sequence[SetNumbers]) -> list[list[dict[Any, float]]]:
+def common_seeds(methods: Sequence[SetNumbers]) -> list[list[dict[Any, float]]]:
     """Return methods' numbers of the seeds that all of them have, data set by data set."""
     common = [set[Any].intersection(*map(set, column)) for column in zip(*methods, strict=True)]
     return [[{seed: one[seed] for seed in sorted(seeds, key=str)}

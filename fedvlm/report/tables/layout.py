@@ -82,7 +82,7 @@ def cell_at(runs: Sequence[RunFacts], name: str, ci: bool, digits: int) -> Table
     return cell_of(name, values, len(runs), ci, digits)
 
 
-def in_order(lines: Sequence[TableRow], order: Sequence[str], averaged: bool) -> list[TableRow]:
+def order_table(lines: Sequence[TableRow], order: Sequence[str], averaged: bool) -> list[TableRow]:
     """Return the rows in the order asked for, groups together, references last.
 
     Args:
@@ -131,7 +131,7 @@ def places_of_method(lines: Sequence[TableRow], word: str, flag: str) -> list[in
     return there
 
 
-def named(entries: Sequence[RunFacts], papers: Mapping[str, Paper]) -> list[RunFacts]:
+def spell_names(entries: Sequence[RunFacts], papers: Mapping[str, Paper]) -> list[RunFacts]:
     """Return the runs with methods and data sets spelt as in papers.
 
     A method's trainable set is left out where it has one only.

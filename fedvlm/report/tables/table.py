@@ -10,7 +10,13 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import Collected
 from fedvlm.report.tables.apart import share_runs
 from fedvlm.report.tables.beside import columns_beside, difference_columns, difference_rows
-from fedvlm.report.tables.caption import brief, brief_difference, caption, notes_on, version_text
+from fedvlm.report.tables.caption import (
+    brief_difference,
+    caption,
+    notes_on,
+    short_caption,
+    version_text,
+)
 from fedvlm.report.tables.cells import (
     AVERAGE,
     AVERAGED,
@@ -22,22 +28,29 @@ from fedvlm.report.tables.cells import (
     TableCell,
     average,
     averaged_by,
-    disputed,
+    columns_without_pairs,
+    find_disputes,
     harmonic_of_averages,
-    unpaired,
-    with_marks,
+    mark_best,
 )
 from fedvlm.report.tables.check import same_config
 from fedvlm.report.tables.facts import (
     METRIC,
     Pair,
     RunFacts,
+    add_references,
     check_keys,
     facts_of,
-    filtered,
-    with_references,
+    filter_runs,
 )
-from fedvlm.report.tables.layout import TableRow, cell_at, in_order, label_of, labels, named
+from fedvlm.report.tables.layout import (
+    TableRow,
+    cell_at,
+    label_of,
+    labels,
+    order_table,
+    spell_names,
+)
 from fedvlm.report.tables.metrics import (
     check_columns,
     check_metrics,
@@ -136,7 +149,7 @@ def tables(collected: Collected, spec: Spec, command: str = "") -> list[ReportTa
     check_keys(spec.rows, every, "--rows")
     check_keys(spec.cols, every, "--cols")
     check_keys(spec.mixed or (), every, "--mixed")
-    entries = filtered(every, spec.where, spec.exclude)
+    entries = filter_runs(every, spec.where, spec.exclude)
     spec = replace(spec, metrics=check_metrics(spec.metrics, entries),
                    columns=check_columns(spec.columns, entries))
     kept = share_runs(entries, spec.rows, spec.cols, spec.mixed)
@@ -147,7 +160,7 @@ def tables(collected: Collected, spec: Spec, command: str = "") -> list[ReportTa
     groups = [spec.metrics] if METRIC in axes else [(name,) for name in spec.metrics]
     made: list[ReportTable] = []
     for share in kept:
-        runs = named(share.entries, spec.papers) if spec.names else share.entries
+        runs = spell_names(share.entries, spec.papers) if spec.names else share.entries
         said = [*([share.note] if share.note else []), *coincidences(runs, axes),
                 *notes_on(runs, axes), *notes]
         for names in groups:
@@ -174,7 +187,7 @@ def _of_metrics(
 ) -> list[ReportTable]:
     """Return the table of ``names``, and that of differences where they are asked for."""
     axes = (*spec.rows, *spec.cols)
-    everyone = with_references(entries, spec.reference)
+    everyone = add_references(entries, spec.reference)
     columns = labels(everyone, spec.cols, axes, names)
     by_place: dict[tuple[str, str, str], list[RunFacts]] = {}
     for entry in everyone:
@@ -192,7 +205,7 @@ def _of_metrics(
     lines = _marked(lines, spec, references)
     lines, beaten = beaten_by(lines, columns, entries, places, axes)
     extra = _extra(everyone, spec, axes, names)
-    lines = in_order(lines, spec.order, averaged == "cols")
+    lines = order_table(lines, spec.order, averaged == "cols")
     base = lines
     if spec.columns:
         lines, columns = columns_beside(lines, columns, len(sets), spec.columns, places, names[0],
@@ -215,7 +228,7 @@ def _of_metrics(
         tuple(f"{c}*" if c in extra else c for c in columns), tuple(one.cells for one in lines),
         caption(runs, names, axes, [*mixed, *differing], averaged != "", spec.ci, most, command,
                 marked, spec.columns),
-        tuple(remarks), spec.ci, most, brief(names, spec.ci, most, marked, bool(beaten)),
+        tuple(remarks), spec.ci, most, short_caption(names, spec.ci, most, marked, bool(beaten)),
         version_text(runs),
         tuple(one.group for one in lines) if any(o.group for o in lines) else (),
         tuple(one.method for one in lines),
@@ -323,7 +336,7 @@ def _marked(lines: Sequence[TableRow], spec: Spec, references: Sequence[bool]) -
         references: whether a column is a reference's, where the columns are methods.
     """
     rivals = _rivals(lines, spec, references)
-    grid = with_marks(tuple(line.cells for line in lines), spec.rows, spec.cols, rivals)
+    grid = mark_best(tuple(line.cells for line in lines), spec.rows, spec.cols, rivals)
     return [replace(line, cells=cells) for line, cells in zip(lines, grid, strict=True)]
 
 
@@ -426,11 +439,11 @@ def _incomparable(
             _rivals(lines, spec, references))
     labels = [line.label for line in lines]
     names, rivals = (labels, columns) if "trainer" in spec.cols else (columns, labels)
-    where = _listed([names[at] for at in unpaired(*race)])
+    where = _listed([names[at] for at in columns_without_pairs(*race)])
     notes = [f"not comparable in pairs of one seed, so without a mark: {where}"] if where else []
     words = _listed([
         f"{names[at]} ({', '.join(rivals[i] for i in above)} above {rivals[best]})"
-        for at, best, above in disputed(*race)
+        for at, best, above in find_disputes(*race)
     ])
     return notes + ([f"the pairs do not agree with the means on who is best, so without a mark: "
                      f"{words}"] if words else [])

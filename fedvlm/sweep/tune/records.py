@@ -26,7 +26,7 @@ LARGEST = 2**28  # bytes that a packed one may hold: a bomb is refused
 FINAL = (0, DivergedError.exit_code)
 
 
-def of_trial(code: int) -> bool:
+def ends_trial(code: int) -> bool:
     """Return whether an exit code says something of a trial, and nothing of its method.
 
     So do refusals of its config, and a kill (negative: for its time or its memory).

@@ -26,7 +26,7 @@ from fedvlm.sweep.plan import PlanEntry, SweepPlan
 from fedvlm.sweep.processes import Processes, Worker
 from fedvlm.sweep.scheduler import Scheduler
 from fedvlm.sweep.tune.origin import WORDS, Origins
-from fedvlm.sweep.tune.records import TrialRecords, TrialScore, join_scores, of_trial, pool_scores
+from fedvlm.sweep.tune.records import TrialRecords, TrialScore, ends_trial, join_scores, pool_scores
 from fedvlm.sweep.tune.space import space_of
 from fedvlm.sweep.tune.study import SearchTrial, Study, storage
 from fedvlm.sweep.tune.tuned import write_tuned
@@ -261,7 +261,7 @@ class Tuning:
         study, trial = self.place[cell.number]
         if trial.ended or study.failure:
             return  # a run of a trial that ended without it
-        if not of_trial(outcome.code):
+        if not ends_trial(outcome.code):
             study.failure = outcome.sentence or "interrupted"
             complain(f"{study.entry.label}: {study.failure}; its screen: {self.log(cell)}")
             return

@@ -62,7 +62,7 @@ def read_tuned(path: Path) -> dict[str, Any]:
     return dict(record)
 
 
-def with_tuned(
+def apply_tuned(
     plan: SweepPlan, record: Mapping[str, Any], anywhere: bool = False
 ) -> tuple[SweepPlan, list[str]]:
     """Return the plan with tuned values, and sentences on whom they come from.

@@ -24,7 +24,7 @@ def grid(name: str, methods: Sequence[SearchProgress], width: float = style.PAGE
     """
     label, place = AXES[name]
     columns = max(int(width / 1.1), 1)
-    with style.styled():
+    with style.use_style():
         figure, every = style.panels(len(methods), width, 1.0, columns)
         right = max((place(method.points[-1]) for method in methods if method.points), default=1.0)
         for at, (axes, method) in enumerate(zip(every, methods, strict=True)):

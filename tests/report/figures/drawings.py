@@ -24,7 +24,7 @@ def lines(labels: list[str], **more: Any) -> LinePanel:
 
 def check(figure: Figure) -> None:
     """Nothing drawn leaves the edges of a figure."""
-    with style.styled():
+    with style.use_style():
         figure.draw_without_rendering()  # lays out
         drawn = figure.get_tightbbox()  # inches
     width, height = figure.get_size_inches()

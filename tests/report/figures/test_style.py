@@ -47,9 +47,9 @@ def test_pyplot_is_not_loaded() -> None:
 
 
 def test_ticks_are_thinned_by_round_numbers() -> None:
-    assert style.thinned(5, 10) == [0, 1, 2, 3, 4]
-    assert style.thinned(100, 10) == list(range(0, 100, 10))
-    assert style.thinned(0, 3) == []
+    assert style.even_places(5, 10) == [0, 1, 2, 3, 4]
+    assert style.even_places(100, 10) == list(range(0, 100, 10))
+    assert style.even_places(0, 3) == []
 
 
 def test_what_cannot_be_printed_is_a_space() -> None:
@@ -58,7 +58,7 @@ def test_what_cannot_be_printed_is_a_space() -> None:
 
 
 def test_a_name_without_glyphs_warns_nobody(recwarn: pytest.WarningsRecorder):
-    with style.styled():
+    with style.use_style():
         figure = convergence.draw([lines(["\u6570\u5b66"])], width=style.PAGE)
     style.png_bytes(figure)
     assert not [w for w in recwarn if "Glyph" in str(w.message)]

@@ -237,7 +237,7 @@ def draw_panels(
         direct: names stand at the lines' ends where one panel has room for them; a legend above
             otherwise.
     """
-    with style.styled():
+    with style.use_style():
         order: Mapping[str, int | None] = order_of(panels)
         references = legend_of(panel.levels for panel in panels)
         several = [panel for panel in panels if panel.lines]
