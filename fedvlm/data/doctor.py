@@ -50,7 +50,7 @@ from fedvlm.data.own.shape import look
 from fedvlm.data.packs.pack import open_pack
 from fedvlm.data.packs.place import read_pack
 
-_FIRST = 5  # wrong rows that get a sentence each
+_FIRST = 5  # wrong rows that get a finding each
 PACK = "feature pack"
 
 
@@ -64,7 +64,7 @@ def examine(
     Args:
         cfg: DATASET.ROOT, NAME and, for an own set, what describes it; CACHE_DIR.
         sample: how many images are decoded and hashed; None for all.
-        progress: told how many of them are read.
+        progress: reports how many of them are read.
 
     Raises:
         DataError: DATASET.ROOT is neither a folder nor a feature pack.

@@ -1,4 +1,4 @@
-"""What can be wrong with a data set's lists and image files: one finding, one sentence.
+"""What can be wrong with a data set's lists and image files: one finding, one message.
 
 Of the lists: labels, names, rows that repeat, leaks between the parts. ``DatasetBase`` refuses the
 first of these when a run begins; here all of them are said. Of the files: missing, in no list,
@@ -26,8 +26,8 @@ from fedvlm.data.locate import folded_path, image_files
 
 READY, PREPARED, BUILT_IN = "ready", "prepared", "built in"
 BROKEN, PARTLY, ABSENT, UNKNOWN = "broken", "partly", "absent", "unknown"
-_FIRST = 5  # names that a sentence lists
-_FIRST_BROKEN = 10  # broken images that a sentence lists
+_FIRST = 5  # names that a message lists
+_FIRST_BROKEN = 10  # broken images that a message lists
 _MAJORITY = 0.9  # share of one label that makes a folder the folder of that class
 _ROTATED = 0x0112  # EXIF's tag of the orientation; 1 is upright
 _Lists = Mapping[str, Sequence[Datum]]  # by part
@@ -39,7 +39,7 @@ class Finding:
 
     Attributes:
         check: a stable key of what was looked for: ``missing_files``, ``leak_paths``, ...
-        text: one sentence.
+        text: the message, one line.
         count: how many images, rows or classes it is about.
         broken: a run would fail or give wrong numbers; False is a remark.
     """
@@ -221,7 +221,7 @@ def _other_folder(items: Sequence[Datum]) -> list[Finding]:
         f"{d.key} is '{d.classname}', but its folder is that of '{names[label]}'"
         for d in items
         if (label := owner.get(d.key.rpartition("/")[0], d.label)) != d.label
-        and names[label] != d.classname  # one class with two labels is told as that
+        and names[label] != d.classname  # one class with two labels is reported as that
     ]
     return _count("other_folder", lines,
                    lambda n: f"{_plural(n, 'image')} in the folder of another class")
@@ -265,7 +265,7 @@ class ImageCheck:
         lists: train, val and test.
         records: of the set's folder, shared with runs.
         sample: how many images are decoded; None for all.
-        progress: told how many are read.
+        progress: reports how many are read.
         drop: folders below the image folder that are no class.
     """
 
@@ -395,12 +395,12 @@ def first_names(names: Iterable[str]) -> str:
 
 
 def _count(
-    check: str, names: list[str], sentence: Callable[[int], str], broken: bool = True
+    check: str, names: list[str], message: Callable[[int], str], broken: bool = True
 ) -> list[Finding]:
     """Return a finding that counts ``names`` and shows the first; none where there are none."""
     if not names:
         return []
-    text = f"{sentence(len(names))} (first: {names[0]})"
+    text = f"{message(len(names))} (first: {names[0]})"
     return [Finding(check, text, len(names), broken)]
 
 

@@ -80,7 +80,7 @@ def reader_of(name: str) -> Reader:
 
 @dataclass(frozen=True)
 class Layout:
-    """One way in which people lay a data set out.
+    """One layout in which a data set is kept on disk.
 
     Attributes:
         name: in notes and for the doctor: ``CoOp split file``, ``FedBN pickles``.

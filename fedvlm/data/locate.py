@@ -20,7 +20,7 @@ _FIRST = 8  # names that a message lists
 
 @contextlib.contextmanager
 def explain_refusals() -> Iterator[None]:
-    """Turn a refusal of the file system inside (``Path.is_dir`` raises it too) into a sentence.
+    """Give a refusal of the file system inside (of ``Path.is_dir`` too) an error message.
 
     Raises:
         DataError: names the file or folder that may not be read.

@@ -1,12 +1,12 @@
 """Check the data sets under --root, or a feature pack: what is there, missing or broken.
 
 States: ready, prepared (a split of fedvlm data prepare), built in, broken, partly, absent, unknown
-(a folder that is no known set's; fedvlm data add makes it one). Some
-images of each set are decoded, with --full all of them (then the bytes of all are compared too);
-what was read is kept for the next time.
+(a folder that is no known set's; fedvlm data add makes it one). Some images of each set are
+decoded, with --full all of them (then the bytes of all are compared too); what was read is kept for
+the next time.
 
-exit code: 0 all is well (sets that nobody named may be absent, one set must be ready), 3 something
-is broken or partly there, or a named set is absent, 2 wrong usage.
+exit code: 0 all is well (sets that were not named may be absent, one set must be ready), 3 a set is
+broken or partly there, or a named set is absent, 2 wrong usage.
 """
 
 from __future__ import annotations

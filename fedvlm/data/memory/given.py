@@ -45,7 +45,7 @@ class MemorySet:
 
     Attributes:
         keys: config keys that say what the set is and how clients share it.
-        sentence, decided: what was understood, for the screen.
+        sentence, decided: how the data are read, for the screen.
 
     Raises:
         ConfigError: class names or columns that are missing or do not fit, or keys in ``given``
@@ -72,7 +72,7 @@ class MemorySet:
 
     @property
     def sentence(self) -> str:
-        """What was understood, in one sentence."""
+        """How the data are read, in one line."""
         sizes = {p: sum(len(m[p]) for m in self._members.values() if p in m) for p in PARTS}
         whose = "one dataset" if self._pooled else (
             f"{len(self._members)} clients ({_first(list(self._members))})"
@@ -86,7 +86,7 @@ class MemorySet:
 
         Args:
             cfg: DATASET.TEST_SHARE and DATA_SEED.
-            progress: told how many rows are read.
+            progress: reports how many rows are read.
 
         Raises:
             DataError: a label that is none or out of range, an image that is none (client and
@@ -169,7 +169,7 @@ class MemorySet:
         return self._classes(names)
 
     def _sharing(self, given: Mapping[str, Value]) -> tuple[dict[str, Value], list[str]]:
-        """Return the config keys of the set, and what they decide, in sentences."""
+        """Return the config keys of the set, and notes on what they decide."""
         keys: dict[str, Value] = {
             "DATASET.NAME": self.name, "DATASET.FORMAT": MEMORY_FORMAT, "DATASET.NUM_SHOTS": -1,
         }
@@ -197,7 +197,7 @@ class MemorySet:
 
 
 class _Count:
-    """Tells a progress how many rows are read."""
+    """Reports how many rows are read."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self.progress, self.total, self.done = progress, total, 0

@@ -1,4 +1,4 @@
-"""From a folder to a data set: understood, read once; its config keys and its YAML."""
+"""From a folder to a data set: its shape inferred, read once; its config keys and its YAML."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ USUAL_CLIENTS, SMALLEST = 10, 4  # of default_schema; fewer classes are not deal
 
 @dataclass(frozen=True)
 class OwnSet:
-    """A folder, understood and read.
+    """A folder whose shape was inferred, and its lists.
 
     Attributes:
         what: its shape, in a few words.
-        keys: the config keys that read it, and how clients share it if nobody says otherwise.
+        keys: the config keys that read it, and how clients share it by default.
         data: its lists, checked.
-        decided: what was decided, in sentences.
+        decided: what was decided, one line each.
         notes: that, and what the reader says, which a run says itself.
     """
 
@@ -47,7 +47,7 @@ class OwnSet:
 
     @property
     def sentence(self) -> str:
-        """What was understood, in one sentence."""
+        """How the folder was read, in one line."""
         data = self.data
         sizes = "/".join(f"{len(data.parts[part]):,}" for part in PARTS)
         domains = f"{len(data.domain_names)} domains ({_first(data.domain_names)}), "
@@ -60,7 +60,7 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
     """Look at a folder and read its lists; no image is opened.
 
     Args:
-        given: what the user says of it, which goes before what was understood: config keys.
+        given: config keys that the user sets; they override what was inferred.
 
     Raises:
         DataError: it cannot be read as a data set; says how to mend it.
@@ -94,7 +94,7 @@ def default_sharing(
     """Return how clients share a set by default, where ten clients of disjoint classes cannot.
 
     Returns:
-        Config keys, and sentences on them.
+        Config keys, and notes on them.
 
     Raises:
         DataError: there is one class only.
@@ -119,7 +119,7 @@ def default_sharing(
 
 
 def yaml_text(own: OwnSet) -> str:
-    """Return the set's YAML: what was understood in comments, then the keys."""
+    """Return the set's YAML: how it was read as comments, then the keys."""
     lines = [f"# {line}" for line in (own.sentence, *own.notes)]
     lines.append("# Written by fedvlm data add; change what you like. --root moves ROOT.")
     for node in ("DATASET", "FED"):
