@@ -16,7 +16,7 @@ from fedvlm.console.rows import number, one_line, table_lines
 from fedvlm.console.screen import progress, say, wants_live
 from fedvlm.core.errors import DataError
 from fedvlm.data.datum import PARTS
-from fedvlm.data.doctor_checks import (
+from fedvlm.data.doctor.checks import (
     ABSENT,
     BROKEN,
     BUILT_IN,

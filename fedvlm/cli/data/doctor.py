@@ -67,7 +67,11 @@ def main(args: Namespace) -> int:
         DataError: the root is not a folder.
     """
     from fedvlm.cli.data import _findings as findings  # start-up: PyTorch, 2 s
-    from fedvlm.data.doctor import examine, examine_own_packs, examine_unknown  # start-up: PyTorch
+    from fedvlm.data.doctor.examine import (  # start-up: PyTorch
+        examine,
+        examine_own_packs,
+        examine_unknown,
+    )
 
     sample = None if args.full else _SAMPLE if args.sample is None else args.sample
     pack = pack_root(args.root)

@@ -26,7 +26,7 @@ from fedvlm.data.datasets import (
     stem_of,
 )
 from fedvlm.data.datum import PARTS, DatasetBase
-from fedvlm.data.doctor_checks import (
+from fedvlm.data.doctor.checks import (
     ABSENT,
     BROKEN,
     BUILT_IN,
