@@ -117,6 +117,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: PyTorch": ("fedvlm.sweep.tune.tuned",),
     },
     "fedvlm/cli/results/verify.py": {
+        "start-up: NumPy, 0.15 s": ("fedvlm.cli.results._pairs",),
         "start-up: PyTorch, 2 s": ("fedvlm.api.replay",),
     },
     "fedvlm/cli/run/reproduce.py": {
@@ -136,7 +137,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/cli/run/sweep.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.sweep.cells",),
-        "start-up: PyTorch": ("fedvlm.sweep.run", "fedvlm.sweep.launch", "fedvlm.sweep.queue"),
+        "start-up: PyTorch": ("fedvlm.sweep.run", "fedvlm.sweep.jobs", "fedvlm.sweep.queue"),
     },
     "fedvlm/cli/run/tune.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.sweep.tune.run",),

@@ -27,8 +27,10 @@ from fedvlm.config.engines import of_parties
 from fedvlm.console.screen import progress
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.flatten import flat_leaves
+from fedvlm.core.rows.away import AWAY
+from fedvlm.core.rows.store import RowStore
 from fedvlm.core.trees import State
-from fedvlm.federation.clients import AWAY, ClientStore
 from fedvlm.job.build import Built, build
 from fedvlm.job.describe import run_path
 from fedvlm.job.engines.states import PLACE, SITE, SiteStore, site_rows, workers_rows
@@ -341,7 +343,7 @@ def _tensors(
                 store = workers
                 if is_away:
                     site = at_sites.get(client)
-                    if site is None or site.records.find(client, version) is None:
+                    if site is None or site.find(client, version) is None:
                         out[f"{what}{AT_SITE}"] = True
                         continue
                     store = site
@@ -362,23 +364,15 @@ def _away(recorded: Leaves, seen: Leaves) -> int:
     return len(places)
 
 
-def _workers(path: Path, rows: State) -> ClientStore | None:
+def _workers(path: Path, rows: State) -> RowStore | None:
     """Return where the rows of clients lie that these stand for; None: they are themselves."""
     away = any(slot.startswith(AWAY) for slot in rows)
     return workers_rows(path, torch.device("cpu")) if away else None
 
 
-def _numbers(place: str, value: Any) -> Leaves:
-    if isinstance(value, Mapping):
-        pairs = [(key, item) for key, item in value.items() if key not in TIME]
-    elif isinstance(value, list):
-        pairs = list(enumerate(value))
-    else:
-        return {place: value}
-    out: Leaves = {}
-    for key, item in pairs:
-        out |= _numbers(f"{place}: {key}" if ": " not in place else f"{place}.{key}", item)
-    return out
+def _numbers(place: str, value: Mapping[str, Any]) -> Leaves:
+    return {f"{place}: {name}": leaf
+            for name, leaf in flat_leaves(value, skip=lambda key: key in TIME)}
 
 
 def _differences(recorded: Leaves, seen: Leaves, points: float | None) -> Iterator[str]:

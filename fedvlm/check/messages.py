@@ -237,7 +237,7 @@ class Ordered(LocalEngine):
             one = {client: accepted[client]}
             part = LocalEngine(1).run(trainer, make, downloads, clients, one)
             whole.versions |= part.versions
-            whole.parts += part.parts
+            whole.uploads += part.uploads
         return whole
 
 
@@ -258,7 +258,7 @@ def g3_order(world: World, trainer: Method) -> None:
         what = f"client {client} alone, not after the others"
         own = fed.clients.read([client], alone.versions)[client]
         same_state(own, run.states[2].clients[client], what, EXACT)
-        (part,) = alone.parts
+        (part,) = alone.uploads
         same_tree(part.arrive().messages()[client], message, f"{what}: upload", EXACT)
 
 
@@ -324,7 +324,7 @@ def shuffled_server(world: World, trainer: Method) -> None:
     """The server's rule does not depend on the order in which updates arrive."""
     run = world.trajectory(trainer)
     fed = world.federation(trainer)
-    parts = work(fed, fed.adopt(copy_fed(run.states[1]))).parts
+    parts = work(fed, fed.adopt(copy_fed(run.states[1]))).uploads
     servers = []
     for arrived in ([p.arrive() for p in order] for order in (parts, parts[::-1])):
         fed = world.federation(trainer)

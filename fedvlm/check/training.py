@@ -141,7 +141,7 @@ def g11_small_clients(world: World, trainer: Method) -> None:
         alone = work(fed, fed.adopt(copy_fed(state)), [client])
         said = f"client {client} with {size} sample(s) and batch size {Setup().batch}"
         demand(alone.counters.get("steps", 0) >= 1, f"{said} took no step")
-        message = alone.parts[0].arrive().messages()[client]
+        message = alone.uploads[0].arrive().messages()[client]
         down = fed.downloads(fed.start(), 1, [client])[client]
         own = fed.clients.read([client], alone.versions)[client]
         changed = differs(own, state.clients[client]) or any(

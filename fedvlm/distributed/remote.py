@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedvlm.core.errors import ConfigError, DataError, DivergedError, QuorumError
+from fedvlm.core.rows.away import AwayStore
 from fedvlm.core.trees import Tree
 from fedvlm.distributed.carriers import Carrier
 from fedvlm.distributed.facts import facts, likeness, odd_facts
@@ -23,10 +24,9 @@ from fedvlm.distributed.policy import NOT_FINITE, Policy, outvoted, read_parts, 
 from fedvlm.distributed.rows import odd_row, outvoted_rows
 from fedvlm.distributed.schema import ANSWERS, numbered
 from fedvlm.distributed.site import of_client
-from fedvlm.distributed.store import AwayStore
 from fedvlm.distributed.wire import Frame, WireError, pack, unpack
 from fedvlm.evaluation.scores import ABSENT
-from fedvlm.federation.aggregation.arrival import Part
+from fedvlm.federation.aggregation.arrival import Upload
 from fedvlm.federation.clients import Clients
 from fedvlm.federation.context import Context
 from fedvlm.federation.engine import Bundle, MakeContext, RoundWork
@@ -551,7 +551,7 @@ class Round:
 
     downloads: Mapping[int, Tree]
     accepted: dict[int, int]
-    parts: list[tuple[str, Part]] = field(default_factory=list)
+    parts: list[tuple[str, Upload]] = field(default_factory=list)
     dropped: dict[int, str] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     why: dict[int, str] = field(default_factory=dict)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedvlm.core.errors import DivergedError, FedvlmError
 from fedvlm.core.trees import State, Tree, matching, pick
-from fedvlm.federation.aggregation.arrival import Rows
+from fedvlm.federation.aggregation.arrival import Rows, Upload
 from fedvlm.federation.batches import Batch, Step
 from fedvlm.federation.groups import PERSONAL, SHARED
 from fedvlm.federation.local import sent
@@ -35,7 +35,7 @@ from fedvlm.federation.local.gradients import Grad, Loss, compute_gradient, samp
 from fedvlm.federation.local.kept import COUNT, keep_optimiser, resume_optimiser
 from fedvlm.federation.local.ledger import Flags, Means
 from fedvlm.federation.local.loops import Body, run_loop
-from fedvlm.federation.local.sent import WHOLE, Portion, Ranks, Upload
+from fedvlm.federation.local.sent import WHOLE, Portion, Ranks
 from fedvlm.federation.local.stop import Patience
 from fedvlm.federation.optim import SGD, OptimSpec, Rate, Schedule
 

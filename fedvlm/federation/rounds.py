@@ -15,19 +15,14 @@ from typing import Any
 import torch
 
 from fedvlm.core.errors import ConfigError, DivergedError, FedvlmError
+from fedvlm.core.rows.memory import MemoryStore
+from fedvlm.core.rows.store import CheckpointStore, RowStore, move_state
 from fedvlm.core.trees import State, Tree, expand, matching, pick
 from fedvlm.federation.aggregation.rules import check_rule, fewest
 from fedvlm.federation.aggregation.server_optim import NONE, SLOTS
 from fedvlm.federation.aggregation.telltale import Telltale, outlier_sentence, telltale
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batcher
-from fedvlm.federation.clients import (
-    ClientStore,
-    DiskStore,
-    MemoryStore,
-    RecordLog,
-    on,
-)
 from fedvlm.federation.engine import Engine
 from fedvlm.federation.groups import SERVER, SHARED
 from fedvlm.federation.plan import Budget, Plan, check_footing
@@ -86,7 +81,7 @@ class Whole:
 
 
 CLIENTS, HELD, WORKED = "clients", "held", "worked"
-Logs = Mapping[str, RecordLog[Any]]  # CLIENTS, HELD -> records
+Logs = Mapping[str, CheckpointStore]  # CLIENTS, HELD -> records
 
 
 def state_of(round_: int, slots: State, clients: dict[int, State]) -> Whole:
@@ -188,12 +183,12 @@ class Federation(Workplace):
         engine: Engine | None = None, subscribers: Sequence[Subscriber] = (),
         budget: Budget | None = None, proxy: Proxy | None = None,
         savers: Sequence[Saver] = (), meter: Meter | None = None,
-        store: ClientStore | None = None, held: ClientStore | None = None,
+        store: RowStore | None = None, held: RowStore | None = None,
     ) -> None:
         super().__init__(trainer, model, batcher, plan, engine=engine, meter=meter, store=store)
         self.budget, self.proxy = budget or Budget(), proxy
         self.subscribers, self.savers = list(subscribers), list(savers)
-        self.held: ClientStore = MemoryStore() if held is None else held
+        self.held: RowStore = MemoryStore() if held is None else held
         active = plan.unreliable.active
         lengths = batcher.lengths(range(plan.clients), 1) if active else ()
         check_aggregation(trainer, plan, lengths)
@@ -327,19 +322,19 @@ class Federation(Workplace):
 
     def keep_on_disk(self, logs: Logs) -> None:
         """Read clients' rows from records, from now on, instead of keeping them in memory."""
-        device = self.model.device
-        self.clients.store = DiskStore(logs[CLIENTS], device)
-        self.held = DiskStore(logs[HELD], device)
+        for log in logs.values():
+            log.device = self.model.device
+        self.clients.store, self.held = logs[CLIENTS], logs[HELD]
 
     def load(self, round_: int, server: State, logs: Logs) -> FedState:
         """Return the state of a checkpoint whose records ``logs`` hold."""
         device = self.model.device
         for kind, store in ((CLIENTS, self.clients.store), (HELD, self.held)):
-            if not isinstance(store, DiskStore):
+            if store is not logs[kind]:
                 for version, ids, rows in logs[kind].live():
-                    store.put(version, ids, on(device, rows))
+                    store.put(version, ids, move_state(rows, device))
         return FedState(
-            round_, on(device, server), logs[CLIENTS].versions(), logs[HELD].versions()
+            round_, move_state(server, device), logs[CLIENTS].versions(), logs[HELD].versions()
         )
 
     def run(self, state: FedState | None = None, until: int | None = None) -> FedState:

@@ -15,9 +15,11 @@ import numpy as np
 
 from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.rows.memory import MemoryStore
+from fedvlm.core.rows.store import RowStore
 from fedvlm.core.trees import State, Tree, cast
 from fedvlm.federation.batches import Batcher
-from fedvlm.federation.clients import Clients, ClientStore, MemoryStore
+from fedvlm.federation.clients import Clients
 from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context
 from fedvlm.federation.engine import Bundle, Engine, LocalEngine, laid
 from fedvlm.federation.groups import Finetune, resolve
@@ -69,7 +71,7 @@ class Workplace:
 
     def __init__(
         self, trainer: Trainer, model: VLModel, batcher: Batcher, plan: Plan, *,
-        engine: Engine | None = None, meter: Meter | None = None, store: ClientStore | None = None,
+        engine: Engine | None = None, meter: Meter | None = None, store: RowStore | None = None,
     ) -> None:
         self.trainer, self.model, self.batcher, self.plan = trainer, model, batcher, plan
         self.engine, self.meter = engine or LocalEngine(), meter

@@ -22,6 +22,7 @@ from fedvlm.console.log import LogFile
 from fedvlm.console.screen import Console, progress, say
 from fedvlm.core.errors import ConfigError, DataError, QuorumError
 from fedvlm.core.files import user_path
+from fedvlm.core.rows.store import move_state
 from fedvlm.core.signals import saying
 from fedvlm.core.threads import usual_threads
 from fedvlm.core.trees import nbytes
@@ -31,7 +32,6 @@ from fedvlm.data.partition.counts import count_rows, known_rows, partition_csv
 from fedvlm.evaluation import zero_shot
 from fedvlm.evaluation.evaluator import Ask
 from fedvlm.evaluation.scores import CONFUSION
-from fedvlm.federation.clients import on
 from fedvlm.federation.rounds import FedState, state_of
 from fedvlm.job.build import Built, encode, prepare
 from fedvlm.job.describe import header, partition_name, peft_choice, run_path
@@ -318,8 +318,8 @@ def restore(built: Built, folder: RunFolder) -> FedState | None:
     if saved.records is not None:
         return built.federation.load(saved.round, saved.server, folder.records)
     device = built.model.device
-    clients = {c: on(device, s) for c, s in saved.clients.items()}
-    whole = state_of(saved.round, on(device, saved.server), clients)
+    clients = {c: move_state(s, device) for c, s in saved.clients.items()}
+    whole = state_of(saved.round, move_state(saved.server, device), clients)
     return built.federation.adopt(whole)
 
 

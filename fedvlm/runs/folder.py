@@ -36,7 +36,7 @@ from fedvlm.runs.identity import (
     read_results,
 )
 from fedvlm.runs.names import RESULTS
-from fedvlm.runs.records import Records
+from fedvlm.runs.records import RecordStore
 from fedvlm.runs.seal import seal_of, sha256
 from fedvlm.runs.state import SavedState
 from fedvlm.runs.tensors import storable
@@ -72,7 +72,7 @@ class RunFolder(ClaimedFolder):
         return self.path / RESULTS
 
     @cached_property
-    def records(self) -> dict[str, Records]:
+    def records(self) -> dict[str, RecordStore]:
         """Clients' rows on disk, by kind."""
         return state.open_records(self.state_dir, self.digest)
 
@@ -148,7 +148,7 @@ class RunFolder(ClaimedFolder):
 
         ``runs.records.read_models`` reads all of them.
         """
-        record = Records(self._models(), self.digest)
+        record = RecordStore(self._models(), self.digest)
         versions = [0] * len(clients)
         record.write(f"personal{number:06d}", [(clients, versions, {"w": dict(models)})])
 

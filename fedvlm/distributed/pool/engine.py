@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.rows.away import AwayStore
 from fedvlm.core.trees import Tree, nbytes
 from fedvlm.distributed.facts import odd_facts
-from fedvlm.distributed.pool.store import PoolAway
 from fedvlm.distributed.remote import RemoteEngine, Round
 from fedvlm.distributed.wire import Frame
 from fedvlm.federation.clients import Clients, joint_form
@@ -75,7 +75,7 @@ class PoolEngine(RemoteEngine):
         """See ``RemoteEngine.join``; states that ``fed`` knows of stay known."""
         store = fed.clients.store
         super().join(fed)
-        fed.clients.store = store if isinstance(store, PoolAway) else PoolAway()
+        fed.clients.store = store if isinstance(store, AwayStore) else AwayStore(None)
         self._fed = fed
 
     def facts(self, fed: Federation) -> dict[str, str]:
@@ -127,9 +127,9 @@ class PoolEngine(RemoteEngine):
         self._forms, store = {}, clients.store
         self._clean(store)
         work = super().run(trainer, make, downloads, clients, accepted)
-        if isinstance(store, PoolAway):
+        if isinstance(store, AwayStore):
             for client, version in work.versions.items():
-                store.hear(version, {client: self._forms[client]})
+                store.note_forms(version, {client: self._forms[client]})
         return work
 
     def _attempt(
@@ -240,8 +240,8 @@ class PoolEngine(RemoteEngine):
         return plan_chunks(ids, sizes, sites, forms, self.chunk if fed.trainer.batched else 1)
 
     def _form(self, clients: Clients, client: int, version: int) -> str:
-        if version and isinstance(clients.store, PoolAway):
-            return clients.store.forms[client][version]
+        if version and isinstance(clients.store, AwayStore):
+            return clients.store.form_name(client, version)
         return clients.forms([client], {}, {client: {}})[0]
 
     def _deal(self, chunks: Sequence[Chunk], live: Sequence[str]) -> None:

@@ -17,10 +17,10 @@ from yacs.config import CfgNode
 
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.rows.away import AwayStore
 from fedvlm.core.threads import usual_threads
 from fedvlm.distributed.policy import Policy
 from fedvlm.distributed.pool.engine import PoolEngine
-from fedvlm.distributed.pool.store import PoolAway
 from fedvlm.distributed.sockets.carrier import Addressed, Begun
 from fedvlm.distributed.sockets.stream import UNIX, host_port, read_token
 from fedvlm.federation.local.images import Absent
@@ -74,7 +74,7 @@ class Workers(ClientSide):
         """See ``ClientSide.connect``."""
         federation, run = built.federation, run_id(folder)
         plain = config_plain(built.cfg)
-        federation.clients.store = PoolAway()
+        federation.clients.store = AwayStore(None)
         self.built, self.carrier = built, self.workers_of(folder.path, tell)
         self.engine = PoolEngine(
             self.carrier, plain, federation.engine.chunk,

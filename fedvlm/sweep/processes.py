@@ -1,4 +1,4 @@
-"""The worker processes of a sweep: who gets which cell, and what happens when one dies."""
+"""Workers that are processes of this machine: which gets which cell, what happens if one dies."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import connection
-from pathlib import Path
-from typing import Protocol
 
 from fedvlm.core.signals import SAVE, STOPS, save_asked
 from fedvlm.sweep.cells import Cell
+from fedvlm.sweep.scheduler import AttemptLog, Ending, Watcher
 from fedvlm.sweep.worker import INTERRUPTED, Assignment, Outcome, serve
 
 WARNING = signal.SIGUSR2
@@ -21,26 +20,6 @@ TICK = 0.25  # seconds between two looks at the screen
 PATIENCE = 60.0  # seconds for a round to end after Ctrl-C
 SILENCE = 120.0  # seconds without a sign of life after which a worker is given up
 GAP = 1.0  # more time than this between two looks, and the pool itself was stopped (Ctrl-Z)
-
-
-class Watcher(Protocol):
-    """Who wants to know."""
-
-    def started(self, cell: Cell) -> None:
-        """A worker took a cell."""
-
-    def ended(self, cell: Cell, outcome: Outcome) -> None:
-        """A cell ended, well or not."""
-
-
-class Ledger(Protocol):
-    """Where attempts are written down (``state.Journal`` is a sweep's)."""
-
-    def log(self, cell: Cell) -> Path:
-        """Return where a cell's screen goes."""
-
-    def add(self, cell: Cell, outcome: Outcome) -> None:
-        """Write down an attempt that ended."""
 
 
 class Worker:
@@ -62,11 +41,11 @@ class Worker:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {SAVE, WARNING})
         theirs.close()  # so that its death closes the pipe
 
-    def give(self, cell: Cell, journal: Ledger) -> None:
+    def give(self, cell: Cell, attempts: AttemptLog) -> None:
         """Hand over a cell."""
         self.cell, self.group, self.began = cell, cell.group, time.monotonic()
         self.silent = self.spent = 0.0
-        log = journal.log(cell)
+        log = attempts.log(cell)
         log.unlink(missing_ok=True)
         self.pipe.send(Assignment(cell.words, cell.digest, log, self.device, self.task))
 
@@ -130,94 +109,72 @@ class Worker:
         self.pipe.close()
 
 
-class WorkerPool:
-    """Runs cells in ``jobs`` workers; a worker that dies is replaced.
+class Processes:
+    """Up to ``count`` worker processes; one that dies is replaced (``scheduler.Workers``).
 
     Args:
-        journal: told of every attempt.
         threads: of each worker.
         devices: dealt to the workers in turn; empty leaves each cell's own.
         timeout: seconds that a cell may take; 0 for any time.
-        allowed: whether a cell may begin now; one that may not is left out for good.
         start: makes a worker (tests replace it).
     """
 
     def __init__(
-        self, jobs: int, journal: Ledger, watcher: Watcher, *, threads: int,
-        devices: Sequence[str] = (), timeout: float = 0,
-        allowed: Callable[[Cell], bool] = lambda cell: True,
+        self, count: int, *, threads: int, devices: Sequence[str] = (), timeout: float = 0,
         start: Callable[[int, str], Worker] = Worker,
     ) -> None:
-        self.jobs, self.journal, self.watcher = jobs, journal, watcher
-        self.threads, self.devices, self.start = threads, tuple(devices), start
-        self.timeout, self.allowed = timeout, allowed
+        self.count, self.threads, self.devices = count, threads, tuple(devices)
+        self.timeout, self.start = timeout, start
         self.workers: list[Worker] = []
-        self.left: list[Cell] = []
+        self._looked = time.monotonic()
 
-    def run(self, cells: Sequence[Cell]) -> None:
-        """Run all cells to their end; a watcher may ``add`` more when one has ended.
+    @property
+    def busy(self) -> bool:
+        """Whether a worker has a cell."""
+        return any(worker.cell is not None for worker in self.workers)
 
-        Raises:
-            KeyboardInterrupt: the workers have saved what they had and are gone.
-        """
-        self.add(cells)
-        try:
-            self._deal()
-            looked = time.monotonic()
-            while busy := [w for w in self.workers if w.cell is not None]:
-                connection.wait([w.pipe for w in busy], TICK)
-                if save_asked():
-                    for worker in busy:
-                        worker.save()
-                passed, looked = time.monotonic() - looked, time.monotonic()
-                for worker in busy:
-                    worker.watch(min(passed, GAP), self.timeout)
-                    self._look(worker)
-                self._deal()
-        except KeyboardInterrupt:
-            self.stop()
-            raise
-        finally:
-            self._close()
+    def give(self, left: list[Cell], log: AttemptLog, watcher: Watcher) -> None:
+        """Give every idle worker a cell, as long as there are any; a dead one is replaced."""
+        if not self.busy:
+            self._looked = time.monotonic()
+        while left and len(self.workers) < self.count and all(w.cell for w in self.workers):
+            self.workers.append(self._new(len(self.workers)))
+            self._next(self.workers[-1], left, log, watcher)
+        for at, worker in enumerate(self.workers):
+            if left and worker.cell is None:
+                if worker.verdict or not worker.process.is_alive():  # killed, perhaps not dead yet
+                    worker.end(0)
+                    worker = self.workers[at] = self._new(at)
+                self._next(worker, left, log, watcher)
 
-    def add(self, cells: Iterable[Cell]) -> None:
-        """Let more cells be run."""
-        self.left += cells
+    def look(self) -> Iterator[Ending]:
+        """Wait for a moment, or a worker; yield the cells that have ended."""
+        busy = [worker for worker in self.workers if worker.cell is not None]
+        connection.wait([worker.pipe for worker in busy], TICK)
+        if save_asked():
+            for worker in busy:
+                worker.save()
+        passed, self._looked = time.monotonic() - self._looked, time.monotonic()
+        for worker in busy:
+            worker.watch(min(passed, GAP), self.timeout)
+            outcome, cell = worker.outcome(), worker.cell
+            if outcome is not None and cell is not None:
+                worker.cell = None
+                yield Ending(cell, outcome)
 
     def _new(self, i: int) -> Worker:
         return self.start(self.threads, self.devices[i % len(self.devices)] if self.devices else "")
 
-    def _look(self, worker: Worker) -> None:
-        outcome, cell = worker.outcome(), worker.cell
-        if outcome is None or cell is None:
-            return
-        worker.cell = None
-        self.journal.add(cell, outcome)
-        self.watcher.ended(cell, outcome)
-
-    def _deal(self) -> None:
-        """Give every idle worker a cell, as long as there are any; a dead one is replaced."""
-        self.left = [c for c in self.left if self.allowed(c)]
-        while self.left and len(self.workers) < self.jobs and all(w.cell for w in self.workers):
-            self.workers.append(self._new(len(self.workers)))
-            self._next(self.workers[-1])
-        for at, worker in enumerate(self.workers):
-            if self.left and worker.cell is None:
-                if worker.verdict or not worker.process.is_alive():  # killed, perhaps not dead yet
-                    worker.end(0)
-                    worker = self.workers[at] = self._new(at)
-                self._next(worker)
-
-    def _next(self, worker: Worker) -> None:
-        """Give a worker the first cell that shares its data, else one that nobody else's shares."""
+    def _next(self, worker: Worker, left: list[Cell], log: AttemptLog, watcher: Watcher) -> None:
+        """Give a worker the first cell that shares its data, else one that no other's shares."""
         others = {w.group for w in self.workers if w is not worker}
-        same = [c for c in self.left if c.group == worker.group]
-        free = [c for c in self.left if c.group not in others]
-        cell = (same or free or self.left)[0]
-        self.left.remove(cell)
-        self.watcher.started(cell)
+        same = [c for c in left if c.group == worker.group]
+        free = [c for c in left if c.group not in others]
+        cell = (same or free or left)[0]
+        left.remove(cell)
+        watcher.started(cell)
         with contextlib.suppress(BrokenPipeError):  # it died: the next look says so
-            worker.give(cell, self.journal)
+            worker.give(cell, log)
 
     def stop(self) -> None:
         """Let the workers save and leave; a Ctrl-C meanwhile does not wait for that."""
@@ -228,7 +185,8 @@ class WorkerPool:
             for worker in self.workers:
                 worker.process.join(max(0.0, deadline - time.monotonic()))
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Let idle workers leave; end those that still have a cell."""
         for worker in self.workers:
             if worker.cell is None:
                 with contextlib.suppress(OSError):

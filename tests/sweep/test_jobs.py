@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -21,12 +21,12 @@ from fedvlm.cli.verbs import verbs
 from fedvlm.core import files, signals
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.sweep.cells import Cell, cells_of
-from fedvlm.sweep.launch import Launch
+from fedvlm.sweep.jobs import Jobs
 from fedvlm.sweep.queue import (
     PENDING,
     RUNNING,
+    JobQueue,
     Resources,
-    SubmititQueue,
     minutes_of,
     open_queue,
     read_resources,
@@ -81,6 +81,10 @@ class Queue:
         raise AssertionError("jobs of a queue that stays are nobody's to end")
 
 
+def as_queue(queue: Queue) -> JobQueue:
+    return cast("JobQueue", queue)
+
+
 def to(job: str, state: str) -> Turn:
     return lambda queue: queue.here.update({job: state})
 
@@ -107,7 +111,7 @@ def stop(queue: Queue) -> None:
 
 @pytest.fixture(autouse=True)
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedvlm.sweep.task.WorkerPool", workers.pool)
+    monkeypatch.setattr("fedvlm.sweep.task.Processes", workers.processes)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +126,7 @@ def launch(plan: tuple[Any, list[Cell], Path], queue: Queue, *, retry: bool = Fa
            ) -> int:
     sweep = Sweep(plan[0], plan[1], 1)
     sweep.journal.prepare(sweep.plan.content())
-    return Launch(sweep, queue, Resources(), poll=0.0, **more).run(retry)
+    return Jobs(sweep, as_queue(queue), Resources(), poll=0.0, **more).run(retry)
 
 
 def test_from_the_queue_to_results(
@@ -228,11 +232,10 @@ def test_a_failed_cell_is_tried_again_though_its_job_goes_on_with_another(
         journal.path.write_text(json.dumps(attempt) + "\n")
         queue = Queue(8)
         queue.here = {"7_0": RUNNING}
-        launched = Launch(Sweep(plan[0], cells, 1), queue, Resources())
-        launched._before = launched.sweep.journal.last()
-        rest = launched._wait_lists(retry=True)
+        launched = Jobs(Sweep(plan[0], cells, 1), as_queue(queue), Resources())
+        rest = launched.find(retry=True)
         assert len(rest) == waiting and [len(s.cells) for s in launched.live] == live
-    assert rest[0].cells == cells[:1]
+    assert rest == cells[:1]
 
 
 def test_a_job_out_of_time_fails_its_cells_with_a_hint(
@@ -278,12 +281,18 @@ def test_a_warned_task_stops_its_worker_and_comes_back_with_the_rest(
     first, second = (replace(c, output=tmp_path) for c in plan[1])
     log = list[str]()
 
-    class Pool:
+    class Workers:
+        def __init__(self, count: int, **how: Any) -> None:
+            assert count == 1 and how == {"threads": 2, "timeout": 9}
+
+        def stop(self) -> None:
+            log.append("stopped")
+
+    class Stopping:
         """Ends the first cell; a warning comes during the second."""
 
-        def __init__(self, count: int, journal: Journal, watcher: Task, **how: Any) -> None:
+        def __init__(self, workers: Workers, journal: Journal, watcher: Task) -> None:
             self.watcher = watcher
-            assert count == 1 and how == {"threads": 2, "timeout": 9}
 
         def run(self, cells: list[Cell]) -> None:
             log.append(f"{len(cells)} cells")
@@ -291,10 +300,8 @@ def test_a_warned_task_stops_its_worker_and_comes_back_with_the_rest(
             log.append(str(len(self.watcher.checkpoint().function.cells)))
             self.watcher.ended(second, Outcome(INTERRUPTED, "", 1.0))
 
-        def stop(self) -> None:
-            log.append("stopped")
-
-    monkeypatch.setattr("fedvlm.sweep.task.WorkerPool", Pool)
+    monkeypatch.setattr("fedvlm.sweep.task.Processes", Workers)
+    monkeypatch.setattr("fedvlm.sweep.task.Scheduler", Stopping)
     Journal(tmp_path, "q").prepare({})
     task = Task("q", tmp_path, (first, second), 2, 9, patience=0.0)
     with pytest.raises(FedvlmError, match="stopped by a signal, and no other came after it"):
@@ -350,7 +357,7 @@ case "$*" in *--name=a_b.ab*) printf '41_0\\n41_1\\n';; *--name*) ;;
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     queue = open_queue("slurm", tmp_path / "jobs", "a b", read_resources(
         time="2:00:00", memory="8G", cpus=3, options=["partition=long"], at_once=1))
-    assert isinstance(queue, SubmititQueue)
+    assert isinstance(queue, JobQueue)
     two = [Task("q", tmp_path, ()), Task("q", tmp_path, ())]
     assert queue.submit(two, "ab") == ["41_0", "41_1"]
     script = (tmp_path / "jobs" / "41_submission.sh").read_text()

@@ -16,7 +16,8 @@ import pytest
 
 from fedvlm.core import signals
 from fedvlm.sweep import worker as sweep_worker
-from fedvlm.sweep.pool import GAP, Worker, WorkerPool
+from fedvlm.sweep.processes import GAP, Processes, Worker
+from fedvlm.sweep.scheduler import Scheduler
 from fedvlm.sweep.worker import Assignment
 from tests import jobs
 from tests.sweep import light as light_worker
@@ -50,7 +51,7 @@ def cells(*names: str, groups: str = "") -> list[Any]:
 
 @pytest.fixture
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedvlm.sweep.pool.serve", light_worker.light)
+    monkeypatch.setattr("fedvlm.sweep.processes.serve", light_worker.light)
 
 
 def pids(seen: Seen) -> dict[str, float]:
@@ -59,7 +60,8 @@ def pids(seen: Seen) -> dict[str, float]:
 
 def test_a_worker_that_dies_costs_its_cell_only(tmp_path: Path, light: None) -> None:
     seen = Seen(tmp_path)
-    WorkerPool(1, seen, seen, threads=1).run(cells("ok", "die", "ok", "fail", "leave", "quit"))
+    given = cells("ok", "die", "ok", "fail", "leave", "quit")
+    Scheduler(Processes(1, threads=1), seen, seen).run(given)
     assert {n: o.code for n, o in seen.ends.items()} == {
         "ok0": 0, "die1": -9, "ok2": 0, "fail3": 1, "leave4": 7, "quit5": 130,
     }
@@ -72,13 +74,13 @@ def test_a_worker_that_dies_costs_its_cell_only(tmp_path: Path, light: None) -> 
 
 def test_a_worker_keeps_to_its_data_while_there_are_cells(tmp_path: Path, light: None) -> None:
     seen = Seen(tmp_path)
-    WorkerPool(1, seen, seen, threads=1).run(cells(*["ok"] * 5, groups="abbab"))
+    Scheduler(Processes(1, threads=1), seen, seen).run(cells(*["ok"] * 5, groups="abbab"))
     assert list(seen.ends) == ["ok0", "ok3", "ok1", "ok2", "ok4"]
 
 
 def test_ctrl_c_ends_all_workers(tmp_path: Path, light: None) -> None:
     seen = Seen(tmp_path)
-    pool = WorkerPool(2, seen, seen, threads=1)
+    pool = Processes(2, threads=1)
 
     def interrupt() -> None:
         while len(list(tmp_path.glob("*.txt"))) < 2:
@@ -88,7 +90,7 @@ def test_ctrl_c_ends_all_workers(tmp_path: Path, light: None) -> None:
     threading.Thread(target=interrupt, daemon=True).start()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        pool.run(cells("wait", "wait", "ok"))
+        Scheduler(pool, seen, seen).run(cells("wait", "wait", "ok"))
     assert time.monotonic() - began < 30  # they were asked, not waited for
     assert not any(w.process.is_alive() for w in pool.workers) and not seen.ends
 
@@ -104,7 +106,7 @@ def test_save_now_is_handed_on_to_the_workers(tmp_path: Path, light: None) -> No
     timer = threading.Timer(0.3, ask)
     timer.start()
     try:
-        WorkerPool(2, seen, seen, threads=1).run(cells("save", "save"))
+        Scheduler(Processes(2, threads=1), seen, seen).run(cells("save", "save"))
     finally:
         timer.join()
         signal.signal(signals.SAVE, before)
@@ -114,9 +116,9 @@ def test_save_now_is_handed_on_to_the_workers(tmp_path: Path, light: None) -> No
 def test_a_stopped_worker_is_noticed(
     tmp_path: Path, light: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedvlm.sweep.pool.SILENCE", 3.0)
+    monkeypatch.setattr("fedvlm.sweep.processes.SILENCE", 3.0)
     seen, began = Seen(tmp_path), time.monotonic()
-    WorkerPool(1, seen, seen, threads=1).run(cells("freeze", "ok"))
+    Scheduler(Processes(1, threads=1), seen, seen).run(cells("freeze", "ok"))
     assert {n: o.code for n, o in seen.ends.items()} == {"freeze0": -9, "ok1": 0}
     assert "no sign of life for 3 s" in seen.ends["freeze0"].sentence
     assert time.monotonic() - began < 60
@@ -127,7 +129,7 @@ def test_a_cell_that_takes_too_long(
 ) -> None:
     """It beats all the time; a neighbour that ends in time is left alone."""
     seen = Seen(tmp_path)
-    WorkerPool(1, seen, seen, threads=1, timeout=5).run(cells("ok", "busy", "ok"))
+    Scheduler(Processes(1, threads=1, timeout=5), seen, seen).run(cells("ok", "busy", "ok"))
     assert {n: o.code for n, o in seen.ends.items()} == {"ok0": 0, "busy1": -9, "ok2": 0}
     assert "--cell-timeout 5 s" in seen.ends["busy1"].sentence
 
@@ -143,10 +145,9 @@ def test_a_worker_that_was_killed_as_its_cell_ended_gets_no_other(tmp_path: Path
         )
 
     new = made("")
-    pool = WorkerPool(1, seen, seen, threads=1, start=lambda *_: new)
+    pool = Processes(1, threads=1, start=lambda *_: new)
     pool.workers = [made("it took longer")]
-    pool.add(cells("ok"))
-    pool._deal()
+    pool.give(cells("ok"), seen, seen)
     assert pool.workers == [new] and ended == [0] and given == [""]
 
 

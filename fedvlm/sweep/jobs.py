@@ -1,4 +1,4 @@
-"""A sweep in a batch system's queue: jobs are submitted, watched, and never submitted twice.
+"""Workers that are jobs of a batch system: submitted, watched, and never submitted twice.
 
 ``submitted.jsonl`` in the sweep's folder says which cells lie in which job, so that the same
 command finds its jobs again. Before a submission it says what is meant, under a mark that the jobs'
@@ -13,7 +13,7 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,9 @@ from fedvlm.core.signals import saying, sheltered, whole
 from fedvlm.runs.manifest import now
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.sweep.cells import Cell
-from fedvlm.sweep.queue import PENDING, RUNNING, Queue, Resources
+from fedvlm.sweep.queue import PENDING, RUNNING, JobQueue, Resources
 from fedvlm.sweep.run import Sweep
+from fedvlm.sweep.scheduler import AttemptLog, Ending, Watcher
 from fedvlm.sweep.state import FAILED
 from fedvlm.sweep.state import RUNNING as HELD
 from fedvlm.sweep.task import Task, is_done
@@ -53,8 +54,8 @@ class Submission:
 
 
 @dataclass
-class Launch:
-    """A sweep whose cells are jobs.
+class Jobs:
+    """The jobs of a sweep's cells in a queue (``scheduler.Workers``).
 
     Args:
         chunk: cells of a job.
@@ -64,7 +65,7 @@ class Launch:
     """
 
     sweep: Sweep
-    queue: Queue
+    queue: JobQueue
     resources: Resources
     chunk: int = 1
     threads: int = 0
@@ -74,6 +75,8 @@ class Launch:
     running: set[int] = field(default_factory=set)
     returned: int = 0
     _found: int = 0  # jobs of submissions that were cut off
+    _shown: bool = False
+    _looks: int = 0
     _before: dict[Key, dict[str, Any]] = field(default_factory=dict)
     _summary: str = ""
 
@@ -82,6 +85,11 @@ class Launch:
         """What was submitted, a line per job."""
         return self.sweep.journal.folder / "submitted.jsonl"
 
+    @property
+    def busy(self) -> bool:
+        """Whether a job has a cell that has not ended."""
+        return bool(self.live)
+
     # ---- the whole --------------------------------------------------------------------------
     def run(self, retry: bool) -> int:
         """Submit what is to do and watch it to its end; return 0, or 1 where cells are not done.
@@ -89,40 +97,27 @@ class Launch:
         Raises:
             KeyboardInterrupt: jobs of a queue that stays go on; others are ended.
         """
-        sweep, self._before = self.sweep, self.sweep.journal.last()
-        waiting = self._wait_lists(retry)
-        usual = len(self.live) + len(waiting) if self.queue.stays else 1
+        sweep, rest = self.sweep, self.find(retry)
+        count = -(-len(rest) // self.chunk)
+        usual = len(self.live) + count if self.queue.stays else 1
         sweep.jobs = max(1, self.resources.at_once or usual)
-        sweep.open(
-            [c for s in [*self.live, *waiting] for c in s.cells], retry,
-            f"{sum(len(s.cells) for s in waiting)} to run in {len(waiting)} {self.queue.name} "
-            f"job{'s' * (len(waiting) != 1)}"
-            + (f", {len(self.live)} jobs are in the queue already" if self.live else ""),
-        )
-        if self._found:
-            sweep.tell(
-                f"{self._found} jobs of a submission that was cut off are in the queue: found "
-                "again by their name"
-            )
-        for submission in [*self.live, *waiting]:
-            for cell in submission.cells:
-                sweep.queued(cell, +1)
+        lying = [cell for submission in self.live for cell in submission.cells]
+        words = f"{len(rest)} to run in {count} {self.queue.name} job{'s' * (count != 1)}" + (
+            f", {len(self.live)} jobs are in the queue already" if self.live else "")
         try:
-            while waiting or self.live:
-                waiting = self._submit(waiting)
-                self._tick()
-                if waiting or self.live:
-                    time.sleep(POLL[self.queue.name] if self.poll is None else self.poll)
+            sweep.compute(self, rest, words, retry=retry, lying=lying)
         except KeyboardInterrupt as stop:
-            raise saying(stop, self._leave()) from None
-        finally:
-            assert sweep.grid is not None  # noqa: S101 (made by ``open``)
-            sweep.grid.finish()
+            raise saying(stop, self._last_words()) from None
         lost = f"{self.returned} given back by the queue: the same command submits them again"
         return max(sweep.conclude([lost] if self.returned else []), int(self.returned > 0))
 
-    def _wait_lists(self, retry: bool) -> list[Submission]:
-        """Return the jobs to submit; those of an earlier command that still lie there are live."""
+    def find(self, retry: bool) -> list[Cell]:
+        """Return the cells to submit; jobs of an earlier command that are still there are live.
+
+        Raises:
+            FedvlmError: the queue does not answer.
+        """
+        self._before = self.sweep.journal.last()
         earlier = self._earlier()
         states = self.queue.states() if earlier else {}
         if states is None:
@@ -138,7 +133,7 @@ class Launch:
             lies = job in states and not self._failed_since(cell, when)
             (lying.setdefault(job, []) if lies else rest).append(cell)
         self.live = [Submission(job, cells) for job, cells in lying.items()]
-        return [Submission("", rest[i : i + self.chunk]) for i in range(0, len(rest), self.chunk)]
+        return rest
 
     def _failed_since(self, cell: Cell, submitted: str) -> bool:
         """Say whether a cell has failed in its job, which goes on with others of its chunk."""
@@ -195,14 +190,30 @@ class Launch:
             "(squeue failed): try again when it answers, or two jobs may have one cell"
         )
 
-    def _submit(self, waiting: list[Submission]) -> list[Submission]:
-        """Submit as many as may be in the queue; return the rest."""
-        room = len(waiting)
-        if not self.queue.stays:  # nobody else holds them back
-            room = max(0, (self.resources.at_once or 1) - len(self.live))
-        chosen = waiting[:room]
-        if not chosen:
-            return waiting
+    def give(self, left: list[Cell], log: AttemptLog, watcher: Watcher) -> None:
+        """Submit as many jobs as may be in the queue."""
+        if not self._shown:
+            self._show(left)
+        jobs = -(-len(left) // self.chunk)
+        if not self.queue.stays:  # nothing else holds them back
+            jobs = max(0, (self.resources.at_once or 1) - len(self.live))
+        cells, left[:] = left[: jobs * self.chunk], left[jobs * self.chunk :]
+        if cells:
+            self._submit([Submission("", cells[i : i + self.chunk])
+                          for i in range(0, len(cells), self.chunk)])
+
+    def _show(self, left: Sequence[Cell]) -> None:
+        """Show what is in the queue, and what waits to be."""
+        self._shown = True
+        if self._found:
+            self.sweep.tell(
+                f"{self._found} jobs of a submission that was cut off are in the queue: found "
+                "again by their name"
+            )
+        for cell in (*(cell for s in self.live for cell in s.cells), *left):
+            self.sweep.queued(cell, +1)
+
+    def _submit(self, chosen: list[Submission]) -> None:
         sweep = self.sweep
         tasks = [
             Task(sweep.plan.name, sweep.output.absolute(), tuple(s.cells),
@@ -225,13 +236,19 @@ class Launch:
             files.append_line(self.path, "\n".join(json.dumps(
                 self._line(s.job, mark, now(), [_key(cell) for cell in s.cells])
             ) for s in chosen))
-        return waiting[room:]
 
-    def _leave(self) -> str:
-        ids = [s.job for s in self.live]
+    def stop(self) -> None:
+        """End the jobs; those of a queue that stays go on."""
         if not self.queue.stays:
-            self.queue.cancel(ids)
+            self.queue.cancel([s.job for s in self.live])
+
+    def close(self) -> None:
+        """Jobs need no farewell."""
+
+    def _last_words(self) -> str:
+        if not self.queue.stays:
             return "finished cells and saved rounds are kept; the same command goes on"
+        ids = [s.job for s in self.live]
         heads = sorted({job.partition("_")[0] for job in ids})
         return (
             f"{len(ids)} jobs stay in the queue: the same command watches them again, "
@@ -239,8 +256,11 @@ class Launch:
         )
 
     # ---- one look ---------------------------------------------------------------------------
-    def _tick(self) -> None:
+    def look(self) -> Iterator[Ending]:
         """Look once at the queue, then at what is written; a job is believed gone at the second."""
+        if self._looks:
+            time.sleep(POLL[self.queue.name] if self.poll is None else self.poll)
+        self._looks += 1
         states = self.queue.states()
         last = self.sweep.journal.last()
         for submission in self.live:
@@ -252,10 +272,10 @@ class Launch:
                     continue
                 self._before[_key(cell)] = attempt
                 if attempt["code"] != INTERRUPTED:
-                    self._end(submission, cell, _outcome(attempt))
+                    yield self._ending(submission, cell, _outcome(attempt), written=True)
             if submission.missing >= SURE:
                 for cell in list(submission.cells):
-                    self._lost(submission, cell)
+                    yield from self._lost(submission, cell)
             for at, cell in enumerate(submission.cells):
                 self._phase(cell, at == 0 and submission.state == RUNNING)
         self.live = [s for s in self.live if s.cells]
@@ -276,16 +296,18 @@ class Launch:
             self.sweep.queued(cell, +1)
             self.sweep.stopped(cell)
 
-    def _end(self, submission: Submission, cell: Cell, outcome: Outcome) -> None:
+    def _ending(
+        self, submission: Submission, cell: Cell, outcome: Outcome, *, written: bool
+    ) -> Ending:
         self._phase(cell, True)
         self.running.discard(cell.number)
         submission.cells.remove(cell)
-        self.sweep.ended(cell, outcome)
+        return Ending(cell, outcome, written)
 
-    def _lost(self, submission: Submission, cell: Cell) -> None:
+    def _lost(self, submission: Submission, cell: Cell) -> Iterator[Ending]:
         """End a cell whose job is gone without a word about it."""
         if is_done(cell):
-            self._end(submission, cell, Outcome(0, "", 0.0))
+            yield self._ending(submission, cell, Outcome(0, "", 0.0), written=True)
             return
         end = self.queue.end_of(submission.job)
         words = f"its {self.queue.name} job {submission.job} ended: {end}"
@@ -298,8 +320,7 @@ class Launch:
             return
         hint = next((hint for word, hint in HINTS.items() if word in end), "")
         outcome = Outcome(1, f"{words}{f' ({hint})' if hint else ''}", 0.0)
-        self.sweep.journal.add(cell, outcome)
-        self._end(submission, cell, outcome)
+        yield self._ending(submission, cell, outcome, written=False)
 
     def _say(self, states: dict[str, str] | None) -> None:
         """Show what the queue says of the jobs, when that changes."""
