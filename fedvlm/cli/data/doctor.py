@@ -22,7 +22,7 @@ from fedvlm.config.read import find_config
 from fedvlm.console.parser import Parser, whole
 from fedvlm.console.screen import progress, say
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
-from fedvlm.data.catalog import CATALOG, dataset_info
+from fedvlm.data.catalog import CATALOG, catalog_names, dataset_info
 from fedvlm.data.datasets import DATASET_REGISTRY
 from fedvlm.data.locate import find_root, pack_root
 from fedvlm.data.packs.place import about_pack, reading_settings
@@ -136,6 +136,6 @@ def _name(word: str, own: str = "") -> str:
     registered = {fold(name): name for name in DATASET_REGISTRY.registered_names()}
     if fold(word) in registered:
         return registered[fold(word)]
-    names = [*CATALOG, *(a for row in CATALOG.values() for a in row.aliases), *registered.values()]
+    names = [*catalog_names(), *registered.values()]
     raise ConfigError(f"doctor: unknown set '{word}'{did_you_mean(word, names)} (known: "
                       f"{', '.join(CATALOG)}; own data: --dataset-config-file FILE)")

@@ -21,7 +21,7 @@ from fedvlm.core.rng import numpy_stream
 from fedvlm.data.datum import PARTS, Datum, untested_classes
 from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import check_decodes
-from fedvlm.data.locate import folded_path, image_files
+from fedvlm.data.locate import first_names, folded_path, image_files
 
 READY, PREPARED, BUILT_IN = "ready", "prepared", "built in"
 BROKEN, PARTLY, ABSENT, UNKNOWN = "broken", "partly", "absent", "unknown"
@@ -155,7 +155,7 @@ def _two_labels(names: Mapping[int, Counter[str]]) -> list[Finding]:
     for label, row in names.items():
         for name in row:
             labels[name].append(label)
-    lines = [f"'{name}' has labels {first_names(map(str, at))}"
+    lines = [f"'{name}' has labels {first_names(map(str, at), _FIRST)}"
              for name, at in labels.items() if len(at) > 1]
     text = f"{_plural(len(lines), 'class name')} with several labels"
     return _count("duplicate_names", lines, text)
@@ -178,7 +178,7 @@ def _gaps(names: Mapping[int, Counter[str]]) -> list[Finding]:
         return []
     text = (f"labels must be 0, 1, 2, ... without gaps, but they go up to {max(names)} and "
             f"{len(gaps)} of them {'is' if len(gaps) == 1 else 'are'} not used "
-            f"({first_names(map(str, gaps))})")
+            f"({first_names(map(str, gaps), _FIRST)})")
     return [Finding("label_gaps", text, len(gaps))]
 
 
@@ -242,7 +242,7 @@ def _bare_classes(
                 if label not in labels]
         if bare:
             classes = _plural(len(bare), "class", "classes")
-            text = f"{classes} without a {part} image: {first_names(bare)}"
+            text = f"{classes} without a {part} image: {first_names(bare, _FIRST)}"
             text += "; a run refuses that most classes have none" if part == "test" and most else ""
             broken = part == "test" and most
             findings.append(Finding(f"no_{part}_images", text, len(bare), broken))
@@ -377,12 +377,6 @@ def _kinds(image: Image.Image) -> list[str]:
     if image.format == "JPEG" and "exif" in image.info and image.getexif().get(_ROTATED, 1) != 1:
         kinds["rotated by EXIF (read as stored, as CoOp does)"] = True
     return [kind for kind, is_one in kinds.items() if is_one]
-
-
-def first_names(names: Iterable[str]) -> str:
-    """Return the first names, and that there are more: ``a, b, ...``."""
-    names = list(names)
-    return ", ".join(names[:_FIRST]) + (", ..." if len(names) > _FIRST else "")
 
 
 def _count(check: str, names: Sequence[str], text: str, broken: bool = True) -> list[Finding]:

@@ -23,12 +23,12 @@ from fedvlm.data.datasets import MEMORY_FORMAT, refuse_untestable
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.formats.parts import PART_NAMES, USUAL_SHARE, complete
 from fedvlm.data.layouts import CopyInfo
+from fedvlm.data.locate import first_names
 from fedvlm.data.memory.samples import Columns, SamplePicture, Samples, is_sample, is_table
 from fedvlm.data.own.add import default_sharing
 
 PARTITION, CLIENTS, HELD_OUT = "FED.PARTITION", "FED.CLIENTS", "FED.HELD_OUT_DOMAIN"
 USUAL_NAME = MEMORY_FORMAT
-_SHOWN = 3
 Parts = dict[str, Samples]
 
 
@@ -75,11 +75,11 @@ class MemorySet:
         """How the data are read, in one line."""
         sizes = {p: sum(len(m[p]) for m in self._members.values() if p in m) for p in PARTS}
         whose = "one dataset" if self._pooled else (
-            f"{len(self._members)} clients ({_first(list(self._members))})"
+            f"{len(self._members)} clients ({first_names(list(self._members))})"
         )
         return (f"{self.name}: data in memory: {whose}, {len(self.classnames)} classes "
-                f"({_first(self.classnames)}), {'/'.join(f'{n:,}' for n in sizes.values())} images "
-                f"in {'/'.join(PARTS)}")
+                f"({first_names(self.classnames)}), {'/'.join(f'{n:,}' for n in sizes.values())} "
+                f"images in {'/'.join(PARTS)}")
 
     def read(self, cfg: CfgNode, progress: Progress | None = None) -> DatasetBase:
         """Read all labels and return the set's lists; images follow when they are wanted.
@@ -162,9 +162,9 @@ class MemorySet:
         for where, other in others:
             if other != names:
                 raise ConfigError(
-                    f"{first} and {where} do not name the same classes ({_first(names or ())}; "
-                    f"{_first(other or ())}): bring their labels into one order and give "
-                    "classnames=[...]"
+                    f"{first} and {where} do not name the same classes "
+                    f"({first_names(names or ())}; {first_names(other or ())}): bring their "
+                    "labels into one order and give classnames=[...]"
                 )
         return self._classes(names)
 
@@ -272,7 +272,3 @@ def _columns(columns: Sequence[Any] | None) -> Columns | None:
     if isinstance(columns, str) or len(columns) != 2:
         raise ConfigError("columns names two: columns=('image', 'label')")
     return columns[0], columns[1]
-
-
-def _first(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")

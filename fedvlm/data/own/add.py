@@ -14,6 +14,7 @@ from fedvlm.config.option import Value
 from fedvlm.core.errors import DataError
 from fedvlm.data.datasets import DEFAULT_TEMPLATE, load_for_training
 from fedvlm.data.datum import PARTS, DatasetBase
+from fedvlm.data.locate import first_names
 from fedvlm.data.own.place import Keys
 from fedvlm.data.own.shape import look
 
@@ -50,9 +51,9 @@ class OwnSet:
         """How the folder was read, in one line."""
         data = self.data
         sizes = "/".join(f"{len(data.parts[part]):,}" for part in PARTS)
-        domains = f"{len(data.domain_names)} domains ({_first(data.domain_names)}), "
+        domains = f"{len(data.domain_names)} domains ({first_names(data.domain_names)}), "
         return (f"{self.keys[NAME_KEY]}: {self.what}: {domains if data.domain_names else ''}"
-                f"{data.num_classes} classes ({_first(data.classnames)}), {sizes} images in "
+                f"{data.num_classes} classes ({first_names(data.classnames)}), {sizes} images in "
                 f"{'/'.join(PARTS)}")
 
 
@@ -134,7 +135,3 @@ def _yaml(key: str, value: Value) -> str:
     if f"DATASET.{key}" == LEAVE_OUT_KEY:
         return json.dumps(list(_words(value)), ensure_ascii=False)
     return json.dumps(value, ensure_ascii=False)  # JSON is YAML
-
-
-def _first(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
