@@ -38,7 +38,7 @@ from fedvlm.job.identity import present
 from fedvlm.job.resolve import config_of
 from fedvlm.job.results import Results
 from fedvlm.job.run import on_disk, restore, threads_of, to_the_end
-from fedvlm.job.sinks import Sinks
+from fedvlm.job.sinks.base import Sinks
 from fedvlm.runs import manifest
 from fedvlm.runs.cells import packed
 from fedvlm.runs.finished import find_finished

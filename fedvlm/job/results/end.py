@@ -16,11 +16,10 @@ from fedvlm.console.rows import table_lines
 from fedvlm.core.stats import mean, sample_std
 from fedvlm.core.trees import numel
 from fedvlm.data.targets import DATASET
-from fedvlm.distributed.readmission import VOID
 from fedvlm.evaluation.scores import CONFUSION, TARGET
 from fedvlm.federation.aggregation.telltale import times
 from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.reliability.unreliable import counted
+from fedvlm.federation.reliability.unreliable import VOID, counted
 from fedvlm.job.build import Built, views_of
 from fedvlm.job.describe import partition_name, setting, trained_words
 from fedvlm.job.results import against
