@@ -68,7 +68,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/cli/data/doctor.py": {
         "start-up: PyTorch, 2 s": ("fedvlm.cli.data._findings",),
-        "start-up: PyTorch": ("fedvlm.data.doctor",),
+        "start-up: PyTorch": ("fedvlm.data.doctor.examine",),
     },
     "fedvlm/cli/data/features.py": {
         "start-up: NumPy, 0.15 s": ("fedvlm.job.resolve",),

@@ -26,7 +26,7 @@ from fedvlm.job.results import against
 from fedvlm.job.results.classes import class_lines, per_class
 from fedvlm.job.results.private import private
 from fedvlm.runs.metrics import sentence, spent, totals
-from fedvlm.runs.verify.beside import References, gain, hurt, kind_of
+from fedvlm.runs.verify.beside import References, gain, hurt, reference_kind
 
 METRICS = (
     "personal", "personal_std", "personal_worst", "personal_worst_decile", "personal_micro",
@@ -141,7 +141,7 @@ def _beside(
     method, personal = built.federation.trainer.name, last["personal"]
     return {
         "references": dict(references),
-        "below": against.below(method, personal, references, kind_of(spent)),
+        "below": against.below(method, personal, references, reference_kind(spent)),
         "gain": gain(personal, references),
         "hurt": hurt(last["clients"], references),
     }
