@@ -29,7 +29,8 @@ from fedvlm.federation.groups import SERVER, SHARED
 from fedvlm.federation.local.images import Around
 from fedvlm.federation.rounds import FedState, Models, RoundFinished, state_of
 from fedvlm.federation.server import Held, Measure, Row, only_numbers
-from fedvlm.job.build import Built, build, encode, prepare
+from fedvlm.federation.workplace import Start
+from fedvlm.job.build import Built, build, complete, prepare
 from fedvlm.job.describe import header, peft_choice, run_path
 from fedvlm.job.images.packed import packs_of
 from fedvlm.job.inputs import Inputs
@@ -122,17 +123,18 @@ def evaluation_only(
         ConfigError: no run folder, no such round, or a run that trained other tensors.
     """
     manifest, saved = _trained(request.model_dir, request.load_epoch)
-    built = prepare(cfg, progress, inputs=inputs)
-    federation = built.federation
+    prepared = prepare(cfg, progress, inputs=inputs)
+    trainer = prepared.trainer
     if saved is not None:
-        _check_tensors(built, federation.trainer.shared(saved.server), request.model_dir)
+        _check_tensors(prepared.start, trainer.shared(saved.server), request.model_dir)
     choice = peft_choice(cfg, origins)
-    place = run_path(cfg, built.data.name, federation.trainer.name + choice).relative()
+    place = run_path(cfg, prepared.data.name, trainer.name + choice).relative()
     classes = cfg.DATASET.SUBSAMPLE_CLASSES  # base and new share the place of their runs
     folder = user_path(cfg.OUTPUT_DIR) / "evaluation" / classes / place
     with explain_place(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    encode(built, progress)
+    built = complete(prepared, progress)
+    federation = built.federation
     same = saved is None or manifest.get("facts", {}).get("data_digest") == built.data.digest
     if saved is None:
         state = federation.start()
@@ -226,12 +228,11 @@ def _trained(folder: str, epoch: str) -> tuple[dict[str, Any], SavedState | None
     return manifest, saved
 
 
-def _check_tensors(built: Built, shared: Tree, folder: str) -> None:
+def _check_tensors(start: Start, shared: Tree, folder: str) -> None:
     """Refuse tensors of another method, backbone or class list (``ConfigError``)."""
-    groups, start = built.federation.groups, built.federation.p0
-    common = groups.names(SHARED, SERVER)
+    common = start.groups.names(SHARED, SERVER)
     for name in sorted({*common, *shared}):
-        here, there = (t[name].shape if name in t else None for t in (start, shared))
+        here, there = (t[name].shape if name in t else None for t in (start.p0, shared))
         if here != there or name not in common:
             sizes = [list(v) if v is not None else "none" for v in (there, here)]
             raise ConfigError(
