@@ -286,7 +286,8 @@ class ClaimedFolder:
         """
         earlier = self._checked()
         if self.draft:
-            earlier = self._clear()
+            self._clear()
+            earlier = None
         if earlier is not None:
             self.identity, self.digest = earlier["identity"], earlier["identity_digest"]
             if earlier.get("seal", seal_of(earlier)) != seal_of(earlier):
