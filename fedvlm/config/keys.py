@@ -6,7 +6,9 @@ from fedvlm.config.dassl import dassl_options
 from fedvlm.config.engines import engine_options
 from fedvlm.config.federation import federation_options
 from fedvlm.config.option import Option, Schema
+from fedvlm.core.plugins import Plugins
 
+LOADERS = Plugins("fedvlm.models.load", "LOADERS", "loader", ("open_clip", "transformers"))
 ROLES = {
     "CONTEXT": "prompts' contexts",
     "ADAPTER": "adapters",
@@ -149,7 +151,7 @@ def _model() -> Schema:
             "open_clip",
             "library that builds the towers; timm and transformers-vit bring an image tower "
             "without text tower (--peft head)",
-            choices=("open_clip", "transformers", "timm", "transformers-vit"),
+            choices=LOADERS.names(),
         ),
         "MODEL.PREC": Option(
             "fp32",

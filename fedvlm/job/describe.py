@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from yacs.config import CfgNode
 
-from fedvlm.compat.files import load_trainer
 from fedvlm.config.build import flat
 from fedvlm.config.engines import of_parties
 from fedvlm.config.keys import default_schema
@@ -15,6 +14,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import numel
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.partition.index_file import read_index_file
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.server import Roster
 from fedvlm.job.build import Built

@@ -8,7 +8,6 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from fedvlm.compat.files import load_trainer
 from fedvlm.config.build import flat
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import declare
@@ -16,6 +15,7 @@ from fedvlm.config.sections import read_keys
 from fedvlm.core.files import user_path
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.images import ImageLoader
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.models.backbone import Backbone
 
 # Keys that move no number: where things lie, how much is said. All others make the identity.
