@@ -19,8 +19,8 @@ from fedvlm.check.compare import copy_fed
 from fedvlm.check.world import BASE, BATCH, NEW, Setup, World
 from fedvlm.core.trees import State
 from fedvlm.distributed.carriers import InProcess
-from fedvlm.distributed.policy import Policy
-from fedvlm.distributed.remote import RemoteEngine
+from fedvlm.distributed.server.policy import Policy
+from fedvlm.distributed.server.remote import RemoteEngine
 from fedvlm.distributed.site import Site
 from fedvlm.distributed.store import SiteStore
 from fedvlm.evaluation import ClientMeter

@@ -20,7 +20,7 @@ from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import ConfigError, DivergedError, FedvlmError, QuorumError
 from fedvlm.core.trees import Tree
 from fedvlm.distributed.carriers import InProcess
-from fedvlm.distributed.policy import Policy
+from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.wire import WIRE, Frame, pack, unpack
 from fedvlm.evaluation.scores import notes
 from fedvlm.federation.discovery import load_trainer

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 from yacs.config import CfgNode
 
@@ -33,15 +32,15 @@ from fedvlm.distributed.flower.network import (
     workers_ready,
 )
 from fedvlm.distributed.flower.place import FOLDER, Place, even, read_place
-from fedvlm.distributed.policy import Policy
-from fedvlm.distributed.remote import RemoteEngine
+from fedvlm.distributed.server.policy import Policy
+from fedvlm.distributed.server.remote import RemoteEngine
 from fedvlm.distributed.sockets.stream import UNIX
 from fedvlm.distributed.store import AwayStore
 from fedvlm.evaluation.evaluator import Ask
 from fedvlm.federation.clients import AWAY
 from fedvlm.federation.local.images import Absent
 from fedvlm.federation.plan import parse_sites
-from fedvlm.federation.rounds import Federation, FedState
+from fedvlm.federation.rounds import FedState
 from fedvlm.job.build import Built
 from fedvlm.job.engines.states import SITE
 from fedvlm.job.sites.parties import policy_of as sites_policy
@@ -77,28 +76,6 @@ class SitesAway(AwayStore):
             )
 
 
-@dataclass
-class PartsEngine(RemoteEngine):
-    """Clients of one data set at sites that all read it; see ``RemoteEngine``.
-
-    Args:
-        beside: facts of the job that a site must share (``job.sites.party.shared_facts``).
-    """
-
-    beside: Mapping[str, str] = field(default_factory=dict)
-    remedy: ClassVar[str] = ""
-
-    def join(self, fed: Federation) -> None:
-        """See ``RemoteEngine.join``; what a checkpoint told of the clients stays."""
-        store = fed.clients.store
-        super().join(fed)
-        fed.clients.store = store
-
-    def facts(self, fed: Federation) -> dict[str, str]:
-        """See ``RemoteEngine.facts``."""
-        return super().facts(fed) | dict(self.beside)
-
-
 class Federated:
     """Sites behind Flower; see ``Staff``.
 
@@ -107,7 +84,7 @@ class Federated:
     """
 
     def __init__(
-        self, built: Built, engine: PartsEngine, carrier: Flower, begin: Callable[[], None]
+        self, built: Built, engine: RemoteEngine, carrier: Flower, begin: Callable[[], None]
     ) -> None:
         self.built, self.engine, self.carrier, self._begin = built, engine, carrier, begin
         self.ask: Ask = engine.template
@@ -187,9 +164,9 @@ def federated(
     """
     federation, place = built.federation, check_flower(built.cfg)
     carrier = Flower(place, tell)
-    engine = PartsEngine(
+    engine = RemoteEngine(
         carrier, config_plain(built.cfg), federation.engine.chunk, policy_of(built.cfg), run, tell,
-        beside=shared_facts(built.identity),
+        beside=shared_facts(built.identity), remedy="",
     )
     layout = list(federation.engine.sites)
     federation.engine, federation.clients.store = engine, SitesAway()

@@ -28,9 +28,9 @@ from fedvlm.core.repository import PACKAGE
 from fedvlm.core.threads import given_threads, usual_threads
 from fedvlm.distributed.flower.commands import find_flower, find_ray
 from fedvlm.distributed.flower.simulation import Simulated
-from fedvlm.distributed.policy import Policy
 from fedvlm.distributed.pool.engine import PoolEngine
 from fedvlm.distributed.pool.store import PoolAway
+from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.sockets.carrier import Addressed, Begun
 from fedvlm.distributed.sockets.stream import UNIX, host_port, read_token
 from fedvlm.evaluation.evaluator import Ask

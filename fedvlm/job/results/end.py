@@ -16,7 +16,7 @@ from fedvlm.console.rows import table_lines
 from fedvlm.core.stats import mean, sample_std
 from fedvlm.core.trees import numel
 from fedvlm.data.targets import DATASET
-from fedvlm.distributed.readmission import VOID
+from fedvlm.distributed.server.readmission import VOID
 from fedvlm.evaluation.scores import CONFUSION, TARGET
 from fedvlm.federation.aggregation.telltale import times
 from fedvlm.federation.peft_trainer import PeftTrainer

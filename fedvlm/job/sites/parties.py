@@ -25,10 +25,10 @@ from fedvlm.data.own.site import read_site
 from fedvlm.distributed.carriers import Carrier
 from fedvlm.distributed.flower.carrier import Flower
 from fedvlm.distributed.flower.place import read_place
-from fedvlm.distributed.policy import Policy
-from fedvlm.distributed.readmission import Wish, read_wishes, readmit
-from fedvlm.distributed.remote import RemoteEngine
 from fedvlm.distributed.schema import COUNTS, by, client, hexes, record, text
+from fedvlm.distributed.server.policy import Policy
+from fedvlm.distributed.server.readmission import Wish, read_wishes, readmit
+from fedvlm.distributed.server.remote import RemoteEngine
 from fedvlm.distributed.sockets.carrier import Addressed
 from fedvlm.distributed.sockets.stream import UNIX, host_port, read_token
 from fedvlm.evaluation.evaluator import Ask
@@ -161,7 +161,7 @@ class Parties:
         self.wishes = read_wishes(place)
         joined(self.engine, built)
         built.notes += left_out(built.cfg)
-        files.write_json(place / MET, self.engine.welcomes())
+        files.write_json(place / MET, self.engine.members.welcomes())
         self.engine.say = tell
 
     def meet(self) -> None:
@@ -198,7 +198,7 @@ def gathered(cfg: CfgNode, path: Path) -> Iterator[Parties]:
     try:
         await_sites(carrier, engine.say, float(cfg.FED.ASK.REACH))
         engine.meet(int(cfg.FED.CLIENTS), 0.0, before)
-        for site, told in engine.welcomes().items():
+        for site, told in engine.members.welcomes().items():
             ids = [int(c) for c in told["clients"]]
             engine.say(f"{site}: clients {', '.join(map(str, ids))}")
         yield Parties(engine, carrier, inputs_of(engine, file, images_of(cfg)))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.distributed.readmission import add_wishes
+from fedvlm.distributed.server.readmission import add_wishes
 from fedvlm.job.sites.parties import PLACE, read_met
 from fedvlm.runs import lock
 from fedvlm.runs.identity import read_manifest

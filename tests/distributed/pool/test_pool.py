@@ -17,10 +17,10 @@ from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import State
 from fedvlm.distributed.carriers import InProcess
-from fedvlm.distributed.policy import Policy
 from fedvlm.distributed.pool.engine import PoolEngine
 from fedvlm.distributed.pool.site import PoolSite
 from fedvlm.distributed.pool.store import PoolAway, PoolStore, new_letters
+from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.wire import Frame, pack, unpack
 from fedvlm.evaluation import ClientMeter
 from fedvlm.federation.cards import trainer_files
