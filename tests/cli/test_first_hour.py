@@ -90,7 +90,7 @@ def test_switches_and_bounds_in_words(capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.parametrize("words, shown", [
-    (["--version"], "fedvlm 0"), (["help"], "VERB --help says"), (["list", "--help"], "card"),
+    (["--version"], "fedvlm 0"), (["help"], "COMMAND --help lists"), (["list", "--help"], "card"),
     (["show", "-h"], "RUN_FOLDER"), (["config", "--help"], "fedvlm config WORD"),
 ])
 def test_help_is_where_it_is_looked_for(

@@ -1,1 +1,1 @@
-"""Data: what is there, how the rest is got, features ahead of the runs."""
+"""Data: check, add and download data sets; encode features before training."""

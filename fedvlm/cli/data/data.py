@@ -1,6 +1,6 @@
-"""List, add, download or prepare data sets. A run does none of these.
+"""List, add, download or prepare data sets (a training run does none of these).
 
-add: understand a folder of images (or a table of them) and write its dataset YAML.
+add: read a folder of images (or a table of them) and write its dataset YAML.
 list: the known sets, their sizes, terms, and whether they can be downloaded.
 download: fetch a set, verify and unpack it.
 prepare: make a split where the published one is absent; it goes into the cache, or beside the
@@ -58,13 +58,13 @@ def flags(parser: Parser) -> None:
         help="a set (fedvlm data list names all); add: a folder of images or a table")
     add("--root", default="", metavar="DATA/", help="folder that holds the datasets")
     add("--url-base", default="", metavar="URL", help="download: a mirror, http:// or https://")
-    add("--seed", type=int, default=0, metavar="N", help="prepare: of the cut (0)")
+    add("--seed", type=int, default=0, metavar="N", help="prepare: random seed of the split (0)")
     add("--into-dataset", action="store_true", help="prepare: write beside the images")
     add("--dir", default="", metavar="FOLDER", help="prepare: an own set's folder below --root")
     add("--image-dir", default="", metavar="FOLDER", help="prepare: where its images are")
     add("--cache-dir", default="", metavar="FOLDER", help="prepare, add: another cache")
-    add("--name", default="", metavar="NAME", help="add: of the set, else the folder's")
-    add("--to", default="", metavar="FILE.yaml", help="add: where to write, else NAME.yaml here")
+    add("--name", default="", metavar="NAME", help="add: name of the data set (the folder's)")
+    add("--to", default="", metavar="FILE.yaml", help="add: file to write (NAME.yaml)")
     add("--leave-out", default="", metavar="A,B", help="add: folders that are not read")
     parser.checks.append(_mistakes)
 

@@ -1,4 +1,4 @@
-"""What is below --root (or in a feature pack), what is missing, what is wrong.
+"""Check the data sets under --root, or a feature pack: what is there, missing or broken.
 
 States: ready, prepared (a split of fedvlm data prepare), built in, broken, partly, absent, unknown
 (a folder that is no known set's; fedvlm data add makes it one). Some

@@ -1,4 +1,4 @@
-"""Encode a set's images beforehand, into the cache or a pack; list and clean the stores.
+"""Encode images before training, into a cache or a pack; list or clean caches.
 
 Encoding takes every flag and KEY VALUE of a run, and reads of them what a store depends on. --pack
 writes features, labels, names and splits into one file without images, which runs take as --root;
@@ -40,10 +40,10 @@ def flags(parser: Parser) -> None:
     add("--list", action="store_true", help="the stores; --backbone X: only those of this one")
     add("--clean", action="store_true", help="delete stores; wants one of the next two or "
         "--backbone X")
-    add("--older-than", default="", metavar="DAYS", help="--clean: whose last use is so long ago")
+    add("--older-than", default="", metavar="DAYS", help="--clean: stores unused for so many days")
     add("--all", action="store_true", help="--clean: every store")
-    add("--dry-run", action="store_true", help="--clean: say what would be deleted")
-    add("--cache-dir", default="", metavar="FOLDER", help="another place than $FEDVLM_CACHE")
+    add("--dry-run", action="store_true", help="--clean: print what would be deleted")
+    add("--cache-dir", default="", metavar="FOLDER", help="cache folder (default: $FEDVLM_CACHE)")
     add_flags(parser, shown=False)
     add_opts(parser)
     parser.checks.append(_mistakes)

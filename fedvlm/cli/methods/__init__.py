@@ -1,1 +1,1 @@
-"""Methods: their cards and settings, a new one, what it keeps, how fast it is."""
+"""Methods: list them, show their settings, write and check a new one."""

@@ -1,4 +1,4 @@
-"""All settings, or what given flags come to.
+"""List all settings, or show the resolved config of given flags.
 
 fedvlm config WORD shows the keys that hold the word, with default, range and help; a method's name
 its own options. With flags of a run, the config that they give and where each value is from.

@@ -1,4 +1,4 @@
-"""All methods by what they train, a method's card, or how long methods are."""
+"""List the methods, or show one method's card."""
 
 from __future__ import annotations
 

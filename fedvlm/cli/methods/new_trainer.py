@@ -1,4 +1,4 @@
-"""The two files of a method of your own.
+"""Create the files of a new method: a trainer and its YAML.
 
 A working method to change and its YAML: trainers/mymethod.py and configs/trainers/mymethod.yaml in
 the repository, or both into a folder. Without --kind it trains whatever PEFT says. The next

@@ -1,1 +1,1 @@
-"""Models: use what a run has trained, without its data."""
+"""Models: use a trained model; the training data are not needed."""

@@ -1,4 +1,4 @@
-"""A personal model for a new client, from a run's shared model and a folder of images.
+"""Make a personal model for a new client from a run's shared model and labelled images.
 
 The client never worked in the run: it gets the shared model and the method's own final phase. The
 model is written as ``fedvlm export`` writes one.

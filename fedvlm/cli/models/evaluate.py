@@ -1,4 +1,4 @@
-"""How right a trained model is on other images.
+"""Evaluate a trained model on other images.
 
 A data set's test images, or a folder with labels. Where the run knows all their classes a model
 chooses from the run's; otherwise from the set's, which methods with prompts can.

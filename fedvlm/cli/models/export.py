@@ -1,4 +1,4 @@
-"""A trained model as a folder that other libraries read.
+"""Export a trained model for other libraries (safetensors, PEFT, open_clip, ONNX).
 
 Formats: safetensors (with a run.py of 60 lines), peft, open_clip, onnx. What is written is read
 back before it gets its name; a method that a format cannot hold is refused, with the reason.

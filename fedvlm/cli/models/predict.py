@@ -1,4 +1,4 @@
-"""What a trained model says of images.
+"""Predict the classes of images with a trained model.
 
 A line per image: its file, the likeliest class and its probability.
 """

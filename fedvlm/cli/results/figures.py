@@ -1,4 +1,4 @@
-"""PDF, PNG, SVG and CSV of one run or of many."""
+"""Draw the figures of one run or many (PDF, PNG, SVG, and CSV of the values)."""
 
 from __future__ import annotations
 

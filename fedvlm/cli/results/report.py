@@ -1,4 +1,4 @@
-"""One self-contained HTML page of a run or of a sweep."""
+"""Write one self-contained HTML page for a run or a sweep."""
 
 from __future__ import annotations
 

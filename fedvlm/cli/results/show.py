@@ -1,4 +1,4 @@
-"""The numbers of finished runs."""
+"""Print the results of finished runs."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Run: train one method, or a matrix of methods, data sets and seeds."""
+"""Train: one method, or a grid of methods, data sets and seeds."""

@@ -1,4 +1,4 @@
-"""A paper's protocol run as it is written down, and its published numbers beside ours.
+"""Run a paper's protocol and compare with its published numbers.
 
 A recipe (configs/recipes) is the plan of a sweep and the numbers that the paper printed. What has
 run is not run again; acceptance.md and acceptance.json in the recipe's folder hold each cell:

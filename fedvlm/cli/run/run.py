@@ -1,4 +1,4 @@
-"""The main job: train one method on one data set, over one seed or several."""
+"""Train one method on one data set, with one or several seeds (the main job)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Methods x data sets x seeds, resumable cell by cell.
+"""Run methods x data sets x seeds; resumes after any interruption.
 
-Whether a cell is done is read from its run folder, so a sweep stopped anywhere (kill -9 too) goes
-on with the same command, and table, show and the rest find the runs where they always are. All
-flags of fedvlm run that are not below, and KEY VALUE pairs, hold for every cell.
+A cell is one run. A sweep that was interrupted anywhere (also by kill -9) resumes with the same
+command; finished cells are not run again. All other flags of fedvlm run and KEY VALUE pairs apply
+to every cell.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "fedvlm sweep configs/sweeps/demo.yaml --jobs 2",
     "fedvlm sweep --trainers FedAvg FedTV --datasets eurosat pets --seeds 1 2 3 --root DATA/",
-    "fedvlm sweep configs/sweeps/demo.yaml --dry-run  # what is to do, and how long it takes",
+    "fedvlm sweep configs/sweeps/demo.yaml --dry-run  # what would run, and how long it takes",
     "fedvlm sweep configs/sweeps/demo.yaml --tuned output/tuning/tune/tuned.json  # of fedvlm tune",
     "fedvlm sweep configs/sweeps/demo.yaml --launch slurm --slurm-time 2:00:00 --slurm-mem 8G",
     "fedvlm sweep configs/sweeps/demo.yaml --launch local  # the same without a cluster",
@@ -45,15 +45,15 @@ def flags(parser: Parser) -> None:
     add("--retry-failed", action="store_true", help="run failed cells again")
     add("--only", type=_cells, metavar="I-J", help="only the cells of these numbers (see --list)")
     add("--list", action="store_true", help="every cell with its number and state")
-    add("--dry-run", action="store_true", help="what is to do, with estimates of time and memory; "
-        "writes nothing")
+    add("--dry-run", action="store_true", help="list what would run, with estimates of time and "
+        "memory; writes nothing")
     add("--launch", default="", choices=("slurm", "local"), help="run cells as jobs of SLURM "
-        "(pip install 'fedvlm[slurm]'), or as if, on this machine, and watch them")
+        "(pip install 'fedvlm[slurm]'), or as local jobs on this machine, and watch them")
     add("--slurm-chunk", type=whole(1), default=1, metavar="N", help="cells per job (1)")
     add("--slurm-time", default="", metavar="H:MM:SS", help="time limit of a job (1:00:00); at its "
         "end it saves and is queued again")
-    add("--slurm-requeues", type=whole(0), default=3, metavar="N", help="how often that (3); "
-        "after a preemption always")
+    add("--slurm-requeues", type=whole(0), default=3, metavar="N", help="how often a job is queued "
+        "again at its time limit (3); after a preemption always")
     add("--slurm-mem", default="", metavar="SIZE", help="memory of a job, such as 8G")
     add("--slurm-cpus", type=whole(1), default=1, metavar="N", help="processors of a job (1)")
     add("--slurm-jobs", type=whole(1), default=0, metavar="N", help="jobs that run at once "
@@ -62,8 +62,8 @@ def flags(parser: Parser) -> None:
         "such as gres=gpu:1 partition=long")
     add("--tuned", default="", metavar="FILE", help="tuned.json of fedvlm tune: every method gets "
         "the values that were chosen for it")
-    add("--tuned-anywhere", action="store_true", help="take them on other backbones than they "
-        "were tuned on, too (docs/tuning.md says how well that went)")
+    add("--tuned-anywhere", action="store_true", help="use tuned values on other backbones "
+        "than they were tuned on (docs/tuning.md has the measured effect)")
     end_flags(parser)
     parser.checks.append(_together)
 

@@ -1,10 +1,10 @@
-"""The same search of hyper-parameters for every method of a plan.
+"""Tune every method of a plan with the same budget.
 
-Over optimiser, rates, local epochs and at most two knobs of the method's own. Scored on the
-clients' validation images, never on test. Every method gets the same number of trials; the first is
-the method as it comes. The result, tuned.json, is sealed and is what fedvlm sweep --tuned takes. A
-tuning stopped anywhere goes on with the same command. What the plan sets (local-epochs: 2) is not
-searched.
+Searches optimiser, learning rates, local epochs and at most two options of the method. Trials are
+scored on the clients' validation images, never on test images. Every method gets the same number of
+trials; the first one uses the method's defaults. The result, tuned.json, carries a checksum; fedvlm
+sweep --tuned reads it. An interrupted tuning resumes with the same command. What the plan sets
+(local-epochs: 2) is not searched.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from fedvlm.core.signals import saying
 EXAMPLES = (
     "fedvlm tune configs/sweeps/tune.yaml --budget 20 --jobs 2",
     "fedvlm tune --trainers FedAvg FedProx --datasets digits --shots 8 --backbone tiny --budget 4",
-    "fedvlm tune --report output/tuning/tune/tuned.json  # what it spent, how sure it is",
-    "fedvlm tune --report docs/results/tuned.json  # of published results, the same",
+    "fedvlm tune --report output/tuning/tune/tuned.json  # budget spent, certainty of scores",
+    "fedvlm tune --report docs/results/tuned.json  # the same for the published results",
     "fedvlm tune --write-defaults docs/results/tuned.json --into tuned  # a file for each entry",
     "fedvlm tune --write-defaults output/tuning/tune/tuned.json  # into configs/trainers/",
 )
@@ -32,10 +32,10 @@ ALSO = ("tuning", "hpo", "hyperparameters", "optuna", "optimise", "optimize")
 def flags(parser: Parser) -> None:
     """Add what the verb takes."""
     plan_flags(parser)
-    parser.add_argument("--budget", type=whole(1), default=20, metavar="N", help="trials of each "
-                        "method, the first of them the method as it comes (20)")
-    parser.add_argument("--report", default="", metavar="FILE", help="of a tuned.json: what each "
-        "method spent and how sure its score is, as a table, CSV files and figures; runs nothing")
+    parser.add_argument("--budget", type=whole(1), default=20, metavar="N", help="trials per "
+                        "method; the first uses the method's defaults (20)")
+    parser.add_argument("--report", default="", metavar="FILE", help="read a tuned.json and "
+        "write what each method spent and how certain its score is; runs nothing")
     parser.add_argument("--into", default="", metavar="FOLDER", help="--report: where its CSV "
                         "files and figures go (report/ in the tuning's own folder); "
                         "--write-defaults: a folder for a file of every entry, configs/trainers/ "

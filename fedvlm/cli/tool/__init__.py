@@ -1,1 +1,1 @@
-"""This command: its pages and its completion in a shell."""
+"""Help: this overview, and completion in a shell."""

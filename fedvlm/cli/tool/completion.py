@@ -1,4 +1,4 @@
-"""A script that completes verbs, flags and names in your shell.
+"""Print a script that completes commands, flags and names in your shell.
 
 bash: eval "$(fedvlm completion bash)" in ~/.bashrc
 zsh:  fedvlm completion zsh > ~/.zfunc/_fedvlm, a folder of your fpath

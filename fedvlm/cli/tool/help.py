@@ -1,6 +1,6 @@
-"""This overview, or the page of one verb.
+"""Show this overview, or the help of one command.
 
-fedvlm help VERB is fedvlm VERB --help.
+fedvlm help COMMAND is the same as fedvlm COMMAND --help.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ ALSO = ("usage", "man", "commands")
 _HEAD = (
     "fedvlm: federated parameter-efficient fine-tuning of vision-language models",
     "",
-    "  fedvlm --demo      a first run: no data, no download",
+    "  fedvlm --demo      a first run: needs no data and downloads nothing",
     "  fedvlm --root DATA/ --dataset-config-file configs/datasets/eurosat.yaml --trainer FedTV",
-    "                     the main job; python federated_main.py with the same flags is the same",
+    "                     train a method; the same as python federated_main.py with these flags",
 )
 _TAIL = (
-    "fedvlm VERB --help says more; fedvlm run --help lists the flags of a run.",
-    "Later wins: defaults < dataset file < trainer file < flags < KEY VALUE pairs.",
+    "fedvlm COMMAND --help lists the flags of a command, fedvlm run --help those of a run.",
+    "Settings, later ones win: defaults, dataset file, trainer file, flags, KEY VALUE pairs.",
     "Exit codes: 0 done, 2 config or usage, 3 data, 4 diverged, 6 below quorum, 130 interrupted.",
 )
 
 
 def flags(parser: Parser) -> None:
     """Add what the verb takes."""
-    parser.add_argument("verb", nargs="?", default="", metavar="VERB", help="a verb")
+    parser.add_argument("verb", nargs="?", default="", metavar="COMMAND", help="a command")
 
 
 def main(args: Namespace) -> int:
