@@ -51,7 +51,7 @@ def test_a_site_is_known_again_by_its_clients_and_may_be_away(tmp_path: Path) ->
     later.members.home, later.members.met = {}, {}
     later.meet(4, 0, before)
     assert later.members.home == {0: "a", 1: "a", 2: "site1", 3: "site1"}
-    assert later.roster().train.tolist() == engine.members.roster().train.tolist()
+    assert later.members.roster().train.tolist() == engine.members.roster().train.tolist()
     assert grid.said == ["site1 is away: clients [2, 3] count as before"]
 
 
