@@ -156,7 +156,7 @@ def node_of(place: Place, key: Path) -> int:
 
 
 def certificates(place: Place) -> tuple[str, str]:
-    """Make the keys of a federation that are not there yet.
+    """Make the certificates of a federation that are not there yet.
 
     Returns:
         Which certificate had to be made anew, and why: ``link``, which ``ca.crt`` signs as before;
@@ -165,7 +165,7 @@ def certificates(place: Place) -> tuple[str, str]:
     Raises:
         FedvlmError: Flower's Python cannot.
     """
-    return make_keys(place.flower, place.keys, place.hosts, [site.name for site in place.here])
+    return make_keys(place.flower, place.keys, place.hosts, ())
 
 
 def make_keys(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedvlm.distributed.sockets.stream import UNIX, StreamError, connect, reason, receive, send
+from fedvlm.distributed.sockets.stream import StreamError, connect, reason, receive, send
 
 
 def make(settings: Callable[[Any], Mapping[str, Any]] = lambda context: context.node_config) -> Any:
@@ -54,7 +54,7 @@ def call(settings: Any, frame: bytes, seconds: float) -> bytes | str:
     """
     try:
         token = Path(str(settings["token"])).read_bytes().strip()
-        with connect(UNIX + str(settings["worker"]), token, seconds) as sock:
+        with connect(Path(str(settings["worker"])), token, seconds) as sock:
             sock.settimeout(seconds)
             send(sock, frame)
             reply = receive(sock)

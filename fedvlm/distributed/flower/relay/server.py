@@ -25,7 +25,9 @@ from fedvlm.distributed.sockets.stream import greet, receive, send
 
 PATIENCE = 120.0  # seconds for the driver, which hears so late of us on a busy machine
 EVERY = 0.25  # seconds between two looks for answers
+LOOK = 5.0  # seconds between two looks whether the sites are connected
 OFFLINE = "it is not connected to the SuperLink"
+GONE = "it is not connected to the SuperLink any more"
 ERRORS = {  # codes of Flower that somebody can do something about
     1: "its relay cannot be loaded", 2: "its relay failed", 3: "no answer within its time",
     4: "its answer was lost on the way", 5: "its SuperNode is gone", 8: "its relay was ended",
@@ -98,8 +100,12 @@ def ask(
     ])) if names else []
     waiting = {message: name for message, name in zip(ids, names) if message}
     out: dict[str, bytes | str] = {name: OFFLINE for name in frames if name not in here}
-    until = time.monotonic() + seconds
+    until, look = time.monotonic() + seconds, time.monotonic() + LOOK
     while waiting and time.monotonic() < until:
+        if time.monotonic() >= look:  # a SuperNode that said good-bye answers no more
+            gone, look = set(names) - set(online(grid, nodes)), time.monotonic() + LOOK
+            out |= {name: GONE for name in waiting.values() if name in gone}
+            waiting = {message: name for message, name in waiting.items() if name not in gone}
         for reply in grid.pull_messages(list(waiting)):
             name = waiting.pop(reply.metadata.reply_to_message_id)
             out[name] = _read(reply)

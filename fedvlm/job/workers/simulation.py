@@ -21,8 +21,8 @@ from pathlib import Path
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.distributed.flower import commands, conversation
 from fedvlm.distributed.flower.carrier import APP, copy_modules
-from fedvlm.distributed.sockets.carrier import LAST_WORDS, Begun
-from fedvlm.distributed.sockets.stream import UNIX, StreamError
+from fedvlm.distributed.sockets.stream import StreamError
+from fedvlm.job.workers.carrier import LAST_WORDS, WorkerProcesses
 
 READY = b"ready at"  # what a worker says when it is built
 RELAY = "flower"  # what its log is called
@@ -34,7 +34,7 @@ EVERY = 0.2
 Command = Callable[[Sequence[str]], Sequence[str]]
 
 
-class Simulated(Begun):
+class RayCarrier(WorkerProcesses):
     """Workers behind Flower's simulation; see ``Carrier``.
 
     Args:
@@ -69,7 +69,7 @@ class Simulated(Begun):
 
         def words(slot: int, handle: int) -> Sequence[str]:
             return command([
-                "--listen", f"{UNIX}{self._socket(slot)}", "--token-file", str(file),
+                "--listen", str(self._socket(slot)), "--token-file", str(file),
                 "--handle", str(handle),
             ])
 
