@@ -28,8 +28,8 @@ from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import Whole
 from tests.distributed.grid import leaks
-from tests.distributed.pool import test_pool as pools
 from tests.distributed.test_parity import both
+from tests.job.workers import test_pool as pools
 
 BEGIN, END = "<!-- table -->", "<!-- end -->"
 HEAD = ("method", "frames: server", "clients", "numbers", "private in a frame", "bytes down",

@@ -153,10 +153,8 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: PyTorch": ("fedvlm.sweep.tune.defaults", "fedvlm.sweep.tune.report"),
     },
     "fedvlm/cli/site/_serve.py": {
-        "start-up: NumPy, 0.15 s": ("fedvlm.job.resolve",),
         "start-up: PyTorch, 2 s": (
-            "fedvlm.job.engines.serving", "fedvlm.distributed.site_yaml",
-            "fedvlm.job.sites.resident",
+            "fedvlm.distributed.site_yaml", "fedvlm.job.sites.resident",
         ),
     },
     "fedvlm/cli/site/_make.py": {

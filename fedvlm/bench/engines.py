@@ -28,8 +28,7 @@ from fedvlm.config.engines import FLOWER, FLOWER_SIM, LOCAL, WORKERS
 from fedvlm.console.rows import table_lines
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.repository import PACKAGE
-from fedvlm.job.engines.flower import even, loopback
-from fedvlm.job.engines.staff import missing
+from fedvlm.job.engines.flower import even, loopback, missing
 
 SHORT = 1  # rounds of the short run
 LOOK = 0.1  # seconds between looks at the processes

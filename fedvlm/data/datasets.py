@@ -16,7 +16,7 @@ from yacs.config import CfgNode
 from fedvlm.core.cache import builtin_root, cache_dir
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
 from fedvlm.core.files import user_path
-from fedvlm.core.registry import Registry
+from fedvlm.core.plugins import Registry
 from fedvlm.data.catalog import CATALOG, DatasetInfo, compare, dataset_info
 from fedvlm.data.datum import PARTS, DatasetBase, untestable
 from fedvlm.data.formats.cifar import read_cifar

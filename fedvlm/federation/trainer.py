@@ -19,7 +19,7 @@ from yacs.config import CfgNode
 
 from fedvlm.config.option import Option
 from fedvlm.core.errors import ConfigError, FedvlmError
-from fedvlm.core.registry import Registry
+from fedvlm.core.plugins import Registry
 from fedvlm.core.trees import State, Tree, matching
 from fedvlm.federation.aggregation.rules import EVERY, combine
 from fedvlm.federation.aggregation.updates import Updates

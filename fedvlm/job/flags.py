@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from fedvlm.config.engines import ENDED
 from fedvlm.console.parser import Loose, Parser, Switch
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
 
@@ -123,12 +124,9 @@ FLAGS: tuple[Flag, ...] = (
        "of their own"),
     _v("", "FED.FEDERATION", "--federation", "folder of fedvlm federation up", "FOLDER"),
     _v("", "FED.WORKERS", "--workers", "how many of them to begin here", "N"),
-    _v("", "FED.WORKERS_AT", "--workers-at", "those that fedvlm site serve began",
-       "HOST:PORT,..."),
-    _v("", "FED.SITES_AT", "--sites-at", "sites that their owners serve", "HOST:PORT,..."),
+    _v("", "FED.SITES_AT", "--sites-at", "sockets of sites on this machine", "PATH,..."),
     _v("", "FED.SITE_FILE", "--site-file", "the coordinator's site.json, which fedvlm site make "
        "--public writes", "FILE"),
-    _v("", "FED.TOKEN_FILE", "--token-file", "file with their secret", "FILE"),
     _v(_RUN, "OUTPUT_DIR", "--output-dir", "folder of all runs", "DIR"),
     _v(_RUN, "RESUME", "--resume", "run folder to go on with", "DIR"),
     _v(_RUN, "TAG", "--tag", "a word in the run folder's name"),
@@ -181,6 +179,8 @@ REFUSED: dict[str, str] = {
     "--logdir": "is not known here; --output-dir DIR holds all runs",
     "--imbalance-train": "is not supported; --partition dirichlet gives unequal shares",
     "--split-client": "is not supported; --partition domain gives clients per domain",
+    "--workers-at": ENDED["FED.WORKERS_AT"],
+    "--token-file": ENDED["FED.TOKEN_FILE"],
 }
 
 

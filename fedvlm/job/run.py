@@ -36,7 +36,7 @@ from fedvlm.federation.rounds import FedState, state_of
 from fedvlm.job.build import Built, encode, prepare
 from fedvlm.job.describe import header, partition_name, peft_choice, run_path
 from fedvlm.job.dry import built_only, dry_run, evaluation_only
-from fedvlm.job.engines.staff import Staff, check_engine, employed
+from fedvlm.job.engines.base import ClientSide, client_side
 from fedvlm.job.identity import identity_config, present
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import Recorder
@@ -45,7 +45,6 @@ from fedvlm.job.results.against import sentences
 from fedvlm.job.results.classes import absent_parts, matrix_file
 from fedvlm.job.show import draw_partition, say_results
 from fedvlm.job.sinks import Sinks
-from fedvlm.job.sites.parties import Parties, gathered
 from fedvlm.runs.folder import RunFolder, look_ahead
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.state import clear_states
@@ -104,22 +103,18 @@ def _run(
     """Build the run, open its folder, train it unless it is done; return results and folder."""
     began = time.perf_counter()
     choice = peft_choice(cfg, origins)
-    check_engine(cfg, inputs)
+    clients = client_side(cfg)
+    clients.check(inputs)
     path = _look_ahead(cfg, choice)
-    with contextlib.ExitStack() as stack:
-        parties = None
-        if of_parties(cfg):
-            progress("meeting the sites")
-            parties = stack.enter_context(gathered(cfg, path))
-            inputs = parties.inputs
-        return _built_and_trained(cfg, origins, sinks, inputs, parties, choice, began)
+    with clients.gather(path, inputs) as found:
+        return _built_and_trained(cfg, origins, sinks, found, clients, choice, began)
 
 
 def _built_and_trained(
     cfg: CfgNode, origins: dict[str, str], sinks: Sinks, inputs: Inputs | None,
-    parties: Parties | None, choice: str, began: float,
+    clients: ClientSide, choice: str, began: float,
 ) -> tuple[dict[str, Any], Path]:
-    """As ``_run``, once who computes the clients is there."""
+    """As ``_run``, once the inputs are known."""
     built = prepare(cfg, progress, inputs=inputs)
     place = run_path(cfg, built.data.name, built.federation.trainer.name + choice)
     _check_resume(cfg, Path(cfg.OUTPUT_DIR) / place.relative())
@@ -143,7 +138,7 @@ def _built_and_trained(
         # Under the lock: two of the same command do it once.
         encode(built, progress, lambda note: console.notes([note]))
         folder.begin()
-        results = _trained(built, origins, folder, console, sinks, began, parties)
+        results = _trained(built, origins, folder, console, sinks, began, clients)
     say_results(folder.path, float(results["run_info"]["seconds_rounds"]))
     return results, folder.path
 
@@ -184,7 +179,7 @@ def _look_ahead(cfg: CfgNode, choice: str) -> Path:
 
 def _trained(
     built: Built, origins: dict[str, str], folder: RunFolder, console: Console, sinks: Sinks,
-    began: float, parties: Parties | None,
+    began: float, clients: ClientSide,
 ) -> dict[str, Any]:
     """Train, whatever stops it leaves the screen free and says where the whole rounds are."""
     frozen = gc.get_freeze_count() > 0  # by the caller, who has a reason: left as it is
@@ -192,7 +187,7 @@ def _trained(
         gc.collect()
         gc.freeze()  # what is built lives to the end: the collector need not walk it every round
     try:
-        return _train(built, origins, folder, console, sinks, began, parties)
+        return _train(built, origins, folder, console, sinks, began, clients)
     except KeyboardInterrupt as stop:
         raise saying(
             stop, f"whole rounds are saved in {folder.path}; the same command goes on there"
@@ -206,7 +201,7 @@ def _trained(
 
 def _train(
     built: Built, origins: dict[str, str], folder: RunFolder, console: Console, sinks: Sinks,
-    began: float, parties: Parties | None,
+    began: float, clients: ClientSide,
 ) -> dict[str, Any]:
     """Describe the run, train it to its end, and return what is then in ``results.json``."""
     cfg = built.cfg
@@ -219,10 +214,10 @@ def _train(
     )
     log = LogFile(folder.log_path, int(cfg.FED.ROUNDS))
     screens = (console, log)
-    if parties is None and on_disk(built):
+    if not of_parties(cfg) and on_disk(built):
         built.federation.keep_on_disk(folder.records)
-    with employed(built, folder, partial(_note, screens), parties) as staff:
-        results = _rounds(built, folder, screens, sinks, staff, began)
+    with clients.connect(built, folder, partial(_note, screens)):
+        results = _rounds(built, folder, screens, sinks, clients, began)
     for screen in screens:
         screen.result(results.table)
         screen.notes([*results.notes, *absent_parts(cfg, results.numbers)])
@@ -234,12 +229,12 @@ def _train(
 
 
 def _rounds(
-    built: Built, folder: RunFolder, screens: tuple[Console, LogFile], sinks: Sinks, staff: Staff,
-    began: float,
+    built: Built, folder: RunFolder, screens: tuple[Console, LogFile], sinks: Sinks,
+    clients: ClientSide, began: float,
 ) -> Results:
     """Say what the run is, and run its rounds."""
     cfg, (console, log) = built.cfg, screens
-    state = staff.resume(restore(built, folder))
+    state = clients.resume(restore(built, folder))
     folder.save_start(built.federation.p0)
     lines = header(built)
     console.header(lines)
@@ -248,8 +243,8 @@ def _rounds(
         screen.notes([*built.notes, *folder.notes])
     title = f"{built.data.name}, {partition_name(cfg)}, data seed {cfg.DATA_SEED}"
     draw_partition(folder.path, title)
-    staff.meet()
-    return to_the_end(built, folder, state, screens, sinks, began, ask=staff.ask)
+    clients.meet()
+    return to_the_end(built, folder, state, screens, sinks, began, ask=clients.ask)
 
 
 def _counted(built: Built) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ import numpy as np
 
 from fedvlm.config.federation import PARTITION_ALIASES
 from fedvlm.core.errors import ConfigError, fold
-from fedvlm.core.registry import Registry
+from fedvlm.core.plugins import Registry
 from fedvlm.core.rng import python_stream, seed_of
 from fedvlm.data.catalog import superclasses_of
 from fedvlm.data.datum import PARTS, IntArray

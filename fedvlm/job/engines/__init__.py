@@ -1,1 +1,1 @@
-"""Engines beside the local one: who computes the clients of a run (``FED.ENGINE``)."""
+"""Who computes the clients of a run (``FED.ENGINE``): a module each, imported when named."""

@@ -1,13 +1,14 @@
 """Clients of a simulation at sites behind Flower (``FED.ENGINE flower``).
 
 The federation was begun by ``fedvlm federation up``; its sites get a part of the clients each
-(``FED.SITES``), and a resident worker that has built this very run and keeps their states. The
-driver is the ordinary job.
+(``FED.SITES``): a process that has built this very run and keeps their states. The driver is the
+ordinary job.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,36 +23,40 @@ from fedvlm.core.threads import usual_threads
 from fedvlm.core.trees import State
 from fedvlm.distributed.flower import processes
 from fedvlm.distributed.flower.carrier import Flower
-from fedvlm.distributed.flower.commands import LINK
+from fedvlm.distributed.flower.commands import LINK, find_flower, find_ray
 from fedvlm.distributed.flower.network import (
-    begin_worker,
+    begin_site,
     down,
     errand,
     refuse_busy,
+    sites_ready,
     up,
-    workers_ready,
 )
 from fedvlm.distributed.flower.place import FOLDER, Place, even, read_place
 from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.server.remote import RemoteEngine
-from fedvlm.distributed.sockets.stream import UNIX
 from fedvlm.distributed.store import AwayStore
-from fedvlm.evaluation.evaluator import Ask
 from fedvlm.federation.clients import AWAY
-from fedvlm.federation.local.images import Absent
 from fedvlm.federation.plan import parse_sites
-from fedvlm.federation.rounds import FedState
 from fedvlm.job.build import Built
+from fedvlm.job.engines.base import ClientSide, Tell, refuse_memory
 from fedvlm.job.engines.states import SITE
+from fedvlm.job.inputs import Inputs
 from fedvlm.job.sites.parties import policy_of as sites_policy
 from fedvlm.job.sites.party import config_plain, shared_facts
+from fedvlm.job.workers.processes import (
+    MODULE,
+    core_count,
+    leave_images,
+    run_id,
+    worker_environment,
+)
 from fedvlm.runs.folder import RunFolder
 from fedvlm.runs.identity import identity_digest
 
+ENGINE = "flower"
 START = 600.0  # seconds for workers to be built
 REACH = 120.0  # seconds for sites to be at the SuperLink
-Tell = Callable[[str], None]
-Words = Callable[[Sequence[str]], list[str]]
 
 
 class SitesAway(AwayStore):
@@ -76,26 +81,55 @@ class SitesAway(AwayStore):
             )
 
 
-class Federated:
-    """Sites behind Flower; see ``Staff``.
+class AtSitesOfFlower(ClientSide):
+    """Sites behind Flower that get a part of the clients each; see ``ClientSide``."""
 
-    Args:
-        begin: lets the sites' workers run.
-    """
+    built: Built
+    engine: RemoteEngine
+    carrier: Flower
+    begin: Callable[[], None]  # lets the sites' workers run
 
-    def __init__(
-        self, built: Built, engine: RemoteEngine, carrier: Flower, begin: Callable[[], None]
-    ) -> None:
-        self.built, self.engine, self.carrier, self._begin = built, engine, carrier, begin
-        self.ask: Ask = engine.template
+    def check(self, inputs: Inputs | None) -> None:
+        """See ``ClientSide.check``."""
+        refuse_memory(self.cfg, inputs)
+        check_flower(self.cfg)
+
+    @contextlib.contextmanager
+    def connect(self, built: Built, folder: RunFolder, tell: Tell) -> Iterator[None]:
+        """See ``ClientSide.connect``: the sites' processes stay when the run ends."""
+        run, threads = run_id(folder), threads_of_site(built.cfg, os.environ, core_count())
+        federation, place = built.federation, check_flower(built.cfg)
+        self.built, self.carrier = built, Flower(place, tell)
+        self.engine = RemoteEngine(
+            self.carrier, config_plain(built.cfg), federation.engine.chunk, policy_of(built.cfg),
+            run, tell, beside=shared_facts(built.identity), remedy="",
+        )
+        self.ask = self.engine.template
+        layout = list(federation.engine.sites)
+        federation.engine, federation.clients.store = self.engine, SitesAway()
+        leave_images(built)
+
+        def begin() -> None:
+            refuse_busy(place)  # again: another run may have come while this one was built
+            about = errand(folder.path.resolve(), identity_digest(built.identity))
+            _begin(place, folder.path.resolve(), about, layout,
+                   partial(worker_environment, built.cfg, threads), tell)
+
+        self.begin = begin
+        try:
+            yield
+        finally:
+            self.carrier.close()
+            with contextlib.suppress(DataError, OSError):  # of the last session; never read back
+                files.write_json(folder.path / "frames.json", dict(self.engine.traffic))
 
     def meet(self) -> None:
-        """See ``Staff.meet``.
+        """See ``ClientSide.meet``.
 
         Raises:
             ConfigError: a site is not there, or has another config; says why.
         """
-        self._begin()
+        self.begin()
         self.carrier.open(REACH)
         away = self.carrier.absent()
         if away:
@@ -104,9 +138,18 @@ class Federated:
         self.engine.meet(federation.plan.clients, REACH)
         self.engine.join(federation)
 
-    def resume(self, state: FedState | None) -> FedState | None:
-        """See ``Staff.resume``."""
-        return state
+
+def missing(ray: bool) -> str:
+    """Return what of Flower is not installed, and how to mend it; empty: it is there.
+
+    Args:
+        ray: what its simulation needs, too.
+    """
+    try:
+        find_ray() if ray else find_flower()
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def check_flower(cfg: CfgNode) -> Place:
@@ -150,68 +193,26 @@ def loopback(folder: Path, count: int, say: Tell) -> Iterator[Callable[[], set[i
         down(place)
 
 
-@contextlib.contextmanager
-def federated(
-    built: Built, folder: RunFolder, run: str, command: Words,
-    environ: Callable[[int], Mapping[str, str]], tell: Tell,
-) -> Iterator[Federated]:
-    """Let sites behind Flower compute the clients of a run; they stay when it ends.
-
-    Args:
-        run: the run's name at its sites.
-        command: the words after ``site serve`` -> the command of a worker.
-        environ: threads and number of a worker -> its environment.
-    """
-    federation, place = built.federation, check_flower(built.cfg)
-    carrier = Flower(place, tell)
-    engine = RemoteEngine(
-        carrier, config_plain(built.cfg), federation.engine.chunk, policy_of(built.cfg), run, tell,
-        beside=shared_facts(built.identity), remedy="",
-    )
-    layout = list(federation.engine.sites)
-    federation.engine, federation.clients.store = engine, SitesAway()
-    # Whoever asks for a client's images here is refused.
-    federation.meter = None
-    federation.batcher = Absent(
-        federation.roster, int(built.cfg.DATALOADER.TRAIN_X.BATCH_SIZE), "the driver"
-    )
-
-    def begin() -> None:
-        refuse_busy(place)  # again: another run may have come while this one was built
-        about = errand(folder.path.resolve(), identity_digest(built.identity))
-        _begin(place, folder.path.resolve(), about, layout, command, environ, tell)
-
-    try:
-        yield Federated(built, engine, carrier, begin)
-    finally:
-        carrier.close()
-        with contextlib.suppress(DataError, OSError):  # of the last session; nothing reads it back
-            files.write_json(folder.path / "frames.json", dict(engine.traffic))
-
-
 def policy_of(cfg: CfgNode) -> Policy:
     """Return what is done about sites that do not answer well: all are needed, unless said."""
     return replace(sites_policy(cfg), quorum=float(cfg.FED.UNRELIABLE.QUORUM) or 1.0)
 
 
 def _begin(
-    place: Place, run: Path, about: str, layout: Sequence[int], command: Words,
+    place: Place, run: Path, about: str, layout: Sequence[int],
     environ: Callable[[int], Mapping[str, str]], tell: Tell,
 ) -> None:
-    """Let a worker of this run be at each site.
+    """Let each site work for this run with its part of the clients.
 
     Raises:
         ConfigError: one cannot be built; its last line is shown.
     """
     for number, site in enumerate(place.sites):
-        mine = [str(c) for c, at in enumerate(layout) if at == number]
-        words = command([
-            "--run", str(run), "--clients", ",".join(mine), "--states",
-            str(place.states(site.name).resolve()), "--listen", UNIX + str(place.worker(site.name)),
-            "--token-file", str(place.token(site.name).resolve()),
-        ])
-        begin_worker(place, site.name, words, dict(environ(number)), about, tell)
-    workers_ready(place, [site.name for site in place.sites], START)
+        mine = ",".join(str(c) for c, at in enumerate(layout) if at == number)
+        states = place.states(site.name).resolve()
+        words = [MODULE, str(run), str(states), "--clients", mine]
+        begin_site(place, site.name, words, environ(number), about, tell)
+    sites_ready(place, [site.name for site in place.sites], START)
 
 
 def threads_of_site(cfg: CfgNode, environ: Mapping[str, str], cores: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,8 +30,7 @@ from fedvlm.distributed.schema import COUNTS, by, client, hexes, record, text
 from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.server.readmission import Wish, read_wishes, readmit
 from fedvlm.distributed.server.remote import RemoteEngine
-from fedvlm.distributed.sockets.carrier import Addressed
-from fedvlm.distributed.sockets.stream import UNIX, host_port, read_token
+from fedvlm.distributed.sockets.sites import SiteSockets
 from fedvlm.evaluation.evaluator import Ask
 from fedvlm.federation.rounds import FedState
 from fedvlm.job.build import Built
@@ -41,6 +41,7 @@ from fedvlm.job.sites.party import config_plain
 
 PLACE = "sites"  # in the run's folder
 NAME, MET, FRAMES = "run", "met.json", "frames.json"
+_NETWORK = re.compile(r"[^/]*:\d{1,5}")
 _FIRST = 1.0  # seconds after which those who are not are named
 _MET = by(text("[^/]+", 200), record({"data": hexes, "clients": by(client, record(COUNTS))}))
 Tell = Callable[[str], None]
@@ -70,19 +71,28 @@ def sites_of(cfg: CfgNode) -> Sites:
     """Return the carrier to the sites of a run: a federation's, or sockets."""
     if cfg.FED.FEDERATION:
         return Flower(read_place(user_path(cfg.FED.FEDERATION)), _tell)
-    return Addressed(
-        addresses(cfg), read_token(cfg.FED.TOKEN_FILE), "site",
-        "fedvlm site serve site.yaml --listen ... --token-file ...",
-    )
+    return SiteSockets(socket_paths(cfg))
 
 
 def _tell(words: str) -> None:
     complain(words, prefix="note")
 
 
-def addresses(cfg: CfgNode) -> list[str]:
-    """Return the addresses of ``FED.SITES_AT``."""
-    return [word.strip() for word in cfg.FED.SITES_AT.split(",") if word.strip()]
+def socket_paths(cfg: CfgNode) -> list[Path]:
+    """Return the paths of ``FED.SITES_AT``.
+
+    Raises:
+        ConfigError: one is an address of the network.
+    """
+    words = [word.strip() for word in cfg.FED.SITES_AT.split(",") if word.strip()]
+    for word in words:
+        if _NETWORK.fullmatch(word):
+            raise ConfigError(
+                f"--sites-at {word}: sites on other machines are reached by Flower alone "
+                "(--federation FOLDER; docs/deployment.md); on this machine give the path of the "
+                "site's socket, which fedvlm site serve SITE.YAML --listen PATH makes"
+            )
+    return [user_path(word.removeprefix("unix:")) for word in words]
 
 
 def check_sites(cfg: CfgNode) -> None:
@@ -101,30 +111,24 @@ def check_sites(cfg: CfgNode) -> None:
             )
         if not place.sites:
             raise ConfigError(f"'{behind}' has no site yet: fedvlm federation admit lets one in")
-        if cfg.FED.SITES_AT or cfg.FED.TOKEN_FILE:
-            raise ConfigError("--federation has its own way to the sites and their tokens: drop "
-                              "--sites-at and --token-file")
-    wanted = (("SITES_AT", "--sites-at HOST:PORT,...: where the sites are (or --federation "
-               "FOLDER)"),
-              ("TOKEN_FILE", "--token-file FILE: the secret that the sites know, too"),
+        if cfg.FED.SITES_AT:
+            raise ConfigError("--federation has its own way to the sites: drop --sites-at")
+    wanted = (("SITES_AT", "--federation FOLDER: the sites that fedvlm federation admitted (or "
+               "--sites-at PATH,...: sockets of sites on this machine)"),
               ("SITE_FILE", "--site-file FILE: the coordinator's own, with the class names (fedvlm "
                "site make --public)"))
     lacks = [words for key, words in wanted
              if not cfg.FED[key] and not (behind and key != "SITE_FILE")]
     if lacks:
         raise ConfigError("\n".join(f"--engine sites wants {words}" for words in lacks))
-    for address in addresses(cfg):
-        if not address.startswith(UNIX):
-            host_port(address)
-    if len(set(addresses(cfg))) < len(addresses(cfg)):
-        raise ConfigError(f"--sites-at {cfg.FED.SITES_AT}: an address stands twice")
-    if not behind:
-        read_token(cfg.FED.TOKEN_FILE)
+    paths = socket_paths(cfg)
+    if len(set(paths)) < len(paths):
+        raise ConfigError(f"--sites-at {cfg.FED.SITES_AT}: a path stands twice")
 
 
 @dataclass
 class Parties:
-    """The sites of a run, met; see ``engines.staff.Staff``.
+    """The sites of a run, met; see ``engines.base.ClientSide``.
 
     Attributes:
         engine: asks them.
@@ -140,7 +144,7 @@ class Parties:
 
     @property
     def ask(self) -> Ask:
-        """See ``Staff.ask``."""
+        """See ``ClientSide.ask``."""
         return self.engine.template
 
     def employ(self, built: Built, folder: Path, tell: Tell) -> None:
@@ -164,11 +168,8 @@ class Parties:
         files.write_json(place / MET, self.engine.members.welcomes())
         self.engine.say = tell
 
-    def meet(self) -> None:
-        """See ``Staff.meet``: they were."""
-
     def resume(self, state: FedState | None) -> FedState | None:
-        """See ``Staff.resume``: with the clients that are taken in again."""
+        """See ``ClientSide.resume``: with the clients that are taken in again."""
         if state is None or not self.wishes:
             return state
         return readmit(self.engine, self.wishes, state)

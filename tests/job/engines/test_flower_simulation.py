@@ -15,7 +15,7 @@ from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError
 from fedvlm.distributed.flower import commands
 from tests import jobs
-from tests.job.engines.test_processes import same
+from tests.job.workers.test_worker_processes import same
 
 WORDS = (
     "run", "--demo", "--shots", "8", "--rounds", "2", "--num-users", "12", "--partition", "iid",

@@ -13,9 +13,9 @@ from fedvlm.distributed.carriers import InProcess
 from fedvlm.distributed.flower.place import Place, new_place
 from fedvlm.job.build import build
 from fedvlm.job.engines import flower
-from fedvlm.job.engines.serving import part_of
 from fedvlm.job.inputs import SharedInputs
 from fedvlm.job.resolve import config_of
+from fedvlm.job.workers.serving import part_of
 from tests import jobs
 
 WORDS = ("--num-users", "3", "--trainer", "APFL", "--keep-logits", "--engine", "flower")

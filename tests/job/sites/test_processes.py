@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tests import jobs
-from tests.job.engines.test_processes import SECONDS, address, after, started, until
 from tests.job.sites.places import NAMES, WORDS, make, rows
+from tests.job.workers.test_worker_processes import SECONDS, address, after, started, until
 
 pytestmark = pytest.mark.slow
 __all__ = ["address"]

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests import jobs
-from tests.job.engines.test_staff import rows
+from tests.job.engines.test_workers import rows
 
 pytestmark = pytest.mark.slow
 WORDS = (

@@ -16,7 +16,7 @@ import pytest
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.distributed.flower import commands, simulation
-from fedvlm.distributed.flower.simulation import RELAY, Simulated
+from fedvlm.job.workers.simulation import RELAY, RayCarrier
 from tests import jobs
 
 FLOWER = {
@@ -87,7 +87,7 @@ serve(door, read_token(file), lambda frame: slot.encode() + b" " + frame, print)
 
 
 @pytest.fixture
-def carrier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulated]:
+def carrier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayCarrier]:
     """Two workers behind it, not begun to be met."""
     commands_ = tmp_path / "venv" / "bin"
     commands_.mkdir(parents=True)
@@ -104,7 +104,7 @@ def carrier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulat
     monkeypatch.setenv(commands.VARIABLE, str(commands_.parent))
     monkeypatch.setattr(simulation, "EVERY", 0.02)
     numbers = iter(range(9))
-    made = Simulated(lambda words: (
+    made = RayCarrier(lambda words: (
         sys.executable, "-S", "-c", WORKER, str(jobs.REPOSITORY), str(next(numbers)), *words,
     ), 2, tmp_path)
     yield made
@@ -112,7 +112,7 @@ def carrier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulat
     assert all(p.poll() is not None for p in made.processes.values()) and not made._place.exists()
 
 
-def test_frames_come_to_the_workers_and_a_dead_one_is_named(carrier: Simulated) -> None:
+def test_frames_come_to_the_workers_and_a_dead_one_is_named(carrier: RayCarrier) -> None:
     carrier.open(60)
     assert carrier.sites() == ["worker0", "worker1"] and carrier.absent() == []
     frames = {"worker1": b"abc", "worker0": bytes(200_000)}
@@ -132,14 +132,14 @@ def test_frames_come_to_the_workers_and_a_dead_one_is_named(carrier: Simulated) 
 
 
 def test_what_does_not_begin_is_said_with_its_last_line(
-    carrier: Simulated, monkeypatch: pytest.MonkeyPatch
+    carrier: RayCarrier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BROKEN", "1")
     with pytest.raises(ConfigError, match="did not start: exit code 1; .*: ray is broken; log"):
         carrier.open(60)
 
 
-def test_workers_end_with_their_driver(carrier: Simulated) -> None:
+def test_workers_end_with_their_driver(carrier: RayCarrier) -> None:
     carrier.open(60)
     for line in carrier._lines.values():  # as the system does with those of a process that is gone
         line.close()

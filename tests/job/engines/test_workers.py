@@ -20,11 +20,11 @@ from fedvlm.distributed.carriers import InProcess
 from fedvlm.distributed.pool.store import PoolStore
 from fedvlm.distributed.wire import unpack
 from fedvlm.job.build import build
-from fedvlm.job.engines import staff
-from fedvlm.job.engines.serving import worker_of
+from fedvlm.job.engines import processes, workers
 from fedvlm.job.flags import parse
 from fedvlm.job.inputs import SharedInputs
 from fedvlm.job.resolve import resolve
+from fedvlm.job.workers.serving import worker_of
 from tests import jobs
 
 MORE = ("--num-users", "3", "--frac", "0.7", "--opts", "FED.CHUNK", "1")
@@ -38,7 +38,7 @@ class Pool(InProcess):
         super().__init__({})
         self.stop, self.asked = stop, list[tuple[str, str, int]]()
         for i in range(2):
-            site = worker_of(build(cfg, inputs=INPUTS), folder / staff.PLACE)
+            site = worker_of(build(cfg, inputs=INPUTS), folder / processes.PLACE)
             self.answers[f"worker{i}"] = site.answer
 
     def open(self, seconds: float) -> None:
@@ -67,11 +67,11 @@ def with_workers(
 ) -> tuple[int, list[Pool]]:
     pools: list[Pool] = []
 
-    def workers_of(cfg: Any, folder: Path, tell: Any) -> Pool:
-        pools.append(Pool(cfg, folder, stop if not pools else ("", 0)))
+    def workers_of(side: workers.Workers, folder: Path, tell: Any) -> Pool:
+        pools.append(Pool(side.cfg, folder, stop if not pools else ("", 0)))
         return pools[-1]
 
-    patch.setattr(staff, "workers_of", workers_of)
+    patch.setattr(workers.Workers, "workers_of", workers_of)
     return jobs.run(output, "--engine", "workers", *more), pools
 
 
@@ -152,16 +152,16 @@ def test_what_an_engine_cannot_do_is_said_before_data_are_read(
 
 def test_workers_are_as_many_as_the_cores_allow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a number each has the threads of the local engine: the same bits."""
-    monkeypatch.setattr(staff, "_cores", lambda: 8)
+    monkeypatch.setattr(processes, "core_count", lambda: 8)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     cfg = resolve(parse(["--demo"])).jobs[0].cfg
     large = resolve(parse(["--demo", "--backbone", "ViT-B/16"])).jobs[0].cfg
     two = resolve(parse(["--demo", "--backbone", "ViT-B/16", "--engine", "workers",
                          "--workers", "2"])).jobs[0].cfg
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert [staff.size_of(c) for c in (cfg, large, two)] == [(8, 1), (1, 8), (2, 4)]
+    assert [processes.size_of(c) for c in (cfg, large, two)] == [(8, 1), (1, 8), (2, 4)]
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    assert [staff.size_of(c) for c in (cfg, large, two)] == [(2, 4), (2, 4), (2, 4)]
+    assert [processes.size_of(c) for c in (cfg, large, two)] == [(2, 4), (2, 4), (2, 4)]
 
 
 def test_the_name_of_a_run_at_its_workers_is_its_own_and_stays(tmp_path: Path) -> None:
@@ -172,14 +172,14 @@ def test_the_name_of_a_run_at_its_workers_is_its_own_and_stays(tmp_path: Path) -
         return SimpleNamespace(path=path, digest="same")
 
     one, two, older, third = (folder(name) for name in ("one", "two", "older", "third"))
-    assert staff.run_id(one) == staff.run_id(one) != staff.run_id(two)
+    assert processes.run_id(one) == processes.run_id(one) != processes.run_id(two)
     for run in (older, third):
         (run.path / "state").mkdir()
         (run.path / "state" / "round_0001.json").touch()
-    assert staff.run_id(older) == staff.run_id(third) != staff.run_id(two)
-    (two.path / staff.PLACE / staff.NAME).write_text("../../other")
+    assert processes.run_id(older) == processes.run_id(third) != processes.run_id(two)
+    (two.path / processes.PLACE / processes.NAME).write_text("../../other")
     with pytest.raises(DataError, match="is damaged"):
-        staff.run_id(two)
+        processes.run_id(two)
 
 
 def test_a_run_goes_on_with_the_engine_that_began_it(
@@ -191,7 +191,7 @@ def test_a_run_goes_on_with_the_engine_that_began_it(
     (folder / "results.json").unlink()
     for path in (folder / "state").glob("round_0002.*"):
         path.unlink()
-    monkeypatch.setattr(staff, "workers_of", lambda *given: Pool.__new__(Pool))
+    monkeypatch.setattr(workers.Workers, "workers_of", lambda *given: Pool.__new__(Pool))
     assert jobs.run(tmp_path, "--engine", "workers") == 2
     assert "was begun with --engine local" in capsys.readouterr().err
     assert jobs.run(tmp_path) == 0

@@ -1,0 +1,114 @@
+"""What an engine is: the clients' side of a run (``FED.ENGINE``).
+
+A module of this folder that sets ``ENGINE`` to its word is an engine, and has one class that
+derives from ``ClientSide``. It is imported when a run names it (``core.plugins``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from yacs.config import CfgNode
+
+from fedvlm.config.engines import ENGINES, FLOWER, FLOWER_SIM, SITES, WORKERS
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.plugins import own_class
+from fedvlm.evaluation.evaluator import Ask
+from fedvlm.federation.rounds import FedState
+from fedvlm.job.build import Built
+from fedvlm.job.inputs import GivenInputs, Inputs
+from fedvlm.runs.folder import RunFolder
+
+READS = {  # key -> its flag, and the engines that read it
+    "WORKERS": ("--workers", WORKERS, FLOWER_SIM), "SITES_AT": ("--sites-at", SITES),
+    "SITE_FILE": ("--site-file", SITES), "FEDERATION": ("--federation", FLOWER, SITES),
+}
+Tell = Callable[[str], None]
+
+
+class ClientSide:
+    """The clients' side of one run: who computes them.
+
+    A run calls ``check``, ``gather``, ``connect``, ``resume`` and ``meet``, in this order. What is
+    not overridden here means: this process computes them.
+
+    Args:
+        cfg: of the run.
+
+    Attributes:
+        ask: the clients' half of the baseline without training (``ClientMeter.template``), once
+            connected.
+    """
+
+    ask: Ask
+
+    def __init__(self, cfg: CfgNode) -> None:
+        self.cfg = cfg
+
+    def check(self, inputs: Inputs | None) -> None:
+        """Refuse what the engine cannot do, before data are read.
+
+        Args:
+            inputs: data that are given already.
+
+        Raises:
+            ConfigError: such a key.
+        """
+
+    @contextlib.contextmanager
+    def gather(self, path: Path, inputs: Inputs | None) -> Iterator[Inputs | None]:
+        """Yield what the run is built of; hang up at its end.
+
+        Args:
+            path: of the run's folder, which need not exist yet.
+        """
+        yield inputs
+
+    @contextlib.contextmanager
+    def connect(self, built: Built, folder: RunFolder, tell: Tell) -> Iterator[None]:
+        """Let the engine compute the clients of a run, and end its processes after it.
+
+        Args:
+            tell: hears what goes wrong meanwhile.
+
+        Raises:
+            ConfigError: no worker can be started or reached.
+        """
+        self.ask = built.meter.template
+        yield
+
+    def resume(self, state: FedState | None) -> FedState | None:
+        """Return the state that a run goes on from; excluded clients may be admitted again."""
+        return state
+
+    def meet(self) -> None:
+        """Be ready for the first request.
+
+        Raises:
+            ConfigError: a worker or site is missing, or is of another run; says why.
+        """
+
+
+def client_side(cfg: CfgNode) -> ClientSide:
+    """Return the clients' side of a run, by the engine that its config names.
+
+    Raises:
+        ConfigError: a flag that this engine does not read.
+    """
+    fed = cfg.FED
+    for key, (flag, *engines) in READS.items():
+        if fed[key] and fed.ENGINE not in engines:
+            raise ConfigError(f"{flag} {fed[key]}: add --engine {' or '.join(engines)}, which "
+                              "reads it")
+    return own_class(ENGINES.load(fed.ENGINE), ClientSide)(cfg)
+
+
+def refuse_memory(cfg: CfgNode, inputs: Inputs | None) -> None:
+    """Refuse data in memory where other processes compute (``ConfigError``)."""
+    if isinstance(inputs, GivenInputs):
+        raise ConfigError(
+            f"--engine {cfg.FED.ENGINE}: other processes cannot read data that a program holds in "
+            "memory; write them as a folder of images, or use the local engine"
+        )

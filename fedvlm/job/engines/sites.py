@@ -1,0 +1,45 @@
+"""Parties with data of their own compute the clients (``FED.ENGINE sites``)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedvlm.console.screen import progress
+from fedvlm.federation.rounds import FedState
+from fedvlm.job.build import Built
+from fedvlm.job.engines.base import ClientSide, Tell
+from fedvlm.job.inputs import Inputs
+from fedvlm.job.sites.parties import Parties, check_sites, gathered
+from fedvlm.runs.folder import RunFolder
+
+ENGINE = "sites"
+
+
+class AtParties(ClientSide):
+    """Sites of parties; see ``ClientSide``."""
+
+    parties: Parties
+
+    def check(self, inputs: Inputs | None) -> None:
+        """See ``ClientSide.check``."""
+        check_sites(self.cfg)
+
+    @contextlib.contextmanager
+    def gather(self, path: Path, inputs: Inputs | None) -> Iterator[Inputs | None]:
+        """See ``ClientSide.gather``: the sites are met, since counts come from them."""
+        progress("meeting the sites")
+        with gathered(self.cfg, path) as self.parties:
+            yield self.parties.inputs
+
+    @contextlib.contextmanager
+    def connect(self, built: Built, folder: RunFolder, tell: Tell) -> Iterator[None]:
+        """See ``ClientSide.connect``."""
+        self.parties.employ(built, folder.path, tell)
+        self.ask = self.parties.ask
+        yield
+
+    def resume(self, state: FedState | None) -> FedState | None:
+        """See ``ClientSide.resume``."""
+        return self.parties.resume(state)

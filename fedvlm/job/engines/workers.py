@@ -1,0 +1,115 @@
+"""Worker processes compute the clients (``FED.ENGINE workers``).
+
+The driver is the ordinary job: folder, console, metrics, results. With workers it keeps of its
+clients the versions that it accepted; their states lie in ``workers/`` of the run's folder, and so
+does what every worker says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from fedvlm.core import files
+from fedvlm.core.errors import DataError
+from fedvlm.core.threads import usual_threads
+from fedvlm.distributed.pool.store import PoolAway
+from fedvlm.distributed.server.policy import Policy
+from fedvlm.job.build import Built, pick_device
+from fedvlm.job.engines.base import ClientSide, Tell, refuse_memory
+from fedvlm.job.engines.states import PLACE
+from fedvlm.job.inputs import Inputs
+from fedvlm.job.sites.party import config_plain, shared_facts
+from fedvlm.job.workers.carrier import WorkerProcesses
+from fedvlm.job.workers.engine import PoolEngine
+from fedvlm.job.workers.processes import (
+    core_count,
+    leave_images,
+    run_id,
+    size_of,
+    worker_command,
+    worker_environment,
+)
+from fedvlm.runs.folder import RunFolder
+
+ENGINE = "workers"
+START = 600.0  # seconds for workers to be built
+EVER = 30 * 86400.0  # seconds for an answer: a worker that dies is heard of without
+
+
+class Workers(ClientSide):
+    """Workers; see ``ClientSide``."""
+
+    built: Built
+    engine: PoolEngine
+    carrier: WorkerProcesses
+
+    def check(self, inputs: Inputs | None) -> None:
+        """See ``ClientSide.check``."""
+        refuse_memory(self.cfg, inputs)
+
+    @contextlib.contextmanager
+    def connect(self, built: Built, folder: RunFolder, tell: Tell) -> Iterator[None]:
+        """See ``ClientSide.connect``."""
+        federation, run = built.federation, run_id(folder)
+        plain = config_plain(built.cfg)
+        federation.clients.store = PoolAway()
+        self.built, self.carrier = built, self.workers_of(folder.path, tell)
+        self.engine = PoolEngine(
+            self.carrier, plain, federation.engine.chunk,
+            Policy(deadline=EVER, wait=0.0), run, tell, layout=federation.engine.sites,
+            beside=shared_facts(built.identity),
+        )
+        self.ask = self.engine.template
+        leave_images(built)
+        try:
+            yield
+        finally:
+            self.carrier.close()
+            with contextlib.suppress(DataError, OSError):  # of the last session; never read back
+                (folder.path / PLACE).mkdir(exist_ok=True)
+                files.write_json(folder.path / PLACE / "frames.json", dict(self.engine.traffic))
+
+    def meet(self) -> None:
+        """See ``ClientSide.meet``."""
+        self.carrier.open(START)
+        federation = self.built.federation
+        self.engine.meet(federation.plan.clients, START)
+        self.engine.join(federation)
+
+    def workers_of(self, folder: Path, tell: Tell) -> WorkerProcesses:
+        """Return the carrier to a run's workers; those that are begun here are under way.
+
+        Args:
+            folder: of the run; its ``config.yaml`` is there.
+        """
+        cfg = self.cfg
+        place = folder / PLACE
+        place.mkdir(exist_ok=True)
+        count, threads = size_of(cfg)
+        usual = usual_threads({cfg.MODEL.BACKBONE.NAME}, os.environ, core_count())
+        if threads != usual and pick_device(cfg.DEVICE).type == "cpu":
+            tell(
+                f"{count} workers of {threads} thread(s) each, where --engine local takes {usual}: "
+                f"last bits may differ from its; OMP_NUM_THREADS={threads} makes both alike"
+            )
+        return self.begin(folder, place, count, partial(worker_environment, cfg, threads))
+
+    def begin(
+        self, folder: Path, place: Path, count: int, environ: Callable[[int], Mapping[str, str]]
+    ) -> WorkerProcesses:
+        """Begin worker processes.
+
+        Args:
+            folder: of the run.
+            place: of their states and logs.
+            environ: number of a worker -> its environment.
+        """
+        return WorkerProcesses(partial(_command, folder, place), count, place, environ)
+
+
+def _command(folder: Path, place: Path, slot: int, handle: int) -> Sequence[str]:
+    return worker_command(folder, place, "--handle", str(handle))
