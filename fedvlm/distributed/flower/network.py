@@ -338,16 +338,13 @@ def serve_owners(place: Place, say: Say) -> None:
     environ = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
     begun = [site.name for site in place.here if begin_site(
         place, site.name, ["fedvlm", "site", "serve", site.owner], environ, site.owner, say)]
-    sites_ready(place, begun, START, outpost.CONNECTED)
+    sites_ready(place, begun, START)
     for name in begun:
         say(f"{name}: its process is there, {processes.pid_of(place, name)}")
 
 
-def sites_ready(place: Place, sites: Sequence[str], seconds: float, word: str = READY) -> None:
-    """Wait until sites say that they are ready.
-
-    Args:
-        word: what stands in a site's log then.
+def sites_ready(place: Place, sites: Sequence[str], seconds: float) -> None:
+    """Wait until sites say that they are built and connected.
 
     Raises:
         ConfigError: one ends before; its last line is shown.
@@ -356,7 +353,7 @@ def sites_ready(place: Place, sites: Sequence[str], seconds: float, word: str = 
     until = time.monotonic() + seconds
     for site in sites:
         log = place.log(site)
-        while word not in processes.tail(log, 50):
+        while not all(word in processes.tail(log, 50) for word in (READY, outpost.CONNECTED)):
             if not processes.pid_of(place, site):
                 raise ConfigError(f"the process of {site} did not start: {processes.tail(log)}; "
                                   f"its log is {log}")

@@ -47,7 +47,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run over sites that keeps its logits, and beside it the federation."""
     output = tmp_path_factory.mktemp("flower")
     place, inputs = new_place(output / "federation", output, ["", ""]), SharedInputs()
-    place.sockets.rmdir()
 
     def begin(place: Place, folder: Path, *more: Any) -> None:
         layout = next(part for part in more if isinstance(part, list))
