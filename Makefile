@@ -13,7 +13,7 @@ MORE   := $(sort $(wildcard configs/results/more/*.yaml))
 TUNED  ?= $(wildcard docs/results/tuned.json)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-flower mutants wheel-test check docs results results-more bench clean
+.PHONY: help install demo test test-all test-flower mutants wheel-test check docs results results-more publish bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -64,13 +64,16 @@ ifndef PAGE_ONLY
 	for plan in $(PLANS); do OMP_NUM_THREADS=1 $(BIN)/python -m fedvlm sweep $$plan \
 	--jobs $(JOBS) $(if $(TUNED),--tuned $(TUNED)) || test $$? -eq 1 || exit 2; done
 endif
-	$(BIN)/python -m fedvlm publish docs/results $(if $(PAGE_ONLY),,--from output/results --keep)
+	$(BIN)/python scripts/evidence publish docs/results $(if $(PAGE_ONLY),,--from output/results --keep)
 
 results-more: ## the same from configs/results/more: all methods side by side, local work chosen, two plans more (about 2 hours more)
 	$(MAKE) results PLANS="$(MORE)"
 
+publish: ## docs/results from its cells alone: no runs, data or weights
+	$(MAKE) results PAGE_ONLY=1
+
 bench: $(STAMP) ## speed of FedTV against the reference recipe (ViT-B/16, 50 classes)
-	$(BIN)/python -m fedvlm bench fedtv --backbone ViT-B/16 --classes 50
+	$(BIN)/python scripts/evidence bench fedtv --backbone ViT-B/16 --classes 50
 
 clean: ## remove .venv and caches (never runs or data)
 	rm -rf $(VENV) $(FLOWER) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -9,6 +9,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 FOLDERS = ("trainers", "configs", "scripts")
+LEFT_OUT = ("__pycache__", "evidence")  # scripts/evidence makes this repository's own pages
 
 
 class BuildWithFolders(build_py):
@@ -21,7 +22,7 @@ class BuildWithFolders(build_py):
         for folder in FOLDERS:
             target = Path(self.build_lib, "fedvlm", "_repo", folder)
             shutil.rmtree(target, ignore_errors=True)  # build/ may hold files that are gone
-            shutil.copytree(folder, target, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(folder, target, ignore=shutil.ignore_patterns(*LEFT_OUT))
         shutil.copy2("federated_main.py", Path(self.build_lib, "fedvlm", "_repo"))  # for scripts/
 
 

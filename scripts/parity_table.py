@@ -4,7 +4,7 @@
     python scripts/parity_table.py docs/parity.md HetLoRA FedDPA    # these rows alone
 
 The runs are those of the tests (``tests/distributed/test_parity.py``,
-``tests/distributed/pool/test_pool.py``): what is equal is compared bit for bit. The page's text
+``tests/job/workers/test_pool.py``): what is equal is compared bit for bit. The page's text
 stays; lines between ``<!-- table -->`` and ``<!-- end -->`` are written anew. A few minutes.
 """
 

@@ -24,6 +24,8 @@ fedvlm() {
     "$work/venv/bin/fedvlm" "$@"
 }
 "$work/venv/bin/python" -c "import fedvlm; assert '$work/venv' in fedvlm.__file__, fedvlm.__file__"
+packaged=$(find "$work/venv" -path "*fedvlm*" -path "*evidence*")
+[ -z "$packaged" ] || { echo "the wheel carries scripts/evidence: $packaged"; exit 1; }
 fedvlm --version
 fedvlm list
 fedvlm list fedtv

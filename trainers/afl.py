@@ -29,14 +29,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree
-from fedvlm.federation.aggregation.updates import Updates
-from fedvlm.federation.context import UNIFORM, Context, Upload
-from fedvlm.federation.server import ServerContext
-from fedvlm.federation.toolbox.moments import CLOSED_FORM, moments, newcomers, ridge
-from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor, Trainer
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    Context,
+    Option,
+    Predictor,
+    ServerContext,
+    State,
+    Trainer,
+    Tree,
+    Updates,
+    Upload,
+    VLModel,
+    moments,
+)
 
 HEAD, GRAM, WEIGHT = "head.weight", "afl.gram", "afl.weight"
 SUMS = "sums"  # slot of the server
@@ -50,7 +56,7 @@ class AFL(Trainer):
     groups = ((r"head\.weight", "shared"),)
     extras_up = (r"afl\.(gram|weight)",)
     metrics = ()
-    weighting = UNIFORM
+    weighting = "uniform"
     aggregators = ()  # sums of sufficient statistics
     server_optim = False
     open_vocabulary = False
@@ -60,7 +66,7 @@ class AFL(Trainer):
         "KEEP": Option(0.0, "ridge that is left in the end", low=0.0),
         "UNIT": Option(False, "features of length 1 instead of the tower's own"),
     }
-    exempt = CLOSED_FORM
+    exempt = moments.CLOSED_FORM
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return the template's text features ``[C, d]``; zeros where there is no text tower."""
@@ -88,7 +94,9 @@ class AFL(Trainer):
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Send C_k and W_k; nothing is trained."""
         model = ctx.model
-        m = moments(ctx, lambda p, x: self.image_features(model, p, x), *received[HEAD].shape[1:])
+        m = moments.compute_moments(
+            ctx, lambda p, x: self.image_features(model, p, x), *received[HEAD].shape[1:]
+        )
         ctx.check_tree({"features": m.gram}, "the sum over the training images")
         eye = torch.eye(m.gram.shape[-1], dtype=m.gram.dtype, device=m.gram.device)
         gram = m.gram + self.cfg.GAMMA * eye
@@ -110,10 +118,10 @@ class AFL(Trainer):
     def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
         """Add those who are not in the sums yet, without their ridges, and solve."""
         sums = dict(server[SUMS])
-        for k in newcomers(ctx, updates):
+        for k in moments.newcomers(ctx, updates):
             gram, own = (updates.extras[n][k].to(sums["gram"]) for n in (GRAM, WEIGHT))
             eye = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
             sums["gram"] = sums["gram"] + (gram - self.cfg.GAMMA * eye)
             sums["cross"] = sums["cross"] + gram @ own.mT
-        head = ridge(sums["gram"], sums["cross"], self.cfg.KEEP).mT
+        head = moments.ridge(sums["gram"], sums["cross"], self.cfg.KEEP).mT
         return server | {"w": {HEAD: head.to(server["w"][HEAD])}, SUMS: sums}

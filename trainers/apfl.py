@@ -32,14 +32,21 @@ from typing import Any
 
 import torch
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree, pick
-from fedvlm.federation.batches import Batch, Step
-from fedvlm.federation.context import LOOP, Context, Upload, optimise
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.models.towers.adapters import mix_peft
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    Batch,
+    Context,
+    Option,
+    PeftTrainer,
+    State,
+    Step,
+    Tree,
+    Upload,
+    VLModel,
+    adapters,
+    optimise,
+    pick,
+)
 
 ALPHA = "alpha"
 
@@ -50,7 +57,7 @@ class APFL(PeftTrainer):
 
     name = "APFL"
     metrics = (r"(mixture/)?loss",)
-    trains_by = LOOP
+    trains_by = "loop"
     options = {
         "ALPHA": Option(0.5, "share of the private model at the start", low=0.0, high=1.0),
         "ALPHA_LR": Option(0.01, "learning rate of that share; 0 keeps it", low=0.0),
@@ -81,7 +88,7 @@ class APFL(PeftTrainer):
         at = f"local step {step.index}"
 
         def mixed(model: VLModel, p: Tree, b: Batch) -> Any:
-            return self.loss(model, mix_peft(p[ALPHA], pick(p, v), w), b)
+            return self.loss(model, adapters.mix_peft(p[ALPHA], pick(p, v), w), b)
 
         names = ctx.trained(v, ("shared", "personal"))
         gw = ctx.grad(w, self.loss, batch, what=f"the global model, {at}").grads
@@ -98,4 +105,4 @@ class APFL(PeftTrainer):
 
     def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return the mixture with the aggregated model."""
-        return mix_peft(state["mix"][ALPHA], state["v"], state["w"] | received)
+        return adapters.mix_peft(state["mix"][ALPHA], state["v"], state["w"] | received)

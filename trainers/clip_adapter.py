@@ -26,12 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import Tree
-from fedvlm.federation.toolbox.templates import TemplateTrainer
-from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.models.adapt.layers import layer, linear
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import TRAINER_REGISTRY, Option, TemplateTrainer, Tree, VLModel, layers
 
 FIRST, SECOND = "image.adapter.fc1", "image.adapter.fc2"
 
@@ -52,12 +47,12 @@ class CLIPAdapter(TemplateTrainer):
         d = model.embed_dim
         hidden = max(1, d // int(self.cfg.REDUCTION))
         return {
-            **layer(FIRST, (hidden, d), generator, bias=False),
-            **layer(SECOND, (d, hidden), generator, bias=False),
+            **layers.layer(FIRST, (hidden, d), generator, bias=False),
+            **layers.layer(SECOND, (d, hidden), generator, bias=False),
         }
 
     def image_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return x', ``[K, B, d]``."""
         z = model.image(x)
-        out = F.relu(linear(p, SECOND, F.relu(linear(p, FIRST, z))))
+        out = F.relu(layers.linear(p, SECOND, F.relu(layers.linear(p, FIRST, z))))
         return z.lerp(out, self.cfg.RATIO)

@@ -23,11 +23,7 @@ Command: python federated_main.py --demo --trainer CLIP-LoRA
 
 from __future__ import annotations
 
-from yacs.config import CfgNode
-
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.models.adapt import peft
+from fedvlm.method import TRAINER_REGISTRY, CfgNode, PeftTrainer, peft
 
 
 @TRAINER_REGISTRY.register("CLIP-LoRA")

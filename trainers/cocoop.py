@@ -26,11 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.core.trees import Tree
-from fedvlm.federation.toolbox.contexts import ContextTrainer
-from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor
-from fedvlm.models.adapt.layers import layer, linear
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import TRAINER_REGISTRY, ContextTrainer, Predictor, Tree, VLModel, layers
 
 REDUCTION = 16
 
@@ -52,8 +48,8 @@ class CoCoOp(ContextTrainer):
         d, hidden = model.embed_dim, max(1, model.embed_dim // REDUCTION)
         return {
             **super().trainables(model, generator),
-            **layer("text.net.fc1", (hidden, d), generator),
-            **layer("text.net.fc2", (model.text_width, hidden), generator),
+            **layers.layer("text.net.fc1", (hidden, d), generator),
+            **layers.layer("text.net.fc2", (model.text_width, hidden), generator),
         }
 
     def predictor(self, model: VLModel, p: Tree) -> Predictor:
@@ -61,7 +57,8 @@ class CoCoOp(ContextTrainer):
 
         def logits(x: Mapping[str, Tensor]) -> Tensor:
             z = F.normalize(model.image(x), dim=-1)
-            shift = linear(p, "text.net.fc2", F.relu(linear(p, "text.net.fc1", z)))  # [K, B, w]
+            hidden = F.relu(layers.linear(p, "text.net.fc1", z))
+            shift = layers.linear(p, "text.net.fc2", hidden)  # [K, B, w]
             text = model.text(p["text.ctx"].unsqueeze(1) + shift.unsqueeze(2))  # [K, B, C, d]
             return model.scale * (text @ z.unsqueeze(-1)).squeeze(-1)
 

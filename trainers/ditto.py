@@ -21,14 +21,20 @@ Command: python federated_main.py --demo --trainer Ditto
 
 from __future__ import annotations
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree
-from fedvlm.federation.context import Context, Edit, Upload
-from fedvlm.federation.groups import TAG, Finetune
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.toolbox.contrast import SIGMOID, SOFTMAX
-from fedvlm.federation.toolbox.regularise import pulled, received_by_newcomers
-from fedvlm.federation.trainer import TRAINER_REGISTRY
+from fedvlm.method import (
+    TAG,
+    TRAINER_REGISTRY,
+    Context,
+    Edit,
+    Finetune,
+    Option,
+    PeftTrainer,
+    State,
+    Tree,
+    Upload,
+    fill_newcomers,
+    pull,
+)
 
 
 @TRAINER_REGISTRY.register("Ditto")
@@ -36,7 +42,7 @@ class Ditto(PeftTrainer):
     """See the module's card."""
 
     name = "Ditto"
-    losses = (SOFTMAX, SIGMOID)
+    losses = ("softmax", "sigmoid")
     metrics = (r"(v/)?loss",)
     same_basis = True
     options = {
@@ -58,13 +64,13 @@ class Ditto(PeftTrainer):
 
     def near(self, received: Tree) -> Edit:
         """Return the edit that pulls v to the model received."""
-        return lambda params, grads, batch: pulled(
+        return lambda params, grads, batch: pull(
             params, grads, batch.cut(received), self.cfg.LAMBDA
         )
 
     def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return v; the model received where the client never worked."""
-        return received_by_newcomers(ctx, state["v"], received)
+        return fill_newcomers(ctx, state["v"], received)
 
     def finetune(self, ctx: Context, state: State, received: Tree, how: Finetune) -> Tree:
         """Train a copy of v as in a round, against the last global model."""

@@ -33,24 +33,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree, per_client
-from fedvlm.federation.batches import Batch, Step
-from fedvlm.federation.context import DESCENT, Context, Upload, descend, rates
-from fedvlm.federation.local.effort import Worked
-from fedvlm.federation.toolbox.contexts import N_CTX
-from fedvlm.federation.toolbox.privacy import (
-    GAUSSIAN,
-    SAMPLED,
-    clipped,
-    mean_of,
-    noised,
-    renyi,
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    Batch,
+    Context,
+    Option,
+    State,
+    Step,
+    Trainer,
+    Tree,
+    Upload,
+    VLModel,
+    Worked,
+    contexts,
+    descend,
+    per_client,
+    privacy,
+    rates,
 )
-from fedvlm.federation.toolbox.spending import Mechanism, spending
-from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer
-from fedvlm.models.adapt.contexts import random_context
-from fedvlm.models.vlmodel import VLModel
 
 SHARED, U, V, REST = "text.global", "text.u", "text.v", "text.r"
 PARTS = ((U, V), (SHARED,))  # each is clipped by itself
@@ -62,9 +62,9 @@ class DPFPL(Trainer):
 
     name = "DP-FPL"
     groups = ((r"text\.global", "shared"), (r"text\.[uvr]", "personal"))
-    trains_by = DESCENT
+    trains_by = "descent"
     options = {
-        "N_CTX": N_CTX,
+        "N_CTX": Option(16, "context tokens", low=1),
         "RANK": Option(8, "rank of the personal part", low=1),
         "CLIP": Option(10.0, "bound on the norm of a sample's gradient", low=0.0, low_open=True),
         "SIGMA": Option(1.0, "noise on a sum of gradients, in bounds; 0: none", low=0.0),
@@ -72,8 +72,8 @@ class DPFPL(Trainer):
             1e-5, "delta of (epsilon, delta)", low=0.0, low_open=True, high=1.0, high_open=True
         ),
         "ACCOUNTANT": Option(
-            GAUSSIAN, "exact without gain from sampling; or by sampling, one step a round",
-            choices=(GAUSSIAN, SAMPLED),
+            privacy.GAUSSIAN, "exact without gain from sampling; or by sampling, one step a round",
+            choices=(privacy.GAUSSIAN, privacy.SAMPLED),
         ),
         "RESIDUAL": Option(True, "keep what the rank leaves of the personal part"),
     }
@@ -92,12 +92,12 @@ class DPFPL(Trainer):
             not (after and self.cfg.SIGMA), f"--finetune-epochs {after}: it trains without noise, "
             "so that DP-FPL's epsilon would not hold; drop it, or set TRAINER.DP-FPL.SIGMA 0"
         )
-        if self.cfg.ACCOUNTANT == SAMPLED:
+        if self.cfg.ACCOUNTANT == privacy.SAMPLED:
             self.require(
                 int(cfg.FED.LOCAL_STEPS) == 1, "TRAINER.DP-FPL.ACCOUNTANT sampled counts one draw "
                 "a round: set FED.LOCAL_STEPS 1, or leave it at gaussian"
             )
-            renyi()  # says before any work that the package is not there
+            privacy.renyi()  # says before any work that the package is not there
 
     def prompt_sets(self, batch_size: int) -> int:
         """Return one for each sample of a batch."""
@@ -110,8 +110,9 @@ class DPFPL(Trainer):
             min(n, w) >= rank, f"TRAINER.DP-FPL.RANK {rank} is above {min(n, w)}, the smaller of "
             "N_CTX and the text width; lower it or raise N_CTX"
         )
-        shared, whole = (random_context((n, w), generator) for _ in range(2))
-        u, v, rest = (t[0] for t in factored(whole[None], random_context((1, rank, w), generator)))
+        shared, whole = (contexts.random_context((n, w), generator) for _ in range(2))
+        start = contexts.random_context((1, rank, w), generator)
+        u, v, rest = (t[0] for t in factored(whole[None], start))
         return {SHARED: shared, U: u, V: v, REST: rest * float(self.cfg.RESIDUAL)}
 
     def text_features(self, model: VLModel, p: Tree) -> Tensor:
@@ -144,14 +145,15 @@ class DPFPL(Trainer):
             p, self.loss, b, [SHARED, U, V], most=b.y.numel(), what=what,
             log=None if self.cfg.SIGMA else "",
         )
-        mean = mean_of(clipped(each, self.cfg.CLIP, PARTS), b)
-        return noised(mean, b, self.cfg.SIGMA * self.cfg.CLIP, "dp")
+        mean = privacy.mean_gradient(privacy.clip_by_part(each, self.cfg.CLIP, PARTS), b)
+        return privacy.add_noise(mean, b, self.cfg.SIGMA * self.cfg.CLIP, "dp")
 
     def privacy(self, work: Sequence[Worked]) -> Mapping[str, Any]:
         """Return epsilon and delta of the client that has spent most."""
         c = self.cfg
-        how = Mechanism(c.SIGMA, c.CLIP, c.DELTA, len(PARTS), c.ACCOUNTANT == SAMPLED)
-        return spending(how, work)
+        sampled = c.ACCOUNTANT == privacy.SAMPLED
+        how = privacy.Mechanism(c.SIGMA, c.CLIP, c.DELTA, len(PARTS), sampled)
+        return privacy.report_spending(how, work)
 
 
 def whole_of(p: Tree) -> Tensor:

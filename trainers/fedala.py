@@ -33,13 +33,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree, map_leaves, pick, rows
-from fedvlm.federation.batches import Batch
-from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.models.adapt.peft import BODY, role
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    Batch,
+    Context,
+    Option,
+    PeftTrainer,
+    State,
+    Tree,
+    Upload,
+    map_leaves,
+    peft,
+    pick,
+)
 
 WINDOW = 10  # losses whose spread tells whether they are steady
 
@@ -69,7 +75,7 @@ class FedALA(PeftTrainer):
 
     def mixed(self, ctx: Context) -> list[str]:
         """Return the names that are mixed: the last ones, image side first."""
-        names = sorted(ctx.groups.shared, key=lambda n: role(n) != BODY)
+        names = sorted(ctx.groups.shared, key=lambda n: peft.role(n) != peft.BODY)
         return names[-self.cfg.LAYERS:] if self.cfg.LAYERS else names
 
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
@@ -131,8 +137,9 @@ class FedALA(PeftTrainer):
             k = sum(share > i for share in shares)  # the first of them: clients lie by size
             if not k:
                 break
-            received, old, gap = (rows(t, 0, k) for t in fixed)
-            new, now = self.mix_step(ctx, received, (old, gap), rows(mix, 0, k), batch.part(k))
+            received, old, gap = ({n: v[:k] for n, v in t.items()} for t in fixed)
+            part = {n: v[:k] for n, v in mix.items()}
+            new, now = self.mix_step(ctx, received, (old, gap), part, batch.part(k))
             mix = {n: torch.cat([new[n], v[k:]]) for n, v in mix.items()}
             value = torch.cat([now, value[k:]])
             ctx.counters["mix_steps"] += k

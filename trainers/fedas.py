@@ -41,21 +41,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree, in_double, per_client
-from fedvlm.federation.aggregation.rules import MEAN
-from fedvlm.federation.aggregation.updates import Updates
-from fedvlm.federation.batches import Batch
-from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context, Upload
-from fedvlm.federation.groups import PERSONAL, SHARED
-from fedvlm.federation.optim import OptimSpec
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.server import ServerContext
-from fedvlm.federation.toolbox.prototypes import class_means, membership, of_labels
-from fedvlm.federation.toolbox.regularise import received_by_newcomers
-from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.models.adapt.peft import BODY, HEAD
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import (
+    PERSONAL,
+    SHARED,
+    TRAINER_REGISTRY,
+    Batch,
+    Context,
+    OptimSpec,
+    Option,
+    PeftTrainer,
+    ServerContext,
+    State,
+    Tree,
+    Updates,
+    Upload,
+    VLModel,
+    fill_newcomers,
+    peft,
+    per_client,
+    prototypes,
+    rules,
+    trees,
+)
 
 COUNT = "fedas.samples"
 
@@ -67,9 +74,9 @@ class FedAS(PeftTrainer):
     name = "FedAS"
     reads_old = True
     metrics = (r"(align/)?loss",)
-    roles = {BODY: SHARED, HEAD: PERSONAL}
-    needs = (BODY, HEAD)
-    aggregators = (MEAN,)  # its weights are the method
+    roles = {peft.BODY: SHARED, peft.HEAD: PERSONAL}
+    needs = (peft.BODY, peft.HEAD)
+    aggregators = (rules.MEAN,)  # its weights are the method
     server_optim = False
     extras_up = (r"fedas\.samples",)
     exempt = {"G5": "the received body is aligned before it is trained"}
@@ -86,14 +93,14 @@ class FedAS(PeftTrainer):
                            choices=("batch", "sample")),
         "FIM_BATCH": Option(16, "most samples per gradient in mode batch", low=1),
         "AGG": Option("fim", "weights of the mean: Fisher traces, samples, or all alike",
-                      choices=("fim", SAMPLES, UNIFORM), aliases={"data": SAMPLES}),
+                      choices=("fim", "samples", "uniform"), aliases={"data": "samples"}),
     }
 
     # ---- client ---------------------------------------------------------------------------
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Align a copy of the received body, train all, take the Fisher trace."""
         w = ctx.fit(self.aligned(ctx, state, received), self.loss).params
-        weight = self.fisher(ctx, w) if self.weighting == OWN else None
+        weight = self.fisher(ctx, w) if self.weighting == "own" else None
         extras = {COUNT: ctx.sizes.to(ctx.model.device, ctx.model.dtype)}
         return state | {"w": w}, ctx.upload(w, weight, extras)
 
@@ -103,7 +110,7 @@ class FedAS(PeftTrainer):
 
     def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return the client's own model; the shared body where it never trained."""
-        return received_by_newcomers(ctx, state["w"], received)
+        return fill_newcomers(ctx, state["w"], received)
 
     def aligned(self, ctx: Context, state: State, body: Tree) -> Tree:
         """Return the client's model with the received body, aligned where that is due."""
@@ -111,7 +118,7 @@ class FedAS(PeftTrainer):
         new = ctx.fresh & self.cfg.SKIP_FIRST
         if not self.cfg.ALIGN or (self.cfg.SKIP_FIRST and all(ctx.newcomers)):
             return received
-        own = class_means(
+        own = prototypes.class_means(
             ctx, lambda p, x: self.features(ctx.model, p, x), state["w"],
             len(ctx.model.classnames), ctx.model.embed_dim,
         )
@@ -134,9 +141,9 @@ class FedAS(PeftTrainer):
             means: the clients' class means before the round, ``[K, C, d]``.
         """
         old = b.cut(means)
-        square = (self.features(model, p, b.x) - of_labels(old, b.y)).square()
+        square = (self.features(model, p, b.x) - prototypes.select_by_label(old, b.y)).square()
         each = square.mean(-1) if self.cfg.ALIGN_REDUCTION == "mean" else square.sum(-1)
-        member = membership(b, old.shape[1])  # [K, B, C]
+        member = prototypes.membership(b, old.shape[1])  # [K, B, C]
         per_class = (member * each[..., None]).sum(1) / member.sum(1).clamp_min(1)
         return per_class.sum(1)
 
@@ -144,19 +151,19 @@ class FedAS(PeftTrainer):
     @property
     def weighting(self) -> str:
         """What AGG says; the Fisher trace is a weight of the method's own."""
-        return OWN if self.cfg.AGG == "fim" else str(self.cfg.AGG)
+        return "own" if self.cfg.AGG == "fim" else str(self.cfg.AGG)
 
     def fisher(self, ctx: Context, w: Tree) -> Tensor:
         """Return the trace of the empirical Fisher information at ``w``, ``[K]``, float64."""
         names = ctx.trained(w, (SHARED,) if self.cfg.FIM_PARAMS == "shared" else (SHARED, PERSONAL))
         size = 1 if self.cfg.FIM_MODE == "sample" else int(self.cfg.FIM_BATCH)
-        trace = in_double(torch.zeros(ctx.k, device=ctx.model.device))
+        trace = trees.in_double(torch.zeros(ctx.k, device=ctx.model.device))
         for batch in ctx.batches("fisher"):
             for piece in pieces(batch, size):
                 k = len(piece.y)
                 grads = ctx.grad(piece.cut(w), self.loss, piece, names, log=None).grads
                 for g in grads.values():
-                    trace[:k] += in_double(g).reshape(k, -1).square().sum(1)
+                    trace[:k] += trees.in_double(g).reshape(k, -1).square().sum(1)
         ctx.check(trace, "the Fisher trace")
         return torch.where(torch.isfinite(trace), trace, 0.0)  # such a client is left out
 

@@ -22,8 +22,7 @@ Command: python federated_main.py --demo --trainer FedAvg --finetune-epochs 5
 
 from __future__ import annotations
 
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.trainer import TRAINER_REGISTRY
+from fedvlm.method import TRAINER_REGISTRY, PeftTrainer
 
 
 @TRAINER_REGISTRY.register("FedAvg")

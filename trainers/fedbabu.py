@@ -30,16 +30,21 @@ from __future__ import annotations
 
 import torch
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree
-from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.groups import SHARED, Finetune
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.toolbox.regularise import UNIFORM, weighting
-from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.models.adapt import peft
-from fedvlm.models.adapt.contexts import word_context
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import (
+    SHARED,
+    TRAINER_REGISTRY,
+    Context,
+    Finetune,
+    Option,
+    PeftTrainer,
+    State,
+    Tree,
+    Upload,
+    VLModel,
+    contexts,
+    peft,
+    weighting,
+)
 
 HEAD_WORDS = "a photo of a"
 FT_PARTS = {"head": (peft.HEAD,), "body": (peft.BODY,), "full": (peft.BODY, peft.HEAD)}
@@ -56,7 +61,7 @@ class FedBABU(PeftTrainer):
         "FT_PART": Option("head", "what the final phase trains", choices=tuple(FT_PARTS)),
         "FT_EPOCHS": Option(5, "epochs of the final phase", low=0),
         "FT_LR": Option(0.0, "its constant learning rate; 0 is OPTIM.LR", low=0.0),
-        "WEIGHTING": weighting(UNIFORM),
+        "WEIGHTING": weighting("uniform"),
     }
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
@@ -64,7 +69,7 @@ class FedBABU(PeftTrainer):
         tree = super().trainables(model, generator)
         if "text.ctx" in tree and not self.spec.ctx_init:
             classes = tree["text.ctx"].shape[:-2]
-            tree["text.ctx"] = word_context(model, HEAD_WORDS).repeat(*classes, 1, 1)
+            tree["text.ctx"] = contexts.word_context(model, HEAD_WORDS).repeat(*classes, 1, 1)
         return tree
 
     @property

@@ -26,12 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from yacs.config import CfgNode
-
-from fedvlm.federation.groups import PERSONAL, Rule
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.toolbox.regularise import UNIFORM
-from fedvlm.federation.trainer import TRAINER_REGISTRY
+from fedvlm.method import PERSONAL, TRAINER_REGISTRY, CfgNode, PeftTrainer, Rule
 
 NORM = ".ln."
 
@@ -41,7 +36,7 @@ class FedBN(PeftTrainer):
     """FedAvg with personal normalisation layers (see the card)."""
 
     name = "FedBN"
-    weighting = UNIFORM
+    weighting = "uniform"
 
     def __init__(self, cfg: CfgNode) -> None:
         """Read what is trained.

@@ -26,13 +26,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedvlm.core.trees import Tree
-from fedvlm.federation.batches import Batch
-from fedvlm.federation.toolbox.contrast import symmetric_contrast
-from fedvlm.federation.toolbox.templates import TemplateTrainer
-from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.models.adapt.layers import layer, linear
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import TRAINER_REGISTRY, Batch, TemplateTrainer, Tree, VLModel, contrast, layers
 
 FIRST, SECOND = "image.adapter.fc1", "image.adapter.fc2"
 
@@ -47,16 +41,16 @@ class FedCLIP(TemplateTrainer):
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return both square layers with biases."""
         d = model.embed_dim
-        return {**layer(FIRST, (d, d), generator), **layer(SECOND, (d, d), generator)}
+        return {**layers.layer(FIRST, (d, d), generator), **layers.layer(SECOND, (d, d), generator)}
 
     def image_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return ``a(x) x``, ``[K, B, d]``."""
         z = model.image(x)
-        return linear(p, SECOND, torch.tanh(linear(p, FIRST, z))).softmax(-1) * z
+        return layers.linear(p, SECOND, torch.tanh(layers.linear(p, FIRST, z))).softmax(-1) * z
 
     def loss(self, model: VLModel, p: Tree, b: Batch) -> Tensor:
         """Return the in-batch loss ``[K]``: an image's text is that of its class."""
         texts = model.anchor("template", 0)[b.y]  # [K, B, d]
-        return symmetric_contrast(
+        return contrast.symmetric_contrast(
             model.logits(self.image_features(model, p, b.x), texts), b.w
         )

@@ -28,13 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import Tree
-from fedvlm.federation.toolbox.contexts import GLOBAL, LOCAL
-from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer
-from fedvlm.models.adapt.contexts import random_context
-from fedvlm.models.adapt.layers import layer, linear
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import TRAINER_REGISTRY, Option, Trainer, Tree, VLModel, contexts, layers
 
 SHARED, OWN = "image.shared_adapter", "image.personal_adapter"
 BETWEEN = "with a style of"
@@ -58,12 +52,12 @@ class FedDDA(Trainer):
         """Return both halves, both adapters and the gate, without biases."""
         d = model.embed_dim
         hidden = max(1, d // int(self.cfg.REDUCTION))
-        tree = {n: random_context((self.cfg.N_CTX, model.text_width), generator)
-                for n in (GLOBAL, LOCAL)}
+        tree = {n: contexts.random_context((self.cfg.N_CTX, model.text_width), generator)
+                for n in (contexts.GLOBAL, contexts.LOCAL)}
         for name in (SHARED, OWN):
-            tree |= layer(f"{name}.fc1", (hidden, d), generator, bias=False)
-            tree |= layer(f"{name}.fc2", (d, hidden), generator, bias=False)
-        return tree | layer("gate", (3, d), generator, bias=False)
+            tree |= layers.layer(f"{name}.fc1", (hidden, d), generator, bias=False)
+            tree |= layers.layer(f"{name}.fc2", (d, hidden), generator, bias=False)
+        return tree | layers.layer("gate", (3, d), generator, bias=False)
 
     def prompt_sets(self, batch_size: int) -> int:
         """Return 2 for short halves: the rest of a prompt is as long as another one."""
@@ -71,12 +65,12 @@ class FedDDA(Trainer):
 
     def text_features(self, model: VLModel, p: Tree) -> Tensor:
         """Return T, ``[K, C, d]``."""
-        return model.text_around(p[GLOBAL], p[LOCAL], BETWEEN)
+        return model.text_around(p[contexts.GLOBAL], p[contexts.LOCAL], BETWEEN)
 
     def image_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return x', ``[K, B, d]``."""
         z = model.image(x)
-        views = [z] + [F.relu(linear(p, f"{n}.fc2", F.relu(linear(p, f"{n}.fc1", z))))
+        views = [z] + [F.relu(layers.linear(p, f"{n}.fc2", F.relu(layers.linear(p, f"{n}.fc1", z))))
                        for n in (OWN, SHARED)]
-        share = linear(p, "gate", z).softmax(-1)  # [K, B, 3]
+        share = layers.linear(p, "gate", z).softmax(-1)  # [K, B, 3]
         return (torch.stack(views, -1) * share.unsqueeze(-2)).sum(-1)

@@ -32,17 +32,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree
-from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.groups import PERSONAL, SHARED, Rule
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.server import ServerContext
-from fedvlm.federation.toolbox.regularise import UNIFORM
-from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.models.adapt.peft import BODY, role, tower_lora
-from fedvlm.models.towers.adapters import PRIVATE_LORA
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import (
+    PERSONAL,
+    SHARED,
+    TRAINER_REGISTRY,
+    Context,
+    Option,
+    PeftTrainer,
+    Rule,
+    ServerContext,
+    State,
+    Tree,
+    Upload,
+    VLModel,
+    adapters,
+    peft,
+)
 
 DOWN, UP = "image.private.down", "image.private.up"
 LEFT, RIGHT = ".private.left", ".private.right"
@@ -54,7 +59,7 @@ class FedDecomp(PeftTrainer):
     """See the module's card."""
 
     name = "FedDecomp"
-    weighting = UNIFORM
+    weighting = "uniform"
     options = {
         "RANK": Option(4, "rank, or hidden width, of the private parts", low=1),
         "PRIVATE_EPOCHS": Option(1, "local epochs that train the private parts", low=1),
@@ -71,9 +76,9 @@ class FedDecomp(PeftTrainer):
         for tower, kind in (("image", self.spec.visual), ("text", self.spec.text)):
             if kind == "lora":
                 key = "TRAINER.FEDDECOMP.RANK"
-                own = tower_lora(self.spec, model, tower, generator, rank, key)
-                private |= {n.replace(".lora.", PRIVATE_LORA): v for n, v in own.items()}
-        if self.spec.visual != "lora" and any(role(name) == BODY for name in tree):
+                own = peft.tower_lora(self.spec, model, tower, generator, rank, key)
+                private |= {n.replace(".lora.", adapters.PRIVATE_LORA): v for n, v in own.items()}
+        if self.spec.visual != "lora" and any(peft.role(name) == peft.BODY for name in tree):
             private[DOWN] = uniform((rank, d), generator)
             private[UP] = torch.zeros(d, rank)
         for name in (n for n in WITH_TERM if n in tree):

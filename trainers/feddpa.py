@@ -33,19 +33,29 @@ from dataclasses import dataclass, field, replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from yacs.config import CfgNode
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree, per_client
-from fedvlm.federation.batches import Batch
-from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.groups import PERSONAL, SHARED, TAG, Finetune
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor, cross_entropy
-from fedvlm.models.adapt.peft import tower_lora
-from fedvlm.models.towers.adapters import FACTOR_A, FACTOR_B, LORA, PRIVATE_LORA, TreeEdits
-from fedvlm.models.towers.layers import frozen_linear
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import (
+    PERSONAL,
+    SHARED,
+    TAG,
+    TRAINER_REGISTRY,
+    Batch,
+    CfgNode,
+    Context,
+    Finetune,
+    Option,
+    PeftTrainer,
+    Predictor,
+    State,
+    Tree,
+    Upload,
+    VLModel,
+    adapters,
+    cross_entropy,
+    frozen_linear,
+    peft,
+    per_client,
+)
 
 SLOT, TRAINED = "dual", "dual.trained"  # of a client's state: 1 where its own adapter has trained
 REFERENCE, SHARE = "dual.reference", "dual.share"  # of a personal model: [K, S, d], [K, S]
@@ -105,8 +115,8 @@ class FedDPA(PeftTrainer):
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return what PEFT builds, and the own adapter in the same layers."""
         tree = super().trainables(model, generator)
-        own = tower_lora(self.spec, model, "image", generator)
-        return tree | {n.replace(LORA, PRIVATE_LORA): v for n, v in own.items()}
+        own = peft.tower_lora(self.spec, model, "image", generator)
+        return tree | {n.replace(adapters.LORA, adapters.PRIVATE_LORA): v for n, v in own.items()}
 
     # ---- model ----------------------------------------------------------------------------
     def features(
@@ -117,7 +127,7 @@ class FedDPA(PeftTrainer):
         Args:
             share: of the own adapter, ``[K, B]`` or ``[K, 1]``; None: the shared one alone.
         """
-        edits = TreeEdits("image", p, self.spec.scale)
+        edits = adapters.TreeEdits("image", p, self.spec.scale)
         if share is not None:
             edits = MixedEdits("image", p, self.spec.scale, own_adapter(p), share)
         return model.adapted_image(x, edits)[0]
@@ -128,7 +138,7 @@ class FedDPA(PeftTrainer):
 
     def own_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return normalised features of the tower with the own adapter alone, ``[K, B, d]``."""
-        own = TreeEdits("image", {**p, **own_adapter(p)}, self.spec.scale)
+        own = adapters.TreeEdits("image", {**p, **own_adapter(p)}, self.spec.scale)
         return F.normalize(model.adapted_image(x, own)[0], dim=-1)
 
     def share(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor | None:
@@ -188,7 +198,10 @@ class FedDPA(PeftTrainer):
         """
         start, late = state["w"] | received, self.cfg.VARIANT == LATE
         if late:
-            start |= {n.replace(LORA, PRIVATE_LORA): v for n, v in start.items() if is_shared(n)}
+            start |= {
+                n.replace(adapters.LORA, adapters.PRIVATE_LORA): v
+                for n, v in start.items() if is_shared(n)
+            }
 
         def last(model: VLModel, p: Tree, b: Batch) -> Tensor:
             return self.mixed_loss(model, p, b, 1.0 if late else self.cfg.WEIGHT)
@@ -217,7 +230,7 @@ class FedDPA(PeftTrainer):
 
 
 @dataclass(frozen=True)
-class MixedEdits(TreeEdits):
+class MixedEdits(adapters.TreeEdits):
     """Two LoRAs in the same layers, each image with its own share of them.
 
     Attributes:
@@ -233,13 +246,13 @@ class MixedEdits(TreeEdits):
     ) -> Tensor:
         """Return W x + (1 - a) B_g A_g x + a B_l A_l x of ``x [K, B, n, in]``."""
         name = f"{self.tower}.lora.{block}.{site}"
-        if name + FACTOR_A not in self.p:
+        if name + adapters.FACTOR_A not in self.p:
             return super().linear(block, site, x, weight, bias, factor)
         out, shape = frozen_linear(x, weight, bias), x.shape[:-1]
         flat, by = x.flatten(1, -2), self.share[:, :, None, None]
         for p, part in ((self.p, 1 - by), (self.own, by)):
-            low = flat.bmm(p[name + FACTOR_A].mT).view(*shape, -1) * part
-            high = low.flatten(1, -2).bmm((self.scale * factor * p[name + FACTOR_B]).mT)
+            low = flat.bmm(p[name + adapters.FACTOR_A].mT).view(*shape, -1) * part
+            high = low.flatten(1, -2).bmm((self.scale * factor * p[name + adapters.FACTOR_B]).mT)
             out = out + high.view(*shape, -1)
         return out
 
@@ -250,9 +263,10 @@ class MixedEdits(TreeEdits):
 
 def is_shared(name: str) -> bool:
     """Tell whether a tensor is a factor of the shared adapter."""
-    return LORA in name and PRIVATE_LORA not in name
+    return adapters.LORA in name and adapters.PRIVATE_LORA not in name
 
 
 def own_adapter(p: Mapping[str, Tensor]) -> Tree:
     """Return the factors of the own adapter under the shared one's names."""
-    return {n.replace(PRIVATE_LORA, LORA): v for n, v in p.items() if PRIVATE_LORA in n}
+    private, shared = adapters.PRIVATE_LORA, adapters.LORA
+    return {n.replace(private, shared): v for n, v in p.items() if private in n}

@@ -23,16 +23,22 @@ from __future__ import annotations
 
 import torch
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree, map_leaves, pick
-from fedvlm.federation.aggregation.rules import MEAN
-from fedvlm.federation.aggregation.updates import Updates
-from fedvlm.federation.batches import Batch
-from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.server import ServerContext
-from fedvlm.federation.toolbox.regularise import UNIFORM, pulled
-from fedvlm.federation.trainer import TRAINER_REGISTRY
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    Batch,
+    Context,
+    Option,
+    PeftTrainer,
+    ServerContext,
+    State,
+    Tree,
+    Updates,
+    Upload,
+    map_leaves,
+    pick,
+    pull,
+    rules,
+)
 
 
 @TRAINER_REGISTRY.register("FedDyn")
@@ -41,8 +47,8 @@ class FedDyn(PeftTrainer):
 
     name = "FedDyn"
     same_basis = True
-    weighting = UNIFORM
-    aggregators = (MEAN,)  # the linear term follows the mean
+    weighting = "uniform"
+    aggregators = (rules.MEAN,)  # the linear term follows the mean
     server_optim = False
     options = {
         "ALPHA": Option(1.0, "weight of the quadratic term", low=0.0, low_open=True),
@@ -66,7 +72,7 @@ class FedDyn(PeftTrainer):
         alpha = self.cfg.ALPHA
 
         def regularise(params: Tree, grads: Tree, batch: Batch) -> Tree:
-            near = pulled(params, grads, batch.cut(received), alpha)
+            near = pull(params, grads, batch.cut(received), alpha)
             h = batch.cut(state["h"])
             return {n: v - h[n] if n in h else v for n, v in near.items()}
 

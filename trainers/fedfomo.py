@@ -31,15 +31,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.errors import DataError
-from fedvlm.core.trees import State, Tree, per_client, pick
-from fedvlm.federation.aggregation.updates import Updates, weighted_mean
-from fedvlm.federation.batches import Batch
-from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.server import ServerContext
-from fedvlm.federation.trainer import TRAINER_REGISTRY
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    Batch,
+    Context,
+    DataError,
+    Option,
+    PeftTrainer,
+    ServerContext,
+    State,
+    Tree,
+    Updates,
+    Upload,
+    per_client,
+    pick,
+    weighted_mean,
+)
 
 OTHER = "fomo.{}.{}"  # number among those received, name
 KNOWN, IDS = "known", "clients"  # of whom the server has a model

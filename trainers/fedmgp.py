@@ -38,16 +38,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree, per_client
-from fedvlm.federation.batches import Batch
-from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.toolbox.contexts import TRAINED
-from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor, Trainer, cross_entropy
-from fedvlm.models.adapt.contexts import INIT_STD
-from fedvlm.models.adapt.prompts import IMAGE, text_prompts, visual_prompts
-from fedvlm.models.towers.vision import pick_stream, stream_name
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    Batch,
+    Context,
+    Option,
+    Predictor,
+    State,
+    Trainer,
+    Tree,
+    Upload,
+    VLModel,
+    contexts,
+    cross_entropy,
+    per_client,
+    prompts,
+    vision,
+)
 
 SIDES = ("text", "image")
 GROUPS, SENT, RANK = "{}.prompt.groups", "{}.prompt.sent", "rank.{}"
@@ -83,7 +90,7 @@ class FedMGP(Trainer):
 
     def streams(self, model: VLModel) -> tuple[str, ...]:
         """Return what enters the first block."""
-        return (stream_name(0),)
+        return (vision.stream_name(0),)
 
     def prompt_sets(self, batch_size: int) -> int:
         """Return the number of groups."""
@@ -105,9 +112,9 @@ class FedMGP(Trainer):
                   zip(SIDES, (model.text_width, model.vision.width), strict=True)}
         tree = {GROUPS.format(s): torch.randn(v, generator=generator) for s, v in shapes.items()}
         text, image = (GROUPS.format(side) for side in SIDES)
-        words = text_prompts(model, c.CTX_INIT, c.TOKENS, 1, generator)["text.ctx"]
-        tree[text] = words + NOISE * tree[text] if c.CTX_INIT else INIT_STD * tree[text]
-        tree[image] = INIT_STD * tree[image]
+        words = prompts.text_prompts(model, c.CTX_INIT, c.TOKENS, 1, generator)["text.ctx"]
+        tree[text] = words + NOISE * tree[text] if c.CTX_INIT else contexts.INIT_STD * tree[text]
+        tree[image] = contexts.INIT_STD * tree[image]
         return tree | {SENT.format(s): tree[GROUPS.format(s)][: c.SENT].clone() for s in SIDES}
 
     # ---- model ----------------------------------------------------------------------------
@@ -119,10 +126,10 @@ class FedMGP(Trainer):
         self, model: VLModel, p: Tree, x: Mapping[str, Tensor], kind: str
     ) -> Tensor:
         """Return image features ``[K, G, B, d]``, normalised: a group is a client of its own."""
-        prompts, (name, _) = p[kind.format("image")], pick_stream(x)
-        k, g = prompts.shape[:2]
+        own, (name, _) = p[kind.format("image")], vision.pick_stream(x)
+        k, g = own.shape[:2]
         rows = x[name].unsqueeze(1).expand(k, g, *x[name].shape[1:]).flatten(0, 1)
-        edits = visual_prompts(model, {f"{IMAGE}0": prompts.flatten(0, 1)})
+        edits = prompts.visual_prompts(model, {f"{prompts.IMAGE}0": own.flatten(0, 1)})
         return F.normalize(model.adapted_image({name: rows}, edits)[0], dim=-1).unflatten(0, (k, g))
 
     def predictor(self, model: VLModel, p: Tree) -> Predictor:
@@ -130,7 +137,7 @@ class FedMGP(Trainer):
 
         Of a client that never drew, only the first SENT groups count: what was sent lies there.
         """
-        on = p.get(TRAINED)
+        on = p.get(contexts.TRAINED)
         kind = SENT if on is None else GROUPS
         text = self.text_groups(model, p, kind)
 
@@ -216,7 +223,7 @@ class FedMGP(Trainer):
     def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return the client's groups with what came in their places, and whether it ever drew."""
         drew = state["rank"][RANK.format("text")][:, 0] >= 0
-        return self.placed(state, received) | {TRAINED: drew.to(ctx.model.dtype)}
+        return self.placed(state, received) | {contexts.TRAINED: drew.to(ctx.model.dtype)}
 
 
 def at(rank: Tensor, groups: Tensor) -> Tensor:

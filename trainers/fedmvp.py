@@ -32,15 +32,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import Tree
-from fedvlm.federation.batches import Batch
-from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer, cross_entropy
-from fedvlm.models.adapt.attention import cross_attend, cross_tree
-from fedvlm.models.adapt.layers import layer, linear
-from fedvlm.models.adapt.prompts import IMAGE, visual_prompts
-from fedvlm.models.towers.vision import pick_stream, stream_name
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    Batch,
+    Option,
+    Trainer,
+    Tree,
+    VLModel,
+    attention,
+    cross_entropy,
+    layers,
+    prompts,
+    vision,
+)
 
 NET = "image.net"
 
@@ -61,7 +65,7 @@ class FedMVP(Trainer):
 
     def streams(self, model: VLModel) -> tuple[str, ...]:
         """Return what enters the first block, and the frozen feature."""
-        return (stream_name(0), "features")
+        return (vision.stream_name(0), "features")
 
     def prompt_sets(self, batch_size: int) -> int:
         """Return 0: the texts are constant."""
@@ -71,8 +75,8 @@ class FedMVP(Trainer):
         """Return the network's tensors."""
         width = model.vision.width
         return {
-            **layer(f"{NET}.text", (width, model.embed_dim), generator),
-            **cross_tree(NET, width, int(self.cfg.FF), generator),
+            **layers.layer(f"{NET}.text", (width, model.embed_dim), generator),
+            **attention.cross_tree(NET, width, int(self.cfg.FF), generator),
         }
 
     def texts(self, model: VLModel) -> Tensor:
@@ -85,20 +89,21 @@ class FedMVP(Trainer):
         """Return V(x), ``[K, B, TOKENS, width]``, of the rows ``[K, B, n, width]`` of images."""
         texts = self.texts(model).flatten(0, 1).expand(len(rows), -1, -1)
         patches = rows[:, :, model.vision.prefix :]  # behind class token and registers
-        x = cross_attend(p, NET, int(self.cfg.HEADS), patches, linear(p, f"{NET}.text", texts))
+        texts = layers.linear(p, f"{NET}.text", texts)
+        x = attention.cross_attend(p, NET, int(self.cfg.HEADS), patches, texts)
         flat = x.flatten(0, 1).transpose(-1, -2)
         pooled = F.adaptive_avg_pool1d(flat, int(self.cfg.TOKENS)).transpose(-1, -2)
         return pooled.unflatten(0, rows.shape[:2])
 
     def image_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return z, ``[K, B, d]``, not normalised."""
-        name, start = pick_stream(x)
+        name, start = vision.pick_stream(x)
         rows = x[name].to(model.device, model.dtype)
         if start < 0:
             with torch.no_grad():
                 rows = model.vision.enter(rows.flatten(0, 1)).unflatten(0, rows.shape[:2])
-        edits = visual_prompts(model, {f"{IMAGE}0": self.prompts(model, p, rows)})
-        return model.adapted_image({stream_name(0): rows}, edits)[0]
+        edits = prompts.visual_prompts(model, {f"{prompts.IMAGE}0": self.prompts(model, p, rows)})
+        return model.adapted_image({vision.stream_name(0): rows}, edits)[0]
 
     def text_features(self, model: VLModel, p: Tree) -> Tensor:
         """Return mean_a e_ca, ``[K, C, d]``: logits are averaged by it."""

@@ -32,12 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import Tree
-from fedvlm.federation.toolbox.contexts import PairTrainer
-from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor
-from fedvlm.models.towers.vision import PATCHES
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import TRAINER_REGISTRY, Option, PairTrainer, Predictor, Tree, VLModel, vision
 
 
 @TRAINER_REGISTRY.register("FedOTP")
@@ -54,7 +49,7 @@ class FedOTP(PairTrainer):
 
     def streams(self, model: VLModel) -> tuple[str, ...]:
         """Return the patch features of the frozen tower."""
-        return (PATCHES,)
+        return (vision.PATCHES,)
 
     def classify(self, model: VLModel, p: Tree, texts: tuple[Tensor, Tensor]) -> Predictor:
         """Return ``x -> logits`` by transport from patches to both contexts' features."""

@@ -24,10 +24,7 @@ Command: python federated_main.py --demo --trainer FedPer
 
 from __future__ import annotations
 
-from fedvlm.federation.groups import PERSONAL, Finetune
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.models.adapt import peft
+from fedvlm.method import PERSONAL, TRAINER_REGISTRY, Finetune, PeftTrainer, peft
 
 
 @TRAINER_REGISTRY.register("FedPer")

@@ -27,13 +27,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import Tree
-from fedvlm.federation.batches import Batch
-from fedvlm.federation.toolbox.contexts import N_CTX
-from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer, cross_entropy
-from fedvlm.models.adapt.contexts import personal_prompt, random_context
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    Batch,
+    Option,
+    Trainer,
+    Tree,
+    VLModel,
+    contexts,
+    cross_entropy,
+)
 
 
 @TRAINER_REGISTRY.register("FedPGP")
@@ -44,7 +47,7 @@ class FedPGP(Trainer):
     metrics = (r"(.+/)?loss", r"(cls|cont)_loss")
     groups = ((r"text\.sigma", "shared"), (r"text\.[UV]", "personal"))
     options = {
-        "N_CTX": N_CTX,
+        "N_CTX": Option(16, "context tokens", low=1),
         "NUM_PROMPT": Option(1, "prompt sets of a client, averaged", low=1),
         "RANK": Option(8, "rank of the personal part", low=1),
         "MU": Option(0.5, "weight of the contrastive loss", low=0.0),
@@ -61,7 +64,8 @@ class FedPGP(Trainer):
         )
         shapes = {"sigma": (c.N_CTX, w), "U": (c.N_CTX, c.RANK), "V": (c.RANK, w)}
         return {
-            f"text.{n}": random_context((c.NUM_PROMPT, *s), generator) for n, s in shapes.items()
+            f"text.{n}": contexts.random_context((c.NUM_PROMPT, *s), generator)
+            for n, s in shapes.items()
         }
 
     def prompt_sets(self, batch_size: int) -> int:
@@ -70,11 +74,12 @@ class FedPGP(Trainer):
 
     def text_features(self, model: VLModel, p: Tree) -> Tensor:
         """Return the mean over prompt sets of T(P), ``[K, C, d]``: logits are averaged by it."""
-        return model.text(personal_prompt(p)).mean(1)
+        return model.text(contexts.personal_prompt(p)).mean(1)
 
     def loss(self, model: VLModel, p: Tree, b: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss ``[K]`` and its parts."""
-        own, general = model.text(torch.stack([personal_prompt(p), p["text.sigma"]], 1)).unbind(1)
+        both = torch.stack([contexts.personal_prompt(p), p["text.sigma"]], 1)
+        own, general = model.text(both).unbind(1)
         cls = cross_entropy(model.logits(self.image_features(model, p, b.x), own.mean(1)), b)
         gap = (general * (own - model.anchor("template", 0))).sum(-1) / self.cfg.TEMP
         cont = self.cfg.MU * F.softplus(gap).mean((-2, -1))  # CE of two scores, the first is right

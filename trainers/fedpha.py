@@ -30,13 +30,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree
-from fedvlm.federation.batches import Batch
-from fedvlm.federation.context import Context
-from fedvlm.federation.toolbox.contexts import GLOBAL, LOCAL, PairTrainer
-from fedvlm.federation.trainer import TRAINER_REGISTRY, cross_entropy
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    Batch,
+    Context,
+    Option,
+    PairTrainer,
+    State,
+    Tree,
+    VLModel,
+    contexts,
+    cross_entropy,
+)
 
 
 @TRAINER_REGISTRY.register("FedPHA")
@@ -73,13 +78,14 @@ class FedPHA(PairTrainer):
         if not lengths:
             return super().init_client(ctx, start)
         length = lengths[ctx.clients[0] % len(lengths)]
-        return {"w": start | {LOCAL: start[LOCAL][: int(length)]}}
+        return {"w": start | {contexts.LOCAL: start[contexts.LOCAL][: int(length)]}}
 
     def loss(self, model: VLModel, p: Tree, b: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss ``[K]`` and its parts."""
-        keep = projector(p[GLOBAL].detach(), self.cfg.RATIO)
-        own, cut = model.text(torch.stack([p[LOCAL], p[LOCAL] @ keep], 1)).unbind(1)
-        general, z = model.text(p[GLOBAL]), self.image_features(model, p, b.x)
+        keep = projector(p[contexts.GLOBAL].detach(), self.cfg.RATIO)
+        local = p[contexts.LOCAL]
+        own, cut = model.text(torch.stack([local, local @ keep], 1)).unbind(1)
+        general, z = model.text(p[contexts.GLOBAL]), self.image_features(model, p, b.x)
         parts = {
             "own_loss": cross_entropy(model.logits(z, own), b),
             "global_loss": cross_entropy(model.logits(z, general), b),

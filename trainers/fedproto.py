@@ -30,17 +30,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree
-from fedvlm.federation.aggregation.updates import Updates
-from fedvlm.federation.batches import Batch
-from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.server import ServerContext
-from fedvlm.federation.toolbox.prototypes import class_means, of_labels
-from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor, cross_entropy
-from fedvlm.models.adapt.peft import BODY, HEAD
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    Batch,
+    Context,
+    Option,
+    PeftTrainer,
+    Predictor,
+    ServerContext,
+    State,
+    Tree,
+    Updates,
+    Upload,
+    VLModel,
+    cross_entropy,
+    peft,
+    prototypes,
+)
 
 MEAN, COUNT = "proto.mean", "proto.count"
 
@@ -50,8 +56,8 @@ class FedProto(PeftTrainer):
     """See the module's card. A prototype of count 0 is a text feature, not a mean."""
 
     name = "FedProto"
-    roles = {BODY: "personal", HEAD: "personal"}
-    needs = (BODY,)
+    roles = {peft.BODY: "personal", peft.HEAD: "personal"}
+    needs = (peft.BODY,)
     aggregators = ()  # class means only
     server_optim = False
     extras_up = extras_down = (r"proto\..*",)
@@ -104,7 +110,7 @@ class FedProto(PeftTrainer):
         """Train towards the shared prototypes, then take the means of one's own features."""
         loss = partial(self.prototype_loss, received=received)
         w = ctx.fit(state["w"], loss).params
-        own = class_means(
+        own = prototypes.class_means(
             ctx, lambda p, x: self.unit(ctx.model, p, x), w, *received[MEAN].shape[1:]
         )
         return state | {"w": w}, ctx.upload(w, extras={MEAN: own.mean, COUNT: own.count})
@@ -122,8 +128,8 @@ class FedProto(PeftTrainer):
         """Return cross-entropy plus the distance to the shared prototypes, ``[K]``."""
         z, shared = self.unit(model, p, b.x), b.cut(received)
         cls = cross_entropy(model.logits(z, self.text_features(model, p)), b)
-        gap = (z - of_labels(shared[MEAN], b.y)).square().sum(-1)
-        has = b.w * (of_labels(shared[COUNT], b.y) > 0)
+        gap = (z - prototypes.select_by_label(shared[MEAN], b.y)).square().sum(-1)
+        has = b.w * (prototypes.select_by_label(shared[COUNT], b.y) > 0)
         near = (gap * has).sum(1) / b.w.sum(1)
         return cls + self.cfg.LAMBDA * near, {"cls_loss": cls, "proto_loss": near}
 

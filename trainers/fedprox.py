@@ -21,14 +21,17 @@ Command: python federated_main.py --demo --trainer FedProx
 
 from __future__ import annotations
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree
-from fedvlm.federation.batches import Batch
-from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.toolbox.contrast import SIGMOID, SOFTMAX
-from fedvlm.federation.toolbox.regularise import pulled
-from fedvlm.federation.trainer import TRAINER_REGISTRY
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    Batch,
+    Context,
+    Option,
+    PeftTrainer,
+    State,
+    Tree,
+    Upload,
+    pull,
+)
 
 
 @TRAINER_REGISTRY.register("FedProx")
@@ -36,14 +39,14 @@ class FedProx(PeftTrainer):
     """See the module's card."""
 
     name = "FedProx"
-    losses = (SOFTMAX, SIGMOID)
+    losses = ("softmax", "sigmoid")
     options = {"MU": Option(0.1, "strength of the pull to the received model", low=0.0)}
     exempt = {"G5": "the proximal term slows every step after the first of a round"}
 
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Fit with the pull to the download."""
         def near(params: Tree, grads: Tree, batch: Batch) -> Tree:
-            return pulled(params, grads, batch.cut(received), self.cfg.MU)
+            return pull(params, grads, batch.cut(received), self.cfg.MU)
 
         w = ctx.fit(state["w"] | received, self.loss, edit=near).params
         return state | {"w": w}, ctx.upload(w)

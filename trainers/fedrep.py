@@ -29,16 +29,21 @@ Command: python federated_main.py --demo --trainer FedRep
 
 from __future__ import annotations
 
-from yacs.config import CfgNode
-
-from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree
-from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.groups import PERSONAL, SHARED, Finetune
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.toolbox.regularise import SAMPLES, weighting
-from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.models.adapt import peft
+from fedvlm.method import (
+    PERSONAL,
+    SHARED,
+    TRAINER_REGISTRY,
+    CfgNode,
+    Context,
+    Finetune,
+    Option,
+    PeftTrainer,
+    State,
+    Tree,
+    Upload,
+    peft,
+    weighting,
+)
 
 
 @TRAINER_REGISTRY.register("FedRep")
@@ -53,7 +58,7 @@ class FedRep(PeftTrainer):
         "HEAD_EPOCHS": Option(0, "head epochs per round; 0 is LOCAL_EPOCHS - REP_EPOCHS", low=0),
         "REP_EPOCHS": Option(1, "body epochs per round, after the head's", low=1),
         "FINAL_EPOCHS": Option(10, "head epochs after the last round, at least HEAD_EPOCHS", low=0),
-        "WEIGHTING": weighting(SAMPLES),
+        "WEIGHTING": weighting("samples"),
     }
     exempt = {"G5": "head and body are trained in turns, not together"}
 

@@ -27,15 +27,21 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree
-from fedvlm.federation.batches import Batch
-from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer, cross_entropy
-from fedvlm.models.adapt.attention import cross_attend, cross_tree
-from fedvlm.models.adapt.contexts import random_context
-from fedvlm.models.adapt.layers import layer, linear
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    Batch,
+    Context,
+    Option,
+    State,
+    Trainer,
+    Tree,
+    Upload,
+    VLModel,
+    attention,
+    contexts,
+    cross_entropy,
+    layers,
+)
 
 NET = "text.net"
 
@@ -60,10 +66,10 @@ class FedTPG(Trainer):
         A linear layer leads out where the text tower's width is not that of its features.
         """
         d = model.embed_dim
-        tree = {f"{NET}.queries": random_context((self.cfg.N_CTX, d), generator)}
-        tree |= cross_tree(NET, d, self.cfg.FF, generator)
+        tree = {f"{NET}.queries": contexts.random_context((self.cfg.N_CTX, d), generator)}
+        tree |= attention.cross_tree(NET, d, self.cfg.FF, generator)
         if model.text_width != d:
-            tree |= layer(f"{NET}.out", (model.text_width, d), generator)
+            tree |= layers.layer(f"{NET}.out", (model.text_width, d), generator)
         return tree
 
     def context(self, model: VLModel, p: Tree, mask: Tensor | None = None) -> Tensor:
@@ -75,10 +81,10 @@ class FedTPG(Trainer):
         queries = p[f"{NET}.queries"]
         names = model.with_classes(model.classnames, ("{}",)).anchor("template", 0)
         seen = None if mask is None else mask[:, None]
-        x = cross_attend(
+        x = attention.cross_attend(
             p, NET, self.cfg.HEADS, queries, names.expand(len(queries), -1, -1), seen
         )
-        return linear(p, f"{NET}.out", x) if f"{NET}.out.weight" in p else x
+        return layers.linear(p, f"{NET}.out", x) if f"{NET}.out.weight" in p else x
 
     def text_features(self, model: VLModel, p: Tree) -> Tensor:
         """Return T(v), ``[K, C, d]``."""

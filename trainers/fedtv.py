@@ -46,19 +46,26 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from yacs.config import CfgNode
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree
-from fedvlm.federation.aggregation.rules import AUTO, EVERY
-from fedvlm.federation.aggregation.updates import Updates, similarity_aware
-from fedvlm.federation.batches import Batch
-from fedvlm.federation.server import ServerContext
-from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer, cross_entropy
-from fedvlm.models.adapt.contexts import low_rank_prompt, orthogonality, personal_prompt
-from fedvlm.models.adapt.visual import OUTPUTS, apply_gate, fuse, fusion_weights, gate_adapter
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    Batch,
+    CfgNode,
+    Option,
+    ServerContext,
+    State,
+    Trainer,
+    Tree,
+    Updates,
+    VLModel,
+    contexts,
+    cross_entropy,
+    rules,
+    similarity_aware,
+    visual,
+)
 
+AUTO = rules.AUTO
 VARIANTS: dict[str, dict[str, Any]] = {
     "published": {"ADAPTER": "softmax", "ORTHO": "norm", "ANCHOR": "literal", "SAA_TEMP": 1.0,
                   "KEY_BIAS": "yes", "SCORES": "plain"},
@@ -77,7 +84,7 @@ class FedTV(Trainer):
         (r"text\.sigma|image\.shared_adapter\..*", "shared"),
         (r"text\.[USV]|image\.personal_adapter\..*|image\.fusion\..*", "personal"),
     )
-    aggregators = EVERY
+    aggregators = rules.EVERY
     server_optim = True
     options = {
         "VARIANT": Option("published", "published or fixed: bundles the switches left at auto",
@@ -91,7 +98,7 @@ class FedTV(Trainer):
         "TEMP": Option(0.5, "temperature of the contrastive text loss", low=0.0, low_open=True),
         "ORTHO_WEIGHT": Option(0.1, "weight of the orthogonality term", low=0.0),
         "CON_WEIGHT": Option(1.0, "weight of the contrastive text loss", low=0.0),
-        "ADAPTER": Option(AUTO, "output of the adapters", choices=(AUTO, *OUTPUTS)),
+        "ADAPTER": Option(AUTO, "output of the adapters", choices=(AUTO, *visual.OUTPUTS)),
         "ORTHO": Option(AUTO, "Frobenius norm or its square", choices=(AUTO, "norm", "squared")),
         "ANCHOR": Option(AUTO, "zero-shot text: literal X tokens or template",
                          choices=(AUTO, "literal", "template")),
@@ -116,16 +123,16 @@ class FedTV(Trainer):
             "width; lower it or raise N_CTX",
         )
         return {
-            **low_rank_prompt(c.NUM_PROMPT, c.N_CTX, model.text_width, c.RANK, generator),
-            **gate_adapter("image.shared_adapter", d, self.mode["ADAPTER"], generator),
-            **gate_adapter("image.personal_adapter", d, self.mode["ADAPTER"], generator),
-            **fusion_weights("image.fusion", d, c.HIDDEN, self.mode["KEY_BIAS"] == "yes",
+            **contexts.low_rank_prompt(c.NUM_PROMPT, c.N_CTX, model.text_width, c.RANK, generator),
+            **visual.gate_adapter("image.shared_adapter", d, self.mode["ADAPTER"], generator),
+            **visual.gate_adapter("image.personal_adapter", d, self.mode["ADAPTER"], generator),
+            **visual.fusion_weights("image.fusion", d, c.HIDDEN, self.mode["KEY_BIAS"] == "yes",
                              generator),
         }
 
     def text_features(self, model: VLModel, p: Tree) -> Tensor:
         """Return the personal classifier ``[K, C, d]``."""
-        return mean_prompt(model.text(personal_prompt(p)))
+        return mean_prompt(model.text(contexts.personal_prompt(p)))
 
     def vision(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return fused features ``[K, B, d]`` and the fusion weights ``[K, B, 3]``."""
@@ -133,10 +140,10 @@ class FedTV(Trainer):
         if not self.cfg.FUSION:
             return native, F.one_hot(torch.zeros(native.shape[:2], dtype=torch.long,
                                                  device=native.device), 3).to(native.dtype)
-        general = apply_gate(p, "image.shared_adapter", native, self.mode["ADAPTER"])
-        own = apply_gate(p, "image.personal_adapter", native, self.mode["ADAPTER"])
+        general = visual.apply_gate(p, "image.shared_adapter", native, self.mode["ADAPTER"])
+        own = visual.apply_gate(p, "image.personal_adapter", native, self.mode["ADAPTER"])
         scaled = self.mode["SCORES"] == "scaled"
-        return fuse(p, "image.fusion", native, (native, general, own), scaled)
+        return visual.fuse(p, "image.fusion", native, (native, general, own), scaled)
 
     def image_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """See ``vision``."""
@@ -148,14 +155,14 @@ class FedTV(Trainer):
 
     def loss(self, model: VLModel, p: Tree, b: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss ``[K]`` and its parts, named as in the authors' log."""
-        both = model.text(torch.stack([personal_prompt(p), p["text.sigma"]], 1))
+        both = model.text(torch.stack([contexts.personal_prompt(p), p["text.sigma"]], 1))
         own, general = both.unbind(1)  # [K, N, C, d]
         fused, weights = self.vision(model, p, b.x)
         cls = cross_entropy(model.logits(fused, mean_prompt(own)), b)
         anchor = model.anchor(self.mode["ANCHOR"], self.cfg.N_CTX)
         gap = ((own - general) * anchor).sum(-1) / self.cfg.TEMP
         con = self.cfg.CON_WEIGHT * F.softplus(gap).mean((-2, -1))
-        reg = self.cfg.ORTHO_WEIGHT * orthogonality(p, self.mode["ORTHO"] == "squared")
+        reg = self.cfg.ORTHO_WEIGHT * contexts.orthogonality(p, self.mode["ORTHO"] == "squared")
         native = (weights[..., 0] * b.w).sum(1) / b.w.sum(1)
         parts = {"cls_loss": cls, "cont_loss": con, "reg_loss": reg, "fusion_native": native}
         return cls + con + reg, parts

@@ -50,45 +50,35 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from yacs.config import CfgNode
 
-from fedvlm.config.option import Option
-from fedvlm.core.errors import ConfigError
-from fedvlm.core.trees import State, Tree, expand, pick
-from fedvlm.federation.aggregation.rules import MEAN
-from fedvlm.federation.aggregation.updates import Updates
-from fedvlm.federation.batches import Batch
-from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.groups import FROZEN
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.server import Proxy, ServerContext
-from fedvlm.federation.toolbox.distill import (
-    KL,
-    PSEUDO,
-    TRUE,
-    VAL_ACC,
-    Distillation,
-    ProxyImages,
-    distil,
-    held_out,
-    image_proxy,
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    Batch,
+    CfgNode,
+    ConfigError,
+    Context,
+    Option,
+    PeftTrainer,
+    Proxy,
+    ServerContext,
+    State,
+    Tree,
+    Updates,
+    Upload,
+    VLModel,
+    attack,
+    cross_entropy,
+    distill,
+    fill_newcomers,
+    peft,
+    pick,
+    prototypes,
+    rules,
+    trees,
+    weighting,
 )
-from fedvlm.federation.toolbox.prototypes import (
-    EARLY,
-    STAGES,
-    batch_targets,
-    class_means,
-    hda,
-    presence,
-    squared_distance,
-    targets,
-)
-from fedvlm.federation.toolbox.regularise import UNIFORM, received_by_newcomers, weighting
-from fedvlm.federation.trainer import TRAINER_REGISTRY, cross_entropy
-from fedvlm.models.adapt import peft
-from fedvlm.models.adapt.attack import PGD, PixelSpace
-from fedvlm.models.vlmodel import VLModel
 
+STAGES = prototypes.STAGES
 FIXED = "fixed"  # server slot: tensors nobody trains (PEFT.LORA_AVG freeze_a), for distillation
 
 
@@ -111,7 +101,7 @@ class HeartPFL(PeftTrainer):
         "HDA_POOL": Option("patch_mean", "what stands for a block's output",
                             choices=("patch_mean", "class")),
         "HDA_NORM": Option("layernorm", "before the squared error", choices=("layernorm", "none")),
-        "WEIGHTING": weighting(UNIFORM),
+        "WEIGHTING": weighting("uniform"),
         "AKT": Option("auto", "distil on the server over a proxy set; auto: where it has one",
                       choices=("auto", "yes", "no"), aliases={"True": "yes", "False": "no"}),
         "AKT_PROXY": Option(
@@ -187,15 +177,16 @@ class HeartPFL(PeftTrainer):
         pooled = {b: h[:, :, 0] if first else h[:, :, patches].mean(2) for b, h in taps.items()}
         stages = [pooled[b] for b in at]
         if self.cfg.HDA_NORM == "layernorm":
-            stages = [*stages[:EARLY], *(F.layer_norm(f, f.shape[-1:]) for f in stages[EARLY:])]
+            early = prototypes.EARLY
+            stages = [*stages[:early], *(F.layer_norm(f, f.shape[-1:]) for f in stages[early:])]
         return z, stages
 
     def prototypes(self, ctx: Context, v: Tree) -> Tree:
         """Return the class means of each stage ``[K, C, width]``, and ``has [K, C]``."""
         width = ctx.model.vision.width
-        means = class_means(
+        means = prototypes.class_means(
             ctx, lambda p, x: torch.cat(self.stage_features(ctx.model, p, x)[1], -1), v,
-            len(ctx.model.classnames), STAGES * width,
+            len(ctx.model.classnames), prototypes.STAGES * width,
         )
         parts = means.mean.split(width, -1)
         has = {"has": (means.count > 0).to(means.mean.dtype)}
@@ -213,7 +204,7 @@ class HeartPFL(PeftTrainer):
         """
         z, own = self.stage_features(model, p, b.x)
         ce = cross_entropy(model.logits(z, self.text_features(model, p)), b)
-        prox = squared_distance(p, b.cut(received))
+        prox = prototypes.squared_distance(p, b.cut(received))
         total, parts = ce + self.cfg.PROX * prox, {"ce": ce, "prox": prox}
         if self.aligns and self.cfg.HDA_GRAD != "global":
             with torch.no_grad():
@@ -221,7 +212,8 @@ class HeartPFL(PeftTrainer):
             if self.cfg.HDA_GRAD == "none":
                 own = [f.detach() for f in own]
             here = b.cut(proto)
-            parts["hda"] = hda(aligned, batch_targets(own, b, here), presence(b, here))
+            goal = prototypes.batch_targets(own, b, here)
+            parts["hda"] = prototypes.hda(aligned, goal, prototypes.presence(b, here))
             total = total + self.cfg.HDA_WEIGHT * parts["hda"]
         return total, parts
 
@@ -232,7 +224,7 @@ class HeartPFL(PeftTrainer):
         z, own = self.stage_features(model, p, b.x)
         ce = cross_entropy(model.logits(z, self.text_features(model, p)), b)
         here = b.cut(proto)
-        aligned = hda(own, targets(b, here), presence(b, here))
+        aligned = prototypes.hda(own, prototypes.targets(b, here), prototypes.presence(b, here))
         return ce + self.cfg.HDA_WEIGHT * aligned, {"ce": ce, "hda": aligned}
 
     def init_client(self, ctx: Context, start: Tree) -> State:
@@ -246,7 +238,7 @@ class HeartPFL(PeftTrainer):
 
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Train v against the model received, then w."""
-        v, joined = received_by_newcomers(ctx, state["v"], received), state["w"] | received
+        v, joined = fill_newcomers(ctx, state["v"], received), state["w"] | received
         proto = self.prototypes(ctx, v) if self.aligns else {}
         near = partial(self.personal_loss, received=received, joined=joined, proto=proto)
         v = ctx.fit(v, near, tag="v").params
@@ -257,7 +249,7 @@ class HeartPFL(PeftTrainer):
 
     def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return v; the model received where the client never worked."""
-        return received_by_newcomers(ctx, state["v"], received)
+        return fill_newcomers(ctx, state["v"], received)
 
     # ---- server ---------------------------------------------------------------------------
     @property
@@ -293,7 +285,7 @@ class HeartPFL(PeftTrainer):
     @property
     def aggregators(self) -> Sequence[str]:
         """All; with distillation the mean: every client's model teaches, whatever the rule."""
-        return (MEAN,) if self.last_akt else super().aggregators
+        return (rules.MEAN,) if self.last_akt else super().aggregators
 
     @property
     def server_optim(self) -> bool:
@@ -307,7 +299,7 @@ class HeartPFL(PeftTrainer):
             ConfigError: as ``check_proxy``.
         """
         self.check_proxy(ctx.proxy)
-        fixed = pick(start, ctx.groups.names(FROZEN)) if self.last_akt else {}
+        fixed = pick(start, ctx.groups.names("frozen")) if self.last_akt else {}
         return super().init_server(ctx, start) | ({FIXED: fixed} if fixed else {})
 
     def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
@@ -315,13 +307,13 @@ class HeartPFL(PeftTrainer):
         mean = self.combine(ctx, updates)
         if ctx.round > self.last_akt:
             return ctx.server_step(server, mean)
-        space = PixelSpace.of(ctx.model.backbone.transform_spec)
+        space = attack.PixelSpace.of(ctx.model.backbone.transform_spec)
 
         def predict(p: Tree, pixels: Tensor) -> Tensor:
-            whole = p | expand(server.get(FIXED, {}), len(pixels))
+            whole = p | trees.expand(server.get(FIXED, {}), len(pixels))
             return self.predict(ctx.model, whole, {"pixels": space.normalise(pixels)})
 
-        distillate = distil(
+        distillate = distill.distil(
             mean, updates.params, predict, self.proxy(ctx), self.distillation(), ctx.stream("akt")
         )
         ctx.log("akt", {
@@ -331,12 +323,12 @@ class HeartPFL(PeftTrainer):
         })
         return server | {"w": distillate.tree}
 
-    def distillation(self) -> Distillation:
+    def distillation(self) -> distill.Distillation:
         """Return what AKT_* say."""
         c = self.cfg
-        attack = PGD(c.AKT_EPS, c.AKT_ALPHA, c.AKT_ATTACK_STEPS, c.AKT_RANDOM_START)
-        return Distillation(
-            c.AKT_STEPS, c.AKT_BATCH, c.AKT_LR, c.AKT_TEMPERATURE, attack, c.AKT_ADV,
+        steps = attack.PGD(c.AKT_EPS, c.AKT_ALPHA, c.AKT_ATTACK_STEPS, c.AKT_RANDOM_START)
+        return distill.Distillation(
+            c.AKT_STEPS, c.AKT_BATCH, c.AKT_LR, c.AKT_TEMPERATURE, steps, c.AKT_ADV,
             c.AKT_LABELS, c.AKT_ENSEMBLE, c.AKT_GATE, c.AKT_HOLDOUT, c.AKT_CHECK_EVERY,
         )
 
@@ -355,16 +347,18 @@ class HeartPFL(PeftTrainer):
                 f"{source}); set DATASET.SERVER_HOLDOUT above 0, AKT_PROXY dataset:NAME or "
                 f"folder:DIR, or {node}.AKT no"
             )
-        held_out(len(proxy), self.distillation())
+        distill.holdout_size(len(proxy), self.distillation())
         unknown = int((proxy.labels < 0).sum())
-        for key, value, instead in (("LABELS", TRUE, PSEUDO), ("GATE", VAL_ACC, KL)):
+        for key, value, instead in (
+            ("LABELS", distill.TRUE, distill.PSEUDO), ("GATE", distill.VAL_ACC, distill.KL),
+        ):
             if self.cfg[f"AKT_{key}"] == value and unknown:
                 raise ConfigError(
                     f"{node}.AKT_{key} {value}: {unknown:,} of the server's {len(proxy):,} images "
                     f"(AKT_PROXY {source}) have no label of the run's classes; set it to {instead}"
                 )
 
-    def proxy(self, ctx: ServerContext) -> ProxyImages:
+    def proxy(self, ctx: ServerContext) -> distill.ProxyImages:
         """Return the server's images, as pixels in [0, 1].
 
         Raises:
@@ -372,4 +366,5 @@ class HeartPFL(PeftTrainer):
         """
         self.check_proxy(ctx.proxy)
         assert ctx.proxy is not None  # noqa: S101 (just checked)
-        return image_proxy(ctx.proxy, PixelSpace.of(ctx.model.backbone.transform_spec), ctx.model)
+        space = attack.PixelSpace.of(ctx.model.backbone.transform_spec)
+        return distill.image_proxy(ctx.proxy, space, ctx.model)

@@ -39,23 +39,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.core.trees import State, Tree, in_double, per_client
-from fedvlm.federation.aggregation.arrival import Rows
-from fedvlm.federation.aggregation.updates import (
+from fedvlm.method import (
+    TAG,
+    TRAINER_REGISTRY,
+    Batch,
+    ConfigError,
+    Context,
+    DataError,
+    Finetune,
+    Option,
+    PeftTrainer,
+    Rows,
+    ServerContext,
+    State,
+    Tree,
     Updates,
+    Upload,
+    VLModel,
+    per_client,
     require_finite,
+    trees,
     weighted_mean,
     weighted_sum,
 )
-from fedvlm.federation.batches import Batch
-from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.groups import TAG, Finetune
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.server import ServerContext
-from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.models.vlmodel import VLModel
 
 # Ending of a name -> where its units lie: a mask [..., U] shaped to multiply the tensor.
 Shape = Callable[[Tensor], Tensor]
@@ -128,7 +134,7 @@ class Hermes(PeftTrainer):
 
     def init_client(self, ctx: Context, start: Tree) -> State:
         """Return the common start with nothing pruned."""
-        zero = in_double(torch.zeros((), device=ctx.model.device))
+        zero = trees.in_double(torch.zeros((), device=ctx.model.device))
         whole = {site: torch.ones_like(score) for site, score in scores(start).items()}
         return {"w": start, "mask": whole, "prune": {"pruned": zero, "best": zero.clone()}}
 

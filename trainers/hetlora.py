@@ -30,24 +30,29 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from yacs.config import CfgNode
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree
-from fedvlm.federation.aggregation.lora import shared_sites
-from fedvlm.federation.aggregation.rules import MEAN
-from fedvlm.federation.aggregation.updates import Updates
-from fedvlm.federation.batches import Batch
-from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.groups import Groups
-from fedvlm.federation.local.sent import AXES, WHOLE, Portion
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.server import ServerContext
-from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.models.towers.adapters import FACTOR_A, FACTOR_B
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    Batch,
+    CfgNode,
+    Context,
+    Groups,
+    Option,
+    PeftTrainer,
+    Portion,
+    ServerContext,
+    State,
+    Tree,
+    Updates,
+    Upload,
+    adapters,
+    lora,
+    rules,
+)
 
 SLOT, RANK = "lora", "lora.rank"  # of a client's state, and of what the server keeps of it
 RULE = "by_norm"
+A, B = adapters.FACTOR_A, adapters.FACTOR_B
 
 
 @TRAINER_REGISTRY.register("HetLoRA")
@@ -55,7 +60,7 @@ class HetLoRA(PeftTrainer):
     """See the module's card."""
 
     name = "HetLoRA"
-    aggregators = (MEAN,)
+    aggregators = (rules.MEAN,)
     server_optim = False
     lora_taken = (RULE, "RANKS")
     options = {
@@ -85,7 +90,7 @@ class HetLoRA(PeftTrainer):
 
     def portion(self, round_: int, groups: Groups) -> Portion:
         """Return all: a client's rank is in its state."""
-        return WHOLE
+        return Portion()
 
     # ---- client ---------------------------------------------------------------------------
     def init_client(self, ctx: Context, start: Tree) -> State:
@@ -107,7 +112,7 @@ class HetLoRA(PeftTrainer):
         w = ctx.fit(start, self.loss, edit=pulled).params
         rank = torch.where(tail_length(w, tail) < tail_length(start, tail), left, rank)
         w = first(w, components(self.spec.rank, torch.zeros_like(rank), rank))
-        sent = dict.fromkeys(shared_sites(w), rank.to(torch.int64))
+        sent = dict.fromkeys(lora.shared_sites(w), rank.to(torch.int64))
         return state | {"w": w, SLOT: {RANK: rank}}, ctx.upload(w, ranks=sent)
 
     def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
@@ -123,19 +128,19 @@ class HetLoRA(PeftTrainer):
         rank = int(known[SLOT][RANK]) if known else self.spec.rank_of(client)
         if rank == self.spec.rank:
             return server["w"]
-        return ctx.cut(server["w"], ranks=dict.fromkeys(shared_sites(server["w"]), rank))
+        return ctx.cut(server["w"], ranks=dict.fromkeys(lora.shared_sites(server["w"]), rank))
 
     def combine(self, ctx: ServerContext, updates: Updates) -> Tree:
         """Return the means weighted by |B A|, zeros standing for what was not sent."""
         padded = {
             site + end: torch.where(updates.sent(site + end), updates.params[site + end], 0)
-            for site in shared_sites(updates.params) for end in AXES
+            for site in lora.shared_sites(updates.params) for end in (A, B)
         }
         return super().combine(ctx, replace(updates, params=updates.params | padded))
 
     def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
         """Return the new global model; note how many components each client sent."""
-        name = next(iter(shared_sites(updates.params))) + FACTOR_A
+        name = next(iter(lora.shared_sites(updates.params))) + A
         sent = updates.sent(name).expand_as(updates.params[name])[:, :, 0].sum(1)
         for client, rank in zip(updates.clients, sent.tolist(), strict=True):
             ctx.held.put(client, {SLOT: {RANK: torch.tensor(float(rank))}})
@@ -159,9 +164,9 @@ def components(count: int, start: Tensor, stop: Tensor) -> Tensor:
 def first(tree: Tree, there: Tensor) -> Tree:
     """Return the tree with LoRA's other components zero; ``there [K, r]``."""
     out = dict(tree)
-    for site in shared_sites(tree):
-        out[site + FACTOR_A] = torch.where(there[:, :, None], tree[site + FACTOR_A], 0)
-        out[site + FACTOR_B] = torch.where(there[:, None], tree[site + FACTOR_B], 0)
+    for site in lora.shared_sites(tree):
+        out[site + A] = torch.where(there[:, :, None], tree[site + A], 0)
+        out[site + B] = torch.where(there[:, None], tree[site + B], 0)
     return out
 
 
@@ -182,12 +187,12 @@ def tail_slopes(tree: Tree, tail: Tensor) -> Tree:
     for site, (a, b) in _tails(tree, tail).items():
         length_a, length_b = (v.norm(dim=(1, 2))[:, None, None] for v in (a, b))
         least = torch.finfo(a.dtype).tiny
-        out[site + FACTOR_A] = length_b * a / length_a.clamp_min(least)
-        out[site + FACTOR_B] = length_a * b / length_b.clamp_min(least)
+        out[site + A] = length_b * a / length_a.clamp_min(least)
+        out[site + B] = length_a * b / length_b.clamp_min(least)
     return out
 
 
 def _tails(tree: Tree, tail: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
     """Return A[T] and B[:, T] of each LoRA, zero elsewhere."""
     kept = first(tree, tail)
-    return {s: (kept[s + FACTOR_A], kept[s + FACTOR_B]) for s in shared_sites(tree)}
+    return {s: (kept[s + A], kept[s + B]) for s in lora.shared_sites(tree)}

@@ -22,13 +22,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import Tree
-from fedvlm.federation.batches import Batch
-from fedvlm.federation.toolbox.contexts import ContextTrainer
-from fedvlm.federation.toolbox.contrast import text_gap
-from fedvlm.federation.trainer import TRAINER_REGISTRY, cross_entropy
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    Batch,
+    ContextTrainer,
+    Option,
+    Tree,
+    VLModel,
+    contrast,
+    cross_entropy,
+)
 
 
 @TRAINER_REGISTRY.register("KgCoOp")
@@ -49,6 +52,6 @@ class KgCoOp(ContextTrainer):
         """Return the loss ``[K]`` and its parts."""
         text = model.text(p["text.ctx"])
         cls = cross_entropy(model.logits(self.image_features(model, p, b.x), text), b)
-        gap = text_gap(text, model.anchor("template", 0), self.cfg.VARIANT == "fixed")
+        gap = contrast.text_gap(text, model.anchor("template", 0), self.cfg.VARIANT == "fixed")
         guide = self.cfg.W * gap
         return cls + guide, {"cls_loss": cls, "guide_loss": guide}

@@ -32,20 +32,29 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from yacs.config import CfgNode
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree, pick
-from fedvlm.federation.aggregation.rules import CLIPPED_MEAN, SIMILARITY
-from fedvlm.federation.aggregation.updates import Updates
-from fedvlm.federation.batches import Batch, Step
-from fedvlm.federation.context import FIT, LOOP, Context, Upload, optimise
-from fedvlm.federation.groups import PERSONAL, SHARED, Finetune
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.server import ServerContext
-from fedvlm.federation.toolbox.regularise import UNIFORM, weighting
-from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.models.adapt import peft
+from fedvlm.method import (
+    PERSONAL,
+    SHARED,
+    TRAINER_REGISTRY,
+    Batch,
+    CfgNode,
+    Context,
+    Finetune,
+    Option,
+    PeftTrainer,
+    ServerContext,
+    State,
+    Step,
+    Tree,
+    Updates,
+    Upload,
+    optimise,
+    peft,
+    pick,
+    rules,
+    weighting,
+)
 
 WARM = "warm"  # server slot: the averaged body
 
@@ -60,7 +69,7 @@ class LGFedAvg(PeftTrainer):
     options = {
         "ALTERNATE": Option(False, "two passes per batch, body then head, instead of a joint step"),
         "WARMUP_ROUNDS": Option(0, "first rounds of FedAvg on everything", low=0),
-        "WEIGHTING": weighting(UNIFORM),
+        "WEIGHTING": weighting("uniform"),
     }
 
     def __init__(self, cfg: CfgNode) -> None:
@@ -84,12 +93,13 @@ class LGFedAvg(PeftTrainer):
     def aggregators(self) -> Sequence[str]:
         """All; in a warm-up those that need no received body, which round 1 does not send."""
         kinds = super().aggregators
-        return [n for n in kinds if not self.warmup or n not in (CLIPPED_MEAN, SIMILARITY)]
+        unsuited = (rules.CLIPPED_MEAN, rules.SIMILARITY) if self.warmup else ()
+        return [n for n in kinds if n not in unsuited]
 
     @property
     def trains_by(self) -> str:
         """In turns it steps in a loop of its own."""
-        return LOOP if self.cfg.ALTERNATE else FIT
+        return "loop" if self.cfg.ALTERNATE else "fit"
 
     @property
     def server_optim(self) -> bool:

@@ -20,9 +20,7 @@ Command: python federated_main.py --demo --trainer LocalOnly
 
 from __future__ import annotations
 
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.models.adapt import peft
+from fedvlm.method import TRAINER_REGISTRY, PeftTrainer, peft
 
 
 @TRAINER_REGISTRY.register("LocalOnly")

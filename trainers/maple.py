@@ -25,13 +25,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import Tree
-from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer
-from fedvlm.models.adapt.layers import layer, linear
-from fedvlm.models.adapt.prompts import IMAGE, TEXT, prompted_text, text_prompts, visual_prompts
-from fedvlm.models.towers.vision import stream_name
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import TRAINER_REGISTRY, Option, Trainer, Tree, VLModel, layers, prompts, vision
 
 COUPLE = "image.couple"
 
@@ -51,24 +45,27 @@ class MaPLe(Trainer):
 
     def streams(self, model: VLModel) -> tuple[str, ...]:
         """Return what enters the first block."""
-        return (stream_name(0),)
+        return (vision.stream_name(0),)
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return text prompts and, for each, the layer that leads to the image tower."""
         width = model.vision.width
         depth = min(int(self.cfg.DEPTH), len(model.vision.blocks))
-        tree = text_prompts(model, self.cfg.CTX_INIT, self.cfg.N_CTX, depth, generator)
+        tree = prompts.text_prompts(model, self.cfg.CTX_INIT, self.cfg.N_CTX, depth, generator)
         for block in range(len(tree)):
-            tree |= layer(f"{COUPLE}.{block}", (width, model.text_width), generator)
+            tree |= layers.layer(f"{COUPLE}.{block}", (width, model.text_width), generator)
         return tree
 
     def text_features(self, model: VLModel, p: Tree) -> Tensor:
         """Return T(P), ``[K, C, d]``."""
-        return prompted_text(model, p)
+        return prompts.encode_prompted_text(model, p)
 
     def image_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return z(V), ``[K, B, d]``."""
         first = {0: p["text.ctx"]}
-        prompts = first | {int(n.removeprefix(TEXT)): v for n, v in p.items() if TEXT in n}
-        rows = {f"{IMAGE}{b}": linear(p, f"{COUPLE}.{b}", v) for b, v in prompts.items()}
-        return model.adapted_image(x, visual_prompts(model, rows))[0]
+        text = prompts.TEXT
+        blocks = first | {int(n.removeprefix(text)): v for n, v in p.items() if text in n}
+        rows = {
+            f"{prompts.IMAGE}{b}": layers.linear(p, f"{COUPLE}.{b}", v) for b, v in blocks.items()
+        }
+        return model.adapted_image(x, prompts.visual_prompts(model, rows))[0]

@@ -26,14 +26,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree
-from fedvlm.federation.batches import Batch
-from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.trainer import TRAINER_REGISTRY, cross_entropy
-from fedvlm.models.adapt.peft import BODY
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    Batch,
+    Context,
+    Option,
+    PeftTrainer,
+    State,
+    Tree,
+    Upload,
+    VLModel,
+    cross_entropy,
+    peft,
+)
 
 
 @TRAINER_REGISTRY.register("MOON")
@@ -43,7 +48,7 @@ class MOON(PeftTrainer):
     name = "MOON"
     reads_old = True
     metrics = (r"(.+/)?loss", r"cls_loss", r"con_loss")
-    needs = (BODY,)
+    needs = (peft.BODY,)
     options = {
         "MU": Option(5.0, "weight of the contrastive term", low=0.0),
         "TAU": Option(0.5, "its temperature", low=0.0, low_open=True),

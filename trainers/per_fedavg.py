@@ -35,15 +35,21 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedvlm.config.option import Option
-from fedvlm.core.errors import ConfigError
-from fedvlm.core.trees import State, Tree
-from fedvlm.federation.batches import Batch, Step
-from fedvlm.federation.context import DESCENT, Context, Upload, descend, rates
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.toolbox.regularise import UNIFORM
-from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    Batch,
+    ConfigError,
+    Context,
+    Option,
+    PeftTrainer,
+    State,
+    Step,
+    Tree,
+    Upload,
+    VLModel,
+    descend,
+    rates,
+)
 
 # Autograd nodes without a derivative. With ``inputs`` given, torch prunes or passes over them in
 # silence: the Hessian's part behind them would just be missing.
@@ -59,8 +65,8 @@ class PerFedAvg(PeftTrainer):
     """See the module's card."""
 
     name = "Per-FedAvg"
-    weighting = UNIFORM
-    trains_by = DESCENT
+    weighting = "uniform"
+    trains_by = "descent"
     options = {
         "MODE": Option("fo", "first order, Hessian-free, or exact", choices=("fo", "hf", "exact")),
         "ALPHA_LR": Option(0.05, "size of the inner and of the adaptation step", low=0.0),

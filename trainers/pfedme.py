@@ -23,16 +23,26 @@ Command: python federated_main.py --demo --trainer pFedMe
 
 from __future__ import annotations
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree, map_leaves, pick
-from fedvlm.federation.aggregation.rules import EVERY
-from fedvlm.federation.aggregation.updates import Updates
-from fedvlm.federation.batches import Batch, Step
-from fedvlm.federation.context import DESCENT, Context, Upload, descend, rates
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.server import ServerContext
-from fedvlm.federation.toolbox.regularise import pulled, received_by_newcomers
-from fedvlm.federation.trainer import TRAINER_REGISTRY
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    Batch,
+    Context,
+    Option,
+    PeftTrainer,
+    ServerContext,
+    State,
+    Step,
+    Tree,
+    Updates,
+    Upload,
+    descend,
+    fill_newcomers,
+    map_leaves,
+    pick,
+    pull,
+    rates,
+    rules,
+)
 
 
 @TRAINER_REGISTRY.register("pFedMe")
@@ -41,9 +51,9 @@ class PFedMe(PeftTrainer):
 
     name = "pFedMe"
     same_basis = True
-    aggregators = EVERY
+    aggregators = rules.EVERY
     server_optim = False  # BETA is the server's step
-    trains_by = DESCENT
+    trains_by = "descent"
     options = {
         "LAMBDA": Option(
             15.0, "pull between personal and global model", low=0.0, low_open=True
@@ -70,7 +80,7 @@ class PFedMe(PeftTrainer):
             for _ in range(self.cfg.STEPS):
                 what = f"the personal model, local step {step.index}"
                 grads = ctx.grad(theta, self.loss, batches[0], what=what).grads
-                theta = descend(theta, pulled(theta, grads, w, strength), inner)
+                theta = descend(theta, pull(theta, grads, w, strength), inner)
             names = ctx.trained(w, ("shared", "personal"))
             gap = map_leaves(lambda w, t: strength * (w - t), pick(w, names), theta)
             return {"w": descend(w, gap, rates(ctx, step)), "theta": theta}
@@ -80,7 +90,7 @@ class PFedMe(PeftTrainer):
 
     def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return t; the model received where the client never worked."""
-        return received_by_newcomers(ctx, state["theta"], received)
+        return fill_newcomers(ctx, state["theta"], received)
 
     def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
         """Go the share BETA of the way to the clients' mean."""

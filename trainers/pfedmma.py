@@ -29,12 +29,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import Tree
-from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer
-from fedvlm.models.adapt.multimodal import MultiModalEdits, mm_adapters
-from fedvlm.models.towers.vision import stream_name
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import TRAINER_REGISTRY, Option, Trainer, Tree, VLModel, multimodal, vision
 
 
 @TRAINER_REGISTRY.register("pFedMMA")
@@ -59,16 +54,16 @@ class PFedMMA(Trainer):
 
     def streams(self, model: VLModel) -> tuple[str, ...]:
         """Return what enters the first changed block."""
-        return (stream_name(len(model.vision.blocks) - self.depth(model)),)
+        return (vision.stream_name(len(model.vision.blocks) - self.depth(model)),)
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return the bottlenecks of both towers and the layers that they share."""
         widths = {"image": model.vision.width, "text": model.text_width}
-        return mm_adapters(widths, self.cfg.HIDDEN, self.depth(model), generator)
+        return multimodal.mm_adapters(widths, self.cfg.HIDDEN, self.depth(model), generator)
 
-    def edits(self, tower: str, p: Mapping[str, Tensor], blocks: int) -> MultiModalEdits:
+    def edits(self, tower: str, p: Mapping[str, Tensor], blocks: int) -> multimodal.MultiModalEdits:
         """Return what ``p`` changes in a tower of so many blocks."""
-        return MultiModalEdits(tower, dict(p), blocks, float(self.cfg.SCALE))
+        return multimodal.MultiModalEdits(tower, dict(p), blocks, float(self.cfg.SCALE))
 
     def text_features(self, model: VLModel, p: Tree) -> Tensor:
         """Return the template's text features through the changed tower, ``[K, C, d]``."""

@@ -35,19 +35,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree, per_client
-from fedvlm.federation.aggregation.updates import Updates, weighted_mean
-from fedvlm.federation.batches import Batch
-from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.groups import Finetune
-from fedvlm.federation.server import ServerContext
-from fedvlm.federation.toolbox.contexts import N_CTX
-from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor, Trainer, cross_entropy
-from fedvlm.models.adapt.attention import attention_tree
-from fedvlm.models.adapt.contexts import random_context
-from fedvlm.models.adapt.layers import fitting_heads, linear, split
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    Batch,
+    Context,
+    Finetune,
+    Option,
+    Predictor,
+    ServerContext,
+    State,
+    Trainer,
+    Tree,
+    Updates,
+    Upload,
+    VLModel,
+    attention,
+    contexts,
+    cross_entropy,
+    layers,
+    per_client,
+    weighted_mean,
+)
 
 CTX, EXPERT = "text.ctx", "expert.{}.ctx"
 SEEN, IDS = "seen", "clients"  # of whom the server has a context
@@ -65,7 +73,7 @@ class PFedMoAP(Trainer):
     server_optim = False
     exempt = {"G4": "experts arrive, trained or not"}
     options = {
-        "N_CTX": N_CTX,
+        "N_CTX": Option(16, "context tokens", low=1),
         "EXPERTS": Option(9, "contexts of other clients that a client receives", low=1),
         "SELECT": Option("random", "which: drawn, or nearest to its own last one",
                          choices=("random", "nearest")),
@@ -81,7 +89,8 @@ class PFedMoAP(Trainer):
         """Return the context and the gate's four maps with biases."""
         shape = (self.cfg.N_CTX, model.text_width)
         width = min(int(self.cfg.D_GATE), model.embed_dim)
-        return {CTX: random_context(shape, generator), **attention_tree("gate", width, generator)}
+        start = contexts.random_context(shape, generator)
+        return {CTX: start, **attention.attention_tree("gate", width, generator)}
 
     # ---- client ---------------------------------------------------------------------------
     def init_client(self, ctx: Context, start: Tree) -> State:
@@ -134,19 +143,19 @@ class PFedMoAP(Trainer):
         if experts is None:
             return lambda x: model.logits(self.image_features(model, p, x), own)
         width = p["gate.q.weight"].shape[-1]
-        heads = fitting_heads(width, int(self.cfg.HEADS))
+        heads = layers.fitting_heads(width, int(self.cfg.HEADS))
         fixed, on = self.cfg.VARIANT == "fixed", p.get(GATED)
         factor = self.cfg.SCALING / ((width / heads) ** 0.5 if fixed else 1.0)
         texts = pool(torch.cat([own.unsqueeze(1), experts], 1), width).transpose(1, 2)
-        key, value = (split(linear(p, f"gate.{n}", texts), heads) for n in "kv")
+        key, value = (layers.split(layers.linear(p, f"gate.{n}", texts), heads) for n in "kv")
 
         def logits(x: Mapping[str, Tensor]) -> Tensor:
             z = F.normalize(self.image_features(model, p, x), dim=-1)
             small = pool(z, width)
-            query = split(linear(p, "gate.q", small), heads)  # [K, B, H, e]
+            query = layers.split(layers.linear(p, "gate.q", small), heads)  # [K, B, H, e]
             scores = torch.einsum("kbhe,kcnhe->kbchn", query, key) * factor
             mixed = torch.einsum("kbchn,kcnhe->kbche", scores.softmax(-1), value).flatten(-2)
-            out = linear(p, "gate.o", mixed)  # [K, B, C, width]
+            out = layers.linear(p, "gate.o", mixed)  # [K, B, C, width]
             if fixed:
                 small, out = F.normalize(small, dim=-1), F.normalize(out, dim=-1)
             near = (out @ small.unsqueeze(-1)).squeeze(-1)

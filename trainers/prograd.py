@@ -23,13 +23,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree, per_client
-from fedvlm.federation.batches import Batch
-from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.toolbox.contexts import ContextTrainer
-from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    Batch,
+    Context,
+    ContextTrainer,
+    Option,
+    State,
+    Tree,
+    Upload,
+    VLModel,
+    per_client,
+)
 
 
 @TRAINER_REGISTRY.register("ProGrad")

@@ -20,8 +20,7 @@ Command: python federated_main.py --demo --trainer PromptFL
 
 from __future__ import annotations
 
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.trainer import TRAINER_REGISTRY
+from fedvlm.method import TRAINER_REGISTRY, PeftTrainer
 
 
 @TRAINER_REGISTRY.register("PromptFL")
@@ -29,3 +28,4 @@ class PromptFL(PeftTrainer):
     """FedAvg over whatever ``PEFT`` builds; by default a context (see the card)."""
 
     name = "PromptFL"
+    must_train = "prompt"

@@ -23,9 +23,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.federation.toolbox.contexts import PairTrainer
-from fedvlm.federation.trainer import TRAINER_REGISTRY
+from fedvlm.method import TRAINER_REGISTRY, Option, PairTrainer
 
 
 @TRAINER_REGISTRY.register("PromptFolio")

@@ -32,17 +32,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree
-from fedvlm.federation.aggregation.rules import EVERY
-from fedvlm.federation.aggregation.updates import Updates
-from fedvlm.federation.batches import Batch
-from fedvlm.federation.server import ServerContext
-from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer, cross_entropy
-from fedvlm.models.adapt.prompts import prompted_text, text_prompts, visual_prompts
-from fedvlm.models.towers.adapters import prompt_tree
-from fedvlm.models.towers.vision import stream_name
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    Batch,
+    Option,
+    ServerContext,
+    State,
+    Trainer,
+    Tree,
+    Updates,
+    VLModel,
+    adapters,
+    cross_entropy,
+    prompts,
+    rules,
+    vision,
+)
 
 SUM, MASS = "gpa.sum", "gpa.mass"
 
@@ -55,7 +60,7 @@ class PromptSRC(Trainer):
     title = "PromptSRC (FedAvg)"
     metrics = (r"(.+/)?loss", r"(cls|text|image|logit)_loss")
     groups = ((r"text\.ctx|(text|image)\.prompt\.\d+", "shared"),)
-    aggregators = EVERY
+    aggregators = rules.EVERY
     server_optim = False  # the average over rounds has its place
     exempt = {"G5": "the last round's model is an average over rounds"}
     options = {
@@ -75,24 +80,24 @@ class PromptSRC(Trainer):
 
     def streams(self, model: VLModel) -> tuple[str, ...]:
         """Return what enters the first block, and the frozen feature."""
-        return (stream_name(0), "features")
+        return (vision.stream_name(0), "features")
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return the prompts of both towers."""
         c = self.cfg
         return {
-            **text_prompts(model, c.CTX_INIT, c.N_CTX, c.DEPTH, generator),
-            **prompt_tree(model.vision.blocks[: c.DEPTH], c.N_CTX, generator),
+            **prompts.text_prompts(model, c.CTX_INIT, c.N_CTX, c.DEPTH, generator),
+            **adapters.prompt_tree(model.vision.blocks[: c.DEPTH], c.N_CTX, generator),
         }
 
     def text_features(self, model: VLModel, p: Tree) -> Tensor:
         """Return T, ``[K, C, d]``."""
-        return prompted_text(model, p)
+        return prompts.encode_prompted_text(model, p)
 
     def image_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return z, ``[K, B, d]``, not normalised."""
         inside = {n: v for n, v in x.items() if n != "features"}
-        return model.adapted_image(inside, visual_prompts(model, p))[0]
+        return model.adapted_image(inside, prompts.visual_prompts(model, p))[0]
 
     def loss(self, model: VLModel, p: Tree, b: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss ``[K]`` and its parts."""

@@ -28,16 +28,23 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree, map_leaves, per_client, pick
-from fedvlm.federation.aggregation.rules import MEAN
-from fedvlm.federation.aggregation.updates import Updates, weighted_mean
-from fedvlm.federation.batches import Batch
-from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.server import ServerContext
-from fedvlm.federation.toolbox.regularise import UNIFORM
-from fedvlm.federation.trainer import TRAINER_REGISTRY
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    Batch,
+    Context,
+    Option,
+    PeftTrainer,
+    ServerContext,
+    State,
+    Tree,
+    Updates,
+    Upload,
+    map_leaves,
+    per_client,
+    pick,
+    rules,
+    weighted_mean,
+)
 
 PREFIX = "control."
 
@@ -49,8 +56,8 @@ class SCAFFOLD(PeftTrainer):
     name = "SCAFFOLD"
     same_basis = True
     extras_up = extras_down = (r"control\..*",)
-    weighting = UNIFORM
-    aggregators = (MEAN,)  # the control variates follow the mean
+    weighting = "uniform"
+    aggregators = (rules.MEAN,)  # the control variates follow the mean
     server_optim = False  # SERVER_LR is the server's step
     options = {"SERVER_LR": Option(1.0, "step of the server along the clients' mean", low=0.0)}
 

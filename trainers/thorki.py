@@ -41,29 +41,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core import rng
-from fedvlm.core.errors import DataError
-from fedvlm.core.trees import State, Tree, cast, expand, per_client
-from fedvlm.federation.batches import Batch
-from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.groups import PERSONAL, SHARED, TAG, Finetune, Rule
-from fedvlm.federation.optim import OptimSpec
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.toolbox.adaptation import GateFit
-from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor, cross_entropy
-from fedvlm.models.adapt.gates import KINDS as FUSIONS
-from fedvlm.models.adapt.gates import gate, mix_logits, spread
-from fedvlm.models.adapt.small import (
-    KINDS,
-    MLP,
-    TOWER,
-    mlp_logits,
-    small_mlp,
-    small_tower,
-    tower_logits,
+from fedvlm.method import (
+    PERSONAL,
+    SHARED,
+    TAG,
+    TRAINER_REGISTRY,
+    Batch,
+    Context,
+    DataError,
+    Finetune,
+    OptimSpec,
+    Option,
+    PeftTrainer,
+    Predictor,
+    Rule,
+    State,
+    Tree,
+    Upload,
+    VLModel,
+    adaptation,
+    cross_entropy,
+    gates,
+    per_client,
+    rng,
+    small,
+    trees,
 )
-from fedvlm.models.vlmodel import VLModel
 
 SMALL = r"small\..*"
 ON, SPREAD = "gate.on", "gate.spread"  # trained at all; standard deviations of both models' logits
@@ -78,8 +81,10 @@ class Thorki(PeftTrainer):
     metrics = (r"(small/)?loss",)
     exempt = {"G5": "trains on the fit part of its samples only"}
     options = {
-        "SMALL": Option(MLP, "the small model: an MLP on the frozen feature, or a convolutional "
-                        "tower on pixels", choices=KINDS, neutral=MLP),
+        "SMALL": Option(
+            small.MLP, "the small model: an MLP on the frozen feature, or a convolutional tower on "
+            "pixels", choices=small.KINDS, neutral=small.MLP,
+        ),
         "SMALL_HIDDEN": Option(64, "hidden width of the small model, if an MLP", low=1),
         "SMALL_LR": Option(1e-3, "its AdamW rate", low=0.0),
         "SMALL_WD": Option(1e-2, "its weight decay", low=0.0),
@@ -87,7 +92,7 @@ class Thorki(PeftTrainer):
         "DISTILL_BETA": Option(0.0, "weight of KL(large || small) in its loss", low=0.0),
         "ADAPT_RATIO": Option(0.2, "share of the training samples that adapt the gate", low=0.0,
                               high=1.0, high_open=True),
-        "FUSION": Option("conf_gate", "how outputs are fused", choices=FUSIONS),
+        "FUSION": Option("conf_gate", "how outputs are fused", choices=gates.KINDS),
         "FUSION_HIDDEN": Option(0, "hidden width of the gate; 0 is the kind's own", low=0),
         "FUSION_LR": Option(1e-2, "its AdamW rate", low=0.0),
         "FUSION_CLASS_LR": Option(5e-2, "rate of its term per class", low=0.0),
@@ -105,13 +110,14 @@ class Thorki(PeftTrainer):
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return what ``PEFT`` asks for, and the small model ``small.*``."""
         large, classes = super().trainables(model, generator), len(model.classnames)
-        if self.cfg.SMALL == TOWER:
-            return large | small_tower(classes, generator)
-        return large | small_mlp(model.embed_dim, int(self.cfg.SMALL_HIDDEN), classes, generator)
+        if self.cfg.SMALL == small.TOWER:
+            return large | small.small_tower(classes, generator)
+        hidden = int(self.cfg.SMALL_HIDDEN)
+        return large | small.small_mlp(model.embed_dim, hidden, classes, generator)
 
     def streams(self, model: VLModel) -> tuple[str, ...]:
         """Return what G starts from, and what S reads: the frozen image feature, or pixels."""
-        own = "pixels" if self.cfg.SMALL == TOWER else "features"
+        own = "pixels" if self.cfg.SMALL == small.TOWER else "features"
         return tuple(dict.fromkeys([*super().streams(model), own]))
 
     def rules(self, names: Sequence[str]) -> Sequence[Rule]:
@@ -126,9 +132,9 @@ class Thorki(PeftTrainer):
 
     def small(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return z_S ``[K, B, C]``, from the frozen image feature or from pixels."""
-        if self.cfg.SMALL == TOWER:
-            return tower_logits(p, x["pixels"].to(model.device, model.dtype))
-        return mlp_logits(p, model.image(x))
+        if self.cfg.SMALL == small.TOWER:
+            return small.tower_logits(p, x["pixels"].to(model.device, model.dtype))
+        return small.mlp_logits(p, model.image(x))
 
     def predictor(self, model: VLModel, p: Tree) -> Predictor:
         """Return ``x -> z_F`` where ``p`` has a gate, else ``x -> z_G`` (the global model)."""
@@ -140,7 +146,7 @@ class Thorki(PeftTrainer):
             scale = p[SPREAD][:, :, None, None]
             z_g, z_s = large(x) / scale[:, 0], self.small(model, p, x) / scale[:, 1]
             on = per_client(p[ON] > 0, z_g)
-            return torch.where(on, mix_logits(self.cfg.FUSION, p, z_g, z_s), (z_g + z_s) / 2)
+            return torch.where(on, gates.mix_logits(self.cfg.FUSION, p, z_g, z_s), (z_g + z_s) / 2)
 
         return fused
 
@@ -202,11 +208,12 @@ class Thorki(PeftTrainer):
             raise DataError(f"round {ctx.round}: clients {list(ctx.clients)} have no samples")
         with torch.no_grad():
             z = [self.large(ctx.model, p)(b.x), self.small(ctx.model, p, b.x)]
-        scale = [spread(one, b.w) if cfg.LOGIT_NORM == "std" else torch.ones_like(b.w[:, 0])
+        scale = [gates.spread(one, b.w) if cfg.LOGIT_NORM == "std" else torch.ones_like(b.w[:, 0])
                  for one in z]
-        start = gate(cfg.FUSION, z[0].shape[-1], rng.stream(ctx.seed, "gate"), cfg.FUSION_HIDDEN)
-        start = expand(cast(start, z[0].dtype, z[0].device), ctx.k)
-        how = GateFit(
+        draw = rng.stream(ctx.seed, "gate")
+        start = gates.build_gate(cfg.FUSION, z[0].shape[-1], draw, cfg.FUSION_HIDDEN)
+        start = trees.expand(trees.cast(start, z[0].dtype, z[0].device), ctx.k)
+        how = adaptation.GateFit(
             cfg.FUSION, cfg.FUSION_STEPS, cfg.FUSION_LR, cfg.FUSION_CLASS_LR, cfg.FUSION_WD
         )
         on = b.present

@@ -26,12 +26,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree
-from fedvlm.federation.context import Context
-from fedvlm.federation.toolbox.templates import TemplateTrainer, TrainingFree
-from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    Context,
+    Option,
+    Predictor,
+    State,
+    TemplateTrainer,
+    TrainingFree,
+    Tree,
+    VLModel,
+)
 
 KEYS, VALUES = "tip.keys", "tip.values"
 

@@ -29,14 +29,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.errors import ConfigError
-from fedvlm.core.trees import State, Tree
-from fedvlm.federation.batches import Batch
-from fedvlm.federation.context import Context, Upload
-from fedvlm.federation.toolbox.templates import TemplateTrainer
-from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor, cross_entropy
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    Batch,
+    ConfigError,
+    Context,
+    Option,
+    Predictor,
+    State,
+    TemplateTrainer,
+    Tree,
+    Upload,
+    VLModel,
+    cross_entropy,
+)
 
 KEYS, VALUES, CACHE = "tip.keys", "tip.values", "cache"
 

@@ -34,20 +34,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree
-from fedvlm.federation.aggregation.updates import Updates
-from fedvlm.federation.context import UNIFORM, Context, Upload
-from fedvlm.federation.server import ServerContext
-from fedvlm.federation.toolbox.moments import (
-    CLOSED_FORM,
-    Moments,
-    discriminant,
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    Context,
+    Option,
+    Predictor,
+    ServerContext,
+    State,
+    Trainer,
+    Tree,
+    Updates,
+    Upload,
+    VLModel,
     moments,
-    newcomers,
 )
-from fedvlm.federation.trainer import TRAINER_REGISTRY, Predictor, Trainer
-from fedvlm.models.vlmodel import VLModel
 
 VISUAL, BIAS, MIX = "head.visual", "head.bias", "head.mix"
 COUNT, TOTAL, GRAM, SCORE = (f"tofa.{n}" for n in ("count", "total", "gram", "score"))
@@ -71,7 +71,7 @@ class TOFA(Trainer):
     extras_up = (r"tofa\.(count|total|gram|score)",)
     extras_down = (r"tofa\.(count|total|gram)",)
     metrics = ()
-    weighting = UNIFORM
+    weighting = "uniform"
     aggregators = ()  # sums of sufficient statistics
     server_optim = False
     open_vocabulary = False
@@ -83,7 +83,7 @@ class TOFA(Trainer):
         "TEMP": Option(0.1, "temperature of the templates' scores", low=0.0, low_open=True),
         "TEMPLATES": Option(TEMPLATES, "texts beside the set's own template"),
     }
-    exempt = CLOSED_FORM
+    exempt = moments.CLOSED_FORM
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return a visual side that knows nothing, and the set's own template alone."""
@@ -126,15 +126,17 @@ class TOFA(Trainer):
         return logits
 
     # ---- client ---------------------------------------------------------------------------
-    def moments(self, ctx: Context) -> Moments:
+    def local_moments(self, ctx: Context) -> moments.Moments:
         """Return the clients' moments."""
         model = ctx.model
-        return moments(ctx, lambda p, x: self.image_features(model, p, x), len(model.classnames),
-                       model.embed_dim)
+        return moments.compute_moments(
+            ctx, lambda p, x: self.image_features(model, p, x), len(model.classnames),
+            model.embed_dim,
+        )
 
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Send moments and scores of the texts; nothing is trained."""
-        m = self.moments(ctx)
+        m = self.local_moments(ctx)
         ctx.check_tree({"features": m.gram}, "the sum over the training images")
         extras = {COUNT: m.count, TOTAL: m.total, GRAM: m.gram, SCORE: self.scores(ctx, m.count)}
         return state, ctx.upload(received, extras=extras, only=())
@@ -164,21 +166,21 @@ class TOFA(Trainer):
 
     def personalize(self, ctx: Context, state: State, received: Tree) -> Tree:
         """Return the discriminant of the client's posterior, and the shared texts."""
-        own = self.moments(ctx)
-        everybody = Moments(*(received[n].to(own.count) for n in (COUNT, TOTAL, GRAM)))
+        own = self.local_moments(ctx)
+        everybody = moments.Moments(*(received[n].to(own.count) for n in (COUNT, TOTAL, GRAM)))
         a = self.cfg.PRIOR
-        both = Moments(
+        both = moments.Moments(
             own.count + a * everybody.count, own.total + a * everybody.total,
             own.gram + a * everybody.gram,
         )
         return self.heads(both, received[MIX])
 
-    def heads(self, m: Moments, mix: Tensor) -> Tree:
+    def heads(self, m: moments.Moments, mix: Tensor) -> Tree:
         """Return the model of moments, which need not be of whole images."""
         count = m.count.sum(-1)
         mean = m.total / torch.where(m.count > 0, m.count, 1.0)[..., None]
         scatter = m.gram - m.total.mT @ mean
-        weight, bias = discriminant(
+        weight, bias = moments.discriminant(
             mean, scatter, count.clamp_min(1e-9), m.count > 0, self.cfg.SHRINK,
             LEAST / mean.shape[-1],
         )
@@ -204,11 +206,11 @@ class TOFA(Trainer):
     def aggregate(self, ctx: ServerContext, server: State, updates: Updates) -> State:
         """Add those who are not in the sums yet; return the model of the sums."""
         sums = dict(server[SUMS])
-        for k in newcomers(ctx, updates):
+        for k in moments.newcomers(ctx, updates):
             sent = {n: v[k].to(sums[COUNT]) for n, v in updates.extras.items()}
             sent[VOTES] = (sent[COUNT] > 0).to(sums[VOTES])
             sums = {n: v + sent[n] for n, v in sums.items()}
         score = sums[SCORE] / sums[VOTES].clamp_min(1)[:, None]
         mix = (score / self.cfg.TEMP).softmax(-1).to(server["w"][MIX])
-        return server | {"w": self.heads(Moments(*(sums[n] for n in (COUNT, TOTAL, GRAM))), mix),
-                         SUMS: sums}
+        total = moments.Moments(*(sums[n] for n in (COUNT, TOTAL, GRAM)))
+        return server | {"w": self.heads(total, mix), SUMS: sums}

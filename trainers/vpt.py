@@ -26,14 +26,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import Tree
-from fedvlm.federation.toolbox.templates import TemplateTrainer
-from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.models.adapt.prompts import visual_prompts
-from fedvlm.models.towers.adapters import prompt_tree
-from fedvlm.models.towers.vision import stream_name
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import (
+    TRAINER_REGISTRY,
+    Option,
+    TemplateTrainer,
+    Tree,
+    VLModel,
+    adapters,
+    prompts,
+    vision,
+)
 
 
 @TRAINER_REGISTRY.register("VPT")
@@ -50,13 +52,13 @@ class VPT(TemplateTrainer):
 
     def streams(self, model: VLModel) -> tuple[str, ...]:
         """Return what enters the first block."""
-        return (stream_name(0),)
+        return (vision.stream_name(0),)
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return the prompts ``[TOKENS, width]`` of each block."""
         blocks = model.vision.blocks[: self.cfg.DEPTH or None]
-        return prompt_tree(blocks, self.cfg.TOKENS, generator)
+        return adapters.prompt_tree(blocks, self.cfg.TOKENS, generator)
 
     def image_features(self, model: VLModel, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return features ``[K, B, d]`` of the prompted tower."""
-        return model.adapted_image(x, visual_prompts(model, p))[0]
+        return model.adapted_image(x, prompts.visual_prompts(model, p))[0]

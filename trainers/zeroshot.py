@@ -20,10 +20,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedvlm.core.trees import Tree
-from fedvlm.federation.toolbox.templates import TrainingFree
-from fedvlm.federation.trainer import TRAINER_REGISTRY
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import TRAINER_REGISTRY, TrainingFree, Tree, VLModel
 
 
 @TRAINER_REGISTRY.register("ZeroShot")

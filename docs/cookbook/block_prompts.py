@@ -7,10 +7,7 @@ Personal: none
 Command: fedvlm run --demo --rounds 2 --trainer docs/cookbook/block_prompts.py:BlockPrompts
 """
 
-from fedvlm.config.option import Option
-from fedvlm.federation.trainer import Trainer
-from fedvlm.models.towers.adapters import TreeEdits, prompt_tree
-from fedvlm.models.towers.vision import stream_name
+from fedvlm.method import Option, Trainer, adapters, vision
 
 
 class BlockPrompts(Trainer):
@@ -28,7 +25,7 @@ class BlockPrompts(Trainer):
 
     def streams(self, model):
         """Return what enters the first of them; a block too late is refused before round 1."""
-        return (stream_name(self.blocks(model)[0].index),)
+        return (vision.stream_name(self.blocks(model)[0].index),)
 
     def prompt_sets(self, batch_size):
         """Return 0: no prompt goes through the text tower."""
@@ -36,7 +33,7 @@ class BlockPrompts(Trainer):
 
     def trainables(self, model, generator):
         """Return ``image.prompt.<block> [TOKENS, width]``: the names say where they enter."""
-        return prompt_tree(self.blocks(model), self.cfg.TOKENS, generator)
+        return adapters.prompt_tree(self.blocks(model), self.cfg.TOKENS, generator)
 
     def text_features(self, model, params):
         """Return the template's text features for each client, ``[K, C, d]``."""
@@ -45,4 +42,4 @@ class BlockPrompts(Trainer):
 
     def image_features(self, model, params, x):
         """Return features ``[K, B, d]`` of the prompted tower."""
-        return model.adapted_image(x, TreeEdits("image", params))[0]
+        return model.adapted_image(x, adapters.TreeEdits("image", params))[0]

@@ -9,8 +9,7 @@ Command: fedvlm run --demo --rounds 2 --trainer docs/cookbook/feature_gate.py:Fe
 
 import torch
 
-from fedvlm.config.option import Option
-from fedvlm.federation.trainer import Trainer
+from fedvlm.method import Option, Trainer
 
 
 class FeatureGate(Trainer):

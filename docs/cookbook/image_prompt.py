@@ -10,9 +10,7 @@ Command: fedvlm run --demo --rounds 1 --shots 2 --trainer docs/cookbook/image_pr
 import torch
 import torch.nn.functional as F
 
-from fedvlm.config.option import Option
-from fedvlm.federation.trainer import Trainer
-from fedvlm.models.adapt.layers import linear
+from fedvlm.method import Option, Trainer, layers
 
 
 class ImagePrompt(Trainer):
@@ -38,7 +36,7 @@ class ImagePrompt(Trainer):
 
         def predict(x):
             z = F.normalize(model.image(x), dim=-1)  # [K, B, d]
-            shift = linear(params, "text.net", z)  # [K, B, width]
+            shift = layers.linear(params, "text.net", z)  # [K, B, width]
             text = model.text(params["text.ctx"][:, None] + shift[:, :, None])  # [K, B, C, d]
             return model.scale * (text @ z[..., None]).squeeze(-1)
 

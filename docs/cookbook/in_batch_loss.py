@@ -11,8 +11,7 @@ Command: fedvlm run --demo --rounds 2 --trainer docs/cookbook/in_batch_loss.py:B
 import torch
 import torch.nn.functional as F
 
-from fedvlm.config.option import Option
-from fedvlm.federation.trainer import Trainer, cross_entropy
+from fedvlm.method import Option, Trainer, cross_entropy
 
 
 class BatchContrast(Trainer):

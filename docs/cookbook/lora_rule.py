@@ -6,8 +6,7 @@ Personal: none
 Command: fedvlm run --demo --rounds 2 --peft lora --trainer docs/cookbook/lora_rule.py:SignLora
 """
 
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.models.towers.adapters import is_factor
+from fedvlm.method import PeftTrainer, adapters
 
 
 class SignLora(PeftTrainer):
@@ -29,7 +28,7 @@ class SignLora(PeftTrainer):
         """
         tree = super().combine(ctx, updates)
         share = updates.weight / updates.weight.sum()  # [K]
-        for name in filter(is_factor, tree):
+        for name in filter(adapters.is_factor, tree):
             old = updates.received[name]  # [K, ...], equal for all
             signs = (updates.params[name] - old).sign().flatten(1)
             agreement = (share.to(signs) @ signs).abs().view_as(old[0])

@@ -9,8 +9,7 @@ Command: fedvlm run --demo --rounds 2 --trainer docs/cookbook/other_upload.py:Ne
 
 import torch
 
-from fedvlm.config.option import Option
-from fedvlm.federation.trainer import Trainer
+from fedvlm.method import Option, Trainer
 
 CTX, PEER = "text.ctx", "peer.ctx"
 

@@ -9,7 +9,7 @@ Command: fedvlm run --demo --rounds 2 --trainer docs/cookbook/patches.py:BestPat
 
 import torch
 
-from fedvlm.federation.trainer import Trainer
+from fedvlm.method import Trainer
 
 
 class BestPatch(Trainer):

@@ -9,9 +9,7 @@ Command: fedvlm run --demo --rounds 2 --trainer docs/cookbook/per_sample.py:Clip
 
 import torch
 
-from fedvlm.config.option import Option
-from fedvlm.federation.context import optimise
-from fedvlm.federation.trainer import Trainer
+from fedvlm.method import Option, Trainer, optimise
 
 
 class ClippedSamples(Trainer):

@@ -9,8 +9,7 @@ Command: fedvlm run --demo --rounds 2 --trainer docs/cookbook/server_state.py:Se
 
 import torch
 
-from fedvlm.config.option import Option
-from fedvlm.federation.trainer import Trainer
+from fedvlm.method import Option, Trainer
 
 
 class ServerMomentum(Trainer):

@@ -8,8 +8,7 @@ Command: fedvlm run --demo --rounds 2 --trainer docs/cookbook/two_prompts.py:Two
 
 import torch
 
-from fedvlm.config.option import Option
-from fedvlm.federation.trainer import Trainer
+from fedvlm.method import Option, Trainer
 
 
 class TwoPrompts(Trainer):

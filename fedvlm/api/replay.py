@@ -27,8 +27,10 @@ from fedvlm.config.engines import of_parties
 from fedvlm.console.screen import progress
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.flatten import flat_leaves
+from fedvlm.core.rows.away import AWAY
+from fedvlm.core.rows.store import RowStore
 from fedvlm.core.trees import State
-from fedvlm.federation.clients import AWAY, ClientStore
 from fedvlm.job.build import Built, build
 from fedvlm.job.describe import run_path
 from fedvlm.job.engines.states import PLACE, SITE, SiteStore, site_rows, workers_rows
@@ -39,9 +41,11 @@ from fedvlm.job.run import on_disk, restore, threads_of, to_the_end
 from fedvlm.job.sinks import Sinks
 from fedvlm.runs import manifest
 from fedvlm.runs.cells import packed
+from fedvlm.runs.finished import find_finished
 from fedvlm.runs.folder import RunFolder
-from fedvlm.runs.identity import identity_plain, read_manifest, read_results, refuse_other, shorten
+from fedvlm.runs.identity import identity_plain, read_manifest, refuse_other, shorten
 from fedvlm.runs.metrics import read_metrics
+from fedvlm.runs.names import RESULTS
 from fedvlm.runs.records import read_models
 from fedvlm.runs.state import (
     ALL,
@@ -159,17 +163,17 @@ def replay(
         raise ConfigError(f"--replay {rounds}: at least one round is run again")
     path, began = run_folder(folder), time.perf_counter()
     verdict = inspect(path)
-    results = read_results(path / "results.json")
+    run = find_finished(path)
     told = read_manifest(path)
     if verdict.damage:
         raise DataError(f"{verdict.sentence()}; what is damaged cannot be replayed")
-    if results is None or told is None:
+    if run is None or told is None:
         raise DataError(f"'{path}' is not finished, so there is no result to run again")
     told_rounds = not packed(path)
     records = read_metrics(path / "metrics.jsonl")[0] if told_rounds else []
     if told_rounds and not records:
         raise DataError(f"'{path / 'metrics.jsonl'}' has no rounds to compare with")
-    last = int(records[-1]["round"] if told_rounds else results["protocol"]["rounds"])
+    last = int(records[-1]["round"] if told_rounds else run.protocol["rounds"])
     since = _start(path, str(told["identity_digest"]), last, rounds)
     first = 0 if since is None else since + 1
     with tempfile.TemporaryDirectory(prefix="fedvlm-replay-") as place:
@@ -187,7 +191,7 @@ def replay(
         out = ("weights",) if moved else ()  # of the protocol: a place, the digest is compared
         recorded, seen = (
             _leaves(p, rows, r, first, digest, at) for p, rows, r, digest, at in (
-                (path, records, _sections(results["results"], results["protocol"], out),
+                (path, records, _sections(run.results, run.protocol, out),
                  str(told["identity_digest"]), at_sites),
                 (again.path, read_metrics(again.metrics_path)[0] if told_rounds else [],
                  _sections(made.numbers, made.protocol, out), again.digest, {}),
@@ -306,7 +310,7 @@ def _leaves(
     for row in rows:
         if row["round"] >= first:
             out |= _numbers(f"round {row['round']}", row)
-    out |= _numbers("results.json", files.json_ready(dict(results)))
+    out |= _numbers(RESULTS, files.json_ready(dict(results)))
     state, _ = load_newest_state(path / "state", identity=identity)
     if state is not None:
         out |= _tensors(path, identity, state, at_sites)
@@ -339,7 +343,7 @@ def _tensors(
                 store = workers
                 if is_away:
                     site = at_sites.get(client)
-                    if site is None or site.records.find(client, version) is None:
+                    if site is None or site.find(client, version) is None:
                         out[f"{what}{AT_SITE}"] = True
                         continue
                     store = site
@@ -360,23 +364,15 @@ def _away(recorded: Leaves, seen: Leaves) -> int:
     return len(places)
 
 
-def _workers(path: Path, rows: State) -> ClientStore | None:
+def _workers(path: Path, rows: State) -> RowStore | None:
     """Return where the rows of clients lie that these stand for; None: they are themselves."""
     away = any(slot.startswith(AWAY) for slot in rows)
     return workers_rows(path, torch.device("cpu")) if away else None
 
 
-def _numbers(place: str, value: Any) -> Leaves:
-    if isinstance(value, Mapping):
-        pairs = [(key, item) for key, item in value.items() if key not in TIME]
-    elif isinstance(value, list):
-        pairs = list(enumerate(value))
-    else:
-        return {place: value}
-    out: Leaves = {}
-    for key, item in pairs:
-        out |= _numbers(f"{place}: {key}" if ": " not in place else f"{place}.{key}", item)
-    return out
+def _numbers(place: str, value: Mapping[str, Any]) -> Leaves:
+    return {f"{place}: {name}": leaf
+            for name, leaf in flat_leaves(value, skip=lambda key: key in TIME)}
 
 
 def _differences(recorded: Leaves, seen: Leaves, points: float | None) -> Iterator[str]:
@@ -437,7 +433,7 @@ def _share(a: Tensor, b: Tensor) -> float:
 
 def _counts(leaves: Leaves) -> dict[str, int]:
     """Return how much was compared, by kind."""
-    kinds = {"round ": "numbers of rounds", "results.json": "of the results",
+    kinds = {"round ": "numbers of rounds", RESULTS: "of the results",
              "server state": "tensors of the server", "row of": "of clients' rows",
              "held for": "of what the server holds", "model of": "of personal models",
              "logits": "of logits"}

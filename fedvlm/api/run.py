@@ -16,8 +16,7 @@ from fedvlm.core.errors import ConfigError, DataError, fold
 from fedvlm.core.trees import Tree, unstack
 from fedvlm.export.trained import Facts
 from fedvlm.models.vlmodel import VLModel
-from fedvlm.report.collect import Run as Record
-from fedvlm.report.collect import collect
+from fedvlm.runs.finished import FinishedRun, read_finished
 from fedvlm.runs.records import read_models
 
 if TYPE_CHECKING:
@@ -116,16 +115,13 @@ class Run:
         return frames.clients(self.path)
 
     @cached_property
-    def record(self) -> Record | None:
-        """``results.json`` read and checked; None before the run is finished.
+    def record(self) -> FinishedRun | None:
+        """The finished run, checked; None before it is finished.
 
         Raises:
             DataError: the run is damaged; names the file.
         """
-        seen = collect([self.path])
-        if seen.problems:
-            raise DataError(seen.problems[0])
-        return next(iter(seen.runs), None)
+        return read_finished(self.path)
 
     # ---- inside ------------------------------------------------------------------------------
     @cached_property

@@ -86,7 +86,7 @@ def exemption_mistakes(trainer: type[Trainer]) -> dict[str, str]:
     wrong = {}
     for name, reason in trainer.exempt.items():
         if name not in INVARIANTS:
-            wrong[name] = f"exempt names '{name}', which is no invariant ({', '.join(INVARIANTS)})"
+            wrong[name] = f"exempt names '{name}', not an invariant ({', '.join(INVARIANTS)})"
         elif not str(reason).strip():
             wrong[name] = f"exempt from {name} without a reason"
     return wrong

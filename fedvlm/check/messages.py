@@ -16,9 +16,9 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import State, Tree, expand, matching
 from fedvlm.federation.aggregation.updates import Updates, join
 from fedvlm.federation.clients import Clients
-from fedvlm.federation.context import KEPT
 from fedvlm.federation.engine import LocalEngine, MakeContext, RoundWork
 from fedvlm.federation.groups import GROUPS, resolve
+from fedvlm.federation.local.kept import KEPT
 from fedvlm.federation.rounds import Federation, FedState, RoundFinished, Whole
 from fedvlm.federation.server import Held
 from fedvlm.federation.trainer import Trainer
@@ -65,7 +65,7 @@ def sent_in(event: RoundFinished) -> Updates:
         Broken: there are none.
     """
     if event.updates is None:
-        raise Broken(f"round {event.round}: nobody sent anything")
+        raise Broken(f"round {event.round}: no client sent an update")
     return event.updates
 
 
@@ -237,7 +237,7 @@ class Ordered(LocalEngine):
             one = {client: accepted[client]}
             part = LocalEngine(1).run(trainer, make, downloads, clients, one)
             whole.versions |= part.versions
-            whole.parts += part.parts
+            whole.uploads += part.uploads
         return whole
 
 
@@ -258,7 +258,7 @@ def g3_order(world: World, trainer: Method) -> None:
         what = f"client {client} alone, not after the others"
         own = fed.clients.read([client], alone.versions)[client]
         same_state(own, run.states[2].clients[client], what, EXACT)
-        (part,) = alone.parts
+        (part,) = alone.uploads
         same_tree(part.arrive().messages()[client], message, f"{what}: upload", EXACT)
 
 
@@ -317,14 +317,14 @@ def g10_groups(world: World, trainer: Method) -> None:
         demand(stray in str(error), f"an extra tensor '{stray}' is refused without its name")
         return
     rule = next(pattern for pattern, _ in rules if re.fullmatch(pattern, stray))
-    raise Broken(f"an extra tensor '{stray}' is taken in by the rule '{rule}'; name what it means")
+    raise Broken(f"an extra tensor '{stray}' matches the rule '{rule}'; name what it means")
 
 
 def shuffled_server(world: World, trainer: Method) -> None:
     """The server's rule does not depend on the order in which updates arrive."""
     run = world.trajectory(trainer)
     fed = world.federation(trainer)
-    parts = work(fed, fed.adopt(copy_fed(run.states[1]))).parts
+    parts = work(fed, fed.adopt(copy_fed(run.states[1]))).uploads
     servers = []
     for arrived in ([p.arrive() for p in order] for order in (parts, parts[::-1])):
         fed = world.federation(trainer)

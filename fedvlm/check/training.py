@@ -28,6 +28,7 @@ from fedvlm.core.errors import ConfigError, DivergedError
 from fedvlm.core.trees import State, Tree, clone, first_non_finite, stack
 from fedvlm.federation.batches import Batch
 from fedvlm.federation.groups import FROZEN, SERVER
+from fedvlm.federation.local.streams import prove_method
 from fedvlm.federation.rounds import FedState, Whole
 
 
@@ -140,7 +141,7 @@ def g11_small_clients(world: World, trainer: Method) -> None:
         alone = work(fed, fed.adopt(copy_fed(state)), [client])
         said = f"client {client} with {size} sample(s) and batch size {Setup().batch}"
         demand(alone.counters.get("steps", 0) >= 1, f"{said} took no step")
-        message = alone.parts[0].arrive().messages()[client]
+        message = alone.uploads[0].arrive().messages()[client]
         down = fed.downloads(fed.start(), 1, [client])[client]
         own = fed.clients.read([client], alone.versions)[client]
         changed = differs(own, state.clients[client]) or any(
@@ -211,7 +212,7 @@ def g13_fast_paths(world: World, trainer: Method) -> None:
 
 
 def prove(world: World, trainer: Method) -> None:
-    """Demand that the declared stream gives the numbers of pixels (``Federation.prove_streams``).
+    """Demand that the declared stream gives the numbers of pixels (``local.streams.prove_method``).
 
     Raises:
         Broken: names the stream, the tensor and the block.
@@ -219,8 +220,12 @@ def prove(world: World, trainer: Method) -> None:
     fed = world.federation(trainer)
     cached = world.source(Setup(), fed.model, *fed.trainer.streams(fed.model))
     images = torch.as_tensor(world.splits[0].train[:2])
+    pixels = world.source(Setup(), fed.model, "pixels")
     try:
-        fed.prove_streams(cached, world.source(Setup(), fed.model, "pixels"), images)
+        prove_method(
+            fed.trainer, fed.model, fed.p0, fed.server_context, cached, pixels, images,
+            fed.plan.seed,
+        )
     except ConfigError as error:
         raise Broken(f"pixels instead of cached features: {error}") from error
 
@@ -236,7 +241,7 @@ def g14_non_finite(world: World, trainer: Method) -> None:
             named = f"round 1, client {bad}"
             demand(named in str(error), f"the stop does not name '{named}' but says: {error}")
         else:
-            raise Broken(f"client {bad} trained on features that are not numbers, without a word")
+            raise Broken(f"client {bad} trained on non-finite features without an error")
         run = world.record(trainer, replace(setup, nonfinite="drop"))
         left = sorted(run.events[0].dropped)
         demand(left == [bad], f"policy drop left out clients {left}, not [{bad}]")

@@ -10,6 +10,7 @@ from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError, did_you_mean, fold, nearest
 from fedvlm.core.files import user_path
 from fedvlm.job.kinds import config_of, dataset_of, method_of
+from fedvlm.runs.names import is_finished
 
 
 def unknown_verb(word: str, table: Mapping[str, Verb]) -> ConfigError:
@@ -41,7 +42,7 @@ def _hint(word: str, table: Mapping[str, Verb]) -> str:
 
 def _kind(path: Path) -> str:
     """Return what a file or folder is, and the command that takes it."""
-    if (path / "results.json").is_file():
+    if is_finished(path):
         return f"a finished run: fedvlm show {path}, fedvlm report {path}"
     if path.is_dir():
         return f"a folder: fedvlm table {path} for runs, fedvlm doctor --root {path} for data"

@@ -145,7 +145,7 @@ def load_checkpoint(fpath: str) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise DataError(
-            f'"{fpath}" is no plain checkpoint (Dassl pickles its warm-up scheduler into them): '
+            f'"{fpath}" is not a plain checkpoint (Dassl pickles its warm-up scheduler into them): '
             f"save its 'state_dict' and 'epoch' alone ({type(error).__name__})"
         ) from error
 

@@ -73,7 +73,7 @@ def _coop_aliases() -> dict[str, Alias]:
 def _precision(given: Value) -> Value:
     """Return our precision for CoOp's."""
     if given not in ("fp32", "fp16", "amp"):
-        raise ValueError(f"wants fp32, fp16 or amp, got {short_repr(given)}")
+        raise ValueError(f"must be fp32, fp16 or amp, got {short_repr(given)}")
     if given != "fp32":
         raise ValueError(
             f"{given}: trained tensors stay fp32 here; MODEL.PREC bf16 has low-precision towers"

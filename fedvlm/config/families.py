@@ -1,6 +1,6 @@
 """What a method trains, by the names of its tensors, or by what its card says of them.
 
-One answer for tables (rows that train the same compete), ``list`` and ``bench methods --family``.
+One answer for tables (rows that train the same compete), ``list`` and the speed bench.
 """
 
 from __future__ import annotations

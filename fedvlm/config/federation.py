@@ -84,7 +84,7 @@ def _rounds() -> Schema:
         "FED.ROUNDS": Option(10, "communication rounds", low=1, high=1_000_000),
         "FED.CLIENTS": Option(10, "clients", low=1),
         "FED.FRAC": Option(1.0, "share of clients per round", low=0, low_open=True, high=1),
-        "FED.FIRST_ROUND_ALL": Option(True, "all clients work in round 1, whatever FRAC says"),
+        "FED.FIRST_ROUND_ALL": Option(True, "all clients train in round 1, regardless of FRAC"),
         "FED.UNSEEN_CLIENTS": Option(
             0,
             "of the clients, drawn by DATA_SEED, that never work: they are only personalised at "
@@ -171,7 +171,7 @@ def _unreliable() -> Schema:
             choices=("round", "client"), neutral="round",
         ),
         node + "DEADLINE": Option(
-            0.0, "how long the server waits for a round's clients, in CLOCK; 0: for everybody",
+            0.0, "how long the server waits for a round's clients, in CLOCK; 0: for all of them",
             low=0, neutral=0.0,
         ),
         node + "CLOCK": Option(
@@ -179,7 +179,7 @@ def _unreliable() -> Schema:
             "at full speed", choices=("work", "steps"), neutral="work",
         ),
         node + "LATE": Option(
-            "drop", "a client that is late: nothing of it counts, or it sends what it has by then",
+            "drop", "late clients: drop their updates, or take what they have at the deadline",
             choices=("drop", "partial"), neutral="drop",
         ),
         node + "JOIN": Option(

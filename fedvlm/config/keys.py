@@ -39,7 +39,7 @@ def _job() -> Schema:
         "OUTPUT_DIR": Option("output", "folder that holds all run folders"),
         "RESUME": Option("", "run folder to go on with; the same command again resumes by itself"),
         "CACHE_DIR": Option("", "folder of caches; '' is $FEDVLM_CACHE, else ~/.cache"),
-        "TAG": Option("", "a word of yours that becomes part of the run folder's name"),
+        "TAG": Option("", "a word that becomes part of the run folder's name"),
         "DEVICE": Option(
             "auto",
             "auto takes a CUDA device, else mps, else the CPU",
@@ -191,7 +191,7 @@ def _peft() -> Schema:
             "a: 4); empty: random numbers", neutral="",
         ),
         "PEFT.CSC": Option(
-            False, "a context of its own for every class; unseen classes then have none",
+            False, "a separate context for every class (unseen classes then have none)",
             neutral=False,
         ),
         "PEFT.WIDTH": Option(32, "hidden width of the adapters", low=1),

@@ -187,7 +187,7 @@ def _float(value: int) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise ValueError("wants a finite number, got a whole number too large for one") from None
+        raise ValueError("must be a finite number; this whole number is too large") from None
 
 
 def literal(text: str) -> Value:

@@ -88,7 +88,7 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{path}: is not UTF-8 text; save it as UTF-8") from None
     for number, line in enumerate(text.splitlines(), 1):
         if "\t" in line[: len(line) - len(line.lstrip())]:
-            raise ConfigError(f"{path}:{number}: is indented with a tab; YAML wants spaces")
+            raise ConfigError(f"{path}:{number}: is indented with a tab; YAML needs spaces")
     try:
         yaml.reader.Reader(text)  # refuses control characters
     except yaml.YAMLError:
@@ -132,7 +132,7 @@ class _Walk:
                 continue
             key = prefix + str(key_node.value)
             if key in seen:
-                self.mistakes.append(f"{where}: '{key}' stands twice (first on line {seen[key]})")
+                self.mistakes.append(f"{where}: '{key}' is set twice (first on line {seen[key]})")
                 continue
             seen[key] = line
             self._pair(key, value_node, where)

@@ -6,7 +6,8 @@ words that follow a flag's value. Here
 * every mistake gets a sentence, all of them at once, with the nearest flag;
 * case, dash and underscore do not matter: ``--num_users`` = ``--Num-Users``;
 * ``--flag=value`` is ``--flag value``, and a value may begin with one dash;
-* words may stand before, between and after flags.
+* words may stand before, between and after flags;
+* a flag that is ``required`` and missing is a mistake like any other.
 
 What a flag is stays argparse's: ``add_argument`` with its actions, types, choices and groups. So
 its help and shtab's completion come for free.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import math
 import sys
 import textwrap
 from argparse import Action, Namespace
@@ -104,6 +106,7 @@ class Parser(argparse.ArgumentParser):
         loose, mistakes = self._walk(words, values)
         if loose or not mistakes:  # a word that seems to be missing may have followed a wrong flag
             mistakes += self._place(loose, values)
+            mistakes += self._absent(values)
         for check in self.checks:
             mistakes += check(values)
         if mistakes:
@@ -213,6 +216,14 @@ class Parser(argparse.ArgumentParser):
         more = f"; {wants}" if wants else ""
         return mistakes + [f"unknown word '{word}'{more}" for word in left[:1]]
 
+    def _absent(self, values: Namespace) -> list[str]:
+        """Return a mistake for each required flag that was not given."""
+        return [
+            f"{self.label} wants {a.option_strings[-1]} {a.metavar or a.dest.upper()} ({a.help})"
+            for a in self._actions
+            if a.required and a.option_strings and a.dest not in values.spelling
+        ]
+
     def _lacks(self, action: Action) -> str:
         example = f": {self.examples[0].partition('  #')[0]}" if self.examples else ""
         return f"{self.label} wants {action.help}{example}"
@@ -245,17 +256,18 @@ def whole(low: int, high: int | None = None) -> Callable[[str], int]:
     return number
 
 
-def inches(low: float, high: float) -> Callable[[str], float]:
-    """Return a ``type`` of flags: widths of a range."""
+def amount(unit: str, low: float, high: float = math.inf) -> Callable[[str], float]:
+    """Return a ``type`` of flags: finite numbers of a range, in words of their unit (``days``)."""
 
     def number(word: str) -> float:
         try:
-            width = float(word)
+            value = float(word)
         except ValueError:
-            width = 0.0
-        if not low <= width <= high:
-            raise argparse.ArgumentTypeError(f"wants inches from {low} to {high}, got '{word}'")
-        return width
+            value = math.nan
+        if not low <= value <= high or math.isinf(value):
+            wanted = f"{unit} from {low} " + ("on" if math.isinf(high) else f"to {high}")
+            raise argparse.ArgumentTypeError(f"wants {wanted}, got '{word}'")
+        return value
 
     return number
 

@@ -276,7 +276,7 @@ def canonical_domain(set_name: str, domain: str) -> str:
     return next((name for name in names if fold(name) == fold(domain)), fold(domain))
 
 
-def compare(
+def compare_sizes(
     info: DatasetInfo,
     classes: int,
     sizes: Mapping[str, int],

@@ -17,24 +17,32 @@ from fedvlm.core.cache import builtin_root, cache_dir
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
 from fedvlm.core.files import user_path
 from fedvlm.core.plugins import Registry
-from fedvlm.data.catalog import CATALOG, DatasetInfo, compare, dataset_info
-from fedvlm.data.datum import PARTS, DatasetBase, untestable
-from fedvlm.data.formats.cifar import read_cifar
-from fedvlm.data.formats.class_names import read_class_names
-from fedvlm.data.formats.coop_split import read_split
-from fedvlm.data.formats.folders import Names, read_domains, read_folders
-from fedvlm.data.formats.parts import Cut
-from fedvlm.data.formats.table import read_table
-from fedvlm.data.formats.tiny_imagenet import read_tiny_imagenet
-from fedvlm.data.layouts import prepared_layouts, prepared_name, read_layouts
-from fedvlm.data.locate import explain_refusals, find, find_root, listing
-from fedvlm.data.packs.place import pack_of, read_pack
+from fedvlm.data.catalog import CATALOG, DatasetInfo, compare_sizes, dataset_info
+from fedvlm.data.datum import PARTS, DatasetBase, untested_classes
+from fedvlm.data.layouts import (
+    CopyInfo,
+    choose,
+    explain_absence,
+    layouts_of,
+    prepared_layouts,
+    prepared_name,
+    reader_of,
+)
+from fedvlm.data.locate import (
+    PACK_SUFFIX,
+    explain_refusals,
+    find,
+    find_root,
+    listing,
+    pack_root,
+    packs_in,
+)
 
 DATASET_REGISTRY: Registry[Callable[[CfgNode], DatasetBase]] = Registry("dataset")
-TABLES = ("csv", "jsonl", "parquet")
-FORMATS = ("coop", *TABLES, "folders", "domains", "cifar", "tiny_imagenet")
+_TABLES = ("csv", "jsonl", "parquet")
+FORMATS = ("coop", *_TABLES, "folders", "domains", "cifar", "tiny_imagenet")
 _HINT = "; or set DATASET.FORMAT (folders, csv, ...) to read a copy of another shape"
-MEMORY = "memory"  # DATASET.FORMAT of what a Python program gave (``memory/given.py``)
+MEMORY_FORMAT = "memory"  # DATASET.FORMAT of what a Python program gave (``memory/given.py``)
 DEFAULT_TEMPLATE = "a photo of a {}."
 
 
@@ -48,16 +56,18 @@ def load_dataset(cfg: CfgNode) -> DatasetBase:
         DataError: something is missing on disk or inconsistent; the message says what.
     """
     name = cfg.DATASET.NAME
-    if fold(cfg.DATASET.FORMAT) == MEMORY:
+    if fold(cfg.DATASET.FORMAT) == MEMORY_FORMAT:
         raise ConfigError(
-            f"{name} (DATASET.FORMAT {MEMORY}) is data that a Python program held: give them to "
-            "fedvlm.train(data=...) again there; a command line, a sweep and its workers "
+            f"{name} (DATASET.FORMAT {MEMORY_FORMAT}) is data that a Python program held: give "
+            "them to fedvlm.train(data=...) again there; a command line, a sweep and its workers "
             "read images from disk: --images FOLDER"
         )
     info = dataset_info(name)
     key = info.name if info else name
     pack = pack_of(cfg)
     if pack is not None:
+        from fedvlm.data.packs.place import read_pack  # start-up: for packs only
+
         return read_pack(cfg, pack)
     if key in DATASET_REGISTRY:
         return DATASET_REGISTRY.get(key)(cfg)
@@ -76,7 +86,7 @@ def set_name(cfg: CfgNode) -> str:
     """Return the name that the set will have once it is read; empty where only that tells."""
     name: str = cfg.DATASET.NAME
     info = dataset_info(name)
-    if info is not None and cfg.DATASET.FORMAT != MEMORY:
+    if info is not None and cfg.DATASET.FORMAT != MEMORY_FORMAT:
         return info.name
     return "" if info is None and name in DATASET_REGISTRY else name
 
@@ -105,7 +115,7 @@ def refuse_untestable(data: DatasetBase) -> None:
     Raises:
         DataError: most classes have no test image; says what may have been misread.
     """
-    bare = untestable(data.parts)
+    bare = untested_classes(data.parts)
     if not bare:
         return
     strange = sorted({d.classname for d in data.test} - {d.classname for d in data.train_x})
@@ -140,12 +150,20 @@ def templates(cfg: CfgNode) -> list[str]:
 def _read_known(info: DatasetInfo, cfg: CfgNode) -> DatasetBase:
     root = find_root(_builtin_root(info, cfg) if info.builtin else cfg.DATASET.ROOT)
     if spells_layout(info, cfg):
-        data = _checked(info.name, read_by_config(cfg, root))
+        data = read_by_config(cfg, root)
     else:
         folder = folder_of(info, cfg)
-        prepared = prepared_layouts(info, root, folder, cfg)
-        data = _checked(info.name, read_layouts(info, root, folder, prepared, _HINT))
-    data.notes += _differences(info, data)
+        layouts = (*layouts_of(info), *prepared_layouts(info, root, folder, cfg))
+        layout = choose(layouts, root, folder)
+        if layout is None:
+            raise DataError(explain_absence(info, layouts, root, folder) + _HINT)
+        data = layout.read(layout.place(root, folder), info)
+        if len(layouts) > 1:
+            data.notes.append(f"{info.name}: layout '{layout.name}'")
+        if not layout.published:
+            data.notes.append(f"{info.name}: not the published split ({layout.name})")
+    data = _checked(info.name, data)
+    data.notes += compare_with_catalog(info, data)
     return data
 
 
@@ -154,12 +172,13 @@ def folder_of(info: DatasetInfo, cfg: CfgNode) -> str:
     return "" if info.folder == cfg.DATASET.DIR else str(cfg.DATASET.DIR)
 
 
-def _differences(info: DatasetInfo, data: DatasetBase) -> list[str]:
+def compare_with_catalog(info: DatasetInfo, data: DatasetBase) -> list[str]:
     """Return notes on where what was read differs from the catalog."""
+    images = data.all()
     sizes = {part: len(data.parts[part]) for part in PARTS}
     base = sum(datum.label < info.base for datum in data.test)
-    number = Counter(data.domain_names[datum.domain] for datum in data.all() if data.domain_names)
-    return compare(info, data.num_classes, sizes, base, number)
+    domains = Counter(data.domain_names[datum.domain] for datum in images if data.domain_names)
+    return compare_sizes(info, len({datum.label for datum in images}), sizes, base, domains)
 
 
 def spells_layout(info: DatasetInfo, cfg: CfgNode) -> bool:
@@ -170,29 +189,42 @@ def spells_layout(info: DatasetInfo, cfg: CfgNode) -> bool:
     return any(value not in ("", row) for value, row in zip(config, catalog, strict=True))
 
 
-def read_by_config(cfg: CfgNode, root: Path) -> DatasetBase:
+def read_by_config(cfg: CfgNode, root: Path, faults: list[str] | None = None) -> DatasetBase:
     """Read a set, known or not, in the layout that the config spells out.
+
+    Args:
+        faults: as ``CopyInfo``.
 
     Raises:
         ConfigError: the config does not say how it is laid out.
         DataError: something is missing on disk or inconsistent.
     """
     node, info = cfg.DATASET, dataset_info(cfg.DATASET.NAME)
-    name = info.name if info else node.NAME
-    what = f"the folder of {name} (DATASET.DIR)"
-    if info is None:
-        folder = find(root, node.DIR, what)
-        form = _format(cfg, _form_of(node.SPLIT_FILE))
-        drop = tuple(node.get("LEAVE_OUT", ()))
-        names = Names(_names_of(cfg, folder), drop)
-        return _read(name, folder, form, node.IMAGE_DIR, node.SPLIT_FILE, names, "", cfg)
-    folder = find(root, node.DIR or info.folder, what, source=info.source)
-    form = _format(cfg, _form_of(node.SPLIT_FILE) if node.SPLIT_FILE else info.form)
-    split_file = node.SPLIT_FILE or (info.split_file if form == "coop" else "")
-    renames = info.renames | _names_of(cfg, folder)
-    names = Names(renames, (*info.drop, *node.get("LEAVE_OUT", ())))
-    image_dir = node.IMAGE_DIR or info.image_dir
-    return _read(name, folder, form, image_dir, split_file, names, info.source, cfg)
+    name, source = (info.name, info.source) if info else (node.NAME, "")
+    usual = info.folder if info else ""
+    folder = find(root, node.DIR or usual, f"the folder of {name} (DATASET.DIR)", source=source)
+    named = info is None or node.SPLIT_FILE
+    form = _format(cfg, _form_of(node.SPLIT_FILE) if named else info.form if info else "")
+    split_file, image_dir = node.SPLIT_FILE, node.IMAGE_DIR
+    renames, drop = _names_of(cfg, folder), tuple(node.get("LEAVE_OUT", ()))
+    if info is not None:
+        split_file = split_file or (info.split_file if form == "coop" else "")
+        image_dir = image_dir or info.image_dir
+        renames, drop = info.renames | renames, (*info.drop, *drop)
+    listed = form in _TABLES or form == "coop"
+    files = _split_files(name, folder, form, split_file, source) if listed else []
+    images = folder
+    if listed or form in ("folders", "domains"):
+        what = f"the image folder of {name} (DATASET.IMAGE_DIR)"
+        images = find(folder, image_dir, what, source=source if listed else "")
+    data = reader_of("table" if form in _TABLES else form)(folder, CopyInfo(
+        name, images, tuple(files), renames, drop, test_share=float(node.get("TEST_SHARE", 0.0)),
+        seed=int(cfg.DATA_SEED), faults=faults,
+        unpacked=cache_dir(cfg) / "fedvlm" / "unpacked" if form in _TABLES else None,
+    ))  # fmt: skip
+    if form == "coop" and files[0].name == prepared_name(name):
+        data.notes.append(f"{name}: not the published split ({files[0].name})")
+    return data
 
 
 def _names_of(cfg: CfgNode, folder: Path) -> dict[str, str]:
@@ -200,12 +232,14 @@ def _names_of(cfg: CfgNode, folder: Path) -> dict[str, str]:
     file = cfg.DATASET.get("NAMES_FILE", "")
     if not file:
         return {}
+    from fedvlm.data.formats.class_names import read_class_names  # start-up: for such a file only
+
     return read_class_names(find(folder, file, "DATASET.NAMES_FILE", file=True))
 
 
 def _form_of(split_file: str) -> str:
     """Return the format that a config without DATASET.FORMAT means."""
-    for form in TABLES:
+    for form in _TABLES:
         if split_file.lower().endswith(f".{form}"):
             return form
     return "coop" if split_file else "folders"
@@ -244,34 +278,6 @@ def _format(cfg: CfgNode, default: str) -> str:
     return known[fold(form)]
 
 
-def _read(
-    name: str,
-    folder: Path,
-    form: str,
-    image_dir: str,
-    split_file: str,
-    names: Names,
-    source: str,
-    cfg: CfgNode,
-) -> DatasetBase:
-    cut = Cut(float(cfg.DATASET.get("TEST_SHARE", 0.0)), int(cfg.DATA_SEED))
-    if form in TABLES:
-        what = f"the image folder of {name} (DATASET.IMAGE_DIR)"
-        tables = _split_files(name, folder, form, split_file, source)
-        images = find(folder, image_dir, what, source=source)
-        return read_table(tables, images, names, cut, cache_dir(cfg) / "fedvlm" / "unpacked")
-    if form == "coop":
-        return _read_split(name, folder, form, image_dir, split_file, source)
-    if form == "cifar":
-        return read_cifar(folder)
-    if form == "tiny_imagenet":
-        return read_tiny_imagenet(folder)
-    images = find(folder, image_dir, f"the image folder of {name} (DATASET.IMAGE_DIR)")
-    if form == "domains":
-        return read_domains(images, names, cut=cut)
-    return read_folders(images, names, cut)
-
-
 def _split_files(
     name: str, folder: Path, form: str, split_file: str, source: str
 ) -> list[Path]:
@@ -283,7 +289,7 @@ def _split_files(
     """
     if not split_file:
         raise ConfigError(f"{name}: DATASET.FORMAT {form} needs DATASET.SPLIT_FILE")
-    words = split_file.split(",") if form in TABLES else [split_file]
+    words = split_file.split(",") if form in _TABLES else [split_file]
     paths = []
     for word in (w.strip() for w in words):
         if not (folder / word).is_file():
@@ -298,22 +304,67 @@ def _split_files(
     return paths
 
 
-def _read_split(
-    name: str, folder: Path, form: str, image_dir: str, split_file: str, source: str
-) -> DatasetBase:
-    (path,) = _split_files(name, folder, form, split_file, source)
-    what = f"the image folder of {name} (DATASET.IMAGE_DIR)"
-    data = read_split(path, find(folder, image_dir, what, source=source))
-    if path.name == prepared_name(name):
-        data.notes.append(f"{name}: not the published split ({path.name})")
-    return data
-
-
 def _checked(name: str, data: DatasetBase) -> DatasetBase:
     """Give the lists that a reader got their set's name, and check them."""
     data.name = name
     data.check()
     return data
+
+
+# ---- feature packs --------------------------------------------------------------------------
+def pack_of(cfg: CfgNode) -> Path | None:
+    """Return the pack that serves the set of a config; None where images do, or nothing.
+
+    ``--root FILE`` is a pack. ``--root DIR`` serves a set from ``DIR/<set>.pack.safetensors`` where
+    no images of it lie there; ``<set>.<anything>.pack.safetensors`` are packs of several backbones,
+    of which the run takes the one made with its own.
+
+    Raises:
+        ConfigError: several packs of the set, and none or more than one of the run's backbone.
+        DataError: one of several is none.
+    """
+    node = cfg.DATASET
+    root = user_path(node.ROOT)
+    if not node.ROOT.strip() or root.is_file():
+        return pack_root(node.ROOT)
+    packs = [path for path in packs_in(root) if fold(stem_of(path)) in _pack_names(node.NAME)]
+    if not packs or _has_images(cfg, root):
+        return None
+    if len(packs) == 1:
+        return packs[0]
+    from fedvlm.data.packs.place import about_pack  # start-up: for packs only
+
+    backbone = cfg.MODEL.BACKBONE.NAME if "MODEL" in cfg else ""
+    fitting = [path for path in packs if fold(about_pack(path).backbone) == fold(backbone)]
+    if len(fitting) != 1:
+        raise ConfigError(
+            f"{root} has {len(packs)} packs of {node.NAME} ({', '.join(p.name for p in packs)}), "
+            f"{len(fitting) or 'none'} of them of backbone '{backbone}'; give one: --root "
+            f"{packs[0]}"
+        )
+    return fitting[0]
+
+
+def stem_of(path: Path) -> str:
+    """Return the set in a pack's file name: what is before the first dot."""
+    return path.name.removesuffix(PACK_SUFFIX).partition(".")[0]
+
+
+def _pack_names(name: str) -> set[str]:
+    """Return the folded names under which a pack of a set can lie."""
+    info = dataset_info(name)
+    words = (name, info.name, info.folder, *info.aliases) if info else (name,)
+    return {fold(word) for word in words}
+
+
+def _has_images(cfg: CfgNode, root: Path) -> bool:
+    """Tell whether a folder holds the images of the set, which serve every method."""
+    node, info = cfg.DATASET, dataset_info(cfg.DATASET.NAME)
+    if info is None:
+        return bool(node.DIR) and (root / node.DIR).is_dir()
+    folder = folder_of(info, cfg)
+    layouts = (*layouts_of(info), *prepared_layouts(info, root, folder, cfg))
+    return choose(layouts, root, folder) is not None
 
 
 for _info in CATALOG.values():

@@ -6,14 +6,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedvlm.core.errors import DataError
 from fedvlm.core.spelling import name_fault, shown
-from fedvlm.data.packs.pack import PackedImage
+
+if TYPE_CHECKING:
+    from fedvlm.data.packs.pack import PackedImage
 
 IntArray = NDArray[np.int64]
 PARTS = ("train", "val", "test")
@@ -50,6 +52,7 @@ class Datum:
         array: uint8 ``[H, W, 3]`` where the image comes out of an archive, a ``Picture`` where it
             is read from memory when it is wanted, else None.
         packed: what a feature pack knows of it, which has no pixels; None for an image.
+        client: who holds it, where the data say so; no reader does, and the partition decides.
     """
 
     impath: str
@@ -59,6 +62,7 @@ class Datum:
     key: str = ""
     array: NDArray[np.uint8] | Picture | None = field(default=None, compare=False, repr=False)
     packed: PackedImage | None = field(default=None, compare=False, repr=False)
+    client: str = ""
 
     @property
     def path(self) -> Path:
@@ -165,7 +169,7 @@ def domains_of(items: Sequence[Datum]) -> IntArray:
     return np.fromiter((d.domain for d in items), dtype=np.int64, count=len(items))
 
 
-def untestable(parts: Mapping[str, Sequence[Datum]]) -> list[str]:
+def untested_classes(parts: Mapping[str, Sequence[Datum]]) -> list[str]:
     """Return the names of the trained classes without a test image, where these are most."""
     trained = {d.label: d.classname for d in parts["train"]}
     tested = {d.label for d in parts["test"]}

@@ -7,22 +7,23 @@ changes nothing: no split is made, no image is rendered, no file of the user's i
 from __future__ import annotations
 
 import shlex
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from yacs.config import CfgNode
 
 from fedvlm.core.errors import FedvlmError
 from fedvlm.core.progress import Progress
-from fedvlm.data.catalog import CATALOG, DatasetInfo, compare, dataset_info
+from fedvlm.data.catalog import CATALOG, DatasetInfo, dataset_info
 from fedvlm.data.datasets import (
     DATASET_REGISTRY,
+    compare_with_catalog,
     folder_of,
     load_dataset,
+    pack_of,
     read_by_config,
     spells_layout,
+    stem_of,
 )
 from fedvlm.data.datum import PARTS, DatasetBase
 from fedvlm.data.doctor_checks import (
@@ -40,15 +41,14 @@ from fedvlm.data.doctor_checks import (
     first_names,
     leaks,
 )
-from fedvlm.data.formats.coop_split import read_split
 from fedvlm.data.get.annotations import READERS
 from fedvlm.data.get.offers import offer_of
 from fedvlm.data.image_records import records_of
-from fedvlm.data.layouts import Layout, choose, layouts_of, nearest, prepared_layouts
-from fedvlm.data.locate import find_root, subfolders
+from fedvlm.data.layouts import Layout, choose, layouts_of, nearest_layout, prepared_layouts
+from fedvlm.data.locate import find_root, pack_root, packs_in, subfolders
 from fedvlm.data.own.shape import look
 from fedvlm.data.packs.pack import open_pack
-from fedvlm.data.packs.place import pack_of, pack_root, packs_in, read_pack, stem_of
+from fedvlm.data.packs.place import read_pack
 
 _FIRST = 5  # wrong rows that get a sentence each
 PACK = "feature pack"
@@ -71,21 +71,29 @@ def examine(
     """
     pack, info = pack_root(cfg.DATASET.ROOT), dataset_info(cfg.DATASET.NAME)
     root = pack or find_root(cfg.DATASET.ROOT)
+    check = Checkup(cfg.DATASET.NAME)
+    if info is not None:
+        sizes = {"train": info.train, "val": info.val, "test": info.test}
+        check = Checkup(info.name, published_classes=info.classes, published_sizes=sizes)
     try:
         pack = pack or pack_of(cfg)
         if pack is not None:
-            check, data, good = _by_pack(cfg, info, pack)
+            check.layout, check.folder, check.state = PACK, pack.name, READY
+            data: DatasetBase | None = read_pack(cfg, pack)
+            _note_pack(check, pack)
             sample = None  # nothing is decoded: the pack says what is known of each image
         elif info is None or spells_layout(info, cfg):
-            check, data, good = _by_config(cfg, info, root)
+            data = _by_config(check, cfg, info, root)
         else:
-            check, data, good = _by_layout(cfg, info, root)
+            data = _by_layout(check, cfg, info, root)
         if data is not None:
             _check_data(check, data, info, cfg, sample, progress)
-        return _judge(check, good) if good else check
     except (FedvlmError, OSError) as error:  # a folder that may not be read, a DIR that leads out
-        name = info.name if info else cfg.DATASET.NAME
-        return Checkup(name, BROKEN, findings=[Finding("reading", str(error))])
+        return Checkup(check.name, BROKEN, findings=[Finding("reading", str(error))])
+    check.findings = list(dict.fromkeys(check.findings))
+    if check.problems and check.state != PARTLY:
+        check.state = BROKEN
+    return check
 
 
 def examine_unknown(root: Path) -> list[Checkup]:
@@ -130,17 +138,6 @@ def examine_own_packs(root: Path) -> list[Checkup]:
     return checks
 
 
-def _by_pack(
-    cfg: CfgNode, info: DatasetInfo | None, path: Path
-) -> tuple[Checkup, DatasetBase | None, str]:
-    """Read a set from a feature pack; returns as ``_by_layout``."""
-    check = _checkup(info) if info else Checkup(cfg.DATASET.NAME)
-    check.layout, check.folder = PACK, path.name
-    data = read_pack(cfg, path)
-    _note_pack(check, path)
-    return check, data, READY
-
-
 def _note_pack(check: Checkup, path: Path) -> None:
     """Say what a pack holds and what it is for."""
     about = open_pack(path).about
@@ -153,83 +150,71 @@ def _note_pack(check: Checkup, path: Path) -> None:
 
 
 def _by_layout(
-    cfg: CfgNode, info: DatasetInfo, root: Path
-) -> tuple[Checkup, DatasetBase | None, str]:
-    """Read a set in the first of its layouts that fits.
+    check: Checkup, cfg: CfgNode, info: DatasetInfo, root: Path
+) -> DatasetBase | None:
+    """Return the lists of a set in the first of its layouts that fits; None where none can be read.
 
-    Returns:
-        The checkup so far; the lists, None where none could be read; and the state of the set where
-        nothing is broken, empty where the state is settled.
+    The state is that of a set in which nothing is broken.
     """
-    check = _checkup(info)
     folder = folder_of(info, cfg)
-    published = layouts_of(info)
     prepared = prepared_layouts(info, root, folder, cfg)
-    layout = choose((*published, *prepared), root, folder)
+    layout = choose((*layouts_of(info), *prepared), root, folder)
     if layout is None:
-        return check, None, _note_absence(check, info, published, root, folder)
+        _note_absence(check, info, nearest_layout(layouts_of(info), root, folder), root, folder)
+        return None
     place = layout.place(root, folder)
     check.layout, check.folder = layout.name, _relative(place, root)
-    data = _read(check, layout, place, info)
+    check.state = PREPARED if layout in prepared else READY
+    data = _read(check, lambda faults: layout.read(place, info, faults))
     if not layout.published:
         text = f"not the published split ({layout.name})"
         check.findings.append(Finding("own_split", text, broken=False))
-    return check, data, PREPARED if layout in prepared else READY
+    return data
 
 
 def _by_config(
-    cfg: CfgNode, info: DatasetInfo | None, root: Path
-) -> tuple[Checkup, DatasetBase | None, str]:
-    """Read a set whose layout the config spells out; returns as ``_by_layout``."""
+    check: Checkup, cfg: CfgNode, info: DatasetInfo | None, root: Path
+) -> DatasetBase | None:
+    """Return the lists of a set whose layout the config spells out, as ``_by_layout`` does."""
     node = cfg.DATASET
-    check = _checkup(info) if info else Checkup(node.NAME)
-    folder = node.DIR or (info.folder if info else "")
-    place = root / folder
-    check.folder, check.layout = folder, node.FORMAT or "as the config says"
-    if not folder and node.NAME in DATASET_REGISTRY:
+    check.folder = node.DIR or (info.folder if info else "")
+    check.layout, check.state = node.FORMAT or "as the config says", READY
+    if not check.folder and node.NAME in DATASET_REGISTRY:
         check.layout = "a class of your own"
-    elif not place.is_dir():
-        check.get = f"the folder {place} does not exist"
-        return check, None, ""
+        return _read(check, lambda _: load_dataset(cfg))
+    place = root / check.folder
+    if not place.is_dir():
+        check.get, check.state = f"the folder {place} does not exist", ABSENT
+        return None
     lacks = [n for n in (node.IMAGE_DIR, node.SPLIT_FILE) if n and not (place / n).exists()]
     if lacks:
-        check.findings.append(_missing([f"{folder}/{name}" for name in lacks], "its config"))
-        return check, None, PARTLY
-    try:
-        if check.layout == "a class of your own":
-            return check, load_dataset(cfg), READY
-        return check, read_by_config(cfg, root), READY
-    except (FedvlmError, OSError) as error:
-        file = place / node.SPLIT_FILE if node.SPLIT_FILE.endswith(".json") else None
-        return check, _read_good_rows(check, error, file, place / node.IMAGE_DIR), READY
-
-
-def _checkup(info: DatasetInfo) -> Checkup:
-    sizes = {"train": info.train, "val": info.val, "test": info.test}
-    return Checkup(info.name, published_classes=info.classes, published_sizes=sizes)
+        missing = _missing([f"{check.folder}/{name}" for name in lacks], "its config")
+        check.findings.append(missing)
+        check.state = PARTLY
+        return None
+    return _read(check, lambda faults: read_by_config(cfg, root, faults))
 
 
 def _note_absence(
-    check: Checkup, info: DatasetInfo, layouts: Sequence[Layout], root: Path, folder: str
-) -> str:
-    """Say that nothing is there, or what is missing; return the state as ``_by_layout`` does."""
-    best = nearest(layouts, root, folder)
+    check: Checkup, info: DatasetInfo, best: Layout, root: Path, folder: str
+) -> None:
+    """Note that nothing is there, or what the nearest layout lacks."""
     place = best.place(root, folder)
     check.layout, check.folder = best.name, _relative(place, root)
     check.get, check.page = _how_to_get(info)
     if not place.is_dir() or place == root:
         check.state = BUILT_IN if info.builtin else ABSENT
-        return ""
+        return
     guest = _guest(info, place, root)
     if guest:
         text = f"{place} holds {guest}, which uses the same folder"
         check.findings.append(Finding("shared_folder", text, broken=False))
-        return ""
+        return
+    check.state = PARTLY
     check.findings.append(_missing(best.missing(root, folder), f"layout '{best.name}'"))
     if info.name in READERS and (place / info.image_dir).is_dir():
         check.get = (f"the published split from {info.source}, or make one: fedvlm data prepare "
                      f"{info.name} --root {root}")
-    return PARTLY
 
 
 def _guest(info: DatasetInfo, place: Path, root: Path) -> str:
@@ -257,30 +242,20 @@ def _how_to_get(info: DatasetInfo) -> tuple[str, str]:
 
 
 def _read(
-    check: Checkup, layout: Layout, place: Path, info: DatasetInfo
+    check: Checkup, reader: Callable[[list[str]], DatasetBase]
 ) -> DatasetBase | None:
-    try:
-        return layout.read(place, info)
-    except (FedvlmError, OSError) as error:
-        files = [place / need for need in layout.needs if need.endswith(".json")]
-        return _read_good_rows(check, error, files[0] if files else None, place / info.image_dir)
-
-
-def _read_good_rows(
-    check: Checkup, error: Exception, file: Path | None, images: Path
-) -> DatasetBase | None:
-    """Note why reading ended; read what a split file's good rows say, if that is where it ended."""
+    """Return what a reader gives, and note each wrong row that it left out, or why it ended."""
     faults: list[str] = []
     data = None
-    if file is not None:
-        try:
-            data = read_split(file, images, faults)
-        except FedvlmError as again:
-            faults.append(str(again))
-    faults = list(dict.fromkeys(faults)) or [str(error)]
+    try:
+        data = reader(faults)
+    except (FedvlmError, OSError) as error:
+        faults.append(str(error))
+    faults = list(dict.fromkeys(faults))
     check.findings += [Finding("reading", text) for text in faults[:_FIRST]]
     if len(faults) > _FIRST:
         more = len(faults) - _FIRST
+        file = faults[0].partition(": ")[0]
         check.findings.append(Finding("reading", f"{more:,} more rows of {file} are wrong", more))
     if data is None:
         text = "reading ended there; what else may be wrong shows when this is mended"
@@ -299,10 +274,7 @@ def _check_data(
     check.findings += check_lists(lists, bool(info and info.test_only))
     check.leaks = sum(f.count for f in leaks(lists) if f.broken)
     if info is not None:
-        base = sum(datum.label < info.base for datum in lists["test"])
-        domains = Counter(data.domain_names[d.domain] for d in images if data.domain_names)
-        notes = compare(info, check.classes, check.sizes, base, domains)
-        check.findings += _remarks("published", info.name, notes)
+        check.findings += _remarks("published", info.name, compare_with_catalog(info, data))
     said = {finding.text for finding in check.findings}
     remarks = _remarks("note", check.name, data.notes)
     check.findings += [remark for remark in remarks if remark.text not in said]
@@ -325,14 +297,6 @@ def _check_data(
 
 def _remarks(check: str, name: str, notes: Sequence[str]) -> list[Finding]:
     return [Finding(check, note.removeprefix(f"{name}: "), broken=False) for note in notes]
-
-
-def _judge(check: Checkup, good: str) -> Checkup:
-    """Return the checkup with its state: ``good`` where nothing is broken."""
-    unique = list(dict.fromkeys(check.findings))
-    bad = PARTLY if good == PARTLY else BROKEN
-    state = bad if any(finding.broken for finding in unique) else good
-    return replace(check, state=state, findings=unique)
 
 
 def _relative(place: Path, root: Path) -> str:

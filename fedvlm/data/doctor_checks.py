@@ -19,11 +19,10 @@ from PIL import Image
 
 from fedvlm.core.progress import Progress
 from fedvlm.core.rng import numpy_stream
-from fedvlm.data.datum import PARTS, Datum, untestable
-from fedvlm.data.formats.folders import image_files
+from fedvlm.data.datum import PARTS, Datum, untested_classes
 from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import check_decodes
-from fedvlm.data.locate import folded_path
+from fedvlm.data.locate import folded_path, image_files
 
 READY, PREPARED, BUILT_IN = "ready", "prepared", "built in"
 BROKEN, PARTLY, ABSENT, UNKNOWN = "broken", "partly", "absent", "unknown"
@@ -31,7 +30,7 @@ _FIRST = 5  # names that a sentence lists
 _FIRST_BROKEN = 10  # broken images that a sentence lists
 _MAJORITY = 0.9  # share of one label that makes a folder the folder of that class
 _ROTATED = 0x0112  # EXIF's tag of the orientation; 1 is upright
-Lists = Mapping[str, Sequence[Datum]]  # by part
+_Lists = Mapping[str, Sequence[Datum]]  # by part
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class Checkup:
         return [finding for finding in self.findings if not finding.broken]
 
 
-def check_lists(lists: Lists, test_only: bool = False) -> list[Finding]:
+def check_lists(lists: _Lists, test_only: bool = False) -> list[Finding]:
     """Return what is wrong with the lists, problems and remarks; opens no image.
 
     Args:
@@ -124,7 +123,7 @@ def check_lists(lists: Lists, test_only: bool = False) -> list[Finding]:
     ]
 
 
-def leaks(lists: Lists) -> list[Finding]:
+def leaks(lists: _Lists) -> list[Finding]:
     """Return a finding for each pair of parts that share an image, by its path."""
     keys = {part: {d.key for d in lists[part]} for part in PARTS}
     findings = []
@@ -132,12 +131,12 @@ def leaks(lists: Lists) -> list[Finding]:
                                ("val", "test", False)):
         both = sorted(keys[one] & keys[other])
         say = partial(_in_both, one=one, other=other)
-        findings += count("leak_paths", both, say, broken)
+        findings += _count("leak_paths", both, say, broken)
     return findings
 
 
 def _in_both(number: int, one: str, other: str) -> str:
-    return f"{plural(number, 'image')} in {one} and in {other}"
+    return f"{_plural(number, 'image')} in {one} and in {other}"
 
 
 def _names_by_label(items: Sequence[Datum]) -> dict[int, Counter[str]]:
@@ -153,7 +152,7 @@ def _two_names(names: Mapping[int, Counter[str]]) -> list[Finding]:
         f"label {label} is " + ", ".join(f"'{n}' {c} times" for n, c in row.most_common(3))
         for label, row in many.items()
     ]
-    return count("label_names", lines, lambda n: f"{plural(n, 'label')} with several names")
+    return _count("label_names", lines, lambda n: f"{_plural(n, 'label')} with several names")
 
 
 def _two_labels(names: Mapping[int, Counter[str]]) -> list[Finding]:
@@ -163,8 +162,8 @@ def _two_labels(names: Mapping[int, Counter[str]]) -> list[Finding]:
             labels[name].append(label)
     lines = [f"'{name}' has labels {first_names(map(str, at))}"
              for name, at in labels.items() if len(at) > 1]
-    return count("duplicate_names", lines,
-                   lambda n: f"{plural(n, 'class name')} with several labels")
+    return _count("duplicate_names", lines,
+                   lambda n: f"{_plural(n, 'class name')} with several labels")
 
 
 def _same_prompt(names: Mapping[int, Counter[str]]) -> list[Finding]:
@@ -174,7 +173,7 @@ def _same_prompt(names: Mapping[int, Counter[str]]) -> list[Finding]:
         groups[" ".join(name.replace("_", " ").casefold().split())].add(name)
     lines = [" and ".join(f"'{n}'" for n in sorted(group))
              for _, group in sorted(groups.items()) if len(group) > 1]
-    return count("same_prompt", lines, lambda n: f"{plural(n, 'group')} of class names give "
+    return _count("same_prompt", lines, lambda n: f"{_plural(n, 'group')} of class names give "
                    "the same prompt, since case and underscores do not show in it")
 
 
@@ -188,17 +187,17 @@ def _gaps(names: Mapping[int, Counter[str]]) -> list[Finding]:
     return [Finding("label_gaps", text, len(gaps))]
 
 
-def _listed_twice(lists: Lists) -> list[Finding]:
+def _listed_twice(lists: _Lists) -> list[Finding]:
     findings = []
     for part in PARTS:
         twice = [key for key, n in Counter(d.key for d in lists[part]).items() if n > 1]
         say: Callable[[int], str] = partial(_repeated, part=part)
-        findings += count("listed_twice", twice, say, broken=False)
+        findings += _count("listed_twice", twice, say, broken=False)
     return findings
 
 
 def _repeated(number: int, part: str) -> str:
-    return f"{plural(number, 'image')} listed more than once in {part}"
+    return f"{_plural(number, 'image')} listed more than once in {part}"
 
 
 def _other_folder(items: Sequence[Datum]) -> list[Finding]:
@@ -224,8 +223,8 @@ def _other_folder(items: Sequence[Datum]) -> list[Finding]:
         if (label := owner.get(d.key.rpartition("/")[0], d.label)) != d.label
         and names[label] != d.classname  # one class with two labels is told as that
     ]
-    return count("other_folder", lines,
-                   lambda n: f"{plural(n, 'image')} in the folder of another class")
+    return _count("other_folder", lines,
+                   lambda n: f"{_plural(n, 'image')} in the folder of another class")
 
 
 def _collisions(items: Sequence[Datum]) -> list[Finding]:
@@ -236,22 +235,22 @@ def _collisions(items: Sequence[Datum]) -> list[Finding]:
         if first.setdefault(folded, datum.key) != datum.key:
             groups[folded] |= {first[folded], datum.key}
     lines = [" and ".join(sorted(group)) for _, group in sorted(groups.items())]
-    return count("colliding_paths", lines, lambda n: f"{plural(n, 'group')} of paths differ only "
+    return _count("colliding_paths", lines, lambda n: f"{_plural(n, 'group')} of paths differ only "
                    "in case or Unicode form; a file system that folds these keeps one of each",
                    broken=False)
 
 
 def _bare_classes(
-    lists: Lists, names: Mapping[int, Counter[str]], test_only: bool
+    lists: _Lists, names: Mapping[int, Counter[str]], test_only: bool
 ) -> list[Finding]:
     findings = []
-    most = len(untestable(lists)) > 0
+    most = len(untested_classes(lists)) > 0
     for part in ("test",) if test_only else ("train", "test"):
         labels = {d.label for d in lists[part]}
         bare = [f"'{row.most_common(1)[0][0]}'" for label, row in names.items()
                 if label not in labels]
         if bare:
-            classes = plural(len(bare), "class", "classes")
+            classes = _plural(len(bare), "class", "classes")
             text = f"{classes} without a {part} image: {first_names(bare)}"
             text += "; a run refuses that most classes have none" if part == "test" and most else ""
             broken = part == "test" and most
@@ -271,7 +270,7 @@ class ImageCheck:
     """
 
     def __init__(
-        self, lists: Lists, records: ImageRecords, sample: int | None,
+        self, lists: _Lists, records: ImageRecords, sample: int | None,
         progress: Progress | None = None, drop: Iterable[str] = (),
     ) -> None:
         """List the folder, then decode and hash the sample."""
@@ -289,7 +288,7 @@ class ImageCheck:
         self.modes = image_modes(whole)
         if self.modes:
             kinds = ", ".join(f"{n:,} {kind}" for kind, n in self.modes.items())
-            text = f"of {plural(len(whole), 'image')} looked at: {kinds}; all are read as RGB"
+            text = f"of {_plural(len(whole), 'image')} looked at: {kinds}; all are read as RGB"
             self.findings.append(Finding("modes", text, sum(self.modes.values()), broken=False))
 
     def _compare_with_disk(self, drop: tuple[str, ...]) -> set[str]:
@@ -307,11 +306,11 @@ class ImageCheck:
         spellings = [f"'{key}' is {ascii(near[folded_path(key)])} on disk"
                      for key in absent if folded_path(key) in near]
         self.findings += [
-            *count("missing_files", absent, lambda n: f"{n:,} of {len(files):,} images that the "
+            *_count("missing_files", absent, lambda n: f"{n:,} of {len(files):,} images that the "
                    "lists name do not exist"),
-            *count("other_spelling", spellings, lambda n: f"{n:,} of the missing images are there "
+            *_count("other_spelling", spellings, lambda n: f"{n:,} of the missing images are there "
                    "in another spelling, which differs in case or Unicode form"),
-            *count("unnamed_files", extra, lambda n: f"{plural(n, 'image')} below {root} in none "
+            *_count("unnamed_files", extra, lambda n: f"{_plural(n, 'image')} below {root} in none "
                    "of the lists", broken=False),
         ]  # fmt: skip
         return set(absent)
@@ -321,7 +320,7 @@ class ImageCheck:
         if lines:  # several, so that they are mended at once
             first = "; ".join(lines[:_FIRST_BROKEN])
             first += "; ..." if len(lines) > _FIRST_BROKEN else ""
-            text = (f"{len(lines):,} of {plural(len(self.sample), 'image')} looked at do not "
+            text = (f"{len(lines):,} of {_plural(len(self.sample), 'image')} looked at do not "
                     f"decode (first: {first})")
             self.findings.append(Finding("unreadable", text, len(lines)))
 
@@ -346,7 +345,7 @@ def sample_images(items: Sequence[Datum], number: int | None) -> list[Datum]:
     return [datum for _, _, datum in ranked[:number]]
 
 
-def duplicates(lists: Lists, sample: Sequence[Datum], records: ImageRecords) -> list[str]:
+def duplicates(lists: _Lists, sample: Sequence[Datum], records: ImageRecords) -> list[str]:
     """Return the test images that have the bytes of a training image under another path.
 
     Both must be in the sample.
@@ -395,7 +394,7 @@ def first_names(names: Iterable[str]) -> str:
     return ", ".join(names[:_FIRST]) + (", ..." if len(names) > _FIRST else "")
 
 
-def count(
+def _count(
     check: str, names: list[str], sentence: Callable[[int], str], broken: bool = True
 ) -> list[Finding]:
     """Return a finding that counts ``names`` and shows the first; none where there are none."""
@@ -405,6 +404,6 @@ def count(
     return [Finding(check, text, len(names), broken)]
 
 
-def plural(number: int, word: str, many: str = "") -> str:
+def _plural(number: int, word: str, many: str = "") -> str:
     """Return ``1 image``, ``2 images``."""
     return f"{number:,} {word if number == 1 else many or word + 's'}"

@@ -21,12 +21,11 @@ from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.files import user_path
 from fedvlm.data.catalog import dataset_info
 from fedvlm.data.datum import DatasetBase, Datum, IntArray
-from fedvlm.data.formats.coop_split import read_json
-from fedvlm.data.formats.pickles import PickledObject, load_restricted
 from fedvlm.data.layouts import layouts_of
-from fedvlm.data.locate import explain_refusals, listing
+from fedvlm.data.locate import explain_refusals, listing, read_json_file
 from fedvlm.data.partition.kinds import draws_per_client
 from fedvlm.data.partition.spec import ImagePool, PartitionSpec
+from fedvlm.data.untrusted.pickles import PickledObject, load_restricted
 
 _PARTS = ("train", "val")
 _BY_DOMAIN = "domain_dirichlet"  # draws its shots in each domain
@@ -52,8 +51,8 @@ class ShotList:
 @explain_refusals()
 def read_shots(
     cfg: CfgNode, data: DatasetBase, full: ImagePool, spec: PartitionSpec
-) -> ShotList | None:
-    """Return the shots that DATASET.FEWSHOT_FILE names; None where it is not set.
+) -> ShotList:
+    """Return the shots that DATASET.FEWSHOT_FILE names.
 
     Args:
         full: labels and domains of the whole set, -1 in a held-out domain.
@@ -63,9 +62,7 @@ def read_shots(
         DataError: the file is missing or malformed, names an image that the set's list of that
             part lacks, a wrong label, an image twice, or another number of shots.
     """
-    name = cfg.DATASET.get("FEWSHOT_FILE", "")
-    if not name:
-        return None
+    name = cfg.DATASET.FEWSHOT_FILE
     if cfg.FED.INDEX_FILE:
         raise ConfigError("DATASET.FEWSHOT_FILE and FED.INDEX_FILE both say which images are used; "
                           "drop one of them")
@@ -106,7 +103,7 @@ def _find(name: str, cfg: CfgNode, set_name: str) -> Path:
 
 def _content(path: Path) -> dict[str, Any]:
     pickled = path.suffix.lower() in (".pkl", ".pickle")
-    content = load_restricted(path, objects=True) if pickled else read_json(path)
+    content = load_restricted(path, objects=True) if pickled else read_json_file(path)
     lists = isinstance(content, dict) and all(
         isinstance(content.get(part, []), list | tuple) for part in _PARTS
     )

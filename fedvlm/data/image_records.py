@@ -244,11 +244,11 @@ def _read(
             except MemoryError as error:  # of this machine, not of the file: never recorded
                 raise DataError(f"not enough memory to decode the image {path}") from error
             except Exception as error:  # Pillow raises many kinds on broken files
-                fault = reason(error)
+                fault = describe_failure(error)
     return ImageRecord(*_stamp(before), digest, fault)
 
 
-def reason(error: Exception) -> str:
+def describe_failure(error: Exception) -> str:
     """Return what Pillow says of a broken image, on one line."""
     return " ".join(_STREAM.sub("", str(error)).split()) or type(error).__name__
 

@@ -1,8 +1,9 @@
-"""Where a set's files lie under the root: layouts by set, tried in order; the first that fits wins.
+"""Where a set's files lie under the root: the table of layouts, tried in order; the first fits.
 
-A layout names what it needs and how it is read. The one that was used is in the set's notes, and
-where none fits the error names the nearest one and what it lacks. Lists that others publish go
-before trees, since a tree is cut by this project.
+A layout names what it needs on disk and its reader, a module of ``formats/`` that is imported when
+a set is read: which layout a folder has is answered from names alone. The layout that was used is
+in the set's notes, and where none fits the error names the nearest one and what it lacks. Lists
+that others publish go before trees, since a tree is cut by this project.
 
 Splits that ``fedvlm data prepare`` made are tried after a set's published layouts. Their name is
 never CoOp's, so that no later run takes such a split for the published one. Of their two places the
@@ -13,29 +14,68 @@ roots never share a split.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from yacs.config import CfgNode
 
 from fedvlm.core.cache import cache_dir
-from fedvlm.core.errors import DataError, did_you_mean
+from fedvlm.core.errors import did_you_mean
+from fedvlm.core.plugins import Plugins
 from fedvlm.data.catalog import CATALOG, DatasetInfo
-from fedvlm.data.datum import DatasetBase
-from fedvlm.data.formats.aircraft import LISTS, VARIANTS, read_aircraft
-from fedvlm.data.formats.cifar import read_cifar
-from fedvlm.data.formats.coop_split import read_split
-from fedvlm.data.formats.domains import (
-    read_domain_tree,
-    read_lists,
-    read_part_folders,
-    read_pickles,
-)
-from fedvlm.data.formats.folders import Names, read_domains, read_folders
-from fedvlm.data.formats.imagenet import read_imagenet
+from fedvlm.data.datum import PARTS, DatasetBase
 from fedvlm.data.locate import check_relative, listing
+
+
+@dataclass(frozen=True)
+class CopyInfo:
+    """What a reader is told of one copy of a set; it uses the fields that its format has.
+
+    Attributes:
+        name: of the set.
+        images: the folder that the images' paths are relative to.
+        files: split file or tables.
+        renames: folder or label to class name; ``drop``: folders that are not read.
+        domains: names by number; ``folders``: the domains as the files spell them, in this order,
+            empty for all that are there.
+        classes: those of the set, where a tree may hold more; empty for all that are there.
+        parts: folder or list of each part, ``{}`` is the domain.
+        first: number of the first label of a list.
+        usual_folder: of the set, as its authors' lists call it.
+        test_share: of each class's training images that are drawn as test images where the set has
+            none (DATASET.TEST_SHARE) by ``seed`` (DATA_SEED); 0 draws none.
+        unpacked: folder for images that a table holds itself; None unpacks none.
+        faults: takes an error message for each wrong row, which is then left out (the doctor's
+            way); None ends the reading at the first.
+    """
+
+    name: str
+    images: Path
+    files: tuple[Path, ...] = ()
+    renames: Mapping[str, str] = field(default_factory=dict)
+    drop: Sequence[str] = ()
+    domains: Sequence[str] = ()
+    folders: Sequence[str] = ()
+    classes: Sequence[str] = ()
+    parts: Mapping[str, str] = field(default_factory=dict)
+    first: int = 0
+    usual_folder: str = ""
+    test_share: float = 0.0
+    seed: int = 0
+    unpacked: Path | None = None
+    faults: list[str] | None = None
+
+
+Reader = Callable[[Path, CopyInfo], DatasetBase]
+_READERS = Plugins("fedvlm.data.formats", "READER", "reader")
+
+
+def reader_of(name: str) -> Reader:
+    """Return ``read_<name>`` of the file of ``formats/`` that is marked ``READER = "<name>"``."""
+    reader: Reader = getattr(_READERS.load(name), f"read_{name}")
+    return reader
 
 
 @dataclass(frozen=True)
@@ -43,18 +83,23 @@ class Layout:
     """One way in which people lay a data set out.
 
     Attributes:
-        name: said in notes and by the doctor: ``CoOp split file``, ``FedBN pickles``.
+        name: in notes and for the doctor: ``CoOp split file``, ``FedBN pickles``.
         folder: below the root; ``DATASET.DIR`` replaces it.
         needs: files and folders that must be there, below ``folder`` or as absolute paths; what
             ends in ``/`` must be a folder, what begins with ``!`` must not be there.
-        read: (folder, info) -> lists; it opens no image.
+        reader: of the lists (``reader_of``); it opens no image.
+        image_dir, split_file: below ``folder``, where they differ from the catalog's.
+        options: fields of ``CopyInfo`` that differ from the catalog's.
         published: False where the split is not the published one; results carry it.
     """
 
     name: str
     folder: str
     needs: tuple[str, ...]
-    read: Callable[[Path, DatasetInfo], DatasetBase]
+    reader: str
+    image_dir: str | None = None
+    split_file: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     published: bool = True
 
     def place(self, root: Path, folder: str = "") -> Path:
@@ -76,6 +121,27 @@ class Layout:
                 lacks.append(f"a tree without {name}" if need.startswith("!") else name)
         return lacks
 
+    def read(self, place: Path, info: DatasetInfo, faults: list[str] | None = None) -> DatasetBase:
+        """Return the lists of a set in its folder, not checked, with the notes of the reader.
+
+        Args:
+            faults: as ``CopyInfo``.
+
+        Raises:
+            DataError: a file is not what it should be.
+        """
+        image_dir = info.image_dir if self.image_dir is None else self.image_dir
+        split = info.split_file if self.split_file is None else self.split_file
+        copy = CopyInfo(
+            info.name, place / image_dir, (place / split,) if split else (), info.renames,
+            info.drop, tuple(info.domains), parts=info.parts, usual_folder=info.folder,
+            faults=faults,
+        )
+        data = reader_of(self.reader)(place, replace(copy, **self.options))
+        if self.reader == "cifar":
+            data.notes.clear()  # they would name the layout twice
+        return data
+
 
 def _is_there(place: Path, need: str) -> bool:
     if need.startswith("!"):
@@ -93,7 +159,7 @@ def choose(layouts: Sequence[Layout], root: Path, folder: str = "") -> Layout | 
     return next((layout for layout in layouts if not layout.missing(root, folder)), None)
 
 
-def nearest(layouts: Sequence[Layout], root: Path, folder: str = "") -> Layout:
+def nearest_layout(layouts: Sequence[Layout], root: Path, folder: str = "") -> Layout:
     """Return the layout of which most is there: its folder first, then the fewest needs missing."""
 
     def distance(layout: Layout) -> tuple[bool, int]:
@@ -103,36 +169,11 @@ def nearest(layouts: Sequence[Layout], root: Path, folder: str = "") -> Layout:
     return min(layouts, key=distance)
 
 
-def read_layouts(
-    info: DatasetInfo, root: Path, folder: str, more: Sequence[Layout] = (), hint: str = ""
-) -> DatasetBase:
-    """Read a known set in the first layout that fits.
-
-    Args:
-        root: DATASET.ROOT, an existing folder.
-        folder: DATASET.DIR; empty for each layout's own.
-        more: layouts that are tried after the set's own.
-        hint: what else can be done, said at the end of the error.
-
-    Raises:
-        DataError: no layout fits; says what the nearest one lacks, what is there, where to get it.
-    """
-    layouts = (*layouts_of(info), *more)
-    layout = choose(layouts, root, folder)
-    if layout is None:
-        raise DataError(_nothing_fits(info, layouts, root, folder, hint))
-    data = layout.read(layout.place(root, folder), info)
-    if len(layouts) > 1:
-        data.notes.append(f"{info.name}: layout '{layout.name}'")
-    if not layout.published:
-        data.notes.append(f"{info.name}: not the published split ({layout.name})")
-    return data
-
-
-def _nothing_fits(
-    info: DatasetInfo, layouts: Sequence[Layout], root: Path, folder: str, hint: str
+def explain_absence(
+    info: DatasetInfo, layouts: Sequence[Layout], root: Path, folder: str
 ) -> str:
-    best = nearest(layouts, root, folder)
+    """Return what the nearest layout lacks, what is there instead, and where to get the set."""
+    best = nearest_layout(layouts, root, folder)
     place = best.place(root, folder)
     if not place.is_dir():
         names = listing(root)
@@ -149,7 +190,7 @@ def _nothing_fits(
     others = [layout.name for layout in layouts if layout is not best and layout.published]
     also = f"; other layouts that are known: {', '.join(others)}" if others else ""
     source = f"; get it from {info.source}" if info.source else ""
-    return f"{info.name}: {what}{also}{source}{_prepare_hint(info, place, root, folder)}{hint}"
+    return f"{info.name}: {what}{also}{source}{_prepare_hint(info, place, root, folder)}"
 
 
 def _prepare_hint(info: DatasetInfo, place: Path, root: Path, folder: str) -> str:
@@ -160,195 +201,13 @@ def _prepare_hint(info: DatasetInfo, place: Path, root: Path, folder: str) -> st
     return f"; or make a split: python -m fedvlm data prepare {info.name} --root {root}{option}"
 
 
-_CIFAR_FOLDERS = {
-    "Cifar10": ("cifar-10-batches-py", "batches.meta"),
-    "Cifar100": ("cifar-100-python", "meta"),
-}
-
-
-def _single_domain(info: DatasetInfo) -> tuple[Layout, ...]:
-    """Return the layouts of a set with one domain, in the order in which they are tried."""
-    if info.form == "cifar":
-        return _cifar_layouts(info)
-    if info.form == "aircraft":
-        return _aircraft_layouts(info)
-    if info.form == "imagenet":
-        return _imagenet_layouts(info)
-    if info.form == "domains":
-        return (Layout("domain tree", info.folder, (), _domains),)
-    if info.form == "folders":
-        return (Layout("class folders", info.folder, (info.image_dir,), _folders),)
-    needs = tuple(n for n in (info.image_dir, info.split_file) if n)
-    return (Layout("CoOp split file", info.folder, needs, _split),)
-
-
-def _cifar_layouts(info: DatasetInfo) -> tuple[Layout, ...]:
-    """Class folders, or torchvision's pickles: below the folder, in it, or below the root."""
-    below, meta = _CIFAR_FOLDERS[info.name]
-    return (
-        Layout("class folders", info.folder, ("train/", "test/"), _folders),
-        Layout("torchvision pickles", info.folder, (f"{below}/{meta}",), _pickles),
-        Layout("torchvision pickles in the folder itself", info.folder, (meta,), _pickles),
-        Layout("torchvision pickles below the root", "", (f"{below}/{meta}",), _pickles),
-    )
-
-
-def _aircraft_layouts(info: DatasetInfo) -> tuple[Layout, ...]:
-    """CoOp's folder, or the archive as it is unpacked."""
-    needs = (info.image_dir, VARIANTS, *LISTS.values())
-    return (
-        Layout("CoOp folders", info.folder, needs, _aircraft),
-        Layout("archive as unpacked", "fgvc-aircraft-2013b/data", needs, _aircraft),
-    )
-
-
-def _imagenet_layouts(info: DatasetInfo) -> tuple[Layout, ...]:
-    """CoOp's folders; for ImageNet itself also those that torchvision's ``ImageNet`` makes."""
-    needs = tuple(f"{info.image_dir}/{below}".rstrip("/") for below in info.parts.values())
-    coop = Layout("CoOp folders", info.folder, needs, _imagenet)
-    if not info.parts.get("train"):
-        return (coop,)
-    bare = tuple(info.parts.values())
-    return coop, Layout("torchvision's train and val", info.folder, bare, _imagenet_bare)
-
-
-def _split(folder: Path, info: DatasetInfo) -> DatasetBase:
-    return read_split(folder / info.split_file, folder / info.image_dir)
-
-
-def _pickles(folder: Path, _info: DatasetInfo) -> DatasetBase:
-    data = read_cifar(folder)
-    data.notes.clear()  # they would say the layout twice
-    return data
-
-
-def _aircraft(folder: Path, info: DatasetInfo) -> DatasetBase:
-    return read_aircraft(folder, info.image_dir)
-
-
-def _imagenet(folder: Path, info: DatasetInfo) -> DatasetBase:
-    return read_imagenet(folder, folder / info.image_dir, info)
-
-
-def _imagenet_bare(folder: Path, info: DatasetInfo) -> DatasetBase:
-    return read_imagenet(folder, folder, info)
-
-
-def _domains(folder: Path, info: DatasetInfo) -> DatasetBase:
-    return read_domains(folder / info.image_dir, Names(info.renames, info.drop))
-
-
-def _folders(folder: Path, info: DatasetInfo) -> DatasetBase:
-    return read_folders(folder / info.image_dir, Names(info.renames, info.drop))
-
-
-_HOME = ("Art", "Clipart", "Product", "Real World")
-# FedBN's ten of DomainNet's 345 classes.
-_TEN = ("bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill",
-        "wine_glass", "zebra")  # fmt: skip
-_TITLED = ("Art", "Clipart", "Product", "Real_World")
-
-
-def _lists(
-    set_name: str, name: str, folder: str, files: dict[str, str], images: str = "", first: int = 0
-) -> Layout:
-    """Return the layout of lists in text; ``files`` gives each part's, ``{}`` is the domain."""
-    domains = CATALOG[set_name].domains
-    needs = [file.format(domain) for domain in domains for file in files.values()]
-    places = (images,) if images else tuple(domains)
-    read = partial(read_lists, files=files, images=images, first=first)
-    return Layout(name, folder, (*needs, *places), read)
-
-
-def _domain_pickles(
-    set_name: str, name: str, folder: str, folders: tuple[str, ...] = ()
-) -> Layout:
-    """Return the layout of FedBN's pickles; ``folders`` are the domains as the files spell them."""
-    names = folders or tuple(CATALOG[set_name].domains)
-    needs = tuple(f"{domain}_{part}.pkl" for domain in names for part in ("train", "test"))
-    return Layout(name, folder, needs, partial(read_pickles, folders=folders))
-
-
-def _tree(
-    set_name: str, name: str, folder: str, folders: tuple[str, ...] = (),
-    classes: tuple[str, ...] = (), absent: str = "",
-) -> Layout:
-    """Return the layout of an image tree.
-
-    Args:
-        folders: the domains as its folders spell them.
-        classes: those of the set, where the tree may hold more.
-        absent: a file that is there where the tree belongs to another set.
-    """
-    needs = (*(folders or tuple(CATALOG[set_name].domains)), *([f"!{absent}"] if absent else []))
-    read = partial(read_domain_tree, folders=folders, classes=classes)
-    return Layout(name, folder, needs, read, published=False)
-
-
-def _home_generalisation() -> Layout:
-    """Return Dassl's layout for domain generalisation, whose held-out part is called val."""
-    parts = {"train": "train", "test": "val"}
-    needs = tuple(f"{d}/{p}" for d in CATALOG["OfficeHome"].domains for p in parts.values())
-    read = partial(read_part_folders, parts=parts)
-    return Layout("Dassl train and val trees (val is the test list)", "office_home_dg", needs, read)
-
-
-_FULL = {"train": "{}_train.txt", "test": "{}_test.txt"}
-_SPLITS = {part: f"splits/{file}" for part, file in _FULL.items()}
-# PACS's own test folds hold every image of a domain, training images too; crossval does not.
-_FOLDS = {"train": "splits/{}_train_kfold.txt", "test": "splits/{}_crossval_kfold.txt"}
-_LABELS = {"train": "label/{}_train_kfold.txt", "test": "label/{}_test_kfold.txt"}
-
-DOMAIN_LAYOUTS: dict[str, tuple[Layout, ...]] = {
-    "DomainNet": (
-        _domain_pickles("DomainNet", "FedBN pickles", "DomainNet"),
-        _tree("DomainNet", "domain tree", "DomainNet", (), _TEN, "clipart_train.txt"),
-    ),
-    "DomainNetFull": (
-        _lists("DomainNetFull", "DomainNet lists", "DomainNet", _FULL),
-        _lists("DomainNetFull", "Dassl lists", "domainnet", _SPLITS),
-        _tree("DomainNetFull", "domain tree", "domainnet"),
-        _tree("DomainNetFull", "DomainBed domain tree", "domain_net"),
-    ),
-    "OfficeCaltech10": (
-        _domain_pickles("OfficeCaltech10", "FedBN pickles", "office_caltech_10"),
-        _tree("OfficeCaltech10", "domain tree", "office_caltech_10"),
-    ),
-    "PACS": (
-        _lists("PACS", "Dassl folds (crossval is the test list)", "pacs", _FOLDS, "images", 1),
-        _lists("PACS", "FedPHA folds", "PACS", _LABELS, "raw_images", 1),
-        _domain_pickles("PACS", "FLORA pickles", "PACS"),
-        _tree("PACS", "DomainBed domain tree", "PACS"),
-        _tree("PACS", "domain tree", "pacs"),
-        _tree("PACS", "domain tree as published", "PACS/kfold"),
-    ),
-    "OfficeHome": (
-        _domain_pickles("OfficeHome", "FedTV pickles", "OfficeHome", _HOME),
-        _home_generalisation(),
-        _tree("OfficeHome", "Dassl domain tree", "office_home"),
-        _tree("OfficeHome", "FedPHA domain tree", "office_home", _TITLED),
-        _tree("OfficeHome", "DomainBed domain tree", "office_home", _HOME),
-        _tree("OfficeHome", "domain tree as published", "OfficeHomeDataset_10072016", _HOME),
-    ),
-    "Office31": (
-        _tree("Office31", "FedPHA domain tree", "OFFICE31"),
-        _tree("Office31", "Dassl domain tree", "office31"),
-    ),
-}
-
-
-LAYOUTS: dict[str, tuple[Layout, ...]] = {
-    **{name: _single_domain(info) for name, info in CATALOG.items()},
-    **DOMAIN_LAYOUTS,
-}
-
-
+# ---- splits of fedvlm data prepare ----------------------------------------------------------
 def prepared_name(name: str) -> str:
     """Return the file name of a prepared split: ``split_fedvlm_<Name>.json``."""
     return f"split_fedvlm_{name}.json"
 
 
-def prepared_in_cache(name: str, folder: Path, cfg: CfgNode | None = None) -> Path:
+def cached_split_path(name: str, folder: Path, cfg: CfgNode | None = None) -> Path:
     """Return where the cache keeps the split prepared of a set's folder (``ROOT/<folder>``)."""
     place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
     return cache_dir(cfg) / "fedvlm" / "splits" / place / prepared_name(name)
@@ -366,20 +225,153 @@ def prepared_layouts(
     """
     if not info.split_file or info.builtin:
         return ()
-    files = {
-        "prepared split beside the images": prepared_name(info.name),
-        "prepared split in the cache": str(
-            prepared_in_cache(info.name, root / (folder or info.folder), cfg)
-        ),
-    }
-    return tuple(
-        Layout(
-            name, info.folder, tuple(need for need in (info.image_dir, file) if need),
-            partial(_read_prepared, file=file), published=False,
+    cached = cached_split_path(info.name, root / (folder or info.folder), cfg)
+    return (_split(info, "prepared split beside the images", prepared_name(info.name), False),
+            _split(info, "prepared split in the cache", str(cached), False))
+
+
+# ---- the table ------------------------------------------------------------------------------
+TINY_IMAGENET = Layout(
+    "Tiny-ImageNet as it is unpacked", "",
+    ("words.txt", "wnids.txt", "val/val_annotations.txt", "train/", "val/images/"),
+    "tiny_imagenet",
+)
+_CIFAR_FOLDERS = {
+    "Cifar10": ("cifar-10-batches-py", "batches.meta"),
+    "Cifar100": ("cifar-100-python", "meta"),
+}
+_AIRCRAFT = {part: f"images_variant_{part}.txt" for part in PARTS}
+_HOME = ("Art", "Clipart", "Product", "Real World")
+_TITLED = ("Art", "Clipart", "Product", "Real_World")
+# FedBN's ten of DomainNet's 345 classes.
+_TEN = ("bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill",
+        "wine_glass", "zebra")  # fmt: skip
+
+
+def _split(info: DatasetInfo, name: str, file: str, published: bool = True) -> Layout:
+    """Return the layout of a split file of CoOp's form."""
+    needs = tuple(n for n in (info.image_dir, file) if n)
+    return Layout(name, info.folder, needs, "coop", split_file=file, published=published)
+
+
+def _single_domain(info: DatasetInfo) -> tuple[Layout, ...]:
+    """Return the layouts of a set with one domain, in the order in which they are tried."""
+    home, images = info.folder, info.image_dir
+    if info.form == "cifar":  # class folders, or torchvision's pickles in three places
+        below, meta = _CIFAR_FOLDERS[info.name]
+        return (
+            Layout("class folders", home, ("train/", "test/"), "folders"),
+            Layout("torchvision pickles", home, (f"{below}/{meta}",), "cifar"),
+            Layout("torchvision pickles in the folder itself", home, (meta,), "cifar"),
+            Layout("torchvision pickles below the root", "", (f"{below}/{meta}",), "cifar"),
         )
-        for name, file in files.items()
-    )  # fmt: skip
+    if info.form == "aircraft":  # CoOp's folder, or the archive as it is unpacked
+        needs, options = (images, "variants.txt", *_AIRCRAFT.values()), {"parts": _AIRCRAFT}
+        return (
+            Layout("CoOp folders", home, needs, "aircraft", options=options),
+            Layout("archive as unpacked", "fgvc-aircraft-2013b/data", needs, "aircraft",
+                   options=options),
+        )
+    if info.form == "imagenet":  # CoOp's folders; ImageNet itself also as torchvision makes it
+        needs = tuple(f"{images}/{below}".rstrip("/") for below in info.parts.values())
+        coop = Layout("CoOp folders", home, needs, "imagenet")
+        bare = Layout("torchvision's train and val", home, tuple(info.parts.values()), "imagenet",
+                      image_dir="")
+        return (coop, bare) if info.parts.get("train") else (coop,)
+    if info.form == "domains":
+        return (Layout("domain tree", home, (), "domains"),)
+    if info.form == "folders":
+        return (Layout("class folders", home, (images,), "folders"),)
+    return (_split(info, "CoOp split file", info.split_file),)
 
 
-def _read_prepared(folder: Path, info: DatasetInfo, *, file: str) -> DatasetBase:
-    return read_split(folder / file, folder / info.image_dir)
+def _lists(
+    set_name: str, name: str, folder: str, files: dict[str, str], images: str = "", first: int = 0
+) -> Layout:
+    """Return the layout of lists in text; ``files`` gives each part's, ``{}`` is the domain."""
+    domains = CATALOG[set_name].domains
+    needs = [file.format(domain) for domain in domains for file in files.values()]
+    places = (images,) if images else tuple(domains)
+    return Layout(name, folder, (*needs, *places), "lists", images,
+                  options={"parts": files, "first": first})
+
+
+def _pickles(set_name: str, name: str, folder: str, folders: tuple[str, ...] = ()) -> Layout:
+    """Return the layout of FedBN's pickles; ``folders`` are the domains as the files spell them."""
+    names = folders or tuple(CATALOG[set_name].domains)
+    needs = tuple(f"{domain}_{part}.pkl" for domain in names for part in ("train", "test"))
+    return Layout(name, folder, needs, "domain_pickles", options={"folders": names})
+
+
+def _tree(
+    set_name: str, name: str, folder: str, folders: tuple[str, ...] = (),
+    classes: tuple[str, ...] = (), absent: str = "",
+) -> Layout:
+    """Return the layout of an image tree.
+
+    Args:
+        folders: the domains as its folders spell them.
+        classes: those of the set, where the tree may hold more.
+        absent: a file that is there where the tree belongs to another set.
+    """
+    names = folders or tuple(CATALOG[set_name].domains)
+    needs = (*names, *([f"!{absent}"] if absent else []))
+    options = {"folders": names, "classes": classes}
+    return Layout(name, folder, needs, "domains", options=options, published=False)
+
+
+_FULL = {"train": "{}_train.txt", "test": "{}_test.txt"}
+_SPLITS = {part: f"splits/{file}" for part, file in _FULL.items()}
+# PACS's own test folds hold every image of a domain, training images too; crossval does not.
+_FOLDS = {"train": "splits/{}_train_kfold.txt", "test": "splits/{}_crossval_kfold.txt"}
+_LABELS = {"train": "label/{}_train_kfold.txt", "test": "label/{}_test_kfold.txt"}
+# Dassl's layout for domain generalisation calls the held-out part val.
+_HELD_OUT = {"train": "{}/train", "test": "{}/val"}
+
+DOMAIN_LAYOUTS: dict[str, tuple[Layout, ...]] = {
+    "DomainNet": (
+        _pickles("DomainNet", "FedBN pickles", "DomainNet"),
+        _tree("DomainNet", "domain tree", "DomainNet", (), _TEN, "clipart_train.txt"),
+    ),
+    "DomainNetFull": (
+        _lists("DomainNetFull", "DomainNet lists", "DomainNet", _FULL),
+        _lists("DomainNetFull", "Dassl lists", "domainnet", _SPLITS),
+        _tree("DomainNetFull", "domain tree", "domainnet"),
+        _tree("DomainNetFull", "DomainBed domain tree", "domain_net"),
+    ),
+    "OfficeCaltech10": (
+        _pickles("OfficeCaltech10", "FedBN pickles", "office_caltech_10"),
+        _tree("OfficeCaltech10", "domain tree", "office_caltech_10"),
+    ),
+    "PACS": (
+        _lists("PACS", "Dassl folds (crossval is the test list)", "pacs", _FOLDS, "images", 1),
+        _lists("PACS", "FedPHA folds", "PACS", _LABELS, "raw_images", 1),
+        _pickles("PACS", "FLORA pickles", "PACS"),
+        _tree("PACS", "DomainBed domain tree", "PACS"),
+        _tree("PACS", "domain tree", "pacs"),
+        _tree("PACS", "domain tree as published", "PACS/kfold"),
+    ),
+    "OfficeHome": (
+        _pickles("OfficeHome", "FedTV pickles", "OfficeHome", _HOME),
+        Layout(
+            "Dassl train and val trees (val is the test list)", "office_home_dg",
+            tuple(folder.format(domain) for domain in CATALOG["OfficeHome"].domains
+                  for folder in _HELD_OUT.values()),
+            "part_folders", options={"parts": _HELD_OUT},
+        ),
+        _tree("OfficeHome", "Dassl domain tree", "office_home"),
+        _tree("OfficeHome", "FedPHA domain tree", "office_home", _TITLED),
+        _tree("OfficeHome", "DomainBed domain tree", "office_home", _HOME),
+        _tree("OfficeHome", "domain tree as published", "OfficeHomeDataset_10072016", _HOME),
+    ),
+    "Office31": (
+        _tree("Office31", "FedPHA domain tree", "OFFICE31"),
+        _tree("Office31", "Dassl domain tree", "office31"),
+    ),
+}
+
+
+LAYOUTS: dict[str, tuple[Layout, ...]] = {
+    **{name: _single_domain(info) for name, info in CATALOG.items()},
+    **DOMAIN_LAYOUTS,
+}

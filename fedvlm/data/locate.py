@@ -1,17 +1,20 @@
-"""Find a data set's folders; if one is missing, say which, what is there, where to get it."""
+"""Find a data set's folders and files; errors name what is missing, what is there, its source."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from fedvlm.core.errors import DataError, did_you_mean
 from fedvlm.core.files import user_path
-from fedvlm.data.packs.file import is_pack
 
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+PACK_SUFFIX, PACK_MARK = ".pack.safetensors", "fedvlm.pack"  # of a feature pack: name, metadata
 _FIRST = 8  # names that a message lists
 
 
@@ -61,6 +64,56 @@ def folder_contents(folder: Path) -> tuple[set[str], set[str]]:
         raise DataError(f"cannot read the folder {folder}: {error.strerror}") from error
     folders = {name for name, is_folder in names.items() if is_folder}
     return folders, set(names) - folders
+
+
+def image_files(folder: Path) -> list[str]:
+    """Return the image files under a folder as sorted ``/``-paths relative to it.
+
+    Links to folders are not followed, so a loop of links cannot trap the walk.
+
+    Raises:
+        DataError: a folder that cannot be read; its images are never left out silently.
+    """
+    paths: list[str] = []
+    for here, folders, files in os.walk(folder, onerror=_refuse_unreadable):
+        folders[:] = [f for f in folders if not f.startswith(".")]
+        relative = Path(here).relative_to(folder).as_posix()
+        prefix = "" if relative == "." else f"{relative}/"
+        for file in files:  # plain text operations: ImageNet has 1.3 million files
+            if file.lower().endswith(IMAGE_SUFFIXES) and not file.startswith("."):
+                paths.append(prefix + file)
+    return sorted(paths)
+
+
+def _refuse_unreadable(error: OSError) -> None:
+    raise DataError(f"cannot read the folder {error.filename}: {error.strerror}") from error
+
+
+def is_pack(path: Path) -> bool:
+    """Tell whether a path is a file that is meant as a pack: by its name or its first bytes."""
+    try:
+        if not path.is_file():
+            return False
+        if path.name.endswith(PACK_SUFFIX):
+            return True
+        with open(path, "rb") as file:
+            return PACK_MARK.encode() in file.read(256)
+    except OSError:
+        return False
+
+
+def pack_root(root: str) -> Path | None:
+    """Return DATASET.ROOT where it is a pack; None where it is anything else."""
+    path = user_path(root)
+    return path if root.strip() and is_pack(path) else None
+
+
+def packs_in(folder: Path) -> list[Path]:
+    """Return the packs in a folder, sorted."""
+    try:
+        return sorted(p for p in folder.iterdir() if p.name.endswith(PACK_SUFFIX) and p.is_file())
+    except OSError:
+        return []
 
 
 def _neighbours(parent: Path, name: str, where: str = "") -> str:
@@ -156,6 +209,25 @@ def read_lines(path: Path) -> list[tuple[int, str]]:
         raise DataError(f"{path} is not a text file in UTF-8") from error
     lines = enumerate(text.splitlines(), 1)
     return [(number, line.strip()) for number, line in lines if line.strip()]
+
+
+def read_json_file(path: Path) -> Any:
+    """Return the content of a JSON file.
+
+    Raises:
+        DataError: unreadable, not UTF-8 or not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, a number too long
+        raise DataError(f"{path} is not a JSON file: {error}") from error
+
+
+def image_key(relative: str) -> str:
+    """Return a path as it is compared: ``./a.jpg`` and ``a.jpg`` are one image."""
+    return "/".join(p for p in relative.replace("\\", "/").split("/") if p not in ("", "."))
 
 
 def check_relative(name: str, what: str) -> None:

@@ -146,9 +146,9 @@ class Evaluator:
             result |= scores.unseen_client_scores(event.rows(self.panel.unseen, Measure()))
         notes = result["notes"]
         if ends and self.cross and scores.has_new(self.data) and not self.open:
-            notes.append("the method is bound to its training classes: no number for new ones")
+            notes.append("the method cannot predict unseen classes: no accuracy on new classes")
         if ends and scores.has_targets(self.data) and not self.open:
-            notes.append("the method is bound to its training classes: no number for TEST.TARGETS")
+            notes.append("the method cannot predict unseen classes: TEST.TARGETS does not apply")
         if ends and self.panel.is_cohort:
             notes.append(
                 f"personal models of a cohort of {len(rows)} of {self.panel.members} clients "

@@ -189,7 +189,7 @@ def _refuse(trained: TrainedModel, who: str) -> None:
     if bad is not None:
         raise ConfigError(f"'{bad}' holds numbers that are not finite: there is no model to export")
     if "gate.on" in params and len(trained.classnames) < 2:
-        raise ConfigError(f"{who}: a gate over one class is no classifier to export")
+        raise ConfigError(f"{who}: a gate over one class is not a classifier that can be exported")
     if isinstance(trained.trainer, ModuleTrainer):
         raise Unheld(
             who,

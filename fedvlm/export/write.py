@@ -94,8 +94,8 @@ def export_all(
     bad = [n for n in models if not _NAME.fullmatch(n)]
     if bad or not models or len({n.lower() for n in models}) < len(models):
         raise ConfigError(
-            f"'{bad[0]}' is no folder name: use letters, digits, dot, dash and underscore" if bad
-            else "give at least one model, and names that differ in more than case"
+            f"'{bad[0]}' is not a valid folder name: use letters, digits, dot, dash and underscore"
+            if bad else "give at least one model, and names that differ in more than case"
         )
     if len({m.model.backbone.digest for m in models.values()}) > 1:
         raise ConfigError("the models stand on several backbones: export each set by itself")

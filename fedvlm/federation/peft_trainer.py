@@ -56,6 +56,7 @@ class PeftTrainer(Trainer):
     Attributes:
         roles: group of each role: ``{"body": "shared", "head": "personal"}`` is FedPer's.
         needs: roles that must not be empty.
+        must_train: the word of ``--peft`` without which it is another method; a run is refused.
         same_basis: the method compares or subtracts tensors of two rounds or two models.
         lora_refused: values of ``PEFT.LORA_AVG``, or ``RANKS`` or ``PRIVATE_RANK``, that do not go
             with the method, with the reason; what its hooks show is refused anyway.
@@ -64,6 +65,7 @@ class PeftTrainer(Trainer):
 
     roles: ClassVar[Mapping[str, str]] = {peft.BODY: "shared", peft.HEAD: "shared"}
     needs: ClassVar[tuple[str, ...]] = ()
+    must_train: ClassVar[str] = ""
     same_basis: ClassVar[bool] = False
     lora_refused: ClassVar[Mapping[str, str]] = {}
     lora_taken: ClassVar[Sequence[str]] = ()

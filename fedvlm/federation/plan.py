@@ -15,7 +15,7 @@ from fedvlm.core.errors import ConfigError, QuorumError
 from fedvlm.federation.aggregation.rules import AggregateSpec
 from fedvlm.federation.aggregation.server_optim import ServerOptimSpec
 from fedvlm.federation.batches import step_slices
-from fedvlm.federation.context import DESCENT, FIT
+from fedvlm.federation.context import DESCENT, FIT, LOOP
 from fedvlm.federation.local.effort import Effort, samples_of
 from fedvlm.federation.optim import OptimSpec, Schedule
 from fedvlm.federation.reliability.unreliable import Unreliable, below_quorum, needed
@@ -307,6 +307,10 @@ def check_footing(method: Method, plan: Plan, train: Sequence[int], val: Sequenc
         ConfigError: such a key.
     """
     name, spec = method.name or type(method).__name__, plan.optim
+    if method.trains_by not in (FIT, LOOP, DESCENT):
+        raise ConfigError(
+            f"trainer {name}: trains_by '{method.trains_by}' is none of {FIT}, {LOOP}, {DESCENT}"
+        )
     own = {"FED.EARLY_STOP": plan.early_stop > 0, "OPTIM.KEEP_STATE": spec.keep}
     if method.trains_by == DESCENT:
         own |= {"OPTIM.CLIP": spec.clip > 0, f"OPTIM.{min(spec.roles, default='').upper()}":

@@ -8,41 +8,24 @@ get: an event has no tensor of a client.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, DivergedError, FedvlmError
-from fedvlm.core.trees import State, Tree, cast, expand, matching, pick
+from fedvlm.core.rows.memory import MemoryStore
+from fedvlm.core.rows.store import CheckpointStore, RowStore, move_state
+from fedvlm.core.trees import State, Tree, expand, matching, pick
 from fedvlm.federation.aggregation.rules import check_rule, fewest
 from fedvlm.federation.aggregation.server_optim import NONE, SLOTS
 from fedvlm.federation.aggregation.telltale import Telltale, outlier_sentence, telltale
 from fedvlm.federation.aggregation.updates import Updates
 from fedvlm.federation.batches import Batcher
-from fedvlm.federation.clients import (
-    Clients,
-    ClientStore,
-    DiskStore,
-    MemoryStore,
-    RecordLog,
-    on,
-)
-from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context, without_kept
-from fedvlm.federation.engine import Bundle, Engine, LocalEngine, laid
-from fedvlm.federation.groups import SERVER, SHARED, Finetune, resolve
-from fedvlm.federation.local.guard import guarded
-from fedvlm.federation.local.hooks import explain_hook, name_of, slots_of, tree_of
-from fedvlm.federation.local.images import sightings
-from fedvlm.federation.local.sent import WHOLE, Portion
-from fedvlm.federation.local.streams import prove_streams
-from fedvlm.federation.optim import Schedule
-from fedvlm.federation.plan import Budget, Plan, check_footing, plan_chunks
+from fedvlm.federation.engine import Engine
+from fedvlm.federation.groups import SERVER, SHARED
+from fedvlm.federation.plan import Budget, Plan, check_footing
 from fedvlm.federation.reliability.elsewhere import aggregated
 from fedvlm.federation.reliability.unreliable import AWAY, kind_of
 from fedvlm.federation.server import (
@@ -58,11 +41,8 @@ from fedvlm.federation.server import (
     only_numbers,
 )
 from fedvlm.federation.trainer import Trainer
-from fedvlm.models.features.proof import Proof
-from fedvlm.models.features.sources import SampleSource
+from fedvlm.federation.workplace import Meter, Models, Workplace
 from fedvlm.models.vlmodel import VLModel
-
-Models = Iterator[tuple[Sequence[int], Tree]]  # (clients, their models [K, ...]), chunk by chunk
 
 
 @dataclass
@@ -101,7 +81,7 @@ class Whole:
 
 
 CLIENTS, HELD, WORKED = "clients", "held", "worked"
-Logs = Mapping[str, RecordLog[Any]]  # CLIENTS, HELD -> records
+Logs = Mapping[str, CheckpointStore]  # CLIENTS, HELD -> records
 
 
 def state_of(round_: int, slots: State, clients: dict[int, State]) -> Whole:
@@ -180,34 +160,21 @@ class RoundFinished:
         return sorted({*(self.updates.clients if self.updates else ()), *self.dropped})
 
 
-class Meter(Protocol):
-    """Measures personal models in the place where they are; numbers leave it."""
-
-    def __call__(self, measure: Measure, models: Models) -> Iterable[Row]:
-        """Return a row for every client in ``models``, which may be gone through once."""
-        ...
-
-
 Event = RoundStarted | RoundFinished
 Subscriber = Callable[[Event], object]
 Saver = Callable[[FedState], object]
 
 
-class Federation:
-    """One method on one model over one set of clients.
+class Federation(Workplace):
+    """A server beside a workplace: it runs rounds, saves them, and asks for models and numbers.
 
     Args:
-        trainer: the method.
-        model: frozen model; its ``verify_frozen()`` is asked before and after the run.
-        batcher: training batches by client.
-        plan: rounds, participation, optimiser.
-        engine: where clients run.
+        trainer, model, batcher, plan, engine, meter, store: as of ``Workplace``; the model's
+            ``verify_frozen()`` is asked before and after the run.
         subscribers: called with every event, in order.
         savers: called with the state after the round's event.
-        meter: measures personal models where they are.
         budget: what ends the run before ``plan.rounds`` (default: nothing).
         proxy: the server's own images, for methods that train there.
-        store: where clients' states lie (default: in memory, every version until ``commit``).
         held: where the server keeps what is one client's.
     """
 
@@ -216,67 +183,18 @@ class Federation:
         engine: Engine | None = None, subscribers: Sequence[Subscriber] = (),
         budget: Budget | None = None, proxy: Proxy | None = None,
         savers: Sequence[Saver] = (), meter: Meter | None = None,
-        store: ClientStore | None = None, held: ClientStore | None = None,
+        store: RowStore | None = None, held: RowStore | None = None,
     ) -> None:
-        self.trainer, self.model, self.batcher, self.plan = trainer, model, batcher, plan
-        self.engine, self.budget = engine or LocalEngine(), budget or Budget()
-        self.proxy, self.meter = proxy, meter
-        self.finetune_seconds: dict[int, float] = {}  # of each client's last final fine-tuning
-        self.roster = replace(batcher.roster(), unseen=plan.unseen)
-        if self.engine.sites:
-            self.roster = replace(self.roster, site=np.asarray(self.engine.sites, np.int64))
+        super().__init__(trainer, model, batcher, plan, engine=engine, meter=meter, store=store)
+        self.budget, self.proxy = budget or Budget(), proxy
         self.subscribers, self.savers = list(subscribers), list(savers)
-        start = trainer.trainables(model, rng.stream(plan.seed, "init"))
-        self.p0 = cast(start, model.dtype, model.device)
-        self.groups = resolve(self.p0, trainer.rules(list(self.p0)), f"trainer {trainer.name}")
-        self.clients = Clients(
-            MemoryStore() if store is None else store,
-            self._init_client,
-            self.p0, self.groups, trainer.reads_old,
-            alike=type(trainer).init_client is Trainer.init_client,
-        )
-        self.held: ClientStore = MemoryStore() if held is None else held
-        finetune: Finetune = trainer.own_finetune().configure(trainer.root)
-        self.finetuning = finetune.select(self.groups, trainer.name)
-        self.weighting = trainer.weighting if plan.weighting == "auto" else plan.weighting
-        if trainer.weighting == OWN and self.weighting != OWN:
-            raise ConfigError(
-                f"FED.WEIGHTING {plan.weighting}: {trainer.name} weighs clients by a measure of "
-                "its own; set FED.WEIGHTING auto"
-            )
-        if self.weighting not in (SAMPLES, UNIFORM, OWN):
-            raise ConfigError(
-                f"trainer {trainer.name}: weighting '{self.weighting}' is none of {SAMPLES}, "
-                f"{UNIFORM}, {OWN}"
-            )
+        self.held: RowStore = MemoryStore() if held is None else held
         active = plan.unreliable.active
         lengths = batcher.lengths(range(plan.clients), 1) if active else ()
         check_aggregation(trainer, plan, lengths)
         trainer.check_loss(model)
         check_footing(trainer, plan, self.roster.train.tolist(), self.roster.val.tolist())
         trainer.seal()
-
-    def context(
-        self, clients: Sequence[int], round_: int = 0, worked: Container[int] = (),
-        portion: Portion | None = None,
-    ) -> Context:
-        """Return the context of a chunk of clients in a round.
-
-        Args:
-            worked: who ever did.
-            portion: of the shared tensors; by default what the method trains in this round.
-        """
-        plan = self.plan
-        if portion is None:
-            portion = self.trainer.portion(round_, self.groups) if round_ else WHOLE
-        return Context(
-            self.model, self.groups, self.batcher, list(clients), round_, plan.seed, plan.epochs,
-            plan.optim, plan.schedule or Schedule(plan.optim.lr),
-            self.trainer.extras_up, self.trainer.metrics, self.weighting, plan.nonfinite,
-            plan.clock_per_round, tuple(c not in worked for c in clients),
-            effort=plan.effort, patience=plan.early_stop, class_counts=self.roster.classes,
-            portion=portion,
-        )
 
     def server_context(self, round_: int, held: Held) -> ServerContext:
         """Return what the method's server side may use in a round."""
@@ -342,33 +260,6 @@ class Federation:
                   for n, c in zip(names, changed, strict=True)}
         return new | {MOVED: rounds}
 
-    def prove_streams(
-        self, cached: SampleSource, pixels: SampleSource, indices: Tensor
-    ) -> Proof:
-        """Compare a cached stream with pixels for this method (see ``local.streams``).
-
-        Nothing of the run moves: model, counters and random streams of the trial are its own.
-
-        Raises:
-            ConfigError: they give other numbers, or the method fails on one of them.
-            FedvlmError: the frozen backbone changed.
-        """
-        model, held = self.model.fresh(), Held()
-        ctx = replace(self.server_context(0, held), model=model)
-        server = self.trainer.init_server(ctx, self.p0)
-        ctx = replace(self.server_context(1, held), model=model)
-        received = self.trainer.download(ctx, server, 0)
-        frozen = self._frozen()
-        proof = prove_streams(
-            self.trainer, model, self.p0, received, cached, pixels, indices, self.plan.seed
-        )
-        if self._frozen() != frozen:
-            raise FedvlmError("the frozen backbone changed while the streams were compared")
-        if not proof.holds:
-            name = self.trainer.name or type(self.trainer).__name__
-            raise ConfigError(f"trainer {name}: {proof.sentence()}")
-        return proof
-
     @property
     def last_round(self) -> int:
         """The number of the last round, as far as it is known."""
@@ -431,19 +322,19 @@ class Federation:
 
     def keep_on_disk(self, logs: Logs) -> None:
         """Read clients' rows from records, from now on, instead of keeping them in memory."""
-        device = self.model.device
-        self.clients.store = DiskStore(logs[CLIENTS], device)
-        self.held = DiskStore(logs[HELD], device)
+        for log in logs.values():
+            log.device = self.model.device
+        self.clients.store, self.held = logs[CLIENTS], logs[HELD]
 
     def load(self, round_: int, server: State, logs: Logs) -> FedState:
         """Return the state of a checkpoint whose records ``logs`` hold."""
         device = self.model.device
         for kind, store in ((CLIENTS, self.clients.store), (HELD, self.held)):
-            if not isinstance(store, DiskStore):
+            if store is not logs[kind]:
                 for version, ids, rows in logs[kind].live():
-                    store.put(version, ids, on(device, rows))
+                    store.put(version, ids, move_state(rows, device))
         return FedState(
-            round_, on(device, server), logs[CLIENTS].versions(), logs[HELD].versions()
+            round_, move_state(server, device), logs[CLIENTS].versions(), logs[HELD].versions()
         )
 
     def run(self, state: FedState | None = None, until: int | None = None) -> FedState:
@@ -531,20 +422,6 @@ class Federation:
         """Say whether the personal models of ``state`` are fine-tuned: after the last round."""
         return self.finetuning.epochs > 0 and state.round >= self.last_round
 
-    def finetuning_cost(self) -> dict[str, float]:
-        """Return epochs, rate, samples and steps (all clients together) of the final fine-tuning.
-
-        As many as a plain fit of all their training images takes.
-        """
-        everyone = range(self.plan.clients)
-        sizes, lengths = self.batcher.sizes(everyone), self.batcher.lengths(everyone, 1)
-        epochs = self.finetuning.epochs
-        rate = self.finetuning.lr or self.plan.optim.lr
-        return {
-            "epochs": epochs, "lr": rate, "samples": epochs * sum(sizes),
-            "steps": epochs * sum(lengths),
-        }
-
     def personal(
         self, state: FedState, clients: Sequence[int], chunk: int | None = None, *,
         finetune: bool = True,
@@ -567,56 +444,6 @@ class Federation:
             finetune and self.finetunes(state),
         )
 
-    def models(self, question: Question, chunk: int | None = None) -> Models:
-        """Yield the personal models that are asked for, where clients' states are (``personal``).
-
-        Raises:
-            FedvlmError: clients' states are at other places.
-        """
-        clients, versions = list(question.clients), question.versions
-        if not self.engine.here:
-            raise FedvlmError(
-                "personal models stay at their sites: ask for numbers of them (rows)"
-            )
-        most: int = chunk or self.engine.chunk
-        chunks = plan_chunks(
-            clients, self.batcher.sizes(clients), self.roster.site[clients].tolist(),
-            self.clients.forms(clients, versions, question.downloads),
-            most if self.trainer.batched else 1,
-        )
-        worked = {c for c, version in versions.items() if version}
-        for ids in (list(chunk.clients) for chunk in chunks):
-            ctx = self.context(ids, question.round, worked, WHOLE)
-            began = time.perf_counter()
-            models = guarded(ctx, partial(self._models, ctx, question))[0]
-            if question.tune:
-                each = (time.perf_counter() - began) / len(ids)
-                self.finetune_seconds |= dict.fromkeys(ids, each)
-            yield ids, models
-
-    def bundles(self, question: Question) -> Iterator[Bundle]:
-        """Yield ``models``, and of each chunk whether images of its clients went into them."""
-        for (clients, models), images in sightings(self, self.models(question)):
-            yield clients, models, images
-
-    def _init_client(self, client: int) -> State:
-        hook = name_of(self.trainer, "init_client")
-        with explain_hook(f"client {client}: {hook}"):
-            return slots_of(hook, self.trainer.init_client(self.context([client]), self.p0))
-
-    def _models(self, ctx: Context, question: Question) -> Tree:
-        """Return the personal models of a chunk, made from copies of its own."""
-        received = laid(question.downloads, ctx)
-        own = without_kept(self.clients.stacked(ctx.clients, question.versions))
-        hook = name_of(self.trainer, "finetune" if question.tune else "personalize")
-        with (
-            explain_hook(f"round {question.round}: {hook}"),
-            self.clients.explain(f"trainer {self.trainer.name}"),
-        ):
-            if question.tune:
-                return self.trainer.finetune(ctx, own, received, self.finetuning)
-            return tree_of(hook, self.trainer.personalize(ctx, own, received))
-
     def shared(self, state: FedState) -> Tree:
         """Return the global model ``[1, ...]``: initial personal tensors, aggregated shared ones.
 
@@ -633,16 +460,6 @@ class Federation:
         question = self.question(state, clients, measure.finetuned)
         rows = self.engine.rows(question, measure, lambda: self.measured(question, measure))
         return only_numbers(rows, clients)
-
-    def measured(self, question: Question, measure: Measure) -> Iterable[Row]:
-        """Return what the meter of this place finds on personal models.
-
-        Raises:
-            FedvlmError: there is no meter.
-        """
-        if self.meter is None:
-            raise FedvlmError("nothing here measures personal models: set Federation.meter")
-        return self.meter(measure, self.models(question))
 
     def _publish(self, state: FedState, total: int, **work: Any) -> None:
         """Tell the subscribers of a round, then the savers; ``work`` is what was done in it."""

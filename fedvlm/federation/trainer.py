@@ -365,7 +365,7 @@ class Trainer:
     def privacy(self, work: Sequence[Worked]) -> Mapping[str, Any]:
         """Return what is guaranteed of clients' images, for results and tables; {}: nothing is.
 
-        ``epsilon`` (None: without bound), ``delta`` and ``words`` (``toolbox.spending``).
+        ``epsilon`` (None: without bound), ``delta`` and ``words`` (``toolbox.privacy``).
 
         Args:
             work: of every client that was drawn.

@@ -379,7 +379,7 @@ def _marks(
     if not cfg.MODEL.BACKBONE.PRETRAINED:
         marks.append("random backbone weights: accuracies mean nothing")
     if cfg.TEST.TARGETS and not trainer.open_vocabulary:
-        marks.append(f"{trainer.name} is bound to its training classes: no number for TEST.TARGETS")
+        marks.append(f"{trainer.name} cannot predict unseen classes: TEST.TARGETS does not apply")
     if cfg.FED.UNSEEN_CLIENTS:
         marks.append(f"{cfg.FED.UNSEEN_CLIENTS} clients never work (FED.UNSEEN_CLIENTS)")
     words = unreliable_of(cfg).words()

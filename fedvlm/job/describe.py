@@ -115,19 +115,29 @@ def peft_choice(cfg: CfgNode, origins: Mapping[str, str]) -> str:
     """Return the trainable set in words, ``-prompt+lora``, where the user chose it; else nothing.
 
     Raises:
-        ConfigError: a choice for a method that brings its own trainable tensors, or a rule of LoRA
-            where none is trained.
+        ConfigError: a choice for a method that brings its own trainable tensors, one without what
+            the method is about, or a rule of LoRA where none is trained.
     """
     _refuse_idle_lora(cfg, origins)
+    method, words = load_trainer(cfg.TRAINER.NAME), words_of(
+        cfg.PEFT.TEXT, cfg.PEFT.VISUAL, cfg.PEFT.HEAD
+    )
+    fixed = method.must_train if issubclass(method, PeftTrainer) else ""
+    if fixed and fixed not in words.split("+"):
+        raise ConfigError(
+            f"--peft {words}: {cfg.TRAINER.NAME} trains a {fixed}, and nothing of it would be left;"
+            f" use --trainer FedAvg --peft {words}, or keep the {fixed} "
+            f"(--peft {fixed}, {fixed}+feature, {fixed}+lora)"
+        )
     keys = ("PEFT.TEXT", "PEFT.VISUAL", "PEFT.HEAD")
     if all(origins[key] == "default" or origins[key].endswith(".yaml") for key in keys):
         return ""
-    if not issubclass(load_trainer(cfg.TRAINER.NAME), PeftTrainer):
+    if not issubclass(method, PeftTrainer):
         raise ConfigError(
             f"--peft and PEFT.* do not change {cfg.TRAINER.NAME}, which brings its own trainable "
             "tensors; drop them"
         )
-    return f"-{words_of(cfg.PEFT.TEXT, cfg.PEFT.VISUAL, cfg.PEFT.HEAD)}"
+    return f"-{words}"
 
 
 def _refuse_idle_lora(cfg: CfgNode, origins: Mapping[str, str]) -> None:

@@ -21,11 +21,11 @@ from fedvlm.console.log import Headline, LogFile
 from fedvlm.console.screen import Console, progress
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.files import user_path
+from fedvlm.core.rows.store import move_state
 from fedvlm.core.trees import Tree, numel, pick
 from fedvlm.evaluation import Evaluator
 from fedvlm.federation.aggregation.updates import join
 from fedvlm.federation.batches import SplitBatcher, Step
-from fedvlm.federation.clients import on
 from fedvlm.federation.groups import SERVER, SHARED
 from fedvlm.federation.local.images import Around
 from fedvlm.federation.rounds import FedState, Models, RoundFinished, state_of
@@ -37,7 +37,7 @@ from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import make_evaluator
 from fedvlm.job.results import summary
 from fedvlm.job.sources import bank_words, check_bank, images_to_encode
-from fedvlm.runs.folder import explain_place
+from fedvlm.runs.claim import explain_place
 from fedvlm.runs.identity import read_manifest
 from fedvlm.runs.state import SavedState, load_newest_state, open_records
 
@@ -75,7 +75,7 @@ def dry_run(cfg: CfgNode) -> int:
             federation.clients, {0: 0},
         )
         seconds.append(time.perf_counter() - began)
-    updates = join([part.arrive() for part in work.parts])
+    updates = join([upload.arrive() for upload in work.uploads])
     federation.trainer.aggregate(
         federation.server_context(1, Held(federation.held, state.held)), state.server, updates
     )
@@ -184,10 +184,10 @@ def built_only(cfg: CfgNode, inputs: Inputs | None = None) -> int:
 def _adopted(built: Built, saved: SavedState, folder: str, identity: str, same: bool) -> FedState:
     """Return a saved state; without what is the clients' own where the images are others."""
     federation, device = built.federation, built.model.device
-    server = on(device, saved.server)
+    server = move_state(saved.server, device)
     if saved.records is None:
         whole = state_of(
-            saved.round, server, {c: on(device, s) for c, s in saved.clients.items()}
+            saved.round, server, {c: move_state(s, device) for c, s in saved.clients.items()}
         )
         return federation.adopt(whole) if same else FedState(saved.round, whole.server)
     if not same:

@@ -20,10 +20,10 @@ from yacs.config import CfgNode
 
 from fedvlm.config.build import flat
 from fedvlm.core.progress import Progress
+from fedvlm.data.datasets import pack_of
 from fedvlm.data.federated import FederatedData, build_federation
 from fedvlm.data.memory.given import MemorySet
 from fedvlm.data.own.site import SiteFile
-from fedvlm.data.packs.place import pack_of
 from fedvlm.federation.server import Roster
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.load.backbones import load_backbone

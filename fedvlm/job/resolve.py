@@ -20,10 +20,11 @@ from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
 from fedvlm.core.files import user_path
 from fedvlm.data.catalog import canonical_domain, dataset_info
 from fedvlm.data.datasets import load_dataset
+from fedvlm.data.locate import pack_root
 from fedvlm.data.own.add import OwnSet, understand
 from fedvlm.data.own.site import ServerSet, server_set
 from fedvlm.data.packs.pack import Setting
-from fedvlm.data.packs.place import about_pack, pack_root, reading_of
+from fedvlm.data.packs.place import about_pack, reading_settings
 from fedvlm.federation.cards import trainer_files
 from fedvlm.job.flags import FLAGS
 from fedvlm.job.kinds import dataset_config, dataset_of, method_of
@@ -230,7 +231,7 @@ def _packed_keys(args: Namespace, known: bool) -> dict[str, Setting]:
     if pack is None or "DATASET.NAME" in args.opts[::2]:
         return {}
     about = about_pack(pack)
-    return reading_of(about) if known else about.settings | {"DATASET.NAME": about.name}
+    return reading_settings(about) if known else about.settings | {"DATASET.NAME": about.name}
 
 
 def _own_set(args: Namespace) -> OwnSet | ServerSet | None:

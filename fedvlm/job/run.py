@@ -22,16 +22,16 @@ from fedvlm.console.log import LogFile
 from fedvlm.console.screen import Console, progress, say
 from fedvlm.core.errors import ConfigError, DataError, QuorumError
 from fedvlm.core.files import user_path
+from fedvlm.core.rows.store import move_state
 from fedvlm.core.signals import saying
 from fedvlm.core.threads import usual_threads
 from fedvlm.core.trees import nbytes
 from fedvlm.data.datasets import set_name
 from fedvlm.data.datum import PARTS
-from fedvlm.data.partition.counts import count_rows, partition_csv, told_rows
+from fedvlm.data.partition.counts import count_rows, known_rows, partition_csv
 from fedvlm.evaluation import zero_shot
 from fedvlm.evaluation.evaluator import Ask
 from fedvlm.evaluation.scores import CONFUSION
-from fedvlm.federation.clients import on
 from fedvlm.federation.rounds import FedState, state_of
 from fedvlm.job.build import Built, encode, prepare
 from fedvlm.job.describe import header, partition_name, peft_choice, run_path
@@ -45,10 +45,11 @@ from fedvlm.job.results.against import sentences
 from fedvlm.job.results.classes import absent_parts, matrix_file
 from fedvlm.job.show import draw_partition, say_results
 from fedvlm.job.sinks import Sinks
-from fedvlm.runs.folder import RunFolder, look_ahead
+from fedvlm.runs.claim import look_ahead
+from fedvlm.runs.folder import RunFolder
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.state import clear_states
-from fedvlm.runs.verify.check import BEFORE, SEALED, whole
+from fedvlm.runs.verify.check import BEFORE, SEALED, refuse_damage
 
 MEMORY_BYTES = 4 << 30  # of clients' states; above it FED.STORE auto keeps them on disk
 
@@ -124,7 +125,7 @@ def _built_and_trained(
     folder.keep = int(cfg.TRAIN.KEEP_STATES)
     console = Console(int(cfg.FED.ROUNDS), int(cfg.FED.CLIENTS))
     if folder.finished is not None:
-        seal = whole(folder.path, folder.finished).seal
+        seal = refuse_damage(folder.path, folder.finished).seal
         bare = [f"it has {BEFORE}"] if seal != SEALED else []
         before = f"finished before; results are in {folder.results_path}"
         console.notes([*folder.notes, before, *bare])
@@ -253,7 +254,7 @@ def _counted(built: Built) -> list[dict[str, Any]]:
         return count_rows(built.data)
     roster = built.federation.roster
     sizes = {part: getattr(roster, part).tolist() for part in PARTS}
-    return told_rows(sizes, roster.classes.tolist(), built.data.classnames)
+    return known_rows(sizes, roster.classes.tolist(), built.data.classnames)
 
 
 def _note(screens: Sequence[Any], words: str) -> None:
@@ -317,8 +318,8 @@ def restore(built: Built, folder: RunFolder) -> FedState | None:
     if saved.records is not None:
         return built.federation.load(saved.round, saved.server, folder.records)
     device = built.model.device
-    clients = {c: on(device, s) for c, s in saved.clients.items()}
-    whole = state_of(saved.round, on(device, saved.server), clients)
+    clients = {c: move_state(s, device) for c, s in saved.clients.items()}
+    whole = state_of(saved.round, move_state(saved.server, device), clients)
     return built.federation.adopt(whole)
 
 

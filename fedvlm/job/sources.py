@@ -24,6 +24,7 @@ from fedvlm.core.progress import Progress
 from fedvlm.data.federated import FederatedData
 from fedvlm.data.holdout import OF_DATASET, OF_FOLDER, ServerImages, other_images
 from fedvlm.data.images import ImageLoader
+from fedvlm.federation.local.streams import prove_method
 from fedvlm.federation.rounds import Federation
 from fedvlm.federation.trainer import Trainer
 from fedvlm.job.images.packed import packed_features, packed_positions, packs_of
@@ -361,7 +362,7 @@ def prove(
 ) -> None:
     """Refuse a method whose cached streams give other numbers than pixels do.
 
-    Two images are compared (``Federation.prove_streams``; drawn ones where features suffice). A
+    Two images are compared (``local.streams.prove_method``; drawn ones where features suffice). A
     proof that held for the same method, backbone and code is read from beside the feature store.
 
     Args:
@@ -383,7 +384,10 @@ def prove(
         cached, pixels, pair = _drawn_pair(model, cached.labels[pair])
     elif cfg.BANK.PREC == LOW:  # what the method reads is proved, not how it was rounded
         cached = _full_pair(model, cached, pixels, pair)
-    proof = federation.prove_streams(cached, pixels, pair)
+    proof = prove_method(
+        trainer, model, federation.p0, federation.server_context, cached, pixels, pair,
+        federation.plan.seed,
+    )
     if key:
         about = {"trainer": trainer.name, "backbone": model.backbone.name}
         keep_proof(path, key, proof, about)

@@ -19,8 +19,9 @@ from fedvlm.job.resolve import Job
 from fedvlm.recipes.counts import Counts, counts_of
 from fedvlm.recipes.recipe import AVERAGE, H_OF_AVERAGES, Numbers, Published, Recipe
 from fedvlm.recipes.verdict import Line, judge
-from fedvlm.report.collect import Run, collect
+from fedvlm.report.collect import collect
 from fedvlm.report.tables.metrics import DEFINED
+from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.identity import safe_name
 from fedvlm.sweep.cells import Cell, Checker, combinations, jobs_of
 from fedvlm.sweep.plan import SweepPlan
@@ -225,7 +226,7 @@ class Measured:
         self.trial, self.pending = trial, pending
         cells = trial.cells
         self.states: dict[int, CellState] = {}
-        self.runs: dict[Path, Run] = {}
+        self.runs: dict[Path, FinishedRun] = {}
         if cells and trial.folder.is_dir():
             self.states = states(cells, Journal(trial.folder, trial.plan.name))
             self.runs = {run.path.resolve(): run for run in collect([trial.folder]).runs}
@@ -275,7 +276,7 @@ class Measured:
             why = f"{missing[0].dataset}{more} of {len(rows)}: {self._why(missing[0])}"
         return values, "" if values else why, changed
 
-    def _mean(self, metric: str, runs: Sequence[Run]) -> float | None:
+    def _mean(self, metric: str, runs: Sequence[FinishedRun]) -> float | None:
         """Return one seed's average over data sets, by the paper's rule."""
         def of(name: str) -> float | None:
             values = [run.value(name) for run in runs]
@@ -291,7 +292,7 @@ class Measured:
     def _row(self, dataset: str, method: str) -> Row:
         return next(r for r in self.trial.rows if (r.dataset, r.method) == (dataset, method))
 
-    def _runs(self, row: Row) -> list[Run]:
+    def _runs(self, row: Row) -> list[FinishedRun]:
         """Return the row's finished runs of this config, whole ones."""
         return [
             self.runs[path] for cell in row.cells

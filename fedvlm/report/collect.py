@@ -3,120 +3,20 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from fedvlm.config.keys import default_schema
-from fedvlm.config.sections import read_keys
 from fedvlm.core.errors import DataError
 from fedvlm.core.spelling import text_of_cell
 from fedvlm.runs.cells import folders_of, runs_below
-from fedvlm.runs.identity import read_json, whole_results
-from fedvlm.runs.metrics import read_metrics
-from fedvlm.runs.verify.check import BEFORE, SEALED, UNSEALED, glance, one_digest_one_seed
+from fedvlm.runs.finished import FinishedRun, read_finished
+from fedvlm.runs.verify.check import BEFORE, SEALED, one_digest_one_seed
 
 SEEDS = ("seed", "data_seed")  # keys of a protocol that differ between the runs of one cell
 _PARTITION = {"client", "domain", "part", "class", "images"}  # columns of partition.csv
-
-
-@dataclass(frozen=True)
-class Run:
-    """One finished run.
-
-    Attributes:
-        path: its folder.
-        protocol, results, info: sections of ``results.json`` (``info`` is ``run_info``).
-        digest: the run's identity digest.
-        seal: ``sealed``, or ``unsealed`` where nothing vouches for its files (made before that).
-    """
-
-    path: Path
-    protocol: Mapping[str, Any]
-    results: Mapping[str, Any]
-    info: Mapping[str, Any]
-    digest: str = ""
-    seal: str = UNSEALED
-
-    @property
-    def method(self) -> str:
-        """The method's name with trainable set and tag: ``FedAvg [prompt+lora] (tag)``."""
-        peft, tag = self.protocol.get("peft", ""), self.protocol.get("tag", "")
-        trainable = f" [{peft}]" if peft else ""
-        return f"{self.protocol['trainer']}{trainable}" + (f" ({tag})" if tag else "")
-
-    @property
-    def last(self) -> Mapping[str, Any]:
-        """The last round's record: the headline."""
-        return dict(self.results["last"])
-
-    @property
-    def seconds(self) -> float:
-        """Wall time of the run, of its last session."""
-        return float(self.info.get("seconds_this_session") or 0)
-
-    def section(self, name: str) -> Mapping[str, Any]:
-        """Return a section of the results (``zero_shot``); empty where the run has none such."""
-        section = self.results.get(name)
-        return section if isinstance(section, Mapping) else {}
-
-    def totals(self) -> Mapping[str, Any]:
-        """Return the totals of the whole run; empty where it names none."""
-        totals = self.info.get("totals")
-        return totals if isinstance(totals, Mapping) else {}
-
-    def notes(self) -> list[str]:
-        """Return what the run says of itself, ``not comparable with papers`` above all."""
-        notes = self.info.get("notes")
-        return [str(note) for note in notes] if isinstance(notes, list) else []
-
-    def value(self, metric: str) -> float | None:
-        """Return a number: ``personal`` of the last round, or ``zero_shot.personal`` and the like.
-
-        None where the run has none such.
-        """
-        part, _, rest = metric.partition(".")  # names of the last round may have a dot
-        section, name = (part, rest) if part in self.results and rest else ("last", metric)
-        number = self.section(section).get(name)
-        return float(number) if isinstance(number, int | float) else None
-
-    def rounds(self) -> list[dict[str, Any]]:
-        """Return the records of all rounds, round 0 first."""
-        return read_metrics(self.path / "metrics.jsonl")[0]
-
-    def config(self) -> dict[str, Any]:
-        """Return the resolved config, nested as in ``config.yaml``.
-
-        Raises:
-            DataError: it cannot be read.
-        """
-        return dict(_load(self.path / "config.yaml", yaml.safe_load))
-
-    def manifest(self) -> dict[str, Any]:
-        """Return ``manifest.json``.
-
-        Raises:
-            DataError: it cannot be read.
-        """
-        return dict(_load(self.path / "manifest.json", json.loads))
-
-    def identity_config(self) -> dict[str, Any]:
-        """Return the config that changes the run's numbers, flat: ``OPTIM.LR`` -> 0.005.
-
-        Of an older run, too, only what counts today.
-
-        Raises:
-            DataError: the manifest cannot be read, or names none.
-        """
-        try:
-            return read_keys(dict(self.manifest()["identity"]["config"]), default_schema())
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError("the manifest names no config") from error
 
 
 @dataclass(frozen=True)
@@ -129,7 +29,7 @@ class Collected:
         problems: one sentence per run that is damaged; it is in none of the lists above.
     """
 
-    runs: list[Run] = field(default_factory=list)
+    runs: list[FinishedRun] = field(default_factory=list)
     unfinished: list[Path] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -197,30 +97,12 @@ def finite(value: Any) -> float | None:
 
 
 def _take(path: Path, collected: Collected) -> None:
-    file = path / "results.json"
-    if file.exists() and not file.is_file():  # a pipe would never end
-        collected.problems.append(f"{file} is no plain file: the run is left out")
-        return
-    if not file.exists():
-        collected.unfinished.append(path)
-        return
-    record = whole_results(read_json(file))
-    good = record is not None and isinstance(record["results"].get("last"), dict)
-    if record is None or not good or "trainer" not in record["protocol"]:
-        collected.problems.append(f"{file} is damaged or of another version: it is left out")
-        return
-    verdict = glance(path, record)
-    if verdict.damage:
-        collected.problems.append(f"{verdict.sentence()}; the run is left out")
-        return
-    collected.runs.append(
-        Run(path, record["protocol"], record["results"], record["run_info"],
-            record["identity_digest"], verdict.seal)
-    )
-
-
-def _load(path: Path, parse: Callable[[str], Any]) -> Any:
     try:
-        return parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
+        run = read_finished(path)
+    except DataError as error:
+        collected.problems.append(str(error))
+        return
+    if run is None:
+        collected.unfinished.append(path)
+    else:
+        collected.runs.append(run)

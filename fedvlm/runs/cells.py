@@ -20,8 +20,9 @@ from typing import Any
 from fedvlm.core import files
 from fedvlm.core.cache import cache_dir
 from fedvlm.core.errors import DataError
+from fedvlm.runs.names import RESULTS
 
-FILES = ("config.yaml", "manifest.json", "results.json")
+FILES = ("config.yaml", "manifest.json", RESULTS)
 ENDING = ".cells.xz"
 LARGEST = 2**30  # bytes that a pack may hold: a bomb is refused
 MEMORY = 2**28  # bytes for a window: hostile headers ask for more
@@ -59,7 +60,7 @@ def runs_below(folder: Path) -> Iterator[Path]:
     """Yield the run folders at or below ``folder``, finished or not, by path."""
     for here, below, names in os.walk(folder):
         below[:] = sorted(b for b in below if b != "state" and not b.startswith("."))
-        if "manifest.json" in names or "results.json" in names:
+        if "manifest.json" in names or RESULTS in names:
             below.clear()
             yield Path(here)
 
@@ -181,7 +182,7 @@ def _runs(path: Path, data: bytes) -> Iterator[tuple[PurePosixPath, dict[str, st
     except (lzma.LZMAError, ValueError, KeyError, TypeError, AttributeError,
             RecursionError) as error:
         raise DataError(f"{path}: is no whole pack of runs ({error}); copy it again from where it "
-                        "came, or pack its runs again (fedvlm publish FOLDER --from OUTPUT)"
+                        "came, or pack its runs again (scripts/evidence publish --from)"
                         ) from error
 
 

@@ -19,6 +19,7 @@ import yaml
 
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.runs.lock import NAME as LOCK_NAME
+from fedvlm.runs.names import RESULTS
 from fedvlm.runs.seal import seal_of
 
 FORMAT = 1  # of manifest.json and results.json
@@ -259,11 +260,11 @@ def earlier_results(
     Raises:
         ConfigError: they are of another run.
     """
-    path = folder / "results.json"
+    path = folder / RESULTS
     record = read_results(path)
     if record is None:
         if path.exists():
-            notes.append("results.json is damaged: it will be written again")
+            notes.append(f"{RESULTS} is damaged: it will be written again")
         return None
     if record["identity_digest"] == identity_digest(identity):
         return record

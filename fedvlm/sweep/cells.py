@@ -17,7 +17,7 @@ from fedvlm.compat.files import load_trainer
 from fedvlm.config.build import flat
 from fedvlm.core.errors import ConfigError, DataError, FedvlmError
 from fedvlm.data.datasets import load_for_training
-from fedvlm.data.draw import Selection, spec_of
+from fedvlm.data.draw import DatasetDraw, spec_of
 from fedvlm.data.partition.kinds import check_fits
 from fedvlm.data.targets import load_targets
 from fedvlm.federation.cards import trainer_files
@@ -229,7 +229,7 @@ def group_of(job: Job) -> str:
 
 def _data_name(job: Job) -> str:
     data, spec = load_for_training(job.cfg), spec_of(job.cfg)
-    selection = Selection(data, spec)
+    selection = DatasetDraw(data, spec)
     if not job.cfg.FED.INDEX_FILE:
         check_fits(selection.spec, selection.pool, data.num_classes)
         selection.hold_out()

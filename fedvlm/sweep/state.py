@@ -22,18 +22,17 @@ from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.stats import mean
 from fedvlm.job.identity import present_config
+from fedvlm.runs.finished import find_finished
 from fedvlm.runs.identity import (
     identity_difference,
     identity_digest,
     read_manifest,
-    read_results,
     safe_name,
     shorten,
 )
 from fedvlm.runs.lock import holder
 from fedvlm.runs.manifest import now
 from fedvlm.runs.metrics import read_metrics
-from fedvlm.runs.verify.check import whole
 from fedvlm.sweep.cells import Cell
 from fedvlm.sweep.worker import Outcome
 
@@ -146,21 +145,15 @@ def state_of(cell: Cell, attempt: dict[str, Any] | None) -> CellState:
                 f"{cell}: '{folder}'{HOLDS}; what differs (there -> asked): "
                 f"{difference}; choose a tag or another output-dir"
             )
-        results = read_results(folder / "results.json")
-        if results is not None:
-            whole(folder, results)
-            return CellState(DONE, value=headline(results))
+        run = find_finished(folder)
+        if run is not None:
+            run.check()
+            return CellState(DONE, value=run.value("personal"))
     if holder(folder):
         return CellState(RUNNING)
     if attempt is not None and attempt["code"] not in (0, 130):
         return CellState(FAILED, str(attempt.get("sentence", "")))
     return CellState(TO_DO if manifest is None else BEGUN)
-
-
-def headline(results: dict[str, Any]) -> float | None:
-    """Return the last round's ``personal`` of a ``results.json``."""
-    value = (results["results"].get("last") or {}).get("personal")
-    return float(value) if isinstance(value, int | float) else None
 
 
 class Pace:
@@ -185,10 +178,9 @@ class Pace:
             if record["code"] == 0 and cell is not None:
                 self.add(cell.dataset, cell.method, float(record["seconds"]))
         for cell in rest.values():
-            results = read_results(cell.folder / "results.json")
-            spent = (results or {}).get("run_info", {}).get("seconds_this_session")
-            if isinstance(spent, int | float):
-                self.add(cell.dataset, cell.method, float(spent))
+            run = find_finished(cell.folder)
+            if run is not None and run.seconds:
+                self.add(cell.dataset, cell.method, run.seconds)
 
     def of(self, cell: Cell) -> float | None:
         """Return the seconds that a cell should take; None where nothing comparable has run."""

@@ -353,7 +353,7 @@ class WeighsNegatively(Good):
 
 
 class HidesNaN(Good):
-    """G14: goes on without a word."""
+    """G14: goes on without an error."""
 
     def image_features(self, model: Any, p: Tree, x: Mapping[str, Tensor]) -> Tensor:
         return super().image_features(model, p, x).nan_to_num()
@@ -407,7 +407,7 @@ BROKEN = [
     (TouchesBackbone, "G9",
      r"a backbone weight changed|the frozen backbone .*changed during the run"),
     (TrainsBatchNorm, "G9", r"BatchNorm buffers"),
-    (CatchesAll, "G10", r"'stray\.tensor' is taken in by the rule '\.\*'"),
+    (CatchesAll, "G10", r"'stray\.tensor' matches the rule '\.\*'"),
     (TwoGroups, "G10", r"image\.shift.*several groups"),
     (DropsLast, "G11", r"client 2 with 3 sample\(s\).*no step"),
     (StandsStill, "G11", r"did not change"),
@@ -417,7 +417,7 @@ BROKEN = [
     (WrongWidth, "G12", r"logits of clients .* not"),
     (MixesClients, "G13", r"four clients stacked"),
     (WantsFeatures, "G13", r"pixels instead of cached features"),
-    (HidesNaN, "G14", r"without a word"),
+    (HidesNaN, "G14", r"without an error"),
     (DrawsItself, "G15", r"done twice: the clients' new state, slot 'w'"),
     (SpreadsNaN, "G14", r"the stop does not name|left out clients \[0, 1, 2, 3\]"),
 ]

@@ -98,7 +98,7 @@ def test_exemptions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(found) == {*some, "G99"}
     assert (found["G10"].state, found["G10"].detail) == ("exempt", "the rule is the method")
     assert (found["G7"].state, found["G7"].detail) == ("broken", "exempt from G7 without a reason")
-    assert found["G99"].state == "broken" and "no invariant" in found["G99"].detail
+    assert found["G99"].state == "broken" and "not an invariant" in found["G99"].detail
     assert {o.state for n, o in found.items() if n not in ("G10", "G7", "G99")} == {"ok"}
 
 
@@ -158,7 +158,7 @@ def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 
 MINE = '''
 import torch
-from fedvlm.federation.trainer import Trainer
+from fedvlm.method import Trainer
 
 class MyMethod(Trainer):
     exempt = {"G7": "for the test"}
@@ -169,7 +169,7 @@ class CatchesAll(MyMethod):
     groups = ((r".*", "shared"),)
 '''
 LEAKY = '''
-from fedvlm.federation.trainer import Trainer
+from fedvlm.method import Trainer
 
 class Leaky(Trainer):
     exempt = {"G1": "it is only a research prototype"}

@@ -73,8 +73,7 @@ def test_the_world_has_a_real_bank() -> None:
 
 MINE = """
 import torch
-from fedvlm.config.option import Option
-from fedvlm.federation.trainer import Trainer
+from fedvlm.method import Option, Trainer
 
 class Mine(Trainer):
     name = "Mine"

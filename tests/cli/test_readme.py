@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from evidence.commands import read_commands
 from fedvlm.cli import main as cli
-from fedvlm.cli.verbs import verbs as all_verbs
 from fedvlm.config.build import flat
 from fedvlm.core.errors import fold
 from fedvlm.federation.cards import trainer_files
@@ -76,8 +76,9 @@ def test_the_pages_are_finished_and_begin_with_a_command():
 
 def test_every_command_is_of_a_kind_that_is_tried():
     assert len(ALL) >= 10
-    verbs = "list|check|bench|new-trainer|" + "|".join([*AFTER, *DATA])
-    kinds = rf"make [a-z-]+$|python federated_main\.py |python -m fedvlm ({verbs})\b|pytest "
+    verbs = "list|check|new-trainer|" + "|".join([*AFTER, *DATA])
+    kinds = rf"make [a-z-]+$|python federated_main\.py |python -m fedvlm ({verbs})\b|pytest |" \
+            r"python scripts/evidence bench "
     assert [c for _, c in ALL if not re.match(kinds, c)] == []
 
 
@@ -147,9 +148,9 @@ def test_list_commands_run(command: str, capsys: pytest.CaptureFixture[str]):
         assert all(fold(name) in fold(out) for name in trainer_files())
 
 
-@pytest.mark.parametrize("command", sorted({c for _, c in ALL if "fedvlm bench" in c}))
+@pytest.mark.parametrize("command", sorted({c for _, c in ALL if "evidence bench" in c}))
 def test_bench_commands_parse(command: str):
-    args = all_verbs()["bench"].parser().parse_args(shlex.split(command)[4:])
+    args = read_commands()["bench"].parser().parse_args(shlex.split(command)[3:])
     assert (args.what, args.backbone, args.classes) == ("fedtv", "ViT-B/16", 50)
     assert re.search(r"^bench:.*\n\t.*" + re.escape(command[7:]), MAKEFILE, flags=re.MULTILINE)
 

@@ -101,7 +101,7 @@ def test_checkpoints_hold_tensors_only(tmp_path: Path) -> None:
     assert utils.resume_from_checkpoint(str(tmp_path), b) == 3
     assert torch.equal(a.weight, b.weight)
     torch.save({"state_dict": {}, "scheduler": Path()}, tmp_path / "live.pt")
-    with pytest.raises(DataError, match="no plain checkpoint"):
+    with pytest.raises(DataError, match="not a plain checkpoint"):
         utils.load_checkpoint(str(tmp_path / "live.pt"))
 
 

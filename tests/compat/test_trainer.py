@@ -198,7 +198,7 @@ def test_a_file_is_known_by_its_imports(tmp_path: Path) -> None:
     assert is_foreign(HERE / "doubles_coop.py")
     assert not is_foreign(HERE / "small.py")
     ours = tmp_path / "mine.py"
-    ours.write_text("from fedvlm.federation.trainer import Trainer\nclass Mine(Trainer):\n"
+    ours.write_text("from fedvlm.method import Trainer\nclass Mine(Trainer):\n"
                     "    name = 'Mine'\n")
     assert load_trainer(f"{ours}:Mine").name == "Mine"
 

@@ -16,7 +16,7 @@ from tests.config.layers import build, mistakes, write
 @pytest.mark.parametrize("text, part", [
     ("", "empty"), ("# nothing\n", "empty"), ("- a\n- b\n", "a list at the top"),
     ("word", "a single value"), ("FED:\n\tROUNDS: 3\n", "tab"), ("FED: [1, 2\n", "not valid YAML"),
-    ("FED:\n  ROUNDS: 3\n  ROUNDS: 4\n", "stands twice"), ("SEED: 1\nSEED: 1\n", "stands twice"),
+    ("FED:\n  ROUNDS: 3\n  ROUNDS: 4\n", "is set twice"), ("SEED: 1\nSEED: 1\n", "is set twice"),
     ("FED: 3\n", "is a section"), ("SEED: !!python/object/apply:os.getpid []\n", "refused"),
     ("!!python/object/apply:os.system ['true']\n", "refused"),
     ("TAG: [!!python/name:os.system ]\n", "cannot be read"), ("? [1, 2]\n: 3\n", "key must be"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedvlm.console.parser import Loose, Parser, Switch, asks_help, whole
+from fedvlm.console.parser import Loose, Parser, Switch, amount, asks_help, whole
 from fedvlm.core.errors import ConfigError
 
 
@@ -69,6 +69,39 @@ def test_many_values_and_defaults_are_fresh(parser: Parser) -> None:
     first.rest.append("b")
     assert parser.parse_args(["a"]).rest == []
     assert first.keys is None
+
+
+def test_required_flags_are_asked_for_by_name() -> None:
+    parser = Parser(prog="fedvlm toy")
+    parser.add_argument("--to", required=True, metavar="DIR", help="a new folder")
+    parser.add_argument("--of", "--from", dest="of", required=True, help="what is read")
+    wants_to, wants_of = "toy wants --to DIR (a new folder)", "toy wants --from OF (what is read)"
+    assert mistakes(parser, "") == [wants_to, wants_of]
+    assert mistakes(parser, "--from x") == [wants_to]
+    assert mistakes(parser, "--of x --two y") == ["toy: unknown flag '--two'; did you mean '--to'?"]
+    args = parser.parse_args(["--of", "x", "--to", "y"])
+    assert (args.of, args.to) == ("x", "y")
+
+
+def test_numbers_of_a_range_and_units() -> None:
+    parser = Parser(prog="fedvlm toy")
+    parser.add_argument("--count", type=whole(0), nargs="+")
+    parser.add_argument("--width", type=amount("inches", 2, 20))
+    parser.add_argument("--age", type=amount("days", 0))
+    args = parser.parse_args(["--count", "0", "12", "--width", "2.5", "--age", "0"])
+    assert (args.count, args.width, args.age) == ([0, 12], 2.5, 0)
+    for word in ("-1", "1.5", "x", "\u0663"):
+        assert mistakes(parser, f"--count 1 {word}") == [
+            f"toy: --count wants a whole number from 0 on, got '{word}'"
+        ]
+    for word in ("1.9", "21", "nan", "x"):
+        assert mistakes(parser, f"--width {word}") == [
+            f"toy: --width wants inches from 2 to 20, got '{word}'"
+        ]
+    for word in ("-1", "inf", "nan", "soon"):
+        assert mistakes(parser, f"--age {word}") == [
+            f"toy: --age wants days from 0 on, got '{word}'"
+        ]
 
 
 def test_every_mistake_at_once(parser: Parser) -> None:

@@ -13,7 +13,7 @@ from fedvlm.core.errors import ConfigError, fold
 from fedvlm.data.catalog import (
     CATALOG,
     CIFAR100_SUPERCLASSES,
-    compare,
+    compare_sizes,
     dataset_info,
     superclasses_of,
 )
@@ -21,13 +21,13 @@ from fedvlm.data.datasets import load_dataset
 from fedvlm.data.datum import DatasetBase
 from fedvlm.data.federated import build_federation
 from fedvlm.data.fewshot import relabel
-from fedvlm.data.formats.coop_split import read_split
+from fedvlm.data.formats.coop import read_coop
 from fedvlm.data.partition.kinds import check_fits
 from fedvlm.data.partition.spec import ImagePool, PartitionSpec
 from fedvlm.job.describe import partition_name
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve
-from tests.data.miniatures.own import config, shared, write_split, write_tree
+from tests.data.miniatures.own import config, copy, shared, write_split, write_tree
 from tests.data.miniatures.published import MINIS
 from tests.data.partition.pools import NAMES
 
@@ -151,10 +151,10 @@ def test_other_sets_have_no_superclasses(names: list[str]) -> None:
 def test_published_split_agrees_with_the_facts(name: str) -> None:
     folder, info = shared("splits"), CATALOG[name]
     assert info.split_file == PUBLISHED[name]
-    split = read_split(folder / info.split_file, Path("/nowhere/images"))
+    split = read_coop(folder, copy(Path("/nowhere/images"), folder / info.split_file))
     data = DatasetBase(split.train_x, split.val, split.test, name=name)
     sizes = {"train": len(data.train_x), "val": len(data.val), "test": len(data.test)}
-    assert compare(info, data.num_classes, sizes) == []
+    assert compare_sizes(info, data.num_classes, sizes) == []
     base = relabel(data.num_classes, "base")
     assert (len(base), data.num_classes - len(base)) == (info.base, info.new)
     in_base = sum(d.label in base for d in data.test)
@@ -164,7 +164,7 @@ def test_published_split_agrees_with_the_facts(name: str) -> None:
 
 
 def test_a_subset_gets_a_note() -> None:
-    notes = compare(CATALOG["EuroSAT"], 10, {"train": 1000, "val": 400, "test": 1000})
+    notes = compare_sizes(CATALOG["EuroSAT"], 10, {"train": 1000, "val": 400, "test": 1000})
     assert len(notes) == 1 and "not comparable with papers" in notes[0]
 
 
@@ -198,8 +198,8 @@ def test_published_split_files_agree_with_the_facts(name: str, tmp_path: Path) -
 
 def test_halves_and_domains_are_compared() -> None:
     info, sizes = CATALOG["EuroSAT"], {"train": 13500, "val": 5400, "test": 8100}
-    assert compare(info, 10, sizes, 4200) == []
-    (note,) = compare(info, 10, sizes, 4199)
+    assert compare_sizes(info, 10, sizes, 4200) == []
+    (note,) = compare_sizes(info, 10, sizes, 4199)
     assert "4199/3901 test images of base/new classes" in note and "4200/3900" in note
 
 

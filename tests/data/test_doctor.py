@@ -16,7 +16,7 @@ from fedvlm.data.catalog import CATALOG
 from fedvlm.data.datum import Datum
 from fedvlm.data.doctor import examine
 from fedvlm.data.doctor_checks import Checkup, Finding, check_lists, sample_images
-from fedvlm.data.get.prepare import prepare
+from fedvlm.data.get.prepare import prepare_split
 from fedvlm.data.layouts import prepared_name
 from tests.data.miniatures.domains import EVERY, write_domain_set
 from tests.data.miniatures.own import config, own_split, write_image, write_split, write_tree
@@ -98,7 +98,7 @@ def test_absent_partly_prepared_and_built_in(tmp_path: Path) -> None:
     assert check.state == "partly" and "fedvlm data prepare EuroSAT" in check.get
     text = found(check)["missing_parts"].text
     assert text == "eurosat/split_zhou_EuroSAT.json is missing (layout 'CoOp split file')"
-    split = prepare("EuroSAT", str(tmp_path)).content()
+    split = prepare_split("EuroSAT", str(tmp_path)).content()
     (tmp_path / "eurosat" / prepared_name("EuroSAT")).write_text(json.dumps(split))
     check = known(tmp_path, "EuroSAT")
     assert check.state == "prepared" and "own_split" in found(check)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.data.fewshot import coop_draw, draw_shots, relabel, short_classes
-from fedvlm.data.formats.coop_split import read_split
-from tests.data.miniatures.own import shared
+from fedvlm.data.formats.coop import read_coop
+from tests.data.miniatures.own import copy, shared
 
 
 def coop_reference(labels: list[int], shots: int) -> list[int]:
@@ -55,7 +55,7 @@ def test_same_picks_as_the_global_generator(
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_same_picks_on_a_published_split(seed: int) -> None:
     folder = shared("splits")
-    split = read_split(folder / "split_zhou_OxfordFlowers.json", folder)
+    split = read_coop(folder, copy(folder, folder / "split_zhou_OxfordFlowers.json"))
     train, val = [d.label for d in split.train_x], [d.label for d in split.val]
     assert coop_draw(train, val, 16, -1, seed) == both_with_global_generator(train, val, 16, seed)
 

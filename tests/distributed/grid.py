@@ -216,7 +216,7 @@ class Grid:
         for name, site in self.sites.items():
             store = SiteStore(self.folder / name, RUN, torch.device("cpu"))
             mine = set(site.federation.groups.personal)
-            for client, version in store.records.rows():
+            for client, version in store.rows():
                 ((_, state),) = store.get([client], [version])
                 out |= {
                     f"{slot}/{leaf} of client {client}, round {version}": v

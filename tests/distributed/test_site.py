@@ -13,7 +13,7 @@ from fedvlm.check.world import World
 from fedvlm.core.errors import FedvlmError
 from fedvlm.core.trees import State
 from fedvlm.distributed.site import Site
-from fedvlm.distributed.store import AwayStore, LostState, SiteStore, opened
+from fedvlm.distributed.store import LostState, SiteStore, opened
 from fedvlm.distributed.wire import Frame, pack, unpack
 from fedvlm.federation.discovery import load_trainer
 from tests.distributed.grid import RUN, Grid
@@ -189,13 +189,3 @@ def test_forget_leaves_the_version_that_is_named(tmp_path: Path) -> None:
     with opened(tmp_path, RUN, CPU) as store:
         store.forget({0: 0, 1: 0})
     assert not list((tmp_path / RUN).glob("s*"))
-
-
-def test_a_server_keeps_versions_and_refuses_tensors() -> None:
-    store = AwayStore()
-    assert store.get([3, 1], [2, 2]) == [([3, 1], {})] and store.floor == {}
-    store.settle({3: 1})
-    store.settle({3: 2})
-    assert store.floor == {3: 1}
-    with pytest.raises(FedvlmError, match="states of clients"):
-        store.put(1, [0], state([0], 1))

@@ -21,6 +21,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from evidence import commands as evidence
 from fedvlm.cli import main as cli
 from fedvlm.cli.verbs import verbs
 from fedvlm.core.errors import fold
@@ -31,7 +32,8 @@ BLOCK = re.compile(
     r"(?:^<!-- not run: (?P<why>.*?) -->\n)?^```(?P<language>\w+)"
     r"(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL,
 )
-PROGRAMS = (["fedvlm"], ["python", "-m", "fedvlm"], ["python", "federated_main.py"])
+EVIDENCE = evidence.PROGRAM.split()
+PROGRAMS = (["fedvlm"], ["python", "-m", "fedvlm"], ["python", "federated_main.py"], EVIDENCE)
 SHELL = re.compile(r"[|<>;&`]|\$\(")  # what only a shell does
 FUNCTIONS = (
     f'fedvlm() {{ "{sys.executable}" -m fedvlm "$@"; }}\npython() {{ "{sys.executable}" "$@"; }}\n'
@@ -82,6 +84,9 @@ def read(command: str) -> None:
     if words is None:
         return
     words = list(takewhile(lambda word: word not in OPERATORS, words))
+    if shlex.split(command)[: len(EVIDENCE)] == EVIDENCE:
+        evidence.read_commands()[words[0]].parser().parse_args(words[1:])
+        return
     table = verbs()
     name = next((n for n in table if words and fold(n) == fold(words[0])), "")
     table[name or "run"].parser().parse_args(words[1:] if name else words)
@@ -136,7 +141,8 @@ class Session:
         bare = line.partition("  #")[0]
         words = self._shell(f"printf '%s\\0' {bare}").split("\0")[:-1]
         program = next(p for p in PROGRAMS if words[: len(p)] == p)
-        code = cli.main(words[len(program):])
+        main = evidence.main if program == EVIDENCE else cli.main
+        code = main(words[len(program):])
         assert code == 0, f"exit code {code}"
 
     def _shell(self, text: str) -> str:

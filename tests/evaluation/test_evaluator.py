@@ -143,7 +143,7 @@ def test_method_bound_to_its_classes_gets_no_new() -> None:
     trainer.open_vocabulary = False  # type: ignore[attr-defined]
     result = build(trainer)(finished(3, 3, RIGHT))
     assert result is not None and "base_all" in result and "new" not in result
-    assert any("bound to its training classes" in note for note in result["notes"])
+    assert any("cannot predict unseen classes" in note for note in result["notes"])
 
 
 def test_kept_logits_reproduce_the_numbers() -> None:

@@ -103,7 +103,7 @@ def test_a_method_bound_to_its_classes_gets_the_domain_and_no_targets() -> None:
     assert result["unseen"] == 75.0 and result["unseen_personal"] == 75.0
     assert not [name for name in result if name.startswith("target")]
     assert result["notes"] == [
-        "the method is bound to its training classes: no number for TEST.TARGETS"
+        "the method cannot predict unseen classes: TEST.TARGETS does not apply"
     ]
 
 

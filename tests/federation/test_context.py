@@ -18,7 +18,7 @@ from fedvlm.federation.context import Context, descend, optimise, rates
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.local.ledger import Means
 from fedvlm.federation.optim import Schedule
-from fedvlm.federation.toolbox.regularise import pulled
+from fedvlm.federation.toolbox.regularise import pull
 from tests.federation.toys import Quadratic, ToySource, quadratic
 
 UNEQUAL = {"epochs": 3, "sizes": (7, 3), "batch": 2, "momentum": 0.9}
@@ -49,9 +49,9 @@ def test_pull_leaves_out_what_the_anchor_lacks() -> None:
     p = {n: torch.full((1,), 2.0) for n in ("a", "b")}
     home = {"a": torch.full((1,), 0.5)}
     grads = {n: torch.ones(1) for n in p}
-    near = pulled(p, grads, home, 2.0)
+    near = pull(p, grads, home, 2.0)
     assert float(near["a"]) == 4.0 and near["b"] is grads["b"]
-    assert pulled(p, grads, home, 0.0)["a"] is grads["a"]
+    assert pull(p, grads, home, 0.0)["a"] is grads["a"]
 
 
 def test_clients_that_finish_early_keep_their_rows() -> None:
@@ -135,7 +135,7 @@ def uneven(trainer: Any = None, **how: Any) -> Any:
 
 def near(home: Tree) -> Any:
     """An edit that pulls to ``home``, which it closes over."""
-    return lambda p, g, b: pulled(p, g, b.cut(home), 2.0)
+    return lambda p, g, b: pull(p, g, b.cut(home), 2.0)
 
 
 def test_a_fit_on_a_part_gives_each_client_what_it_gets_alone() -> None:

@@ -13,9 +13,10 @@ from torch import Tensor
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.trees import State, Tree
 from fedvlm.federation.batches import Batch, Step
-from fedvlm.federation.context import COUNT, DESCENT, KEPT, LOOP, Context, rates
+from fedvlm.federation.context import DESCENT, LOOP, Context, rates
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.local.effort import Effort, samples_of
+from fedvlm.federation.local.kept import COUNT, KEPT
 from fedvlm.federation.optim import OptimSpec, RoleSpec, Schedule
 from fedvlm.federation.plan import plain_work
 from fedvlm.federation.rounds import Federation, RoundFinished
@@ -334,6 +335,7 @@ ROLE = {"head": RoleSpec(lr=0.5)}
     (method(trains_by=LOOP), {}, {"keep": True, "momentum": 0.9}, "OPTIM.KEEP_STATE: Declared"),
     (method(trains_by=DESCENT), {}, {"clip": 1.0}, "OPTIM.CLIP: Declared steps in a loop"),
     (method(trains_by=DESCENT), {}, {"roles": ROLE}, "OPTIM.HEAD: Declared steps in a loop"),
+    (method(trains_by="descnt"), {}, {}, "trains_by 'descnt' is none of fit, loop, descent"),
     (method(phases=True), {"local_steps": 3}, {}, "FED.LOCAL_STEPS: Declared has phases"),
     (method(phases=True), {"epochs_range": (1, 2)}, {}, "FED.EPOCHS_RANGE: Declared has phases"),
     (Quadratic(), {"local_steps": 3, "early_stop": 1}, {}, "FED.LOCAL_STEPS 3 and FED.EARLY_STOP"),

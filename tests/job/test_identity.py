@@ -24,7 +24,7 @@ from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.flags import parse
 from fedvlm.job.identity import WHERE, identity_config, present
 from fedvlm.job.resolve import resolve
-from fedvlm.report.collect import Run
+from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.folder import RunFolder, RunPath
 from fedvlm.runs.identity import identity_digest, identity_plain
 from fedvlm.sweep.cells import Cell
@@ -94,7 +94,7 @@ def test_an_unread_key_refuses_nothing(tmp_path: Path) -> None:
 def test_the_config_of_before_is_todays_in_reports(tmp_path: Path) -> None:
     before = old_folder(tmp_path)
     folder = tmp_path / PLACE.relative()
-    run = Run(folder, {}, {}, {}, before["identity_digest"])
+    run = FinishedRun(folder, {}, {}, {}, before["identity_digest"])
     assert run.identity_config() == identity_plain(asked(before)["config"])
 
 

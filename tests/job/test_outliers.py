@@ -6,18 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from fedvlm.cli.main import main
 from fedvlm.core import files as atomic
 from tests import jobs
 
 HOSTILE = """
-from fedvlm.core.trees import per_client
-from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.method import PeftTrainer, per_client
+
+FACTOR = 1000.0
 
 
 class Hostile(PeftTrainer):
     def client_update(self, ctx, state, received):
         state, upload = super().client_update(ctx, state, received)
-        one = ctx.sizes.new_tensor([1000.0 if c == 2 else 1.0 for c in ctx.clients])
+        one = ctx.sizes.new_tensor([FACTOR if c == 2 else 1.0 for c in ctx.clients])
         w = {
             n: received[n] + per_client(one.to(v), v) * (v - received[n])
             for n, v in upload.params.items()
@@ -51,6 +53,27 @@ def test_a_scaled_update_is_told_everywhere(
         assert sentence in (jobs.folder(tmp_path) / "log.txt").read_text()
     whole = (jobs.folder(tmp_path) / "results.json").read_text()
     assert "client 2: 2 outlying updates, the first in round 1; the largest of norm" in whole
+
+
+def test_an_honest_demo_has_no_outlier(tmp_path: Path) -> None:
+    """Twenty rounds of five clients, two classes each: some lead the mean, some hardly move."""
+    assert main(["--demo", "--output-dir", str(tmp_path)]) == 0
+    records = jobs.records(tmp_path)
+    assert len(records) == 21 and [r["round"] for r in records if "outliers" in r] == []
+
+
+@pytest.mark.parametrize("clients", [
+    ("--num-users", "5"), ("--num-users", "20", "--opts", "FED.PARTITION", "dirichlet"),
+])
+def test_an_update_scaled_a_hundred_times_is_named(
+    tmp_path: Path, clients: tuple[str, ...], hostile: str
+) -> None:
+    path = Path(hostile.partition(":")[0])
+    other = tmp_path / "hundred.py"
+    other.write_text(path.read_text().replace("FACTOR = 1000.0", "FACTOR = 100.0"))
+    words = ["--demo", "--rounds", "1", "--trainer", f"{other}:Hostile"]
+    assert main([*words, "--output-dir", str(tmp_path), *clients]) == 0
+    assert [row["client"] for row in jobs.records(tmp_path)[1]["outliers"]] == [2]
 
 
 def test_an_ordinary_run_tells_of_nobody(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_a_method_bound_to_its_classes_says_so(
     tmp_path: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(tmp_path, *AFAR, "--trainer", *words) == 0
-    assert "bound to its training classes: no number for TEST.TARGETS" in capsys.readouterr().out
+    assert "cannot predict unseen classes: TEST.TARGETS does not apply" in capsys.readouterr().out
     content = written(tmp_path)
     assert not [name for name in content["results"]["last"] if name.startswith("target")]
     assert content["results"]["zero_shot"]["targets"] > 0

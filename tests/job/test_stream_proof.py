@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.federation.rounds import Federation
+from fedvlm.federation.local.streams import prove_method
+from fedvlm.federation.trainer import Trainer
 from fedvlm.job.build import build
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve
@@ -36,13 +37,11 @@ def proofs(folder: Path) -> list[Path]:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the trainers whose streams are compared, as it happens."""
     names: list[str] = []
-    prove = Federation.prove_streams
+    def count(trainer: Trainer, *args: Any) -> Any:
+        names.append(trainer.name)
+        return prove_method(trainer, *args)
 
-    def count(self: Federation, *args: Any) -> Any:
-        names.append(self.trainer.name)
-        return prove(self, *args)
-
-    monkeypatch.setattr(Federation, "prove_streams", count)
+    monkeypatch.setattr("fedvlm.job.sources.prove_method", count)
     return names
 
 
@@ -131,7 +130,7 @@ def test_a_proof_is_made_once_per_method_code_and_options(
 
 
 CODE = """
-from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.method import PeftTrainer
 import own_scale as other
 
 class Mine(PeftTrainer):

@@ -14,7 +14,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.stats import harmonic_mean, mean
 from fedvlm.recipes.recipe import read_recipe
 from fedvlm.recipes.trial import FREE, Measured, Row, Trial, trial_of
-from fedvlm.report.collect import Run
+from fedvlm.runs.finished import FinishedRun
 from fedvlm.sweep.state import DONE, CellState
 from tests.sweep import in_process as workers
 
@@ -47,7 +47,7 @@ def recipe_file(folder: Path, harmonic: str = "mean of H") -> str:
 @pytest.fixture(scope="module", autouse=True)
 def in_process() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedvlm.sweep.run.WorkerPool", workers.pool)
+        patch.setattr("fedvlm.sweep.run.Processes", workers.processes)
         yield
 
 
@@ -129,9 +129,9 @@ def test_averages_by_the_papers_rule(
     numbers = {"shapes": {1: (90.0, 40.0, 80.0), 2: (92.0, 42.0, 82.0)},
                "Elsewhere": {1: (70.0, 80.0, 20.0)}}
 
-    def runs(self: Measured, row: Row) -> list[Run]:
+    def runs(self: Measured, row: Row) -> list[FinishedRun]:
         return [
-            Run(tmp_path, {"seed": seed}, {"last": {
+            FinishedRun(tmp_path, {"seed": seed}, {"last": {
                 "personal": p, "base_all": b, "new": n, "hm2": harmonic_mean(b, n),
                 "cm": (p + (harmonic_mean(b, n) or 0)) / 2,
             }}, {}) for seed, (p, b, n) in numbers[row.dataset].items()
@@ -154,7 +154,7 @@ def test_a_run_counts_for_its_own_config_alone(tmp_path: Path) -> None:
     trial = trial_of(recipe, {}, tmp_path / "out", (1,))
     measured = Measured(trial, "later")
     cell = trial.cells[0]
-    measured.runs = {cell.folder.resolve(): Run(cell.folder, {"seed": 1}, {"last": {}}, {})}
+    measured.runs = {cell.folder.resolve(): FinishedRun(cell.folder, {"seed": 1}, {"last": {}}, {})}
     assert measured._runs(trial.rows[0]) == []
     measured.states = {cell.number: CellState(DONE)}
     assert len(measured._runs(trial.rows[0])) == 1
@@ -172,7 +172,6 @@ def test_two_rows_in_one_folder_are_refused(tmp_path: Path) -> None:
 def test_wrong_words_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = recipe_file(tmp_path)
     for words, sentence in (
-        ([path, "--budget", "soon"], "wants hours such as 0.5 or 24, got 'soon'"),
         ([path, "--trainer", "FedAvg"], "the recipe says that: drop --trainer"),
         ([path, "--all"], "--all is every recipe"),
         ([path, "--tag", "x"], "a recipe's runs have their own folders: drop --tag"),

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedvlm.core.errors import DataError
-from fedvlm.report.collect import Run, collect, finite, read_partition
+from fedvlm.report.collect import collect, finite, read_partition
+from fedvlm.runs.finished import FinishedRun
 
 from .table_runs import write_run
 
@@ -29,7 +30,7 @@ def test_each_run_is_read_once_and_the_rest_is_named(tmp_path: Path) -> None:
 
 
 def test_a_number_of_a_run(tmp_path: Path) -> None:
-    run = Run(tmp_path, {"trainer": "A", "peft": "prompt", "tag": "x"},
+    run = FinishedRun(tmp_path, {"trainer": "A", "peft": "prompt", "tag": "x"},
               {"last": {"personal": 1, "target.Cars": 3.0}, "zero_shot": {"personal": 2.0}},
               {"totals": {"seconds": 4.0}, "notes": "no list"})
     assert run.method == "A [prompt] (x)"

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from fedvlm.job.inputs import SharedInputs
-from fedvlm.sweep.pool import Worker, WorkerPool
+from fedvlm.sweep.processes import Processes, Worker
 from fedvlm.sweep.worker import Assignment, work
 
 INPUTS: list[Any] = []  # those of the workers made so far
@@ -52,6 +52,6 @@ class InProcess:
         self.other.close()
 
 
-def pool(*args: Any, **more: Any) -> WorkerPool:
-    """Return a ``WorkerPool`` of such workers."""
-    return WorkerPool(*args, **more, start=InProcess)
+def processes(*args: Any, **more: Any) -> Processes:
+    """Return ``Processes`` of such workers."""
+    return Processes(*args, **more, start=InProcess)

@@ -161,7 +161,7 @@ def test_slope_of_alpha_matches_central_differences(alpha: float) -> None:
     v = {n: t + torch.randn(t.shape, generator=draw).double() for n, t in w.items()}
     x = torch.randn(1, 8, 3, generator=draw).double()
     b = Batch({"x": x, "t": x.sum(-1)}, torch.zeros(1, 8), torch.ones(1, 8).double())
-    mix_peft = sys.modules[load_trainer("APFL").__module__].mix_peft
+    mix_peft = sys.modules[load_trainer("APFL").__module__].adapters.mix_peft
 
     def loss(a: float) -> float:
         return float(trainer.loss(None, mix_peft(torch.tensor([a], dtype=torch.float64), v, w), b))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from fedvlm.check.world import Setup
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.toolbox.contexts import TRAINED
+from fedvlm.models.adapt.contexts import TRAINED
 from tests.trainers.small_world import batch, method, model, tree, world
 
 OPTS = {"GROUPS": 3, "SENT": 2}

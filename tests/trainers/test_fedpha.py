@@ -10,7 +10,7 @@ import torch
 from fedvlm.check.world import Setup
 from fedvlm.core.errors import ConfigError
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.toolbox.contexts import GLOBAL, LOCAL
+from fedvlm.models.adapt.contexts import GLOBAL, LOCAL
 from tests.trainers.small_world import method, world
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedvlm.federation.toolbox.contexts import GLOBAL, LOCAL, TRAINED
+from fedvlm.models.adapt.contexts import GLOBAL, LOCAL, TRAINED
 from tests.trainers.small_world import batch, method, model, tree
 
 

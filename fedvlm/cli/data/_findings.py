@@ -58,7 +58,7 @@ def show_lines(lines: Sequence[str], stream: TextIO | None = None) -> None:
     say(*texts, stream=stream)
 
 
-def fitting(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
+def fit_columns(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
     """Return the columns that fit ``width``; what can be read elsewhere goes first."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
 
@@ -80,7 +80,7 @@ def _rich_table(rows: Sequence[Mapping[str, str]], out: TextIO, width: int) -> N
     from fedvlm.console.live import QuietStream  # start-up: rich
 
     table = Table(box=None, padding=(0, _GAP, 0, 0), header_style="bold")
-    columns = fitting(rows, width)
+    columns = fit_columns(rows, width)
     for name in columns:
         table.add_column(name, overflow="fold")
     for row in rows:
@@ -92,7 +92,7 @@ def _rich_table(rows: Sequence[Mapping[str, str]], out: TextIO, width: int) -> N
     Console(file=quiet, width=width, highlight=False, force_terminal=True).print(table)
 
 
-def exit_code(checks: Sequence[Checkup], named: bool) -> int:
+def findings_code(checks: Sequence[Checkup], named: bool) -> int:
     """Return 0 or 3.
 
     Args:
@@ -104,7 +104,9 @@ def exit_code(checks: Sequence[Checkup], named: bool) -> int:
     return 0 if fine and some_ready else DataError.exit_code
 
 
-def record(checks: Sequence[Checkup], root: str, sample: int | None, code: int) -> dict[str, Any]:
+def json_record(
+    checks: Sequence[Checkup], root: str, sample: int | None, code: int
+) -> dict[str, Any]:
     """Return what ``--json`` writes; its keys are stable."""
     rows = []
     for check in checks:

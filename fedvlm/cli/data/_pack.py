@@ -16,9 +16,9 @@ from fedvlm.core.version import __version__
 from fedvlm.data.catalog import dataset_info
 from fedvlm.data.datum import PARTS
 from fedvlm.data.get.offers import offer_of
-from fedvlm.data.packs.file import SUFFIX
-from fedvlm.data.packs.lists import images_digest, writing_pack
-from fedvlm.data.packs.pack import SETTINGS, About, Setting, open_pack
+from fedvlm.data.locate import PACK_SUFFIX
+from fedvlm.data.packs.lists import hash_images, write_pack_file
+from fedvlm.data.packs.pack import PACK_SETTINGS, About, Setting, open_pack
 from fedvlm.data.packs.place import about_pack
 from fedvlm.data.targets import split_digest
 from fedvlm.job.resolve import Job
@@ -52,7 +52,7 @@ def write_pack(job: Job, place: Path, stem: str = "", verify: bool = False) -> P
         images.say(spent, f"there already: {path}, {open_pack(path).path.stat().st_size:,} bytes")
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    with writing_pack(path, about, images.data.parts, hashes, images.faults) as out:
+    with write_pack_file(path, about, images.data.parts, hashes, images.faults) as out:
         for rows in images.encode(spent):
             out.add(rows.numpy())
     pack = open_pack(path)
@@ -69,11 +69,11 @@ def pack_path(place: Path, stem: str) -> Path:
     """
     path = user_path(place)
     if path.is_dir():
-        path = path / f"{stem}{SUFFIX}"
-    if not path.name.endswith(SUFFIX):
+        path = path / f"{stem}{PACK_SUFFIX}"
+    if not path.name.endswith(PACK_SUFFIX):
         near = path.name.removesuffix(".safetensors").removesuffix(".pack")
-        raise ConfigError(f"--pack {place}: a pack's name ends in {SUFFIX}; give "
-                          f"{path.with_name(near + SUFFIX)}, or a folder that exists")
+        raise ConfigError(f"--pack {place}: a pack's name ends in {PACK_SUFFIX}; give "
+                          f"{path.with_name(near + PACK_SUFFIX)}, or a folder that exists")
     if path.is_dir():
         raise ConfigError(f"--pack {path} is a folder; give a file")
     return path
@@ -94,7 +94,7 @@ def about_of(job: Job, images: WholeSet, hashes: list[str]) -> About:
         unreadable=[n - images.kept[part] for n, part in zip(sizes, PARTS, strict=True)],
         notes=[_one_line(note) for note in data.notes],
         cut_seed=int(cfg.DATA_SEED) if float(cfg.DATASET.TEST_SHARE) else -1,
-        split=split_digest(data), images=images_digest(hashes),
+        split=split_digest(data), images=hash_images(hashes),
         backbone=backbone.name, weights=_bare(backbone.weights), digest=backbone.digest,
         width=backbone.embed_dim, transform=loader.transform_key(None),
         numerics=str(backbone.numerics), batch=batch_size(backbone),
@@ -109,7 +109,7 @@ def _settings(job: Job) -> dict[str, Setting]:
     """Return the keys that somebody set for the set: its YAML, or its folder."""
     values = flat(job.cfg)
     said = {}
-    for key in SETTINGS:
+    for key in PACK_SETTINGS:
         origin = job.origins.get(key, DEFAULT)
         of_set = key.startswith("DATASET.") or origin == job.origins["DATASET.NAME"]
         if origin != DEFAULT and of_set:
@@ -139,7 +139,7 @@ def show_pack(path: Path) -> None:
         DataError: it is none, or damaged.
     """
     if path.is_dir():
-        raise DataError(f"--show {path}: is a folder; give a pack, a file *{SUFFIX}")
+        raise DataError(f"--show {path}: is a folder; give a pack, a file *{PACK_SUFFIX}")
     pack = open_pack(path)
     about = pack.about
     rows: Mapping[str, str] = {

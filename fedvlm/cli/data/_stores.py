@@ -25,16 +25,16 @@ def show_stores(folder: Path, backbone: str = "") -> None:
         say(f"no feature store in {folder}")
         return
     say(*table_lines(_row(info) for info in stores),
-        f"{len(stores)} store(s), {megabytes(stores)} MB, in {folder}")
+        f"{len(stores)} store(s), {total_megabytes(stores)} MB, in {folder}")
 
 
 def clean_stores(
-    folder: Path, older_than: str, backbone: str, every: bool, dry_run: bool
+    folder: Path, older_than: float | None, backbone: str, every: bool, dry_run: bool
 ) -> int:
     """Delete the stores that fit all conditions and that nobody has open; say which.
 
     Args:
-        older_than: days since the last use; '' is no condition.
+        older_than: days since the last use; None is no condition.
         backbone: only those of this one; '' is no condition.
         every: delete without any condition.
         dry_run: only say what would be deleted.
@@ -45,26 +45,26 @@ def clean_stores(
     Raises:
         ConfigError: no condition, a contradiction, or days that are no number.
     """
-    if not (older_than or backbone or every):
+    if older_than is None and not (backbone or every):
         raise ConfigError("features --clean wants to know which stores: --older-than DAYS, "
                           "--backbone X or --all")
-    if every and (older_than or backbone):
+    if every and (older_than is not None or backbone):
         raise ConfigError("features --clean: --all goes with neither --older-than nor --backbone; "
                           "drop one of them")
-    latest = time.time() - _days(older_than) * _DAY if older_than else math.inf
+    latest = math.inf if older_than is None else time.time() - older_than * _DAY
     fitting = [i for i in _of_backbone(list_stores(folder), backbone) if i.used <= latest]
     gone = [info for info in fitting if dry_run or remove_store(info)]
     busy = [info for info in fitting if info not in gone]
     say(*table_lines(_row(info) for info in gone))
     what = "would delete" if dry_run else "deleted"
-    say(f"{what} {len(gone)} store(s), {megabytes(gone)} MB, in {folder}" if gone
+    say(f"{what} {len(gone)} store(s), {total_megabytes(gone)} MB, in {folder}" if gone
         else f"nothing to delete in {folder}")
     complain(*(f"{info.name[:12]} is in use by a running process: kept" for info in busy),
              prefix="note")
     return 0
 
 
-def megabytes(stores: list[StoreInfo]) -> str:
+def total_megabytes(stores: list[StoreInfo]) -> str:
     """Return the size of stores together, in 10^6 bytes."""
     return f"{sum(info.size for info in stores) / 1e6:,.1f}"
 
@@ -110,13 +110,3 @@ def _of_backbone(stores: list[StoreInfo], backbone: str) -> list[StoreInfo]:
         raise ConfigError(f"--backbone {backbone}: no store is of it{near} "
                           f"(there are: {', '.join(names) or 'none'})")
     return those
-
-
-def _days(text: str) -> float:
-    try:
-        days = float(text)
-    except ValueError:
-        days = math.nan
-    if not 0 <= days < math.inf:
-        raise ConfigError(f"--older-than {text}: wants a number of days, such as 30 or 0.5")
-    return days

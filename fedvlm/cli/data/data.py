@@ -25,13 +25,12 @@ from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.core.files import user_path
 from fedvlm.data.catalog import CATALOG, DatasetInfo, dataset_info
 from fedvlm.data.datum import PARTS
-from fedvlm.data.formats.coop_split import read_json
 from fedvlm.data.get.download import fetch_piece
 from fedvlm.data.get.fetch import check_url
 from fedvlm.data.get.offers import Offer, Piece, offer_of
-from fedvlm.data.get.prepare import PreparedSplit, prepare
-from fedvlm.data.layouts import prepared_in_cache, prepared_name
-from fedvlm.data.locate import find_root
+from fedvlm.data.get.prepare import PreparedSplit, prepare_split
+from fedvlm.data.layouts import cached_split_path, prepared_name
+from fedvlm.data.locate import find_root, read_json_file
 
 EXAMPLES = (
     "fedvlm data add photos/",
@@ -99,7 +98,7 @@ def main(args: Namespace) -> int:
 
 
 def _prepare(args: Namespace) -> int:
-    split = prepare(args.dataset, args.root, folder=args.dir, image_dir=args.image_dir,
+    split = prepare_split(args.dataset, args.root, folder=args.dir, image_dir=args.image_dir,
                     seed=args.seed)
     if split.info is None and not args.into_dataset:
         raise ConfigError(f"data prepare {split.name}: the split of an own set must lie where a "
@@ -108,7 +107,7 @@ def _prepare(args: Namespace) -> int:
     place = split.folder / prepared_name(split.name)
     if not args.into_dataset:
         cfg = CfgNode({"CACHE_DIR": args.cache_dir}) if args.cache_dir else None
-        place = prepared_in_cache(split.name, split.folder, cfg)
+        place = cached_split_path(split.name, split.folder, cfg)
     there = _write(split, place)
     counts = "/".join(str(len(split.data.parts[part])) for part in PARTS)
     say(f"{split.name}: {split.data.num_classes} classes, {counts} images in {'/'.join(PARTS)}, "
@@ -125,7 +124,7 @@ def _write(split: PreparedSplit, place: Path) -> bool:
     """
     content = split.content()
     if place.exists():
-        if read_json(place) != content:
+        if read_json_file(place) != content:
             raise DataError(f"{place} holds another split (another seed, or the images have "
                             "changed) and is not overwritten: remove it first, and know that "
                             "runs with it will not go on")

@@ -24,8 +24,8 @@ from fedvlm.console.screen import progress, say
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
 from fedvlm.data.catalog import CATALOG, dataset_info
 from fedvlm.data.datasets import DATASET_REGISTRY
-from fedvlm.data.locate import find_root
-from fedvlm.data.packs.place import about_pack, pack_root, reading_of
+from fedvlm.data.locate import find_root, pack_root
+from fedvlm.data.packs.place import about_pack, reading_settings
 
 EXAMPLES = (
     "fedvlm doctor --root DATA/",
@@ -84,9 +84,9 @@ def main(args: Namespace) -> int:
             checks += [*examine_own_packs(root), *examine_unknown(root)]
     finally:
         progress.clear()
-    code = findings.exit_code(checks, bool(args.names or args.dataset_config_file))
+    code = findings.findings_code(checks, bool(args.names or args.dataset_config_file))
     if args.json:
-        say(json.dumps(findings.record(checks, str(root), sample, code), indent=1))
+        say(json.dumps(findings.json_record(checks, str(root), sample, code), indent=1))
     else:
         findings.show_checks(checks, str(root), sample)
     return code
@@ -108,7 +108,7 @@ def _configs(args: Namespace) -> list[CfgNode]:
     configs = [
         build_config(
             None, None, flags | {"DATASET.NAME": name}, [], default_schema(),
-            dataset_keys=reading_of(about) if about and name == own else None,
+            dataset_keys=reading_settings(about) if about and name == own else None,
         )[0]
         for name in dict.fromkeys(names)
     ]

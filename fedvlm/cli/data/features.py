@@ -11,7 +11,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from fedvlm.console.parser import Parser
+from fedvlm.console.parser import Parser, amount
 from fedvlm.console.screen import complain, progress
 from fedvlm.core.files import user_path
 from fedvlm.job.flags import add_flags, add_opts
@@ -40,7 +40,8 @@ def flags(parser: Parser) -> None:
     add("--list", action="store_true", help="the stores; --backbone X: only those of this one")
     add("--clean", action="store_true", help="delete stores; wants one of the next two or "
         "--backbone X")
-    add("--older-than", default="", metavar="DAYS", help="--clean: stores unused for so many days")
+    add("--older-than", type=amount("days", 0), metavar="DAYS",
+        help="--clean: stores unused for so many days")
     add("--all", action="store_true", help="--clean: every store")
     add("--dry-run", action="store_true", help="--clean: print what would be deleted")
     add("--cache-dir", default="", metavar="FOLDER", help="cache folder (default: $FEDVLM_CACHE)")

@@ -1,8 +1,8 @@
 """How many lines of code a method is, and what it shares with others: read without running it.
 
 A line counts if it has code: no docstring, no comment, no blank. What a method shares are the
-pieces of ``PIECES`` that its file imports by name; what the core had to learn for it are those that
-no other method imports.
+pieces of ``PIECES`` that its file imports from ``fedvlm.method``; what the core had to learn for it
+are those that no other method imports.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import io
 import tokenize
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from fedvlm.core.repository import repository
 from fedvlm.federation.cards import card
 
+METHOD = "fedvlm.method"
 # Rooms of pieces that are there for methods: a trainer's base, its tools, what it changes.
 PIECES = (
     "fedvlm.federation.toolbox", "fedvlm.models.adapt", "fedvlm.federation.peft_trainer",
@@ -51,14 +53,30 @@ def size_of(path: Path, stem: str) -> Size:
     """
     head, colon, _ = card(path).partition("\n")[0].partition(":")
     text = path.read_text(encoding="utf-8")
+    known = _places()
     pieces = {
-        f"{node.module}.{alias.name}" if _file(f"{node.module}.{alias.name}").is_file()
-        else node.module
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(PIECES)
-        for alias in node.names
+        known.get(name, module) if module == METHOD else module
+        for name, module in _imports(text)
     }
-    return Size(head if colon else stem, code_lines(text), tuple(sorted(pieces)))
+    used = sorted(piece for piece in pieces if piece.startswith(PIECES))
+    return Size(head if colon else stem, code_lines(text), tuple(used))
+
+
+@cache
+def _places() -> dict[str, str]:
+    """Return the module of each name of ``fedvlm.method``, which is read, not loaded."""
+    return dict(_imports(_file(METHOD).read_text(encoding="utf-8")))
+
+
+def _imports(text: str) -> list[tuple[str, str]]:
+    """Return (name, module that it stands in) of each import from a module."""
+    pairs = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                pairs.append((alias.name, inner if _file(inner).is_file() else node.module))
+    return pairs
 
 
 def _file(module: str) -> Path:

@@ -6,7 +6,7 @@ the like are ``string.Template``'s; ``${registry}`` is what a file of the reposi
 
 from __future__ import annotations
 
-import re
+import ast
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class Kind:
         base: the class that it derives from.
         card: the fields from ``Equations`` to ``Knobs``.
         cost: the card's.
-        imports: lines; ``$registry`` stands where the registry is imported.
+        imports: lines; ``${registry}`` or ``${registry_line}``: where the registry is imported.
         body: of the class, below its name.
         yaml: what differs from the common settings.
     """
@@ -69,7 +69,7 @@ class Kind:
     def texts(self, name: str, spec: str, *, registered: bool) -> tuple[str, str]:
         """Return the Python file and the YAML; ``registered``: of the repository's own."""
         more = f"{REGISTRY}, " if registered else ""
-        alone = f"from fedvlm.federation.trainer import {REGISTRY}\n" if registered else ""
+        alone = f"    {REGISTRY},\n" if registered else ""
         words: dict[str, str] = {
             "name": name, "node": name.upper(), "spec": spec, "year": time.strftime("%Y"),
             "sentence": self.sentence, "cost": self.cost, "base": self.base,
@@ -87,8 +87,11 @@ class Kind:
     def names(self) -> set[str]:
         """Return the names that its file imports, which no method may be called."""
         text = Template(self.imports).substitute(registry=f"{REGISTRY}, ", registry_line="")
-        lines = re.findall(r"import ([\w, ]+)", text)
-        return {word for line in lines for word in line.split(", ")}
+        return {
+            alias.asname or alias.name
+            for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        }
 
 
 OWN = Kind(
@@ -104,11 +107,8 @@ Frozen: both towers, the logit scale.
 Defaults: MIX 0.5.
 Knobs: MIX 0.1 to 0.9.''',
     cost="as FedAvg.",
-    imports='''from fedvlm.config.option import Option
-from fedvlm.core.trees import State, Tree
-from fedvlm.federation.context import Context
-from fedvlm.federation.peft_trainer import PeftTrainer
-$registry_line''',
+    imports='''from fedvlm.method import ${registry}Context, Option, PeftTrainer, State, Tree
+''',
     body='''\
     # CHANGE: what is sent ("shared") and what stays with the client ("personal"), by role.
     # "body" is the image side, "head" the prompt or the classifier.
@@ -153,11 +153,7 @@ Knobs: PULL 0.1 to 10 log.''',
 import torch
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import Tree
-from fedvlm.federation.batches import Batch
-from fedvlm.federation.trainer import ${registry}Trainer, cross_entropy
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import ${registry}Batch, Option, Trainer, Tree, VLModel, cross_entropy
 ''',
     body='''\
     # CHANGE: the group of each tensor, by its whole name: "shared" is sent, "personal" stays.
@@ -211,10 +207,7 @@ Knobs: REDUCTION 2 to 16 log.''',
 import torch
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import Tree
-from fedvlm.federation.trainer import ${registry}Trainer
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import ${registry}Option, Trainer, Tree, VLModel
 ''',
     body='''\
     # CHANGE: the group of each tensor, by its whole name: "shared" is sent, "personal" stays.
@@ -266,13 +259,7 @@ Knobs: TOKENS 2 to 16 log.''',
 import torch
 from torch import Tensor
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import Tree
-from fedvlm.federation.trainer import ${registry}Trainer
-from fedvlm.models.towers.adapters import TreeEdits, prompt_tree
-from fedvlm.models.towers.blocks import FrozenBlock
-from fedvlm.models.towers.vision import stream_name
-from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import ${registry}Option, Trainer, Tree, VLModel, adapters, blocks, vision
 ''',
     body='''\
     # CHANGE: the group of each tensor, by its whole name: "shared" is sent, "personal" stays.
@@ -285,13 +272,13 @@ from fedvlm.models.vlmodel import VLModel
     }
 
     # CHANGE: where the rows enter.
-    def blocks(self, model: VLModel) -> Sequence[FrozenBlock]:
+    def chosen_blocks(self, model: VLModel) -> Sequence[blocks.FrozenBlock]:
         """Return the blocks that get rows."""
         return model.vision.blocks[-int(self.cfg.DEPTH):]
 
     def streams(self, model: VLModel) -> tuple[str, ...]:
         """Return what enters the first of them: what a batch carries, computed once per image."""
-        return (stream_name(self.blocks(model)[0].index),)
+        return (vision.stream_name(self.chosen_blocks(model)[0].index),)
 
     def prompt_sets(self, batch_size: int) -> int:
         """Return 0: no prompt goes through the text tower in a step."""
@@ -299,7 +286,7 @@ from fedvlm.models.vlmodel import VLModel
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return ``image.prompt.<block> [TOKENS, width]``: the names say where they enter."""
-        return prompt_tree(self.blocks(model), int(self.cfg.TOKENS), generator)
+        return adapters.prompt_tree(self.chosen_blocks(model), int(self.cfg.TOKENS), generator)
 
     def text_features(self, model: VLModel, params: Tree) -> Tensor:
         """Return the template's text features for each client, ``[K, C, d]``."""
@@ -308,7 +295,7 @@ from fedvlm.models.vlmodel import VLModel
 
     def image_features(self, model: VLModel, params: Tree, x: Mapping[str, Tensor]) -> Tensor:
         """Return features ``[K, B, d]`` of the tower with the rows; K clients never mix."""
-        return model.adapted_image(x, TreeEdits("image", params))[0]
+        return model.adapted_image(x, adapters.TreeEdits("image", params))[0]
 ''',
     yaml="OPTIM:\n  LR: 0.01\n",
 )
@@ -325,14 +312,16 @@ Frozen: both towers, the logit scale.
 Defaults: POWER 0.5; LoRA in the image tower.
 Knobs: POWER 0 to 1.''',
     cost="as FedAvg with LoRA.",
-    imports='''from yacs.config import CfgNode
-
-from fedvlm.config.option import Option
-from fedvlm.core.trees import Tree
-from fedvlm.federation.aggregation.updates import Updates, weighted_mean
-from fedvlm.federation.peft_trainer import PeftTrainer
-from fedvlm.federation.server import ServerContext
-${registry_line}from fedvlm.models.towers.adapters import is_factor
+    imports='''from fedvlm.method import (
+${registry_line}    CfgNode,
+    Option,
+    PeftTrainer,
+    ServerContext,
+    Tree,
+    Updates,
+    adapters,
+    weighted_mean,
+)
 ''',
     body='''\
     # CHANGE: what is sent ("shared") and what stays with the client ("personal"), by role.
@@ -355,7 +344,7 @@ ${registry_line}from fedvlm.models.towers.adapters import is_factor
         """Return the aggregate of what clients sent, without client axis."""
         tree = super().combine(ctx, updates)
         mean = weighted_mean(updates, [n**self.cfg.POWER for n in updates.weight.tolist()])
-        return tree | {n: mean[n] for n in tree if is_factor(n)}
+        return tree | {n: mean[n] for n in tree if adapters.is_factor(n)}
 ''',
     yaml="PEFT:\n  TEXT: none\n  VISUAL: lora\n",
 )
@@ -376,10 +365,7 @@ Knobs: WIDTH 16 to 256 log.''',
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedvlm.config.option import Option
-from fedvlm.core.trees import Tree
-from fedvlm.federation.module_trainer import ModuleTrainer
-${registry_line}from fedvlm.models.vlmodel import VLModel
+from fedvlm.method import ${registry}ModuleTrainer, Option, Tree, VLModel
 ''',
     body='''\
     # CHANGE: the group of each parameter, by its whole name; without groups all are shared.

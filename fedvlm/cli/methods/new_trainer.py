@@ -138,5 +138,5 @@ def _next(name: str, spec: str, yaml: Path, registered: bool) -> list[str]:
         f"  python -m fedvlm run --demo --rounds 2 --trainer {word}{config}",
         f"  python -m fedvlm check {word}{config}",
         f"  python -m pytest {tests} -k {name.lower()}" if registered
-        else f"  python -m fedvlm bench methods {word}",
+        else f"  python -m fedvlm list {word}",
     ]

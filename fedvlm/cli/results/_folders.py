@@ -10,9 +10,11 @@ from fedvlm.cli.nearest import nearest_path
 from fedvlm.core.errors import DataError
 from fedvlm.core.files import user_path
 from fedvlm.federation.cards import card_of
-from fedvlm.report.collect import Collected, Run
+from fedvlm.report.collect import Collected
 from fedvlm.report.tables.papers import Paper, paper_of
 from fedvlm.runs.cells import ENDING, folders_of
+from fedvlm.runs.finished import FinishedRun
+from fedvlm.runs.names import RESULTS
 
 
 def run_folders(words: Iterable[str]) -> list[Path]:
@@ -28,7 +30,7 @@ def run_folders(words: Iterable[str]) -> list[Path]:
     return [folder for path in paths for folder in folders_of(path)]
 
 
-def papers_of(runs: Iterable[Run]) -> dict[str, Paper]:
+def papers_of(runs: Iterable[FinishedRun]) -> dict[str, Paper]:
     """Return what the cards say of the runs' methods, by the methods' names and by their titles."""
     names = {str(run.protocol["trainer"]) for run in runs}
     papers = {name: paper_of(card_of(name), name) for name in sorted(names)}
@@ -56,7 +58,7 @@ def unfinished(folder: Path) -> str:
     if (folder / "manifest.json").is_file():
         command = _command_of(folder / "manifest.json")
         return f"; go on with it: {command}" if command else ""
-    finished = sorted(path.parent for path in folder.rglob("results.json"))
+    finished = sorted(path.parent for path in folder.rglob(RESULTS))
     if not finished:
         return ""
     what = "a run" if len(finished) == 1 else f"{len(finished)} runs"

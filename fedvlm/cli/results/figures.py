@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from fedvlm.cli.results._folders import no_runs, papers_of, run_folders
-from fedvlm.console.parser import Parser, inches
+from fedvlm.console.parser import Parser, amount
 from fedvlm.console.screen import complain, say
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
@@ -28,7 +28,7 @@ def flags(parser: Parser) -> None:
         "folder)")
     add("--metric", default="personal", metavar="NAME", help="accuracy of a round: personal, "
         "global, new, ... (personal)")
-    add("--width", type=inches(2, 20), default=0.0, metavar="INCHES",
+    add("--width", type=amount("inches", 2, 20), default=0.0, metavar="INCHES",
         help="of the figures (6.8); text "
         "has 7 points or more at that width")
     add("--column", action="store_true", help="one column of a paper wide (3.3 in)")

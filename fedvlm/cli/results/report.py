@@ -14,8 +14,9 @@ from fedvlm.core import files
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.files import user_path
 from fedvlm.federation.cards import card_of
-from fedvlm.report.collect import Collected, Run, collect
+from fedvlm.report.collect import Collected, collect
 from fedvlm.report.pages import PAGE
+from fedvlm.runs.finished import FinishedRun
 
 EXAMPLES = (
     "fedvlm report output/sweep-demo --title 'Ten clients, 16 shots'",
@@ -77,11 +78,11 @@ def _over_all(
                       papers_of(collected.runs))
 
 
-def _page(run: Run, title: str, origin: str) -> str:
+def _page(run: FinishedRun, title: str, origin: str) -> str:
     from fedvlm.report.pages.run import run_page  # start-up: 1 s of matplotlib
 
     return run_page(run, card_of(str(run.protocol["trainer"])), title, origin)
 
 
-def _command(run: Run) -> str:
+def _command(run: FinishedRun) -> str:
     return shlex.join(["fedvlm", "report", str(run.path)])

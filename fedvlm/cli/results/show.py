@@ -14,7 +14,8 @@ from fedvlm.console.screen import complain, say
 from fedvlm.core.errors import DataError
 from fedvlm.core.files import user_path
 from fedvlm.runs.identity import whole_results
-from fedvlm.runs.verify.check import BEFORE, SEALED, whole
+from fedvlm.runs.names import RESULTS
+from fedvlm.runs.verify.check import BEFORE, SEALED, refuse_damage
 
 EXAMPLES = (
     "fedvlm show RUN_FOLDER",
@@ -32,12 +33,12 @@ def main(args: Namespace) -> int:
     """Print the headline numbers by name.
 
     Raises:
-        DataError: a folder without a readable ``results.json``, or a damaged run.
+        DataError: a folder without readable results, or a damaged run.
     """
     for word in args.folders:
         folder = user_path(word)
         results = read(folder)
-        if whole_results(results) is not None and whole(folder, results).seal != SEALED:
+        if whole_results(results) is not None and refuse_damage(folder, results).seal != SEALED:
             complain(f"{word} has {BEFORE}", prefix="note")
         numbers = flat({k: v for k, v in results.items() if k not in ("covers", "seal")})
         say(word, *(f"  {key} {value}" for key, value in numbers.items()))
@@ -50,7 +51,7 @@ def read(folder: Path) -> dict[str, Any]:
     Raises:
         DataError: there is none, or it is damaged; with what the folder is instead.
     """
-    path = folder / "results.json"
+    path = folder / RESULTS
     if not folder.is_dir():
         raise DataError(f"{folder} is not a run folder{nearest_path(folder)}")
     try:

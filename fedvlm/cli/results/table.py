@@ -1,4 +1,4 @@
-"""Mean and spread over seeds in md, csv, tex or html.
+"""Mean and spread over seeds as text, md, csv, tex or html.
 
 Of finished runs, or of the log.txt files that CoOp-style code leaves. Data sets of one protocol
 share a table, which ends in their average; others get a table each.
@@ -12,13 +12,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedvlm.cli.results._folders import no_runs, papers_of, run_folders
-from fedvlm.console.parser import Parser, inches, whole
+from fedvlm.cli.results._pairs import print_pairs
+from fedvlm.console.parser import Parser, amount, whole
 from fedvlm.console.screen import complain, progress, say
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
 from fedvlm.federation.cards import card_of
-from fedvlm.report.collect import Collected, Run, collect
+from fedvlm.report.collect import Collected, collect
+from fedvlm.report.compare.text import PAIR_FORMATS
 from fedvlm.report.tables.facts import KINDS, METRIC, REFERENCES, Pair, RunFacts
 from fedvlm.report.tables.logs import logs_table
 from fedvlm.report.tables.metrics import COLUMNS, metrics_of
@@ -26,6 +28,7 @@ from fedvlm.report.tables.papers import Paper, bibliography, paper_of
 from fedvlm.report.tables.render import FORMATS, notes_text
 from fedvlm.report.tables.table import Spec, Table, tables
 from fedvlm.report.tables.tex import Style, tex
+from fedvlm.runs.finished import FinishedRun
 
 EXAMPLES = (
     "fedvlm table output",
@@ -34,6 +37,7 @@ EXAMPLES = (
     "fedvlm table output --names paper --order best --label tab:main --out main.tex  # and .bib",
     "fedvlm table output --where shots=16 --reference zero-shot --out table.md",
     "fedvlm table output --rows trainer --cols dataset shots --metric personal new  # wider",
+    "fedvlm table RUN_A RUN_B --paired  # two runs: settings, clients, where they part",
     "fedvlm table --logs COOP_OUTPUT  # of another project's log.txt files",
     "fedvlm table --hyperparameters output/tuning/tune/tuned.json --out appendix.tex",
 )
@@ -55,8 +59,8 @@ def flags(parser: Parser) -> None:
     add("--cols", nargs="+", metavar="KEY", help="the same for columns (dataset)")
     add("--metric", nargs="+", metavar="NAME", help="personal, global, zero_shot.personal, "
         "totals.bytes_up, trainable, rounds_to:70, ... (personal)")
-    add("--format", type=str.lower, choices=list(FORMATS), default="", help="(by the ending of "
-        "--out, else md)")
+    add("--format", type=str.lower, choices=[*FORMATS, "json"], default="", help="(by the "
+        "ending of --out, md if it has none of these; text on the screen); json is for --paired")
     add("--where", nargs="+", action="extend", metavar="KEY=VALUE", help="only these runs; several "
         "of one key are alternatives")
     add("--exclude", nargs="+", action="extend", metavar="KEY=VALUE", help="not these runs")
@@ -67,12 +71,16 @@ def flags(parser: Parser) -> None:
         f"sets: {', '.join(COLUMNS)}, whatever --metric takes, or {NONE} ({' '.join(USUAL)})")
     add("--versus", default="", metavar="METHOD", help="columns of paired differences to METHOD "
         "with their 95 %% interval, and a table of them per data set")
+    add("--paired", action="store_true", help="of two runs: what differs in their settings, "
+        "paired differences B - A of clients and images, the first round at which they part")
+    add("--over-seeds", action="store_true", help="--paired, of two folders with one finished run "
+        "per seed: pairs by seed and data seed, intervals over seeds")
     add("--order", nargs="+", default=["name"], metavar="WORD", help="of the rows: name, best, or "
         "methods that come first (name)")
     add("--names", choices=("run", "paper"), default="run", help="paper: methods and data sets as "
         "papers spell them, methods in groups, in LaTeX cited (run)")
     add("--label", default="", metavar="LABEL", help="LaTeX's \\label (tab:METRIC)")
-    add("--width", type=inches(1, 30), default=5.5, metavar="INCHES",
+    add("--width", type=amount("inches", 1, 30), default=5.5, metavar="INCHES",
         help="LaTeX's width of the text "
         "(5.5, NeurIPS)")
     add("--mixed", nargs="*", metavar="KEY", help="one table although runs differ in these keys "
@@ -95,6 +103,8 @@ def main(args: Namespace) -> int:
         ConfigError: unknown flags, keys or metrics; runs that cannot share a table.
         DataError: no finished run, or no log, to be read.
     """
+    if args.paired or args.over_seeds:
+        return _paired(args)
     form, out = _format(args), user_path(args.out)
     if args.out and not out.parent.is_dir():
         raise ConfigError(f"--out {args.out}: there is no folder {out.parent}; make it first")
@@ -116,6 +126,19 @@ def main(args: Namespace) -> int:
     return 0
 
 
+def _paired(args: Namespace) -> int:
+    """Print the comparison of two runs, or of two groups of them."""
+    others = {"folders", "paired", "over_seeds", "format"}
+    strange = [word for dest, word in args.spelling.items() if dest not in others]
+    if strange:
+        raise ConfigError(f"{strange[0]} does not go with --paired, which shows all numbers that "
+                          "two runs have; drop it")
+    form = args.format or "text"
+    if form not in PAIR_FORMATS:
+        raise ConfigError(f"--paired is printed as {', '.join(PAIR_FORMATS)}, not as {form}")
+    return print_pairs("table --paired", args.folders, args.over_seeds, form)
+
+
 def _beside(
     form: str, out: Path, drawn: Sequence[Table], papers: Mapping[str, Paper]
 ) -> list[str]:
@@ -132,7 +155,7 @@ def _beside(
     return lines
 
 
-def _papers(args: Namespace, runs: Sequence[Run]) -> dict[str, Paper]:
+def _papers(args: Namespace, runs: Sequence[FinishedRun]) -> dict[str, Paper]:
     """Return what the cards say of the runs' methods, by name and title; else nothing."""
     if args.names != "paper":
         return {}
@@ -230,7 +253,10 @@ def _pairs(words: Sequence[str], flag: str) -> tuple[Pair, ...]:
 
 
 def _format(args: Namespace) -> str:
-    form = args.format or ENDINGS.get(Path(args.out).suffix.lower(), "md")
+    form = args.format or (
+        ENDINGS.get(Path(args.out).suffix.lower(), "md") if args.out else "text")
+    if form not in FORMATS:
+        raise ConfigError("--format json is for --paired; a table of many runs is a csv")
     if args.standalone and form not in ("tex", "html"):
         raise ConfigError(f"--standalone is for tex and html, not for {form}; drop it")
     return str(form)

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 import time
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedvlm.cli.run._plan import flatten, listed, worker_flags
 from fedvlm.cli.run.sweep import run_sweep
-from fedvlm.console.parser import Parser
+from fedvlm.console.parser import Parser, amount
 from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import progress, say
 from fedvlm.core.errors import DataError
@@ -47,24 +47,15 @@ def flags(parser: Parser) -> None:
     add("opts", nargs="*", metavar="RECIPE", help="names, or files; and KEY VALUE pairs for every "
         "run; without any: the list")
     add("--all", action="store_true", help="every recipe")
-    add("--budget", type=_hours, default=math.inf, metavar="HOURS", help="begin no run after so "
-        "many hours, nor one that should end later; what is left is not run (default: any time)")
+    add("--budget", type=amount("hours", 0.01), default=math.inf, metavar="HOURS",
+        help="begin no run after so many hours, nor one that should end later; what is left is "
+        "not run (default: any time)")
     add("--seeds", nargs="+", type=listed, default=[], metavar="N", help="instead of the recipe's")
     add("--dry-run", action="store_true", help="cells, what keeps them from running, numbers "
         "trained and sent; writes nothing")
     worker_flags(parser)
     add_flags(parser, shown=False)
     parser.checks.append(_read)
-
-
-def _hours(word: str) -> float:
-    try:
-        hours = float(word)
-    except ValueError:
-        hours = -1.0
-    if not 0 < hours < math.inf:
-        raise ArgumentTypeError(f"wants hours such as 0.5 or 24, got '{word}'")
-    return hours
 
 
 def _read(args: Namespace) -> list[str]:

@@ -129,7 +129,7 @@ def _launch(args: Namespace, sweep: Sweep) -> int:
     Raises:
         ConfigError: no such system here, resources that it would not understand.
     """
-    from fedvlm.sweep.launch import Launch  # start-up: PyTorch
+    from fedvlm.sweep.jobs import Jobs  # start-up: PyTorch
     from fedvlm.sweep.queue import open_queue, read_resources  # start-up: PyTorch
 
     resources = read_resources(
@@ -141,7 +141,7 @@ def _launch(args: Namespace, sweep: Sweep) -> int:
     sweep.journal.prepare(sweep.plan.content())
     held = alone(folder) if sweep.only is None else None
     try:
-        return Launch(
+        return Jobs(
             sweep, queue, resources, args.slurm_chunk, args.threads or 0, args.cell_timeout
         ).run(args.retry_failed)
     finally:

@@ -78,7 +78,7 @@ class Machine(pickle._Unpickler):
             ValueError: a key without a value.
         """
         if not all(isinstance(key, self.keys) for key in items[::2]):
-            raise UnpicklingError("a dict has keys that are no text or number")
+            raise UnpicklingError("a dict has keys that are neither text nor numbers")
         return dict(zip(items[::2], items[1::2], strict=True))
 
     def _top(self, kind: type) -> Any:

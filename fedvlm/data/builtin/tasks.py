@@ -16,8 +16,8 @@ from fedvlm.data.builtin.world import (
     NEW_NOUNS,
     SHAPES,
     STYLES,
-    Images,
-    render,
+    ImageArray,
+    render_scene,
     scenes_of,
     seen_colours,
     stylise,
@@ -31,7 +31,7 @@ DIGIT_TEMPLATE = "a photo of the digit {}."
 class ZeroShotTask:
     """Images uint8 [N, 32, 32, 3], labels [N] and the class names that zero-shot reads."""
 
-    images: Images
+    images: ImageArray
     labels: NDArray[np.int64]
     names: tuple[str, ...]
     template: str
@@ -55,7 +55,7 @@ def _nouns(
     colours: list[str | None] = [None] * len(nouns)
     if names == SHAPES:
         colours = [str(rng.choice(seen_colours(n))) for n in nouns]
-    images = render(scenes_of(nouns, colours, rng), rng)
+    images = render_scene(scenes_of(nouns, colours, rng), rng)
     template = DIGIT_TEMPLATE if names == DIGITS else OBJECT_TEMPLATE
     return ZeroShotTask(stylise(images, style, rng), labels, names, template)
 
@@ -69,7 +69,7 @@ def _pairs(rest: int, per_class: int, rng: np.random.Generator) -> ZeroShotTask:
     labels = np.repeat(np.arange(len(pairs)), per_class)
     scenes = scenes_of([pairs[k][1] for k in labels], [pairs[k][0] for k in labels], rng)
     names = tuple(f"{colour} {shape}" for colour, shape in pairs)
-    return ZeroShotTask(render(scenes, rng), labels, names, OBJECT_TEMPLATE)
+    return ZeroShotTask(render_scene(scenes, rng), labels, names, OBJECT_TEMPLATE)
 
 
 def _digits_real(per_class: int, rng: np.random.Generator) -> ZeroShotTask:

@@ -10,23 +10,24 @@ from pathlib import Path
 
 from fedvlm.core.errors import DataError, did_you_mean
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
+from fedvlm.data.layouts import CopyInfo
 from fedvlm.data.locate import check_relative, read_lines
 
-VARIANTS = "variants.txt"
-LISTS = {part: f"images_variant_{part}.txt" for part in PARTS}
+READER = "aircraft"
+_VARIANTS = "variants.txt"
 
 
-def read_aircraft(folder: Path, image_dir: str) -> DatasetBase:
-    """Read FGVC-Aircraft's lists; the images ``<image_dir>/<number>.jpg`` are not opened.
+def read_aircraft(folder: Path, info: CopyInfo) -> DatasetBase:
+    """Read FGVC-Aircraft's lists; the images ``<number>.jpg`` are not opened.
 
     Raises:
         DataError: a line that is not ``<number> <variant>``, an unknown variant, or an image that
             is listed twice; names the file and the line.
     """
-    labels = _variants(folder / VARIANTS)
+    labels = _variants(folder / _VARIANTS)
     lists: dict[str, list[Datum]] = {part: [] for part in PARTS}
     places: dict[str, str] = {}
-    for part, name in LISTS.items():
+    for part, name in info.parts.items():
         for number, line in read_lines(folder / name):
             where = f"{folder / name}, line {number}"
             image, variant = (*line.split(maxsplit=1), "")[:2]
@@ -34,13 +35,13 @@ def read_aircraft(folder: Path, image_dir: str) -> DatasetBase:
                 raise DataError(f"{where}: '{line[:40]}' is not '<number> <variant>'")
             if variant not in labels:
                 near = did_you_mean(variant, labels)
-                raise DataError(f"{where}: '{variant}' is not in {VARIANTS}{near}")
+                raise DataError(f"{where}: '{variant}' is not in {_VARIANTS}{near}")
             check_relative(image, where)
             if image in places:
                 raise DataError(f"{where}: image {image} is also at {places[image]}")
             places[image] = f"{name}, line {number}"
             key = f"{image}.jpg"
-            path = str(folder / image_dir / key)
+            path = str(info.images / key)
             lists[part].append(Datum(path, labels[variant], 0, variant, key))
     return DatasetBase.of(lists)
 

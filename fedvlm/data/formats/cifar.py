@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 from fedvlm.core.errors import DataError
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
-from fedvlm.data.formats.folders import Names, read_folders
-from fedvlm.data.formats.pickles import load_restricted
+from fedvlm.data.formats.folders import read_folders
+from fedvlm.data.layouts import CopyInfo
+from fedvlm.data.untrusted.pickles import load_restricted
 
+READER = "cifar"
 _SIDE = 32
 _PICKLES: tuple[tuple[str, dict[str, tuple[str, ...]], tuple[str, str], tuple[str, str]], ...] = (
     (
@@ -30,7 +32,7 @@ _PICKLES: tuple[tuple[str, dict[str, tuple[str, ...]], tuple[str, str], tuple[st
 )
 
 
-def read_cifar(folder: Path) -> DatasetBase:
+def read_cifar(folder: Path, info: CopyInfo) -> DatasetBase:
     """Read a CIFAR folder in whichever layout it has; the layout used is in the notes.
 
     Tried in order: ``{train,test}/<class>/file``, ``cifar-10-batches-py``, ``cifar-100-python``
@@ -40,7 +42,7 @@ def read_cifar(folder: Path) -> DatasetBase:
         DataError: no known layout, or a file that is not what it should be.
     """
     if (folder / "train").is_dir():
-        data = read_folders(folder, Names({}))
+        data = read_folders(folder, CopyInfo(info.name, folder))
         data.notes.append(f"{folder.name}: layout class folders")
         return data
     for name, files, meta, keys in _PICKLES:

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.core.errors import DataError, did_you_mean
-from fedvlm.data.formats.coop_split import read_json
-from fedvlm.data.locate import read_lines
+from fedvlm.data.locate import read_json_file, read_lines
 
 _CODE = re.compile(r"[A-Za-z]{0,2}[-_]?\d+|(class|cls|label|id)[-_]?\d+", re.IGNORECASE)
 
@@ -42,7 +41,7 @@ def read_class_names(path: Path, codes: Sequence[str] = ()) -> dict[str, str]:
     return _distinct(names)
 
 
-def knows(path: Path, codes: Sequence[str]) -> bool:
+def has_names(path: Path, codes: Sequence[str]) -> bool:
     """Return whether a file names all of these codes."""
     try:
         return bool(codes) and set(codes) <= set(read_class_names(path))
@@ -80,7 +79,7 @@ def _first(name: str) -> str:
 
 
 def _of_json(path: Path) -> dict[str, str]:
-    content = read_json(path)
+    content = read_json_file(path)
     if isinstance(content, list):
         content = {str(number): name for number, name in enumerate(content)}
     if not isinstance(content, dict) or not content:

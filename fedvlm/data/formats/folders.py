@@ -1,4 +1,4 @@
-"""Readers of image trees: ``<part>/<class>/file``, ``<class>/file`` and ``<domain>/<class>/file``.
+"""Class folders: ``<part>/<class>/file`` or ``<class>/file``, and what other trees are read with.
 
 Order is sorted by name everywhere, so labels and lists are the same on every machine. A tree
 without train and test folders is cut 50/20/30 per class (CoOp's shares) by a fixed stream that no
@@ -8,64 +8,60 @@ DATA_SEED instead (``parts``), as a tree that has a training folder only.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from fedvlm.core.errors import DataError, fold
 from fedvlm.core.rng import numpy_stream
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
-from fedvlm.data.formats.parts import NO_CUT, PART_NAMES, Cut, complete
-from fedvlm.data.locate import folder_contents, listing, subfolders
+from fedvlm.data.formats.parts import PART_NAMES, complete
+from fedvlm.data.layouts import CopyInfo
+from fedvlm.data.locate import IMAGE_SUFFIXES, folder_contents, image_files, listing, subfolders
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+READER = "folders"
 UNLABELLED = ("unlabeled", "unlabelled", "unsup", "unsupervised", "nolabel", "nolabels")
-_SHARES = (0.5, 0.7)  # 50 % train, 20 % val, 30 % test
-_SPLIT_SEED = 0
 OWN_CUT = (
     "each class was cut 50/20/30 into train, val and test by this project: not a published split"
 )
+_SHARES = (0.5, 0.7)  # 50 % train, 20 % val, 30 % test
+_SPLIT_SEED = 0
 
 
-@dataclass(frozen=True)
-class Names:
-    """Class-name clean-ups: ``renames`` folder to name, ``drop`` folders that are no class."""
+def read_folders(_folder: Path, info: CopyInfo) -> DatasetBase:
+    """Read ``{train,val,test}/<class>/file`` or, without part folders, ``<class>/file``.
 
-    renames: Mapping[str, str]
-    drop: Sequence[str] = ()
-
-
-def image_files(folder: Path) -> list[str]:
-    """Return the image files under a folder as sorted ``/``-paths relative to it.
-
-    Links to folders are not followed, so a loop of links cannot trap the walk.
+    Without a test folder the images of val are the test images; without either, ``test_share``
+    says how many of the training images are.
 
     Raises:
-        DataError: a folder that cannot be read; its images are never left out silently.
+        DataError: no class folders, an empty class, train without test, a tree of domains, images
+            without a label that lie like a class.
     """
-    paths: list[str] = []
-    for here, folders, files in os.walk(folder, onerror=_refuse_unreadable):
-        folders[:] = [f for f in folders if not f.startswith(".")]
-        relative = Path(here).relative_to(folder).as_posix()
-        prefix = "" if relative == "." else f"{relative}/"
-        for file in files:  # plain text operations: ImageNet has 1.3 million files
-            if file.lower().endswith(SUFFIXES) and not file.startswith("."):
-                paths.append(prefix + file)
-    return sorted(paths)
+    folder = info.images
+    parts, notes = _labelled(part_folders(folder, info.drop), info.drop)
+    if not parts:
+        classes = class_folders(folder, info.drop)
+        refuse_domains(folder, classes)
+        refuse_unlabelled_class(folder, classes)
+        lists, notes = cut_tree(folder, {"": folder}, classes, info)
+        return DatasetBase.of(lists, [], notes)
+    by_part = {part: class_folders(path, info.drop) for part, path in parts.items()}
+    for part, path in parts.items():
+        refuse_domains(path, by_part[part])
+    refuse_unlabelled_class(parts["train"], by_part["train"])
+    classes = sorted({c for folders in by_part.values() for c in folders})
+    lists = {p: tree_data(parts[p], folder, classes, 0, info) if p in parts else [] for p in PARTS}
+    lists, more = complete(lists, info, str(folder))
+    return DatasetBase.of(lists, [], notes + more)
 
 
-def _refuse_unreadable(error: OSError) -> None:
-    raise DataError(f"cannot read the folder {error.filename}: {error.strerror}") from error
-
-
-def class_folders(folder: Path, names: Names) -> list[str]:
-    """Return the class folders of a folder, sorted.
+def class_folders(folder: Path, drop: Sequence[str] = ()) -> list[str]:
+    """Return the class folders of a folder, sorted, without those in ``drop``.
 
     Raises:
         DataError: there are none.
     """
-    classes = [name for name in subfolders(folder) if name not in names.drop]
+    classes = [name for name in subfolders(folder) if name not in drop]
     if not classes:
         content = ", ".join(listing(folder)[:8]) or "nothing"
         raise DataError(
@@ -74,119 +70,46 @@ def class_folders(folder: Path, names: Names) -> list[str]:
     return classes
 
 
-def read_folders(folder: Path, names: Names, cut: Cut = NO_CUT) -> DatasetBase:
-    """Read ``{train,val,test}/<class>/file`` or, without part folders, ``<class>/file``.
-
-    Without a test folder the images of val are the test images; without either, ``cut`` says which
-    of the training images are.
-
-    Raises:
-        DataError: no class folders, an empty class, train without test, a tree of domains, images
-            without a label that lie like a class.
-    """
-    parts, notes = _labelled(part_folders(folder, names), names)
-    if not parts:
-        groups, classes = {"": folder}, class_folders(folder, names)
-        refuse_domains(folder, classes)
-        refuse_unlabelled_class(folder, classes)
-        return _cut_tree(folder, groups, names, classes, cut)
-    by_part = {part: class_folders(path, names) for part, path in parts.items()}
-    for part, path in parts.items():
-        refuse_domains(path, by_part[part])
-    refuse_unlabelled_class(parts["train"], by_part["train"])
-    classes = sorted({c for folders in by_part.values() for c in folders})
-    lists: dict[str, list[Datum]] = {part: [] for part in PARTS}
-    for part, path in parts.items():
-        for label, name in enumerate(classes):
-            if (path / name).is_dir():
-                lists[part] += class_data(path / name, folder, label, 0, _clean(name, names))
-    lists, more = complete(lists, cut, str(folder))
-    return DatasetBase.of(lists, [], notes + more)
-
-
-def read_domains(
-    folder: Path, names: Names, only: Sequence[str] = (), cut: Cut = NO_CUT
-) -> DatasetBase:
-    """Read ``<domain>/<class>/file`` or ``<domain>/{train,val,test}/<class>/file``.
-
-    Domain and class names come from the tree. Classes are the union over domains, sorted.
+def tree_data(
+    place: Path, top: Path, classes: Sequence[str], domain: int, info: CopyInfo
+) -> list[Datum]:
+    """Return the images of those of the classes, by label, that have a folder in ``place``.
 
     Args:
-        only: the domains to read, in this order; other folders are left aside.
-        cut: as in ``read_folders``.
+        top: what keys are relative to.
+        domain: its number.
 
     Raises:
-        DataError: no domains, no classes, or domains of both kinds.
+        DataError: an empty class folder.
     """
-    domains = list(only) or [name for name in subfolders(folder) if name not in names.drop]
-    misread = [name for name in domains if name.lower() in PART_NAMES]
-    if misread:
-        raise DataError(
-            f"{folder} holds '{misread[0]}', a part and no domain; expected "
-            "<domain>/<class>/<image> or <domain>/{train,test}/<class>/<image>; a tree without "
-            "domains is DATASET.FORMAT folders"
-        )
-    if not domains:
-        raise DataError(f"{folder} has no domain folders; expected <domain>/<class>/<image>")
-    parts = {d: part_folders(folder / d, names) for d in domains}
-    if all(parts.values()):
-        return _read_domain_parts(folder, parts, names, cut)
-    mixed = [d for d in domains if parts[d]]
-    if mixed:
-        raise DataError(
-            f"{folder}: domain '{mixed[0]}' has train and test folders but others have none; "
-            "use one layout for all domains"
-        )
-    groups = {d: folder / d for d in domains}
-    classes = sorted({c for path in groups.values() for c in class_folders(path, names)})
-    return _cut_tree(folder, groups, names, classes, cut)
+    return [
+        datum for label, name in enumerate(classes) if (place / name).is_dir()
+        for datum in class_data(place / name, top, label, domain, info.renames.get(name, name))
+    ]
 
 
-def _read_domain_parts(
-    folder: Path, parts: dict[str, dict[str, Path]], names: Names, cut: Cut
-) -> DatasetBase:
-    """Read ``<domain>/<part>/<class>``; ``parts`` gives the folders by domain and part."""
-    paths = [path for places in parts.values() for path in places.values()]
-    classes = sorted({c for path in paths for c in class_folders(path, names)})
-    lists: dict[str, list[Datum]] = {part: [] for part in PARTS}
-    notes: list[str] = []
-    for number, (domain, places) in enumerate(parts.items()):
-        own: dict[str, list[Datum]] = {part: [] for part in PARTS}
-        for part, path in places.items():
-            for label, name in enumerate(classes):
-                if (path / name).is_dir():
-                    classname = _clean(name, names)
-                    own[part] += class_data(path / name, folder, label, number, classname)
-        own, more = complete(own, cut, str(folder / domain), domain)
-        notes += more
-        for part in PARTS:
-            lists[part] += own[part]
-    return DatasetBase.of(lists, list(parts), notes + _gaps(lists, list(parts), classes))
+def cut_tree(
+    folder: Path, groups: Mapping[str, Path], classes: Sequence[str], info: CopyInfo
+) -> tuple[dict[str, list[Datum]], list[str]]:
+    """Read ``<class>`` in each group (a domain, or the whole tree), cut it; return lists and notes.
 
-
-def _cut_tree(
-    folder: Path, groups: dict[str, Path], names: Names, classes: list[str], cut: Cut
-) -> DatasetBase:
-    """Read ``<class>`` in each group (a domain, or the whole tree) and cut it."""
-    domain_names = [d for d in groups if d]
-    if cut.share:
-        whole: dict[str, list[Datum]] = {part: [] for part in PARTS}
-        for number, (_, path) in enumerate(groups.items()):
-            for label, name in enumerate(classes):
-                if (path / name).is_dir():
-                    place, classname = path / name, _clean(name, names)
-                    whole["train"] += class_data(place, folder, label, number, classname)
-        whole, notes = complete(whole, cut, str(folder))
-        return DatasetBase.of(whole, domain_names, notes + _gaps(whole, domain_names, classes))
+    Raises:
+        DataError: an empty class folder.
+    """
     lists: dict[str, list[Datum]] = {part: [] for part in PARTS}
     for number, (domain, path) in enumerate(groups.items()):
+        if info.test_share:
+            lists["train"] += tree_data(path, folder, classes, number, info)
+            continue
         for label, name in enumerate(classes):
             if (path / name).is_dir():
-                items = class_data(path / name, folder, label, number, _clean(name, names))
+                classname = info.renames.get(name, name)
+                items = class_data(path / name, folder, label, number, classname)
                 for part, share in zip(PARTS, cut_class(items, domain, name), strict=True):
                     lists[part] += share
-    notes = [f"{folder.name}: the tree has no train and test folders, so {OWN_CUT}"]
-    return DatasetBase.of(lists, domain_names, notes + _gaps(lists, domain_names, classes))
+    if info.test_share:
+        return complete(lists, info, str(folder))
+    return lists, [f"{folder.name}: the tree has no train and test folders, so {OWN_CUT}"]
 
 
 def cut_class(items: list[Datum], domain: str, name: str) -> list[list[Datum]]:
@@ -204,7 +127,7 @@ def cut_class(items: list[Datum], domain: str, name: str) -> list[list[Datum]]:
     return [[items[i] for i in sorted(order[lo:hi])] for lo, hi in bounds]
 
 
-def part_folders(folder: Path, names: Names = Names({})) -> dict[str, Path]:
+def part_folders(folder: Path, drop: Sequence[str] = ()) -> dict[str, Path]:
     """Return the folder of each part; none where the tree has no such folders.
 
     Raises:
@@ -213,7 +136,7 @@ def part_folders(folder: Path, names: Names = Names({})) -> dict[str, Path]:
     paths: dict[str, Path] = {}
     for name in subfolders(folder):
         part = PART_NAMES.get(name.lower(), "")
-        if part and name not in names.drop:
+        if part and name not in drop:
             if part in paths:
                 raise DataError(
                     f"{folder} has two folders of {part} images, {paths[part].name} and {name}: "
@@ -225,7 +148,9 @@ def part_folders(folder: Path, names: Names = Names({})) -> dict[str, Path]:
     return {part: paths[part] for part in PARTS if part in paths}
 
 
-def _labelled(parts: dict[str, Path], names: Names) -> tuple[dict[str, Path], list[str]]:
+def _labelled(
+    parts: dict[str, Path], drop: Sequence[str]
+) -> tuple[dict[str, Path], list[str]]:
     """Return the parts whose images lie in class folders, and a note on one that has none.
 
     Raises:
@@ -233,11 +158,11 @@ def _labelled(parts: dict[str, Path], names: Names) -> tuple[dict[str, Path], li
     """
     if not parts:
         return parts, []
-    trained, notes = set(class_folders(parts["train"], names)), []
+    trained, notes = set(class_folders(parts["train"], drop)), []
     for part, path in list(parts.items()):
         folders, files = folder_contents(path)
-        folders -= set(names.drop)
-        if not folders and any(file.lower().endswith(SUFFIXES) for file in files):
+        folders -= set(drop)
+        if not folders and any(file.lower().endswith(IMAGE_SUFFIXES) for file in files):
             del parts[part]
             notes.append(f"{path} was left out: its images lie in no class folder, so they have "
                          "no labels")
@@ -275,7 +200,7 @@ def class_data(folder: Path, root: Path, label: int, domain: int, classname: str
     files = image_files(folder)
     if not files:
         raise DataError(
-            f"the class folder {folder} holds no image ({', '.join(SUFFIXES)}); "
+            f"the class folder {folder} holds no image ({', '.join(IMAGE_SUFFIXES)}); "
             "fill it or remove it"
         )
     base = folder.relative_to(root).as_posix()
@@ -300,7 +225,7 @@ def refuse_domains(folder: Path, classes: Sequence[str]) -> None:
                 "DATASET.FORMAT domains, or give the folder that holds train and test itself"
             )
     files = (file for _, names in contents.values() for file in names)
-    if len(contents) < 2 or any(file.lower().endswith(SUFFIXES) for file in files):
+    if len(contents) < 2 or any(file.lower().endswith(IMAGE_SUFFIXES) for file in files):
         return
     shared = sorted(set.intersection(*(folders for folders, _ in contents.values())))
     if len(shared) > 1:
@@ -313,22 +238,3 @@ def refuse_domains(folder: Path, classes: Sequence[str]) -> None:
 
 def _first(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-
-
-def _clean(folder_name: str, names: Names) -> str:
-    return names.renames.get(folder_name, folder_name)
-
-
-def _gaps(
-    lists: dict[str, list[Datum]], domains: Sequence[str], classes: Sequence[str]
-) -> list[str]:
-    """Return a note for each domain that lacks classes."""
-    notes = []
-    for number, domain in enumerate(domains):
-        labels = {d.label for part in PARTS for d in lists[part] if d.domain == number}
-        if len(labels) < len(classes):
-            absent = [c for label, c in enumerate(classes) if label not in labels]
-            notes.append(
-                f"domain '{domain}' lacks {len(absent)} class(es): {', '.join(absent[:5])}"
-            )
-    return notes

@@ -16,25 +16,25 @@ from collections import Counter
 from pathlib import Path
 
 from fedvlm.core.errors import DataError, did_you_mean
-from fedvlm.data.catalog import DatasetInfo
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
 from fedvlm.data.formats.folders import class_data
+from fedvlm.data.layouts import CopyInfo
 from fedvlm.data.locate import read_lines, subfolders
 
+READER = "imagenet"
 CLASSNAMES = "classnames.txt"
 _WNID = re.compile(r"n\d{8}")
 
 
-def read_imagenet(folder: Path, images: Path, info: DatasetInfo) -> DatasetBase:
+def read_imagenet(folder: Path, info: CopyInfo) -> DatasetBase:
     """Read ImageNet or one of its variants; ``info.parts`` says which folder is which part.
 
-    Args:
-        folder: the set's folder; ``classnames.txt`` lies in it or in ``imagenet`` beside it.
-        images: the folder of the images, which keys are relative to.
+    ``classnames.txt`` lies in the set's folder or in ``imagenet`` beside it.
 
     Raises:
         DataError: no ``classnames.txt``, a folder that it does not name, an empty class.
     """
+    images = info.images
     names, twins = read_classnames(find_classnames(folder))
     places = {part: images / folder for part, folder in info.parts.items()}
     wnids = {part: _wnids(place, list(names)) for part, place in places.items()}

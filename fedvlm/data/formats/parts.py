@@ -9,11 +9,11 @@ refused. Both are said in the set's notes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from fedvlm.core.errors import DataError
 from fedvlm.core.rng import numpy_stream
 from fedvlm.data.datum import PARTS, Datum
+from fedvlm.data.layouts import CopyInfo
 
 PART_NAMES = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val",
@@ -22,28 +22,13 @@ PART_NAMES = {
 USUAL_SHARE = 0.3  # of test images: CoOp's
 
 
-@dataclass(frozen=True)
-class Cut:
-    """How test images are drawn where a set has none.
-
-    Attributes:
-        share: of each class's training images (DATASET.TEST_SHARE); 0 draws none.
-        seed: DATA_SEED.
-    """
-
-    share: float = 0.0
-    seed: int = 0
-
-
-NO_CUT = Cut()
-
-
 def complete(
-    lists: Mapping[str, Sequence[Datum]], cut: Cut, where: str, domain: str = ""
+    lists: Mapping[str, Sequence[Datum]], info: CopyInfo, where: str, domain: str = ""
 ) -> tuple[dict[str, list[Datum]], list[str]]:
     """Return the three lists with test images, and notes on where these come from.
 
     Args:
+        info: its ``test_share`` and ``seed`` draw test images where there are none.
         where: the set's folder or table, for messages.
         domain: whose lists they are; empty for the whole set.
 
@@ -56,22 +41,25 @@ def complete(
         raise DataError(f"{where}: there are no training images; train and test are needed")
     if parts["test"]:
         unused = "DATASET.TEST_SHARE is not used: there are test images"
-        return parts, [f"{of}: {unused}"] if cut.share else []
+        return parts, [f"{of}: {unused}"] if info.test_share else []
     if parts["val"]:
         note = f"{of} has no test part: val is the test list, and there is no validation"
         return parts | {"test": parts["val"], "val": []}, [note]
-    if not cut.share:
+    if not info.test_share:
         raise DataError(
             f"{where} has train but no 'test' folder, list or images; set DATASET.TEST_SHARE "
             f"{USUAL_SHARE} to draw that share of each class as test images by DATA_SEED"
         )
-    train, test = draw_test(parts["train"], cut)
-    note = (f"{of} has training images only: {cut.share:g} of each class are its test images, "
-            f"drawn by DATA_SEED {cut.seed}; not a published split")
+    share = info.test_share
+    train, test = draw_test(parts["train"], share, info.seed)
+    note = (f"{of} has training images only: {share:g} of each class are its test images, "
+            f"drawn by DATA_SEED {info.seed}; not a published split")
     return {"train": train, "val": [], "test": test}, [note]
 
 
-def draw_test(items: Sequence[Datum], cut: Cut) -> tuple[list[Datum], list[Datum]]:
+def draw_test(
+    items: Sequence[Datum], share: float, seed: int
+) -> tuple[list[Datum], list[Datum]]:
     """Return training and test images; each class and domain gives its share, both in order.
 
     A class of two images or more gives at least one and keeps at least one.
@@ -83,8 +71,8 @@ def draw_test(items: Sequence[Datum], cut: Cut) -> tuple[list[Datum], list[Datum
     taken: set[int] = set()
     for (domain, label), positions in sorted(groups.items()):
         n = len(positions)
-        many = min(max(round(cut.share * n), 1), n - 1)
-        stream = numpy_stream(cut.seed, "test-share", domain, label)
+        many = min(max(round(share * n), 1), n - 1)
+        stream = numpy_stream(seed, "test-share", domain, label)
         taken |= {positions[i] for i in stream.permutation(n)[:many]}
     return (
         [datum for i, datum in enumerate(items) if i not in taken],

@@ -17,18 +17,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from fedvlm.core.errors import DataError, did_you_mean
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
-from fedvlm.data.formats.coop_split import image_key
-from fedvlm.data.formats.folders import OWN_CUT, Names, cut_class
-from fedvlm.data.formats.parts import NO_CUT, PART_NAMES, Cut, complete
+from fedvlm.data.formats.folders import OWN_CUT, cut_class
+from fedvlm.data.formats.parts import PART_NAMES, complete
+from fedvlm.data.formats.rows import ImageRow
 from fedvlm.data.formats.table_files import Lines, read_lines_of
-from fedvlm.data.locate import check_relative
+from fedvlm.data.layouts import CopyInfo
+from fedvlm.data.locate import check_relative, image_key
 
-COLUMNS = ("path", "label", "classname", "split", "domain")
+READER = "table"
+TABLE_COLUMNS = ("path", "label", "classname", "split", "domain")
 SYNONYMS = {
     "file_name": "path", "filename": "path", "file": "path", "filepath": "path",
     "file_path": "path", "image_path": "path", "image": "path", "img": "path", "img_path": "path",
@@ -37,43 +39,22 @@ SYNONYMS = {
 }  # fmt: skip
 METADATA = "metadata"  # the file's name in an imagefolder
 _HIGHEST = 10**6
-_PLAIN = Names({})
 
 
-@dataclass(frozen=True)
-class _Row:
-    where: str
-    key: str
-    label: str
-    classname: str
-    part: str
-    domain: str
-    place: str = ""  # the image file, where it is not below the image folder
-
-
-def read_table(
-    paths: Sequence[Path], image_dir: Path, names: Names = _PLAIN, cut: Cut = NO_CUT,
-    unpacked: Path | None = None,
-) -> DatasetBase:
-    """Read a table, or several that make one set.
-
-    Args:
-        paths: the files, with a header, in UTF-8.
-        image_dir: what their paths are relative to; no image is opened.
-        names: class names of labels that are codes or numbers.
-        cut: how test images are drawn where the table has none.
-        unpacked: folder for the images that a parquet file holds itself.
+def read_table(_folder: Path, info: CopyInfo) -> DatasetBase:
+    """Read the table ``info.files``, or several that make one set, with a header, in UTF-8.
 
     Raises:
         DataError: wrong columns, or a line that is wrong; names the file and the line.
     """
-    rows: list[_Row] = []
+    paths, image_dir = info.files, info.images
+    rows: list[ImageRow] = []
     notes: list[str] = []
     columns: set[str] = set()
     lines: dict[str, str] = {}
     for path in paths:
-        table = read_lines_of(path, unpacked)
-        part = part_of(path, image_dir) if len(paths) > 1 else ""
+        table = read_lines_of(path, info.unpacked)
+        part = part_of_table(path, image_dir) if len(paths) > 1 else ""
         more, used, others = _rows(table, path, image_dir, part)
         if columns and set(used) != columns:
             raise DataError(f"{path} has the columns {', '.join(sorted(used))}, the table before "
@@ -82,24 +63,24 @@ def read_table(
         if others:
             notes.append(f"{path.name}: columns not used: {', '.join(others)}")
         for row in more:
-            if row.key in lines:
-                place = lines[row.key].removeprefix(f"{path}, ")
-                raise DataError(f"{row.where}: '{row.key}' is also on {place}")
-            lines[row.key] = row.where
+            if row.path in lines:
+                place = lines[row.path].removeprefix(f"{path}, ")
+                raise DataError(f"{row.where}: '{row.path}' is also on {place}")
+            lines[row.path] = row.where
         rows += more
     first = paths[0]
     if not rows:
-        raise DataError(f"{first} holds no image; a line is {','.join(COLUMNS)}")
-    labels = _labels(rows, columns, first, names)
+        raise DataError(f"{first} holds no image; a line is {','.join(TABLE_COLUMNS)}")
+    labels = _labels(rows, columns, first, info.renames)
     domains = sorted({row.domain for row in rows}) if "domain" in columns else []
     data = [
-        Datum(r.place or str(image_dir / r.key), label,
-              domains.index(r.domain) if domains else 0, name, r.key)
+        Datum(r.file or str(image_dir / r.path), label,
+              domains.index(r.domain) if domains else 0, name, r.path, client=r.client)
         for r, (label, name) in zip(rows, labels, strict=True)
     ]
     if not {"label", "classname"} & columns:
         notes.append(f"{first.name}: no column names a class, so it is the folder of each image")
-    return _parted(rows, data, domains, notes, first, cut)
+    return _parted(rows, data, domains, notes, info)
 
 
 @dataclass(frozen=True)
@@ -126,7 +107,7 @@ def glance(path: Path) -> Glance:
     table = read_lines_of(path)
     columns, _ = _header(table.header, path, bare=True)
     if not table.lines:
-        raise DataError(f"{path} holds no image; a line is {','.join(COLUMNS)}")
+        raise DataError(f"{path} holds no image; a line is {','.join(TABLE_COLUMNS)}")
     cells = table.lines[0][1]
     at = columns["path"]
     first = cells[at].strip() if at < len(cells) and not table.embedded else ""
@@ -141,7 +122,7 @@ def glance(path: Path) -> Glance:
     return Glance(first, labelled, tuple(sorted(numbers, key=int)))
 
 
-def part_of(path: Path, image_dir: Path) -> str:
+def part_of_table(path: Path, image_dir: Path) -> str:
     """Return the part that a table's name or folder says, empty where none does.
 
     ``train.csv``, ``data/test-00000-of-00001.parquet`` and ``validation/metadata.csv`` say it.
@@ -152,35 +133,36 @@ def part_of(path: Path, image_dir: Path) -> str:
 
 
 def _parted(
-    rows: Sequence[_Row], data: list[Datum], domains: list[str], notes: list[str], path: Path,
-    cut: Cut,
+    rows: Sequence[ImageRow], data: list[Datum], domains: list[str], notes: list[str],
+    info: CopyInfo,
 ) -> DatasetBase:
     """Share the images out to train, val and test."""
-    parts = [row.part for row in rows]
-    folders = {row.key.split("/")[0].lower() if "/" in row.key else "" for row in rows}
+    path = info.files[0]
+    parts = [row.split for row in rows]
+    folders = {row.path.split("/")[0].lower() if "/" in row.path else "" for row in rows}
     known = {PART_NAMES.get(folder, "") for folder in folders}
     if not any(parts) and len(known) > 1 and "" not in known and "train" in known:
-        parts = [PART_NAMES[row.key.split("/")[0].lower()] for row in rows]
+        parts = [PART_NAMES[row.path.split("/")[0].lower()] for row in rows]
         notes.append(f"{path.name}: no column split, so the first folder of a path is its part")
     if not any(parts):
-        if cut.share:
-            whole, more = complete({"train": data, "val": [], "test": []}, cut, str(path))
+        if info.test_share:
+            whole, more = complete({"train": data, "val": [], "test": []}, info, str(path))
             return DatasetBase.of(whole, domains, [*notes, *more])
         notes.append(f"{path.name}: the table has no split column, so {OWN_CUT}")
         return DatasetBase.of(_cut(data, domains), domains, notes)
     lists = {part: [d for d, p in zip(data, parts, strict=True) if p == part] for part in PARTS}
     if not lists["train"]:
         raise DataError(f"{path}: no line has split 'train'; train and test are needed")
-    if not lists["test"] and not lists["val"] and not cut.share:
+    if not lists["test"] and not lists["val"] and not info.test_share:
         raise DataError(f"{path}: no line has split 'test'; train and test are needed, or "
                         "DATASET.TEST_SHARE 0.3, which draws that share of each class by DATA_SEED")
-    full, more = complete(lists, cut, str(path))
+    full, more = complete(lists, info, str(path))
     return DatasetBase.of(full, domains, [*notes, *more])
 
 
 def _rows(
     table: Lines, path: Path, image_dir: Path, part: str
-) -> tuple[list[_Row], list[str], list[str]]:
+) -> tuple[list[ImageRow], list[str], list[str]]:
     """Return the checked lines, the columns that are used, and those that are not."""
     metadata = path.stem.lower() == METADATA
     columns, others = _header(table.header, path, metadata)
@@ -189,25 +171,24 @@ def _rows(
     base = ""
     if metadata and path.parent != image_dir and path.is_relative_to(image_dir):
         base = path.parent.relative_to(image_dir).as_posix()
-    rows: list[_Row] = []
+    rows: list[ImageRow] = []
     for number, line in table.lines:
         where = f"{path}, {table.unit} {number}"
         if len(line) != len(table.header):
             raise DataError(f"{where}: {len(line)} cells, but the header has {len(table.header)}")
         row = _row({name: line[at].strip() for name, at in columns.items()}, where, part)
         if base:
-            row = replace(row, key=f"{base}/{row.key}")
-        place = table.places.get(number, "")
-        if not {"label", "classname"} & set(columns):
-            row = replace(row, classname=_folder_class(row))
-        rows.append(replace(row, place=place))
+            row = row._replace(path=f"{base}/{row.path}")
+        if not row.target:
+            row = row._replace(target=_folder_class(row))
+        rows.append(row._replace(file=table.places.get(number, "")))
     return rows, list(columns), others
 
 
-def _folder_class(row: _Row) -> str:
-    folder = PurePosixPath(row.key).parent.name
+def _folder_class(row: ImageRow) -> str:
+    folder = PurePosixPath(row.path).parent.name
     if not folder or folder.lower() in PART_NAMES:
-        raise DataError(f"{row.where}: no column names a class, and '{row.key}' lies in no class "
+        raise DataError(f"{row.where}: no column names a class, and '{row.path}' lies in no class "
                         "folder; add a column classname (or label)")
     return folder
 
@@ -227,9 +208,9 @@ def _header(cells: Sequence[str], path: Path, bare: bool) -> tuple[dict[str, int
         meant = SYNONYMS.get(name, name)
         if name in columns or (meant in columns and meant not in own):
             raise DataError(f"{path}: the column '{meant}' is there twice")
-        if name in COLUMNS or (meant in COLUMNS and meant not in own):
+        if name in TABLE_COLUMNS or (meant in TABLE_COLUMNS and meant not in own):
             columns[meant] = position
-        elif len(cells) > 1 and meant == name and (near := did_you_mean(name, COLUMNS)):
+        elif len(cells) > 1 and meant == name and (near := did_you_mean(name, TABLE_COLUMNS)):
             raise DataError(f"{path}: unknown column '{cell}'{near}")
         else:
             others.append(cell or f"number {position + 1}")
@@ -242,7 +223,7 @@ def _header(cells: Sequence[str], path: Path, bare: bool) -> tuple[dict[str, int
     return columns, others
 
 
-def _row(cells: Mapping[str, str], where: str, part: str) -> _Row:
+def _row(cells: Mapping[str, str], where: str, part: str) -> ImageRow:
     empty = [name for name, text in cells.items() if not text]
     if empty:
         raise DataError(f"{where}: the cell '{empty[0]}' is empty")
@@ -254,22 +235,23 @@ def _row(cells: Mapping[str, str], where: str, part: str) -> _Row:
     if word and word.lower() not in PART_NAMES:
         near = did_you_mean(word, PART_NAMES)
         raise DataError(f"{where}: unknown split '{word}'{near} (known: {', '.join(PARTS)})")
-    return _Row(
-        where, image_key(cells["path"]), cells.get("label", ""), cells.get("classname", ""),
-        PART_NAMES[word.lower()] if word else part, cells.get("domain", ""),
-    )  # fmt: skip
+    label, name = cells.get("label", ""), cells.get("classname", "")
+    return ImageRow(
+        image_key(cells["path"]), name or label, _number(label, where) if label and name else None,
+        cells.get("domain", ""), PART_NAMES[word.lower()] if word else part, where,
+    )
 
 
 def _labels(
-    rows: Sequence[_Row], columns: set[str], path: Path, names: Names
+    rows: Sequence[ImageRow], columns: set[str], path: Path, names: Mapping[str, str]
 ) -> list[tuple[int, str]]:
-    """Return label and class name of each line."""
-    if {"label", "classname"} <= columns:
-        return [(_number(row), row.classname) for row in rows]
-    codes = [row.classname or row.label for row in rows]
+    """Return label and class name of each line; ``names`` are those of codes."""
+    if all(row.label is not None for row in rows):
+        return [(row.label or 0, row.target) for row in rows]
+    codes = [row.target for row in rows]
     numbers = "label" in columns and all(code.isdecimal() for code in codes)
-    absent = sorted({code for code in codes if code not in names.renames})
-    if numbers and absent and names.renames:
+    absent = sorted({code for code in codes if code not in names})
+    if numbers and absent and names:
         raise DataError(f"{path}: label {absent[0]} has no name in DATASET.NAMES_FILE")
     if numbers and absent:
         raise DataError(
@@ -278,13 +260,12 @@ def _labels(
         )
     distinct = sorted(set(codes), key=lambda code: (int(code), code) if numbers else (0, code))
     order = {code: label for label, code in enumerate(distinct)}
-    return [(order[code], names.renames.get(code, code)) for code in codes]
+    return [(order[code], names.get(code, code)) for code in codes]
 
 
-def _number(row: _Row) -> int:
-    text = row.label
+def _number(text: str, where: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) < _HIGHEST):
-        raise DataError(f"{row.where}: the label must be a whole number from 0, not '{text[:40]}'")
+        raise DataError(f"{where}: the label must be a whole number from 0, not '{text[:40]}'")
     return int(text)
 
 

@@ -13,39 +13,35 @@ from fedvlm.core.errors import DataError, did_you_mean
 from fedvlm.data.datum import DatasetBase, Datum
 from fedvlm.data.formats.class_names import read_class_names
 from fedvlm.data.formats.folders import class_data
+from fedvlm.data.layouts import TINY_IMAGENET, CopyInfo
 from fedvlm.data.locate import check_relative, find, read_lines
 
-WORDS, WNIDS, ANNOTATIONS = "words.txt", "wnids.txt", "val/val_annotations.txt"
-NEEDS = (WORDS, WNIDS, ANNOTATIONS, "train/", "val/images/")
+READER = "tiny_imagenet"
+_WORDS, _WNIDS, _ANNOTATIONS = TINY_IMAGENET.needs[:3]
 
 
-def is_tiny_imagenet(folder: Path) -> bool:
-    """Return whether a folder is laid out so."""
-    return all((folder / need).exists() for need in NEEDS)
-
-
-def read_tiny_imagenet(folder: Path) -> DatasetBase:
+def read_tiny_imagenet(folder: Path, _info: CopyInfo) -> DatasetBase:
     """Read the set; no image is opened.
 
     Raises:
         DataError: a file is missing, or an annotation names an unknown class.
     """
-    for need in NEEDS:
+    for need in TINY_IMAGENET.needs:
         find(folder, need.rstrip("/"), "Tiny-ImageNet", file=not need.endswith("/"))
-    wnids = sorted({text.split()[0] for _, text in read_lines(folder / WNIDS)})
-    names = read_class_names(folder / WORDS, wnids)
+    wnids = sorted({text.split()[0] for _, text in read_lines(folder / _WNIDS)})
+    names = read_class_names(folder / _WORDS, wnids)
     labels = {wnid: label for label, wnid in enumerate(wnids)}
     train = [
         datum for wnid in wnids
         for datum in class_data(_class(folder, wnid), folder, labels[wnid], 0, names[wnid])
     ]
     test = []
-    for number, line in read_lines(folder / ANNOTATIONS):
+    for number, line in read_lines(folder / _ANNOTATIONS):
         file, wnid = (*line.split("\t"), "", "")[:2]
-        where = f"{folder / ANNOTATIONS}, line {number}"
+        where = f"{folder / _ANNOTATIONS}, line {number}"
         if wnid not in labels:
             near = did_you_mean(wnid, wnids)
-            raise DataError(f"{where}: '{wnid[:40]}' is no class of {WNIDS}{near}")
+            raise DataError(f"{where}: '{wnid[:40]}' is no class of {_WNIDS}{near}")
         check_relative(file, where)
         key = f"val/images/{file}"
         test.append(Datum(str(folder / key), labels[wnid], 0, names[wnid], key))

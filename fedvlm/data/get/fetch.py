@@ -23,8 +23,8 @@ from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.progress import Progress
 
 TIMEOUT = 60.0  # seconds without a byte
-TRIES = 5  # in a row that bring nothing
-PAUSE = 1.0  # seconds before the second try, doubled each time
+MOST_TRIES = 5  # in a row that bring nothing
+RETRY_PAUSE = 1.0  # seconds before the second try, doubled each time
 _BLOCK = 1 << 20
 _BROKEN = (OSError, http.client.HTTPException)  # urllib's errors are OSErrors
 
@@ -78,11 +78,11 @@ def fetch(url: str, path: Path, checksum: str, progress: Progress) -> Path:
 
 
 def _fill(url: str, part: Path, note: Path, progress: Progress) -> None:
-    """Fetch until the file is whole; give up after TRIES answers in a row without a new byte."""
+    """Fetch until the file is whole; give up after MOST_TRIES answers without a new byte."""
     failed = 0
-    while failed < TRIES:
+    while failed < MOST_TRIES:
         if failed:
-            time.sleep(PAUSE * 2 ** (failed - 1))
+            time.sleep(RETRY_PAUSE * 2 ** (failed - 1))
         before = part.stat().st_size if part.is_file() else 0
         try:
             if _go_on(url, part, note, progress):

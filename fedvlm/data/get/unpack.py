@@ -60,7 +60,7 @@ class Limits:
 LIMITS = Limits()
 
 
-def unpack(
+def unpack_archive(
     archive: Path, target: Path, limits: Limits = LIMITS, progress: Progress | None = None
 ) -> int:
     """Unpack an archive into a new folder and return the number of files.

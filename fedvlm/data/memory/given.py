@@ -10,6 +10,7 @@ are training images only, DATASET.TEST_SHARE draws test images from them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from yacs.config import CfgNode
@@ -18,14 +19,15 @@ from fedvlm.config.option import Value
 from fedvlm.core.errors import ConfigError, DataError, fold
 from fedvlm.core.progress import Progress
 from fedvlm.core.spelling import name_fault, shown
-from fedvlm.data.datasets import MEMORY, refuse_untestable
+from fedvlm.data.datasets import MEMORY_FORMAT, refuse_untestable
 from fedvlm.data.datum import PARTS, DatasetBase, Datum
-from fedvlm.data.formats.parts import PART_NAMES, USUAL_SHARE, Cut, complete
+from fedvlm.data.formats.parts import PART_NAMES, USUAL_SHARE, complete
+from fedvlm.data.layouts import CopyInfo
 from fedvlm.data.memory.samples import Columns, SamplePicture, Samples, is_sample, is_table
-from fedvlm.data.own.add import sharing
+from fedvlm.data.own.add import default_sharing
 
 PARTITION, CLIENTS, HELD_OUT = "FED.PARTITION", "FED.CLIENTS", "FED.HELD_OUT_DOMAIN"
-USUAL_NAME = MEMORY
+USUAL_NAME = MEMORY_FORMAT
 _SHOWN = 3
 Parts = dict[str, Samples]
 
@@ -90,9 +92,10 @@ class MemorySet:
             DataError: a label that is none or out of range, an image that is none (client and
                 index are named), no test images, or most classes without one.
         """
-        cut = Cut(float(cfg.DATASET.TEST_SHARE), int(cfg.DATA_SEED))
+        info = CopyInfo(self.name, Path(), test_share=float(cfg.DATASET.TEST_SHARE),
+                        seed=int(cfg.DATA_SEED))
         for member, parts in self._members.items():
-            if len(parts) == 1 and not cut.share:
+            if len(parts) == 1 and not info.test_share:
                 raise DataError(
                     f"{self._of(member)} has no test images: give (train, test) for train, or let "
                     f"test_share={USUAL_SHARE} draw that share of each class by data_seed"
@@ -103,7 +106,7 @@ class MemorySet:
         notes: list[str] = []
         for number, (member, parts) in enumerate(self._members.items()):
             rows = {p: self._data(parts, p, member, number, count) for p in PARTS}
-            whole, said = complete(rows, cut, self.name, "" if self._pooled else member)
+            whole, said = complete(rows, info, self.name, "" if self._pooled else member)
             notes += said
             for part in PARTS:
                 lists[part] += whole[part]
@@ -168,10 +171,10 @@ class MemorySet:
     def _sharing(self, given: Mapping[str, Value]) -> tuple[dict[str, Value], list[str]]:
         """Return the config keys of the set, and what they decide, in sentences."""
         keys: dict[str, Value] = {
-            "DATASET.NAME": self.name, "DATASET.FORMAT": MEMORY, "DATASET.NUM_SHOTS": -1,
+            "DATASET.NAME": self.name, "DATASET.FORMAT": MEMORY_FORMAT, "DATASET.NUM_SHOTS": -1,
         }
         if self._pooled:
-            more, notes = sharing(self.name, self.classnames, [])
+            more, notes = default_sharing(self.name, self.classnames, [])
             chosen = [key for key in (PARTITION, CLIENTS) if key in given]
             return keys | ({} if chosen else more), [] if chosen else notes
         number = len(self._members)

@@ -17,10 +17,10 @@ from fedvlm.data.datum import PARTS, DatasetBase
 from fedvlm.data.own.place import Keys
 from fedvlm.data.own.shape import look
 
-FORMAT, LEAVE_OUT, NAME = "DATASET.FORMAT", "DATASET.LEAVE_OUT", "DATASET.NAME"
+FORMAT_KEY, LEAVE_OUT_KEY, NAME_KEY = "DATASET.FORMAT", "DATASET.LEAVE_OUT", "DATASET.NAME"
 _OF_READING = (
-    NAME, FORMAT, LEAVE_OUT, "DATASET.IMAGE_DIR", "DATASET.SPLIT_FILE", "DATASET.NAMES_FILE",
-    "DATASET.TEST_SHARE", "DATASET.TEMPLATE",
+    NAME_KEY, FORMAT_KEY, LEAVE_OUT_KEY, "DATASET.IMAGE_DIR", "DATASET.SPLIT_FILE",
+    "DATASET.NAMES_FILE", "DATASET.TEST_SHARE", "DATASET.TEMPLATE",
 )  # fmt: skip
 USUAL_CLIENTS, SMALLEST = 10, 4  # of default_schema; fewer classes are not dealt as classes
 
@@ -51,7 +51,7 @@ class OwnSet:
         data = self.data
         sizes = "/".join(f"{len(data.parts[part]):,}" for part in PARTS)
         domains = f"{len(data.domain_names)} domains ({_first(data.domain_names)}), "
-        return (f"{self.keys[NAME]}: {self.what}: {domains if data.domain_names else ''}"
+        return (f"{self.keys[NAME_KEY]}: {self.what}: {domains if data.domain_names else ''}"
                 f"{data.num_classes} classes ({_first(data.classnames)}), {sizes} images in "
                 f"{'/'.join(PARTS)}")
 
@@ -67,7 +67,7 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
         ConfigError: ``given`` is wrong.
     """
     given = dict(given or {})
-    shape = look(path, _words(given.get(LEAVE_OUT, ())), known=FORMAT not in given)
+    shape = look(path, _words(given.get(LEAVE_OUT_KEY, ())), known=FORMAT_KEY not in given)
     keys: Keys = {} if shape.known else {"DATASET.TEMPLATE": DEFAULT_TEMPLATE}
     keys |= shape.keys | {key: given[key] for key in _OF_READING if key in given}
     cfg, _ = build_config(None, None, keys | given, [], default_schema())
@@ -75,7 +75,7 @@ def understand(path: Path, given: Mapping[str, Value] | None = None) -> OwnSet:
     share: Keys = {}
     notes: list[str] = []
     if data.domain_names or not shape.known:
-        share, notes = sharing(data.name, data.classnames, data.domain_names)
+        share, notes = default_sharing(data.name, data.classnames, data.domain_names)
     said = [note.removeprefix(f"{data.name}: ") for note in (*shape.notes, *data.notes, *notes)]
     decided = (*shape.notes, *notes)
     return OwnSet(shape.what, keys | share, data, decided, tuple(dict.fromkeys(said)))
@@ -88,7 +88,7 @@ def _words(value: Value) -> Sequence[str]:
     return [str(word) for word in value]
 
 
-def sharing(
+def default_sharing(
     name: str, classnames: Sequence[str], domain_names: Sequence[str]
 ) -> tuple[Keys, list[str]]:
     """Return how clients share a set by default, where ten clients of disjoint classes cannot.
@@ -131,7 +131,7 @@ def yaml_text(own: OwnSet) -> str:
 
 
 def _yaml(key: str, value: Value) -> str:
-    if f"DATASET.{key}" == LEAVE_OUT:
+    if f"DATASET.{key}" == LEAVE_OUT_KEY:
         return json.dumps(list(_words(value)), ensure_ascii=False)
     return json.dumps(value, ensure_ascii=False)  # JSON is YAML
 

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedvlm.data.formats.folders import SUFFIXES
 from fedvlm.data.formats.table_files import TABLES
-from fedvlm.data.locate import folder_contents
+from fedvlm.data.locate import IMAGE_SUFFIXES, folder_contents
 
 Keys = dict[str, str | float | int]
 
 
 @dataclass(frozen=True)
-class Shape:
+class FolderShape:
     """What was understood of a folder.
 
     Attributes:
@@ -32,7 +31,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Place:
+class ImageFolder:
     """A folder on the way to the images.
 
     Attributes:
@@ -59,14 +58,14 @@ def holds_images(folder: Path) -> bool:
     """Return whether an image lies below a folder; ends at the first."""
     for _, folders, names in os.walk(folder):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
-        if any(n.lower().endswith(SUFFIXES) and not n.startswith(".") for n in names):
+        if any(n.lower().endswith(IMAGE_SUFFIXES) and not n.startswith(".") for n in names):
             return True
     return False
 
 
-def place_of(top: Path, here: Path, leave_out: Sequence[str]) -> Place:
+def look_into(top: Path, here: Path, leave_out: Sequence[str]) -> ImageFolder:
     folders, files = folder_contents(here)
     pictures = [f for f in folders - set(leave_out) if holds_images(here / f)]
-    flat = any(f.lower().endswith(SUFFIXES) for f in files)
+    flat = any(f.lower().endswith(IMAGE_SUFFIXES) for f in files)
     tables = [f for f in files if f.lower().endswith(TABLES)]
-    return Place(top, here, tuple(sorted(pictures)), flat, tuple(sorted(tables)))
+    return ImageFolder(top, here, tuple(sorted(pictures)), flat, tuple(sorted(tables)))

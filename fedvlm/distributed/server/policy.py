@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from fedvlm.core.trees import Tree, first_non_finite, matching, pick, stack
 from fedvlm.distributed.schema import MOST_CLIENTS, PARTS
 from fedvlm.distributed.site import METRIC, WEIGHT
 from fedvlm.distributed.wire import Frame
-from fedvlm.federation.aggregation.arrival import Part, Rows
+from fedvlm.federation.aggregation.arrival import Rows, Upload
 from fedvlm.federation.context import OWN, UNIFORM, Context
 from fedvlm.federation.local import sent
 from fedvlm.federation.local.sent import odd_extra
@@ -81,7 +81,7 @@ class Odd(FedvlmError):
 def read_parts(
     frame: Frame, ctx: Context, downloads: Mapping[int, Tree], asked: Sequence[int],
     forms: Tree | None,
-) -> tuple[list[Part], dict[int, str], list[int]]:
+) -> tuple[list[Upload], dict[int, str], list[int]]:
     """Return the parts of a site's answer that keep the contract.
 
     Args:
@@ -94,7 +94,7 @@ def read_parts(
         Parts; why the updates of other clients of ``asked`` are refused; ids of clients that the
         site was not asked for, or answers for twice.
     """
-    parts, refused, foreign, seen = list[Part](), dict[int, str](), list[int](), set[int]()
+    parts, refused, foreign, seen = list[Upload](), dict[int, str](), list[int](), set[int]()
     for p, values in enumerate(frame.values["parts"]):
         ids = values["clients"]
         odd = [c for k, c in enumerate(ids) if c not in asked or c in seen or c in ids[:k]]
@@ -117,7 +117,7 @@ def read_parts(
 def _part(
     ids: Sequence[int], values: Mapping[str, Any], trees: Mapping[str, Tree], ctx: Context,
     downloads: Mapping[int, Tree], forms: Tree | None,
-) -> Part:
+) -> Upload:
     """Return a part on the model's device.
 
     Raises:
@@ -154,10 +154,10 @@ def _part(
             raise Odd(f"'{name}' is not a number for each client")
     there = {n: {m: v.to(device) for m, v in tree.items()} for n, tree in
              (("up", up), ("extra", extra), ("received", received))}
-    return Part(
-        tuple(ids), there["up"], told[WEIGHT], there["extra"],
-        {n.removeprefix(METRIC): v for n, v in told.items() if n != WEIGHT}, there["received"],
-        rows, dict(counts),
+    return Upload(
+        there["up"], told[WEIGHT], there["extra"], rows=rows, clients=tuple(ids),
+        metrics={n.removeprefix(METRIC): v for n, v in told.items() if n != WEIGHT},
+        received=there["received"], counts=dict(counts),
     )
 
 
@@ -190,7 +190,7 @@ def _extras(extra: Tree, k: int, forms: Tree | None) -> None:
         raise Odd(odd)
 
 
-def weigh(part: Part, max_norm: float, ctx: Context) -> dict[int, str]:
+def weigh(part: Upload, max_norm: float, ctx: Context) -> dict[int, str]:
     """Return why updates of single clients are refused: what is not finite, weights, norms.
 
     A method may train on a part of a client's images (``Context.subset``), so a weight by samples
@@ -219,7 +219,7 @@ def weigh(part: Part, max_norm: float, ctx: Context) -> dict[int, str]:
     return out
 
 
-def _norms(part: Part) -> list[float]:
+def _norms(part: Upload) -> list[float]:
     dense = part.arrive()
     total: Tensor = torch.zeros(len(dense), dtype=torch.float64)
     for name, v in dense.params.items():
@@ -229,28 +229,13 @@ def _norms(part: Part) -> list[float]:
     return norms
 
 
-def without(part: Part, refused: Mapping[int, str]) -> Part | None:
+def without(part: Upload, refused: Mapping[int, str]) -> Upload | None:
     """Return a part without some of its clients; None where nobody is left."""
     stay = [k for k, c in enumerate(part.clients) if c not in refused]
-    if len(stay) == len(part.clients):
-        return part
-    if not stay:
-        return None
-    at = torch.tensor(stay, dtype=torch.int64)
-
-    def cut(tree: Tree) -> Tree:
-        return {n: v[at.to(v.device)] for n, v in tree.items()}
-
-    return replace(
-        part, clients=tuple(part.clients[k] for k in stay), params=cut(part.params),
-        weight=part.weight[at], extras=cut(part.extras), metrics=cut(part.metrics),
-        received=cut(part.received),
-        rows={n: Rows(r.index[at.to(r.index.device)], r.axis) for n, r in part.rows.items()},
-        counts={n: [row[k] for k in stay] for n, row in part.counts.items()},
-    )
+    return part.take(stay) if stay else None
 
 
-def outvoted(parts: Sequence[Part]) -> dict[int, str]:
+def outvoted(parts: Sequence[Upload]) -> dict[int, str]:
     """Return why clients are refused whose extras or rows do not stack with most others'."""
     forms = [_form(part.extras) for part in parts]
     votes: Counter[Form] = Counter()
@@ -273,7 +258,7 @@ def outvoted(parts: Sequence[Part]) -> dict[int, str]:
     return out
 
 
-def _axes(part: Part) -> dict[str, int]:
+def _axes(part: Upload) -> dict[str, int]:
     return {name: rows.along(part.params[name]) for name, rows in part.rows.items()}
 
 

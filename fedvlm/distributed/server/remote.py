@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedvlm.core.errors import ConfigError
+from fedvlm.core.rows.away import AwayStore
 from fedvlm.core.trees import Tree
 from fedvlm.distributed.carriers import Carrier
 from fedvlm.distributed.facts import facts, likeness, odd_facts
@@ -25,7 +26,6 @@ from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.server.requests import Requests
 from fedvlm.distributed.server.rows import RowAnswers
 from fedvlm.distributed.server.work import RoundAnswers, silence
-from fedvlm.distributed.store import AwayStore
 from fedvlm.distributed.wire import Frame
 from fedvlm.federation.clients import Clients
 from fedvlm.federation.engine import Bundle, MakeContext, RoundWork

@@ -19,7 +19,7 @@ from fedvlm.distributed.server.policy import (
     without,
 )
 from fedvlm.distributed.wire import Frame
-from fedvlm.federation.aggregation.arrival import Part
+from fedvlm.federation.aggregation.arrival import Upload
 from fedvlm.federation.context import Context
 from fedvlm.federation.engine import RoundWork
 from fedvlm.federation.reliability.unreliable import NO_ANSWER
@@ -49,7 +49,7 @@ class RoundAnswers:
     forms: Tree | None
     policy: Policy
     say: Callable[[str], None]
-    parts: list[tuple[str, Part]] = field(default_factory=list)
+    parts: list[tuple[str, Upload]] = field(default_factory=list)
     dropped: dict[int, str] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     why: dict[int, str] = field(default_factory=dict)

@@ -7,13 +7,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median as middle
+from statistics import median_low
 
 import torch
 
 from fedvlm.federation.aggregation.rules import lengths, moves
 from fedvlm.federation.aggregation.updates import Updates
 
-FAR, LEAST_SPREAD, AGAINST, FEWEST = 5.0, 0.1, -0.9, 4  # the bound of ``Telltale``
+# The bounds of ``Telltale``.
+FAR, USUAL_SPREAD, PRIOR, LONGEST = 5.0, 0.6, 20, math.log(50)
+AGAINST, ALONG, AGREE, FEWEST, SHORT = -0.9, 0.5, 0.75, 4, 0.5
 FEW = 1 << 23  # numbers of float64 moves that are kept between two passes
 
 
@@ -21,9 +24,18 @@ FEW = 1 << 23  # numbers of float64 moves that are kept between two passes
 class Telltale:
     """Length and direction of the updates of a round, whatever the rule.
 
-    An update is an outlier if |log norm - median| > 5 max(1.4826 MAD, 0.1), median and median
-    absolute deviation over the logarithms of the norms above zero, or if its cosine is below -0.9
-    and at least 4 updates count. One of weight zero is neither an outlier nor a measure of others.
+    An update is an outlier if it is far longer than the median, log(norm / median) > min(5 s,
+    log 50), if it has no length where others have one, or if it points against updates that agree:
+    its cosine is below -0.9, at least three quarters of at least 4 updates have one above 0.5, and
+    its norm is at least half the median. One of weight zero is neither an outlier nor counted.
+
+    s is the spread of the log norms above the median (1.4826 times the low median of their
+    distances to it), moderated as variances of few samples are (Smyth 2004): s^2 = (20 0.6^2 +
+    n spread^2) / (20 + n), n the number of norms. With five clients a spread of their own rests on
+    one or two distances, and is near zero by chance; the prior is the spread of honest clients over
+    all methods on the demo. Below the median there is no bound: a client whose loss is near zero
+    moves as little as it likes, a thousandth of the median in honest runs. Where clients disagree,
+    two or three of them lead the mean, and honest ones point against it.
 
     Attributes:
         clients: ids, ascending; none where nothing is shared.
@@ -90,11 +102,14 @@ def outlying(
     if not logs:
         return []
     centre = middle(logs.values())
-    spread = max(1.4826 * middle(abs(v - centre) for v in logs.values()), LEAST_SPREAD)
+    own = 1.4826 * median_low(v - centre for v in logs.values() if v >= centre)
+    square = (PRIOR * USUAL_SPREAD**2 + len(logs) * own**2) / (PRIOR + len(logs))
+    bound = min(FAR * math.sqrt(square), LONGEST)
+    agreed = len(at) >= FEWEST and sum(cosine[k] > ALONG for k in at) >= AGREE * len(at)
     return [
         k for k in at
-        if abs(logs.get(k, -math.inf) - centre) > FAR * spread
-        or (len(at) >= FEWEST and cosine[k] < AGAINST)
+        if k not in logs or logs[k] - centre > bound
+        or (agreed and cosine[k] < AGAINST and logs[k] - centre > math.log(SHORT))
     ]
 
 

@@ -17,6 +17,8 @@ from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, FedvlmError, failure_text, own_line
 from fedvlm.core.trees import Tree, expand, rows
 from fedvlm.federation.batches import Batch
+from fedvlm.federation.server import Held, ServerContext
+from fedvlm.federation.trainer import Trainer
 from fedvlm.models.features.proof import Answers, Proof, compare
 from fedvlm.models.features.sources import SampleSource
 from fedvlm.models.vlmodel import VLModel
@@ -75,6 +77,34 @@ def prove_streams(
     params = expand(received, 2) | random_values(start, seed)
     run = partial(_answers, trainer, model, params, list(start), y)
     return _blame(proofs[0], lambda some: compare(run, some, plain, model.backbone.dtype), x, plain)
+
+
+def prove_method(
+    trainer: Trainer, model: VLModel, start: Tree, server: Callable[[int, Held], ServerContext],
+    cached: SampleSource, pixels: SampleSource, indices: Tensor, seed: int,
+) -> Proof:
+    """Compare the streams of a run's method (``prove_streams``) on what a client first receives.
+
+    Nothing of the run moves: model, counters and random streams of the trial are its own.
+
+    Args:
+        server: makes the context of a round (``Federation.server_context``).
+
+    Raises:
+        ConfigError: they give other numbers, or the method fails on one of them.
+        FedvlmError: the frozen backbone changed.
+    """
+    fresh, held = model.fresh(), Held()
+    slots = trainer.init_server(replace(server(0, held), model=fresh), start)
+    received = trainer.download(replace(server(1, held), model=fresh), slots, 0)
+    frozen = model.verify_frozen()
+    proof = prove_streams(trainer, fresh, start, received, cached, pixels, indices, seed)
+    if model.verify_frozen() != frozen:
+        raise FedvlmError("the frozen backbone changed while the streams were compared")
+    if not proof.holds:
+        name = trainer.name or type(trainer).__name__
+        raise ConfigError(f"trainer {name}: {proof.sentence()}")
+    return proof
 
 
 def _blame(

@@ -13,12 +13,14 @@ from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context
 from fedvlm.federation.groups import Finetune
 from fedvlm.federation.trainer import Predictor, Trainer, cross_entropy
-from fedvlm.models.adapt.contexts import random_context, start_context
+from fedvlm.models.adapt.contexts import (
+    GLOBAL,
+    LOCAL,
+    TRAINED,
+    random_context,
+    start_context,
+)
 from fedvlm.models.vlmodel import VLModel
-
-GLOBAL, LOCAL = "text.ctx.global", "text.ctx.local"
-TRAINED = "text.trained"  # of a personal model: 1 where the client has trained its own context
-N_CTX = Option(16, "context tokens", low=1)
 
 
 class ContextTrainer(Trainer):
@@ -43,7 +45,7 @@ class PairTrainer(Trainer):
     """
 
     groups = ((r"text\.ctx\.global", "shared"), (r"text\.ctx\.local", "personal"))
-    options = {"N_CTX": N_CTX}
+    options = {"N_CTX": Option(16, "context tokens", low=1)}
     exempt = {"G4": "a client's own context counts from its first round on, trained or not"}
 
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:

@@ -174,7 +174,7 @@ def distil(
     return Distillate(tree, adopted, initial, best, value, passes)
 
 
-def held_out(n: int, how: Distillation) -> int:
+def holdout_size(n: int, how: Distillation) -> int:
     """Return how many of ``n`` proxy images are held out for the gate.
 
     Raises:
@@ -191,7 +191,7 @@ def held_out(n: int, how: Distillation) -> int:
 
 def _divide(n: int, how: Distillation, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return positions of (held-out, learning) proxy images."""
-    count = held_out(n, how)
+    count = holdout_size(n, how)
     order = torch.randperm(n, generator=generator)
     return order[:count], order[count:]
 

@@ -53,7 +53,7 @@ class Moments:
         return self.gram - self.total.mT @ self.mean
 
 
-def moments(ctx: Context, features: Features, classes: int, width: int) -> Moments:
+def compute_moments(ctx: Context, features: Features, classes: int, width: int) -> Moments:
     """Return the moments of ``features({}, x) [K, B, width]`` over each client's training split.
 
     Args:

@@ -15,7 +15,8 @@ accuracy. Whoever knows the seed can subtract it (docs/privacy.md).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from torch import Tensor
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree, per_client
 from fedvlm.federation.batches import Batch
+from fedvlm.federation.local.effort import Worked
 
 GAUSSIAN, SAMPLED = "gaussian", "sampled"
 REPLACED = 2.0  # bounds by which a sum moves at most where one sample is replaced by another
@@ -32,7 +34,7 @@ TOP = 1e8  # an epsilon that nobody reaches
 HALVINGS = 200
 
 
-def clipped(grads: Tree, bound: float, parts: Sequence[Sequence[str]]) -> Tree:
+def clip_by_part(grads: Tree, bound: float, parts: Sequence[Sequence[str]]) -> Tree:
     """Return every sample's gradient scaled down to a norm of ``bound``, part by part.
 
     Args:
@@ -51,7 +53,7 @@ def clipped(grads: Tree, bound: float, parts: Sequence[Sequence[str]]) -> Tree:
     return out
 
 
-def mean_of(grads: Tree, batch: Batch) -> Tree:
+def mean_gradient(grads: Tree, batch: Batch) -> Tree:
     """Return the means over each client's samples, ``[K, ...]``; padding (weight 0) is out."""
     count = batch.w.sum(1)
     out = {}
@@ -62,7 +64,7 @@ def mean_of(grads: Tree, batch: Batch) -> Tree:
     return out
 
 
-def noised(tree: Tree, batch: Batch, std: float, purpose: str) -> Tree:
+def add_noise(tree: Tree, batch: Batch, std: float, purpose: str) -> Tree:
     """Return the tree plus N(0, (std / B_k)^2) in every number, B_k the samples of client k.
 
     The draws are a function of model seed, purpose, fit, round, client and step; no client shares
@@ -180,3 +182,68 @@ def _crossing(low: float, high: float, above: Callable[[float], bool]) -> float:
         else:
             high = middle
     return high
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A Gaussian mechanism over batches.
+
+    Attributes:
+        sigma: noise on a sum of clipped gradients, in bounds.
+        clip: the bound, for the words.
+        delta: of (epsilon, delta).
+        parts: vectors of a release, each with a bound and noise of its own.
+        sampled: count the gain of drawing a batch (one step a round); else none.
+    """
+
+    sigma: float
+    clip: float
+    delta: float
+    parts: int = 1
+    sampled: bool = False
+
+    @property
+    def noise(self) -> float:
+        """Noise over sensitivity of a release."""
+        return multiplier(self.sigma, self.parts)
+
+    def epsilon(self, one: Worked) -> float:
+        """Return the epsilon of a client.
+
+        Raises:
+            ConfigError: gain of sampling is asked for where a round takes several steps.
+        """
+        if not self.sampled or one.per_pass <= 1:
+            return epsilon_of(self.noise, one.passes, self.delta)
+        if any(steps > 1 for steps in one.steps):
+            raise ConfigError(
+                "ACCOUNTANT sampled: a client took several steps in a round, which share out one "
+                "shuffle and are no independent draws; set FED.LOCAL_STEPS 1, or ACCOUNTANT "
+                "gaussian"
+            )
+        return sampled_epsilon(self.noise, one.size, one.batch, sum(one.steps), self.delta)
+
+
+def report_spending(how: Mechanism, work: Sequence[Worked]) -> Mapping[str, Any]:
+    """Return ``epsilon`` (None: no bound), ``delta``, ``releases`` and ``words``, for the results.
+
+    They are of the client that has spent most.
+
+    Args:
+        work: of the clients that worked; empty: nobody has, and nothing is spent.
+    """
+    each = {one: how.epsilon(one) for one in dict.fromkeys(work)}
+    most = max(each.values(), default=0.0)
+    drawn = any(one.per_pass > 1 for one, spent in each.items() if spent == most)
+    times = max((one.passes for one in each), default=0)
+    bounded = math.isfinite(most)
+    gain = "with" if how.sampled and drawn else "no"  # a batch of all images is no draw
+    settings = f"sigma {how.sigma:g}, clip {how.clip:g}"
+    words = (
+        f"epsilon {most:.4g}, delta {how.delta:g} for one image of a client replaced by another, "
+        f"of the client that spent most ({settings}, {gain} gain of sampling)"
+    ) if bounded else f"no bound on epsilon ({settings})"
+    return {
+        "epsilon": most if bounded else None, "delta": how.delta, "releases": times,
+        "words": words,
+    }

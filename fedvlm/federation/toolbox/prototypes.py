@@ -71,7 +71,7 @@ def membership(batch: Batch, classes: int) -> Tensor:
     return F.one_hot(batch.y, classes).to(batch.w.dtype) * batch.w[..., None]
 
 
-def of_labels(values: Tensor, labels: Tensor) -> Tensor:
+def select_by_label(values: Tensor, labels: Tensor) -> Tensor:
     """Return ``values [K, C, ...]`` at ``labels [K, B]``: ``[K, B, ...]``."""
     clients = torch.arange(len(labels), device=labels.device)[:, None]
     return values[clients, labels]
@@ -95,12 +95,12 @@ def hda(
 
 def targets(b: Batch, proto: Tree) -> list[Tensor]:
     """Return the cached prototype of each sample's class, per stage ``[K, B, width]``."""
-    return [of_labels(proto[f"stage.{j}"], b.y) for j in range(STAGES)]
+    return [select_by_label(proto[f"stage.{j}"], b.y) for j in range(STAGES)]
 
 
 def presence(b: Batch, proto: Tree) -> Tensor:
     """Return ``has`` of ``hda``: not padding, and a class with a prototype."""
-    return of_labels(proto["has"], b.y) * b.w
+    return select_by_label(proto["has"], b.y) * b.w
 
 
 def batch_targets(features: Sequence[Tensor], b: Batch, proto: Tree) -> list[Tensor]:
@@ -109,7 +109,7 @@ def batch_targets(features: Sequence[Tensor], b: Batch, proto: Tree) -> list[Ten
     count = member.sum(1).clamp_min(1)[..., None]
     out = []
     for f, p in zip(features, targets(b, proto), strict=True):
-        mean = of_labels(member.mT @ f / count, b.y)
+        mean = select_by_label(member.mT @ f / count, b.y)
         out.append(p + (mean - mean.detach()))
     return out
 

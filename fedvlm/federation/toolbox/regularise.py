@@ -9,7 +9,7 @@ from fedvlm.core.trees import Tree, per_client
 from fedvlm.federation.context import SAMPLES, UNIFORM, Context
 
 
-def pulled(params: Tree, grads: Tree, home: Tree, strength: float) -> Tree:
+def pull(params: Tree, grads: Tree, home: Tree, strength: float) -> Tree:
     """Return ``grads + strength (params - home)``, the slope of strength / 2 |params - home|^2.
 
     Tensors that ``home`` lacks are left alone; strength 0 changes no bit. Sources: Li et al. 2020
@@ -21,7 +21,7 @@ def pulled(params: Tree, grads: Tree, home: Tree, strength: float) -> Tree:
     }
 
 
-def received_by_newcomers(ctx: Context, params: Tree, received: Tree) -> Tree:
+def fill_newcomers(ctx: Context, params: Tree, received: Tree) -> Tree:
     """Return ``params``, with what was received for clients that never worked in a round.
 
     A private model that starts at the common start would otherwise be judged untrained where a

@@ -19,8 +19,8 @@ from yacs.config import CfgNode
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import user_path
+from fedvlm.core.rows.away import AwayStore
 from fedvlm.core.threads import usual_threads
-from fedvlm.core.trees import State
 from fedvlm.distributed.flower import processes
 from fedvlm.distributed.flower.carrier import Flower
 from fedvlm.distributed.flower.commands import LINK, find_flower, find_ray
@@ -35,8 +35,6 @@ from fedvlm.distributed.flower.network import (
 from fedvlm.distributed.flower.place import FOLDER, Place, even, read_place
 from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.server.remote import RemoteEngine
-from fedvlm.distributed.store import AwayStore
-from fedvlm.federation.clients import AWAY
 from fedvlm.federation.plan import parse_sites
 from fedvlm.job.build import Built
 from fedvlm.job.engines.base import ClientSide, Tell, refuse_memory
@@ -57,28 +55,6 @@ from fedvlm.runs.identity import identity_digest
 ENGINE = "flower"
 START = 600.0  # seconds for workers to be built
 REACH = 120.0  # seconds for sites to be at the SuperLink
-
-
-class SitesAway(AwayStore):
-    """What the driver has of its clients: rows that say they are at their sites."""
-
-    def get(
-        self, ids: Sequence[int], versions: Sequence[int]
-    ) -> list[tuple[list[int], State]]:
-        """See ``ClientStore.get``."""
-        return [(list(ids), {AWAY + SITE: {}})] if ids else []
-
-    def put(self, round_: int, ids: Sequence[int], state: State) -> None:
-        """Keep nothing.
-
-        Raises:
-            ConfigError: a checkpoint of another engine.
-        """
-        if list(state) != [AWAY + SITE]:
-            raise ConfigError(
-                "this run was begun with another --engine, whose states of clients are not at the "
-                "sites: go on with that one, or begin anew under another --tag"
-            )
 
 
 class AtSitesOfFlower(ClientSide):
@@ -106,7 +82,7 @@ class AtSitesOfFlower(ClientSide):
         )
         self.ask = self.engine.template
         layout = list(federation.engine.sites)
-        federation.engine, federation.clients.store = self.engine, SitesAway()
+        federation.engine, federation.clients.store = self.engine, AwayStore(SITE)
         leave_images(built)
 
         def begin() -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from fedvlm.core import files
 from fedvlm.core.errors import DataError
+from fedvlm.core.rows.away import AwayStore
 from fedvlm.core.threads import usual_threads
-from fedvlm.distributed.pool.store import PoolAway
 from fedvlm.distributed.server.policy import Policy
 from fedvlm.job.build import Built, pick_device
 from fedvlm.job.engines.base import ClientSide, Tell, refuse_memory
@@ -56,7 +56,7 @@ class Workers(ClientSide):
         """See ``ClientSide.connect``."""
         federation, run = built.federation, run_id(folder)
         plain = config_plain(built.cfg)
-        federation.clients.store = PoolAway()
+        federation.clients.store = AwayStore(None)
         self.built, self.carrier = built, self.workers_of(folder.path, tell)
         self.engine = PoolEngine(
             self.carrier, plain, federation.engine.chunk,

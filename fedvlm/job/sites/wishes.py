@@ -1,4 +1,4 @@
-"""What ``fedvlm readmit`` writes into a run's folder (``distributed.readmission``)."""
+"""What ``fedvlm readmit`` writes into a run's folder (``distributed.server``)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fedvlm.distributed.server.readmission import add_wishes
 from fedvlm.job.sites.parties import PLACE, read_met
 from fedvlm.runs import lock
 from fedvlm.runs.identity import read_manifest
+from fedvlm.runs.names import is_finished
 
 
 def wish(path: Path, clients: Sequence[int], anew: bool) -> tuple[str, list[str]]:
@@ -28,7 +29,7 @@ def wish(path: Path, clients: Sequence[int], anew: bool) -> tuple[str, list[str]
     homes = {int(c): site for site, told in read_met(path).items() for c in told["clients"]}
     if not homes:
         raise ConfigError(f"'{path}' is no run over sites (--engine sites): nobody was excluded")
-    if (path / "results.json").is_file():
+    if is_finished(path):
         raise ConfigError(f"'{path}' is finished: there is no round left to take anybody in")
     stray = [c for c in clients if c not in homes]
     if stray:

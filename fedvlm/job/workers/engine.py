@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.rows.away import AwayStore
 from fedvlm.core.trees import Tree, nbytes
 from fedvlm.distributed.facts import odd_facts
-from fedvlm.distributed.pool.store import PoolAway
 from fedvlm.distributed.schema import numbered
 from fedvlm.distributed.server.membership import Membership
 from fedvlm.distributed.server.remote import RemoteEngine
@@ -86,8 +86,8 @@ class PoolEngine(RemoteEngine):
 
     def join(self, fed: Federation) -> None:
         """See ``RemoteEngine.join``; states that ``fed`` knows of stay known."""
-        if not isinstance(fed.clients.store, PoolAway):
-            fed.clients.store = PoolAway()
+        if not isinstance(fed.clients.store, AwayStore):
+            fed.clients.store = AwayStore(None)
         super().join(fed)
         self._fed = fed
 
@@ -127,9 +127,9 @@ class PoolEngine(RemoteEngine):
         self._forms, store = {}, clients.store
         self._clean(store)
         work = super().run(trainer, make, downloads, clients, accepted)
-        if isinstance(store, PoolAway):
+        if isinstance(store, AwayStore):
             for client, version in work.versions.items():
-                store.hear(version, {client: self._forms[client]})
+                store.note_forms(version, {client: self._forms[client]})
         return work
 
     def _place_work(self, job: RoundAnswers) -> None:
@@ -232,8 +232,8 @@ class PoolEngine(RemoteEngine):
         return plan_chunks(ids, sizes, sites, forms, self.chunk if fed.trainer.batched else 1)
 
     def _form(self, clients: Clients, client: int, version: int) -> str:
-        if version and isinstance(clients.store, PoolAway):
-            return clients.store.forms[client][version]
+        if version and isinstance(clients.store, AwayStore):
+            return clients.store.form_name(client, version)
         return clients.forms([client], {}, {client: {}})[0]
 
     def _deal(self, chunks: Sequence[Chunk], live: Sequence[str]) -> None:

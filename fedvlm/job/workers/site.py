@@ -9,9 +9,8 @@ from typing import Any
 
 from fedvlm.core.trees import Tree
 from fedvlm.distributed.facts import likeness
-from fedvlm.distributed.pool.store import PoolStore, new_letters
 from fedvlm.distributed.site import Site
-from fedvlm.distributed.store import SiteStore
+from fedvlm.distributed.store import SiteStore, new_letters
 from fedvlm.distributed.terms import Terms
 from fedvlm.distributed.wire import Frame
 from fedvlm.federation.rounds import Federation
@@ -77,9 +76,9 @@ class PoolSite(Site):
         }, trees)
 
     @contextmanager
-    def _opened(self, run: str) -> Iterator[PoolStore]:
+    def _opened(self, run: str) -> Iterator[SiteStore]:
         """See ``Site``: without a lock, the workers share the folder."""
-        yield PoolStore(self.folder, run, self.federation.model.device, self.letters)
+        yield SiteStore(self.folder, run, self.federation.model.device, self.letters)
 
     @contextmanager
     def _states(self, run: str, accepted: Mapping[int, int]) -> Iterator[SiteStore]:

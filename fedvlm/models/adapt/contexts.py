@@ -14,6 +14,8 @@ from fedvlm.core.trees import Tree
 from fedvlm.models.towers.prompts import prefix_length
 from fedvlm.models.vlmodel import VLModel
 
+GLOBAL, LOCAL = "text.ctx.global", "text.ctx.local"  # a shared context, and a client's own
+TRAINED = "text.trained"  # of a personal model: 1 where the client has trained its own context
 INIT_STD = 0.02  # CoOp's standard deviation of a random context
 
 

@@ -1,7 +1,7 @@
 """Fusion of two classifiers by their logits alone: gates that start at the average.
 
 Nothing here knows what the logits are of. z_F = alpha z_G + (1 - alpha) z_S; trees have a leading
-client axis ``[K, ...]`` in ``mix_logits`` and ``share``, none in ``gate``.
+client axis ``[K, ...]`` in ``mix_logits`` and ``share``, none in ``build_gate``.
 
 =========== ================================================================== ==================
 kind        alpha                                                              parameters
@@ -29,7 +29,7 @@ BIAS = "gate.a"  # per class; learns with a rate of its own
 CONFIDENCES = 3
 
 
-def gate(kind: str, classes: int, generator: torch.Generator, hidden: int = 0) -> Tree:
+def build_gate(kind: str, classes: int, generator: torch.Generator, hidden: int = 0) -> Tree:
     """Return a new gate's tensors, float32; ``hidden`` 0 is the kind's own width.
 
     Every gate's last layer is zero: it starts at the average. ``concat_mlp`` starts at random.

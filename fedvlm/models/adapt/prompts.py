@@ -33,7 +33,7 @@ def text_prompts(
     return tree
 
 
-def prompted_text(model: VLModel, p: Tree) -> Tensor:
+def encode_prompted_text(model: VLModel, p: Tree) -> Tensor:
     """Return text features ``[K, C, d]`` of ``text.ctx`` and its followers."""
     deep = {int(n.removeprefix(TEXT)): v for n, v in p.items() if n.startswith(TEXT)}
     return model.text(p["text.ctx"], deep=deep)

@@ -207,7 +207,7 @@ def hf_model(arch: dict[str, Any], state: Mapping[str, Tensor]) -> Any:
     vision, text = arch["vision_cfg"], arch["text_cfg"]
     extra = [*(set(arch) - _ARCH), *(set(vision) - _VISION), *(set(text) - _TEXT)]
     if extra or "patch_size" not in vision:
-        reason = f"it has '{sorted(extra)[0]}'" if extra else "its image tower is no ViT"
+        reason = f"it has '{sorted(extra)[0]}'" if extra else "its image tower is not a ViT"
         raise ConfigError(f"transformers' CLIP does not compute this backbone: {reason}")
     act = "quick_gelu" if arch.get("quick_gelu") else "gelu"
 

@@ -107,10 +107,10 @@ def read_torchscript(path: Path) -> dict[str, Tensor]:
         return dict(_tensors(root, listed, MAX_TENSORS))
     except (UnpicklingError, EOFError, zipfile.BadZipFile, OSError) as error:
         reason = str(error) or "it ends too soon"
-        raise DataError(f"'{path}' is no plain TorchScript archive: {reason}") from error
+        raise DataError(f"'{path}' is not a plain TorchScript archive: {reason}") from error
     except Exception as error:  # a crafted stream can raise anything
         raise DataError(
-            f"'{path}' is no plain TorchScript archive: it is damaged ({type(error).__name__})"
+            f"'{path}' is not a plain TorchScript archive: it is damaged ({type(error).__name__})"
         ) from error
 
 
@@ -169,7 +169,7 @@ class _Machine(Machine):
         """
         plain = isinstance(pid, tuple) and len(pid) == 5 and isinstance(pid[1], _Name)
         if not plain or pid[0] != "storage" or pid[1].module != "torch":
-            raise UnpicklingError("it names something that is no storage")
+            raise UnpicklingError("it names something that is not a storage")
         dtype, key, length = _DTYPES.get(pid[1].name), pid[2], pid[4]
         if dtype is None or type(key) is not str or type(length) is not int:
             raise UnpicklingError(f"it has a storage of the kind {pid[1].name}"[:99])
@@ -186,7 +186,7 @@ class _Machine(Machine):
     def reduce(self) -> None:
         args, called = self.stack.pop(), self.stack.pop()
         if not isinstance(called, _Name) or type(args) is not tuple:
-            raise UnpicklingError("it calls what is no function")
+            raise UnpicklingError("it calls something that is not a function")
         self.stack.append(_call(called, args))
 
     dispatch[pickle.REDUCE[0]] = reduce
@@ -195,7 +195,7 @@ class _Machine(Machine):
         args, kind = self.stack.pop(), self.stack.pop()
         ours = isinstance(kind, _Name) and kind.module.split(".")[0] == "__torch__"
         if not ours or args != ():
-            raise UnpicklingError("it makes an object that is no module of its own")
+            raise UnpicklingError("it creates an object that is not one of its own modules")
         self.stack.append(_Module(f"{kind.module}.{kind.name}"))
 
     dispatch[pickle.NEWOBJ[0]] = new_object
@@ -203,7 +203,7 @@ class _Machine(Machine):
     def build(self) -> None:
         state, module = self.stack.pop(), self.stack[-1]
         if not isinstance(module, _Module) or type(state) is not dict or module.attributes:
-            raise UnpicklingError("it sets the state of a module by code of its own")
+            raise UnpicklingError("it sets the state of a module by its own code")
         module.attributes = state
 
     dispatch[pickle.BUILD[0]] = build

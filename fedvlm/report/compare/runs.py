@@ -14,10 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.report.compare.sides import Difference, Side, difference, partings
 from fedvlm.report.compare.text import Comparison, Topic, interval, p_value, plain, signed
 from fedvlm.report.statistics.paired import FEWEST, METHODS, McNemar, Paired, mcnemar, paired
 from fedvlm.report.tables.metrics import DEFINED, metric
+from fedvlm.runs.verify.parting import (
+    Difference,
+    Side,
+    find_differences,
+    find_partings,
+    rounds_lines,
+    settings_lines,
+)
 
 COST = (
     "totals.local_steps", "totals.samples", "totals.image_forwards", "totals.text_tokens",
@@ -25,6 +32,7 @@ COST = (
 )
 MOST = 40  # clients shown one by one; of more, those that lost and gained most
 ENDS = 10
+SETTINGS, ROUNDS = "Settings, A -> B", "First round at which they part"
 ONE_SEED = "of these clients and seeds alone: what other seeds would give, --over-seeds says"
 LOGITS = "logits.safetensors"
 DATA = ("data: ", "images: ")  # differences that the note on partitions tells
@@ -41,18 +49,19 @@ class Heads(NamedTuple):
     note: str = ""
 
 
-def compare(a: Side, b: Side) -> Comparison:
+def compare_runs(a: Side, b: Side) -> Comparison:
     """Return the whole comparison of two runs."""
-    differing, heads = difference(a, b), _heads_of(a, b)
+    differing, heads = find_differences(a, b), _heads_of(a, b)
     same, why = _pairing(a, b)
     numbers = _headline(a, b, heads) if heads else {}
     costs = {n: (x, y) for n in COST
              if (x := _cost(a, n)) is not None and (y := _cost(b, n)) is not None}
     clients, data = _clients(a, b, heads) if same and heads else ([], {})
-    parts = partings(a, b)
+    parts = find_partings(a, b)
     topics = [
-        _runs(a, b), _settings(differing), Topic("Data", [why]), _numbers(heads, numbers), *clients,
-        _costs(costs), _rounds(a, b, parts, differing),
+        _runs(a, b), Topic(SETTINGS, settings_lines(differing)), Topic("Data", [why]),
+        _numbers(heads, numbers), *clients, _costs(costs),
+        Topic(ROUNDS, rounds_lines(a, b, parts, differing)),
     ]
     return Comparison(topics, {
         "a": _about(a), "b": _about(b), "settings": asdict(differing) | {"equal": differing.equal},
@@ -100,7 +109,7 @@ def compare_seeds(a: Sequence[Side], b: Sequence[Side]) -> Comparison:
         rows.append({"seed": str(x.seeds[0]), "data seed": str(x.seeds[1]), "A": plain(first),
                      "B": plain(second), "B - A": signed(gain)})
     topics = [
-        Topic("Runs", [*runs, *notes]), _settings(differing),
+        Topic("Runs", [*runs, *notes]), Topic(SETTINGS, settings_lines(differing)),
         Topic("Seeds, personal accuracy in %", [], rows,
               _spread_lines(spreads["personal"], "seed") if "personal" in spreads else []),
         Topic("Numbers over seeds, in %", [], [
@@ -166,22 +175,6 @@ def _headline(a: Side, b: Side, heads: Heads) -> Pairs:
     return numbers
 
 
-def _settings(differing: Difference) -> Topic:
-    """Return what differs before the first round."""
-    groups = {
-        "changes numbers": differing.numbers,
-        "own settings of one method": ["; ".join(differing.method)] if differing.method else [],
-        "may change bits (versions, code, machine)": differing.machine,
-        "changes no number": differing.elsewhere,
-    }
-    lines = [f"{name}: {line}" for name, group in groups.items() for line in group]
-    if not differing.known:
-        lines.insert(0, "a manifest names no identity: what changes numbers was not compared")
-    elif not (differing.numbers or differing.method):
-        lines.insert(0, "the same identity: nothing that changes numbers differs")
-    return Topic("Settings, A -> B", lines)
-
-
 def _spread_lines(pairs: Paired, what: str) -> list[str]:
     """Return the statistics of paired numbers in words.
 
@@ -221,7 +214,7 @@ def _by_seeds(sides: Sequence[Side], letter: str) -> dict[tuple[Any, Any], Side]
 
 def _common_difference(pairs: Sequence[tuple[Side, Side]]) -> tuple[Difference, list[str]]:
     """Return what differs alike in every pair, and a note on what differs in some."""
-    each = [difference(a, b) for a, b in pairs]
+    each = [find_differences(a, b) for a, b in pairs]
     common = {
         part: [x for x in getattr(each[0], part) if all(x in getattr(d, part) for d in each)]
         for part in ("numbers", "method", "elsewhere", "machine")
@@ -377,36 +370,6 @@ def _image_test(a: Mapping[str, Any], b: Mapping[str, Any], names: list[str]) ->
         for hits, logits in zip(right, (a, b), strict=True):
             hits.append(logits[name].argmax(axis=1) == truth if len(truth) else truth == 0)
     return mcnemar(*(np.concatenate(hits).tolist() for hits in right))
-
-
-def _rounds(a: Side, b: Side, parts: Sequence[Mapping[str, Any]], differing: Difference) -> Topic:
-    compared = [part for part in parts if part["rounds"]]
-    lines = [_parting_line(part) for part in compared]
-    for letter, side, other in (("A", a, b), ("B", b, a)):
-        only = sorted(set(side.records) - set(other.records))
-        if only and len(only) < len(side.records):
-            lines.append(f"only {letter} has round {only[0]}"
-                         f"{f' to {only[-1]}' if len(only) > 1 else ''}; the others are compared")
-    if compared and all(part["parting"] is None for part in compared):
-        lines.append("all common rounds are equal, bit for bit")
-    elif compared and differing.equal:
-        lines.append(
-            "the same identity, versions and machine gave other bits: that should not be"
-            + (", unless the code differs: a checkout had changes of its own" if differing.dirty
-               else "")
-        )
-    return Topic("First round at which they part", lines)
-
-
-def _parting_line(part: Mapping[str, Any]) -> str:
-    rounds, parting = part["rounds"], part["parting"]
-    count = f"{len(rounds)} round{'s' if len(rounds) > 1 else ''}"
-    if parting is None:
-        return f"{part['part']}: equal bit for bit in all {count} compared " \
-               f"({rounds[0]} to {rounds[-1]})"
-    whose = "" if parting["client"] is None else f" of client {parting['client']}"
-    return f"{part['part']}: parts at round {parting['round']} ({count} compared); first " \
-           f"difference: {parting['name']}{whose}, A {parting['a']}, B {parting['b']}"
 
 
 def _about(side: Side) -> dict[str, Any]:

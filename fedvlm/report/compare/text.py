@@ -66,7 +66,7 @@ def as_json(comparison: Comparison) -> str:
     return json.dumps(files.json_ready(dict(comparison.data)), indent=2, allow_nan=False) + "\n"
 
 
-FORMATS: dict[str, Callable[[Comparison], str]] = {
+PAIR_FORMATS: dict[str, Callable[[Comparison], str]] = {
     "text": text, "md": markdown, "json": as_json,
 }
 

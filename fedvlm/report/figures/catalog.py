@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
 from fedvlm.report import figures as folder
-from fedvlm.report.collect import Run
 from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing.lines import MANY, order_of
 from fedvlm.report.figures.selection import Selection
+from fedvlm.runs.finished import FinishedRun
 
 MEMBERS = ("ORDER", "CAPTION", "OF", "select", "draw", "rows")
 _NOT_PERCENT = ("round", "seconds", "bytes", "val")  # numbers of a round that are no accuracy
@@ -125,7 +125,7 @@ def _apart(figure: FigureModule, data: Any) -> dict[str, Any]:
     return alone
 
 
-def title_of(run: Run) -> str:
+def title_of(run: FinishedRun) -> str:
     """Return what a figure of one run is of: method, dataset, partition and seeds."""
     protocol = run.protocol
     parts = [run.method, str(protocol.get("dataset", "")), str(protocol.get("partition", ""))]

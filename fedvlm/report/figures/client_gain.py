@@ -12,12 +12,12 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedvlm.report.collect import Run
 from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing import lines
 from fedvlm.report.figures.drawing.lines import Line, Panel
 from fedvlm.report.figures.selection import PLACE, Selection, titles
 from fedvlm.report.tables.metrics import OWN_REFERENCE, accuracies
+from fedvlm.runs.finished import FinishedRun
 
 NAME, ORDER, OF = "client_gain", 4, "runs"
 CAPTION = ("Share of clients, those of all seeds together, whose gain over a logistic regression "
@@ -55,7 +55,7 @@ def select(selection: Selection) -> list[Panel] | str | None:
     ]
 
 
-def gains_of(run: Run) -> list[float]:
+def gains_of(run: FinishedRun) -> list[float]:
     """Return each client's gain in points; empty where the run has no such reference."""
     own, alone = accuracies(run.last), accuracies(run.section("references").get(OWN_REFERENCE))
     return [own[client] - alone[client] for client in own if client in alone]

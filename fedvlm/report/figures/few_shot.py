@@ -16,12 +16,12 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from fedvlm.core.stats import mean, sample_std
-from fedvlm.report.collect import Run
 from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing import lines
 from fedvlm.report.figures.drawing.levels import Level, levels_of, mean_levels
 from fedvlm.report.figures.drawing.lines import Line, Panel
 from fedvlm.report.figures.selection import PLACE, Group, Selection, titles
+from fedvlm.runs.finished import FinishedRun
 
 NAME, ORDER, OF = "few_shot", 5, "runs"
 CAPTION = ("Personal accuracy over shots per class, mean and band of one standard deviation over "
@@ -105,7 +105,7 @@ def _fill(axes: Axes, panel: Panel, order: Mapping[str, int | None]) -> None:
 
 def _levels(methods: Iterable[Mapping[int, Group]], metric: str) -> list[Level]:
     """Return the references over shots; a reference that knows no training image is the star."""
-    by_shots: dict[int, list[Run]] = {}
+    by_shots: dict[int, list[FinishedRun]] = {}
     for groups in methods:
         for shots, group in groups.items():
             by_shots.setdefault(shots, []).extend(group.runs.values())

@@ -11,12 +11,13 @@ from typing import Any
 
 from fedvlm.core.errors import DataError
 from fedvlm.core.stats import mean, sample_std
-from fedvlm.report.collect import Run, finite
+from fedvlm.report.collect import finite
 from fedvlm.report.figures.drawing.levels import Level, levels_of
 from fedvlm.report.figures.drawing.lines import Line, Panel
 from fedvlm.report.tables.facts import RunFacts
 from fedvlm.report.tables.layout import named
 from fedvlm.report.tables.papers import Paper, dataset_name
+from fedvlm.runs.finished import FinishedRun
 
 PLACE = ("dataset", "setting", "shots", "partition", "held_out", "backbone")  # what a panel is of
 FREE = {"SEED", "DATA_SEED", "FED.INDEX_FILE", "DATASET.FEWSHOT_FILE"}  # seeds may differ in them
@@ -40,7 +41,7 @@ class Group:
     place: tuple[Any, ...]
     method: str
     config: Mapping[str, Any]
-    runs: dict[tuple[Any, Any], Run] = field(default_factory=dict)
+    runs: dict[tuple[Any, Any], FinishedRun] = field(default_factory=dict)
     records: dict[tuple[Any, Any], list[dict[str, Any]]] = field(default_factory=dict)
     label: str = ""
     family: str = ""
@@ -56,12 +57,12 @@ class Selection:
         papers: method -> what its card says: how it is spelt, its family.
     """
 
-    runs: Sequence[Run]
+    runs: Sequence[FinishedRun]
     metric: str = "personal"
     papers: Mapping[str, Paper] = field(default_factory=dict)
 
     @property
-    def run(self) -> Run:
+    def run(self) -> FinishedRun:
         """The run, for a figure of one."""
         return self.runs[0]
 
@@ -130,7 +131,7 @@ class Selection:
 
 
 def groups_of(
-    runs: Sequence[Run], papers: Mapping[str, Paper]
+    runs: Sequence[FinishedRun], papers: Mapping[str, Paper]
 ) -> tuple[list[Group], list[str]]:
     """Return the groups of all runs by place and label, and a sentence per run left out.
 
@@ -181,7 +182,7 @@ def over_seeds(label: str, curves: Sequence[Curve]) -> Line:
     )
 
 
-def _config(run: Run) -> dict[str, Any]:
+def _config(run: FinishedRun) -> dict[str, Any]:
     """Return the part of a run's identity in which seeds of one group agree."""
     try:
         config = run.identity_config()

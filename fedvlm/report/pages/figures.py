@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedvlm.report.collect import Run
 from fedvlm.report.figures import style
 from fedvlm.report.figures.catalog import FigureModule, all_figures, data_of, parts_of
 from fedvlm.report.figures.drawing.lines import MANY, order_of
@@ -13,6 +12,7 @@ from fedvlm.report.figures.selection import Selection
 from fedvlm.report.pages.html import Html, element, join
 from fedvlm.report.pages.svg import inline
 from fedvlm.report.pages.templates import render
+from fedvlm.runs.finished import FinishedRun
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Drawings:
         return join([*self.figures, lack])
 
 
-def of_run(run: Run) -> Html:
+def of_run(run: FinishedRun) -> Html:
     """Return the figures of one run."""
     drawings, selection = Drawings(), Selection([run])
     for figure, data in _data(selection, "run", drawings):

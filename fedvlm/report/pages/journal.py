@@ -11,8 +11,9 @@ from typing import Any
 import yaml
 
 from fedvlm.core.errors import DataError, fold
-from fedvlm.report.collect import Run
+from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.metrics import read_metrics
+from fedvlm.runs.names import is_finished
 
 INTERRUPTED = 130  # an attempt that was stopped is no failure
 
@@ -44,10 +45,10 @@ class Journal:
         return [
             one for key, one in self.attempts.items()
             if one["code"] not in (0, INTERRUPTED)
-            and not (self.output / key / "results.json").exists()
+            and not is_finished(self.output / key)
         ]
 
-    def labels(self, runs: Iterable[Run]) -> dict[str, dict[str, str]]:
+    def labels(self, runs: Iterable[FinishedRun]) -> dict[str, dict[str, str]]:
         """Return, for data sets and for methods, the plan's label -> the name in the results."""
         labels: dict[str, dict[str, str]] = {"dataset": {}, "method": {}}
         names = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedvlm.report.collect import Run, finite
+from fedvlm.report.collect import finite
 from fedvlm.report.pages.grid import table
 from fedvlm.report.pages.html import (
     Content,
@@ -20,6 +20,7 @@ from fedvlm.report.pages.html import (
 )
 from fedvlm.report.tables.caption import NOT_COMPARABLE
 from fedvlm.report.tables.metrics import DEFINED, metric
+from fedvlm.runs.finished import FinishedRun
 
 HEADLINE = (
     "personal", "global", "base_all", "new", "hm2", "hm3", "cm", "unseen", "unseen_personal",
@@ -33,7 +34,7 @@ SETTINGS = {
 }
 
 
-def caveats(run: Run, records: Sequence[Mapping[str, Any]]) -> list[str]:
+def caveats(run: FinishedRun, records: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what a reader has to know before any number."""
     said = run.protocol
     notes = [note for note in run.notes() if NOT_COMPARABLE in note]
@@ -61,7 +62,7 @@ def box(caveats: Sequence[Content]) -> Html:
                    class_="caveats", aria_label="Caveats")
 
 
-def introduction(run: Run) -> Html:
+def introduction(run: FinishedRun) -> Html:
     """Return what the run is, in a few facts."""
     said = run.protocol
     shots = said.get("shots")
@@ -84,7 +85,7 @@ def introduction(run: Run) -> Html:
     })
 
 
-def headline(run: Run) -> Html:
+def headline(run: FinishedRun) -> Html:
     """Return the last round's main numbers, each with its meaning and its gain on zero-shot."""
     last, zero = run.last, run.section("zero_shot")
     cards = []
@@ -109,7 +110,7 @@ def headline(run: Run) -> Html:
                  element("div", *cards, class_="numbers")])
 
 
-def all_numbers(run: Run) -> Html:
+def all_numbers(run: FinishedRun) -> Html:
     """Return every accuracy of the run: zero-shot, untrained, chosen on validation, last."""
     sections = {
         "zero-shot": run.section("zero_shot"), "untrained": run.section("untrained"),
@@ -127,7 +128,7 @@ def all_numbers(run: Run) -> Html:
     return table(["%", *present, "meaning"], rows, caption="All numbers are percentages")
 
 
-def work(run: Run) -> Html:
+def work(run: FinishedRun) -> Html:
     """Return totals: rounds, steps, samples, tower passes, seconds, bytes."""
     words = {
         name: (_seconds(v) if name == "seconds" else megabytes(v) if name.startswith("bytes")
@@ -137,7 +138,7 @@ def work(run: Run) -> Html:
     return facts({name.replace("_", " "): text for name, text in words.items()})
 
 
-def traffic(run: Run) -> Html:
+def traffic(run: FinishedRun) -> Html:
     """Return the bytes of each tensor in the whole run, all clients, both ways."""
     totals = run.totals()
     up, down = (totals.get(f"bytes_{way}_by_tensor") or {} for way in ("up", "down"))
@@ -156,7 +157,7 @@ def traffic(run: Run) -> Html:
                  sortable=True)
 
 
-def remarks(run: Run) -> Html:
+def remarks(run: FinishedRun) -> Html:
     """Return the run's notes that are no caveats."""
     return items(note for note in run.notes() if NOT_COMPARABLE not in note)
 

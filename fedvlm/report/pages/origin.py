@@ -10,9 +10,9 @@ from typing import Any
 import yaml
 
 from fedvlm.core.errors import DataError
-from fedvlm.report.collect import Run
 from fedvlm.report.pages.grid import table
 from fedvlm.report.pages.html import Html, element, escaped, facts, join, lines, search
+from fedvlm.runs.finished import FinishedRun
 
 DEFAULT = "default"
 _FIELD = re.compile(r"^([A-Z][^:\n]*):(.*(?:\n(?:[ \t]+.*)?)*)", re.MULTILINE)
@@ -47,7 +47,7 @@ def read_settings(path: Path) -> dict[str, tuple[str, str]]:
     return settings
 
 
-def config_table(run: Run) -> Html:
+def config_table(run: FinishedRun) -> Html:
     """Return the resolved config as a table with a filter: what is no default first, by group."""
     try:
         settings = read_settings(run.path / "config.yaml")
@@ -65,7 +65,7 @@ def config_table(run: Run) -> Html:
     ])
 
 
-def provenance(run: Run) -> Html:
+def provenance(run: FinishedRun) -> Html:
     """Return command, versions, machine, digests and the sessions that worked on the run."""
     try:
         manifest = run.manifest()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from fedvlm.report.collect import Run
 from fedvlm.report.pages import figures, numbers
 from fedvlm.report.pages.clients import client_table
 from fedvlm.report.pages.frame import Section, page
 from fedvlm.report.pages.html import Html, element, join
 from fedvlm.report.pages.origin import config_table, method_card, provenance
+from fedvlm.runs.finished import FinishedRun
 
 
-def run_page(run: Run, card: str = "", title: str = "", origin: str = "") -> str:
+def run_page(run: FinishedRun, card: str = "", title: str = "", origin: str = "") -> str:
     """Return a run's page as one HTML document; the same files give the same text.
 
     Args:
@@ -36,6 +36,6 @@ def run_page(run: Run, card: str = "", title: str = "", origin: str = "") -> str
     return page(name, intro, parts, origin)
 
 
-def _no_card(run: Run) -> Html:
+def _no_card(run: FinishedRun) -> Html:
     return element("p", f"The file of {run.protocol['trainer']} was not found, so its card is not "
                    "shown.")

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from fedvlm.core.errors import DataError
-from fedvlm.report.collect import Collected, Run, finite
+from fedvlm.report.collect import Collected, finite
 from fedvlm.report.figures import style
 from fedvlm.report.figures.selection import Selection
 from fedvlm.report.pages import PAGE, figures
@@ -38,6 +38,8 @@ from fedvlm.report.tables.caption import NOT_COMPARABLE
 from fedvlm.report.tables.facts import RunFacts
 from fedvlm.report.tables.layout import named
 from fedvlm.report.tables.papers import Paper
+from fedvlm.runs.finished import FinishedRun
+from fedvlm.runs.names import is_finished
 
 SEED_KEYS = {"SEED", "DATA_SEED"}
 MOST_VALUES = 6  # values of a setting shown
@@ -92,7 +94,7 @@ def _methods(selection: Selection) -> Html:
     return render("methods", families=order, colours=colours)
 
 
-def _title(runs: Sequence[Run], sweeps: Sequence[Journal]) -> str:
+def _title(runs: Sequence[FinishedRun], sweeps: Sequence[Journal]) -> str:
     if len(sweeps) == 1:
         return f"Sweep {sweeps[0].name}"
     methods, data = {run.method for run in runs}, {_dataset(run) for run in runs}
@@ -100,7 +102,7 @@ def _title(runs: Sequence[Run], sweeps: Sequence[Journal]) -> str:
     return f"{first} on {_names(data) if len(data) <= 4 else f'{len(data)} data sets'}"
 
 
-def _introduction(runs: Sequence[Run]) -> Html:
+def _introduction(runs: Sequence[FinishedRun]) -> Html:
     protocols = [run.protocol for run in runs]
     return facts({
         "finished runs": str(len(runs)),
@@ -191,7 +193,7 @@ def _missing(collected: Collected, sweeps: Sequence[Journal], here: Path) -> Htm
     ]
     parts: list[Content] = []
     for sweep in sweeps:
-        there = sum((sweep.output / key / "results.json").exists() for key in sweep.attempts)
+        there = sum(is_finished(sweep.output / key) for key in sweep.attempts)
         words = (f"Sweep {sweep.name}: the plan has {sweep.cells} cells; its journal names "
                  f"{there} finished and {len(sweep.failed())} failed.")
         parts.append(element("p", words))
@@ -202,7 +204,7 @@ def _missing(collected: Collected, sweeps: Sequence[Journal], here: Path) -> Htm
     return join(parts) if any(parts) else Html("")
 
 
-def _listing(runs: Sequence[Run], here: Path, papers: Mapping[str, Paper]) -> Html:
+def _listing(runs: Sequence[FinishedRun], here: Path, papers: Mapping[str, Paper]) -> Html:
     """Return all runs with their headline; a run that has a page is linked.
 
     Args:
@@ -233,13 +235,13 @@ def _listing(runs: Sequence[Run], here: Path, papers: Mapping[str, Paper]) -> Ht
     ])
 
 
-def _differences(runs: Sequence[Run]) -> Html:
+def _differences(runs: Sequence[FinishedRun]) -> Html:
     """Return the settings in which the runs differ, seeds apart, and who has which value."""
     configs = [(run, _config(run)) for run in runs]
     keys = sorted({k for _, c in configs for k in c} - SEED_KEYS)
     rows = []
     for key in keys:
-        values: dict[str, list[Run]] = {}
+        values: dict[str, list[FinishedRun]] = {}
         for run, config in configs:
             if config:
                 values.setdefault(repr(config[key]) if key in config else "not a setting of it",
@@ -256,7 +258,7 @@ def _differences(runs: Sequence[Run]) -> Html:
     return table(["setting", "values"], rows, caption=words, tall=True)
 
 
-def _who(owners: Sequence[Run], everyone: Sequence[Run]) -> str:
+def _who(owners: Sequence[FinishedRun], everyone: Sequence[FinishedRun]) -> str:
     """Name runs by their methods or their data sets, whichever they are all of."""
     for name in (_method, _dataset):
         theirs = {name(run) for run in owners}
@@ -267,15 +269,15 @@ def _who(owners: Sequence[Run], everyone: Sequence[Run]) -> str:
     return f"{len(owners)} runs"
 
 
-def _method(run: Run) -> str:
+def _method(run: FinishedRun) -> str:
     return run.method
 
 
-def _dataset(run: Run) -> str:
+def _dataset(run: FinishedRun) -> str:
     return str(run.protocol.get("dataset"))
 
 
-def _config(run: Run) -> dict[str, Any]:
+def _config(run: FinishedRun) -> dict[str, Any]:
     try:
         return run.identity_config()
     except DataError:
@@ -292,7 +294,7 @@ def _relative(path: Path, here: Path) -> str:
     return Path(os.path.relpath(path.resolve(), here.resolve())).as_posix()
 
 
-def _commands(runs: Sequence[Run], sweeps: Sequence[Journal]) -> Html:
+def _commands(runs: Sequence[FinishedRun], sweeps: Sequence[Journal]) -> Html:
     """Return the plans of the sweeps and the command lines that made the runs, each once."""
     parts: list[Content] = []
     for sweep in sweeps:
@@ -316,7 +318,7 @@ def _cards(cards: Mapping[str, str]) -> Html:
     )
 
 
-def _seeds(runs: Sequence[Run]) -> str:
+def _seeds(runs: Sequence[FinishedRun]) -> str:
     pairs = {(run.protocol.get("seed"), run.protocol.get("data_seed")) for run in runs}
     return ", ".join(
         str(a) if a == b else f"{a}/{b}" for a, b in sorted(pairs, key=lambda p: str(p))

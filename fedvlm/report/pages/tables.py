@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.report.collect import Collected, Run
+from fedvlm.report.collect import Collected
 from fedvlm.report.pages.grid import row_of, table
 from fedvlm.report.pages.html import Html, cell, element, items, join
 from fedvlm.report.tables.cells import AVERAGE, BEST, H_OF_AVERAGES, PEER, TableCell
@@ -14,6 +14,7 @@ from fedvlm.report.tables.facts import BEFORE, KINDS, facts_of
 from fedvlm.report.tables.metrics import metric, metrics_of
 from fedvlm.report.tables.papers import Paper
 from fedvlm.report.tables.table import Spec, Table, tables
+from fedvlm.runs.finished import FinishedRun
 
 ACCURACIES = (
     "personal", "global", "base_all", "base_other", "new", "hm2", "hm3", "cm", "unseen",
@@ -25,9 +26,9 @@ COSTS = ("totals.bytes_up", "totals.seconds", "trainable")
 PLACE = ("shots", "partition", "held_out", "server_holdout", "subsample", "targets")
 
 
-def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
+def groups(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
     """Return the runs by setting and backbone: no table holds two of them."""
-    by_name: dict[str, list[Run]] = {}
+    by_name: dict[str, list[FinishedRun]] = {}
     for run in runs:
         name = f"{_value(run, 'setting')}, {_value(run, 'backbone')}"
         by_name.setdefault(name, []).append(run)
@@ -35,7 +36,7 @@ def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def of_group(
-    runs: Sequence[Run], command: str, papers: Mapping[str, Paper] | None = None
+    runs: Sequence[FinishedRun], command: str, papers: Mapping[str, Paper] | None = None
 ) -> Html:
     """Return all tables of one setting and backbone, with what they mix and what they mean."""
     collected, numbers = Collected(runs=list(runs)), metrics_of(facts_of(runs)[0])
@@ -147,15 +148,15 @@ def _cell(number: TableCell, ci: bool, row: str, column: str) -> Html:
     return cell(words, number.mean, title=number.counted, data_kind=kind)
 
 
-def _value(run: Run, key: str) -> str:
+def _value(run: FinishedRun, key: str) -> str:
     return str(run.protocol.get(key, BEFORE.get(key, "")))
 
 
-def _values(runs: Sequence[Run], key: str) -> int:
+def _values(runs: Sequence[FinishedRun], key: str) -> int:
     return len({_value(run, key) for run in runs})
 
 
-def _varies_inside(runs: Sequence[Run], key: str) -> bool:
+def _varies_inside(runs: Sequence[FinishedRun], key: str) -> bool:
     """Say whether the runs of one data set differ in ``key``."""
     values: dict[str, set[str]] = {}
     for run in runs:
@@ -163,7 +164,7 @@ def _varies_inside(runs: Sequence[Run], key: str) -> bool:
     return any(len(several) > 1 for several in values.values())
 
 
-def _has_zero_shot(runs: Sequence[Run]) -> bool:
+def _has_zero_shot(runs: Sequence[FinishedRun]) -> bool:
     """Say whether zero-shot numbers need no row of their own: a method has them, or none does."""
     every = {_value(run, "dataset") for run in runs}
     covered = {_value(run, "dataset") for run in runs if _value(run, "trainer") == "ZeroShot"}

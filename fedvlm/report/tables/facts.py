@@ -10,7 +10,8 @@ from typing import Any
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Schema
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
-from fedvlm.report.collect import SEEDS, Run
+from fedvlm.report.collect import SEEDS
+from fedvlm.runs.finished import FinishedRun
 
 METRIC = "metric"  # the axis that is no property of a run
 METHOD = ("trainer", "peft", "tag")  # what makes a method's name
@@ -48,7 +49,7 @@ class RunFacts:
         kind: the reference's, one of ``KINDS``; empty for a section that stands among methods.
     """
 
-    run: Run
+    run: FinishedRun
     config: Mapping[str, Any] = field(default_factory=dict)
     identity: Mapping[str, Any] = field(default_factory=dict)
     reference: str = ""
@@ -128,7 +129,7 @@ class RunFacts:
         return f"{name}, untrained" if self.reference else name
 
 
-def facts_of(runs: Iterable[Run]) -> tuple[list[RunFacts], list[str]]:
+def facts_of(runs: Iterable[FinishedRun]) -> tuple[list[RunFacts], list[str]]:
     """Return the runs with their configs, and a note per config that cannot be read."""
     entries, notes = [], []
     for run in runs:

@@ -1,4 +1,4 @@
-"""Tables as text: Markdown, CSV, LaTeX (``tex``) or HTML; every name is escaped for its format."""
+"""Tables as plain text, Markdown, CSV, LaTeX (``tex``) or HTML, names escaped for the format."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ from fedvlm.report.tables.tex import heading_at, tex
 _MARKDOWN = "\\`*_{}[]<>#|&~$"
 _CSV_HEAD = ("row", "column", "metric", "mean", "std", "ci95", "n", "runs", "mark",
              "text", "group")
+
+
+def plain_text(tables: Sequence[Table], standalone: bool = False) -> str:
+    """Return aligned columns with their captions, for a screen: nothing is escaped."""
+    return "\n\n".join("\n".join(_text_lines(table)) for table in tables) + "\n"
 
 
 def markdown(tables: Sequence[Table], standalone: bool = False) -> str:
@@ -60,7 +65,7 @@ def html_text(tables: Sequence[Table], standalone: bool = False) -> str:
 
 
 FORMATS: dict[str, Callable[[Sequence[Table], bool], str]] = {
-    "md": markdown, "csv": csv_text, "tex": tex, "html": html_text,
+    "text": plain_text, "md": markdown, "csv": csv_text, "tex": tex, "html": html_text,
 }
 
 
@@ -72,6 +77,23 @@ def escape_markdown(text: str) -> str:
 def escape_html(text: str) -> str:
     """Return ``text`` as one line of HTML that shows it literally."""
     return html.escape(one_line(text))
+
+
+def _text_lines(table: Table) -> list[str]:
+    names = [one_line(text) for text in (table.corner, *table.rows)]
+    columns = [
+        [one_line(head), *(_marked(row[at], table.ci, "**{}**", "_{}_") for row in table.cells)]
+        for at, head in enumerate(table.columns)
+    ]
+    width, widths = max(map(len, names)), [max(map(len, column)) for column in columns]
+    lines: list[str] = []
+    for at, name in enumerate(names):
+        if at and (heading := heading_at(table, at - 1)):
+            lines.append(f"{one_line(heading)}:")
+        words = [column[at].rjust(w) for column, w in zip(columns, widths, strict=True)]
+        lines.append("  ".join([name.ljust(width), *words]).rstrip())
+    notes = [f"- {one_line(note)}" for note in table.notes]
+    return [*lines, "", one_line(table.caption), *([""] if notes else []), *notes]
 
 
 def _markdown_lines(table: Table) -> list[str]:

@@ -1,8 +1,8 @@
 """Is a run folder what its run left? Seals, and numbers computed again.
 
-``glance`` looks at what tables, pages and the API read; ``inspect`` at every byte that counts. A
-seal shows damage and accidents: whoever edits a number and seals it again is found by running the
-rounds again only (``fedvlm verify --replay``).
+``check_readable`` looks at what tables, pages and the API read; ``inspect`` at every byte that
+counts. A seal shows damage and accidents: whoever edits a number and seals it again is found by
+running the rounds again only (``fedvlm verify --replay``).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from fedvlm.core.errors import DataError, FedvlmError
 from fedvlm.runs.cells import WORD
 from fedvlm.runs.identity import identity_digest, read_json, seal_fits, whole_results
 from fedvlm.runs.metrics import read_chain, read_metrics, spent, totals
+from fedvlm.runs.names import RESULTS
 from fedvlm.runs.seal import Damaged, check_file, check_records, read_bytes, seal_of, unsealed
 from fedvlm.runs.verify.beside import disagreements
 from fedvlm.runs.verify.cover import BARE, METRICS, TOLD, damage, missing
@@ -29,7 +30,7 @@ SEALED, UNSEALED, DAMAGED, UNFINISHED, OK = "sealed", "unsealed", "damaged", "un
 BEFORE = "no seal (made before fedvlm sealed its runs)"
 FORMATS = (2, 1)  # of states (``runs.state``)
 MOST = 5  # sentences on one run
-FILES = ("results.json", "manifest.json", "metrics.jsonl", *TOLD)  # that every reader opens
+FILES = (RESULTS, "manifest.json", "metrics.jsonl", *TOLD)  # that every reader opens
 NO_RESULT = ("seconds", "similarity")  # of a round's record, beside or left out of the results
 
 
@@ -64,11 +65,11 @@ class Verdict:
         return f"{self.path}: {'; '.join(self.damage)}" if self.damage else ""
 
 
-def glance(folder: Path, record: Mapping[str, Any]) -> Verdict:
+def check_readable(folder: Path, record: Mapping[str, Any]) -> Verdict:
     """Check what readers read of a finished run: everything but tensors.
 
     Args:
-        record: its ``results.json``.
+        record: its results file.
     """
     return _guarded(folder, lambda: _verdict(folder, record, _told(folder, record, whole=False)))
 
@@ -112,14 +113,14 @@ def odd_file(folder: Path) -> str:
 
 
 def _inspect(folder: Path) -> Verdict:
-    path = folder / "results.json"
+    path = folder / RESULTS
     record = whole_results(read_json(path))
     if record is not None:
         found = [*_told(folder, record, whole=True), *_states(folder), *_models(folder)]
         found += _rounds(folder, record) if seal_fits(record) else ()
         return _verdict(folder, record, iter(found))
     if path.exists():
-        return Verdict(folder, UNSEALED, ("results.json is damaged (it is no results file)",))
+        return Verdict(folder, UNSEALED, (f"{RESULTS} is damaged (it is no results file)",))
     if not (folder / "manifest.json").exists():
         return Verdict(folder, UNSEALED, ("manifest.json is missing",))
     chain = read_chain(folder / "metrics.jsonl")
@@ -129,13 +130,13 @@ def _inspect(folder: Path) -> Verdict:
     return Verdict(folder, UNSEALED, tuple(islice(found, MOST)), False, tuple(remarks))
 
 
-def whole(folder: Path, record: Mapping[str, Any]) -> Verdict:
-    """Return ``glance``'s verdict on a run whose numbers are about to be shown.
+def refuse_damage(folder: Path, record: Mapping[str, Any]) -> Verdict:
+    """Return ``check_readable``'s verdict on a run whose numbers are about to be shown.
 
     Raises:
         DataError: something is damaged; names the file.
     """
-    verdict = glance(folder, record)
+    verdict = check_readable(folder, record)
     if verdict.damage:
         raise DataError(
             f"{verdict.sentence()}; put the file back, or make the run again under another --tag "
@@ -160,7 +161,7 @@ def one_digest_one_seed(runs: Sequence[tuple[Path, str, Mapping[str, Any]]]) -> 
         others = [f"{s[0]} ({p})" for s, p in seeds[digest].items() if s != seed]
         if digest and others:
             out[path] = (
-                f"results.json says seed {seed[0]}, but the same identity digest has seed "
+                f"{RESULTS} says seed {seed[0]}, but the same identity digest has seed "
                 f"{others[0]}: one of them was edited"
             )
     return out
@@ -184,12 +185,12 @@ def _verdict(folder: Path, record: Mapping[str, Any], found: Iterator[str]) -> V
 def _told(folder: Path, record: Mapping[str, Any], whole: bool) -> Iterator[str]:
     """Yield what is wrong with results, manifest, config, partition, log and the metrics' chain."""
     if not seal_fits(record):
-        yield "results.json is damaged (its seal does not fit)"
+        yield f"{RESULTS} is damaged (its seal does not fit)"
         return
     for clause in problems(record["results"]):
-        yield f"results.json: {clause}"
-    yield from (f"results.json: {clause}" for clause in _last(record["results"]))
-    yield from (f"results.json: {clause}" for clause in disagreements(record["results"]))
+        yield f"{RESULTS}: {clause}"
+    yield from (f"{RESULTS}: {clause}" for clause in _last(record["results"]))
+    yield from (f"{RESULTS}: {clause}" for clause in disagreements(record["results"]))
     yield from _manifest(folder, str(record["identity_digest"]), record, whole)
     covers = record.get("covers")
     if isinstance(covers, Mapping):
@@ -222,14 +223,14 @@ def _manifest(
     elif whole and identity_digest(identity) != manifest.get("identity_digest"):
         yield "manifest.json is damaged (its identity has another digest)"
     elif record is not None and "seal" in manifest and "covers" not in record:
-        yield "results.json is damaged (its seal is gone, manifest.json still has one)"
+        yield f"{RESULTS} is damaged (its seal is gone, manifest.json still has one)"
     elif "covers" in told and "seal" not in manifest:
         yield "manifest.json is damaged (it has no seal)"
     elif digest and manifest.get("identity_digest", None if bound else digest) != digest:
-        yield "results.json is of another run than manifest.json"
+        yield f"{RESULTS} is of another run than manifest.json"
     elif record is not None:
         for clause in protocol_problems(record["protocol"], identity):
-            yield f"results.json: {clause}"
+            yield f"{RESULTS}: {clause}"
 
 
 def _states(folder: Path, seals: Sequence[str] | None = None) -> Iterator[str]:
@@ -293,12 +294,12 @@ def _rounds(folder: Path, results: Mapping[str, Any]) -> Iterator[str]:
             continue
         for name, value in numbers.items():
             if name in row and name not in NO_RESULT and _text(row[name]) != _text(value):
-                yield f"results.json: {section}.{name} is not that of metrics.jsonl"
+                yield f"{RESULTS}: {section}.{name} is not that of metrics.jsonl"
     for section, costs, again in (("totals", results["run_info"].get("totals"), totals(records)),
                                   ("spent", told.get("spent"), spent(records))):
         for name, value in costs.items() if isinstance(costs, Mapping) else ():
             if name in again and name != "seconds" and _text(again[name]) != _text(value):
-                yield (f"results.json: {section}.{name} is {shorter(value)}, metrics.jsonl says "
+                yield (f"{RESULTS}: {section}.{name} is {shorter(value)}, metrics.jsonl says "
                        f"{again[name]}")
 
 

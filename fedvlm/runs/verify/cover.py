@@ -15,6 +15,7 @@ from typing import Any
 from fedvlm.core.errors import DataError
 from fedvlm.runs.cells import WORD, packed
 from fedvlm.runs.metrics import read_chain
+from fedvlm.runs.names import RESULTS
 
 METRICS, FILES, ROUNDS, BARE = "metrics", "files", "rounds", "bare"
 TOLD = ("config.yaml", "partition.json", "partition.csv", "log.txt")  # what readers read
@@ -70,7 +71,7 @@ def damage(folder: Path, covers: Mapping[str, Any], whole: bool) -> Iterator[str
             if name not in (LOGITS, "log.txt"):
                 yield f"{name} is missing"
         elif digest(path) != wanted:
-            yield f"{name} is damaged (its hash is not the one in results.json)"
+            yield f"{name} is damaged (its hash is not the one in {RESULTS})"
 
 
 def _chain(folder: Path, covers: Mapping[str, Any]) -> Iterator[str]:

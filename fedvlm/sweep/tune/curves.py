@@ -6,7 +6,6 @@ score, clients of runs being the units.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from fedvlm.report.figures.drawing.lines import Line, Panel
 from fedvlm.sweep.tune.progress import Point, Progress
 
 THOUSANDS = 5000  # from here on ticks are in thousands
-TITLE = 20  # characters in a line of a small panel's title
 METRIC = "best validation accuracy so far"
 AXES = {  # file -> label, and where a point lies
     "best_by_trials": ("trials", lambda point: float(point.trial + 1)),
@@ -36,37 +34,6 @@ def draw(name: str, methods: Sequence[Progress], width: float = style.PAGE) -> F
     panel = Panel("", [stairs(name, method) for method in methods], metric=METRIC)
     height = 1.9 if width < 5 else 2.6
     return lines.draw_panels([panel], width, height, _fill, x_label=label)
-
-
-def grid(name: str, methods: Sequence[Progress], width: float = style.PAGE) -> Figure:
-    """Return a figure of ``AXES`` in which each method has axes of its own and nobody else's line.
-
-    All share the range of y, and of x where that counts trials. What was searched on other images
-    or another backbone is not to be compared, so no other method stands behind.
-    """
-    label, place = AXES[name]
-    columns = max(int(width / 1.1), 1)
-    with style.styled():
-        figure, every = style.panels(len(methods), width, 1.0, columns)
-        right = max((place(method.points[-1]) for method in methods if method.points), default=1.0)
-        for at, (axes, method) in enumerate(zip(every, methods, strict=True)):
-            line = stairs(name, method)
-            lines.draw_band(axes, line, style.family_index(method.family))
-            title = textwrap.wrap(style.shortened(method.label, 3 * TITLE), TITLE)
-            axes.set_title("\n".join(title), fontsize=6, loc="left", pad=2)
-            own = place(method.points[-1]) if method.points else 1.0
-            axes.set_xlim(0, right if name == "best_by_trials" else max(own, 1.0))
-            axes.set_ylim(0, 100)
-            axes.xaxis.set_major_locator(MaxNLocator(2, integer=True))
-            axes.yaxis.set_major_locator(MaxNLocator(2))
-            axes.tick_params(labelsize=5.5, pad=1.5)
-            if max(own, 1.0) >= THOUSANDS and name != "best_by_trials":
-                axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
-            if at % columns:
-                axes.set_yticklabels([])
-        figure.supxlabel(label, fontsize=7)
-        figure.supylabel(f"{METRIC} (%)", fontsize=7)
-        return figure
 
 
 def stairs(name: str, method: Progress) -> Line:
@@ -121,8 +88,8 @@ def _fill(axes: Axes, panel: Panel, order: Mapping[str, int | None]) -> None:
     grid = axes.get_gridspec()
     axes.xaxis.set_major_locator(MaxNLocator(3 if grid is not None and grid.ncols > 2 else 6))
     if right >= THOUSANDS:
-        axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
+        axes.xaxis.set_major_formatter(FuncFormatter(format_thousands))
 
 
-def _thousands(x: float, _: object) -> str:
+def format_thousands(x: float, _: object) -> str:
     return f"{x / 1000:g}k" if x else "0"

@@ -175,8 +175,8 @@ def _unpacked(path: Path) -> bytes:
         if not worker.eof or worker.unused_data:
             raise ValueError("it is cut, too large, or more follows behind its end")
     except (OSError, lzma.LZMAError, ValueError) as error:
-        raise DataError(f"{path}: is no packed record of a tuning ({error}); fedvlm publish "
-                        "--tuned writes it") from error
+        raise DataError(f"{path}: is no packed record of a tuning ({error}); copy it "
+                        "again from where it came") from error
     return data
 
 

@@ -1,7 +1,7 @@
 """What is said of a tuning beside its result: a table for the screen, CSV files and figures.
 
 All of it follows from ``tuned.json`` and ``runs.jsonl`` in the tuning's folder, or from what
-``fedvlm publish`` keeps of them.
+stands beside published results (``tuning.jsonl.xz``).
 """
 
 from __future__ import annotations

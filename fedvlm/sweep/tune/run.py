@@ -23,7 +23,8 @@ from fedvlm.job.resolve import Job
 from fedvlm.runs.identity import identity_digest, safe_name
 from fedvlm.sweep.cells import Cell, Checker, combinations, jobs_of
 from fedvlm.sweep.plan import PlanEntry, SweepPlan
-from fedvlm.sweep.pool import Worker, WorkerPool
+from fedvlm.sweep.processes import Processes, Worker
+from fedvlm.sweep.scheduler import Scheduler
 from fedvlm.sweep.tune.origin import WORDS, Origins
 from fedvlm.sweep.tune.records import Records, Score, joined, of_trial, pooled
 from fedvlm.sweep.tune.space import space_of
@@ -59,7 +60,7 @@ class Tuning:
         self.first = self._first()
         output = next(iter(self.first.values()))[0].output
         self.folder = output / "tuning" / safe_name(plan.name)
-        self.pool: WorkerPool | None = None
+        self.scheduler: Scheduler | None = None
         self.studies: list[Study] = []
         self.given: set[int] = set()
         self.ran = 0
@@ -127,12 +128,11 @@ class Tuning:
         each = len(next(iter(self.first.values())))
         say(f"tuning {self.plan.name}: {len(self.studies)} methods, {self.budget} trials of {each} "
             f"runs each; {self.jobs} jobs, {threads} threads each; folder {self.folder}")
-        self.pool = WorkerPool(
-            self.jobs, self, self, threads=threads, devices=devices, timeout=timeout,
-            start=partial(Worker, task=TASK),
-        )
+        workers = Processes(self.jobs, threads=threads, devices=devices, timeout=timeout,
+                            start=partial(Worker, task=TASK))
+        self.scheduler = Scheduler(workers, self, self)
         waiting = [cell for study in self.studies for cell in self._advance(study)]
-        self.pool.run(waiting)
+        self.scheduler.run(waiting)
         return self._conclude()
 
     def _advance(self, study: Study) -> list[Cell]:
@@ -235,11 +235,12 @@ class Tuning:
         beside = f" (best {best.score.value:.2f} %, trial {best.number})" if best and best.score \
             else ""
         say(f"{study.entry.label} trial {trial.number}: {value}{beside}, {trial.seconds:.1f} s")
-        if self.pool is not None:  # the rest of its runs need not be run
+        if self.scheduler is not None:  # the rest of its runs need not be run
             numbers = {cell.number for cell in trial.cells}
-            self.pool.left = [cell for cell in self.pool.left if cell.number not in numbers]
+            left = self.scheduler.left
+            self.scheduler.left = [cell for cell in left if cell.number not in numbers]
 
-    # ---- what the pool tells ----------------------------------------------------------------
+    # ---- what the scheduler tells -----------------------------------------------------------
     def log(self, cell: Cell) -> Path:
         """Return where a run's screen goes."""
         return self.folder / "logs" / f"{safe_name(cell.method)}-{cell.digest[:12]}.txt"
@@ -264,8 +265,8 @@ class Tuning:
             study.failure = outcome.sentence or "interrupted"
             complain(f"{study.entry.label}: {study.failure}; its screen: {self.log(cell)}")
             return
-        assert self.pool is not None  # noqa: S101 (made before the first run)
-        self.pool.add(self._advance(study))
+        assert self.scheduler is not None  # noqa: S101 (made before the first run)
+        self.scheduler.add(self._advance(study))
 
     # ---- after ------------------------------------------------------------------------------
     def _conclude(self) -> int:

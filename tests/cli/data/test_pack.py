@@ -128,7 +128,7 @@ def test_features_of_another_machine_are_another_run(
 
 
 PROXIED = '''
-from fedvlm.federation.trainer import Trainer
+from fedvlm.method import Trainer
 import torch
 
 class Proxied(Trainer):

@@ -121,7 +121,6 @@ def test_one_identity_of_two_seeds_is_no_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("words", "code", "told"), [
     (["nowhere"], 3, "is not a folder with runs"), (["EMPTY"], 3, "no run below"),
-    (["EMPTY", "--replay", "0"], 2, "whole number from 1"),
     (["EMPTY", "--root", "x"], 2, "--root is for --replay N"),
     (["EMPTY", "--replay", "1", "--tolerance", "x"], 2, "--tolerance x: points of accuracy"),
 ])  # fmt: skip

@@ -71,7 +71,7 @@ def test_other_words_for_verbs_are_of_one_verb_each():
 
 @pytest.mark.parametrize("words", ["--help", "help", "list", "list fedtv", "config FED", "show x",
                                    "completion bash", "run --help", "sweep --help", "--version",
-                                   "features --help", "doctor --help", "bench --help", "trian"])
+                                   "features --help", "doctor --help", "trian"])
 def test_what_needs_no_torch_does_without(words: str):
     code = ("import sys; from fedvlm.cli.main import main; "
             f"main({words.split()!r}); sys.exit('torch' in sys.modules)")

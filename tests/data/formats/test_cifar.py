@@ -13,9 +13,10 @@ import pytest
 
 from fedvlm.core.errors import DataError
 from fedvlm.data.datasets import load_dataset
-from fedvlm.data.formats.cifar import load_restricted, read_cifar
+from fedvlm.data.formats.cifar import read_cifar
 from fedvlm.data.images import ImageLoader
-from tests.data.miniatures.own import Spec, config
+from fedvlm.data.untrusted.pickles import load_restricted
+from tests.data.miniatures.own import Spec, config, copy
 
 NAMES = [f"class{i}" for i in range(10)]
 
@@ -56,7 +57,7 @@ def test_cifar100_pickles(tmp_path: Path) -> None:
         rows = {"data": rng.integers(0, 256, (3, 3072), dtype=np.uint8), "fine_labels": [0, 1, 2]}
         dump(tmp_path / "cifar-100-python" / name, rows)
     dump(tmp_path / "cifar-100-python" / "meta", {"fine_label_names": ["x", "y", "z"]})
-    tree = read_cifar(tmp_path)
+    tree = read_cifar(tmp_path, copy(tmp_path))
     assert [d.classname for d in tree.parts["test"]] == ["x", "y", "z"]
 
 
@@ -82,7 +83,7 @@ def test_code_in_a_pickle_is_not_run(tmp_path: Path) -> None:
     write_cifar10(folder)
     dump(folder / "data_batch_3", {"data": Bomb(tmp_path / "ran"), "labels": []})
     with pytest.raises(DataError, match=r"data_batch_3 is not a plain pickle.*asks for"):
-        read_cifar(tmp_path)
+        read_cifar(tmp_path, copy(tmp_path))
     assert not (tmp_path / "ran").exists()
 
 
@@ -130,17 +131,17 @@ def test_wrong_content_is_named(tmp_path: Path, batch: Any, says: str) -> None:
     write_cifar10(tmp_path)
     dump(tmp_path / "data_batch_2", batch)
     with pytest.raises(DataError, match=says):
-        read_cifar(tmp_path)
+        read_cifar(tmp_path, copy(tmp_path))
 
 
 def test_unknown_layout(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no layout of CIFAR that is known"):
-        read_cifar(tmp_path)
+        read_cifar(tmp_path, copy(tmp_path))
 
 
 def test_loader_reads_arrays(tmp_path: Path) -> None:
     write_cifar10(tmp_path)
-    tree = read_cifar(tmp_path)
+    tree = read_cifar(tmp_path, copy(tmp_path))
     loader = ImageLoader(tree.parts["train"], Spec(size=32))
     assert loader.load(0).shape == (3, 32, 32)
     assert len({loader.content_key(i) for i in range(20)}) == 20

@@ -14,7 +14,8 @@ import pytest
 from fedvlm.core.errors import DataError
 from fedvlm.data.datasets import load_dataset
 from fedvlm.data.datum import DatasetBase
-from fedvlm.data.formats.domains import image_path, load_arrays
+from fedvlm.data.formats.rows import image_path
+from fedvlm.data.untrusted.arrays import load_arrays
 from tests.data.miniatures.domains import write_domain_set
 from tests.data.miniatures.own import config
 

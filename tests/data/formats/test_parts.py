@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedvlm.core.errors import DataError
 from fedvlm.data.datum import Datum
-from fedvlm.data.formats.parts import Cut, complete, draw_test
+from fedvlm.data.formats.parts import complete, draw_test
+from tests.data.miniatures.own import copy
+
+ANY = copy(Path())
 
 
 def items(sizes: list[int], domain: int = 0) -> list[Datum]:
@@ -18,24 +23,24 @@ def items(sizes: list[int], domain: int = 0) -> list[Datum]:
 
 def test_val_is_the_test_list_where_there_is_none() -> None:
     train, val = items([2, 2]), items([1, 1], 1)
-    lists, notes = complete({"train": train, "val": val, "test": []}, Cut(), "x")
+    lists, notes = complete({"train": train, "val": val, "test": []}, ANY, "x")
     assert lists == {"train": train, "val": [], "test": val}
     assert notes == ["the set has no test part: val is the test list, and there is no validation"]
-    lists, notes = complete({"train": train, "val": val, "test": val}, Cut(), "x")
+    lists, notes = complete({"train": train, "val": val, "test": val}, ANY, "x")
     assert lists["val"] == lists["test"] == val and notes == []
 
 
 def test_train_alone_wants_a_share_that_is_said() -> None:
     parts = {"train": items([4, 4]), "val": [], "test": []}
     with pytest.raises(DataError, match="x has train but no 'test'.*TEST_SHARE 0.3"):
-        complete(parts, Cut(), "x")
-    lists, notes = complete(parts, Cut(0.25, 7), "x", "photo")
+        complete(parts, ANY, "x")
+    lists, notes = complete(parts, copy(Path(), test_share=0.25, seed=7), "x", "photo")
     assert (len(lists["train"]), len(lists["test"])) == (6, 2)
     assert notes[0].startswith("domain 'photo' has training images only: 0.25 of each class")
     assert "DATA_SEED 7" in notes[0]
     with pytest.raises(DataError, match="no training images"):
-        complete({"train": [], "val": [], "test": items([1])}, Cut(), "x")
-    _, notes = complete(parts | {"test": items([1])}, Cut(0.5), "x")
+        complete({"train": [], "val": [], "test": items([1])}, ANY, "x")
+    _, notes = complete(parts | {"test": items([1])}, copy(Path(), test_share=0.5), "x")
     assert notes == ["the set: DATASET.TEST_SHARE is not used: there are test images"]
 
 
@@ -44,11 +49,11 @@ def test_train_alone_wants_a_share_that_is_said() -> None:
        st.integers(0, 5), st.randoms())
 def test_every_class_gives_its_share(sizes: list[int], share: float, seed: int, rng) -> None:
     data = items(sizes)
-    train, test = draw_test(data, Cut(share, seed))
+    train, test = draw_test(data, share, seed)
     assert sorted(d.key for d in [*train, *test]) == sorted(d.key for d in data)
     for label, size in enumerate(sizes):
         number = sum(d.label == label for d in test)
         assert number == (min(max(round(share * size), 1), size - 1) if size > 1 else 0)
     mixed = rng.sample(data, len(data))
-    again = draw_test(mixed, Cut(share, seed))[1]
+    again = draw_test(mixed, share, seed)[1]
     assert {d.key for d in again} == {d.key for d in test}  # the order of a list moves nothing

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from fedvlm.core.errors import DataError
-from fedvlm.data.formats.table import glance, part_of, read_table
+from fedvlm.data.formats.table import glance, part_of_table, read_table
 from fedvlm.data.formats.table_files import read_lines_of
 from tests.data.miniatures import shapes
+from tests.data.miniatures.own import copy
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ from tests.data.miniatures import shapes
 def test_bad_json_lines(text: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text(text)
     with pytest.raises(DataError, match=says) as caught:
-        read_table([tmp_path / "t.jsonl"], tmp_path)
+        read_table(tmp_path, copy(tmp_path, tmp_path / "t.jsonl"))
     assert "\n" not in str(caught.value)
 
 
@@ -61,11 +62,12 @@ def test_images_of_parquet_are_unpacked_once_and_a_glance_unpacks_none(tmp_path:
     shapes.parquet(tmp_path / "set")
     path = tmp_path / "set" / "data" / "train-00000-of-00001.parquet"
     assert glance(path).first == "" and not (tmp_path / "out").exists()
-    data = read_table([path], tmp_path / "set", unpacked=tmp_path / "out")
+    info = copy(tmp_path / "set", path, unpacked=tmp_path / "out")
+    data = read_table(tmp_path, info)
     files = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*.png")}
     assert len(files) == 12 and {d.impath for d in data.all()} == set(map(str, files))
     assert not list((tmp_path / "out").rglob("*.png.*"))
-    read_table([path], tmp_path / "set", unpacked=tmp_path / "out")
+    read_table(tmp_path, info)
     assert {p: p.stat().st_mtime_ns for p in files} == files
 
 
@@ -76,4 +78,4 @@ def test_images_of_parquet_are_unpacked_once_and_a_glance_unpacks_none(tmp_path:
      ("training-set.jsonl", "train"), ("x/labels.csv", "")],
 )
 def test_the_part_that_a_name_says(name: str, part: str, tmp_path: Path) -> None:
-    assert part_of(tmp_path / name, tmp_path) == part
+    assert part_of_table(tmp_path / name, tmp_path) == part

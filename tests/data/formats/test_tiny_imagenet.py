@@ -7,15 +7,17 @@ from pathlib import Path
 import pytest
 
 from fedvlm.core.errors import DataError
-from fedvlm.data.formats.tiny_imagenet import is_tiny_imagenet, read_tiny_imagenet
+from fedvlm.data.formats.tiny_imagenet import read_tiny_imagenet
+from fedvlm.data.layouts import TINY_IMAGENET
 from tests.data.miniatures import shapes
+from tests.data.miniatures.own import copy
 from tests.data.miniatures.shapes import WNIDS
 
 
 def test_labels_count_the_sorted_ids(tmp_path: Path) -> None:
     shapes.tiny_imagenet(tmp_path)
-    assert is_tiny_imagenet(tmp_path)
-    data = read_tiny_imagenet(tmp_path)
+    assert TINY_IMAGENET.missing(tmp_path) == []
+    data = read_tiny_imagenet(tmp_path, copy(tmp_path))
     data.check()
     assert data.classnames == [WNIDS[wnid] for wnid in sorted(WNIDS)]
     assert len(data.test) == 8 and not data.val
@@ -31,12 +33,12 @@ def test_bad_annotations(line: str, says: str, tmp_path: Path) -> None:
     shapes.tiny_imagenet(tmp_path)
     (tmp_path / "val" / "val_annotations.txt").write_text(line)
     with pytest.raises(DataError, match=says):
-        read_tiny_imagenet(tmp_path)
+        read_tiny_imagenet(tmp_path, copy(tmp_path))
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     shapes.tiny_imagenet(tmp_path)
     (tmp_path / "words.txt").unlink()
-    assert not is_tiny_imagenet(tmp_path)
+    assert TINY_IMAGENET.missing(tmp_path) == ["words.txt"]
     with pytest.raises(DataError, match="Tiny-ImageNet is missing: .*words.txt does not exist"):
-        read_tiny_imagenet(tmp_path)
+        read_tiny_imagenet(tmp_path, copy(tmp_path))

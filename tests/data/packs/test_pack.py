@@ -14,7 +14,7 @@ from fedvlm.core.errors import DataError
 from fedvlm.data.datum import DatasetBase
 from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import ImageLoader, broken_images, check_decodes
-from fedvlm.data.packs.lists import read_lists
+from fedvlm.data.packs.lists import read_pack_lists
 from fedvlm.data.packs.pack import open_pack
 from fedvlm.data.targets import split_digest
 from tests.data.miniatures.own import Spec
@@ -31,7 +31,7 @@ def rows_of(data: DatasetBase) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("domains", [0, 2])
 def test_lists_come_back_as_they_were(tmp_path: Path, domains: int) -> None:
     data = lists(domains=domains)
-    back = read_lists(open_pack(make_pack(tmp_path / NAME, data)))
+    back = read_pack_lists(open_pack(make_pack(tmp_path / NAME, data)))
     back.check()
     assert rows_of(back) == rows_of(data) and back.domain_names == data.domain_names
     assert split_digest(back) == split_digest(data)
@@ -42,7 +42,7 @@ def test_lists_come_back_as_they_were(tmp_path: Path, domains: int) -> None:
 
 def test_images_that_do_not_decode_stay_named_and_have_no_row(tmp_path: Path) -> None:
     pack = open_pack(make_pack(tmp_path / NAME, faults={1: "cut short", 13: "the file is empty"}))
-    data = read_lists(pack)
+    data = read_pack_lists(pack)
     rows = [d.packed.row for d in data.all() if d.packed]
     assert rows[:4] == [0, -1, 1, 2] and rows[12:15] == [11, -1, 12] and max(rows) == 15
     records = ImageRecords(None)
@@ -63,7 +63,7 @@ def test_rows_by_transform(tmp_path: Path) -> None:
 
 
 def test_pixels_of_a_pack_are_refused(tmp_path: Path) -> None:
-    data = read_lists(open_pack(make_pack(tmp_path / NAME)))
+    data = read_pack_lists(open_pack(make_pack(tmp_path / NAME)))
     with pytest.raises(DataError, match=r"train/0/0.png is in the feature pack .* has no pixels"):
         ImageLoader(data.all(), Spec()).load(0)
 
@@ -115,7 +115,7 @@ def tensors(path: Path, name: str, values: bytes) -> Path:
 def test_hostile_lists(tmp_path: Path, name: str, values: bytes, says: str) -> None:
     pack = open_pack(tensors(make_pack(tmp_path / NAME), name, values))
     with pytest.raises(DataError, match=says):
-        read_lists(pack)
+        read_pack_lists(pack)
 
 
 def test_features_that_are_no_numbers(tmp_path: Path) -> None:

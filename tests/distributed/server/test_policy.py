@@ -15,7 +15,7 @@ from fedvlm.core.errors import DivergedError, FedvlmError
 from fedvlm.core.trees import Tree
 from fedvlm.distributed.server.policy import HEAVIEST, outvoted, read_parts, weigh
 from fedvlm.distributed.wire import Frame, unpack
-from fedvlm.federation.aggregation.arrival import Part, Rows
+from fedvlm.federation.aggregation.arrival import Rows, Upload
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context
 from fedvlm.federation.discovery import load_trainer
@@ -44,7 +44,7 @@ class Answer:
 
     def read(
         self, extras: Mapping[str, Tensor] | None = None, known: bool = True
-    ) -> tuple[list[Part], dict[int, str]]:
+    ) -> tuple[list[Upload], dict[int, str]]:
         """Return parts and refusals of the answer, perhaps with other extras."""
         trees = dict(self.frame.trees)
         if extras is not None:
@@ -108,7 +108,7 @@ def test_where_the_form_is_not_known_types_that_no_method_sends_are_refused(
     assert set(outvoted(most)) == set(IDS)
 
 
-def weighed(part: Part, ctx: Context, weighting: str, weight: float) -> dict[int, str]:
+def weighed(part: Upload, ctx: Context, weighting: str, weight: float) -> dict[int, str]:
     told = torch.tensor([weight, 1.0], dtype=torch.float64)
     return weigh(replace(part, weight=told), 0.0, replace(ctx, weighting=weighting))
 
@@ -137,7 +137,7 @@ def test_rows_go_by_the_axis_of_most_clients_and_not_of_the_first(answer: Answer
     (part,), _ = answer.read()
     name = next(n for n, v in part.params.items() if v.dim() == 3)
 
-    def along(axis: int, clients: tuple[int, ...]) -> Part:
+    def along(axis: int, clients: tuple[int, ...]) -> Upload:
         return replace(part, clients=clients, rows={name: Rows(torch.zeros(2, 1).long(), axis)})
 
     first, second, third = along(-1, (0, 1)), along(-2, (2, 3)), along(-2, (4, 5))

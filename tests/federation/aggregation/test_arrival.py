@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedvlm.core.errors import FedvlmError
-from fedvlm.federation.aggregation.arrival import Part, Rows
+from fedvlm.federation.aggregation.arrival import Rows, Upload
 from fedvlm.federation.aggregation.updates import join
 
 INDEX = torch.tensor([[2, -1], [0, 1]])
@@ -35,13 +35,16 @@ def test_what_is_told_of_an_index() -> None:
     assert Rows(index).told(3).tolist() == [2, 0, -1, -2, -1]
 
 
-def part(client: int, rows: Rows | None = None, absent: bool = False) -> Part:
+def part(client: int, rows: Rows | None = None, absent: bool = False) -> Upload:
     home = torch.full((1, 3, 2), float(client), dtype=torch.float64)
     whole = home + 10
     params = {} if absent else {"w": whole if rows is None else rows.cut(whole)}
     known = {} if rows is None else {"w": rows}
     counts = {n: [int((r.index >= 0).sum())] for n, r in known.items()}
-    return Part((client,), params, torch.ones(1).double(), {}, {}, {"w": home}, known, counts)
+    return Upload(
+        params, torch.ones(1).double(), rows=known, clients=(client,), received={"w": home},
+        counts=counts,
+    )
 
 
 def test_a_gap_is_what_its_own_client_received() -> None:

@@ -325,20 +325,47 @@ def test_direction_counts_from_four_updates_on() -> None:
     assert telltale(sent([1.0, 0.0], [1.0, 0.1], [-1.0, 0.0])).outliers == ()
 
 
-def test_the_bound_is_five_times_the_spread() -> None:
-    logs = [0.0, 0.2, -0.2, 0.4, -0.4]  # median 0, deviations 0.2: bound 5 * 1.4826 * 0.2 = 1.4826
+def test_the_bound_is_five_times_the_moderated_spread() -> None:
+    logs = [0.0, 0.2, -0.2, 0.4, -0.4]
     ones, counted = [1.0] * 6, [True] * 6
 
-    def odd(last: float) -> list[int]:  # six logs: the median moves to 0.1, the deviation to 0.3
-        return outlying([math.exp(v) for v in (*logs, last)], ones, counted)
+    def odd(*values: float) -> list[int]:
+        return outlying([math.exp(v) for v in values], ones, counted)
 
-    centre, spread = 0.1, 0.3
-    edge = centre + 5 * 1.4826 * spread
-    assert odd(edge - 0.01) == [] and odd(edge + 0.01) == [5]
-    tight = [1.0, 1.0, 1.0, 1.0, 1.0]
-    assert outlying([*tight, math.exp(0.49)], ones, counted) == []  # least bound 5 * 0.1
-    assert outlying([*tight, math.exp(0.51)], ones, counted) == [5]
-    assert outlying([*tight, math.exp(-0.51)], ones, counted) == [5]
+    def bound(spread: float, n: int) -> float:
+        return 5 * math.sqrt((20 * 0.6**2 + n * (1.4826 * spread) ** 2) / (20 + n))
+
+    edge = 0.1 + bound(0.3, 6)  # six logs: median 0.1; above it 0.2, 0.4 and the last: low median
+    assert odd(*logs, edge - 0.01) == [] and odd(*logs, edge + 0.01) == [5]
+    edge = bound(0.0, 6)
+    assert edge == pytest.approx(math.log(13), rel=0.03)  # of six equal ones: thirteen times
+    assert odd(*[0.0] * 5, edge - 0.01) == [] and odd(*[0.0] * 5, edge + 0.01) == [5]
+    assert odd(*[0.0] * 5, -20.0) == []  # honest clients have no least length
+    wide = [0.0, -3.0, 3.0, -6.0, 3.1]
+    assert odd(*wide, 1.5 + math.log(50) - 0.01) == []  # whatever the spread: fifty times
+    assert odd(*wide, 1.5 + math.log(50) + 0.01) == [5]
+
+
+def test_the_bound_follows_the_spread_of_many_clients() -> None:
+    ones, counted = [1.0] * 101, [True] * 101
+    tight = [math.exp(0.01 * (k % 5)) for k in range(100)]
+    assert outlying([*tight, 3.0], ones, counted) == []
+    assert outlying([*tight, 4.0], ones, counted) == [100]  # of six clients: thirteen times
+
+
+def test_against_is_against_updates_that_agree() -> None:
+    counted = [True] * 8
+
+    def odd(*cosines: float, norm: float = 1.0) -> list[int]:
+        return outlying([1.0] * 7 + [norm], cosines, counted)
+
+    assert odd(*[0.6] * 7, -0.95) == [7] and odd(*[0.6] * 7, -0.89) == []
+    assert odd(*[0.6] * 6, 0.4, -0.95) == [7] and odd(*[0.6] * 5, 0.4, 0.4, -0.95) == []
+    assert odd(*[0.6] * 6, -0.95, -0.95) == [6, 7]
+    assert odd(*[0.6] * 7, -0.95, norm=0.51) == [7]
+    assert odd(*[0.6] * 7, -0.95, norm=0.49) == []  # too short to turn the mean
+    honest = (0.96, 0.82, 0.80, -0.93, -0.91)  # FedPGP's round 14 of the demo: two camps
+    assert outlying([0.12, 0.044, 0.039, 0.034, 0.037], honest, [True] * 5) == []
 
 
 def test_nobody_moved_nobody_is_odd_and_zero_weight_is_silent() -> None:

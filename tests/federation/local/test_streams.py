@@ -10,7 +10,7 @@ from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.federation.cards import trainer_files
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.local.streams import SPREAD, random_values
+from fedvlm.federation.local.streams import SPREAD, prove_method, random_values
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.features.proof import Proof
 from tests.block_prompts import (
@@ -34,7 +34,10 @@ def proof_of(trainer: type[Trainer], *opts: str) -> Proof:
     cached = world.source(Setup(), fed.model, *fed.trainer.streams(fed.model))
     pixels = world.source(Setup(), fed.model, "pixels")
     before = dict(fed.model.counters), global_generators()
-    proof = fed.prove_streams(cached, pixels, torch.tensor([0, 1]))
+    proof = prove_method(
+        fed.trainer, fed.model, fed.p0, fed.server_context, cached, pixels, torch.tensor([0, 1]),
+        fed.plan.seed,
+    )
     assert (dict(fed.model.counters), global_generators()) == before
     return proof
 

@@ -9,8 +9,8 @@ from fedvlm.core.trees import stack
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.groups import Finetune
 from fedvlm.federation.local.sent import WHOLE
-from fedvlm.federation.toolbox.contexts import GLOBAL, LOCAL, TRAINED
 from fedvlm.federation.trainer import Trainer
+from fedvlm.models.adapt.contexts import GLOBAL, LOCAL, TRAINED
 from tests.trainers.small_world import world
 
 

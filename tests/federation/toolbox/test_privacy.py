@@ -11,17 +11,18 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.federation.batches import Batch, Moment
 from fedvlm.federation.local.effort import Worked
 from fedvlm.federation.toolbox.privacy import (
-    clipped,
+    Mechanism,
+    add_noise,
+    clip_by_part,
     delta_of,
     epsilon_of,
-    mean_of,
+    mean_gradient,
     multiplier,
-    noised,
     renyi,
+    report_spending,
     sampled_epsilon,
     sigma_for,
 )
-from fedvlm.federation.toolbox.spending import Mechanism, spending
 
 K, B, BOUND, DELTA = 2, 6, 0.7, 1e-5
 PARTS = (("u", "v"), ("g",))
@@ -49,42 +50,42 @@ def test_no_sample_moves_a_sum_by_more_than_two_bounds(seed: int) -> None:
     here, other = grads(seed), grads(seed + 100)
     swapped = {n: torch.cat([other[n][:, :1], v[:, 1:]], 1) for n, v in here.items()}
     b = batch()
-    one, two = (mean_of(clipped(g, BOUND, PARTS), b) for g in (here, swapped))
+    one, two = (mean_gradient(clip_by_part(g, BOUND, PARTS), b) for g in (here, swapped))
     count = b.w.sum(1)
     for part in PARTS:
         moved = sum((one[n] - two[n]).flatten(1).square().sum(1) for n in part).sqrt() * count
         assert bool((moved <= 2 * BOUND * (1 + 1e-12)).all())
-    sizes = sum(clipped(here, BOUND, PARTS)[n].flatten(2).square().sum(2) for n in ("u", "v"))
+    sizes = sum(clip_by_part(here, BOUND, PARTS)[n].flatten(2).square().sum(2) for n in ("u", "v"))
     whole = sum(here[n].flatten(2).square().sum(2) for n in ("u", "v"))
     assert torch.allclose(sizes.sqrt(), whole.sqrt().clamp(max=BOUND))
-    assert torch.equal(clipped(here, BOUND, PARTS)["free"], here["free"])
+    assert torch.equal(clip_by_part(here, BOUND, PARTS)["free"], here["free"])
 
 
 def test_an_infinite_bound_and_a_zero_gradient_change_nothing() -> None:
     here = grads(1)
     here["g"][0, 0] = 0
-    for n, v in clipped(here, math.inf, PARTS).items():
+    for n, v in clip_by_part(here, math.inf, PARTS).items():
         assert torch.equal(v, here[n])
-    assert torch.equal(clipped(here, BOUND, PARTS)["g"][0, 0], torch.zeros(5).double())
+    assert torch.equal(clip_by_part(here, BOUND, PARTS)["g"][0, 0], torch.zeros(5).double())
 
 
 def test_noise_has_the_bounds_std_over_the_samples_and_a_stream_of_its_own() -> None:
     zero = {"a": torch.zeros(K, 20_000).double(), "b": torch.zeros(K, 10).double()}
     b = batch()
-    out = noised(zero, b, 3.0, "dp")
+    out = add_noise(zero, b, 3.0, "dp")
     for k, count in enumerate((6, 4)):
         assert float(out["a"][k].std()) == pytest.approx(3.0 / count, rel=0.03)
         assert abs(float(out["a"][k].mean())) < 0.03
-    assert torch.equal(noised(zero, b, 3.0, "dp")["a"], out["a"])
-    others = [noised(zero, batch(step=2), 3.0, "dp"), noised(zero, b, 3.0, "other"),
-              noised(zero, batch(clients=(7, 8)), 3.0, "dp")]
+    assert torch.equal(add_noise(zero, b, 3.0, "dp")["a"], out["a"])
+    others = [add_noise(zero, batch(step=2), 3.0, "dp"), add_noise(zero, b, 3.0, "other"),
+              add_noise(zero, batch(clients=(7, 8)), 3.0, "dp")]
     for other in others:
         assert abs(float(torch.corrcoef(torch.stack([out["a"][0], other["a"][0]]))[0, 1])) < 0.03
-    alone = noised({n: v[1:] for n, v in zero.items()}, b.take([1]), 3.0, "dp")
+    alone = add_noise({n: v[1:] for n, v in zero.items()}, b.take([1]), 3.0, "dp")
     assert torch.equal(alone["a"][0], out["a"][1])  # whoever else is in the chunk
-    assert noised(zero, b, 0.0, "dp") is zero
+    assert add_noise(zero, b, 0.0, "dp") is zero
     with pytest.raises(ValueError, match="loop's step"):
-        noised(zero, Batch({}, b.y, b.w, clients=(0, 1)), 3.0, "dp")
+        add_noise(zero, Batch({}, b.y, b.w, clients=(0, 1)), 3.0, "dp")
 
 
 def test_epsilon_of_one_gaussian_step_is_the_closed_form() -> None:
@@ -114,14 +115,15 @@ def test_the_client_that_spent_most_is_said() -> None:
     few, many = Worked((3,), 3, 90, 32), Worked((3, 4), 3, 90, 32)  # 1 pass; 1 and a begun second
     how = Mechanism(2.0, 10.0, DELTA, parts=2)
     assert (few.passes, many.passes) == (1, 3)
-    said = spending(how, [few, many])
+    said = report_spending(how, [few, many])
     noise = 2.0 / (2 * math.sqrt(2))
     assert said["epsilon"] == pytest.approx(epsilon_of(noise, 3, DELTA))
     assert (said["delta"], said["releases"]) == (DELTA, 3) and "epsilon 1" in said["words"]
-    assert "no bound on epsilon" in spending(Mechanism(0.0, 10.0, DELTA), [few])["words"]
-    assert spending(how, [])["epsilon"] == 0
+    assert "no bound on epsilon" in report_spending(Mechanism(0.0, 10.0, DELTA), [few])["words"]
+    assert report_spending(how, [])["epsilon"] == 0
     whole = Mechanism(1.0, 10.0, DELTA, sampled=True)  # a batch of all images is no draw
-    assert "(sigma 1, clip 10, no gain" in spending(whole, [Worked((1,), 1, 10, 10)])["words"]
+    said = report_spending(whole, [Worked((1,), 1, 10, 10)])
+    assert "(sigma 1, clip 10, no gain" in said["words"]
     with pytest.raises(ConfigError, match="several steps in a round"):
         Mechanism(2.0, 10.0, DELTA, sampled=True).epsilon(few)
 

@@ -20,7 +20,7 @@ from fedvlm.federation.toolbox.prototypes import (
     class_means,
     hda,
     membership,
-    of_labels,
+    select_by_label,
     squared_distance,
 )
 
@@ -66,7 +66,7 @@ def test_padding_is_in_no_class() -> None:
     b = Batch({}, torch.tensor([[0, 1, 0]]), torch.tensor([[1.0, 1.0, 0.0]]))
     assert membership(b, 2).sum(1).tolist() == [[1.0, 1.0]]
     values = torch.tensor([[[1.0], [2.0]]])
-    assert of_labels(values, b.y).flatten().tolist() == [1.0, 2.0, 1.0]
+    assert select_by_label(values, b.y).flatten().tolist() == [1.0, 2.0, 1.0]
 
 
 PEFT = {"PEFT.VISUAL": "adapter", "PEFT.TEXT": "none", "PEFT.WIDTH": 4}

@@ -17,7 +17,7 @@ import torch
 from fedvlm.api.rebuild import rebuild
 from fedvlm.core.errors import DataError
 from fedvlm.distributed.carriers import InProcess
-from fedvlm.distributed.pool.store import PoolStore
+from fedvlm.distributed.store import SiteStore
 from fedvlm.distributed.wire import unpack
 from fedvlm.job.build import build
 from fedvlm.job.engines import workers
@@ -83,7 +83,7 @@ def rows(output: Path) -> dict[str, torch.Tensor]:
     """
     run = rebuild(jobs.folder(output), "cpu")
     store, found = run.federation.clients.store, {}
-    assert isinstance(store, PoolStore)
+    assert isinstance(store, SiteStore)
     for client, version in run.state.versions.items():
         ((_, state),) = store.get([client], [version])
         found |= {f"clients|{client}|{version}|{slot}|{name}": v[0]

@@ -13,7 +13,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.transform import TransformSpec
 from fedvlm.data.datum import Datum
 from fedvlm.data.images import ImageLoader
-from fedvlm.data.packs.lists import read_lists
+from fedvlm.data.packs.lists import read_pack_lists
 from fedvlm.data.packs.pack import open_pack
 from fedvlm.job.images.packed import (
     check_packs,
@@ -38,7 +38,7 @@ def backbone(**more: Any) -> Any:
 
 def samples(tmp_path: Path, **more: Any) -> list[Datum]:
     path = make_pack(tmp_path / "x.pack.safetensors", transform=TEST, **more)
-    return read_lists(open_pack(path)).all()
+    return read_pack_lists(open_pack(path)).all()
 
 
 def test_features_of_two_packs_among_images(tmp_path: Path) -> None:

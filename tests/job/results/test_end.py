@@ -37,7 +37,7 @@ def test_totals_add_up_over_the_records() -> None:
 
 
 FILE = '''"""Extra."""
-from fedvlm.federation.peft_trainer import PeftTrainer
+from fedvlm.method import PeftTrainer
 
 class Extra(PeftTrainer):
     name = "Extra"

@@ -124,8 +124,8 @@ def rows(place: Path, output: Path) -> dict[str, torch.Tensor]:
     found = {}
     for name in NAMES:
         store = SiteStore(place / name / "states", run, torch.device("cpu"))
-        newest = max(version for _, version in store.records.rows())
-        for client, version in store.records.rows():
+        newest = max(version for _, version in store.rows())
+        for client, version in store.rows():
             if version == newest:
                 ((_, state),) = store.get([client], [version])
                 found |= {f"clients|{client}|{version}|{slot}|{leaf}": v[0]

@@ -15,10 +15,11 @@ import torch
 from fedvlm.check.compare import copy_fed, same_fed
 from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.rows.away import AwayStore
 from fedvlm.core.trees import State
 from fedvlm.distributed.carriers import InProcess
-from fedvlm.distributed.pool.store import PoolAway, PoolStore, new_letters
 from fedvlm.distributed.server.policy import Policy
+from fedvlm.distributed.store import SiteStore, new_letters
 from fedvlm.distributed.wire import Frame, pack, unpack
 from fedvlm.evaluation import ClientMeter
 from fedvlm.federation.cards import trainer_files
@@ -46,7 +47,7 @@ class Noting(LocalEngine):
         """Work."""
         work = super().run(*given)
         rounds = dict(work.versions)
-        self.chunks.update((rounds[p.clients[0]], p.clients) for p in work.parts)
+        self.chunks.update((rounds[p.clients[0]], p.clients) for p in work.uploads)
         return work
 
 
@@ -123,7 +124,7 @@ class Pool:
 
     def end(self, fed: Federation, state: FedState) -> Whole:
         """The end with the clients' tensors, which any worker has."""
-        store = PoolStore(self.folder, RUN, CPU, new_letters())
+        store = SiteStore(self.folder, RUN, CPU, new_letters())
         clients, there = fed.clients, fed.clients.store
         clients.store = store
         own: dict[int, State] = clients.read(range(len(self.world.splits)), state.versions)
@@ -251,22 +252,16 @@ def test_old_states_go_once_no_checkpoint_needs_them(world: World, tmp_path: Pat
     fed = pool.driver()
     fed.savers.append(fed.commit)
     fed.round(fed.run(), 4)
-    store = PoolStore(tmp_path, RUN, CPU, new_letters())
-    assert {version for _, version in store.records.rows()} == {2, 3, 4}
-    assert isinstance(fed.clients.store, PoolAway)
+    store = SiteStore(tmp_path, RUN, CPU, new_letters())
+    assert {version for _, version in store.rows()} == {2, 3, 4}
+    assert isinstance(fed.clients.store, AwayStore)
     assert {v for forms in fed.clients.store.forms.values() for v in forms} == {3, 4}
 
 
-def test_states_of_the_local_engine_are_refused_and_the_other_way_round(world: World) -> None:
-    away = PoolAway()
-    away.hear(3, {1: "ab" * 6})
+def test_the_local_engine_refuses_states_of_workers(world: World) -> None:
+    away = AwayStore(None)
+    away.note_forms(3, {1: "ab" * 6})
     ((ids, state),) = away.get([1], [3])
-    assert ids == [1] and not any(state.values())
-    again = PoolAway()
-    again.put(3, ids, state)
-    assert again.forms == away.forms
-    with pytest.raises(ConfigError, match="was begun with --engine local"):
-        again.put(3, [0], {"w": {"text.ctx": torch.zeros(1)}})
     fed = federation(world, load_trainer("fedper"), 1.0)
     fed.clients.store.put(3, ids, state)
     with pytest.raises(ConfigError, match="lies with the worker or site that made it"):
@@ -280,15 +275,15 @@ def test_records_of_many_rounds_are_packed_as_old_states_go(
     monkeypatch.setattr("fedvlm.runs.records.MOST", 8)
     workers, accepted, floor = (new_letters(), new_letters()), dict[int, int](), dict[int, int]()
     for round_ in range(1, 25):
-        PoolStore(tmp_path, RUN, CPU, workers[round_ % 2]).forget(floor)
+        SiteStore(tmp_path, RUN, CPU, workers[round_ % 2]).forget(floor)
         floor = dict(accepted)
         for letters, client in zip(workers, (0, round_), strict=True):
-            store = PoolStore(tmp_path, RUN, CPU, letters)
+            store = SiteStore(tmp_path, RUN, CPU, letters)
             store.put(round_, [client], {"w": {"a": torch.tensor([100 * client + round_])}})
             store.keep({})
             accepted[client] = round_
-    store = PoolStore(tmp_path, RUN, CPU, new_letters())
-    assert len(store.records.names()) <= 8 + 2 and not store.damage
+    store = SiteStore(tmp_path, RUN, CPU, new_letters())
+    assert len(store.names()) <= 8 + 2 and not store.damage
     ((ids, state),) = store.get(sorted(accepted), [accepted[c] for c in sorted(accepted)])
     assert ids == sorted(accepted) and len(ids) == 25
     assert state["w"]["a"].tolist() == [100 * c + accepted[c] for c in ids]

@@ -12,14 +12,14 @@ from torch import Tensor
 from fedvlm.core.trees import cast, expand, numel
 from fedvlm.federation.batches import stratified
 from fedvlm.federation.toolbox.adaptation import GateFit
-from fedvlm.models.adapt.gates import KINDS, confidence, gate, mix_logits, share, spread
+from fedvlm.models.adapt.gates import KINDS, build_gate, confidence, mix_logits, share, spread
 
 GATES = [k for k in KINDS if k != "concat_mlp"]
 F64 = torch.float64
 
 
 def made(kind: str, classes: int, k: int = 1, seed: int = 0) -> dict[str, Tensor]:
-    tree = gate(kind, classes, torch.Generator().manual_seed(seed))
+    tree = build_gate(kind, classes, torch.Generator().manual_seed(seed))
     return expand(cast(tree, F64, "cpu"), k)
 
 
@@ -77,9 +77,9 @@ def test_the_stated_gradient() -> None:
      ("concat_mlp", 0, 9732)],
 )
 def test_parameter_counts(kind: str, hidden: int, count: int) -> None:
-    assert numel(gate(kind, 100, torch.Generator(), hidden)) == count
+    assert numel(build_gate(kind, 100, torch.Generator(), hidden)) == count
     if kind == "conf_gate":
-        assert numel(gate(kind, 7, torch.Generator(), hidden)) == 65 + 7
+        assert numel(build_gate(kind, 7, torch.Generator(), hidden)) == 65 + 7
 
 
 def test_confidence() -> None:

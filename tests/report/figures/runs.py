@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedvlm.report.collect import Run
+from fedvlm.runs.finished import FinishedRun
 
 
 def make(
     tmp_path: Path, method: str, seed: int, values: list[float | None], *, shots: int = 16,
     dataset: str = "Set", zero: float = 30.0, mb: float = 1.0, folder: str = "",
     config: dict[str, Any] | None = None,
-) -> Run:
+) -> FinishedRun:
     """Return a run whose ``personal`` after round r is ``values[r]``; each round sends ``mb``."""
     path = tmp_path / f"{dataset}-{method}-{shots}-{seed}{folder}"
     path.mkdir()
@@ -30,4 +30,4 @@ def make(
         "backbone": "tiny", "trainer": method, "seed": seed, "data_seed": seed,
     }
     results = {"last": lines[-1], "zero_shot": {"personal": zero}}
-    return Run(path, protocol, results, {})
+    return FinishedRun(path, protocol, results, {})

@@ -7,19 +7,20 @@ from pathlib import Path
 import pytest
 
 from fedvlm.core.stats import t_interval
-from fedvlm.report.collect import Run, collect
+from fedvlm.report.collect import collect
 from fedvlm.report.figures import client_gain, distribution, forest, pareto, style
 from fedvlm.report.figures.drawing.strips import strips
 from fedvlm.report.figures.pareto import Point
 from fedvlm.report.figures.selection import Selection
 from fedvlm.report.tables.papers import Paper
+from fedvlm.runs.finished import FinishedRun
 from tests.report.table_runs import reference, rows, write_run
 
 from .drawings import AWKWARD, check
 
 
 @pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+def many(tmp_path_factory: pytest.TempPathFactory) -> list[FinishedRun]:
     """Give twelve methods on two data sets with three seeds; the first is best by far."""
     root = tmp_path_factory.mktemp("many")
     for data, base in (("Cifar100", 3), ("EuroSAT", 5)):
@@ -39,7 +40,9 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     return collect([root]).runs
 
 
-def test_a_forest_has_the_tables_intervals_and_tells_the_best_apart(many: list[Run]) -> None:
+def test_a_forest_has_the_tables_intervals_and_tells_the_best_apart(
+    many: list[FinishedRun],
+) -> None:
     panels = forest.select(Selection(many))
     assert isinstance(panels, list)
     assert [panel.title for panel in panels] == ["average of 2", "CIFAR-100", "EuroSAT"]
@@ -59,7 +62,7 @@ def test_a_forest_has_the_tables_intervals_and_tells_the_best_apart(many: list[R
     assert table[12]["method"] == "mean over the data sets (best without collaboration)"
 
 
-def test_clients_quartiles_stand_beside_their_own_reference(many: list[Run]) -> None:
+def test_clients_quartiles_stand_beside_their_own_reference(many: list[FinishedRun]) -> None:
     panels = distribution.select(Selection(many))
     assert isinstance(panels, list)
     first = distribution.rows(panels)[0]
@@ -69,7 +72,7 @@ def test_clients_quartiles_stand_beside_their_own_reference(many: list[Run]) -> 
     assert distribution.select(Selection(many, "global")) is None
 
 
-def test_gains_of_clients_are_steps_up_to_all_of_them(many: list[Run]) -> None:
+def test_gains_of_clients_are_steps_up_to_all_of_them(many: list[FinishedRun]) -> None:
     """Of M0's nine clients three gain 60 or 70 points and six 10 or 20."""
     panels = client_gain.select(Selection(many))
     assert isinstance(panels, list) and panels[0].title == "CIFAR-100"
@@ -80,7 +83,7 @@ def test_gains_of_clients_are_steps_up_to_all_of_them(many: list[Run]) -> None:
     assert client_gain.select(Selection(many, "global")) is None
 
 
-def test_a_panel_goes_by_its_data_set_where_that_is_enough(many: list[Run]) -> None:
+def test_a_panel_goes_by_its_data_set_where_that_is_enough(many: list[FinishedRun]) -> None:
     figure, axes = strips(["A"], ["CIFAR-100, 10 shots", "DTD, all images of it"], 2.5, "x")
     assert [one.get_title() for one in axes] == ["CIFAR-100", "DTD"]
     figure, axes = strips(["A"], ["DTD, 1 shot", "DTD, 2 shots"], 2.5, "x")
@@ -89,7 +92,7 @@ def test_a_panel_goes_by_its_data_set_where_that_is_enough(many: list[Run]) -> N
     ]
 
 
-def test_the_front_holds_who_is_best_for_as_few_bytes(many: list[Run]) -> None:
+def test_the_front_holds_who_is_best_for_as_few_bytes(many: list[FinishedRun]) -> None:
     points = [Point("cheap", 1, 50, None, 1), Point("same bytes", 1, 40, None, 1),
               Point("dear", 9, 60, None, 1), Point("worse and dearer", 20, 55, None, 1)]
     assert pareto.front_of(points) == ["cheap", "dear"]
@@ -98,7 +101,7 @@ def test_the_front_holds_who_is_best_for_as_few_bytes(many: list[Run]) -> None:
 
 
 @pytest.mark.parametrize("figure", [forest, distribution, client_gain, pareto])
-def test_many_methods_fit_a_narrow_and_a_wide_page(figure, many: list[Run]) -> None:
+def test_many_methods_fit_a_narrow_and_a_wide_page(figure, many: list[FinishedRun]) -> None:
     papers = {"M0": Paper("M0", "no collaboration"), "M1": Paper("M1", "personal models")}
     data = figure.select(Selection(many, papers=papers))
     with style.font("serif"):

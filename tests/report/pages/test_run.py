@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from fedvlm.report.collect import Run, collect
+from fedvlm.report.collect import collect
 from fedvlm.report.pages.frame import static
 from fedvlm.report.pages.run import run_page
+from fedvlm.runs.finished import FinishedRun
 from tests.report.page_runs import NASTY, Reader, whole_run
 
 CARD = ("FedAvg: the mean.\n\nPaper: McMahan <et al.> 2017.\nEquations:\n    w = sum p_k w_k\n"
         "Cost: low.")
 
 
-def only(root: Path) -> Run:
+def only(root: Path) -> FinishedRun:
     (run,) = collect([root]).runs
     return run
 

@@ -149,7 +149,6 @@ def test_the_verb_writes_the_page_of_a_run_and_of_all(
 
 
 @pytest.mark.parametrize(("words", "code", "said"), [
-    (["report"], 2, "wants a run folder"), (["report", "--nto", "x"], 2, "report:"),
     (["report", "nowhere"], 3, "not a folder"), (["report", "."], 3, "no finished run"),
     (["report", "sweeps/one"], 3, "give its OUTPUT_DIR"),
     (["report", ".", "--into", "none/x.html"], 2, "no folder none"),

@@ -39,6 +39,13 @@ def test_markdown(nasty: list[Table]):
     assert escape_markdown("a_b|c<d>\n") == r"a\_b\|c\<d\>\\n"
 
 
+def test_text_is_aligned_and_escapes_nothing(nasty: list[Table]):
+    head, *rows = FORMATS["text"](nasty, False).splitlines()[:4]
+    assert head.startswith("trainer ") and head.endswith("  Pets")
+    assert rows[2].startswith(f"{NASTY}*  ") and rows[2].endswith("**91.0** ± 1.4")
+    assert len({len(line) for line in (head, *rows)}) == 1
+
+
 def test_csv_is_long_and_exact(nasty: list[Table]):
     rows = list(csv.DictReader(io.StringIO(FORMATS["csv"](nasty, False))))
     found = {row["row"]: row for row in rows}

@@ -14,7 +14,13 @@ import torch
 from fedvlm.core.errors import DataError
 from fedvlm.runs.folder import RunFolder, RunPath, read_results
 from fedvlm.runs.metrics import append_metrics, read_metrics
-from fedvlm.runs.verify.check import BEFORE, glance, inspect, one_digest_one_seed, whole
+from fedvlm.runs.verify.check import (
+    BEFORE,
+    check_readable,
+    inspect,
+    one_digest_one_seed,
+    refuse_damage,
+)
 from tests.attacks.forge import edit
 
 PARTS = RunPath("personal", "Pets", 16, "FedAvg", "tiny", "iid-K2-f1", 1, 1)
@@ -59,7 +65,7 @@ def test_a_run_that_ended_well_is_sealed(folder: Path) -> None:
     verdict = inspect(folder)
     assert (verdict.word, verdict.seal, verdict.remarks) == ("ok", "sealed", ())
     results = read_results(folder / "results.json")
-    assert results is not None and whole(folder, results).word == "ok"
+    assert results is not None and refuse_damage(folder, results).word == "ok"
 
 
 @pytest.mark.parametrize(("name", "spoil", "words"), [
@@ -115,7 +121,7 @@ def test_readers_refuse_with_the_file(folder: Path) -> None:
     results = read_results(folder / "results.json")
     assert results is not None
     with pytest.raises(DataError, match=r"metrics\.jsonl: line 1 is damaged.*fedvlm verify"):
-        whole(folder, results)
+        refuse_damage(folder, results)
 
 
 def test_folders_may_be_thinned_out_but_not_in_part(folder: Path) -> None:
@@ -138,14 +144,14 @@ def test_a_run_of_before_is_unsealed_and_its_numbers_are_checked(folder: Path) -
     assert (verdict.word, verdict.remarks) == ("unsealed", (BEFORE,))
     change(folder / "results.json", '"personal": 62.5', '"personal": 162.5')
     results = json.loads((folder / "results.json").read_text())
-    assert "162.5: not a percentage" in glance(folder, results).sentence()
+    assert "162.5: not a percentage" in check_readable(folder, results).sentence()
 
 
 def test_a_sealed_run_whose_seal_was_taken_off_is_damaged(folder: Path) -> None:
     results = json.loads((folder / "results.json").read_text())
     del results["seal"], results["covers"]
     (folder / "results.json").write_text(json.dumps(results))
-    for verdict in (inspect(folder), glance(folder, results)):
+    for verdict in (inspect(folder), check_readable(folder, results)):
         assert "results.json is damaged (its seal is gone" in verdict.sentence()
 
 
@@ -164,7 +170,7 @@ def test_whatever_a_file_holds_there_is_a_verdict(
     """One hostile file does not end the table over all runs."""
     edit(folder / "results.json", spoil)
     assert inspect(folder).word == "damaged"
-    glance(folder, json.loads((folder / "results.json").read_text()))
+    check_readable(folder, json.loads((folder / "results.json").read_text()))
 
 
 def test_a_run_that_began_before_stays_unsealed(tmp_path: Path) -> None:

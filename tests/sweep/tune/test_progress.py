@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +66,6 @@ def test_noise_by_hand() -> None:
 def test_stairs_rise_where_a_trial_has_been_spent() -> None:
     line = curves.stairs("best_by_steps", search())
     assert (line.x, line.mean) == ([20, 40, 40, 50, 50, 70], [52, 52, 65, 65, 65, 65])
-
-
-@pytest.mark.parametrize(("label", "title"), [
-    ("FedAvg prompt+feature (ft, work)", "FedAvg\nprompt+feature (ft,\nwork)"),
-    ("Toy", "Toy"),
-])
-def test_two_entries_of_a_method_have_titles_of_their_own(label: str, title: str) -> None:
-    figure = curves.grid("best_by_trials", [replace(search(), label=label)])
-    (axes,) = figure.axes
-    assert axes.get_title(loc="left") == title
 
 
 def test_the_report_of_a_search_is_a_table_csv_and_figures(

@@ -24,7 +24,7 @@ ONE = ("--trainers", "FedProx")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> run.Tuning:
     """An uninterrupted search for two methods."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "WorkerPool", FakePool)
+        patch.setattr(run, "Scheduler", FakePool)
         return tuned(tmp_path_factory.mktemp("whole"), BUDGET)
 
 

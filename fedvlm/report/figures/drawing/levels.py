@@ -10,9 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from fedvlm.core.stats import mean
-from fedvlm.report.collect import SEEDS, Run, finite
+from fedvlm.report.collect import SEEDS, finite
 from fedvlm.report.figures import style
 from fedvlm.report.tables.facts import REFERENCE_NAMES
+from fedvlm.runs.finished import FinishedRun
 
 # Kind (``facts.KINDS``) -> words and dashes; ink, so that no method has their colour.
 WORDS = {
@@ -37,7 +38,7 @@ class Level:
     x: float | None = None
 
 
-def levels_of(runs: Iterable[Run], metric: str) -> list[Level]:
+def levels_of(runs: Iterable[FinishedRun], metric: str) -> list[Level]:
     """Return the best reference of each kind, of the kinds that the runs have numbers of.
 
     A reference counts once a seed. Runs without references, older ones, have their zero-shot

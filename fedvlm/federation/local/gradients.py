@@ -1,0 +1,85 @@
+"""Losses of stacked clients and their gradients, of a batch or of every single sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedvlm.core.errors import MethodError
+from fedvlm.core.trees import Tree
+from fedvlm.federation.batches import Batch, single_samples
+from fedvlm.models.vlmodel import VLModel
+
+Loss = Callable[[VLModel, Tree, Batch], Tensor | tuple[Tensor, Mapping[str, Tensor]]]
+
+
+class Grad(NamedTuple):
+    """A loss ``[K]``, its named parts, and the gradients of what it was taken for."""
+
+    value: Tensor
+    parts: Mapping[str, Tensor]
+    grads: Tree
+
+
+def compute_gradient(
+    model: VLModel, params: Tree, loss: Loss, batch: Batch, names: Sequence[str]
+) -> Grad:
+    """Return the loss ``[K]``, its parts, and the gradients for ``names``; all are detached.
+
+    Clients never mix, so the gradient of the sum is each client's own. A tensor without influence
+    on the loss has no entry, as in torch.optim.
+
+    Raises:
+        MethodError: a loss that is not one number for each client.
+    """
+    leaves = {n: params[n].detach().requires_grad_() for n in names}
+    with torch.enable_grad():
+        out = loss(model, params | leaves, batch)
+        value, parts = out if isinstance(out, tuple) else (out, {})
+        _check_one_each(value, batch)
+        grads = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
+    slopes = {n: g for n, g in zip(names, grads, strict=True) if g is not None}
+    return Grad(value.detach(), {k: v.detach() for k, v in parts.items()}, slopes)
+
+
+def sample_gradients(
+    model: VLModel, params: Tree, loss: Loss, batch: Batch, names: Sequence[str], most: int = 0
+) -> tuple[Tensor, Tree]:
+    """Return the loss ``[K, B]`` and the gradients ``[K, B, ...]`` of every single sample.
+
+    Samples take the place of clients, each with the parameters of its own. Of padding both are 0.
+
+    Args:
+        most: samples at a time; 0: as many as there are clients.
+
+    Raises:
+        MethodError: as ``compute_gradient``.
+    """
+    k = len(batch.y)
+    values, slopes = list[Tensor](), list[Tree]()
+    for part, own in single_samples(params, batch, max(1, most // k)):
+        got = compute_gradient(model, own, loss, part, names)
+        values.append(got.value.view(k, -1))
+        slopes.append({n: g.view(k, -1, *g.shape[1:]) for n, g in got.grads.items()})
+    real = batch.w > 0
+    each = torch.where(real, torch.cat(values, 1), 0.0)
+    tree = {n: torch.cat([s[n] for s in slopes], 1) for n in slopes[0]}
+    return each, {n: torch.where(_spread(real, v), v, 0.0) for n, v in tree.items()}
+
+
+def _check_one_each(value: Tensor, batch: Batch) -> None:
+    """Refuse a loss that is not one number for each client of ``batch``."""
+    if value.shape != batch.y.shape[:1]:
+        raise MethodError(
+            f"the loss has the shape {tuple(value.shape)}, and {len(batch.y)} clients want one "
+            f"number each, {tuple(batch.y.shape[:1])}: sum or average over samples (axis 1) only, "
+            "never over clients, which do not mix"
+        )
+
+
+def _spread(mask: Tensor, leaf: Tensor) -> Tensor:
+    """Shape ``[K, B]`` so that it broadcasts over a ``[K, B, ...]`` leaf."""
+    return mask.reshape(*mask.shape, *([1] * (leaf.dim() - 2)))

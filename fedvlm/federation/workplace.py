@@ -1,0 +1,199 @@
+"""Where clients work: a method on a model over clients, with what they keep, and their models.
+
+A site has no more than this; ``rounds.Federation`` adds the server.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from fedvlm.core import rng
+from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.rows.memory import MemoryStore
+from fedvlm.core.rows.store import RowStore
+from fedvlm.core.trees import State, Tree, cast
+from fedvlm.federation.batches import Batcher
+from fedvlm.federation.clients import Clients
+from fedvlm.federation.context import OWN, SAMPLES, UNIFORM, Context
+from fedvlm.federation.engine import Bundle, Engine, LocalEngine, laid
+from fedvlm.federation.groups import Finetune, resolve
+from fedvlm.federation.local.guard import guarded
+from fedvlm.federation.local.hooks import explain_hook, name_of, slots_of, tree_of
+from fedvlm.federation.local.images import sightings
+from fedvlm.federation.local.kept import without_kept
+from fedvlm.federation.local.sent import WHOLE, Portion
+from fedvlm.federation.optim import Schedule
+from fedvlm.federation.plan import Plan, plan_chunks
+from fedvlm.federation.server import Measure, Question, Row
+from fedvlm.federation.trainer import Trainer
+from fedvlm.models.vlmodel import VLModel
+
+Models = Iterator[tuple[Sequence[int], Tree]]  # (clients, their models [K, ...]), chunk by chunk
+
+
+class Meter(Protocol):
+    """Measures personal models in the place where they are; numbers leave it."""
+
+    def __call__(self, measure: Measure, models: Models) -> Iterable[Row]:
+        """Return a row for every client in ``models``, which may be gone through once."""
+        ...
+
+
+class Workplace:
+    """One method on one model over one set of clients.
+
+    Args:
+        trainer: the method.
+        model: the frozen model.
+        batcher: training batches by client.
+        plan: rounds, participation, optimiser.
+        engine: where clients run.
+        meter: measures personal models where they are.
+        store: where clients' states lie (default: in memory, every version until ``commit``).
+
+    Attributes:
+        roster: sizes and class counts of all clients.
+        p0: the untrained tensors.
+        clients: what they keep between rounds.
+        finetune_seconds: of each client's last final fine-tuning.
+        finetuning: what the final fine-tuning trains, and how long.
+        weighting: how clients weigh in the average.
+
+    Raises:
+        ConfigError: a plan that the method does not allow.
+    """
+
+    def __init__(
+        self, trainer: Trainer, model: VLModel, batcher: Batcher, plan: Plan, *,
+        engine: Engine | None = None, meter: Meter | None = None, store: RowStore | None = None,
+    ) -> None:
+        self.trainer, self.model, self.batcher, self.plan = trainer, model, batcher, plan
+        self.engine, self.meter = engine or LocalEngine(), meter
+        self.finetune_seconds: dict[int, float] = {}
+        self.roster = replace(batcher.roster(), unseen=plan.unseen)
+        if self.engine.sites:
+            self.roster = replace(self.roster, site=np.asarray(self.engine.sites, np.int64))
+        start = trainer.trainables(model, rng.stream(plan.seed, "init"))
+        self.p0 = cast(start, model.dtype, model.device)
+        self.groups = resolve(self.p0, trainer.rules(list(self.p0)), f"trainer {trainer.name}")
+        self.clients = Clients(
+            MemoryStore() if store is None else store,
+            self._init_client,
+            self.p0, self.groups, trainer.reads_old,
+            alike=type(trainer).init_client is Trainer.init_client,
+        )
+        finetune: Finetune = trainer.own_finetune().configure(trainer.root)
+        self.finetuning = finetune.select(self.groups, trainer.name)
+        self.weighting = trainer.weighting if plan.weighting == "auto" else plan.weighting
+        if trainer.weighting == OWN and self.weighting != OWN:
+            raise ConfigError(
+                f"FED.WEIGHTING {plan.weighting}: {trainer.name} weighs clients by a measure of "
+                "its own; set FED.WEIGHTING auto"
+            )
+        if self.weighting not in (SAMPLES, UNIFORM, OWN):
+            raise ConfigError(
+                f"trainer {trainer.name}: weighting '{self.weighting}' is none of {SAMPLES}, "
+                f"{UNIFORM}, {OWN}"
+            )
+
+    def context(
+        self, clients: Sequence[int], round_: int = 0, worked: Container[int] = (),
+        portion: Portion | None = None,
+    ) -> Context:
+        """Return the context of a chunk of clients in a round.
+
+        Args:
+            worked: who ever did.
+            portion: of the shared tensors; by default what the method trains in this round.
+        """
+        plan = self.plan
+        if portion is None:
+            portion = self.trainer.portion(round_, self.groups) if round_ else WHOLE
+        return Context(
+            self.model, self.groups, self.batcher, list(clients), round_, plan.seed, plan.epochs,
+            plan.optim, plan.schedule or Schedule(plan.optim.lr),
+            self.trainer.extras_up, self.trainer.metrics, self.weighting, plan.nonfinite,
+            plan.clock_per_round, newcomers=tuple(c not in worked for c in clients),
+            effort=plan.effort, patience=plan.early_stop, class_counts=self.roster.classes,
+            portion=portion,
+        )
+
+    def finetuning_cost(self) -> dict[str, float]:
+        """Return epochs, rate, samples and steps (all clients together) of the final fine-tuning.
+
+        As many as a plain fit of all their training images takes.
+        """
+        everyone = range(self.plan.clients)
+        sizes, lengths = self.batcher.sizes(everyone), self.batcher.lengths(everyone, 1)
+        epochs = self.finetuning.epochs
+        rate = self.finetuning.lr or self.plan.optim.lr
+        return {
+            "epochs": epochs, "lr": rate, "samples": epochs * sum(sizes),
+            "steps": epochs * sum(lengths),
+        }
+
+    def models(self, question: Question, chunk: int | None = None) -> Models:
+        """Yield the personal models that are asked for, where clients' states are (``personal``).
+
+        Raises:
+            FedvlmError: clients' states are at other places.
+        """
+        clients, versions = list(question.clients), question.versions
+        if not self.engine.here:
+            raise FedvlmError(
+                "personal models stay at their sites: ask for numbers of them (rows)"
+            )
+        most: int = chunk or self.engine.chunk
+        chunks = plan_chunks(
+            clients, self.batcher.sizes(clients), self.roster.site[clients].tolist(),
+            self.clients.forms(clients, versions, question.downloads),
+            most if self.trainer.batched else 1,
+        )
+        worked = {c for c, version in versions.items() if version}
+        for ids in (list(chunk.clients) for chunk in chunks):
+            ctx = self.context(ids, question.round, worked, WHOLE)
+            began = time.perf_counter()
+            models = guarded(ctx, partial(self._models, ctx, question))[0]
+            if question.tune:
+                each = (time.perf_counter() - began) / len(ids)
+                self.finetune_seconds |= dict.fromkeys(ids, each)
+            yield ids, models
+
+    def bundles(self, question: Question) -> Iterator[Bundle]:
+        """Yield ``models``, and of each chunk whether images of its clients went into them."""
+        for (clients, models), images in sightings(self, self.models(question)):
+            yield clients, models, images
+
+    def _init_client(self, client: int) -> State:
+        hook = name_of(self.trainer, "init_client")
+        with explain_hook(f"client {client}: {hook}"):
+            return slots_of(hook, self.trainer.init_client(self.context([client]), self.p0))
+
+    def _models(self, ctx: Context, question: Question) -> Tree:
+        """Return the personal models of a chunk, made from copies of its own."""
+        received = laid(question.downloads, ctx)
+        own = without_kept(self.clients.stacked(ctx.clients, question.versions))
+        hook = name_of(self.trainer, "finetune" if question.tune else "personalize")
+        with (
+            explain_hook(f"round {question.round}: {hook}"),
+            self.clients.explain(f"trainer {self.trainer.name}"),
+        ):
+            if question.tune:
+                return self.trainer.finetune(ctx, own, received, self.finetuning)
+            return tree_of(hook, self.trainer.personalize(ctx, own, received))
+
+    def measured(self, question: Question, measure: Measure) -> Iterable[Row]:
+        """Return what the meter of this place finds on personal models.
+
+        Raises:
+            FedvlmError: there is no meter.
+        """
+        if self.meter is None:
+            raise FedvlmError("nothing here measures personal models: set Federation.meter")
+        return self.meter(measure, self.models(question))

@@ -1,0 +1,1 @@
+"""What makes this project's own pages: the speed benches and the published results."""

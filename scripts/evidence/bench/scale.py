@@ -1,0 +1,283 @@
+"""``bench scale``: what a round costs beside its training, from ten clients to ten thousand.
+
+A cohort of fixed size works each round, however many clients there are. Driver, recorder and run
+folder are the main job's own; the data are random features, so that nothing but the engine and the
+bookkeeping is measured. Two methods: a linear head of ten classes on 512 features with one step of
+50 samples, which is about the least training there is, and FedTV on the embedded tiny CLIP.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evidence.bench import machine
+from evidence.bench.machine import Measurements
+from fedvlm.console.rows import RoundRow, table_lines
+from fedvlm.core import rng
+from fedvlm.core.errors import ConfigError
+from fedvlm.core.trees import Tree
+from fedvlm.evaluation import ClientMeter
+from fedvlm.federation.batches import IndexSplit, SplitBatcher
+from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.engine import LocalEngine
+from fedvlm.federation.optim import OptimSpec
+from fedvlm.federation.plan import Plan
+from fedvlm.federation.rounds import Federation
+from fedvlm.federation.trainer import Predictor, Trainer
+from fedvlm.job.build import Built, chunk_of
+from fedvlm.job.flags import parse
+from fedvlm.job.record import Recorder
+from fedvlm.job.resolve import resolve
+from fedvlm.models.features.sources import FeatureSource
+from fedvlm.models.load.backbones import load_backbone
+from fedvlm.models.vlmodel import VLModel
+from fedvlm.runs.folder import RunFolder, RunPath
+
+HEAD, FEDTV = "linear head", "FedTV"
+CLASSES, TRAIN, TEST, POOL, WIDTH = 10, 50, 20, 5000, 512
+SEED, ROUNDS = 7, 6
+
+
+class LinearHead(Trainer):
+    """A linear classifier on image features, averaged: the least that can be trained."""
+
+    groups = ((r"head\..*", "shared"),)
+
+    def prompt_sets(self, batch_size: int) -> int:
+        """Return 0: no text is read."""
+        return 0
+
+    def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
+        """Return zeros."""
+        return {"head.weight": torch.zeros(CLASSES, WIDTH), "head.bias": torch.zeros(CLASSES)}
+
+    def predictor(self, model: VLModel, params: Tree) -> Predictor:
+        """Return x W^T + b."""
+        weight, bias = params["head.weight"].mT, params["head.bias"].unsqueeze(1)
+        return lambda x: torch.baddbmm(bias, x["features"], weight)
+
+
+@dataclass
+class Data:
+    """Clients whose samples are drawn from one pool, as evaluation and recorder read it.
+
+    Attributes:
+        labels: of the pool; its last tenth is the global test set.
+    """
+
+    clients: Sequence[IndexSplit]
+    labels: np.ndarray
+    global_test: np.ndarray
+    classnames: Sequence[str]
+    name: str = "random features"
+    new_test: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    new_classnames: Sequence[str] = ()
+    others: Sequence[Any] = ()
+
+
+def draw(clients: int, width: int) -> tuple[Data, Tensor]:
+    """Return clients of ``TRAIN`` and ``TEST`` samples each, and the pool ``[POOL, width]``."""
+    generator = np.random.default_rng(SEED)
+    labels = generator.integers(0, CLASSES, POOL)
+    features = torch.randn(POOL, width, generator=rng.stream(SEED, "bench-scale"))
+    edge = POOL - POOL // 10
+    picks = generator.integers(0, edge, (clients, TRAIN + TEST))
+    splits = [IndexSplit(np.sort(p[:TRAIN]), p[:0], np.sort(p[TRAIN:])) for p in picks]
+    names = [f"class {i}" for i in range(CLASSES)]
+    return Data(splits, labels, np.arange(edge, POOL), names), features
+
+
+class Silence:
+    """A screen that shows nothing."""
+
+    def round_started(self, round_: int, cids: Sequence[int]) -> None:
+        """Show nothing."""
+
+    def round_finished(self, row: RoundRow) -> None:
+        """Show nothing."""
+
+    def notes(self, notes: Iterable[str]) -> None:
+        """Show nothing."""
+
+
+def build(method: str, clients: int, cohort: int) -> Built:
+    """Return a run of ``method`` on random features, as the main job's recorder reads it."""
+    cfg = resolve(parse(["--demo", "--trainer", "FedTV", "--device", "cpu"])).jobs[0].cfg
+    backbone = load_backbone("tiny")
+    data, features = draw(clients, WIDTH if method == HEAD else backbone.embed_dim)
+    model = VLModel(backbone, list(data.classnames))
+    source = FeatureSource.of(features[None], torch.arange(POOL), torch.from_numpy(data.labels))
+    batcher = SplitBatcher(
+        source, data.clients, TRAIN, SEED, 1, 1, model.device, model.dtype, plain=source
+    )
+    plan = Plan(
+        ROUNDS, clients, min(cohort / clients, 1.0), first_round_all=False, seed=SEED,
+        optim=OptimSpec("sgd", 0.05, 0.0, 0.0),
+    )
+    trainer = LinearHead(cfg) if method == HEAD else load_trainer("FedTV")(cfg)
+    # The sources of a run are images of a data set; what is asked of them here is the same.
+    meter = ClientMeter(model, trainer, source, cast(Any, data))
+    federation = Federation(
+        trainer, model, batcher, plan, engine=LocalEngine(chunk_of(cfg, model, trainer)),
+        meter=meter,
+    )
+    return Built(
+        cfg, cast(Any, data), backbone, model, federation, meter, source, cast(Any, None), {}
+    )
+
+
+class Watch:
+    """CPU seconds by phase, in the order in which they were spent."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, list[float]] = {}
+
+    def clock(self, phase: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``work`` that enters under ``phase`` what it spends."""
+
+        def timed(*args: Any, **named: Any) -> Any:
+            began = time.process_time()
+            out = work(*args, **named)
+            self.spent.setdefault(phase, []).append(time.process_time() - began)
+            return out
+
+        return timed
+
+
+def one(method: str, clients: int, cohort: int) -> Measurements:
+    """Run ``ROUNDS`` rounds and return what they cost; the first is left out as a warm-up.
+
+    Returns:
+        CPU seconds of a middle round by phase, of the evaluation of all at the end, bytes of a
+        round's state files and of all of them, bytes of a line of metrics, peak of the memory
+        beside what was there before, milliseconds of training per client and round, and how many
+        times its training a middle round's bookkeeping costs.
+    """
+    built, watch, before = build(method, clients, cohort), Watch(), machine.settle()
+    with tempfile.TemporaryDirectory() as place:
+        path = RunPath("scale", "random", "all", method, "tiny", f"n{clients}", SEED, SEED)
+        folder = RunFolder.create(place, path, {"clients": clients, "method": method})
+        recorder = Recorder(built, folder, (), lambda record: None)
+        recorder.screens = (Silence(),)
+        recorder.evaluator = cast(Any, watch.clock("evaluation", recorder.evaluator))
+        recorder.evaluator.logits = {}  # what the recorder asks an evaluator for
+        federation, sizes, written = built.federation, [], []
+
+        def save(state: Any) -> None:
+            before = _files(folder.state_dir)
+            recorder.save(state)
+            after = _files(folder.state_dir)
+            sizes.append(sum(size for size, _ in after.values()))
+            written.append(sum(v[0] for name, v in after.items() if before.get(name) != v))
+
+        federation.subscribers.append(watch.clock("hearing", recorder))
+        federation.savers.append(watch.clock("state", save))
+        federation.round = watch.clock("round", federation.round)  # type: ignore[method-assign]
+        with folder:
+            _, cost = machine.measure(federation.run)
+            line = max(len(text) for text in folder.metrics_path.read_text().splitlines()[1:-1])
+    return _numbers(watch.spent, min(cohort, clients)) | {
+        "state_bytes": median(written[2:-1]), "state_bytes_all": sizes[-1],
+        "clients": clients, "cohort": min(cohort, clients), "metrics_line": line,
+        "memory": max(0, cost.rss - before), "chunk": federation.engine.chunk,
+    }
+
+
+def _numbers(spent: dict[str, list[float]], cohort: int) -> Measurements:
+    """Return the medians of the middle rounds: not the first, nor the last, which evaluates all."""
+    middle = slice(1, ROUNDS - 1)  # of the rounds 1, 2, ...
+    hearing = [h for h in spent["hearing"] if h]  # two events a round but the start's one
+    ends = hearing[:: 2] if len(hearing) == 2 * ROUNDS + 1 else hearing
+    evaluation = spent["evaluation"]
+    rows = list(zip(spent["round"], evaluation[1:], spent["state"][1:], ends[1:], strict=False))
+    told = [max(h - e, 0.0) for _, e, _, h in rows]
+    training = [r - s - h for r, _, s, h in rows]
+    out: Measurements = {
+        "training": median(training[middle]), "evaluation": median(evaluation[1:][middle]),
+        "metrics": median(told[middle]), "state": median(spent["state"][1:][middle]),
+        "evaluation_of_all": evaluation[-1],
+    }
+    beside = out["evaluation"] + out["metrics"] + out["state"]
+    return out | {
+        "per_client_ms": 1000 * out["training"] / cohort,
+        "bookkeeping": beside / max(out["training"], 1e-9),
+    }
+
+
+def _files(folder: Path) -> dict[Path, tuple[int, int]]:
+    """Return size and time of every file."""
+    found = {f: f.stat() for f in folder.rglob("*") if f.is_file()}
+    return {f: (s.st_size, s.st_mtime_ns) for f, s in found.items()}
+
+
+def run(
+    sizes: Sequence[int], *, cohort: int = 50, methods: Sequence[str] = (HEAD, FEDTV),
+    threads: int = 1, say: Callable[[str], None] = lambda _: None,
+) -> Measurements:
+    """Measure and return a record of plain JSON values.
+
+    Args:
+        sizes: numbers of clients.
+        cohort: how many of them work in a round.
+
+    Raises:
+        ConfigError: a number below 1.
+    """
+    for name, value in (("cohort", cohort), ("threads", threads), *(("sizes", n) for n in sizes)):
+        if value < 1:
+            raise ConfigError(f"--{name} {value}: must be at least 1")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    rows: dict[str, list[Measurements]] = {}
+    try:
+        for method in methods:
+            for clients in sizes:
+                say(f"{method}, {clients:,} clients")
+                rows.setdefault(method, []).append(one(method, clients, cohort))
+    finally:
+        torch.set_num_threads(before)
+    return {
+        "setting": {"cohort": cohort, "threads": threads, "rounds": ROUNDS, "train": TRAIN,
+                    "test": TEST, "torch": torch.__version__},
+        "load": {"after": machine.load(), "cores": machine.cores()}, "methods": rows,
+    }
+
+
+def lines(record: Measurements) -> list[str]:
+    """Return the report."""
+    s, load = record["setting"], record["load"]
+    out = [
+        f"rounds of a cohort of {s['cohort']}, {s['train']} training and {s['test']} test samples "
+        f"a client, one local step; medians of the middle of {s['rounds']} rounds, CPU seconds, "
+        f"{s['threads']} thread(s); load average {load['after']:.1f} on {load['cores']} core(s)"
+    ]
+    for method, rows in record["methods"].items():
+        out.append(f"{method}, {rows[0]['chunk']} clients stacked")
+        out += table_lines([_row(r) for r in rows])
+    return [
+        *out,
+        "beside: evaluation, metrics and state over training; all: evaluation of every client at "
+        "the end; written: state files of a round; memory: what the run added at its peak",
+    ]
+
+
+def _row(r: Measurements) -> dict[str, object]:
+    return {
+        "clients": f"{r['clients']:,}", "training": f"{r['training']:.4f}",
+        "ms/client": f"{r['per_client_ms']:.3f}", "evaluation": f"{r['evaluation']:.4f}",
+        "metrics": f"{r['metrics']:.4f}", "state": f"{r['state']:.4f}",
+        "beside": f"{r['bookkeeping']:.2f}x", "all": f"{r['evaluation_of_all']:.2f}",
+        "written": f"{r['state_bytes'] / 2**20:.2f} MiB",
+        "folder": f"{r['state_bytes_all'] / 2**20:.1f} MiB",
+        "line": f"{r['metrics_line'] / 1024:.0f} KiB", "memory": f"{r['memory'] / 2**20:.0f} MiB",
+    }

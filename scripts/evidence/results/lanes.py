@@ -1,0 +1,181 @@
+"""Lanes of published runs: which rows stand in one table, and how each lane was made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from evidence.results.claims import place_of, seeds_of
+from fedvlm.config.families import CHOICE, families_in, words_of
+from fedvlm.core.errors import fold
+from fedvlm.core.stats import mean
+from fedvlm.report.collect import Collected, finite
+from fedvlm.report.tables.papers import dataset_name
+from fedvlm.runs.finished import FinishedRun
+
+OWN = "parts of its own"
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Runs of one protocol.
+
+    Attributes:
+        name: as claims call it: the pack's name.
+        collected: its runs.
+        title: heading; about: what its plan says of it; wanted: how many cells the plans have.
+        folders: folder of plans -> names of the methods of its plans for the lane
+            (``claims.labels_of``) -> their cells there, (data set, shots, seed).
+    """
+
+    name: str
+    collected: Collected
+    title: str = ""
+    about: str = ""
+    wanted: int = 0
+    folders: Mapping[str, Mapping[str, frozenset[Any]]] = field(default_factory=dict)
+
+    @property
+    def planned(self) -> Mapping[str, frozenset[Any]]:
+        """The methods of all its plans, by name, with their cells."""
+        return join_plans(self.folders.values())
+
+    @property
+    def runs(self) -> list[FinishedRun]:
+        """Its finished runs."""
+        return self.collected.runs
+
+    @property
+    def absent(self) -> int:
+        """How many planned cells have no run; a run under another tag stands for none of them."""
+        names = {fold(name) for name in self.planned}
+        there = {(run.method, place_of(run), seeds_of(run)) for run in self.runs
+                 if {fold(run.method), fold(bare(run.method))} & names}
+        return max(0, self.wanted - len(there))
+
+    def pairs(self, method: str, rival: str) -> int:
+        """Return how many pairs its plans have of both; of one, where no plan has the other.
+
+        A pair is a data set and a seed: shots of one are averaged (``claims.by_set``).
+        """
+        cells = [self.planned.get(name, self.planned.get(bare(name)))
+                 for name in (method, rival)]
+        there = [one for one in cells if one is not None]
+        both = frozenset.intersection(*there) if there else frozenset()
+        return len({(dataset, seed) for dataset, _, seed in both})
+
+    def folder_of(self, run: FinishedRun) -> str:
+        """Return the folder of plans that a run is of; empty where no plan has it."""
+        mine = _data_set(run.protocol.get("dataset")), run.protocol.get("seed")
+        for name in (fold(run.method), fold(bare(run.method))):  # a bare name may be another's, too
+            for folder, planned in self.folders.items():
+                if mine in {(_data_set(dataset), seed) for label, cells in planned.items()
+                            if fold(label) == name for dataset, _, seed in cells}:
+                    return folder
+        return ""
+
+    def only(self, runs: Sequence[FinishedRun]) -> Collected:
+        """Return what was collected, cut to some of the runs."""
+        return replace(self.collected, runs=list(runs))
+
+
+def join_plans(
+    plans: Iterable[Mapping[str, frozenset[Any]]]
+) -> dict[str, frozenset[Any]]:
+    """Return the cells of several plans' methods, by name."""
+    joined: dict[str, frozenset[Any]] = {}
+    for planned in plans:
+        for name, cells in planned.items():
+            joined[name] = joined.get(name, frozenset()) | cells
+    return joined
+
+
+def bare(method: str) -> str:
+    """Return a label without what the method trains."""
+    head, _, rest = method.partition(" [")
+    return head + rest.partition("]")[2]
+
+
+def trained(run: FinishedRun, card: str) -> tuple[str, ...]:
+    """Return the families of what a run trains: what may be compared trains the same.
+
+    A method that has no choice of it is asked by its card's names of tensors; () where that names
+    none.
+    """
+    peft = str(run.protocol.get("peft", ""))
+    if peft:
+        return tuple(peft.split("+"))
+    parts = families_in(card)
+    return () if parts == (CHOICE,) else parts
+
+
+def groups(lane: Lane, cards: Callable[[str], str]) -> dict[str, list[FinishedRun]]:
+    """Return a lane's runs by what they train, in words; those that do not say it together."""
+    by_parts: dict[str, list[FinishedRun]] = {}
+    for run in lane.runs:
+        parts = trained(run, cards(str(run.protocol["trainer"])))
+        by_parts.setdefault(words_of(parts) or OWN, []).append(run)
+    return by_parts
+
+
+def protocol_rows(lane: Lane) -> list[dict[str, Any]]:
+    """Return a row per data set: images, clients, rounds, steps, seeds, cells, seconds."""
+    places: dict[tuple[Any, ...], list[FinishedRun]] = {}
+    for run in lane.runs:
+        places.setdefault(place_of(run), []).append(run)
+    rows = []
+    for (dataset, shots, subsample), runs in sorted(places.items(), key=lambda kv: str(kv[0])):
+        config = runs[0].identity_config()
+        rows.append({
+            "dataset": dataset_name(dataset), "classes": subsample,
+            "shots": "all" if shots == -1 else shots,
+            "clients": config.get("FED.CLIENTS"), "share": config.get("FED.FRAC", 1.0),
+            "rounds": _span(r.protocol.get("rounds") for r in runs),
+            "steps": _span(r.totals().get("local_steps") for r in runs),
+            "seeds": len({r.protocol.get("data_seed") for r in runs}), "cells": len(runs),
+            "tests": mean([float(sum(c["n"] for c in r.last.get("clients", ()))) for r in runs]),
+            "seconds": sum(run.seconds for run in runs),
+        })
+    return rows
+
+
+def spent_by_folder(lanes: Sequence[Lane]) -> list[tuple[str, int, float]]:
+    """Return (folder of plans, its runs, hours of their wall time), where there are several."""
+    spent: dict[str, list[float]] = {}
+    for lane in lanes:
+        for run in lane.runs:
+            spent.setdefault(lane.folder_of(run), []).append(run.seconds)
+    several = [(name, len(each), sum(each) / 3600) for name, each in sorted(spent.items()) if name]
+    return several if len(several) > 1 else []
+
+
+def below(
+    runs: Sequence[FinishedRun], reference: str, metric: str = "personal"
+) -> tuple[list[str], int]:
+    """Return the methods whose mean over data sets and seeds is below a reference's, of how many.
+
+    Only where a run has that reference; the reference is the one of the same run. Of a number
+    that references lack (``new``) it is that of the run's section of the same name.
+    """
+    gaps: dict[str, list[float]] = {}
+    for run in runs:
+        numbers: Mapping[str, Any] = run.section("references").get(reference) or {}
+        own = run.value(metric)
+        theirs = finite(numbers.get(metric, run.section(reference).get(metric)))
+        if own is not None and theirs is not None:
+            gaps.setdefault(run.method, []).append(own - theirs)
+    names = sorted(name for name, gap in gaps.items() if (mean(gap) or 0.0) < 0)
+    return names, len(gaps)
+
+
+def _data_set(name: Any) -> str:
+    """Return what all spellings of a data set's name have in common."""
+    return fold(dataset_name(name))
+
+
+def _span(values: Any) -> str:
+    numbers = sorted({int(v) for v in values if v is not None})
+    if not numbers:
+        return "-"
+    return f"{numbers[0]:,}" if len(numbers) == 1 else f"{numbers[0]:,} to {numbers[-1]:,}"

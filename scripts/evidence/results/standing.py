@@ -1,0 +1,190 @@
+"""How the methods of a lane that train the same stand: who is best, and how sure that is."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from evidence.results.claims import by_set, place_of, seeds_of
+from evidence.results.lanes import bare, below
+from fedvlm.core.stats import mean
+from fedvlm.report.collect import finite
+from fedvlm.report.statistics.contrast import Contrast, contrast, lacks, shared
+from fedvlm.runs.finished import FinishedRun
+
+CONTROLS = ("LocalOnly", "FedAvg", "PromptFL")
+PERSONAL = "personal"
+# What every method should be above: reference, number, words.
+BELOW = (
+    ("logreg", PERSONAL, "a logistic regression that each client fits to its own images"),
+    ("zero_shot", "new", "the zero-shot model on classes never trained on"),
+    ("zero_shot", "hm2", "the zero-shot model's harmonic mean of base and new classes (hm2)"),
+    ("zero_shot", "cm", "the zero-shot model's mean of personal and hm2 (cm)"),
+)
+MOST = 6  # methods named one by one
+Sets = Sequence[Mapping[Any, float]]  # per data set: seeds -> value
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Methods of a lane that train the same, over the data sets and seeds that all of them have.
+
+    Attributes:
+        lane, title: where, and what is trained.
+        means: over the data sets, the highest first, in percent.
+        apart: what each other's paired difference to the best is, best minus other.
+        gains: method -> collaboration gain in points: ``contrast`` with none; only of methods that
+            send anything.
+        hurt: method -> share of clients below their own classifier, in percent, of the same.
+        set_by_set: of the gains on single data sets, over seeds alone, how many are told apart
+            above none, not told apart, below.
+        sets, seeds: data sets; the most seeds of one; values: what ``means`` are of.
+        lacking: who is left out -> why; thin: data sets left out, which few methods have yet.
+        alike: whether the methods do train the same; if not, none is called the best of them.
+        senders: the methods that send anything.
+    """
+
+    lane: str
+    title: str
+    means: Mapping[str, float]
+    apart: Mapping[str, Contrast]
+    gains: Mapping[str, Contrast]
+    hurt: Mapping[str, float]
+    set_by_set: tuple[int, int, int]
+    sets: int
+    seeds: int
+    values: Mapping[str, Sets]
+    lacking: Mapping[str, str] = field(default_factory=dict)
+    thin: Sequence[str] = ()
+    alike: bool = True
+    senders: frozenset[str] = frozenset()
+
+    @property
+    def best(self) -> str:
+        """The method with the highest mean."""
+        return next(iter(self.means))
+
+    @property
+    def beaten(self) -> list[str]:
+        """The methods that the best one's paired interval tells apart from it."""
+        return [m for m, seen in self.apart.items() if seen.apart > 0]
+
+    @property
+    def peers(self) -> list[str]:
+        """The methods that it does not."""
+        return [m for m, seen in self.apart.items() if seen.apart == 0]
+
+    @property
+    def above(self) -> list[str]:
+        """The methods that are above the best one in their pairs, though their mean is not."""
+        return [m for m, seen in self.apart.items() if seen.apart < 0]
+
+    def short(self, method: str) -> str:
+        """Return a label without what the method trains, where no other goes by the rest of it."""
+        return method if [bare(m) for m in self.means].count(bare(method)) > 1 else bare(method)
+
+
+def standing_of(
+    lane: str, title: str, runs: Sequence[FinishedRun], alike: bool = True
+) -> Standing | None:
+    """Return how methods stand; None of fewer than two that share their data sets.
+
+    The data set is the unit: where a lane has several columns of one (shots), its value is their
+    mean, seed by seed. Of a lane that is not complete: the data sets that more than half as many
+    methods have as the commonest; who lacks one of them, or has fewer than half of the seeds of
+    another, is left out by name; of all others the seeds that they share.
+    """
+    numbers = _by_place(runs, lambda run: run.value("personal"))
+    count = Counter(place for sets in numbers.values() for place in sets)
+    places = sorted((p for p in count if 2 * count[p] > max(count.values())), key=str)
+    rows = {m: [sets.get(p, {}) for p in places] for m, sets in numbers.items()}
+    lacking = {m: f"{gap[1]} of {gap[2]} seeds of {places[gap[0]][0]}" for m, row in rows.items()
+               if (gap := lacks(row, list(rows.values())))}
+    names = [m for m in numbers if m not in lacking]
+    common = dict(zip(names, shared([rows[m] for m in names]), strict=True))
+    cells = {(p, seeds) for sets in common.values()
+             for p, one in zip(places, sets, strict=True) for seeds in one}
+    whole = {m: list(by_set(dict(zip(places, sets, strict=True)), cells).values())
+             for m, sets in common.items()}
+    if len(whole) < 2 or not all(one for sets in whole.values() for one in sets):
+        return None
+    means = {m: mean(mean(one.values()) for one in sets) or 0.0 for m, sets in whole.items()}
+    means = dict(sorted(means.items(), key=lambda kv: -kv[1]))
+    best = next(iter(means))
+    apart = {m: seen for m in means
+             if m != best and (seen := contrast(whole[m], whole[best])) is not None}
+    senders = {run.method for run in runs if run.totals().get("bytes_up")}
+    gains, single = {}, []
+    for method, sets in _by_place(runs, lambda run: run.section("gain").get("points")).items():
+        if method not in senders or method not in means or any(p not in sets for p in places):
+            continue
+        cells = {(p, seeds) for p in places for seeds in sets[p]}
+        values = list(by_set({p: sets[p] for p in places}, cells).values())
+        none = [dict.fromkeys(one, 0.0) for one in values]
+        seen = contrast(none, values) if all(values) else None
+        if seen is not None:
+            gains[method] = seen
+            alone = [contrast([a], [b]) for a, b in zip(none, values, strict=True)]
+            single += [one.apart for one in alone if one is not None]
+    hurt = {m: mean(v for one in sets.values() for v in one.values()) or 0.0 for m, sets in
+            _by_place(runs, lambda run: run.section("hurt").get("share")).items() if m in senders}
+    signs = (single.count(1), single.count(0), single.count(-1))
+    return Standing(lane, title, means, apart, gains, hurt, signs, len(whole[best]),
+                    max(len(one) for sets in whole.values() for one in sets), whole, lacking,
+                    sorted({str(p[0]) for p in count if p not in places}), alike,
+                    frozenset(senders))
+
+
+def sentences(one: Standing | None, runs: Sequence[FinishedRun]) -> list[str]:
+    """Return what came out, computed: the best, what it is told apart from, who is below what."""
+    if one is None or not one.alike:
+        return _below(one, runs)
+    out = [f"The highest mean is {one.short(one.best)}'s, {one.means[one.best]:.1f}; its paired "
+           f"95 % interval tells it apart from {len(one.beaten)} of the {len(one.apart)} others."]
+    if one.above:
+        out.append(f"In pairs these are above it: {', '.join(map(one.short, one.above))}.")
+    if one.lacking:
+        out.append("Left out of this and of the first table: " + ", ".join(
+            f"{m} ({why})" for m, why in one.lacking.items()) + ".")
+    if one.thin:
+        out.append(f"Data sets left out, which few methods have yet: {', '.join(one.thin)}.")
+    for control in CONTROLS:
+        name = next((m for m in one.means if re.fullmatch(rf"{control}( \[.*\])?", m)), None)
+        if name is None or name == one.best:
+            continue
+        seen = {m: contrast(one.values[name], one.values[m]) for m in one.means if m != name}
+        up = [one.short(m) for m, c in seen.items() if c is not None and c.apart > 0]
+        down = [one.short(m) for m, c in seen.items() if c is not None and c.apart < 0]
+        out.append(f"Told apart from {one.short(name)} ({one.means[name]:.1f}): {len(up)} above"
+                   f"{named(up)}, {len(down)} below{named(down)}.")
+    return out + _below(one, runs)
+
+
+def _below(one: Standing | None, runs: Sequence[FinishedRun]) -> list[str]:
+    out = []
+    for reference, metric, words in BELOW:
+        names, of = below(runs, reference, metric)
+        names = [one.short(m) if one else m for m in names]
+        if of and (names or metric == PERSONAL):
+            out.append(f"{len(names)} of {of} are on average below {words}"
+                       f"{named(names, MOST if metric == PERSONAL else len(names))}.")
+    return out
+
+
+def named(names: Sequence[str], most: int = MOST) -> str:
+    """Return names in brackets; of many, and of none, nothing."""
+    return f" ({', '.join(names)})" if 0 < len(names) <= most else ""
+
+
+def _by_place(
+    runs: Sequence[FinishedRun], value: Callable[[FinishedRun], Any]
+) -> dict[str, dict[tuple[Any, ...], dict[tuple[Any, Any], float]]]:
+    out: dict[str, dict[tuple[Any, ...], dict[tuple[Any, Any], float]]] = {}
+    for run in runs:
+        number = finite(value(run))
+        if number is not None:
+            out.setdefault(run.method, {}).setdefault(place_of(run), {})[seeds_of(run)] = number
+    return out

@@ -1,0 +1,201 @@
+"""What a ``tuned.json`` says of published runs: which ran with its values, by their configs.
+
+Nothing is believed of the file's being there: a run counts as tuned when its own config has the
+values that were chosen for its method, on its backbone and for what it trains. What it trains must
+be the same both ways: a run that trains more than the entry has none of its values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from evidence.results.lanes import Lane
+from fedvlm.config.federation import WORK
+from fedvlm.config.keys import default_schema
+from fedvlm.config.option import Schema
+from fedvlm.core.errors import ConfigError, fold
+from fedvlm.runs.finished import FinishedRun
+
+TUNED, PART, PLAIN = "tuned", "in part", "as they come"
+CHOICE, RATE = "OPTIM.NAME", "OPTIM.LR"
+BACKBONE, OPTIMISER = "MODEL.BACKBONE.NAME", "OPTIM."
+SAME = ("PEFT.", "FED.FINETUNE_")  # what a run must share with the entry that it took values of
+Trains = Mapping[str, Mapping[str, Any]]  # entry's label -> its keys of ``SAME``, as identities
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a page shows of a tuning besides ``tuned.json`` itself.
+
+    Attributes:
+        tables: of hyper-parameters, as Markdown; captions: theirs; tex: path of them as LaTeX.
+        figures: paths of the best score so far over trials, local steps, processor seconds.
+        noise: entry's label -> ``error`` (over clients), ``seeds``, ``repeat``: standard errors in
+            percent, ``alike``: trials not told from the best, ``first``: score as it comes,
+            ``steps`` and ``cpu`` (seconds) of all trials; None where nothing tells.
+    """
+
+    tables: Sequence[str] = ()
+    captions: Sequence[str] = ()
+    tex: str = ""
+    figures: Sequence[str] = ()
+    noise: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+
+
+def searched(record: Mapping[str, Any]) -> list[str]:
+    """Return what was searched for every entry, and whose search was another, in sentences.
+
+    Empty of a record whose entries do not say.
+    """
+    entries = [e for e in record["entries"] if e.get("space")]
+    keys = {str(e["label"]): [knob.partition(" ")[0] for knob in e["space"]] for e in entries}
+    if not keys:
+        return []
+
+    def those(test: Callable[[str], bool]) -> list[str]:
+        return [label for label, knobs in keys.items() if any(map(test, knobs))]
+
+    every, rates = len(keys), those(lambda k: k.startswith(OPTIMISER) and k.endswith(".LR")
+                                    and k != RATE)
+    plain = [label for label, knobs in keys.items() if CHOICE not in knobs]
+    out = [f"Each of {every} entries had {record['budget']} trials, the first of them the method "
+           f"as it comes. Searched: a learning rate ({len(those(lambda k: k == RATE))} of {every})"
+           f", the optimiser, sgd or adamw ({every - len(plain)}), a rate of its own for a second "
+           f"part ({len(rates)}), and at most two knobs of the method's own "
+           f"({len(those(lambda k: k.startswith('TRAINER.')))})."]
+    if plain:
+        out.append(f"The exceptions: {', '.join(plain)} had no choice of optimiser (plain steps "
+                   "belong to the method) and one rate.")
+    work = those(lambda k: k in WORK)
+    common: Mapping[str, Any] = record["plan"]["common"]
+    fixed = Counter(f"{key} {value}" for e in entries if str(e["label"]) not in work
+                    for key, value in (common | e["settings"]).items() if key in WORK)
+    words = ", ".join(f"{what} for {n}" for what, n in sorted(fixed.items()))
+    held = (f"the plan sets it ({words}), so that the methods of a table do the same work. An "
+            "entry may be better with more or fewer local steps than it was given.")
+    before = "; for the others " if work else ": "
+    out.append(f"Local work was searched for {len(work) or 'none'} of {every}"
+               + (before + held if words else "."))
+    return out
+
+
+def about(record: Mapping[str, Any], lanes: Sequence[Lane], trains: Trains) -> dict[str, Any]:
+    """Return what tuning cost, on what it looked, and how many runs of each lane have its values.
+
+    Empty without a record.
+
+    Args:
+        trains: what each entry trained, resolved as a run's config is (``tuned.trains_of``).
+
+    Raises:
+        ConfigError: it is not what fedvlm tune writes.
+        DataError: a run's manifest cannot be read.
+    """
+    if not record:
+        return {}
+    try:
+        plan = record["plan"]
+        rows = [
+            {"label": entry["label"], "trials": len(entry["trials"]), "score": entry["score"],
+             "hours": sum(trial["seconds"] for trial in entry["trials"]) / 3600}
+            for entry in record["entries"]
+        ]
+        seeds = [int(seed) for seed in plan["seeds"]]
+        sets = [str(dataset["label"]) for dataset in plan["datasets"]]
+        told = searched(record)
+        counts = [_count(lane, record, trains) for lane in lanes if lane.runs]
+    except (KeyError, TypeError, ValueError):
+        raise ConfigError("tuned.json names no entries; fedvlm tune writes it") from None
+    runs = [run.protocol for lane in lanes for run in lane.runs]
+    return {
+        "rows": rows, "searched": told, "seeds": seeds, "sets": sets, "lanes": counts,
+        "seeds_in_common": sorted({int(p["data_seed"]) for p in runs} & set(seeds)),
+        "sets_in_common": sorted({str(p["dataset"]) for p in runs
+                                  if fold(str(p["dataset"])) in map(fold, sets)}),
+    }
+
+
+def _count(lane: Lane, record: Mapping[str, Any], trains: Trains) -> dict[str, Any]:
+    kinds = [(kind_of(run, record, trains), run.method) for run in lane.runs]
+    number = {kind: sum(k == kind for k, _ in kinds) for kind in (TUNED, PART, PLAIN)}
+    plain = sorted({method for kind, method in kinds if kind == PLAIN})
+    loans = {run.method: lender for run, (kind, _) in zip(lane.runs, kinds, strict=True)
+             if kind == PLAIN and (lender := lender_of(run, record))}
+    methods = [f"{m} (optimiser of {loans[m]})" if m in loans else m for m in plain]
+    return {"lane": lane.name, "methods": methods, "tuned": number[TUNED], "part": number[PART],
+            "plain": number[PLAIN]}
+
+
+def lender_of(run: FinishedRun, record: Mapping[str, Any]) -> str:
+    """Return the entry, of another method, whose optimiser's values a run has; '' of none.
+
+    A plan may give those of a common ancestor to methods that were not tuned.
+    """
+    config = run.identity_config()
+    for entry in record["entries"]:
+        values = {k: v for k, v in entry["values"].items() if k.startswith(OPTIMISER)}
+        other = fold(entry["trainer"]) != fold(str(run.protocol["trainer"]))
+        if other and values and all(_same(k, v, config) for k, v in values.items()):
+            return str(entry["label"])
+    return ""
+
+
+def kind_of(run: FinishedRun, record: Mapping[str, Any], trains: Trains) -> str:
+    """Return whether a run has all tuned values of its method, those of the optimiser, or none."""
+    config = run.identity_config()
+    common: Mapping[str, str] = record["plan"]["common"]
+    kinds = {PLAIN}
+    for entry in record["entries"]:
+        if fold(entry["trainer"]) != fold(str(run.protocol["trainer"])):
+            continue
+        asked = common | entry["settings"]
+        if BACKBONE in asked and _name(asked[BACKBONE]) != _name(config.get(BACKBONE, "")):
+            continue
+        here = {key: value for key, value in config.items() if key.startswith(SAME)}
+        if _plain(here) != _plain(trains.get(entry["label"], {})):
+            continue
+        values: Mapping[str, str] = entry["values"]
+        agree = {key for key, word in values.items() if _same(key, word, config)}
+        optimiser = {key for key in values if key.startswith(OPTIMISER)}
+        if agree == set(values):
+            kinds.add(TUNED)
+        elif optimiser and optimiser <= agree:
+            kinds.add(PART)
+    return next(kind for kind in (TUNED, PART, PLAIN) if kind in kinds)
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values as JSON gives them back."""
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+
+@cache
+def _schema() -> Schema:
+    return default_schema()
+
+
+def _name(backbone: object) -> str:
+    """Return a backbone without the place of its folder, which differs between machines."""
+    return str(backbone).rstrip("/").replace(":", "/").rpartition("/")[2]
+
+
+def _same(key: str, word: str, config: Mapping[str, Any]) -> bool:
+    """Return whether a config has at ``key`` what ``word`` says; left out, it has the default."""
+    option = _schema().get(key)
+    if option is not None:
+        try:
+            return bool(config.get(key, option.default) == option.parse(word))
+        except ValueError:
+            return False
+    value = config.get(key)
+    if isinstance(value, bool):
+        return word.lower() in (("true", "yes", "on", "1") if value else
+                                ("false", "no", "off", "0"))
+    try:
+        return isinstance(value, int | float) and float(word) == float(value) or word == str(value)
+    except ValueError:
+        return word == str(value)

@@ -1,0 +1,248 @@
+"""The page of results: made from packed cells alone, the same every time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from evidence.commands import main
+from fedvlm.cli import main as cli
+from fedvlm.core.stats import harmonic_mean
+from fedvlm.runs.cells import folders_of, run_names
+from fedvlm.runs.seal import seal_of
+from fedvlm.sweep.tune.tuned import write_tuned
+from tests.report.table_runs import reference, rows, write_run
+
+LANE = """# A lane: of two sets.
+name: dirichlet
+output_dir: output/results/dirichlet
+datasets: [pets, dtd]
+trainers: [FedAvg, Ditto, FedPer]
+seeds: [1, 2, 3]
+"""
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("results")
+    for name, more in (("FedAvg", 0), ("Ditto", 2), ("FedPer", 1)):
+        for dataset in ("Pets", "DTD"):
+            for seed in (1, 2):
+                clients = rows(3 + more + seed, 5)
+                personal = sum(row["accuracy"] for row in clients) / 2
+                path = write_run(
+                    root / "out" / "dirichlet", name, dataset, seed,
+                    {"personal": personal, "personal_worst": min(r["accuracy"] for r in clients),
+                     "clients": clients},
+                    sections={"references": {"logreg": reference("alone", 5, 5)}},
+                    peft="feature+head", info={"seconds_this_session": 3600.0},
+                )
+                (path / "config.yaml").write_text("SEED: 1\n")
+    (root / "plans").mkdir()
+    (root / "plans" / "1.yaml").write_text(LANE)
+    return root
+
+
+def published(output: Path, into: Path, *more: str) -> bytes:
+    assert main(["publish", str(into), "--plans", str(output / "plans"), *more]) == 0
+    files = sorted(path for path in into.rglob("*") if path.is_file())
+    return b"".join(str(p.relative_to(into)).encode() + p.read_bytes() for p in files)
+
+
+def test_a_page_comes_of_its_cells_alone(
+    output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / "cache"))
+    page = tmp_path / "page"
+    first = published(output, page, "--from", str(output / "out"))
+    again = tmp_path / "again"
+    again.mkdir()
+    (page / "cells").rename(again / "cells")
+    assert published(output, again) == first
+    text = (again / "README.md").read_text()
+    assert "12 runs of 18 planned, seeds 1, 2, in 1 lane." in text
+    minute = text.partition("## What this is")[0]
+    assert "| [dirichlet](#a-lane) | image feature and linear head | 57.5 | Ditto |" in minute
+    assert minute.index("**What was compared**: 3 methods on one") < minute.index("| lane |")
+    assert "**What of the papers' claims held**: " in minute and "**How sure**: " in minute
+    assert "(so far: 4 of 6 pairs)" in text
+    assert "## A lane\nOf two sets." in text and "6 of the planned runs are missing" in text
+    assert "| Ditto \\[feature+head\\] | personal\\_worst is higher than FedAvg's" in text
+    assert "is\\_" not in text.partition("## Claims")[0]
+    assert "| FedPer | personal is higher than FedAvg's in lane disjoint | FedPer and FedAvg: in" \
+        in text, "the lane has no plan here"
+    assert "client-gain-dirichlet" in text and "Planned, but no run" not in text
+    assert "below a logistic regression" in text and "forest-dirichlet" in text
+    assert "\\begin{table" in next((again / "tables").glob("*.tex")).read_text()
+    assert cli.main(["table", str(again / "cells")]) == 0
+
+
+def test_a_lane_of_many_kinds_is_one_table_by_what_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows compete with those that train the same; references stand below, once."""
+    monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / "cache"))
+    out = tmp_path / "out" / "rivals"
+    for name, peft, right in (("FedAvg", "prompt", 5), ("PromptFL", "prompt", 7),
+                              ("FedAvg", "lora", 9), ("VPT", "image prompts", 6)):
+        for seed in (1, 2, 3):
+            clients = rows(right, right + seed % 2, n=100)
+            new = 40.0 + right
+            unseen = {"base_all": 50.0, "new": new, "hm2": harmonic_mean(50.0, new)} \
+                if right > 5 else {}
+            path = write_run(
+                out, name, "Caltech101", seed, {
+                    "personal": sum(row["accuracy"] for row in clients) / 2, "clients": clients,
+                } | unseen, peft=peft, sections={"references": {"logreg": reference("alone", 5)}},
+                info={"trainable": 128 * right, "seconds_this_session": 1.0,
+                      "totals": {"bytes_up": 8000, "bytes_down": 0, "client_rounds": 4,
+                                 "seconds": 2.0, "local_steps": 3}},
+            )
+            (path / "config.yaml").write_text("SEED: 1\n")
+    (tmp_path / "plans").mkdir()
+    published(tmp_path, tmp_path / "page", "--from", str(tmp_path / "out"))
+    text = (tmp_path / "page" / "README.md").read_text()
+    table = text.partition("### rivals: by what is trained")[2].partition("<details")[0]
+    head = next(line for line in table.splitlines() if line.startswith("| trainer"))
+    assert head == ("| trainer | Caltech101 | gain (points) | balanced | before | steps "
+                    "| trainable | sent (kB) | seconds (s) |")
+    order = [line.split(" |")[0] for line in table.splitlines() if line.startswith("| ")]
+    assert order.index("| *prompt*") < order.index("| PromptFL") and order.count("| FedAvg") == 3
+    assert order.count("| logistic regression") == 1
+    assert "- prompt: The highest mean is PromptFL's, 7.3; its paired" in table
+    assert "\n| PromptFL | 7.3 ± 0.3↓ | - | - | - | 3 | 896 | 2.0 | 2.0 ± 0.0 |\n" in table
+    assert "Caltech101 / new" in table and "47.0" in table
+    assert "\\begin{table" in next((tmp_path / "page/tables").glob("rivals*.tex")).read_text()
+
+
+def test_what_tuning_cost_stands_on_the_page(
+    output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trial = {"settings": {}, "seconds": 1800.0, "score": 61.25, "error": 1.0, "cells": ["a", "b"],
+             "behind": 0.0, "behind_error": 0.0}
+    entry = {"label": "Ditto [x]", "trainer": "Ditto", "settings": {"FED.LOCAL_EPOCHS": "2"},
+             "values": {"OPTIM.LR": "1"}, "space": ["OPTIM.LR 0.002 to 2 log"], "trial": 0,
+             "error": 1.0, "score": 61.25,
+             "trials": [trial, trial | {"seconds": 3600.0, "cells": ["c"]}]}
+    plan = {"common": {}, "seeds": [101, 2], "datasets": [{"label": "digits"}], "shots": []}
+    write_tuned(tmp_path / "tuned.json", {"plan": plan, "entries": [entry], "budget": 2,
+                                          "digest": "d" * 64})
+    words = ("--from", str(output / "out"), "--tuned", str(tmp_path / "tuned.json"))
+    published(output, tmp_path / "page", *words)
+    text = (tmp_path / "page" / "README.md").read_text()
+    assert "| Ditto \\[x\\] | 2 | 61.2 | 1.50 |" in text and "![Best validation" not in text
+    assert "Each of 1 entries had 2 trials" in text
+    assert "The exceptions: Ditto \\[x\\] had no choice of optimiser" in text
+    assert "Local work was searched for none of 1: the plan sets it (FED.LOCAL\\_EPOCHS 2 for 1)" \
+        in text
+    lines = [{"config": name, "seed": seed, "seconds": 1.0, "steps": 1000, "cpu": 2.0,
+              "clients": [[right, 100]]} for name, seed, right in (("a", 101, 60), ("b", 2, 64))]
+    (tmp_path / "runs.jsonl").write_text("".join(
+        json.dumps(line | {"seal": seal_of(line)}) + "\n" for line in lines))
+    first = published(output, tmp_path / "page", *words)
+    text = (tmp_path / "page" / "README.md").read_text()
+    assert "| Ditto \\[x\\] | 2 | 61.2 | 61.2 ± 1.0 | 2.0 | - | 2 | 2,000 | 1.50 |" in text
+    assert "(figures/tuning-by-seconds.svg)" in text and "(tables/hyperparameters.tex)" in text
+    assert "\\begin{table" in (tmp_path / "page/tables/hyperparameters.tex").read_text()
+    assert published(output, tmp_path / "page") == first, "from the packed record"
+    before = sorted((tmp_path / "page").iterdir())
+    assert cli.main(["tune", "--report", str(tmp_path / "page" / "tuned.json")]) == 0
+    told = capsys.readouterr().out
+    assert "61.2 ± 1.0" in told and "add --into FOLDER" in told
+    assert sorted((tmp_path / "page").iterdir()) == before
+    assert cli.main(["tune", "--report", str(tmp_path / "page" / "tuned.json"), "--into",
+                     str(tmp_path / "into")]) == 0
+    assert (tmp_path / "into" / "methods.csv").is_file()
+    (tmp_path / "page" / "tuning.jsonl.xz").write_bytes(b"no")
+    assert main(["publish", str(tmp_path / "page"), "--plans", str(output / "plans")]) == 3
+    assert "tuning.jsonl.xz: is no packed record of a tuning" in capsys.readouterr().err
+    text = text.partition("## Tuning")[2]
+    assert "**Runs here share with it** seeds 2." in text
+    assert "| dirichlet | 0 | 0 | 12 | Ditto" in text  # by their configs, none has the values
+
+
+def test_a_pack_is_not_replaced_by_one_with_fewer_runs(
+    output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / "cache"))
+    published(output, tmp_path / "page", "--from", str(output / "out"))
+    (path,) = (tmp_path / "page" / "cells").iterdir()
+    before, poorer = path.read_bytes(), tmp_path / "poorer"
+    shutil.copytree(output / "out", poorer)
+    shutil.rmtree(min(poorer.rglob("results.json")).parent)
+    words = ["publish", str(tmp_path / "page"), "--plans", str(output / "plans"), "--from"]
+    assert main([*words, str(poorer)]) == 3
+    told = capsys.readouterr().err
+    assert "has 1 run(s) that" in told and "move the pack away" in told
+    assert path.read_bytes() == before
+    assert main([*words, str(poorer), "--keep"]) == 0
+    assert "(12 runs, 1 of them kept from before," in capsys.readouterr().out
+    assert path.read_bytes() == before, "what only the pack had is in it as it was"
+    changed = min(poorer.rglob("config.yaml"))
+    changed.write_text("SEED: 1  # run again\n")
+    assert main([*words, str(poorer), "--keep"]) == 0
+    again = folders_of(path)[0] / changed.relative_to(poorer / "dirichlet")
+    assert again.read_text() == changed.read_text(), "a run that is there again replaces its own"
+    assert len(run_names(path)) == 12
+
+
+def test_keep_wants_runs_to_pack(output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                 ) -> None:
+    words = ["publish", str(tmp_path), "--plans", str(output / "plans"), "--keep"]
+    assert main(words) == 2
+    assert "give --from" in capsys.readouterr().err
+
+
+def test_plans_of_folders_below_belong_to_their_lanes(
+    output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans are read by their files' names; the page says what each folder's runs took."""
+    monkeypatch.setenv("FEDVLM_CACHE", str(tmp_path / "cache"))
+    plans = tmp_path / "plans"
+    (plans / "more").mkdir(parents=True)
+    (plans / "1.yaml").write_text(LANE.replace("[pets, dtd]", "[pets]"))
+    (plans / "more" / "0_more.yaml").write_text(
+        LANE.replace("A lane: of two sets", "Textures: one set more").replace("pets, ", ""))
+    words = ["publish", str(tmp_path / "page"), "--from", str(output / "out")]
+    assert main([*words, "--plans", str(plans)]) == 0
+    text = (tmp_path / "page" / "README.md").read_text()
+    assert "12 runs of 18 planned" in text and "## Textures\nOne set more. Of two sets." in text
+    assert " By plans: `plans` 6 runs in 6.0 h, `plans/more` 6 runs in 6.0 h. Backbone" in text
+    (plans / "1.yaml").write_text(  # of the same name, with other tensors: not these runs
+        LANE.replace("[FedAvg, ", "[{name: FedAvg, peft: prompt}, "))
+    (plans / "more" / "0_more.yaml").write_text(
+        LANE.replace("[FedAvg, Ditto, FedPer]", "[{name: FedAvg, peft: feature+head}]"))
+    assert main([*words, "--plans", str(plans)]) == 0
+    text = (tmp_path / "page" / "README.md").read_text()
+    assert " By plans: `plans` 8 runs in 8.0 h, `plans/more` 4 runs in 4.0 h. Backbone" in text
+    assert main([*words, "--plans", str(output / "plans")]) == 0
+    assert "By plans" not in (tmp_path / "page" / "README.md").read_text(), "there is one folder"
+
+
+def test_without_cells_there_is_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["publish", str(tmp_path)]) == 3
+    assert "holds no pack of runs" in capsys.readouterr().err
+
+
+def test_plans_that_are_not_there_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["publish", str(tmp_path), "--plans", str(tmp_path / "confgis")]) == 3
+    assert "confgis: is no folder of lanes' plans" in capsys.readouterr().err
+
+
+def test_what_is_not_there_is_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packs, page = tmp_path / "packs", tmp_path / "page"
+    packs.mkdir()
+    (packs / "a.cells.xz").write_bytes(b"")
+    words = ["publish", str(page), "--from", str(packs)]
+    assert main([*words, "--tuned", str(tmp_path / "no.json")]) == 3
+    assert main(words) == 3
+    assert "no.json" in capsys.readouterr().err
+    assert not page.exists()

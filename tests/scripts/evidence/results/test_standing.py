@@ -1,0 +1,154 @@
+"""Who is best of a lane that is not complete."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from evidence.results import headline
+from evidence.results.claims import NOT_RUN, Claim, answers
+from evidence.results.headline import winners
+from evidence.results.lanes import Lane
+from evidence.results.standing import Standing, sentences, standing_of
+from evidence.results.tuning import lender_of
+from fedvlm.report.collect import Collected
+from fedvlm.report.statistics.contrast import contrast
+from fedvlm.runs.finished import FinishedRun
+
+FACTS = {"methods": 2, "sets": 1, "backbones": 1, "seeds": [1, 2, 3], "lanes": 1, "start": "",
+         "cells": 9, "wanted": 9, "missing": 0, "tuned": 0}
+Values = dict[str, dict[int, float]]  # data set -> seed -> percent
+
+
+def runs(
+    method: str, values: Values, peft: str = "", tag: str = "", steps: int = 4
+) -> list[FinishedRun]:
+    """Return runs of a method; a data set with a capital letter takes ten times the steps."""
+    label = method + (f" [{peft}]" if peft else "") + (f" ({tag})" if tag else "")
+    return [cast(FinishedRun, SimpleNamespace(
+        method=label,
+        protocol={"trainer": method, "peft": peft, "tag": tag, "dataset": name, "seed": seed,
+                  "data_seed": seed},
+        value=lambda metric, value=value: value, section=lambda name: {},
+        totals=lambda name=name: {"local_steps": steps * (10 if name.isupper() else 1)},
+    )) for name, seeds in values.items() for seed, value in seeds.items()]
+
+
+def standing(**methods: Values) -> Standing | None:
+    return standing_of("x", "y", [run for name, sets in methods.items()
+                                  for run in runs(name, sets)])
+
+
+def test_means_are_of_the_seeds_that_all_have() -> None:
+    """With B's fourth seed its mean would be 81.0, and A, above it in every pair, a peer."""
+    one = standing(A={"s": {1: 80.0, 2: 80.0, 3: 80.1}},
+                   B={"s": {1: 78.0, 2: 78.2, 3: 77.9, 4: 90.0}})
+    assert one is not None
+    assert (one.best, one.beaten, one.peers, one.above) == ("A", ["B"], [], [])
+    assert one.means["B"] == pytest.approx(78.0333, abs=1e-4) and one.seeds == 3
+
+
+def test_shots_of_a_set_are_one_set() -> None:
+    """Two columns of a set are its mean, seed by seed: two sets are no four."""
+    every = []
+    for name, more in (("A", 4.0), ("B", 0.0)):
+        for dataset, up in (("s", 1.0), ("t", 3.0)):
+            for shots in (1, 2):
+                for run in runs(name, {dataset: {i: 50.0 + i + more * up * shots
+                                                 for i in (1, 2, 3)}}):
+                    run.protocol["shots"] = shots
+                    every.append(run)
+    one = standing_of("x", "y", every)
+    assert one is not None and one.sets == winners([one])[0].sets == 2 and one.seeds == 3
+    by_hand = [{(i, i): 50.0 + i + 4.0 * up * 1.5 for i in (1, 2, 3)} for up in (1.0, 3.0)]
+    assert one.values["A"] == by_hand
+    assert one.apart["B"] == contrast(one.values["B"], one.values["A"])
+    (answer,) = answers("A", Claim("personal", "B", "x"), every)
+    assert answer.difference == one.apart["B"] and answer.difference.pairs == 6
+
+
+def test_who_is_below_zero_shot_on_new_classes_is_named() -> None:
+    every = [*runs("A", {"s": {1: 50.0, 2: 50.0}}), *runs("B", {"s": {1: 40.0, 2: 41.0}})]
+    for run in every:
+        run.section = lambda name: {"new": 45.5} if name == "zero_shot" else {}
+    said = sentences(None, every)
+    assert said == ["1 of 2 are on average below the zero-shot model on classes never trained on "
+                    "(B)."]
+
+
+def test_who_lacks_a_set_is_named_and_a_set_of_few_waits() -> None:
+    full = {"s": {1: 50.0, 2: 51.0}, "t": {1: 60.0, 2: 61.0}}
+    one = standing(A=full, B=full, C=full, MOON={"s": {1: 90.0, 2: 90.0}})
+    assert one is not None and one.lacking == {"MOON": "0 of 2 seeds of t"}
+    assert "MOON (0 of 2 seeds of t)" in " ".join(sentences(one, []))
+    assert (winners([one])[0].of, winners([one])[0].absent) == (3, "MOON")
+    one = standing(A=full, B={"s": full["s"]}, C={"s": full["s"]})
+    assert one is not None and set(one.means) == {"A", "B", "C"} and one.thin == ["t"]
+    assert winners([one])[0].absent == "data set t" and one.sets == 1
+
+
+def test_of_methods_that_train_nothing_in_common_none_is_the_best() -> None:
+    every = [*runs("AFL", {"s": {1: 1.0, 2: 2.0}}), *runs("TOFA", {"s": {1: 9.0, 2: 9.5}})]
+    one = standing_of("x", "own", every, alike=False)
+    assert one is not None and set(one.means) == {"AFL", "TOFA"}
+    assert winners([one]) == [] and sentences(one, every) == []
+
+
+def test_the_first_screen_counts_who_is_above_everybody_alone() -> None:
+    alone = {"s": {1: 50.0, 2: 51.0, 3: 52.0}}
+    up = {"s": {1: 60.0, 2: 61.0, 3: 62.5}}
+    near = {"s": {1: 45.0, 2: 55.0, 3: 54.0}}
+    told = []
+    for others in ({"Ditto": up}, {"Ditto": near}, {"Ditto": {"s": dict.fromkeys((1, 2, 3), 1.0)}}):
+        one = standing(LocalOnly=alone, **others)
+        assert one is not None
+        told.append(replace(one, gains={one.best: contrast([alone["s"]], [up["s"]])}))
+    words = dict(headline.sentences(told, [], FACTS))
+    assert "in 1 of 3 rows the highest mean is told apart above LocalOnly's" in \
+        words["What came out"]
+    assert "in 1 it is LocalOnly's own, in 1 nothing is decided; some method, if not the " \
+        "highest, is told apart above it in 1." in words["What came out"]
+    assert "told apart above in 3 of 3 rows, below in 0" in words["What came out"]
+    assert "Where it starts" not in words and words["What was compared"].startswith("2 methods")
+    (run,) = runs("Ditto", {"EuroSAT": {1: 1.0}})
+    run.section = lambda name: {"zero_shot": {"personal": 17.4}, "chance": {"personal": 10.0}}
+    assert "reaches on EuroSAT 17 % (chance 10)" in headline.start([run])
+
+
+def test_a_bare_rival_that_is_several_says_so() -> None:
+    both = [*runs("FedAvg", {"s": {1: 1.0}}, "head"), *runs("FedAvg", {"s": {1: 1.0}}, "prompt"),
+            *runs("AFL", {"s": {1: 2.0, 2: 3.0}})]
+    (answer,) = answers("AFL", Claim("personal", "FedAvg", "x"), both)
+    assert (answer.verdict, answer.why) == (NOT_RUN, "FedAvg is FedAvg [head], FedAvg [prompt] "
+                                            "here, and the claim names none of them")
+    (answer,) = answers("AFL", Claim("personal", "FedAvg [head]", "x"), both)
+    assert answer.difference is not None and answer.difference.pairs == 1
+
+
+def test_steps_are_compared_over_the_pairs() -> None:
+    every = [*runs("FedAvg", {"s": {1: 1.0}, "BIG": {1: 1.0}}), *runs("Ditto", {"s": {1: 2.0}})]
+    (answer,) = answers("Ditto", Claim("personal", "FedAvg", "x"), every)
+    assert answer.steps == 1.0
+
+
+def test_surplus_runs_stand_for_no_planned_cell() -> None:
+    cells = frozenset((name, "", seed) for name in "st" for seed in (1, 2))
+    planned = {"FedAvg": cells, "FedAvg [head]": cells}
+    again = runs("FedAvg", {"s": {1: 1.0, 2: 1.0}}, "head", "again")
+    lane = Lane("x", Collected([*runs("FedAvg", {"s": {1: 1.0}}, "head"), *again]), wanted=4,
+                folders={"plans": planned})
+    assert lane.absent == 3
+    assert lane.pairs("FedAvg [head]", "FedAvg") == 4 and Lane("x", Collected()).absent == 0
+
+
+def test_the_lender_of_an_optimiser_is_named() -> None:
+    record: dict[str, Any] = {"entries": [{"label": "PromptFL", "trainer": "PromptFL", "values": {
+        "OPTIM.NAME": "adamw", "OPTIM.LR": "0.0676"}}]}
+    for trainer, rate, lender in (("FedPHA", 0.0676, "PromptFL"), ("FedPHA", 0.002, ""),
+                                  ("PromptFL", 0.0676, "")):
+        run = SimpleNamespace(protocol={"trainer": trainer}, identity_config=lambda rate=rate: {
+            "OPTIM.NAME": "adamw", "OPTIM.LR": rate})
+        assert lender_of(cast(FinishedRun, run), record) == lender

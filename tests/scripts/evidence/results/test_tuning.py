@@ -1,0 +1,64 @@
+"""Which runs have tuned values: by their configs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from evidence.results.tuning import kind_of, searched
+from fedvlm.runs.finished import FinishedRun
+from fedvlm.sweep.tune.tuned import trains_of
+
+ENTRY = {"label": "FedProx", "trainer": "FedProx",
+         "settings": {"PEFT.VISUAL": "feature", "FED.LOCAL_EPOCHS": "2"},
+         "values": {"OPTIM.LR": "1e-3", "TRAINER.FEDPROX.MU": "0.5"}}
+TRAINS = {"FedProx": {"PEFT.VISUAL": "feature", "FED.FINETUNE_EPOCHS": -1}}
+RECORD = {"plan": {"common": {"MODEL.BACKBONE.NAME": "local-dir:../shared/realfeat"}},
+          "entries": [ENTRY]}
+
+
+@pytest.mark.parametrize(("changes", "kind"), [
+    ({}, "tuned"),
+    ({"FED.LOCAL_EPOCHS": 7}, "tuned"),  # not among what was chosen
+    ({"TRAINER.FEDPROX.MU": 1.0}, "in part"),
+    ({"OPTIM.LR": 0.002}, "as they come"),
+    ({"PEFT.VISUAL": "none"}, "as they come"),
+    ({"PEFT.TEXT": "prompt"}, "as they come"),  # trains more than what was tuned
+    ({"FED.FINETUNE_EPOCHS": 5}, "as they come"),
+    ({"MODEL.BACKBONE.NAME": "tiny"}, "as they come"),
+])
+def test_a_run_is_tuned_when_its_config_has_the_values(changes: dict[str, Any], kind: str) -> None:
+    config = {"OPTIM.LR": 0.001, "TRAINER.FEDPROX.MU": 0.5, "PEFT.VISUAL": "feature",
+              "FED.FINETUNE_EPOCHS": -1, "MODEL.BACKBONE.NAME": "local-dir:/data/realfeat"}
+    config |= changes
+    run = SimpleNamespace(protocol={"trainer": "FedProx"}, identity_config=lambda: config)
+    assert kind_of(cast(FinishedRun, run), RECORD, TRAINS) == kind
+
+
+def test_what_an_entry_trained_is_resolved_as_runs_are() -> None:
+    """FedTV trains prompt and feature by its own file; keys that nothing reads are left out."""
+    record = {"plan": {"common": {"OPTIM.LR": "0.1"}}, "entries": [
+        {"label": "FedTV", "trainer": "FedTV", "settings": {}},
+        {"label": "mine", "trainer": "FedAvg", "settings": {"PEFT.TEXT": "none",
+                                                           "PEFT.VISUAL": "feature"}}]}
+    trains = trains_of(record)
+    assert trains["mine"]["PEFT.TEXT"] == "none" and trains["mine"]["FED.FINETUNE_EPOCHS"] == -1
+    assert not any(key.startswith("PEFT.LORA") for key in trains["mine"])
+    assert set(trains) == {"FedTV", "mine"}
+
+
+@pytest.mark.parametrize(("work", "sentence"), [
+    ((), "none of 2: the plan sets it (FED.LOCAL_EPOCHS 2 for 2), so that"),
+    (("A",), "1 of 2; for the others the plan sets it (FED.LOCAL_EPOCHS 2 for 1), so that"),
+    (("A", "B"), "2 of 2."),
+])
+def test_whose_local_work_was_searched_is_said(work: tuple[str, ...], sentence: str) -> None:
+    record = {"budget": 20, "plan": {"common": {}}, "entries": [
+        {"label": label, "trainer": "FedAvg",
+         "settings": {} if label in work else {"FED.LOCAL_EPOCHS": "2"},
+         "space": ["OPTIM.NAME sgd | adamw", "OPTIM.LR 0.002 to 2 log",
+                   *(["FED.LOCAL_EPOCHS 1 | 2 | 4"] if label in work else [])]}
+        for label in ("A", "B")]}
+    assert searched(record)[-1].startswith(f"Local work was searched for {sentence}")
