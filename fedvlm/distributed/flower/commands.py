@@ -26,7 +26,7 @@ LINK = "link"  # what the SuperLink is called in Flower's settings, and among th
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "RAY_USAGE_STATS_ENABLED": "0",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "NO_COLOR": "1", "COLUMNS": "200",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "1.0", "NO_COLOR": "1", "COLUMNS": "200",
 }
 _NEEDED = ("flwr", "flower-superlink", "flower-supernode")
 _OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # of another environment
