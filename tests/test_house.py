@@ -223,9 +223,6 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/distributed/flower/relay/server.py": {
         "optional: fedvlm[flower]": ("flwr.app", "flwr.serverapp"),
     },
-    "fedvlm/distributed/flower/relay/simulation.py": {
-        "optional: fedvlm[flower]": ("flwr.app", "flwr.serverapp", "flwr.simulation"),
-    },
     "fedvlm/export/card.py": {
         "start-up: 0.3 s": ("huggingface_hub",),
     },

@@ -8,9 +8,8 @@ from fedvlm.config.option import Option, Schema
 from fedvlm.core.plugins import Plugins
 
 LOCAL, WORKERS, SITES, FLOWER = "local", "workers", "sites", "flower"
-FLOWER_SIM = "flower-sim"
 ENGINES = Plugins(
-    "fedvlm.job.engines", "ENGINE", "engine", (LOCAL, WORKERS, SITES, FLOWER, FLOWER_SIM)
+    "fedvlm.job.engines", "ENGINE", "engine", (LOCAL, WORKERS, SITES, FLOWER)
 )
 OF_PARTIES = (SITES,)  # the clients' images are at parties of their own; the driver has none
 
@@ -35,7 +34,7 @@ def engine_options() -> Schema:
         "FED.ENGINE": Option(
             LOCAL, "who computes the clients: this process, worker processes, sites with data of "
             "their own, or sites of a federation on Flower; moves no bit", choices=ENGINES.names(),
-            neutral=LOCAL,
+            neutral=LOCAL, aliases={"flower-sim": WORKERS},  # of 0.1, by the same workers
         ),
         "FED.WORKERS": Option(
             0, "worker processes to begin here; 0 is one per GPU, or per group of cores that the "

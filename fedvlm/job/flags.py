@@ -120,7 +120,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("--plain",), "the slow plain path (no cache, no packing)", _MODEL, "FED.PLAIN",
          kind="switch"),
     _v("", "FED.ENGINE", "--engine", "local; workers: processes that take the clients; flower: "
-       "sites of a federation; flower-sim: workers behind its simulation; sites: parties with data "
+       "sites of a federation; sites: parties with data "
        "of their own"),
     _v("", "FED.FEDERATION", "--federation", "folder of fedvlm federation up", "FOLDER"),
     _v("", "FED.WORKERS", "--workers", "how many of them to begin here", "N"),

@@ -25,7 +25,7 @@ TESTED = "1.41"
 LINK = "link"  # what the SuperLink is called in Flower's settings, and among the processes
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "RAY_USAGE_STATS_ENABLED": "0",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "1.0", "NO_COLOR": "1", "COLUMNS": "200",
 }
 _NEEDED = ("flwr", "flower-superlink", "flower-supernode")
@@ -60,27 +60,8 @@ def find_flower() -> Path:
 
 def version_of(flower: Path) -> str:
     """Return Flower's version by the name of what pip noted; empty: it cannot be told."""
-    return _version(flower, "flwr")
-
-
-def _version(flower: Path, package: str) -> str:
-    found = sorted(flower.parent.glob(f"lib/python*/site-packages/{package}-*.dist-info"))
-    return found[-1].name.removeprefix(f"{package}-").removesuffix(".dist-info") if found else ""
-
-
-def find_ray() -> Path:
-    """Return the folder of Flower's commands, if Ray lies with them (``flwr[simulation]``).
-
-    Raises:
-        ConfigError: there is no Flower, or no Ray beside it.
-    """
-    flower = find_flower()
-    if not _version(flower, "ray"):
-        raise ConfigError(
-            f"Flower in '{flower}' has no Ray, on which it simulates: {flower / 'python'} -m pip "
-            "install -r constraints-flower.txt"
-        )
-    return flower
+    found = sorted(flower.parent.glob("lib/python*/site-packages/flwr-*.dist-info"))
+    return found[-1].name.removeprefix("flwr-").removesuffix(".dist-info") if found else ""
 
 
 def environ(place: Place) -> dict[str, str]:

@@ -23,7 +23,7 @@ from fedvlm.core.rows.away import AwayStore
 from fedvlm.core.threads import usual_threads
 from fedvlm.distributed.flower import processes
 from fedvlm.distributed.flower.carrier import Flower
-from fedvlm.distributed.flower.commands import LINK, find_flower, find_ray
+from fedvlm.distributed.flower.commands import LINK, find_flower
 from fedvlm.distributed.flower.network import (
     begin_site,
     down,
@@ -115,14 +115,10 @@ class AtSitesOfFlower(ClientSide):
         self.engine.join(federation)
 
 
-def missing(ray: bool) -> str:
-    """Return what of Flower is not installed, and how to mend it; empty: it is there.
-
-    Args:
-        ray: what its simulation needs, too.
-    """
+def missing() -> str:
+    """Return that Flower is not installed, and how to mend it; empty: it is."""
     try:
-        find_ray() if ray else find_flower()
+        find_flower()
     except ConfigError as error:
         return str(error)
     return ""

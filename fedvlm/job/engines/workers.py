@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -96,19 +96,8 @@ class Workers(ClientSide):
                 f"{count} workers of {threads} thread(s) each, where --engine local takes {usual}: "
                 f"last bits may differ from its; OMP_NUM_THREADS={threads} makes both alike"
             )
-        return self.begin(folder, place, count, partial(worker_environment, cfg, threads))
-
-    def begin(
-        self, folder: Path, place: Path, count: int, environ: Callable[[int], Mapping[str, str]]
-    ) -> WorkerProcesses:
-        """Begin worker processes.
-
-        Args:
-            folder: of the run.
-            place: of their states and logs.
-            environ: number of a worker -> its environment.
-        """
-        return WorkerProcesses(partial(_command, folder, place), count, place, environ)
+        return WorkerProcesses(partial(_command, folder, place), count, place,
+                               partial(worker_environment, cfg, threads))
 
 
 def _command(folder: Path, place: Path, slot: int, handle: int) -> Sequence[str]:

@@ -12,7 +12,7 @@ from fedvlm.console.screen import complain
 from fedvlm.core.signals import listen
 from fedvlm.core.threads import sleep_while_waiting
 from fedvlm.job.resolve import config_of
-from fedvlm.job.workers.serving import serve_clients, serve_driver, serve_relay
+from fedvlm.job.workers.serving import serve_clients, serve_driver
 
 
 def main(words: list[str]) -> int:
@@ -25,8 +25,6 @@ def main(words: list[str]) -> int:
     parser.add_argument("run", type=Path, help="folder of the run")
     parser.add_argument("states", type=Path, help="folder of clients' states")
     parser.add_argument("--handle", type=int, help="end of a socket pair that the server holds")
-    parser.add_argument("--listen", type=Path, help="socket for Flower's relay")
-    parser.add_argument("--token-file", type=Path, help="its token")
     parser.add_argument("--clients", help="of a site behind Flower")
     parser.add_argument("--federation", type=Path, help="its invitation")
     args = parser.parse_args(words)
@@ -34,8 +32,6 @@ def main(words: list[str]) -> int:
     if args.clients:
         serve_clients(cfg, args.states, [int(c) for c in args.clients.split(",")],
                       args.federation, _say)
-    elif args.listen:
-        serve_relay(cfg, args.states, args.listen, args.token_file.read_bytes(), args.handle, _say)
     else:
         serve_driver(cfg, args.states, args.handle, _say)
     return 0

@@ -39,24 +39,6 @@ def serve_driver(cfg: CfgNode, states: Path, handle: int, say: Say) -> None:
         converse(sock, b"", worker_of(build(cfg), states, say).answer)
 
 
-def serve_relay(
-    cfg: CfgNode, states: Path, path: Path, token: bytes, handle: int, say: Say
-) -> None:
-    """Answer Flower's relay, which comes to a socket and knows the token, for ever.
-
-    Args:
-        handle: this end of a socket pair: this process ends as the other end does.
-
-    Raises:
-        ConfigError: the socket cannot be had.
-        FedvlmError: whatever of the run cannot be built.
-    """
-    with _given(handle), listen(path) as door, threads_of(cfg):
-        worker = worker_of(build(cfg), states, say)
-        say(f"{READY} {path}: {_about(cfg, int(cfg.FED.CLIENTS))}")
-        serve(door, token, worker.answer, say)
-
-
 def serve_clients(
     cfg: CfgNode, states: Path, clients: Sequence[int], invitation: Path, say: Say
 ) -> None:

@@ -76,7 +76,7 @@ def test_sites_and_clients_have_to_fit_before_data_are_read(
         (engine, "has 2 sites and it gets no clients yet: say FED.SITES 0,1"),
         ((*engine, "FED.SITES", "0-1"), "FED.SITES 0-1 is of 1: say FED.SITES 0,1"),
         ((*engine, "--workers", "2"),
-         "--workers 2: add --engine workers or flower-sim, which reads it"),
+         "--workers 2: add --engine workers, which reads it"),
     ):
         assert jobs.run(tmp_path / "out", *more) == 2
         assert said in capsys.readouterr().err

@@ -15,7 +15,7 @@ import json
 import select
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,20 +47,15 @@ def make() -> Any:
     return app
 
 
-def at_driver(
-    grid: Any, settings: Mapping[str, Any], first: Callable[[], bytes] | None = None
-) -> None:
+def at_driver(grid: Any, settings: Mapping[str, Any]) -> None:
     """Come to the driver and answer its requests.
 
     Args:
         settings: ``driver``, the path of its socket; ``token``, of the file with its token.
-        first: makes what the driver is told before it asks.
     """
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(str(settings["driver"]))
         greet(sock, Path(str(settings["token"])).read_bytes(), PATIENCE)
-        if first is not None:
-            send(sock, first())
         converse(grid, sock)
 
 
