@@ -181,7 +181,7 @@ class Outpost:
 
     def words(self, port: int) -> list[str]:
         """Return the command of the SuperNode; it gives its tasks at ``port``."""
-        settings = (f'worker="{self.path}" token="{self.path.with_name("token")}" '
+        settings = (f'worker="{self.path}" token="{self.path.parent / "token"}" '
                     f'site="{self.invitation.name}"')
         return [
             str(self.flower / "python"), "-m", "fedvlm.distributed.flower.relay.node",

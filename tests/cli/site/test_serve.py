@@ -15,7 +15,7 @@ from fedvlm.cli.main import main
     (["make", "--listen", "s"], "make does not read --listen"),
     (["serve", "s.yaml"], "serve s.yaml wants --federation INVITATION, which a coordinator's"),
     (["serve", "s.yaml", "--listen", "s", "--token-file", "t"],
-     "unknown flag '--token-file': ended with 0.2"),
+     "flag --token-file ended with 0.2"),
     (["serve", "s.yaml", "--listen", "s", "--lr", "1"],
      "serve s.yaml does not read --lr: a run's words come from its coordinator"),
     (["serve", "s.yaml", "--listen", "s", "--demo"], "serve s.yaml does not read --demo"),

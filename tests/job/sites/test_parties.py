@@ -173,7 +173,7 @@ def test_a_run_that_another_process_began_meanwhile_is_not_joined(tmp_path: Path
 
 @pytest.mark.parametrize(("words", "said"), [
     (("--sites-at", "a"), "--sites-at a: add --engine sites, which reads it"),
-    (("--token-file", "t"), "unknown flag '--token-file': ended with 0.2: a site on this machine"),
+    (("--token-file", "t"), "flag --token-file ended with 0.2: a site on this machine"),
     (("FED.TOKEN_FILE", "t"), "FED.TOKEN_FILE ended with 0.2: a site on this machine answers"),
     (("--engine", "sites", "--num-users", "2"), "--engine sites wants --federation FOLDER"),
     (("--engine", "sites", "--num-users", "2", "--workers", "2"), "add --engine workers"),
