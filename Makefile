@@ -39,7 +39,7 @@ test-all: $(STAMP) ## all tests, the slow ones too
 	$(BIN)/python -m pytest -q -m "not flower"
 
 test-flower: $(STAMP) $(FLOWER)/.installed ## a real federation on this machine: TLS, keys, kills
-	FEDVLM_FLOWER=$(abspath $(FLOWER)) FEDVLM_RAY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m flower
+	FEDVLM_FLOWER=$(abspath $(FLOWER)) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m flower
 
 $(FLOWER)/.installed: constraints-flower.txt
 	$(PYTHON) -m venv $(FLOWER)

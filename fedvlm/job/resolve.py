@@ -11,9 +11,9 @@ from typing import Any
 from yacs.config import CfgNode
 
 from fedvlm.config.build import DEFAULT, build_config, unused_keys, yaml_keys
-from fedvlm.config.engines import of_parties
+from fedvlm.config.engines import ENDED, of_parties
 from fedvlm.config.keys import default_schema
-from fedvlm.config.option import Schema, declare
+from fedvlm.config.option import Option, Schema, declare
 from fedvlm.config.read import find_config, lookup
 from fedvlm.config.sections import SKEWED
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
@@ -130,7 +130,8 @@ def config_of(path: Path, changes: Mapping[str, str]) -> CfgNode:
     if not name:
         raise DataError(f"'{file}' names no method: the run folder is damaged, or never began")
     trainer = _load(name)
-    foreign = dict(getattr(trainer, "foreign", {}))
+    foreign = dict(getattr(trainer, "foreign", {})) | dict.fromkeys(
+        ENDED, Option("", "of a run of 0.1", neutral=""))
     schema = declare(
         default_schema() | foreign, f"TRAINER.{trainer.name.upper()}", trainer.options
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import DivergedError, FedvlmError
 from fedvlm.core.trees import Tree
-from fedvlm.distributed.policy import HEAVIEST, outvoted, read_parts, weigh
+from fedvlm.distributed.server.policy import HEAVIEST, outvoted, read_parts, weigh
 from fedvlm.distributed.wire import Frame, unpack
 from fedvlm.federation.aggregation.arrival import Rows, Upload
 from fedvlm.federation.cards import trainer_files

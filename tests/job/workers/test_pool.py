@@ -18,9 +18,7 @@ from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.rows.away import AwayStore
 from fedvlm.core.trees import State
 from fedvlm.distributed.carriers import InProcess
-from fedvlm.distributed.policy import Policy
-from fedvlm.distributed.pool.engine import PoolEngine
-from fedvlm.distributed.pool.site import PoolSite
+from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.store import SiteStore, new_letters
 from fedvlm.distributed.wire import Frame, pack, unpack
 from fedvlm.evaluation import ClientMeter
@@ -30,6 +28,8 @@ from fedvlm.federation.engine import LocalEngine, RoundWork
 from fedvlm.federation.local.images import Absent
 from fedvlm.federation.rounds import Federation, FedState, Whole
 from fedvlm.federation.trainer import Trainer
+from fedvlm.job.workers.engine import PoolEngine
+from fedvlm.job.workers.site import PoolSite
 from tests.distributed import grid
 from tests.distributed.grid import CONFIG, RUN, measured
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedvlm.distributed.rows import odd_row, outvoted_rows
+from fedvlm.distributed.server.rows import odd_row, outvoted_rows
 from fedvlm.federation.server import Measure
 
 ROW: dict[str, Any] = {"client": 1, "n": 4, "correct": 3, "accuracy": 75.0, "macro_f1": 70.0,

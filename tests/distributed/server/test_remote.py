@@ -9,7 +9,7 @@ import pytest
 
 from fedvlm.check.world import World
 from fedvlm.core.errors import ConfigError, FedvlmError
-from fedvlm.distributed.policy import Policy
+from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.terms import Terms
 from fedvlm.distributed.wire import Frame, pack, unpack
 from fedvlm.evaluation import ClientMeter
@@ -40,10 +40,10 @@ def test_the_model_as_it_comes_is_measured_where_the_images_are(grid: Grid) -> N
 
 def test_the_server_knows_counts_and_sites(grid: Grid) -> None:
     fed, engine = grid.server()
-    told = engine.roster()
+    told = engine.members.roster()
     assert told.train.tolist() == fed.roster.train.tolist()
     assert told.classes.tolist() == fed.roster.classes.tolist()
-    assert fed.roster.site.tolist() == list(SITES) and set(engine.data) == set(grid.sites)
+    assert fed.roster.site.tolist() == list(SITES) and set(engine.members.data) == set(grid.sites)
 
 
 def test_personal_models_cannot_be_had_from_a_server(end: tuple[Federation, FedState]) -> None:
@@ -104,11 +104,11 @@ def test_a_server_with_other_counts_than_the_sites_say_does_not_start(
 
 def test_what_a_checkpoint_keeps_of_the_sites_is_gone_on_with(grid: Grid) -> None:
     _, engine = grid.server()
-    engine.excluded, engine.refusals["site1"] = {"site1"}, 3
+    engine.members.excluded, engine.members.refusals["site1"] = {"site1"}, 3
     memory = json.loads(json.dumps(engine.memory()))
     _, later = grid.server()
     later.recall(memory)
-    assert later.excluded == {"site1"} and later.refusals == {"site1": 3}
+    assert later.members.excluded == {"site1"} and later.members.refusals == {"site1": 3}
     with pytest.raises(ConfigError, match="site site0 has other data than when this run began"):
         later.recall(memory | {"data": {"site0": "ab" * 8}})
 

@@ -1,4 +1,4 @@
-"""A resident worker: builds a run once, then answers its driver's frames."""
+"""What a worker's process does: builds a run once, then answers its server's frames."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from yacs.config import CfgNode
 
 from fedvlm.core.errors import ConfigError
 from fedvlm.distributed.facts import likeness
+from fedvlm.distributed.flower.invitation import read_invitation
 from fedvlm.distributed.flower.network import READY
-from fedvlm.distributed.pool.site import PoolSite
+from fedvlm.distributed.flower.outpost import Outpost
 from fedvlm.distributed.site import Site
 from fedvlm.distributed.sockets.serving import converse, end_with, serve
-from fedvlm.distributed.sockets.stream import listen, read_token
+from fedvlm.distributed.sockets.stream import listen
 from fedvlm.distributed.terms import Terms
 from fedvlm.job.build import Built, build
 from fedvlm.job.run import threads_of
 from fedvlm.job.sites.party import config_plain, shared_facts
+from fedvlm.job.workers.site import PoolSite
 
 Say = Callable[[str], None]
 
 
-def work_for_driver(cfg: CfgNode, states: Path, handle: int, say: Say) -> None:
+def serve_driver(cfg: CfgNode, states: Path, handle: int, say: Say) -> None:
     """Answer the process that began this one, until it hangs up or is gone.
 
     Args:
@@ -37,33 +39,32 @@ def work_for_driver(cfg: CfgNode, states: Path, handle: int, say: Say) -> None:
         converse(sock, b"", worker_of(build(cfg), states, say).answer)
 
 
-def work_at(
-    cfg: CfgNode, states: Path, address: str, token_file: str, say: Say,
-    clients: Sequence[int] = (), handle: int | None = None,
+def serve_clients(
+    cfg: CfgNode, states: Path, clients: Sequence[int], invitation: Path, say: Say
 ) -> None:
-    """Answer drivers that come to ``address`` and know the token, one at a time, for ever.
+    """Answer as a site of some clients behind Flower, for ever.
 
     Args:
-        clients: of a site of the federation; none: a worker of a pool, which has all.
-        handle: this end of a socket pair: this process ends as the other end does.
+        states: folder of this site alone.
+        invitation: file of the federation's; the site's key lies beside it.
 
     Raises:
-        ConfigError: the address cannot be had, or there is no token or no such socket.
+        ConfigError: the invitation is for another key, or the run has no such client.
         FedvlmError: whatever of the run cannot be built.
     """
-    if handle is not None:
-        line = _given(handle)  # noqa: F841 (held: it would be closed)
-    token, door = read_token(token_file), listen(address)
-    with door, threads_of(cfg):
-        built = build(cfg)
-        site = part_of(built, clients, states, say) if clients else worker_of(built, states, say)
-        say(f"{READY} {address}: {cfg.TRAINER.NAME} on {cfg.DATASET.NAME}, "
-            f"{len(clients) or cfg.FED.CLIENTS} clients")
-        serve(door, token, site.answer, say)
+    outpost = Outpost([invitation.parent], read_invitation(invitation), say)
+    with outpost.quarters(), listen(outpost.path) as door, outpost, threads_of(cfg):
+        site = part_of(build(cfg), clients, states, say)
+        say(f"{READY} a socket of its own: {_about(cfg, len(clients))}")
+        serve(door, outpost.token, site.answer, say)
+
+
+def _about(cfg: CfgNode, clients: int) -> str:
+    return f"{cfg.TRAINER.NAME} on {cfg.DATASET.NAME}, {clients} clients"
 
 
 def _given(handle: int) -> socket.socket:
-    """Return the socket that a driver left open; this process ends with its other end.
+    """Return the socket that a server left open; this process ends with its other end.
 
     Raises:
         ConfigError: there is none.
@@ -71,7 +72,7 @@ def _given(handle: int) -> socket.socket:
     try:
         sock = socket.socket(fileno=handle)
     except OSError as error:
-        raise ConfigError(f"--handle {handle} is no socket: a driver gives it") from error
+        raise ConfigError(f"--handle {handle} is no socket: only a run starts workers") from error
     end_with(sock)
     return sock
 

@@ -7,7 +7,8 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from yacs.config import CfgNode
@@ -16,8 +17,12 @@ from fedvlm.core import files
 from fedvlm.core.errors import DataError
 from fedvlm.core.repository import PACKAGE
 from fedvlm.core.threads import given_threads, usual_threads
+from fedvlm.federation.local.images import Absent
+from fedvlm.job.build import Built
 from fedvlm.job.engines.states import NAME, PLACE, RUN
 from fedvlm.runs.folder import RunFolder
+
+MODULE = "fedvlm.job.workers"
 
 
 def run_id(folder: RunFolder) -> str:
@@ -65,9 +70,21 @@ def _spreads(cfg: CfgNode) -> bool:
     return cfg.DEVICE in ("auto", "cuda") and torch.cuda.is_available()
 
 
-def serve_command(words: Sequence[str]) -> list[str]:
-    """Return the command of a worker."""
-    return [sys.executable, "-m", "fedvlm", "site", "serve", *words]
+def worker_command(folder: Path, states: Path, *words: str) -> list[str]:
+    """Return the command of a worker (``__main__``).
+
+    Args:
+        folder: of the run.
+        states: folder of clients' states.
+    """
+    return [sys.executable, "-m", MODULE, str(folder), str(states), *words]
+
+
+def leave_images(built: Built) -> None:
+    """Let a server refuse questions for images of clients, which others have."""
+    federation, size = built.federation, int(built.cfg.DATALOADER.TRAIN_X.BATCH_SIZE)
+    federation.meter = None
+    federation.batcher = Absent(federation.roster, size, "the driver")
 
 
 def worker_environment(cfg: CfgNode, threads: int, slot: int) -> Mapping[str, str]:
@@ -86,4 +103,5 @@ def worker_environment(cfg: CfgNode, threads: int, slot: int) -> Mapping[str, st
 
 
 def core_count() -> int:
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

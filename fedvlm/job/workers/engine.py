@@ -7,20 +7,20 @@ moves any. Who does not answer is replaced by another worker, from the same acce
 from __future__ import annotations
 
 import heapq
-import secrets
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.core.rows.away import AwayStore
 from fedvlm.core.trees import Tree, nbytes
 from fedvlm.distributed.facts import odd_facts
-from fedvlm.distributed.remote import RemoteEngine, Round
+from fedvlm.distributed.schema import numbered
+from fedvlm.distributed.server.membership import Membership
+from fedvlm.distributed.server.remote import RemoteEngine
+from fedvlm.distributed.server.work import RoundAnswers
 from fedvlm.distributed.wire import Frame
 from fedvlm.federation.clients import Clients, joint_form
-from fedvlm.federation.context import Context
 from fedvlm.federation.engine import Bundle, MakeContext, RoundWork
 from fedvlm.federation.plan import Chunk, plan_chunks
 from fedvlm.federation.rounds import Federation
@@ -38,77 +38,77 @@ class _Personal(NamedTuple):
     bundle: Bundle
 
 
+class PoolMembership(Membership):
+    """Workers of a pool: each has all clients; ``home`` is who is asked for a client next."""
+
+    def welcome(self, site: str, values: Mapping[str, Any]) -> None:
+        """See ``Membership.welcome``.
+
+        Raises:
+            ConfigError: the worker counts other images than the others.
+        """
+        counts = numbered(values["clients"])
+        if self.counts and counts != self.counts:
+            raise ConfigError(f"site {site} cannot take part: it counts other images than others")
+        self.met[site], self.data[site] = dict(values["facts"]), values["data"]
+        self.counts = counts
+        self.home = dict.fromkeys(counts, site)
+
+    def memory(self) -> dict[str, Any]:
+        """See ``Membership.memory``: a run that goes on has other workers."""
+        return {}
+
+    def recall(self, memory: Mapping[str, Any]) -> None:
+        """See ``Membership.recall``."""
+
+
 @dataclass
 class PoolEngine(RemoteEngine):
     """Clients at a pool of workers; see ``RemoteEngine``.
 
     Attributes:
         layout: the site of each client as the config has it (``FED.SITES``).
-        beside: facts of the job, as of ``PoolSite``: workers that read other images, or compute on
-            another kind of device, cannot take part.
     """
 
-    remedy: ClassVar[str] = ""  # a simulation has them all, or begins anew
+    remedy: str = ""  # a simulation has all states, or begins anew
+    members: Membership = field(default_factory=PoolMembership)
     layout: Sequence[int] = ()
-    beside: Mapping[str, str] = field(default_factory=dict)
     _fed: Federation | None = None
     _forms: dict[int, str] = field(default_factory=dict)  # told in this round
     _cleaned: dict[int, int] = field(default_factory=dict)
 
-    # ---- handshake ---------------------------------------------------------------------------
     def meet(
         self, clients: int, seconds: float = 60.0, before: Mapping[str, Mapping[str, Any]] = {},
     ) -> None:
-        """See ``RemoteEngine.meet``: every worker that is there has all clients."""
+        """See ``RemoteEngine.meet``."""
         super().meet(clients, seconds)
-        self.sites = tuple(self.layout)
-
-    def _welcome(self, site: str, reply: Frame) -> None:
-        counts = {int(c): count for c, count in reply.values["clients"].items()}
-        if self.counts and counts != self.counts:
-            raise ConfigError(f"site {site} cannot take part: it counts other images than others")
-        self.met[site], self.data[site] = dict(reply.values["facts"]), reply.values["data"]
-        self.counts = counts
-        self.home = dict.fromkeys(counts, site)
+        self.members.sites = tuple(self.layout)
 
     def join(self, fed: Federation) -> None:
         """See ``RemoteEngine.join``; states that ``fed`` knows of stay known."""
-        store = fed.clients.store
+        if not isinstance(fed.clients.store, AwayStore):
+            fed.clients.store = AwayStore(None)
         super().join(fed)
-        fed.clients.store = store if isinstance(store, AwayStore) else AwayStore(None)
         self._fed = fed
 
-    def facts(self, fed: Federation) -> dict[str, str]:
-        """See ``RemoteEngine.facts``."""
-        return super().facts(fed) | dict(self.beside)
-
-    def memory(self) -> dict[str, Any]:
-        """See ``Engine.memory``: a run that goes on has other workers."""
-        return {}
-
-    def recall(self, memory: Mapping[str, Any]) -> None:
-        """See ``Engine.recall``."""
-
     def workers(self) -> list[str]:
-        """Return who can be asked now; newcomers (a worker begun again) are met first.
+        """Return the workers that can be asked now; new ones (begun again) are met first.
 
         Raises:
-            FedvlmError: nobody is left.
+            FedvlmError: none is left.
         """
-        here = self.carrier.sites()
-        strangers = [s for s in here if s not in self.met and s not in self.excluded]
-        hello = {s: Frame("hello", {
-            "run": self.run_id, "nonce": secrets.token_hex(8), "config": dict(self.config),
-        }) for s in strangers}
-        facts_of = next(iter(self.met.values()), {})
-        for site, reply in self._ask(hello).items():
+        members, here = self.members, self.carrier.sites()
+        strangers = [s for s in here if s not in members.met and s not in members.excluded]
+        facts_of = next(iter(members.met.values()), {})
+        hello = {s: self.requests.hello(self.config) for s in strangers}
+        for site, reply in self.requests.ask(hello).items():
             odd = reply if isinstance(reply, str) else odd_facts(reply.values["facts"], facts_of)
             if isinstance(reply, str) or odd:
                 self.say(f"{site} cannot take part: {odd}")
-                self.excluded.add(site)
+                members.excluded.add(site)
             else:
-                self._welcome(site, reply)
-        live = [s for s in here if s in self.met and s not in self.excluded]
+                members.welcome(site, reply.values)
+        live = [s for s in here if s in members.met and s not in members.excluded]
         if not live:
             raise FedvlmError("no worker is left that could be asked; the same command goes on")
         return live
@@ -116,7 +116,7 @@ class PoolEngine(RemoteEngine):
     def _fit(self) -> list[str]:
         """Return who is asked next: who did not fail in this job, or all where everybody did."""
         live = self.workers()
-        return [site for site in live if site not in self.failed] or live
+        return [site for site in live if site not in self._failed] or live
 
     # ---- work --------------------------------------------------------------------------------
     def run(
@@ -132,23 +132,18 @@ class PoolEngine(RemoteEngine):
                 store.note_forms(version, {client: self._forms[client]})
         return work
 
-    def _attempt(
-        self, ctx: Context, job: Round, floor: Mapping[int, int], attempt: int
-    ) -> None:
-        ids = sorted(job.missing)
-        self._deal(self._chunks(ids, job.accepted, job.downloads), self._fit())
-        super()._attempt(ctx, job, floor, attempt)
+    def _place_work(self, job: RoundAnswers) -> None:
+        chunks = self._chunks(sorted(job.missing), job.accepted, job.downloads)
+        self._deal(chunks, self._fit())
 
-    def _take(
-        self, ctx: Context, job: Round, site: str, reply: Frame, ids: Sequence[int]
-    ) -> None:
-        super()._take(ctx, job, site, reply, ids)
-        said = reply.values["dropped"]  # without the worker's name: who it was, does not matter
+    def _take(self, job: RoundAnswers, site: str, reply: Frame, ids: Sequence[int]) -> None:
+        super()._take(job, site, reply, ids)
+        said = reply.values["dropped"]  # without the worker's name: which it was, does not matter
         job.dropped |= {c: said[str(c)] for c in ids if str(c) in said}
         for part in reply.values["parts"]:
             self._forms |= dict.fromkeys(part["clients"], part["form"])
 
-    def _place(self, question: Question, missing: Sequence[int], model: str) -> None:
+    def _place_rows(self, question: Question, missing: Sequence[int], model: str) -> None:
         """Deal an evaluation: by chunks where each has models of its own, else to one worker.
 
         Models that are equal are measured as one, which remembers what it said of a sample: last
@@ -160,7 +155,7 @@ class PoolEngine(RemoteEngine):
         everybody = all(question.versions.get(c, 0) for c in question.clients)
         tuned = question.tune and bool(fed.roster.train[list(question.clients)].all())
         if model == "template" or not (tuned or (personal and everybody)):
-            self.home |= dict.fromkeys(missing, live[0])
+            self.members.home |= dict.fromkeys(missing, live[0])
             return
         chunks = self._chunks(missing, question.versions, question.downloads)
         self._deal(chunks, live)
@@ -196,20 +191,17 @@ class PoolEngine(RemoteEngine):
         """Return the models of some chunks; who does not answer well is replaced by others."""
         out: dict[tuple[int, ...], _Personal] = {}
         why = list[str]()
-        self.failed.clear()
-        for attempt in range(self.policy.retries + 1):
-            if attempt:
-                time.sleep(self.policy.wait)
+        for _ in self._attempts():
             rest = [chunk for chunk in chunks if chunk.clients not in out]
             self._deal(rest, self._fit())
-            trips = self._trips(
+            trips = self.requests.trips(
                 "personalize", question.round,
                 {c: question.versions.get(c, 0) for chunk in rest for c in chunk.clients},
-                question.downloads, lambda ids: {"tune": question.tune},
+                question.downloads, self.members.home, lambda ids: {"tune": question.tune},
             )
-            for site, reply in self._ask(trips).items():
+            for site, reply in self.requests.ask(trips).items():
                 if isinstance(reply, str):
-                    self.failed.add(site)
+                    self._failed.add(site)
                     why.append(f"{site}: {reply}")
                     self.say(f"personal models of round {question.round}, {site}: {reply}")
                     continue
@@ -251,7 +243,7 @@ class PoolEngine(RemoteEngine):
         load = [(0, at) for at in range(len(live))]
         for k in sorted(range(len(chunks)), key=lambda k: -costs[k]):
             spent, at = heapq.heappop(load)
-            self.home |= dict.fromkeys(chunks[k].clients, live[at])
+            self.members.home |= dict.fromkeys(chunks[k].clients, live[at])
             heapq.heappush(load, (spent + costs[k], at))
 
     def _clean(self, store: object) -> None:
@@ -260,12 +252,8 @@ class PoolEngine(RemoteEngine):
         moved = {c: v for c, v in floor.items() if self._cleaned.get(c, 0) != v}
         if not moved:
             return
-        frame = Frame("forget", {
-            "run": self.run_id, "like": self._like, "nonce": secrets.token_hex(8),
-            "keep": {str(c): v for c, v in moved.items()},
-        })
         site = self._fit()[0]
-        reply = self._ask({site: frame})[site]
+        reply = self.requests.ask({site: self.requests.forget(moved)})[site]
         if isinstance(reply, str):
             self.say(f"{site} did not forget: {reply}")
         else:

@@ -1,4 +1,4 @@
-"""Carriers of frames over sockets: workers that wait at addresses, and processes begun here."""
+"""Worker processes of this machine, and the frames to them: a socket pair for each."""
 
 from __future__ import annotations
 
@@ -14,104 +14,14 @@ from pathlib import Path
 
 from fedvlm.core.errors import ConfigError, FedvlmError
 from fedvlm.distributed.sockets.lines import exchange
-from fedvlm.distributed.sockets.stream import PATIENCE, StreamError, connect, present
+from fedvlm.distributed.sockets.stream import StreamError, present
 
-AGAIN = 5.0  # seconds between two tries to reach a worker that is away, at first
-LONGEST = 300.0  # seconds that they grow to while a run works, doubled each time
-HURRY = 1.0  # seconds for such a try: the others wait meanwhile
 LAST_WORDS = 3.0  # seconds for a worker to leave by itself, and again when it is told to
 DEATHS = 3  # of each worker, on average, after which no more are begun
 _TAIL = 4000  # bytes of a log that may hold its last line
 
 
-class Addressed:
-    """Workers or sites that were begun by somebody else; see ``Carrier``.
-
-    Args:
-        addresses: ``host:port`` or ``unix:PATH``.
-        token: the secret that they know, too.
-        noun: what they are called, each with its number.
-        begin: the command that begins one.
-    """
-
-    def __init__(
-        self, addresses: Sequence[str], token: bytes, noun: str = "worker",
-        begin: str = "fedvlm site serve --listen ...",
-    ) -> None:
-        self._token, self._noun, self._command = token, noun, begin
-        self._addresses = {f"{noun}{i}": address for i, address in enumerate(addresses)}
-        self._away = dict.fromkeys(self._addresses, 0.0)  # when they are tried next
-        self._pauses: dict[str, float] = {}
-        self._lines: dict[str, socket.socket] = {}
-        self.why: dict[str, str] = {}
-
-    def open(self, seconds: float) -> None:
-        """Reach all of them, or those that are there after ``seconds``.
-
-        Raises:
-            ConfigError: nobody is there.
-        """
-        until = time.monotonic() + seconds
-        self._reach(PATIENCE, AGAIN)
-        while self._away and time.monotonic() < until:
-            time.sleep(AGAIN / 5)
-            self._reach(PATIENCE, AGAIN)
-        if not self._lines:
-            raise ConfigError(f"no {self._noun} can be reached: " + "; ".join(
-                f"{self._addresses[name]}: {why}" for name, why in sorted(self.why.items())
-            ) + f" (begin them with: {self._command})")
-
-    def absent(self) -> list[str]:
-        """Return who is away, and why: a sentence each."""
-        return [f"{name} ({self._addresses[name]}) is away: {self.why.get(name, 'not tried yet')}"
-                for name in self._away]
-
-    def sites(self) -> list[str]:
-        """See ``Carrier.sites``; who is away is tried again, but ever less often."""
-        self._reach(HURRY, LONGEST)
-        return sorted(self._lines, key=list(self._addresses).index)
-
-    def _reach(self, seconds: float, longest: float) -> None:
-        """Try those who are away and whose time has come.
-
-        Args:
-            seconds: for each.
-            longest: seconds until the next try.
-        """
-        for name, next_ in list(self._away.items()):
-            if time.monotonic() < next_:
-                continue
-            try:
-                self._lines[name] = connect(self._addresses[name], self._token, seconds)
-                del self._away[name]
-                self._pauses.pop(name, None)
-            except StreamError as error:
-                self.why[name] = str(error)
-                pause = self._pauses.get(name, AGAIN)
-                self._away[name] = time.monotonic() + pause
-                self._pauses[name] = min(2 * pause, longest)
-
-    def ask(self, frames: Mapping[str, bytes], seconds: float) -> Mapping[str, bytes | str]:
-        """See ``Carrier.ask``; who is away is tried once more."""
-        if not frames.keys() <= self._lines.keys():
-            self._reach(HURRY, LONGEST)
-        there = {n: f for n, f in frames.items() if n in self._lines}
-        answers, failures = exchange(self._lines, there, seconds)
-        for name, why in failures.items():
-            self._lines.pop(name).close()
-            self._away[name] = time.monotonic()
-            self.why[name] = why
-        away = {name: f"not connected: {self.why.get(name, 'not tried yet')}" for name in frames}
-        return away | answers | failures
-
-    def close(self) -> None:
-        """Hang up; the workers stay."""
-        for line in self._lines.values():
-            line.close()
-        self._lines.clear()
-
-
-class Begun:
+class WorkerProcesses:
     """Worker processes of this machine, begun and ended here; see ``Carrier``.
 
     Each has one end of a socket pair: nobody else can speak to it, and it ends when the other end

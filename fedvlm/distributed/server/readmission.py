@@ -16,8 +16,8 @@ from typing import Any
 
 from fedvlm.core import files
 from fedvlm.core.errors import DataError
-from fedvlm.distributed.remote import RemoteEngine
 from fedvlm.distributed.schema import each, flag, hexes, record, whole
+from fedvlm.distributed.server.remote import RemoteEngine
 from fedvlm.federation.reliability.unreliable import VOID
 from fedvlm.federation.rounds import FedState
 
@@ -66,15 +66,16 @@ def readmit(engine: RemoteEngine, wishes: Sequence[Wish], state: FedState) -> Fe
     Args:
         state: of the checkpoint.
     """
-    done = {one["id"] for one in engine.readmitted}
+    members = engine.members
+    done = {one["id"] for one in members.readmitted}
     versions, held = dict(state.versions), dict(state.held)
     new = [one for one in wishes if one["id"] not in done]
-    named, shut = {int(one["client"]) for one in new}, set(engine.excluded)
+    named, shut = {int(one["client"]) for one in new}, set(members.excluded)
     for wish in new:
         client, how = int(wish["client"]), "from its accepted state"
-        site = engine.home.get(client, "")
+        site = members.home.get(client, "")
         if not wish["anew"] and site not in shut:
-            engine.readmitted.append({**wish, "after": state.round, VOID: True})
+            members.readmitted.append({**wish, "after": state.round, VOID: True})
             engine.say(f"client {client} is not readmitted: its site {site} is not excluded "
                        "(--anew is for a state that is gone)")
             continue
@@ -82,16 +83,16 @@ def readmit(engine: RemoteEngine, wishes: Sequence[Wish], state: FedState) -> Fe
             how = "anew, as if it had never worked"
             versions.pop(client, None)
             held.pop(client, None)
-        others = sorted(c for c, home in engine.home.items()
-                        if home == site and c not in named and site in engine.excluded)
-        engine.excluded.discard(site)
-        engine.refusals[site] = 0
-        engine.readmitted.append({**wish, "after": state.round})
+        others = sorted(c for c, home in members.home.items()
+                        if home == site and c not in named and site in members.excluded)
+        members.excluded.discard(site)
+        members.refusals[site] = 0
+        members.readmitted.append({**wish, "after": state.round})
         engine.say(
             f"after round {state.round}: client {client} ({site}) is readmitted and goes on {how}"
         )
         for other in others:
-            engine.readmitted.append(
+            members.readmitted.append(
                 {"id": wish["id"], "client": other, "anew": False, "after": state.round}
             )
             engine.say(f"after round {state.round}: client {other} ({site}) is readmitted with it "

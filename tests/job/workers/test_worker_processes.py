@@ -1,14 +1,13 @@
-"""Real worker processes: killed while they work, ended with their driver, reached by a token."""
+"""Real worker processes: killed while they work, ended with their driver."""
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,7 +40,8 @@ def workers(output: Path) -> list[int]:
             words = (place / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"serve" in words and any(w.startswith(str(output).encode()) for w in words):
+        mine = any(w.startswith(str(output).encode()) for w in words)
+        if b"fedvlm.job.workers" in words and mine:
             found.append(int(place.name))
     return sorted(found)
 
@@ -95,39 +95,3 @@ def test_kill_9_and_ctrl_c_move_no_bit_and_leave_no_process(local: Path, tmp_pat
     again = started("verify", str(jobs.folder(tmp_path)), "--replay", "6")
     said = again.communicate(timeout=SECONDS)[0]
     assert again.returncode == 0 and "equal bit for bit" in said and "of clients' rows" in said
-
-
-@pytest.fixture
-def address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        return f"127.0.0.1:{door.getsockname()[1]}"
-
-
-@pytest.fixture
-def resident(tmp_path: Path, address: str) -> Iterator[list[str]]:
-    """Two workers that somebody else began; the flags that reach them."""
-    token = tmp_path / "token"
-    token.write_text("a secret of our own")
-    token.chmod(0o600)
-    addresses, pids = [address, f"unix:{tmp_path}/w"], []
-    for where in addresses:
-        words = ("--listen", where, "--token-file", str(token), "--states", str(tmp_path / "st"))
-        pids.append(started("site serve", *words, *WORDS))
-    yield ["--workers-at", ",".join(addresses), "--token-file", str(token)]
-    for process in pids:
-        process.terminate()
-        process.communicate(timeout=SECONDS)
-
-
-def test_workers_at_addresses_serve_one_run_after_the_other(
-    local: Path, tmp_path: Path, resident: list[str]
-) -> None:
-    for name in ("one", "two"):
-        words = (*WORDS, "--output-dir", str(tmp_path / name), "--engine", "workers", *resident)
-        run = started("run", *words)
-        assert "results:" in run.communicate(timeout=SECONDS)[0] and run.returncode == 0
-        assert jobs.records(tmp_path / name) == jobs.records(local)
-    run = started("run", *WORDS, "--engine", "workers", *resident, "OPTIM.LR", "0.5",
-                  "--output-dir", str(tmp_path / "other"))
-    said = run.communicate(timeout=SECONDS)[0]
-    assert run.returncode == 2 and "the config differs in OPTIM.LR (" in said
