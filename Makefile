@@ -39,7 +39,7 @@ test-all: $(STAMP) ## all tests, the slow ones too
 	$(BIN)/python -m pytest -q -m "not flower"
 
 test-flower: $(STAMP) $(FLOWER)/.installed ## a real federation on this machine: TLS, keys, kills
-	FEDVLM_FLOWER=$(abspath $(FLOWER)) FEDVLM_RAY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m flower
+	FEDVLM_FLOWER=$(abspath $(FLOWER)) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m flower
 
 $(FLOWER)/.installed: constraints-flower.txt
 	$(PYTHON) -m venv $(FLOWER)
@@ -60,7 +60,7 @@ check: $(STAMP) ## lint and types
 	$(BIN)/mypy
 
 docs: $(PAGES) ## the documentation as a site in build/site; a dead link or an unknown name fails
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --clean
 
 results: $(STAMP) ## docs/results from the runs of configs/results (about 1.6 hours on 2 cores); PAGE_ONLY=1 from its cells
 ifndef PAGE_ONLY

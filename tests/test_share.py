@@ -81,7 +81,14 @@ def test_only_what_this_commit_broke_blocks(
     assert share.judge("x", here, None, share.Clock()) == share.BLOCKS  # no parent
 
 
-TOY = "import os\n\ndef test_good():\n    pass\n\ndef test_bad():\n    assert os.path.exists('good')\n"
+TOY = """import os
+
+def test_good():
+    pass
+
+def test_bad():
+    assert os.path.exists("good")
+"""
 
 
 def git(root: Path, *words: str) -> None:
