@@ -8,8 +8,6 @@ from pathlib import Path
 from fedvlm.console.screen import complain, say
 from fedvlm.core import files
 from fedvlm.core.errors import DataError
-from fedvlm.federation.cards import card_of
-from fedvlm.report.collect import collect
 from fedvlm.report.pages import PAGE
 
 WORTH = 30.0  # seconds of training; the page takes one or two, so a shorter run gets it on demand
@@ -54,7 +52,10 @@ def say_results(folder: Path, seconds: float) -> None:
 
 def _write_page(folder: Path, command: str) -> bool:
     try:
-        from fedvlm.report.pages.run import run_page  # start-up: 1 s of matplotlib
+        # start-up: 1 s of matplotlib, where a page is due
+        from fedvlm.federation.cards import card_of
+        from fedvlm.report.collect import collect
+        from fedvlm.report.pages.run import run_page
 
         run = collect([folder]).runs[0]
         card = card_of(str(run.protocol["trainer"]))

@@ -127,13 +127,13 @@ def _job(words: list[str], digest: str, inputs: Inputs | None) -> int:
     from fedvlm.job.run import run_job  # start-up: PyTorch
     from fedvlm.runs.identity import identity_digest  # start-up: PyTorch
 
-    args = parse(words[1:])
-    jobs = resolve(args)
+    jobs = resolve(parse(words[1:]))
     complain(*jobs.notes, prefix="note")
     (job,) = jobs.jobs
     if identity_digest(identity_config(job.cfg)) != digest:
         raise RuntimeError("the cell's command line gives another config than its plan")
-    return run_job(job.cfg, job.origins, args, inputs)
+    run_job(job, jobs.request, inputs)
+    return 0
 
 
 def _count(beat: Any) -> None:

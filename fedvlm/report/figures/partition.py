@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,7 +17,9 @@ from matplotlib.lines import Line2D
 from fedvlm.core.errors import DataError
 from fedvlm.report.collect import read_partition
 from fedvlm.report.figures import style
-from fedvlm.report.figures.selection import FigureRuns
+
+if TYPE_CHECKING:
+    from fedvlm.report.figures.selection import FigureRuns
 
 NAME, ORDER, OF = "partition", 30, "run"
 CAPTION = "Training images of each client by class: a dot's area is their number."

@@ -15,8 +15,8 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from fedvlm.compat.files import load_trainer
 from fedvlm.data.images import ImageLoader
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.build import pick_device, views_of
 from fedvlm.job.identity import images_digest
 from fedvlm.job.inputs import SharedInputs, backbone_key, data_key

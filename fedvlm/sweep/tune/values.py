@@ -17,7 +17,7 @@ def load_schema(name: str) -> tuple[Any, Schema]:
     Raises:
         ConfigError: there is no such method.
     """
-    from fedvlm.compat.files import load_trainer  # start-up: PyTorch
+    from fedvlm.federation.discovery import load_trainer  # start-up: PyTorch
 
     trainer = load_trainer(name)
     known = default_schema() | dict(getattr(trainer, "foreign", {}))

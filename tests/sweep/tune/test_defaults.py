@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from fedvlm.cli.main import main
-from fedvlm.compat.files import load_trainer
 from fedvlm.config.federation import WORK
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import declare
 from fedvlm.config.read import lookup
 from fedvlm.core.errors import ConfigError
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.sweep.tune.defaults import with_key, without_key, write_defaults, write_files
 from fedvlm.sweep.tune.tuned import SAY_WHICH, read_tuned, write_tuned
 from fedvlm.sweep.tune.values import parse_value, read_values
