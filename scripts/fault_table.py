@@ -23,8 +23,8 @@ from fedvlm.check.compare import Broken, same_fed
 from fedvlm.check.disk import read_state
 from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import FedvlmError
-from fedvlm.distributed.policy import Policy
-from fedvlm.distributed.readmission import readmit
+from fedvlm.distributed.server.policy import Policy
+from fedvlm.distributed.server.readmission import readmit
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.reliability.unreliable import Unreliable, counted, parse_absences
 from fedvlm.federation.rounds import Federation, RoundFinished, Whole

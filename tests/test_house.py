@@ -143,10 +143,8 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: PyTorch": ("fedvlm.sweep.tune.defaults", "fedvlm.sweep.tune.report"),
     },
     "fedvlm/cli/site/_serve.py": {
-        "start-up: NumPy, 0.15 s": ("fedvlm.job.resolve",),
         "start-up: PyTorch, 2 s": (
-            "fedvlm.job.engines.serving", "fedvlm.distributed.site_yaml",
-            "fedvlm.job.sites.resident",
+            "fedvlm.distributed.site_yaml", "fedvlm.job.sites.resident",
         ),
     },
     "fedvlm/cli/site/_make.py": {
@@ -223,9 +221,6 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "fedvlm/distributed/flower/relay/server.py": {
         "optional: fedvlm[flower]": ("flwr.app", "flwr.serverapp"),
-    },
-    "fedvlm/distributed/flower/relay/simulation.py": {
-        "optional: fedvlm[flower]": ("flwr.app", "flwr.serverapp", "flwr.simulation"),
     },
     "fedvlm/export/card.py": {
         "start-up: 0.3 s": ("huggingface_hub",),

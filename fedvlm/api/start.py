@@ -58,7 +58,7 @@ def train(
         DataError: missing, broken or inconsistent data; of ``data``, client and index are named.
         DivergedError: a number is not finite.
     """
-    request = Request.of(parse(words_of(flags)))
+    request = Request.of(parse(run_words(flags)))
     given = _given(request, data, classnames, columns, name)
     jobs = resolve(request, given=given)
     complain(*jobs.notes, prefix="note")
@@ -96,7 +96,7 @@ def _given(
     return MemorySet(data, classnames, columns, name, keys)
 
 
-def words_of(flags: Mapping[str, Any]) -> list[str]:
+def run_words(flags: Mapping[str, Any]) -> list[str]:
     """Return keyword arguments as the words of a command line.
 
     Raises:

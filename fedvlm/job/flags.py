@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from fedvlm.config.engines import ENDED
 from fedvlm.console.parser import Loose, Parser, Switch
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
 
@@ -119,17 +120,13 @@ FLAGS: tuple[Flag, ...] = (
     _v(_MODEL, "DEVICE", "--device", "auto, cpu, cuda, cuda:N, mps"),
     Flag(("--plain",), "the slow plain path (no cache, no packing)", _MODEL, "FED.PLAIN",
          kind="switch"),
-    _v(_ENGINE, "FED.ENGINE", "--engine", "local; workers: processes that take the clients; "
-       "flower: sites of a federation; flower-sim: workers behind its simulation; sites: parties "
-       "with data of their own"),
+    _v(_ENGINE, "FED.ENGINE", "--engine", "local; workers: processes on this machine that take the "
+       "clients; flower: sites of a federation; sites: organisations with data of their own"),
     _v(_ENGINE, "FED.FEDERATION", "--federation", "folder of fedvlm federation up", "FOLDER"),
-    _v(_ENGINE, "FED.WORKERS", "--workers", "how many of them to begin here", "N"),
-    _v(_ENGINE, "FED.WORKERS_AT", "--workers-at", "those that fedvlm site serve began",
-       "HOST:PORT,..."),
-    _v(_ENGINE, "FED.SITES_AT", "--sites-at", "sites that their owners serve", "HOST:PORT,..."),
+    _v(_ENGINE, "FED.WORKERS", "--workers", "number of worker processes", "N"),
+    _v(_ENGINE, "FED.SITES_AT", "--sites-at", "sockets of sites on this machine", "PATH,..."),
     _v(_ENGINE, "FED.SITE_FILE", "--site-file", "the coordinator's site.json, which fedvlm site "
        "make --public writes", "FILE"),
-    _v(_ENGINE, "FED.TOKEN_FILE", "--token-file", "file with their secret", "FILE"),
     _v(_RUN, "OUTPUT_DIR", "--output-dir", "folder of all runs", "DIR"),
     _v(_RUN, "RESUME", "--resume", "run folder to go on with", "DIR"),
     _v(_RUN, "TAG", "--tag", "a word in the run folder's name"),
@@ -184,6 +181,8 @@ REFUSED: dict[str, str] = {
     "--logdir": "is not known here; --output-dir DIR holds all runs",
     "--imbalance-train": "is not supported; --partition dirichlet gives unequal shares",
     "--split-client": "is not supported; --partition domain gives clients per domain",
+    "--workers-at": ENDED["FED.WORKERS_AT"],
+    "--token-file": ENDED["FED.TOKEN_FILE"],
 }
 
 

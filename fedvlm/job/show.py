@@ -28,8 +28,8 @@ def draw_partition(folder: Path, title: str) -> None:
         if key not in _DRAWN:
             from fedvlm.report.figures import partition, style  # start-up: 1 s of matplotlib
 
-            drawing = partition.draw(partition.of_folder(folder), title)
-            paths = style.write(folder, "partition", drawing, None)
+            drawing = partition.draw(partition.folder_holdings(folder), title)
+            paths = style.write_figure(folder, "partition", drawing, None)
             _DRAWN.clear()
             _DRAWN[key] = {path.name: path.read_bytes() for path in paths}
         for name, data in _DRAWN[key].items():

@@ -91,7 +91,7 @@ def read_partition(folder: Path) -> list[dict[str, str]]:
     return rows
 
 
-def finite(value: Any) -> float | None:
+def as_float(value: Any) -> float | None:
     """Return a finite number as a float; None for anything else that a file may hold."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if number and math.isfinite(value) else None

@@ -161,7 +161,7 @@ def _others_options(combination: Combination) -> dict[str, str]:
     }
 
 
-def words_of(combination: Combination, job: Job) -> tuple[str, ...]:
+def command_words(combination: Combination, job: Job) -> tuple[str, ...]:
     """Return the command line that gives the same config without the plan."""
     values = flat(job.cfg)
     file = combination.dataset.name.lower().endswith((".yaml", ".yml"))
@@ -217,8 +217,8 @@ class Checker:
         config = identity_plain(identity_config(cfg))
         return Cell(
             number, combination.column, combination.row, int(cfg.SEED),
-            words_of(combination, job), Path(cfg.OUTPUT_DIR), place.relative(),
-            identity_digest(config), config, group_of(job),
+            command_words(combination, job), Path(cfg.OUTPUT_DIR), place.relative(),
+            identity_digest(config), config | {"TRAINER.NAME": cfg.TRAINER.NAME}, group_of(job),
         )
 
 

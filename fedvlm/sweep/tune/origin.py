@@ -26,7 +26,7 @@ WORDS = {"data": "lists or labels", "images": "images", "backbone": "weights of 
 Origin = dict[str, str]
 
 
-def origin_of(identity: Mapping[str, Any], trainer: str) -> Origin:
+def read_origin(identity: Mapping[str, Any], trainer: str) -> Origin:
     """Return digests by a key of ``WORDS`` of a run whose identity is there."""
     return {key: str(identity[key]) for key in WORDS if key != "trainer"} | {
         "trainer": source_digest(trainer)}

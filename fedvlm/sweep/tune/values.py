@@ -11,7 +11,7 @@ from fedvlm.config.read import read_yaml
 from fedvlm.core.errors import ConfigError
 
 
-def method_of(name: str) -> tuple[Any, Schema]:
+def load_schema(name: str) -> tuple[Any, Schema]:
     """Return a method's class and the keys that its file may set.
 
     Raises:
@@ -24,7 +24,7 @@ def method_of(name: str) -> tuple[Any, Schema]:
     return trainer, declare(known, f"TRAINER.{trainer.name.upper()}", trainer.options)
 
 
-def config_of(path: Path | None, schema: Schema) -> dict[str, Value]:
+def read_values(path: Path | None, schema: Schema) -> dict[str, Value]:
     """Return all values of a method that has read its file; None: the declared defaults.
 
     Raises:
@@ -37,7 +37,7 @@ def config_of(path: Path | None, schema: Schema) -> dict[str, Value]:
     return config | {line.key: schema[line.key].parse(line.value) for line in lines}
 
 
-def value_of(schema: Schema, key: str, word: str, label: str) -> Value:
+def parse_value(schema: Schema, key: str, word: str, label: str) -> Value:
     """Return a tuned value.
 
     Raises:
