@@ -32,7 +32,7 @@ from fedvlm.data.partition.counts import count_rows, known_rows, partition_csv
 from fedvlm.evaluation import zero_shot
 from fedvlm.evaluation.evaluator import Ask
 from fedvlm.evaluation.scores import CONFUSION
-from fedvlm.federation.rounds import FedState, state_of
+from fedvlm.federation.rounds import FedState, convert_format1
 from fedvlm.job.build import Built, encode, prepare
 from fedvlm.job.describe import header, partition_name, peft_choice, run_path
 from fedvlm.job.dry import built_only, dry_run, evaluation_only
@@ -319,7 +319,7 @@ def restore(built: Built, folder: RunFolder) -> FedState | None:
         return built.federation.load(saved.round, saved.server, folder.records)
     device = built.model.device
     clients = {c: move_state(s, device) for c, s in saved.clients.items()}
-    whole = state_of(saved.round, move_state(saved.server, device), clients)
+    whole = convert_format1(saved.round, move_state(saved.server, device), clients)
     return built.federation.adopt(whole)
 
 
