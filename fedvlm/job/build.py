@@ -36,6 +36,7 @@ from fedvlm.job.images.packed import check_packs, foreign_origins, pack_notes, p
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.sources import (
     CLIENTS,
+    StreamSource,
     first_block,
     image_sources,
     images_to_encode,
@@ -372,8 +373,8 @@ def complete(
     run, cfg, data, model = prepared, prepared.cfg, prepared.data, prepared.model
     labels = torch.from_numpy(data.labels.copy())
     images = pixel_sources(run.loader, labels)
-    train: SampleSource = images[0]
-    test: SampleSource = images[1]
+    train: StreamSource = images[0]
+    test: StreamSource = images[1]
     packed = bool(packs_of(data.samples))
     cached = bool(images_to_encode(data, 1)) and (packed or not (pixels or cfg.FED.PLAIN))
     if cached:
