@@ -27,7 +27,6 @@ from fedvlm.config.engines import of_parties
 from fedvlm.console.screen import progress
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.core.flatten import flat_leaves
 from fedvlm.core.rows.away import AWAY
 from fedvlm.core.rows.store import RowStore
 from fedvlm.core.trees import State
@@ -38,12 +37,12 @@ from fedvlm.job.identity import present
 from fedvlm.job.resolve import config_of
 from fedvlm.job.results import Results
 from fedvlm.job.run import on_disk, restore, threads_of, to_the_end
-from fedvlm.job.sinks import Sinks
+from fedvlm.job.sinks.base import Sinks
 from fedvlm.runs import manifest
 from fedvlm.runs.cells import packed
 from fedvlm.runs.finished import find_finished
 from fedvlm.runs.folder import RunFolder
-from fedvlm.runs.identity import identity_plain, read_manifest, refuse_other, shorten
+from fedvlm.runs.identity import FORMAT, identity_plain, read_manifest, refuse_other, shorten
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.names import RESULTS
 from fedvlm.runs.records import read_models
@@ -58,12 +57,13 @@ from fedvlm.runs.state import (
 from fedvlm.runs.verify.check import inspect
 from fedvlm.runs.verify.cover import LOGITS
 from fedvlm.runs.verify.numbers import PERCENT
+from fedvlm.runs.verify.parting import flat_leaves
 
 POINTS = 1.0  # how far an accuracy may be off on another machine, in points
 SHARE = 0.01  # how far a tensor may be off there, as a share of its norm
 WEIGHTS = "MODEL.INIT_WEIGHTS"
 COSTS = ("counters", "spent", "participants")  # counted, not measured; and ``bytes_...``
-TIME = ("seconds",)  # is no number of the run
+LEFT_OUT = ("seconds", "outliers")  # time, and a note on updates by a rule of the version
 
 STORED = (  # what may be deleted: in `state/`, in `models/`, a file
     ("server state", "row of", "held for"), ("model of",), ("logits",))
@@ -198,6 +198,9 @@ def replay(
             )
         )
     away = _away(recorded, seen)
+    if run.form != FORMAT:  # an older form has fewer numbers
+        for place in [p for p in seen if p.startswith(f"{RESULTS}: ") and p not in recorded]:
+            del seen[place]
     elsewhere = [e for e in dict.fromkeys(elsewhere) if not e.startswith("git.changed")]
     differences = list(_differences(recorded, seen, None))
     allowed = None
@@ -372,7 +375,7 @@ def _workers(path: Path, rows: State) -> RowStore | None:
 
 def _numbers(place: str, value: Mapping[str, Any]) -> Leaves:
     return {f"{place}: {name}": leaf
-            for name, leaf in flat_leaves(value, skip=lambda key: key in TIME)}
+            for name, leaf in flat_leaves(value, skip=lambda key: key in LEFT_OUT)}
 
 
 def _differences(recorded: Leaves, seen: Leaves, points: float | None) -> Iterator[str]:
@@ -411,7 +414,7 @@ def _is_cost(place: str) -> bool:
     """Say whether a number counts work or bytes, which are equal on every machine."""
     names = place.rpartition(": ")[2].split(".")
     cost = any(n in COSTS or n.startswith("bytes_") for n in names)
-    return cost and names[-1] not in TIME
+    return cost and names[-1] not in LEFT_OUT
 
 
 def _near(a: Any, b: Any, points: float) -> bool:

@@ -41,7 +41,7 @@ from fedvlm.federation.server import (
     only_numbers,
 )
 from fedvlm.federation.trainer import Trainer
-from fedvlm.federation.workplace import Meter, PersonalModels, Workplace
+from fedvlm.federation.workplace import Meter, PersonalModels, Start, Workplace
 from fedvlm.models.vlmodel import VLModel
 
 
@@ -169,7 +169,7 @@ class Federation(Workplace):
     """A server beside a workplace: it runs rounds, saves them, and asks for models and numbers.
 
     Args:
-        trainer, model, batcher, plan, engine, meter, store: as of ``Workplace``; the model's
+        trainer, model, batcher, plan, engine, meter, store, start: as of ``Workplace``; the model's
             ``verify_frozen()`` is asked before and after the run.
         subscribers: called with every event, in order.
         savers: called with the state after the round's event.
@@ -183,17 +183,15 @@ class Federation(Workplace):
         engine: Engine | None = None, subscribers: Sequence[Subscriber] = (),
         budget: Budget | None = None, proxy: Proxy | None = None,
         savers: Sequence[Saver] = (), meter: Meter | None = None,
-        store: RowStore | None = None, held: RowStore | None = None,
+        store: RowStore | None = None, held: RowStore | None = None, start: Start | None = None,
     ) -> None:
-        super().__init__(trainer, model, batcher, plan, engine=engine, meter=meter, store=store)
+        super().__init__(
+            trainer, model, batcher, plan, engine=engine, meter=meter, store=store, start=start
+        )
         self.budget, self.proxy = budget or Budget(), proxy
         self.subscribers, self.savers = list(subscribers), list(savers)
         self.held: RowStore = MemoryStore() if held is None else held
-        active = plan.unreliable.active
-        lengths = batcher.lengths(range(plan.clients), 1) if active else ()
-        check_aggregation(trainer, plan, lengths)
-        trainer.check_loss(model)
-        check_footing(trainer, plan, self.roster.train.tolist(), self.roster.val.tolist())
+        check_rounds(trainer, model, batcher, plan, self.roster)
         trainer.seal()
 
     def server_context(self, round_: int, held: Held) -> ServerContext:
@@ -480,6 +478,16 @@ class Federation(Workplace):
     def _tell(self, event: RoundStarted | RoundFinished) -> None:
         for subscriber in self.subscribers:
             subscriber(event)
+
+
+def check_rounds(
+    trainer: Trainer, model: VLModel, batcher: Batcher, plan: Plan, roster: Roster
+) -> None:
+    """Refuse rounds that a method cannot do with these clients (``ConfigError``)."""
+    lengths = batcher.lengths(range(plan.clients), 1) if plan.unreliable.active else ()
+    check_aggregation(trainer, plan, lengths)
+    trainer.check_loss(model)
+    check_footing(trainer, plan, roster.train.tolist(), roster.val.tolist())
 
 
 def check_aggregation(trainer: Trainer, plan: Plan, lengths: Sequence[int] = ()) -> None:

@@ -19,15 +19,14 @@ from fedvlm.check.disk import read_state, write_state
 from fedvlm.check.world import Setup, World
 from fedvlm.core.errors import ConfigError, DivergedError, FedvlmError, QuorumError
 from fedvlm.core.trees import Tree
-from fedvlm.distributed.carriers import InProcess
-from fedvlm.distributed.policy import Policy
+from fedvlm.distributed.server.policy import Policy
 from fedvlm.distributed.wire import WIRE, Frame, pack, unpack
 from fedvlm.evaluation.scores import notes
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.reliability.unreliable import NO_ANSWER, counted
 from fedvlm.federation.rounds import FedState, RoundFinished, WholeState
 from fedvlm.federation.trainer import Trainer
-from tests.distributed.grid import CONFIG, RUN, Grid, federation, local, measured
+from tests.distributed.grid import CONFIG, RUN, Grid, OverSockets, federation, local, measured
 
 Out = dict[str, "bytes | str"]
 ROUNDS = Setup(rounds=3)
@@ -35,11 +34,11 @@ METHOD = load_trainer("apfl")  # two models and a number at each client
 KEEP_ON = Policy(wait=0, quorum=0.5, retries=0)
 
 
-class Faulty(InProcess):
+class Faulty(OverSockets):
     """A carrier that does something to the answers of each piece of work."""
 
     def __init__(self, fault: Callable[[Faulty, int, int, Out], Out]) -> None:
-        super().__init__({})
+        super().__init__()
         self.fault, self.attempts, self.old = fault, dict[int, int](), dict[int, Out]()
 
     def ask(self, frames: Mapping[str, bytes], seconds: float) -> Mapping[str, bytes | str]:

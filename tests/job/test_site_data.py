@@ -30,7 +30,7 @@ def test_sites_with_their_own_images_give_the_bits_of_the_run_that_sees_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedvlm.distributed.carriers import InProcess
-    from fedvlm.distributed.policy import Policy
+    from fedvlm.distributed.server.policy import Policy
     from fedvlm.distributed.site_yaml import SiteYaml
     from fedvlm.distributed.store import SiteStore
     from fedvlm.distributed.terms import Terms

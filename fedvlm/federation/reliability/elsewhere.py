@@ -1,7 +1,7 @@
 """Updates that came from other places: a method's aggregate must not fail as if it were at fault.
 
-Names, shapes, types and finiteness are looked at before (``distributed.policy``); what the numbers
-mean, the method alone knows.
+Names, shapes, types and finiteness are looked at before (``distributed.server.policy``); what the
+numbers mean, the method alone knows.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedvlm.core.errors import ConfigError
-from fedvlm.core.flatten import flat_leaves
 from fedvlm.report.collect import SEEDS
 from fedvlm.report.tables.facts import IDENTITY, METHOD, METRIC, RunFacts
 from fedvlm.runs.finished import FinishedRun
+from fedvlm.runs.verify.parting import flat_leaves
 
 # Facts of the method, not of the protocol.
 OF_METHOD = ("trainer", "extra_data", "proxy", "privacy", *METHOD)
@@ -25,7 +25,7 @@ NOT_OWN = ("OPTIM.CLOCK", "FED.FINETUNE_EPOCHS")
 # (last bits), and what is only recorded.
 FREE = (
     "SEED", "DATA_SEED", "FED.CHUNK", "FED.SITES", "TEST.REFERENCES", "TEST.PER_CLASS_RESULT",
-    "TEST.COMPUTE_CMAT", "TRAIN.KEEP_STATES",
+    "TEST.COMPUTE_CMAT", "TEST.PER_IMAGE", "TRAIN.KEEP_STATES",
 )
 # The server's rule: a variant of a method, which its tag names.
 RULE = (

@@ -32,7 +32,7 @@ UNSEEN = ("base_all", "base_other", "new", "hm2", "hm3", "cm")  # of personal mo
 IDENTITY = ("images", "transform", "device")  # parts of an identity that a table compares
 
 # Protocol keys that came later: what older runs did.
-BEFORE = {"server_holdout": 0, "unseen_clients": 0, "cohort": 0}
+BEFORE = {"server_holdout": 0, "unseen_clients": 0, "cohort": 0, "target": "label"}
 
 Pair = tuple[str, str]
 
@@ -174,7 +174,7 @@ def check_keys(keys: Iterable[str], entries: Sequence[RunFacts], flag: str) -> N
             )
 
 
-def filtered(
+def filter_runs(
     entries: Sequence[RunFacts], where: Sequence[Pair], exclude: Sequence[Pair]
 ) -> list[RunFacts]:
     """Return the entries that match every ``where`` and no ``exclude``.
@@ -213,7 +213,7 @@ def _is(entry: RunFacts, key: str, value: str) -> bool:
     return value in names
 
 
-def with_references(entries: Sequence[RunFacts], names: Sequence[str]) -> list[RunFacts]:
+def add_references(entries: Sequence[RunFacts], names: Sequence[str]) -> list[RunFacts]:
     """Return the entries and the reference numbers in their results that ``names`` asks for.
 
     Args:
